@@ -1,0 +1,314 @@
+//! What follows from an iteration. Nothing else in cfq decides this.
+//!
+//! The guards are asked in this order, and the first that holds answers:
+//!
+//! 1. dangerous output: escalate. Nothing outweighs it.
+//! 2. threshold met and no critical defect, on an artifact that is not quarantined: converged. Before every limit,
+//!    because good work is not thrown away for having come late.
+//! 3. the iteration cap of the window: escalate.
+//! 4. oscillation (the window has seen this content): escalate. Before stagnation, because it says more.
+//! 5. stagnation (two reviewed iterations in a row that did not raise the window's best score by two points): escalate.
+//!    The first such iteration still revises.
+//! 6. the working time of the window: escalate.
+//! 7. otherwise revise; what does not parse goes back with the checks' findings, unreviewed, and counts to the cap.
+//!    It has no score, so it neither ends nor prolongs a stagnation.
+
+use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationReason};
+use cfq_proto::review::Quarantine;
+
+use crate::history::{History, Iteration};
+use crate::limits::Limits;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotDecidable {
+    #[error("there is no artifact to decide about")]
+    NoArtifact,
+    #[error("iteration {0} is not checked yet")]
+    Unchecked(u32),
+    #[error("iteration {0} is not reviewed yet")]
+    Unreviewed(u32),
+}
+
+/// Decides about the last iteration of `history`, which must be checked, and reviewed unless it is quarantined.
+pub fn decide(limits: &Limits, history: &History) -> Result<Decided, NotDecidable> {
+    let last = history.last().ok_or(NotDecidable::NoArtifact)?;
+    let number = last.artifact.iteration;
+    if !last.checked {
+        return Err(NotDecidable::Unchecked(number));
+    }
+    let window = history.window();
+    let used = window.len();
+    let score = match (last.quarantine, last.score()) {
+        (Some(Quarantine::Dangerous), _) => {
+            let why = last.findings.first().map_or_else(|| "the change is dangerous".to_owned(), |f| f.message.clone());
+            return Ok(escalate(history, EscalationReason::DangerousOutputDetected, why));
+        }
+        (Some(Quarantine::Unparsable | Quarantine::Syntax), _) => None,
+        (None, None) => return Err(NotDecidable::Unreviewed(number)),
+        (None, Some(score)) => Some(score),
+    };
+    let critical = last.review.as_ref().is_some_and(|r| r.has_critical());
+
+    if let Some(score) = score.filter(|s| *s >= limits.threshold && !critical) {
+        let why = format!("score {score:.0} meets the threshold of {:.0} and no defect is critical", limits.threshold);
+        return Ok(with_best(history, Decision::Converged, why));
+    }
+    if used >= limits.max_iterations as usize {
+        let why = format!(
+            "{used} of {} iterations are used, the threshold of {:.0} is not met",
+            limits.max_iterations, limits.threshold
+        );
+        return Ok(escalate(history, EscalationReason::MaxIterationsReached, why));
+    }
+    if let Some(earlier) = repeats(window) {
+        let why = format!("iteration {number} has the same content as iteration {earlier}");
+        return Ok(escalate(history, EscalationReason::OscillationDetected, why));
+    }
+    if idle_iterations(window, limits.min_gain) >= limits.stagnation_after && score.is_some() {
+        let why = format!(
+            "the best score was not raised by {:.0} points in {} iterations in a row",
+            limits.min_gain, limits.stagnation_after
+        );
+        return Ok(escalate(history, EscalationReason::StagnationDetected, why));
+    }
+    let worked = history.active_ms.saturating_sub(history.window_active_ms);
+    if worked >= limits.timeout_ms {
+        let why = format!("{} s of work, the limit is {} s", worked / 1000, limits.timeout_ms / 1000);
+        return Ok(escalate(history, EscalationReason::TimeoutExceeded, why));
+    }
+    let why = match score {
+        None => "the checks' findings must be mended first".to_owned(),
+        Some(score) if critical => format!("score {score:.0}, but a critical defect is open"),
+        Some(score) => format!("score {score:.0} is below the threshold of {:.0}", limits.threshold),
+    };
+    Ok(with_best(history, Decision::Revise, why))
+}
+
+/// An escalation with what may be done about it (L7). Also for reasons that lie outside an iteration: a job that took
+/// too long, an agent that cannot answer.
+pub fn escalate(history: &History, reason: EscalationReason, why: String) -> Decided {
+    let mut available_actions = vec![ActionKind::SwitchLlm, ActionKind::RetryWithConstraints];
+    if history.best().is_some() {
+        available_actions.push(ActionKind::AcceptBestEffort);
+    }
+    available_actions.extend([ActionKind::Abort, ActionKind::Fail]);
+    with_best(history, Decision::Escalate { reason, available_actions }, why)
+}
+
+/// The end when an endpoint stayed down beyond the ceiling.
+pub fn fail(history: &History, reason: String) -> Decided {
+    with_best(history, Decision::Fail { reason: reason.clone() }, reason)
+}
+
+fn with_best(history: &History, decision: Decision, why: String) -> Decided {
+    let best = history.best();
+    Decided { decision, why, best_iteration: best.map(|b| b.iteration), best_score: best.and_then(|b| b.score) }
+}
+
+/// The earlier iteration of the window with the last one's content.
+fn repeats(window: &[Iteration]) -> Option<u32> {
+    let (last, earlier) = window.split_last()?;
+    earlier.iter().find(|i| i.artifact.content_hash == last.artifact.content_hash).map(|i| i.artifact.iteration)
+}
+
+/// Reviewed iterations at the window's end that did not raise its best score by `min_gain`.
+fn idle_iterations(window: &[Iteration], min_gain: f64) -> u32 {
+    let mut best: Option<f64> = None;
+    let mut idle = 0;
+    for score in window.iter().filter(|i| i.quarantine.is_none()).filter_map(Iteration::score) {
+        match best {
+            Some(highest) if score < highest + min_gain => {
+                idle += 1;
+                best = Some(highest.max(score));
+            }
+            Some(_) | None => {
+                idle = 0;
+                best = Some(score);
+            }
+        }
+    }
+    idle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::tests::{Records, review};
+    use crate::transition::tests::resolved;
+    use cfq_proto::ids::JobId;
+    use cfq_proto::looping::{EscalationAction, Step, StepRecord};
+    use proptest::prelude::*;
+    use uuid::Uuid;
+
+    fn reason(decided: &Decided) -> Option<EscalationReason> {
+        match &decided.decision {
+            Decision::Escalate { reason, .. } => Some(*reason),
+            Decision::Converged | Decision::Revise | Decision::Fail { .. } => None,
+        }
+    }
+
+    /// Runs iterations of (content, quarantine, score) through the real decisions until one is not Revise.
+    fn run(limits: &Limits, iterations: &[(&str, Option<Quarantine>, f64)]) -> (Records, Decided) {
+        let mut records = Records::started();
+        let mut number = 0;
+        loop {
+            let (content, quarantine, score) = iterations[number];
+            number += 1;
+            let n = u32::try_from(number).unwrap();
+            records = records.made(n, content, quarantine);
+            if quarantine.is_none() {
+                records = records.reviewed(n, score);
+            }
+            let decided = decide(limits, &records.history()).unwrap();
+            records = records.decided(n, decided.clone());
+            if decided.decision != Decision::Revise || number == iterations.len() {
+                return (records, decided);
+            }
+        }
+    }
+
+    #[test]
+    fn at_once_and_after_two_revisions() {
+        let limits = Limits::default();
+        let (_, decided) = run(&limits, &[("a", None, 85.0)]);
+        assert_eq!(decided.decision, Decision::Converged);
+        let (records, decided) = run(&limits, &[("a", None, 60.0), ("b", None, 70.0), ("c", None, 90.0)]);
+        assert_eq!(decided.decision, Decision::Converged);
+        assert_eq!((decided.best_iteration, decided.best_score), (Some(3), Some(90.0)));
+        assert_eq!(records.history().iterations.len(), 3);
+    }
+
+    #[test]
+    fn a_critical_defect_keeps_a_high_score_from_passing() {
+        let records = Records::started().made(1, "a", None).then(Step::Reviewed {
+            iteration: 1,
+            review: review(99.0, true),
+            job: JobId(Uuid::nil()),
+            model: "b".into(),
+        });
+        let decided = decide(&Limits::default(), &records.history()).unwrap();
+        assert_eq!(decided.decision, Decision::Revise);
+        assert!(decided.why.contains("critical"), "{}", decided.why);
+    }
+
+    #[test]
+    fn stagnation_needs_two_iterations_in_a_row_and_the_first_still_revises() {
+        let limits = Limits::default();
+        let (records, decided) = run(&limits, &[("a", None, 60.0), ("b", None, 61.9), ("c", None, 62.0)]);
+        assert_eq!(reason(&decided), Some(EscalationReason::StagnationDetected));
+        assert_eq!(records.history().iterations.len(), 3);
+        // A gain of two points starts the count again; a fall is no gain.
+        let (_, decided) = run(&limits, &[("a", None, 60.0), ("b", None, 50.0), ("c", None, 62.0), ("d", None, 61.0)]);
+        assert_eq!(decided.decision, Decision::Revise);
+    }
+
+    #[test]
+    fn oscillation_is_the_same_content_again() {
+        let (_, decided) = run(&Limits::default(), &[("a", None, 50.0), ("b", None, 60.0), ("a", None, 50.0)]);
+        assert_eq!(reason(&decided), Some(EscalationReason::OscillationDetected));
+        assert_eq!(decided.best_iteration, Some(2));
+    }
+
+    #[test]
+    fn the_cap_counts_quarantined_iterations() {
+        let limits = Limits { max_iterations: 3, ..Limits::default() };
+        let broken = Some(Quarantine::Syntax);
+        let (_, decided) =
+            run(&limits, &[("a", broken, 0.0), ("b", broken, 0.0), ("c", Some(Quarantine::Unparsable), 0.0)]);
+        let Decision::Escalate { reason, available_actions } = &decided.decision else { panic!("{decided:?}") };
+        assert_eq!(*reason, EscalationReason::MaxIterationsReached);
+        assert!(!available_actions.contains(&ActionKind::AcceptBestEffort), "quarantined output is never offered");
+    }
+
+    #[test]
+    fn a_syntax_error_goes_back_without_review() {
+        let (_, decided) = run(&Limits::default(), &[("a", Some(Quarantine::Syntax), 0.0), ("b", None, 90.0)]);
+        assert_eq!(decided.decision, Decision::Converged);
+    }
+
+    #[test]
+    fn dangerous_output_escalates_and_an_earlier_result_may_still_be_accepted() {
+        let (_, decided) = run(&Limits::default(), &[("a", None, 60.0), ("b", Some(Quarantine::Dangerous), 0.0)]);
+        let Decision::Escalate { reason, available_actions } = &decided.decision else { panic!("{decided:?}") };
+        assert_eq!(*reason, EscalationReason::DangerousOutputDetected);
+        assert!(available_actions.contains(&ActionKind::AcceptBestEffort));
+        assert_eq!(decided.best_iteration, Some(1));
+    }
+
+    #[test]
+    fn time_is_counted_within_the_window() {
+        let limits = Limits { timeout_ms: 1000, ..Limits::default() };
+        let slow = Records::started().made(1, "a", None);
+        let reviewed =
+            Step::Reviewed { iteration: 1, review: review(50.0, false), job: JobId(Uuid::nil()), model: "b".into() };
+        let slow = slow.then_at(reviewed, 1000);
+        let decided = decide(&limits, &slow.history()).unwrap();
+        assert_eq!(reason(&decided), Some(EscalationReason::TimeoutExceeded));
+    }
+
+    #[test]
+    fn an_answer_grants_a_fresh_budget_and_keeps_the_best() {
+        let limits = Limits { max_iterations: 2, ..Limits::default() };
+        let (records, decided) = run(&limits, &[("a", None, 50.0), ("b", None, 60.0)]);
+        assert_eq!(reason(&decided), Some(EscalationReason::MaxIterationsReached));
+        let retry = resolved(EscalationAction::RetryWithConstraints { additional_constraints: vec!["shorter".into()] });
+        let records = records.then(retry).made(3, "a", None).reviewed(3, 40.0);
+        let history = records.history();
+        assert_eq!(history.constraints, ["shorter"]);
+        let decided = decide(&limits, &history).unwrap();
+        assert_eq!(decided.decision, Decision::Revise, "one iteration of the new window, nothing repeated in it");
+        assert_eq!((decided.best_iteration, decided.best_score), (Some(2), Some(60.0)));
+    }
+
+    #[test]
+    fn nothing_is_decided_too_early() {
+        let limits = Limits::default();
+        assert_eq!(decide(&limits, &Records::started().history()), Err(NotDecidable::NoArtifact));
+        assert_eq!(decide(&limits, &Records::started().made(1, "a", None).history()), Err(NotDecidable::Unreviewed(1)));
+    }
+
+    fn any_iteration() -> impl Strategy<Value = (String, Option<Quarantine>, f64)> {
+        let quarantine = prop_oneof![
+            4 => Just(None),
+            1 => Just(Some(Quarantine::Syntax)),
+            1 => Just(Some(Quarantine::Unparsable)),
+            1 => Just(Some(Quarantine::Dangerous)),
+        ];
+        ("[a-z]{1,2}", quarantine, -20.0..130.0f64)
+    }
+
+    proptest! {
+        /// It ends within the cap; what converged met the threshold; the same history decides the same; the best never falls.
+        #[test]
+        fn every_run_ends_and_keeps_its_word(
+            made in proptest::collection::vec(any_iteration(), 12..13),
+            max_iterations in 1u32..8,
+            threshold in 10.0..100.0f64,
+        ) {
+            let limits = Limits { threshold, max_iterations, ..Limits::default() };
+            let made: Vec<_> = made.iter().map(|(c, q, s)| (c.as_str(), *q, *s)).collect();
+            let (records, decided) = run(&limits, &made);
+            prop_assert_ne!(&decided.decision, &Decision::Revise);
+            let history = records.history();
+            prop_assert!(history.iterations.len() <= max_iterations as usize);
+            if decided.decision == Decision::Converged {
+                let last = history.last().unwrap();
+                prop_assert!(last.quarantine.is_none() && last.score().unwrap() >= threshold);
+                prop_assert!(!last.review.as_ref().unwrap().has_critical());
+            }
+            if let Decision::Escalate { available_actions, .. } = &decided.decision {
+                prop_assert_eq!(available_actions.contains(&ActionKind::AcceptBestEffort), history.best().is_some());
+            }
+            let mut highest = None;
+            for cut in 0..=records.0.len() {
+                let partial = History::of(&records.0[..cut]).unwrap();
+                let best = partial.best().and_then(|b| b.score);
+                prop_assert!(best >= highest, "{best:?} after {highest:?}");
+                highest = best;
+                if let Some(StepRecord { step: Step::Decided { decided, .. }, .. }) = records.0.get(cut) {
+                    prop_assert_eq!(&decide(&limits, &partial).unwrap(), decided);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The loop's rules, and nothing else: which step may follow which ([`transition()`]), what a step makes of the task
+//! ([`task_state_after`]), and what follows from an iteration ([`decide()`]).
+//!
+//! Pure: no clock, no I/O, no randomness. The same steps give the same answer on any machine, so every decision can be
+//! replayed from the recorded steps. The scheduler guards its writes with the first two; the runner decides with the third.
+
+mod decide;
+mod facts;
+mod history;
+mod limits;
+mod recommendation;
+mod task_state;
+mod transition;
+
+pub use decide::{NotDecidable, decide, escalate, fail};
+pub use facts::Facts;
+pub use history::{Base, Best, HandOff, History, HistoryError, Iteration, MergeIntent};
+pub use limits::Limits;
+pub use recommendation::recommendation;
+pub use task_state::task_state_after;
+pub use transition::{IllegalTransition, transition};

@@ -1,0 +1,306 @@
+//! L1's table, over the steps that can be committed. Whatever is not in it is refused.
+//!
+//! | state      | step                                | next                                         |
+//! |------------|-------------------------------------|----------------------------------------------|
+//! | idle       | started                             | generating                                   |
+//! | generating, revising | generated                 | the same                                     |
+//! |            | checked                             | reviewing; the same if dangerous             |
+//! |            | decided: escalate, fail             | escalated, failed                            |
+//! | reviewing  | reviewed                            | reviewing                                    |
+//! |            | decided                             | converged, revising, escalated, failed       |
+//! | converged  | pr_opened, pr_moved, merge_intent, merged, delivered | converged                   |
+//! |            | handed_off                          | idle                                         |
+//! | escalated  | resolved: switch_llm, retry_with_constraints | revising; generating without artifact |
+//! |            | resolved: accept_best_effort        | converged                                    |
+//! |            | resolved: abort, fail               | idle, failed                                 |
+//! | all but idle and failed | cancelled              | idle, unless the merge is intended           |
+//!
+//! An escalated task is active for cancelling: a human's cancel and abort are the same wish. From failed no step leads
+//! anywhere; the acknowledgement (failed -> idle) concerns the session, and the task stays failed.
+
+use cfq_proto::looping::{Decision, EscalationAction, LoopState, Step};
+use cfq_proto::review::Quarantine;
+
+use crate::facts::Facts;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a task whose loop is {state} cannot take the step {step}: {why}")]
+pub struct IllegalTransition {
+    pub state: LoopState,
+    /// The step's kind.
+    pub step: &'static str,
+    pub why: &'static str,
+}
+
+/// The loop's state once `step` is committed, or why it may not be. `facts` are those of the steps committed before it.
+pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopState, IllegalTransition> {
+    let refuse = |why| Err(IllegalTransition { state, step: step.kind(), why });
+    match state {
+        LoopState::Idle => match step {
+            Step::Started { .. } => Ok(LoopState::Generating),
+            Step::Generated { .. }
+            | Step::Checked { .. }
+            | Step::Reviewed { .. }
+            | Step::Decided { .. }
+            | Step::Resolved { .. }
+            | Step::PrOpened { .. }
+            | Step::PrMoved { .. }
+            | Step::MergeIntent { .. }
+            | Step::Merged { .. }
+            | Step::Delivered { .. }
+            | Step::HandedOff
+            | Step::Cancelled { .. } => refuse("no loop is running"),
+        },
+        LoopState::Generating | LoopState::Revising => match step {
+            Step::Generated { .. } => match facts {
+                Facts { dangerous: true, .. } => refuse("the last reply is dangerous, only an escalation may follow"),
+                Facts { unchecked: true, .. } => refuse("the last reply is not checked yet"),
+                _ => Ok(state),
+            },
+            Step::Checked { quarantine, .. } => match (facts.unchecked, quarantine) {
+                (false, _) => refuse("there is no new reply to check"),
+                (true, Some(Quarantine::Dangerous)) => Ok(state),
+                (true, Some(Quarantine::Unparsable | Quarantine::Syntax) | None) => Ok(LoopState::Reviewing),
+            },
+            Step::Decided { decided, .. } => match decided.decision {
+                Decision::Escalate { .. } => Ok(LoopState::Escalated),
+                Decision::Fail { .. } if facts.dangerous => {
+                    refuse("the last reply is dangerous, only an escalation may follow")
+                }
+                Decision::Fail { .. } => Ok(LoopState::Failed),
+                Decision::Converged | Decision::Revise => refuse("nothing has been reviewed"),
+            },
+            Step::Cancelled { .. } => Ok(LoopState::Idle),
+            Step::Started { .. }
+            | Step::Reviewed { .. }
+            | Step::Resolved { .. }
+            | Step::PrOpened { .. }
+            | Step::PrMoved { .. }
+            | Step::MergeIntent { .. }
+            | Step::Merged { .. }
+            | Step::Delivered { .. }
+            | Step::HandedOff => refuse("the creator is at work"),
+        },
+        LoopState::Reviewing => match step {
+            Step::Reviewed { .. } => Ok(LoopState::Reviewing),
+            Step::Decided { decided, .. } => Ok(match decided.decision {
+                Decision::Converged => LoopState::Converged,
+                Decision::Revise => LoopState::Revising,
+                Decision::Escalate { .. } => LoopState::Escalated,
+                Decision::Fail { .. } => LoopState::Failed,
+            }),
+            Step::Cancelled { .. } => Ok(LoopState::Idle),
+            Step::Started { .. }
+            | Step::Generated { .. }
+            | Step::Checked { .. }
+            | Step::Resolved { .. }
+            | Step::PrOpened { .. }
+            | Step::PrMoved { .. }
+            | Step::MergeIntent { .. }
+            | Step::Merged { .. }
+            | Step::Delivered { .. }
+            | Step::HandedOff => refuse("the critic is at work"),
+        },
+        LoopState::Converged => match step {
+            Step::PrOpened { .. }
+            | Step::PrMoved { .. }
+            | Step::MergeIntent { .. }
+            | Step::Merged { .. }
+            | Step::Delivered { .. } => Ok(LoopState::Converged),
+            Step::HandedOff => Ok(LoopState::Idle),
+            Step::Cancelled { .. } if facts.merge_intended => refuse("its merge has begun"),
+            Step::Cancelled { .. } => Ok(LoopState::Idle),
+            Step::Started { .. }
+            | Step::Generated { .. }
+            | Step::Checked { .. }
+            | Step::Reviewed { .. }
+            | Step::Decided { .. }
+            | Step::Resolved { .. } => refuse("the loop is over, only the hand-off is left"),
+        },
+        LoopState::Escalated => match step {
+            Step::Resolved { action, .. } => match action {
+                EscalationAction::SwitchLlm { .. } | EscalationAction::RetryWithConstraints { .. } => {
+                    Ok(if facts.has_artifact { LoopState::Revising } else { LoopState::Generating })
+                }
+                EscalationAction::AcceptBestEffort if facts.has_artifact => Ok(LoopState::Converged),
+                EscalationAction::AcceptBestEffort => refuse("there is no artifact to accept"),
+                EscalationAction::Abort => Ok(LoopState::Idle),
+                EscalationAction::Fail { .. } => Ok(LoopState::Failed),
+            },
+            Step::Cancelled { .. } => Ok(LoopState::Idle),
+            Step::Started { .. }
+            | Step::Generated { .. }
+            | Step::Checked { .. }
+            | Step::Reviewed { .. }
+            | Step::Decided { .. }
+            | Step::PrOpened { .. }
+            | Step::PrMoved { .. }
+            | Step::MergeIntent { .. }
+            | Step::Merged { .. }
+            | Step::Delivered { .. }
+            | Step::HandedOff => refuse("its question is open"),
+        },
+        LoopState::Failed => refuse("it has failed, a retry is a new task"),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use cfq_proto::blob::{BlobHash, BlobRef, Carried};
+    use cfq_proto::ids::JobId;
+    use cfq_proto::looping::{ActionKind, Decided, EscalationReason};
+    use cfq_proto::pr::PrState;
+    use cfq_proto::review::ReviewFeedback;
+
+    pub fn started() -> Step {
+        Step::Started { base: "b".into(), branch: "worker-1/task-42".into() }
+    }
+
+    pub fn generated(n: u8) -> Step {
+        Step::Generated { artifact: Carried::Blob(BlobRef { hash: BlobHash::of(&[n]), size: 1 }) }
+    }
+
+    pub fn checked(iteration: u32, quarantine: Option<Quarantine>) -> Step {
+        Step::Checked { iteration, findings: vec![], quarantine }
+    }
+
+    pub fn decided(iteration: u32, decision: Decision) -> Step {
+        let decided = Decided { decision, why: String::new(), best_iteration: None, best_score: None };
+        Step::Decided { iteration, decided }
+    }
+
+    pub fn escalate() -> Decision {
+        Decision::Escalate { reason: EscalationReason::AgentError, available_actions: vec![ActionKind::Abort] }
+    }
+
+    pub fn resolved(action: EscalationAction) -> Step {
+        Step::Resolved { action, by: "somebody".into() }
+    }
+
+    fn fail() -> Decision {
+        Decision::Fail { reason: "endpoint down".into() }
+    }
+
+    /// Every kind of step, with every variant that the table tells apart.
+    pub fn every_step() -> Vec<Step> {
+        let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec![] };
+        let switch = EscalationAction::SwitchLlm { target_agent: cfq_proto::task::Agent::Alpha, suggested_model: None };
+        let review =
+            ReviewFeedback { quality_score: 70.0, defects: vec![], suggestions: vec![], required_changes: vec![] };
+        vec![
+            started(),
+            generated(1),
+            checked(1, None),
+            checked(1, Some(Quarantine::Unparsable)),
+            checked(1, Some(Quarantine::Syntax)),
+            checked(1, Some(Quarantine::Dangerous)),
+            Step::Reviewed { iteration: 1, review, job: JobId(uuid_zero()), model: "m".into() },
+            decided(1, Decision::Converged),
+            decided(1, Decision::Revise),
+            decided(1, escalate()),
+            decided(1, fail()),
+            resolved(switch),
+            resolved(retry),
+            resolved(EscalationAction::AcceptBestEffort),
+            resolved(EscalationAction::Abort),
+            resolved(EscalationAction::Fail { reason: None }),
+            Step::PrOpened { head: "h".into(), base: "b".into(), branch: "w".into() },
+            Step::PrMoved { to: PrState::QcApproved, why: String::new() },
+            Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 },
+            Step::Merged { commit: "n".into() },
+            Step::Delivered { branch: "cfq/t42-x".into(), commit: "n".into() },
+            Step::HandedOff,
+            Step::Cancelled { by: "me".into() },
+        ]
+    }
+
+    fn uuid_zero() -> uuid::Uuid {
+        uuid::Uuid::nil()
+    }
+
+    /// Rows: [`every_step`]; columns: [`LoopState::ALL`] (idle, generating, reviewing, revising, converged, escalated,
+    /// failed). `.` is refused. Facts: a reply is durable; unchecked where the step is a check.
+    const TABLE: [&str; 23] = [
+        "g . . . . . .", // started
+        ". g . v . . .", // generated
+        ". r . r . . .", // checked
+        ". r . r . . .", // checked, unparsable
+        ". r . r . . .", // checked, syntax
+        ". g . v . . .", // checked, dangerous
+        ". . r . . . .", // reviewed
+        ". . c . . . .", // decided: converged
+        ". . v . . . .", // decided: revise
+        ". e e e . . .", // decided: escalate
+        ". f f f . . .", // decided: fail
+        ". . . . . v .", // resolved: switch_llm
+        ". . . . . v .", // resolved: retry_with_constraints
+        ". . . . . c .", // resolved: accept_best_effort
+        ". . . . . i .", // resolved: abort
+        ". . . . . f .", // resolved: fail
+        ". . . . c . .", // pr_opened
+        ". . . . c . .", // pr_moved
+        ". . . . c . .", // merge_intent
+        ". . . . c . .", // merged
+        ". . . . c . .", // delivered
+        ". . . . i . .", // handed_off
+        ". i i i i i .", // cancelled
+    ];
+
+    #[test]
+    fn the_whole_table() {
+        let steps = every_step();
+        assert_eq!(steps.len(), TABLE.len());
+        for (step, row) in steps.iter().zip(TABLE) {
+            let unchecked = matches!(step, Step::Checked { .. });
+            let facts = Facts { has_artifact: true, unchecked, ..Facts::default() };
+            for (state, cell) in LoopState::ALL.into_iter().zip(row.split(' ')) {
+                let expected = match cell {
+                    "i" => Some(LoopState::Idle),
+                    "g" => Some(LoopState::Generating),
+                    "r" => Some(LoopState::Reviewing),
+                    "v" => Some(LoopState::Revising),
+                    "c" => Some(LoopState::Converged),
+                    "e" => Some(LoopState::Escalated),
+                    "f" => Some(LoopState::Failed),
+                    _ => None,
+                };
+                assert_eq!(transition(state, facts, step).ok(), expected, "{state} + {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_an_artifact_a_retry_generates_and_nothing_can_be_accepted() {
+        let retry = resolved(EscalationAction::RetryWithConstraints { additional_constraints: vec![] });
+        assert_eq!(transition(LoopState::Escalated, Facts::default(), &retry), Ok(LoopState::Generating));
+        let accept = resolved(EscalationAction::AcceptBestEffort);
+        assert!(transition(LoopState::Escalated, Facts::default(), &accept).is_err());
+    }
+
+    #[test]
+    fn after_a_dangerous_reply_only_an_escalation_or_a_cancel_follows() {
+        for state in [LoopState::Generating, LoopState::Revising] {
+            let facts = Facts::of(&[started(), generated(1), checked(1, Some(Quarantine::Dangerous))]);
+            let legal: Vec<_> =
+                every_step().into_iter().filter(|s| transition(state, facts, s).is_ok()).map(|s| s.kind()).collect();
+            assert_eq!(legal, ["decided", "cancelled"]);
+            assert!(transition(state, facts, &decided(1, fail())).is_err());
+        }
+    }
+
+    #[test]
+    fn a_cancel_comes_too_late_once_the_merge_is_intended() {
+        let facts = Facts { merge_intended: true, ..Facts::default() };
+        let refused = transition(LoopState::Converged, facts, &Step::Cancelled { by: "me".into() }).unwrap_err();
+        assert!(refused.to_string().contains("merge has begun"), "{refused}");
+    }
+
+    #[test]
+    fn every_reply_is_checked_once() {
+        let facts = Facts::of(&[started(), generated(1)]);
+        assert!(transition(LoopState::Generating, facts, &generated(2)).is_err());
+        let facts = facts.after(&checked(1, None));
+        assert!(transition(LoopState::Generating, facts, &checked(1, None)).is_err());
+    }
+}

@@ -1,0 +1,88 @@
+//! What can go wrong with a repository, in words that name it and the next step.
+
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum GitError {
+    #[error("{path} does not exist, or this machine's runner cannot see it")]
+    Missing { path: PathBuf },
+    #[error("{path} cannot be read by the runner: give its user read access to the folder and everything in .git")]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{path} is not a git repository: run `git init` there and commit something first")]
+    NotARepository { path: PathBuf },
+    #[error(
+        "{path} belongs to another user: run cfq as its owner, or `git config --global --add safe.directory {path}`"
+    )]
+    Owner { path: PathBuf },
+    #[error("{path} has no commits yet: commit something first, for example `git commit --allow-empty -m start`")]
+    Empty { path: PathBuf },
+    #[error("{path} is a shallow clone, its history is not all there: run `git fetch --unshallow` in it")]
+    Shallow { path: PathBuf },
+    #[error("{path} has no commit {commit}: submit again from a commit that is there")]
+    NoCommit { path: PathBuf, commit: String },
+    #[error("{text:?} is not a commit id")]
+    BadId { text: String },
+    #[error("a commit made again came out as {made}, the record says {recorded}")]
+    NotReproduced { made: String, recorded: String },
+    #[error("{branch} already exists in {path} with other content, as do its numbered variants: delete or rename some")]
+    NamesTaken { path: PathBuf, branch: String },
+    #[error("cannot {doing}")]
+    Git {
+        doing: String,
+        #[source]
+        source: git2::Error,
+    },
+    #[error("cannot {doing}")]
+    Io {
+        doing: String,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl GitError {
+    /// True where the same call may work later without anybody changing what was asked (a full disk, a busy lock).
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Git { .. } | Self::Io { .. } => true,
+            Self::Missing { .. }
+            | Self::Unreadable { .. }
+            | Self::NotARepository { .. }
+            | Self::Owner { .. }
+            | Self::Empty { .. }
+            | Self::Shallow { .. }
+            | Self::NoCommit { .. }
+            | Self::BadId { .. }
+            | Self::NotReproduced { .. }
+            | Self::NamesTaken { .. } => false,
+        }
+    }
+
+    /// The error with its causes, for a recorded reason.
+    pub fn in_words(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        text
+    }
+}
+
+/// Names what was being done when git failed.
+pub(crate) fn git<T>(doing: impl Into<String>, result: Result<T, git2::Error>) -> Result<T, GitError> {
+    result.map_err(|source| GitError::Git { doing: doing.into(), source })
+}
+
+pub(crate) fn io<T>(doing: impl Into<String>, result: std::io::Result<T>) -> Result<T, GitError> {
+    result.map_err(|source| GitError::Io { doing: doing.into(), source })
+}
+
+pub(crate) fn oid(text: &str) -> Result<git2::Oid, GitError> {
+    git2::Oid::from_str(text).map_err(|_| GitError::BadId { text: text.to_owned() })
+}

@@ -1,0 +1,126 @@
+//! A user's repository in a temporary folder, and the proof that it was not touched.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cfq_proto::ids::{ArtifactId, JobId};
+use cfq_proto::looping::{Artifact, ArtifactFile};
+use git2::{Repository, Signature};
+
+use super::commit::{CommitPlan, create};
+use super::content_hash;
+
+pub struct UserRepo {
+    pub folder: tempfile::TempDir,
+    pub base: String,
+}
+
+pub fn file(path: &str, content: &str) -> ArtifactFile {
+    ArtifactFile { path: path.into(), content: Some(content.into()) }
+}
+
+pub fn artifact(
+    repository: &Repository,
+    base: &str,
+    parent: &str,
+    iteration: u32,
+    files: Vec<ArtifactFile>,
+) -> Artifact {
+    let message = format!("iteration {iteration}");
+    let time = 1_700_000_000 + i64::from(iteration);
+    let plan = CommitPlan { base, files: &files, parent, message: &message, time };
+    Artifact {
+        id: ArtifactId::fresh(),
+        iteration,
+        content_hash: content_hash(&files),
+        commit: Some(create(repository, &plan).unwrap()),
+        parent: parent.into(),
+        commit_time: time,
+        commit_message: message,
+        files,
+        diff: String::new(),
+        job: JobId::fresh(),
+        model: "m".into(),
+        prompt_tokens: 0,
+        output_tokens: 0,
+    }
+}
+
+impl UserRepo {
+    pub fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("user");
+        let mut options = git2::RepositoryInitOptions::new();
+        options.initial_head("trunk").external_template(false);
+        let repository = Repository::init_opts(&path, &options).unwrap();
+        let mut user = Self { folder, base: String::new() };
+        user.base = user.commit_files(&repository, files);
+        user
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("user")
+    }
+
+    pub fn repo(&self) -> Repository {
+        Repository::open(self.path()).unwrap()
+    }
+
+    /// Commits in the user's own working tree, as a user does.
+    pub fn commit_files(&self, repository: &Repository, files: &[(&str, &str)]) -> String {
+        let mut index = repository.index().unwrap();
+        for (path, content) in files {
+            let full = self.path().join(path);
+            std::fs::create_dir_all(full.parent().unwrap()).unwrap();
+            std::fs::write(&full, content).unwrap();
+            index.add_path(Path::new(path)).unwrap();
+        }
+        index.write().unwrap();
+        let tree = repository.find_tree(index.write_tree().unwrap()).unwrap();
+        let me = Signature::new("user", "user@example.org", &git2::Time::new(1_600_000_000, 0)).unwrap();
+        let parent = repository.head().ok().and_then(|h| h.peel_to_commit().ok());
+        let parents: Vec<_> = parent.iter().collect();
+        repository.commit(Some("HEAD"), &me, &me, "work", &tree, &parents).unwrap().to_string()
+    }
+
+    /// Leaves a staged change, an unstaged one and an untracked file.
+    pub fn make_dirty(&self) {
+        std::fs::write(self.path().join("staged.txt"), "staged\n").unwrap();
+        let repository = self.repo();
+        let mut index = repository.index().unwrap();
+        index.add_path(Path::new("staged.txt")).unwrap();
+        index.write().unwrap();
+        std::fs::write(self.path().join("staged.txt"), "and changed again\n").unwrap();
+        std::fs::write(self.path().join("untracked.txt"), "mine\n").unwrap();
+    }
+
+    /// HEAD, the index, every file outside `.git`, every ref.
+    pub fn photograph(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut all = BTreeMap::new();
+        let git = self.path().join(".git");
+        for name in ["HEAD", "index", "config"] {
+            all.insert(format!(".git/{name}"), std::fs::read(git.join(name)).unwrap());
+        }
+        all.insert("FETCH_HEAD".into(), std::fs::read(git.join("FETCH_HEAD")).unwrap_or_default());
+        for reference in self.repo().references().unwrap() {
+            let reference = reference.unwrap();
+            let target = reference.target().map(|t| t.to_string()).unwrap_or_default();
+            all.insert(reference.name().unwrap().to_owned(), target.into_bytes());
+        }
+        let mut folders = vec![self.path()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path == git {
+                    continue;
+                }
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    all.insert(path.display().to_string(), std::fs::read(&path).unwrap());
+                }
+            }
+        }
+        all
+    }
+}

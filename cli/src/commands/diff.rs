@@ -1,0 +1,16 @@
+//! `cfq diff TASK`
+
+use cfq_proto::client::Client;
+use cfq_proto::ids::TaskKey;
+
+use crate::exit::{Code, usage};
+use crate::output::{self, Output};
+
+pub async fn run(client: &Client, out: Output, task: TaskKey, iteration: Option<u32>) -> anyhow::Result<Code> {
+    let chain = client.artifacts(task, iteration).await?;
+    let Some(artifact) = chain.artifacts.last() else {
+        return Err(usage(format!("{task} has made nothing yet; `cfq watch {task}` shows it at work")));
+    };
+    out.data(artifact, |a| output::plain(a.diff.trim_end()))?;
+    Ok(Code::Done)
+}

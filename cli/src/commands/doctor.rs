@@ -1,0 +1,66 @@
+//! `cfq doctor`
+
+use cfq_deploy::Paths;
+use cfq_deploy::doctor::{self, Check, Status};
+
+use crate::config::Config;
+use crate::exit::Code;
+use crate::output::Output;
+
+pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<Code> {
+    let mut checks = doctor::checks(paths, &config.engines).await;
+    checks.extend(devices());
+    checks.extend(model_checks(config, paths));
+    out.data(&checks, |checks| checks.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+    let worst = checks.iter().map(|c| c.status).max();
+    Ok(if worst == Some(Status::Fail) { Code::Failed } else { Code::Done })
+}
+
+fn line(check: &Check) -> String {
+    let mark = match check.status {
+        Status::Ok => "ok  ",
+        Status::Warn => "warn",
+        Status::Fail => "FAIL",
+    };
+    let mut text = format!("{mark}  {:22} {}", check.name, check.what);
+    if let Some(step) = &check.next_step {
+        text.push_str(&format!("\n      {:22} -> {step}", ""));
+    }
+    text
+}
+
+fn devices() -> Vec<Check> {
+    let inventory = cfq_inference_node::gpu::inventory();
+    let mut checks: Vec<Check> = inventory
+        .devices
+        .iter()
+        .map(|d| Check {
+            name: d.id.clone(),
+            status: Status::Ok,
+            what: format!("{}, {:.1} GiB", d.name, d.memory_total as f64 / (1u64 << 30) as f64),
+            next_step: None,
+        })
+        .collect();
+    checks.push(Check { name: "gpu".to_owned(), status: Status::Ok, what: inventory.words, next_step: None });
+    checks
+}
+
+fn model_checks(config: &Config, paths: &Paths) -> Vec<Check> {
+    let dir = config.model_dir(paths);
+    config
+        .models()
+        .into_iter()
+        .map(|model| {
+            let (status, what, next_step) = match cfq_inference_node::models::to_fetch(&model, &dir) {
+                _ if model.endpoint().is_some() => (Status::Ok, "behind an endpoint".to_owned(), None),
+                Ok(0) => (Status::Ok, "on this machine".to_owned(), None),
+                Ok(bytes) => {
+                    let what = format!("not fetched yet, {:.0} MB", bytes as f64 / 1e6);
+                    (Status::Warn, what, Some(format!("cfq models pull {model}; cfq up does it by itself")))
+                }
+                Err(error) => (Status::Fail, error.to_string(), Some("change [agents] in cfq.toml".to_owned())),
+            };
+            Check { name: "model".to_owned(), status, what: format!("{model}: {what}"), next_step }
+        })
+        .collect()
+}

@@ -1,0 +1,21 @@
+//! One command, one file.
+
+pub mod cancel;
+pub mod completions;
+pub mod demo;
+pub mod diff;
+pub mod doctor;
+pub mod down;
+pub mod engines;
+pub mod logs;
+pub mod ls;
+pub mod models;
+pub mod nodes;
+pub mod pr;
+pub mod pull;
+pub mod resolve;
+pub mod serve;
+pub mod show;
+pub mod submit;
+pub mod up;
+pub mod watch;

@@ -1,0 +1,35 @@
+//! `cfq resolve TASK --action ...`
+
+use cfq_proto::client::Client;
+use cfq_proto::looping::EscalationAction;
+
+use crate::args::{ActionArg, ResolveArgs};
+use crate::commands::watch;
+use crate::exit::{self, Code};
+use crate::output::Output;
+
+pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Result<Code> {
+    let action = action(&args)?;
+    // Taken before the answer, so that watching starts with what the answer causes.
+    let seen = client.events(args.task, 0).await?.events.last().map_or(0, |e| e.task_seq);
+    let reply = client.resolve(args.task, action).await?;
+    out.data(&reply, |r| format!("{} is {}", r.number, r.state))?;
+    if args.watch { watch::follow(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
+}
+
+fn action(args: &ResolveArgs) -> anyhow::Result<EscalationAction> {
+    Ok(match args.action {
+        ActionArg::SwitchLlm => {
+            EscalationAction::SwitchLlm { target_agent: args.agent, suggested_model: args.model.clone() }
+        }
+        ActionArg::RetryWithConstraints => {
+            if args.constraint.is_empty() {
+                return Err(exit::usage("retry_with_constraints needs at least one --constraint TEXT"));
+            }
+            EscalationAction::RetryWithConstraints { additional_constraints: args.constraint.clone() }
+        }
+        ActionArg::AcceptBestEffort => EscalationAction::AcceptBestEffort,
+        ActionArg::Abort => EscalationAction::Abort,
+        ActionArg::Fail => EscalationAction::Fail { reason: args.reason.clone() },
+    })
+}

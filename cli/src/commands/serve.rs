@@ -1,0 +1,30 @@
+//! `cfq serve scheduler|node|runner CONFIG`: one service as a process; `cfq up` starts these with the files it wrote.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::de::DeserializeOwned;
+
+use crate::args::ServeCommand;
+use crate::exit::Code;
+
+pub async fn run(service: ServeCommand) -> anyhow::Result<Code> {
+    let stop = cfq_link::stop::signalled();
+    match service {
+        ServeCommand::Scheduler { config } => {
+            cfq_scheduler::run(read(&config)?, stop).await.context("the scheduler stopped")?;
+        }
+        ServeCommand::Node { config } => {
+            cfq_inference_node::run(read(&config)?, stop).await.context("the node stopped")?;
+        }
+        ServeCommand::Runner { config } => {
+            cfq_agent_runner::run(read(&config)?, stop).await.context("the runner stopped")?;
+        }
+    }
+    Ok(Code::Done)
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{} is not this service's configuration", path.display()))
+}

@@ -1,0 +1,112 @@
+//! `cfq submit`
+
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use cfq_proto::client::Client;
+use cfq_proto::ids::TaskKey;
+use cfq_proto::task::TaskSpec;
+
+use crate::args::SubmitArgs;
+use crate::commands::watch;
+use crate::exit::{self, Code};
+use crate::output::Output;
+use crate::repo;
+
+pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
+    let spec = spec(&args)?;
+    // A key of our own makes a repeated send of this one submit (a broken connection) harmless.
+    let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
+    let reply = client.submit(&spec, Some(&key)).await?;
+    out.data(&reply, |r| {
+        let again = if r.created { "" } else { " (already submitted with this key)" };
+        format!("{} accepted{again}", r.number)
+    })?;
+    if args.watch {
+        return watch::follow(client, out, TaskKey::Id(reply.id), 0, true).await;
+    }
+    out.talk(&format!("follow it: cfq watch {}", reply.number));
+    Ok(Code::Done)
+}
+
+fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
+    let mut fields = match &args.file {
+        Some(path) => from_file(path)?,
+        None => {
+            let mut fields = serde_json::Map::new();
+            fields.insert("description".into(), text(args)?.into());
+            fields
+        }
+    };
+    // A task file may leave out the repository: it is where the person stands.
+    let repo = match (&args.repo, fields.get("repo").and_then(|r| r.as_str())) {
+        (Some(dir), _) => dir.clone(),
+        (None, Some(dir)) => PathBuf::from(dir),
+        (None, None) => std::env::current_dir().context("cannot tell the current folder; use --repo")?,
+    };
+    fields.insert("repo".into(), repo.to_string_lossy().into());
+    let what = args.file.as_ref().map_or_else(|| "the task".to_owned(), |p| p.display().to_string());
+    let mut spec: TaskSpec =
+        serde_json::from_value(fields.into()).map_err(|error| exit::usage(format!("{what}: {error}")))?;
+    lay_over(&mut spec, args);
+    if spec.description.trim().is_empty() {
+        return Err(exit::usage("the task's description is empty: say what is to be done"));
+    }
+    let start = repo::start(Path::new(&spec.repo), spec.base.as_deref())?;
+    spec.repo = start.root.to_string_lossy().into_owned();
+    spec.base = Some(start.base);
+    Ok(spec)
+}
+
+fn from_file(path: &Path) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| exit::usage(format!("cannot read the task file {}: {error}", path.display())))?;
+    let value: serde_json::Value =
+        serde_saphyr::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
+    match value {
+        serde_json::Value::Object(fields) => Ok(fields),
+        _ => Err(exit::usage(format!("{}: a task file is a mapping, with at least `description`", path.display()))),
+    }
+}
+
+fn text(args: &SubmitArgs) -> anyhow::Result<String> {
+    match args.text.as_deref() {
+        Some("-") | None => {
+            if args.text.is_none() && std::io::stdin().is_terminal() {
+                return Err(exit::usage("say what is to be done: cfq submit \"...\", or -f task.yaml, or text on standard input"));
+            }
+            let mut text = String::new();
+            std::io::stdin().lock().read_to_string(&mut text).context("cannot read the description from standard input")?;
+            Ok(text)
+        }
+        Some(text) => Ok(text.to_owned()),
+    }
+}
+
+fn lay_over(spec: &mut TaskSpec, args: &SubmitArgs) {
+    if let Some(language) = &args.language {
+        spec.language.clone_from(language);
+    }
+    if args.base.is_some() {
+        spec.base.clone_from(&args.base);
+    }
+    spec.context_files.extend(args.context.iter().cloned());
+    spec.constraints.extend(args.constraint.iter().cloned());
+    if args.alpha.is_some() {
+        spec.agents.alpha.model.clone_from(&args.alpha);
+    }
+    if args.beta.is_some() {
+        spec.agents.beta.model.clone_from(&args.beta);
+    }
+    if args.seed.is_some() {
+        spec.agents.alpha.seed = args.seed;
+        spec.agents.beta.seed = args.seed;
+    }
+    spec.threshold = args.threshold.or(spec.threshold);
+    spec.max_iterations = args.max_iterations.or(spec.max_iterations);
+    spec.timeout_minutes = args.timeout_minutes.or(spec.timeout_minutes);
+    if let Some(priority) = args.priority {
+        spec.priority = priority;
+    }
+}

@@ -1,0 +1,198 @@
+//! `cfq watch TASK`: its events and the text as it is generated, until it rests.
+//!
+//! The connection may break at any time (a scheduler dies, another answers); watching goes on after the last event seen.
+
+use std::time::{Duration, Instant};
+
+use cfq_proto::client::{Client, ClientError, Frame};
+use cfq_proto::event::{Event, EventBody};
+use cfq_proto::http::TokensData;
+use cfq_proto::ids::TaskKey;
+use cfq_proto::job::JobState;
+use cfq_proto::looping::{Decision, Step};
+use cfq_proto::task::TaskState;
+use futures::StreamExt;
+
+use crate::exit::{self, Code};
+use crate::output::{self, Output};
+
+/// Away for longer than this, the server is not coming back by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Follows from after event `seen`. Returns the code of the state the task rests in.
+pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
+    let mut view = View { out, tokens, in_text: false, offset: 0 };
+    let mut seen = seen;
+    let mut away_since: Option<Instant> = None;
+    loop {
+        match once(client, task, &mut seen, &mut view, &mut away_since).await {
+            Ok(Some(state)) => {
+                view.end_text();
+                return Ok(exit::of_state(state));
+            }
+            Ok(None) | Err(ClientError::Unreachable { .. }) => {}
+            Err(ClientError::Refused { status: 503, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let since = *away_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > PATIENCE {
+            view.end_text();
+            return Err(exit::unreachable(format!(
+                "lost the server while watching {task}; the task is safe: `cfq watch {task}` goes on when the server is back"
+            )));
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+async fn once(
+    client: &Client,
+    task: TaskKey,
+    seen: &mut i64,
+    view: &mut View,
+    away_since: &mut Option<Instant>,
+) -> Result<Option<TaskState>, ClientError> {
+    // What it is now, so that a task that rested long ago ends the watch after its past was shown.
+    let detail = client.task(task).await?;
+    let past = client.events(task, *seen).await?;
+    for event in past.events {
+        *seen = event.task_seq;
+        view.event(&event);
+    }
+    if detail.summary.state.is_resting() {
+        return Ok(Some(detail.summary.state));
+    }
+    let mut frames = std::pin::pin!(client.watch(task, *seen).await?);
+    while let Some(frame) = frames.next().await {
+        *away_since = None;
+        match frame? {
+            Frame::Event(event) if event.task_seq > *seen => {
+                *seen = event.task_seq;
+                view.event(&event);
+                if let EventBody::TaskStateChanged { to, .. } = &event.body
+                    && to.is_resting()
+                {
+                    return Ok(Some(*to));
+                }
+            }
+            Frame::Event(_) => {}
+            Frame::Tokens(tokens) => view.tokens(&tokens),
+        }
+    }
+    Ok(None)
+}
+
+struct View {
+    out: Output,
+    tokens: bool,
+    in_text: bool,
+    offset: u64,
+}
+
+impl View {
+    fn end_text(&mut self) {
+        if self.in_text {
+            output::line("");
+            self.in_text = false;
+        }
+    }
+
+    fn tokens(&mut self, tokens: &TokensData) {
+        if !self.tokens {
+            return;
+        }
+        if self.out.json {
+            if let Ok(text) = serde_json::to_string(tokens) {
+                output::line(&text);
+            }
+            return;
+        }
+        if self.in_text && tokens.offset > self.offset {
+            output::raw(" [...] ");
+        }
+        if !self.in_text {
+            output::raw(&format!("  {} | ", tokens.role));
+        }
+        self.in_text = true;
+        self.offset = tokens.offset + tokens.text.len() as u64;
+        output::raw(&output::plain(&tokens.text).replace('\n', "\n        | "));
+    }
+
+    fn event(&mut self, event: &Event) {
+        if self.out.json {
+            if let Ok(text) = serde_json::to_string(event) {
+                output::line(&text);
+            }
+            return;
+        }
+        if let Some(text) = describe(&event.body) {
+            self.end_text();
+            output::line(&format!("{} {}", event.number, output::plain(&text)));
+        }
+    }
+}
+
+/// One line for a person, or nothing where the event only matters to machines.
+pub fn describe(body: &EventBody) -> Option<String> {
+    match body {
+        EventBody::TaskSubmitted => Some("submitted".to_owned()),
+        EventBody::TaskStateChanged { to, reason, .. } if reason.is_empty() => Some(format!("is {to}")),
+        EventBody::TaskStateChanged { to, reason, .. } => Some(format!("is {to}: {reason}")),
+        EventBody::StepCommitted { step, .. } => describe_step(step),
+        EventBody::JobChanged { role, model, state, node, reason, failure, usage, .. } => match state {
+            JobState::Queued if reason.is_empty() => None,
+            JobState::Queued => Some(format!("{role} waits: {reason}")),
+            JobState::Placed => {
+                let node = node.as_ref().map_or("?", |n| n.as_str());
+                Some(format!("{role} ({model}) goes to {node}: {reason}"))
+            }
+            JobState::Running => None,
+            JobState::Done => usage.map(|u| {
+                let rate = f64::from(u.output_tokens) * 1000.0 / (u.total_ms.max(1) as f64);
+                format!("{role} done: {} tokens in {}, {rate:.0} tokens/s", u.output_tokens, output::duration(u.total_ms))
+            }),
+            JobState::Failed | JobState::Dead | JobState::Cancelled => {
+                let why = failure.as_ref().map_or_else(|| reason.clone(), ToString::to_string);
+                Some(format!("{role} {state}: {why}"))
+            }
+        },
+        EventBody::QuestionOpened { text, .. } => Some(format!("asks: {text}")),
+        EventBody::QuestionAnswered { answer, by, .. } => Some(format!("answered by {by}: {answer}")),
+        EventBody::RunnerChanged { runner, what, .. } => Some(format!("{what} ({runner})")),
+    }
+}
+
+fn describe_step(step: &Step) -> Option<String> {
+    Some(match step {
+        Step::Started { base, .. } => format!("started from {}", base.get(..12).unwrap_or(base)),
+        Step::Generated { artifact } => match artifact {
+            cfq_proto::blob::Carried::Inline(a) => {
+                let paths: Vec<&str> = a.files.iter().map(|f| f.path.as_str()).collect();
+                format!("iteration {}: wrote {}", a.iteration, if paths.is_empty() { "nothing usable".into() } else { paths.join(", ") })
+            }
+            cfq_proto::blob::Carried::Blob(_) => "wrote a large artifact".to_owned(),
+        },
+        Step::Checked { findings, .. } if findings.is_empty() => "checks passed".to_owned(),
+        Step::Checked { findings, .. } => {
+            let all: Vec<String> = findings.iter().map(|f| format!("{}:{} {}", f.path, f.line, f.message)).collect();
+            format!("checks found {}", all.join("; "))
+        }
+        Step::Reviewed { review, .. } => {
+            format!("reviewed: {:.0}/100, {} defects", review.quality_score, review.defects.len())
+        }
+        Step::Decided { decided, .. } => match &decided.decision {
+            Decision::Converged => format!("converged: {}", decided.why),
+            Decision::Revise => format!("revises: {}", decided.why),
+            Decision::Escalate { reason, .. } => format!("escalates ({reason}): {}", decided.why),
+            Decision::Fail { reason } => format!("fails: {reason}"),
+        },
+        Step::Resolved { action, by } => format!("{by} resolved it: {}", action.kind().as_str()),
+        Step::PrOpened { branch, .. } => format!("opened an internal pull request from {branch}"),
+        Step::PrMoved { to, why } => format!("pull request {to}: {why}"),
+        Step::MergeIntent { .. } => return None,
+        Step::Merged { commit } => format!("merged as {}", commit.get(..12).unwrap_or(commit)),
+        Step::Delivered { branch, .. } => format!("delivered as branch {branch}"),
+        Step::HandedOff => return None,
+        Step::Cancelled { by } => format!("cancelled by {by}"),
+    })
+}

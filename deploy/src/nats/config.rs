@@ -1,0 +1,72 @@
+//! The server's configuration file, rendered anew at each start.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use cfq_proto::subject::{Identity, grants};
+
+pub struct Server<'a> {
+    pub name: &'a str,
+    pub port: u16,
+    pub store: &'a Path,
+    pub store_bytes: u64,
+    /// Public key and who it belongs to.
+    pub users: &'a [(String, &'a Identity)],
+}
+
+pub fn render(server: &Server<'_>) -> String {
+    let mut users = String::new();
+    for (key, identity) in server.users {
+        let grants = grants(identity);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            users,
+            "    {{\n      nkey: {}\n      permissions: {{\n        publish: {{ allow: {} }}\n        subscribe: {{ allow: {} }}\n        allow_responses: {}\n      }}\n    }}\n",
+            quoted(key),
+            list(&grants.publish),
+            list(&grants.subscribe),
+            grants.responses,
+        );
+    }
+    format!(
+        "server_name: {}\nlisten: \"127.0.0.1:{}\"\njetstream {{\n  store_dir: {}\n  max_memory_store: {}\n  max_file_store: {}\n}}\nauthorization {{\n  users: [\n{users}  ]\n}}\n",
+        quoted(server.name),
+        server.port,
+        quoted(&server.store.display().to_string()),
+        // Streams of ours are files; nothing is kept in memory.
+        64 << 20,
+        server.store_bytes,
+    )
+}
+
+fn list(subjects: &[String]) -> String {
+    let subjects: Vec<String> = subjects.iter().map(|subject| quoted(subject)).collect();
+    format!("[{}]", subjects.join(", "))
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cfq_proto::ids::NodeId;
+
+    #[test]
+    fn the_file_says_who_may_do_what_and_nobody_may_come_without_a_key() {
+        let node = Identity::Node(NodeId::new("den").unwrap());
+        let users = [("UNODE".to_owned(), &node)];
+        let text = render(&Server {
+            name: "cfq-1",
+            port: 4222,
+            store: Path::new("/a b/store"),
+            store_bytes: 9,
+            users: &users,
+        });
+        assert!(text.contains("listen: \"127.0.0.1:4222\"") && text.contains("store_dir: \"/a b/store\""), "{text}");
+        assert!(text.contains("nkey: \"UNODE\"") && text.contains("\"$JS.ACK.WORK.den.>\""), "{text}");
+        assert!(text.contains("allow_responses: true"));
+        assert!(!text.contains("no_auth_user") && !text.contains("0.0.0.0"));
+    }
+}

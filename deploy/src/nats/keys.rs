@@ -1,0 +1,45 @@
+//! One nkey per identity: the seed in a file only its holder can read, the public half in the server's configuration.
+
+use std::path::{Path, PathBuf};
+
+use cfq_proto::subject::Identity;
+use nkeys::KeyPair;
+
+use super::NatsError;
+use crate::files;
+
+pub fn seed_file(keys: &Path, identity: &Identity) -> PathBuf {
+    keys.join(match identity {
+        Identity::Scheduler => "scheduler.seed".to_owned(),
+        Identity::Node(id) => format!("node-{id}.seed"),
+        Identity::Runner(id) => format!("runner-{id}.seed"),
+    })
+}
+
+/// Makes the seed if there is none yet.
+pub fn public_key(keys: &Path, identity: &Identity) -> Result<String, NatsError> {
+    let path = seed_file(keys, identity);
+    let failed = |source| NatsError::Key { path: path.clone(), source };
+    if let Some(seed) = files::read_if_there(&path)? {
+        return Ok(KeyPair::from_seed(seed.trim()).map_err(failed)?.public_key());
+    }
+    let pair = KeyPair::new_user();
+    files::write_private(&path, pair.seed().map_err(failed)?.as_bytes(), None)?;
+    Ok(pair.public_key())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_and_a_damaged_one_is_named() {
+        let keys = tempfile::tempdir().unwrap();
+        let first = public_key(keys.path(), &Identity::Scheduler).unwrap();
+        assert!(first.starts_with('U'));
+        assert_eq!(public_key(keys.path(), &Identity::Scheduler).unwrap(), first);
+        std::fs::write(seed_file(keys.path(), &Identity::Scheduler), "torn").unwrap();
+        let said = public_key(keys.path(), &Identity::Scheduler).unwrap_err().to_string();
+        assert!(said.contains("scheduler.seed"), "{said}");
+    }
+}

@@ -1,0 +1,291 @@
+//! The engine that runs a GGUF model in this process, with candle.
+
+mod batcher;
+mod kv;
+mod linear;
+mod llama;
+mod room;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Instant;
+
+use cfq_memory::{DoesNotFit, Need, fit};
+use cfq_proto::job::{JobFailure, OutputFormat, Prompt};
+use cfq_proto::model::ModelId;
+use cfq_proto::node::{ModelState, Residency};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, Job};
+use crate::engine::candle::llama::{Facts, Llama, Part};
+pub use crate::engine::candle::room::Changes;
+use crate::engine::candle::room::{Figures, Room};
+use crate::engine::grammar::{GrammarError, Grammars};
+use crate::engine::{Admitted, Engine, Refused, generation};
+use crate::models::header::{Header, HeaderError};
+use crate::models::template::ChatTemplate;
+use crate::models::tokenizer::Vocabulary;
+
+/// Bytes of one key or value: the pool is F32 on the CPU.
+const KV_ELEMENT: u64 = 4;
+/// Left for the rest of the process: its runtime, message buffers, tokenizer and grammar tables.
+const RESERVE: u64 = 256 << 20;
+/// A pool smaller than this is no use: a prompt with one file and its answer.
+const LEAST_TOKENS: u64 = 2048;
+
+/// How much of the machine a model may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: u64,
+    pub max_sequences: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    #[error("{path} does not fit: it {source}. Free memory, raise memory_limit, or take a smaller model")]
+    DoesNotFit { path: PathBuf, source: DoesNotFit },
+    #[error("cannot load {path}")]
+    Weights {
+        path: PathBuf,
+        #[source]
+        source: candle_core::Error,
+    },
+    #[error("cannot start the engine's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// What a model would need, from its header alone.
+pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
+    let header = Header::read(path)?;
+    let facts = Facts::from_header(&header)?;
+    fit_facts(&header, &facts, limits)
+}
+
+fn fit_facts(header: &Header, facts: &Facts, limits: Limits) -> Result<Need, LoadError> {
+    let weights = facts
+        .weights(header, linear::kernels())
+        .ok_or_else(|| header.unsupported("its matrices have sizes no kernel takes"))?;
+    let shape = &facts.shape;
+    let sequences = u64::from(limits.max_sequences.max(1));
+    let most = shape.context.saturating_mul(sequences);
+    let least = LEAST_TOKENS.min(shape.context);
+    let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences);
+    fit(weights, shape.kv_per_token(KV_ELEMENT), activations, RESERVE, least..=most, limits.memory)
+        .map_err(|source| LoadError::DoesNotFit { path: header.path.clone(), source })
+}
+
+/// A loaded model.
+pub struct CandleEngine {
+    model: ModelId,
+    need: Need,
+    context: u64,
+    vocabulary: Arc<Vocabulary>,
+    template: Arc<ChatTemplate>,
+    grammars: Arc<Grammars>,
+    room: Arc<Room>,
+    figures: Arc<Figures>,
+    jobs: SyncSender<Job>,
+}
+
+impl std::fmt::Debug for CandleEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CandleEngine").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl CandleEngine {
+    /// Loads the file and starts the model's thread. Takes seconds; not for an async thread.
+    pub fn load(model: ModelId, path: &Path, limits: Limits, changes: Arc<Changes>) -> Result<Self, LoadError> {
+        let began = Instant::now();
+        let header = Header::read(path)?;
+        let facts = Facts::from_header(&header)?;
+        let vocabulary = Arc::new(Vocabulary::from_header(&header)?);
+        if vocabulary.len() as u64 > facts.shape.vocabulary {
+            let (tokens, rows) = (vocabulary.len(), facts.shape.vocabulary);
+            return Err(header.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
+        }
+        let template = Arc::new(ChatTemplate::from_header(&header, &vocabulary)?);
+        let need = fit_facts(&header, &facts, limits)?;
+        tracing::info!(%model, %need, "loading model");
+        let context = facts.shape.context;
+        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
+        let llama = Llama::load(&header, facts, linear::kernels()).map_err(weights)?;
+        let load_rate = header.size as f64 / began.elapsed().as_secs_f64();
+        let figures = Figures::new(load_rate, changes.clone());
+        warm_up(&llama, &figures).map_err(weights)?;
+        let room = Room::new(need.kv_tokens, limits.max_sequences as usize, changes);
+        // Admission holds a slot for each job in the channel, so it never fills.
+        let (jobs, receiver) = sync_channel(room.max_sequences());
+        let batcher = Batcher::new(llama, vocabulary.clone(), receiver, room.clone(), figures.clone());
+        std::thread::Builder::new()
+            .name("batcher".to_owned())
+            .spawn(move || batcher.run())
+            .map_err(LoadError::Thread)?;
+        let numbers = figures.read();
+        tracing::info!(
+            %model,
+            seconds = began.elapsed().as_secs_f64(),
+            prefill_rate = numbers.prefill_rate,
+            decode_rate = numbers.decode_rate,
+            "model loaded"
+        );
+        let grammars = Arc::new(Grammars::new(vocabulary.clone()));
+        Ok(Self { model, need, context, vocabulary, template, grammars, room, figures, jobs })
+    }
+
+    pub fn need(&self) -> &Need {
+        &self.need
+    }
+
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+}
+
+/// One prompt and a few tokens: the kernels make their repacked copies now, not in somebody's first answer, and the
+/// ledger has rates from the start.
+fn warm_up(model: &Llama, figures: &Figures) -> candle_core::Result<()> {
+    const PROMPT: usize = 64;
+    let mut kv = model.new_sequence(PROMPT + 4)?;
+    let tokens: Vec<u32> = (0..PROMPT as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
+    // The first pass pays for the copies; the second is measured.
+    for round in 0..2 {
+        let mut fresh = model.new_sequence(PROMPT)?;
+        let began = Instant::now();
+        model.forward(&mut [Part { kv: &mut fresh, tokens: &tokens, scored: true }])?;
+        if round == 1 {
+            figures.prefilled(PROMPT, began.elapsed());
+        }
+    }
+    for round in 0..4 {
+        let began = Instant::now();
+        model.forward(&mut [Part { kv: &mut kv, tokens: &tokens[..1], scored: true }])?;
+        if round > 0 {
+            figures.decoded(1, began.elapsed());
+        }
+    }
+    Ok(())
+}
+
+impl Engine for CandleEngine {
+    fn state(&self) -> ModelState {
+        let numbers = self.figures.read();
+        let residency = match numbers.broken {
+            Some(reason) => Residency::Unusable { reason },
+            None => Residency::Resident,
+        };
+        ModelState {
+            model: self.model.clone(),
+            residency,
+            device: "cpu".to_owned(),
+            need_bytes: self.need.total(),
+            context_tokens: u32::try_from(self.context.min(self.room.capacity())).unwrap_or(u32::MAX),
+            kv_tokens_free: self.room.free(),
+            running: self.room.running() as u32,
+            max_sequences: self.room.max_sequences() as u32,
+            prefill_rate: coarse(numbers.prefill_rate),
+            decode_rate: coarse(numbers.decode_rate),
+            load_rate: coarse(numbers.load_rate),
+            tokens_per_byte: coarse(numbers.tokens_per_byte),
+        }
+    }
+
+    fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
+        async move {
+            let prepared = {
+                let (template, vocabulary, grammars) =
+                    (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
+                // Long prompts and new grammars take milliseconds to seconds of one core.
+                tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt)).await
+            };
+            let prepared = prepared.unwrap_or_else(|panic| {
+                Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
+            });
+            let Prepared { tokens, bytes, sampling, grammar } = prepared.map_err(Refused::Failed)?;
+            self.figures.counted(tokens.len(), bytes);
+            let count = tokens.len() as u64;
+            if count + 1 > self.context {
+                return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.context }));
+            }
+            let capacity = self.room.capacity();
+            if count + 1 > capacity {
+                let reason = format!("the prompt has {count} tokens, this node's KV pool {capacity}: {}", self.need);
+                return Err(Refused::Never { reason });
+            }
+            if self.figures.read().broken.is_some() {
+                return Err(Refused::NotNow { need: count + 1, have: 0 });
+            }
+            let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
+            let held =
+                self.room.hold(longest).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
+            let jobs = self.jobs.clone();
+            Ok(Admitted::new(move || {
+                let (outbox, reader) = generation();
+                let job = Job { prompt: tokens, sampling, grammar, longest: longest as usize, held, outbox };
+                // If the thread is gone the job is dropped, and the reader hears of the failure.
+                if jobs.try_send(job).is_err() {
+                    tracing::warn!("the engine's thread takes no more work");
+                }
+                reader
+            }))
+        }
+        .boxed()
+    }
+}
+
+struct Prepared {
+    tokens: Vec<u32>,
+    /// Of the messages' contents.
+    bytes: usize,
+    sampling: cfq_proto::job::Sampling,
+    grammar: Option<crate::engine::grammar::Grammar>,
+}
+
+fn prepare(
+    template: &ChatTemplate,
+    vocabulary: &Vocabulary,
+    grammars: &Grammars,
+    prompt: Prompt,
+) -> Result<Prepared, JobFailure> {
+    let rejected = |reason: String| JobFailure::Rejected { reason };
+    let text = template.render(&prompt.messages).map_err(|e| rejected(e.to_string()))?;
+    let tokens = vocabulary.encode_sequence(&text).map_err(|e| rejected(e.to_string()))?;
+    if tokens.is_empty() {
+        return Err(rejected("the prompt is empty".to_owned()));
+    }
+    let grammar = match &prompt.format {
+        OutputFormat::Text => None,
+        OutputFormat::JsonSchema { schema } => Some(grammars.json_schema(schema).map_err(|error| match error {
+            GrammarError::Schema { .. } => rejected(error.to_string()),
+            GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
+        })?),
+    };
+    let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
+    Ok(Prepared { tokens, bytes, sampling: prompt.sampling, grammar })
+}
+
+/// Two significant digits: a rate that only trembles is no change of the ledger.
+fn coarse(rate: f64) -> f64 {
+    if rate <= 0.0 || !rate.is_finite() {
+        return 0.0;
+    }
+    let unit = 10f64.powi(rate.log10().floor() as i32 - 1);
+    (rate / unit).round() * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_coarse() {
+        assert_eq!(coarse(1234.0), 1200.0);
+        assert_eq!(coarse(0.0), 0.0);
+        assert!((coarse(0.2871) - 0.29).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,153 @@
+//! The room of one model and its measured figures: written by its batcher, read by whoever admits and by the ledger.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cfq_memory::{KvPool, NoRoom, Reservation};
+use tokio::sync::watch;
+
+/// Told whenever a ledger would read differently.
+pub type Changes = watch::Sender<()>;
+
+/// KV tokens and sequence slots.
+pub struct Room {
+    pool: Mutex<KvPool>,
+    max_sequences: usize,
+    changes: Arc<Changes>,
+}
+
+impl Room {
+    pub fn new(tokens: u64, max_sequences: usize, changes: Arc<Changes>) -> Arc<Self> {
+        Arc::new(Self { pool: Mutex::new(KvPool::new(tokens)), max_sequences: max_sequences.max(1), changes })
+    }
+
+    fn pool(&self) -> MutexGuard<'_, KvPool> {
+        // Each change is one assignment of counted numbers: whole even if a holder panicked.
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn max_sequences(&self) -> usize {
+        self.max_sequences
+    }
+
+    pub fn capacity(&self) -> u64 {
+        self.pool().capacity()
+    }
+
+    pub fn free(&self) -> u64 {
+        self.pool().free()
+    }
+
+    pub fn running(&self) -> usize {
+        self.pool().sequences()
+    }
+
+    pub fn hold(self: &Arc<Self>, tokens: u64) -> Result<Held, NoRoom> {
+        let mut pool = self.pool();
+        if pool.sequences() >= self.max_sequences {
+            return Err(NoRoom { need: tokens, have: 0, capacity: pool.capacity() });
+        }
+        let id = pool.reserve(tokens)?;
+        drop(pool);
+        self.changes.send_replace(());
+        Ok(Held { room: self.clone(), id })
+    }
+}
+
+/// Room of one sequence, given back when dropped.
+pub struct Held {
+    room: Arc<Room>,
+    id: Reservation,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.room.pool().release(self.id);
+        self.room.changes.send_replace(());
+    }
+}
+
+/// Measured rates, and whether the engine still runs.
+pub struct Figures {
+    numbers: Mutex<Numbers>,
+    changes: Arc<Changes>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Numbers {
+    /// Tokens per second.
+    pub prefill_rate: f64,
+    /// Tokens per second of one sequence.
+    pub decode_rate: f64,
+    /// Bytes per second.
+    pub load_rate: f64,
+    pub tokens_per_byte: f64,
+    pub broken: Option<String>,
+}
+
+impl Figures {
+    pub fn new(load_rate: f64, changes: Arc<Changes>) -> Arc<Self> {
+        // Until the first prompt is counted: what English and code come to with a vocabulary of this kind.
+        let numbers = Numbers { load_rate, tokens_per_byte: 0.3, ..Numbers::default() };
+        Arc::new(Self { numbers: Mutex::new(numbers), changes })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn read(&self) -> Numbers {
+        self.lock().clone()
+    }
+
+    pub fn prefill_rate(&self) -> f64 {
+        self.lock().prefill_rate
+    }
+
+    pub fn prefilled(&self, tokens: usize, took: Duration) {
+        let rate = tokens as f64 / took.as_secs_f64().max(1e-6);
+        let mut numbers = self.lock();
+        numbers.prefill_rate = smooth(numbers.prefill_rate, rate, 0.3);
+    }
+
+    /// One step of `_rows` sequences: each got one token.
+    pub fn decoded(&self, _rows: usize, took: Duration) {
+        let rate = 1.0 / took.as_secs_f64().max(1e-6);
+        let mut numbers = self.lock();
+        numbers.decode_rate = smooth(numbers.decode_rate, rate, 0.05);
+    }
+
+    pub fn counted(&self, tokens: usize, bytes: usize) {
+        if bytes > 0 {
+            let mut numbers = self.lock();
+            numbers.tokens_per_byte = smooth(numbers.tokens_per_byte, tokens as f64 / bytes as f64, 0.1);
+        }
+    }
+
+    pub fn broken(&self, reason: String) {
+        self.lock().broken = Some(reason);
+        self.changes.send_replace(());
+    }
+}
+
+fn smooth(old: f64, new: f64, weight: f64) -> f64 {
+    if old <= 0.0 { new } else { old + weight * (new - old) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_comes_back_and_slots_count() {
+        let (changes, watcher) = watch::channel(());
+        let room = Room::new(100, 2, Arc::new(changes));
+        let first = room.hold(60).ok().unwrap();
+        assert!(matches!(room.hold(50), Err(NoRoom { need: 50, have: 40, .. })));
+        let second = room.hold(10).ok().unwrap();
+        assert!(matches!(room.hold(1), Err(NoRoom { have: 0, .. })), "both slots are taken");
+        assert!(watcher.has_changed().unwrap());
+        drop((first, second));
+        assert_eq!((room.free(), room.running()), (100, 0));
+    }
+}

@@ -1,0 +1,119 @@
+//! Constrained decoding: which tokens may come next, so that the text fits a JSON schema.
+//!
+//! llguidance needs the bytes of every token once per model; a grammar is then compiled per request. The factory is built
+//! on the first constrained request, since it takes a moment and many models never need it.
+
+use std::sync::{Arc, OnceLock};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use llguidance::{Matcher, ParserFactory};
+
+use crate::models::tokenizer::Vocabulary;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum GrammarError {
+    #[error("the tokens of this model cannot be used for constrained output: {reason}")]
+    Tokens { reason: String },
+    #[error("this JSON schema cannot constrain the output: {reason}")]
+    Schema { reason: String },
+    #[error("constrained decoding failed: {reason}")]
+    Step { reason: String },
+}
+
+struct Tokens {
+    trie: TokTrie,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl TokenizerEnv for Tokens {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        // Text that cannot be tokenized as a whole is still covered byte by byte.
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| match self.vocabulary.encode(text) {
+            Ok(ids) => ids,
+            Err(_) => self.trie.greedy_tokenize(text.as_bytes()),
+        })
+    }
+}
+
+/// Makes grammars for one model.
+pub struct Grammars {
+    vocabulary: Arc<Vocabulary>,
+    factory: OnceLock<Result<ParserFactory, GrammarError>>,
+}
+
+impl Grammars {
+    pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self { vocabulary, factory: OnceLock::new() }
+    }
+
+    fn factory(&self) -> Result<&ParserFactory, GrammarError> {
+        self.factory.get_or_init(|| build(&self.vocabulary)).as_ref().map_err(Clone::clone)
+    }
+
+    /// A grammar for `schema`. Takes milliseconds, the first time longer.
+    pub fn json_schema(&self, schema: &serde_json::Value) -> Result<Grammar, GrammarError> {
+        let mut schema = schema.clone();
+        if let Some(object) = schema.as_object_mut() {
+            // One canonical spacing: a model that may choose can spend its whole budget on blanks.
+            let spacing = serde_json::json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+            object.insert("x-guidance".to_owned(), spacing);
+        }
+        let parser = self
+            .factory()?
+            .create_parser(TopLevelGrammar::from_json_schema(schema))
+            .map_err(|error| GrammarError::Schema { reason: error.to_string() })?;
+        let matcher = Matcher::new(Ok(parser));
+        match matcher.get_error() {
+            Some(reason) => Err(GrammarError::Schema { reason }),
+            None => Ok(Grammar { matcher, eos: self.vocabulary.eos() }),
+        }
+    }
+}
+
+fn build(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarError> {
+    let mut words: Vec<Vec<u8>> = (0..vocabulary.len() as u32).map(|t| vocabulary.bytes_of(t).to_vec()).collect();
+    for (token, name) in vocabulary.control() {
+        // llguidance's mark for tokens that are not text.
+        words[*token as usize] = [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
+    }
+    let info = TokRxInfo::new(words.len() as u32, vocabulary.eos());
+    let env: TokEnv = Arc::new(Tokens { trie: TokTrie::from(&info, &words), vocabulary: vocabulary.clone() });
+    let mut factory = ParserFactory::new_simple(&env).map_err(|e| GrammarError::Tokens { reason: e.to_string() })?;
+    factory.quiet();
+    Ok(factory)
+}
+
+/// The state of one constrained sequence.
+pub struct Grammar {
+    matcher: Matcher,
+    eos: u32,
+}
+
+impl Grammar {
+    /// Leaves only what may come next.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
+        let allowed: SimpleVob =
+            self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Step { reason: e.to_string() })?;
+        for (token, logit) in (0u32..).zip(logits) {
+            // Padding rows of the output matrix have no token.
+            if token as usize >= allowed.len() || !allowed.is_allowed(token) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up the chosen token; true when the text is complete.
+    pub fn accept(&mut self, token: u32) -> Result<bool, GrammarError> {
+        if token == self.eos {
+            return Ok(true);
+        }
+        self.matcher.consume_token(token).map_err(|e| GrammarError::Step { reason: e.to_string() })?;
+        Ok(self.matcher.is_stopped())
+    }
+}

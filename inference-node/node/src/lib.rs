@@ -1,0 +1,4 @@
+//! WIP
+pub mod engine;
+pub mod gpu;
+pub mod models;

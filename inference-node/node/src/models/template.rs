@@ -1,0 +1,96 @@
+//! The chat template a GGUF file carries, run as the Jinja it is.
+//!
+//! Templates are written for Python's Jinja2 with Hugging Face's settings: blocks swallow the newline after them, Python's
+//! string and list methods exist, and `raise_exception` stops rendering with the template's own words.
+
+use cfq_proto::job::ChatMessage;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, context};
+
+use crate::models::header::{Header, HeaderError};
+use crate::models::tokenizer::Vocabulary;
+
+/// Instructions one rendering may take: far beyond any real conversation, and the end of a template that never ends.
+const FUEL: u64 = 10_000_000;
+
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    bos: String,
+    eos: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the model's chat template refuses these messages: {reason}")]
+pub struct TemplateError {
+    reason: String,
+}
+
+impl ChatTemplate {
+    pub fn from_header(header: &Header, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
+        let source = header.text("tokenizer.chat_template").ok_or_else(|| {
+            header.unsupported("its header has no chat template: cfq needs a model made for chat (often named -Instruct)")
+        })?;
+        let template = Self::new(source, vocabulary.bos_name(), vocabulary.eos_name());
+        template
+            .environment
+            .template_from_str(&template.source)
+            .map_err(|error| header.unsupported(format!("its chat template cannot be read: {error}")))?;
+        Ok(template)
+    }
+
+    fn new(source: &str, bos: &str, eos: &str) -> Self {
+        let mut environment = Environment::new();
+        if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
+            environment.set_syntax(syntax);
+        }
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |reason: String| -> Result<String, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        });
+        Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() }
+    }
+
+    /// The text of a conversation, open for the assistant's reply.
+    pub fn render(&self, messages: &[ChatMessage]) -> Result<String, TemplateError> {
+        let messages: Vec<_> =
+            messages.iter().map(|m| context! { role => m.role.as_str(), content => &m.content }).collect();
+        self.environment
+            .template_from_str(&self.source)
+            .and_then(|template| {
+                template.render(context! {
+                    messages,
+                    add_generation_prompt => true,
+                    bos_token => &self.bos,
+                    eos_token => &self.eos,
+                })
+            })
+            .map_err(|error| TemplateError { reason: error.to_string() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cfq_proto::job::ChatRole;
+
+    fn user(content: &str) -> Vec<ChatMessage> {
+        vec![ChatMessage { role: ChatRole::User, content: content.to_owned() }]
+    }
+
+    #[test]
+    fn python_methods_and_block_trimming_work() {
+        let source = "{% for m in messages %}\n{{ m['role'].upper() }}: {{ m.content.strip() }}\n{% endfor %}\n{% if add_generation_prompt %}ASSISTANT:{% endif %}";
+        let text = ChatTemplate::new(source, "<s>", "</s>").render(&user(" hi ")).unwrap();
+        assert_eq!(text, "USER: hi\nASSISTANT:");
+    }
+
+    #[test]
+    fn a_template_may_refuse_in_its_own_words() {
+        let source = "{{ raise_exception('roles must alternate') }}";
+        let error = ChatTemplate::new(source, "", "").render(&user("x")).unwrap_err();
+        assert!(error.to_string().contains("roles must alternate"), "{error}");
+    }
+}

@@ -1,0 +1,87 @@
+//! Which process a number means. Process ids are reused; the pair of id and start time is not.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::process::{Pid, kill_process};
+use serde::{Deserialize, Serialize};
+
+use super::Signal;
+
+/// How often a process that is not our child is looked at while waiting for its end.
+const POLL: Duration = Duration::from_millis(10);
+
+/// One process for ever.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessIdentity {
+    pub pid: u32,
+    /// Opaque; on Linux the boot's id and the start time in clock ticks since then.
+    pub started: String,
+}
+
+impl ProcessIdentity {
+    /// `None` if there is no such process, or only what is left of one (a zombie).
+    pub fn of(pid: u32) -> Option<Self> {
+        stat(pid).filter(|stat| !stat.zombie).map(|stat| Self { pid, started: stat.started })
+    }
+
+    /// Of a child of ours that is not reaped yet, which may have ended already.
+    pub(super) fn of_child(pid: u32) -> Option<Self> {
+        stat(pid).map(|stat| Self { pid, started: stat.started })
+    }
+
+    pub fn is_alive(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+
+    /// Waits until this process, which need not be a child, has ended.
+    pub async fn ended(&self, within: Duration) -> bool {
+        let watch = async {
+            while self.is_alive() {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        tokio::time::timeout(within, watch).await.is_ok()
+    }
+
+    /// `false` if it had already ended.
+    pub fn signal(&self, signal: Signal) -> io::Result<bool> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(false) };
+        if !self.is_alive() {
+            return Ok(false);
+        }
+        match kill_process(pid, signal.number()) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::SRCH) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+struct Stat {
+    zombie: bool,
+    started: String,
+}
+
+/// Field 22 of `/proc/<pid>/stat`. The name in field 2 may hold spaces and parentheses, so count from its end.
+#[cfg(target_os = "linux")]
+fn stat(pid: u32) -> Option<Stat> {
+    static BOOT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let zombie = matches!(fields.next()?, "Z" | "X" | "x");
+    let ticks = fields.nth(18)?;
+    let boot = BOOT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+    });
+    Some(Stat { zombie, started: format!("{boot}/{ticks}") })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn stat(pid: u32) -> Option<Stat> {
+    let mut ps = std::process::Command::new("ps");
+    let out = ps.args(["-o", "stat=,lstart=", "-p"]).arg(pid.to_string()).output().ok()?;
+    let line = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+    let (state, started) = line.split_once(char::is_whitespace)?;
+    Some(Stat { zombie: state.starts_with('Z'), started: started.trim().to_owned() })
+}

@@ -1,0 +1,129 @@
+//! What is written down about running children, and what an earlier run left alive.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ChildError, ProcessIdentity, Signal};
+
+/// After SIGKILL only the kernel is left to do something.
+const KILL_WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) name: String,
+    #[serde(flatten)]
+    pub(super) identity: ProcessIdentity,
+    pub(super) stop_signal: Signal,
+}
+
+pub(super) fn write(path: &Path, record: &Record) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    serde_json::to_writer(&mut file, record)?;
+    file.flush()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn read(path: &Path) -> io::Result<Record> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+/// Only if it still names that process: a later start may have written its own.
+pub(super) fn remove(path: &Path, identity: &ProcessIdentity) {
+    if read(path).is_ok_and(|record| record.identity == *identity)
+        && let Err(error) = fs::remove_file(path)
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the pidfile of an ended process");
+    }
+}
+
+/// A process of an earlier run that still lives.
+#[derive(Debug, Clone)]
+pub struct Leftover {
+    pub name: String,
+    pub identity: ProcessIdentity,
+    stop_signal: Signal,
+    pidfile: PathBuf,
+}
+
+/// The living among the pidfiles (`*.pid`) of a folder; those of ended processes are removed.
+pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
+    let failed = |source| ChildError::Pidfiles { path: folder.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_none_or(|extension| extension != "pid") {
+            continue;
+        }
+        let living = match read(&path) {
+            Ok(record) => Some(record).filter(|record| record.identity.is_alive()),
+            Err(error) => {
+                // Written by rename, so this is what a power failure leaves, and that ended the process too.
+                tracing::warn!(path = %path.display(), %error, "unreadable pidfile");
+                None
+            }
+        };
+        match living {
+            Some(Record { name, identity, stop_signal }) => {
+                found.push(Leftover { name, identity, stop_signal, pidfile: path });
+            }
+            None => fs::remove_file(&path).map_err(failed)?,
+        }
+    }
+    Ok(found)
+}
+
+impl Leftover {
+    /// Asks it to end, ends it if it has not after `grace`, and removes its pidfile.
+    pub async fn stop(&self, grace: Duration) -> Result<(), ChildError> {
+        let failed = |source| ChildError::Signal { name: self.name.clone(), pid: self.identity.pid, source };
+        tracing::info!(name = self.name, pid = self.identity.pid, "stopping what an earlier run left");
+        self.identity.signal(self.stop_signal).map_err(failed)?;
+        // One that was suspended would only act on it after that.
+        self.identity.signal(Signal::Continue).map_err(failed)?;
+        if !self.identity.ended(grace).await {
+            self.identity.signal(Signal::Kill).map_err(failed)?;
+            if !self.identity.ended(KILL_WAIT).await {
+                return Err(ChildError::Immortal { name: self.name.clone(), pid: self.identity.pid });
+            }
+        }
+        remove(&self.pidfile, &self.identity);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Exit, Spec, spawn};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_leftover_is_found_and_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spec =
+            Spec::new("sleep", Path::new("/bin/sleep"), &folder.path().join("log"), &folder.path().join("sleep.pid"));
+        spec.args = vec!["300".into()];
+        let process = spawn(spec).unwrap();
+        let found = leftovers(folder.path()).unwrap();
+        assert_eq!(found.len(), 1);
+        found[0].stop(Duration::from_secs(5)).await.unwrap();
+        assert_eq!(process.ended().await, Exit::Signalled(15));
+        assert!(leftovers(folder.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_reused_process_id_is_not_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let identity = ProcessIdentity { pid: std::process::id(), started: "before".into() };
+        let record = Record { name: "other".into(), identity, stop_signal: Signal::Kill };
+        write(&folder.path().join("other.pid"), &record).unwrap();
+        fs::write(folder.path().join("torn.pid"), "").unwrap();
+        assert!(leftovers(folder.path()).unwrap().is_empty());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "both files are gone, and we live");
+    }
+}

@@ -1,0 +1,46 @@
+//! Named places where a fault test kills the process: before and after each durable step.
+//!
+//! `CFQ_FAILPOINT=name` or `name:n` aborts at the n-th time the place is reached (from 1). `CFQ_FAILPOINT_ONCE=file` makes
+//! it happen once, also over restarts: the file is created before the abort, and where it exists nothing happens.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Armed {
+    name: String,
+    at: u64,
+    once: Option<PathBuf>,
+    seen: AtomicU64,
+}
+
+fn armed() -> Option<&'static Armed> {
+    static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+    ARMED
+        .get_or_init(|| {
+            let text = std::env::var("CFQ_FAILPOINT").ok()?;
+            let (name, at) = match text.rsplit_once(':') {
+                Some((name, n)) => (name.to_owned(), n.parse().unwrap_or(1)),
+                None => (text, 1),
+            };
+            let once = std::env::var_os("CFQ_FAILPOINT_ONCE").map(PathBuf::from);
+            Some(Armed { name, at, once, seen: AtomicU64::new(0) })
+        })
+        .as_ref()
+}
+
+/// Aborts here if this is the armed place; free otherwise.
+pub fn hit(name: &str) {
+    let Some(armed) = armed() else { return };
+    if armed.name != name || armed.seen.fetch_add(1, Ordering::SeqCst) + 1 != armed.at {
+        return;
+    }
+    if let Some(marker) = &armed.once {
+        let created = std::fs::OpenOptions::new().write(true).create_new(true).open(marker);
+        if created.is_err() {
+            return;
+        }
+    }
+    tracing::error!(failpoint = name, "aborting at an armed failpoint");
+    std::process::abort();
+}

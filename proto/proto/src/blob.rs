@@ -1,0 +1,88 @@
+//! Content-addressed bytes. Anything above [`INLINE_LIMIT`] when encoded travels as a [`BlobRef`] instead of inside a message.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::ids::IdError;
+
+/// Largest encoded value carried inside a message, in bytes. NATS' default payload limit is 1 MiB; a message carries
+/// several values and its envelope.
+pub const INLINE_LIMIT: usize = 256 * 1024;
+
+/// Bytes of a blob in one message; base64 makes it 256 KiB.
+pub const CHUNK: usize = 192 * 1024;
+
+/// SHA-256 of the bytes, in lower-case hex.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct BlobHash(String);
+
+impl BlobHash {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for BlobHash {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        if text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(IdError { kind: "blob hash", text: text.to_owned(), expected: "64 lower-case hex digits" })
+        }
+    }
+}
+
+impl TryFrom<String> for BlobHash {
+    type Error = IdError;
+    fn try_from(text: String) -> Result<Self, IdError> {
+        text.parse()
+    }
+}
+
+impl From<BlobHash> for String {
+    fn from(hash: BlobHash) -> String {
+        hash.0
+    }
+}
+
+impl fmt::Display for BlobHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Where the bytes are: committed in Postgres before any message names them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BlobRef {
+    pub hash: BlobHash,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// A value that is small enough to travel inside the message, or the address of its JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Carried<T> {
+    Inline(T),
+    Blob(BlobRef),
+}
+
+impl<T> Carried<T> {
+    /// The value, where it travelled inside the message.
+    pub fn inline(self) -> Result<T, BlobRef> {
+        match self {
+            Self::Inline(value) => Ok(value),
+            Self::Blob(blob) => Err(blob),
+        }
+    }
+}

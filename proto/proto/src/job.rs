@@ -1,0 +1,258 @@
+//! A job: one model call of a task.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::blob::Carried;
+use crate::ids::{IdError, JobId, NodeId, TaskId};
+use crate::model::ModelId;
+use crate::task::{Agent, Priority};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ChatRole {
+    System,
+    User,
+    Assistant,
+}
+
+impl ChatRole {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ChatMessage {
+    pub role: ChatRole,
+    pub content: String,
+}
+
+/// How tokens are drawn. The defaults are greedy decoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    /// 1 is none.
+    pub repetition_penalty: f32,
+    pub seed: u64,
+    /// Generation ends before the first of these in the text.
+    pub stop: Vec<String>,
+    /// Longest output, in tokens.
+    pub max_tokens: u32,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            repetition_penalty: 1.0,
+            seed: 0,
+            stop: Vec::new(),
+            max_tokens: 1024,
+        }
+    }
+}
+
+/// What the text must be.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum OutputFormat {
+    #[default]
+    Text,
+    /// Decoding is constrained to this JSON schema.
+    JsonSchema { schema: serde_json::Value },
+}
+
+/// What is asked of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Prompt {
+    pub messages: Vec<ChatMessage>,
+    pub sampling: Sampling,
+    #[serde(default)]
+    pub format: OutputFormat,
+}
+
+/// A runner's request for one model call. Unique on (task, seq, role, n): asking again returns the same job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobRequest {
+    pub role: Agent,
+    /// Of several calls of the same role for the same step, from 0.
+    pub n: i16,
+    pub model: ModelId,
+    pub prompt: Carried<Prompt>,
+    /// Bytes of the prompt's contents, for estimates before any tokenizer has seen it.
+    pub prompt_bytes: u64,
+    /// Prefix hashes of the prompt, see [`crate::prefix`].
+    pub prefix: Vec<u64>,
+    pub max_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Waits for placement (perhaps until a retry's time has come).
+    Queued,
+    /// Published to a node, not accepted yet.
+    Placed,
+    /// A node holds its lease.
+    Running,
+    Done,
+    /// The work itself failed for good.
+    Failed,
+    /// Lost its node too often: parked with the evidence.
+    Dead,
+    Cancelled,
+}
+
+impl JobState {
+    pub const ALL: [Self; 7] =
+        [Self::Queued, Self::Placed, Self::Running, Self::Done, Self::Failed, Self::Dead, Self::Cancelled];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Placed => "placed",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Dead => "dead",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    pub fn is_over(self) -> bool {
+        match self {
+            Self::Done | Self::Failed | Self::Dead | Self::Cancelled => true,
+            Self::Queued | Self::Placed | Self::Running => false,
+        }
+    }
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for JobState {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        Self::ALL.into_iter().find(|s| s.as_str() == text).ok_or(IdError {
+            kind: "job state",
+            text: text.to_owned(),
+            expected: "queued, placed, running, done, failed, dead or cancelled",
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended, or a stop string was met.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+}
+
+/// What a generation cost and how fast it went.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    /// Of those, found in the prefix cache.
+    pub cached_tokens: u32,
+    pub output_tokens: u32,
+    /// From start of the work on the node to the first token, in milliseconds.
+    pub first_token_ms: u64,
+    /// From start of the work on the node to the end, in milliseconds.
+    pub total_ms: u64,
+}
+
+/// Finished text with its figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Completion {
+    pub text: String,
+    pub finish: FinishReason,
+    pub usage: Usage,
+}
+
+/// Why a model call did not produce text. The kind says what a retry can do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum JobFailure {
+    /// The endpoint or engine is down, overloaded or broke off: try again later or elsewhere (N12's ladder).
+    #[error("{reason}")]
+    Unavailable { reason: String },
+    /// The prompt does not fit the model's context.
+    #[error("the prompt needs {need} tokens with the reply, the model's context has {have}")]
+    TooLong { need: u64, have: u64 },
+    /// Asking again would answer the same: bad request, unknown model, wrong key.
+    #[error("{reason}")]
+    Rejected { reason: String },
+    /// The engine failed in the middle: out of memory, a numeric fault.
+    #[error("{reason}")]
+    Engine { reason: String },
+}
+
+impl JobFailure {
+    pub fn may_retry(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } | Self::Engine { .. } => true,
+            Self::TooLong { .. } | Self::Rejected { .. } => false,
+        }
+    }
+}
+
+/// How one attempt at a job ended on its node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Outcome {
+    Done {
+        completion: Carried<Completion>,
+    },
+    Failed {
+        failure: JobFailure,
+    },
+    /// The node was told to stop, or drains: nothing is counted against the job.
+    Released {
+        reason: String,
+    },
+}
+
+/// A job as the runner that asked for it sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobView {
+    pub id: JobId,
+    pub task: TaskId,
+    pub seq: i32,
+    pub role: Agent,
+    pub n: i16,
+    pub state: JobState,
+    pub attempt: i32,
+    pub model: ModelId,
+    pub node: Option<NodeId>,
+    pub priority: Priority,
+    /// Time some node worked on it, all attempts, in milliseconds; counts to the task's limit.
+    pub running_ms: u64,
+    /// True once a node reported a first token in any attempt.
+    pub started: bool,
+    /// With `Done`.
+    pub completion: Option<Carried<Completion>>,
+    /// The last failure, also while it waits to be tried again.
+    pub failure: Option<JobFailure>,
+}

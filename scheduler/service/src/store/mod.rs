@@ -1,0 +1,145 @@
+//! Postgres, the truth. Every function here is one transaction (or one statement) that is a compare-and-set on its fence;
+//! what has to be told to others afterwards comes back as [`Hint`]s, which may be lost.
+
+mod accept;
+mod attempts;
+mod blobs;
+mod cancel;
+mod effects;
+mod error;
+mod events;
+mod hint;
+mod jobs;
+mod leader;
+mod nodes;
+mod place;
+mod project;
+mod resolve;
+mod result;
+mod runners;
+mod steps;
+mod submit;
+mod sweep;
+mod task_lease;
+mod tasks;
+mod views;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::time::Duration;
+
+use cfq_proto::timing::Timing;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{PgConnection, PgPool};
+
+pub use cancel::Cancelled;
+pub use error::StoreError;
+pub use events::FeedCursor;
+pub use hint::{Hint, LeaderHint};
+pub use leader::Leadership;
+pub use nodes::Greeting;
+pub use place::PlaceOrder;
+pub use resolve::Resolution;
+pub use submit::{NewTask, Submitted};
+pub use views::Gauges;
+
+use crate::config::{DatabaseConfig, Limits};
+use error::{Doing, unavailable};
+
+/// How long one statement may run, and wait for a lock. A queue's statements take milliseconds; what takes longer is stuck,
+/// and a stuck one must not hold a row that beats and leaders need.
+const STATEMENT_TIMEOUT: &str = "5000";
+const LOCK_TIMEOUT: &str = "3000";
+
+#[derive(Debug, Clone)]
+pub struct Store {
+    pool: PgPool,
+    timing: Timing,
+    limits: Limits,
+}
+
+impl Store {
+    /// Opens no connection yet: a database that is away is waited for by whoever asks.
+    pub fn new(config: &DatabaseConfig, timing: Timing, limits: Limits) -> Result<Self, StoreError> {
+        let mut options = PgConnectOptions::new_without_pgpass()
+            .host(&config.host)
+            .port(config.port)
+            .username(&config.user)
+            .database(&config.database)
+            .ssl_mode(PgSslMode::Disable)
+            .application_name("cfq-scheduler")
+            .options([
+                ("statement_timeout", STATEMENT_TIMEOUT),
+                ("lock_timeout", LOCK_TIMEOUT),
+                ("idle_in_transaction_session_timeout", "10000"),
+                ("default_transaction_isolation", "read committed"),
+            ]);
+        if let Some(path) = &config.password_file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| StoreError::Password { path: path.clone(), source })?;
+            options = options.password(text.trim_end_matches(['\r', '\n']));
+        }
+        let pool = PgPoolOptions::new()
+            .max_connections(limits.database_connections)
+            .acquire_timeout(Duration::from_secs(2))
+            .test_before_acquire(true)
+            .connect_lazy_with(options);
+        Ok(Self { pool, timing, limits })
+    }
+
+    /// Brings the schema to this build's version; one scheduler does it at a time (sqlx takes an advisory lock).
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        sqlx::migrate!("./migrations").run(&self.pool).await.map_err(StoreError::from_migration)?;
+        self.mend_transaction_ids().await
+    }
+
+    /// After a restore into another cluster, events may carry transaction ids that cluster has not reached yet; the global
+    /// feed would wait for them. A visible row is of a finished transaction, so its id may be lowered.
+    async fn mend_transaction_ids(&self) -> Result<(), StoreError> {
+        let done = sqlx::query!(
+            "update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())"
+        )
+        .execute(&self.pool)
+        .await
+        .doing("checking the event feed's transaction ids")?;
+        if done.rows_affected() > 0 {
+            tracing::warn!(events = done.rows_affected(), "the database comes from another cluster; its feed was re-based");
+        }
+        Ok(())
+    }
+
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        sqlx::query!(r#"select 1 as "one!""#).fetch_one(&self.pool).await.doing("asking Postgres for a sign of life")?;
+        Ok(())
+    }
+
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    pub fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// Postgres' transactions roll back when dropped.
+    async fn begin(&self) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, StoreError> {
+        self.pool.begin().await.map_err(|source| unavailable("beginning a transaction", source))
+    }
+
+    fn lease_ttl_ms(&self) -> f64 {
+        self.timing.lease_ttl_ms as f64
+    }
+}
+
+/// Milliseconds since 1970 on the database's clock.
+pub(crate) async fn now_ms(connection: &mut PgConnection) -> Result<i64, StoreError> {
+    sqlx::query_scalar!(r#"select (extract(epoch from clock_timestamp()) * 1000)::bigint as "ms!""#)
+        .fetch_one(connection)
+        .await
+        .doing("reading the database's clock")
+}

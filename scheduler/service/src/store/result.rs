@@ -1,0 +1,158 @@
+//! How an attempt ended, told by its node. Kept until the node hears `Committed`; told twice it changes nothing, told late
+//! it is stale.
+
+use cfq_proto::blob::Carried;
+use cfq_proto::ids::NodeId;
+use cfq_proto::job::{Completion, JobFailure, JobState, Outcome, Usage};
+use cfq_proto::messages::{FenceReply, JobReport};
+use cfq_scheduler_core::{Ladder, Setbacks};
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::accept::{held, hints};
+use super::attempts;
+use super::error::Doing;
+use super::hint::Hint;
+use super::jobs::{changed, leave_node};
+use super::tasks::lock_task;
+use super::{Store, StoreError, now_ms};
+
+impl Store {
+    pub async fn report(&self, node: &NodeId, ask: &JobReport) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
+        let mut tx = self.begin().await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return Ok((FenceReply::Stale, vec![])) };
+        let told = match &ask.outcome {
+            Outcome::Done { .. } => "done",
+            Outcome::Failed { .. } => "failed",
+            Outcome::Released { .. } => "released",
+        };
+        match held(&mut tx, node, ask.boot.0, &ask.fence).await? {
+            Some(JobState::Running) => {}
+            // A node that was told to stop before it accepted says so too.
+            Some(JobState::Placed) if told == "released" => {}
+            Some(
+                JobState::Placed
+                | JobState::Queued
+                | JobState::Done
+                | JobState::Failed
+                | JobState::Dead
+                | JobState::Cancelled,
+            )
+            | None => {
+                let before = attempts::outcome(&mut tx, &ask.fence).await?;
+                let reply = if before.as_deref() == Some(told) { FenceReply::Committed } else { FenceReply::Stale };
+                return Ok((reply, vec![]));
+            }
+        }
+        let why = match &ask.outcome {
+            Outcome::Done { completion } => {
+                let Some(usage) = usage(&mut tx, task.id, completion).await? else {
+                    return Ok((FenceReply::Unavailable { reason: "the completion's blob is not here".into() }, vec![]));
+                };
+                attempts::end_current(&mut tx, ask.fence.job, told, "").await?;
+                leave_node(&mut tx, ask.fence.job, JobState::Done).await?;
+                sqlx::query!(
+                    r#"update jobs set completion = $2, usage = $3, failure = null, started = true where id = $1"#,
+                    ask.fence.job.0,
+                    Json(completion) as _,
+                    Json(usage) as _
+                )
+                .execute(&mut *tx)
+                .await
+                .doing("keeping a completion")?;
+                String::new()
+            }
+            Outcome::Failed { failure } => {
+                attempts::end_current(&mut tx, ask.fence.job, told, &failure.to_string()).await?;
+                self.failed(&mut tx, node, ask, failure).await?
+            }
+            Outcome::Released { reason } => {
+                attempts::end_current(&mut tx, ask.fence.job, told, reason).await?;
+                leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
+                format!("given back by {node}: {reason}")
+            }
+        };
+        changed(&mut tx, task.id, ask.fence.job, &why).await?;
+        cfq_link::failpoint::hit("scheduler.result.before_commit");
+        tx.commit().await.doing("committing a result")?;
+        cfq_link::failpoint::hit("scheduler.result.after_commit");
+        Ok((FenceReply::Committed, hints(&task, ask.fence)))
+    }
+
+    /// Counts a failure of the work: one rung up the node's ladder, or the end.
+    async fn failed(
+        &self,
+        connection: &mut PgConnection,
+        node: &NodeId,
+        ask: &JobReport,
+        failure: &JobFailure,
+    ) -> Result<String, StoreError> {
+        let job = ask.fence.job;
+        let now = now_ms(connection).await?;
+        let row = sqlx::query!(
+            r#"select setbacks as "setbacks: Json<Setbacks>",
+                      (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms
+               from jobs where id = $1"#,
+            job.0
+        )
+        .fetch_one(&mut *connection)
+        .await
+        .doing("reading a job's failures")?;
+        let ladder = Ladder { base_ms: self.timing.backoff_base_ms, cap_ms: self.timing.backoff_cap_ms };
+        let mut setbacks = row.setbacks.0;
+        setbacks.record(job, node.clone(), now, ladder);
+        let first = row.first_failure_ms.unwrap_or(now);
+        let beyond = now >= first.saturating_add_unsigned(self.timing.retry_ceiling_ms);
+        let to = if failure.may_retry() && !beyond { JobState::Queued } else { JobState::Failed };
+        leave_node(connection, job, to).await?;
+        sqlx::query!(
+            r#"update jobs set failures = failures + 1, failure = $2, setbacks = $3,
+                      first_failure_at = coalesce(first_failure_at, now())
+               where id = $1"#,
+            job.0,
+            Json(failure) as _,
+            Json(&setbacks) as _
+        )
+        .execute(connection)
+        .await
+        .doing("counting a failure")?;
+        Ok(match to {
+            JobState::Queued => format!("failed on {node}, to be tried again: {failure}"),
+            _ => format!("failed on {node}: {failure}"),
+        })
+    }
+
+    /// A node sent the first token of an attempt: the task's time runs.
+    pub async fn started(&self, fence: &cfq_proto::messages::JobFence) -> Result<(), StoreError> {
+        sqlx::query!(
+            r#"update jobs set started = true
+               where id = $1 and attempt = $2 and lease = $3 and state = 'running' and not started"#,
+            fence.job.0,
+            fence.attempt,
+            fence.lease.0
+        )
+        .execute(&self.pool)
+        .await
+        .doing("noting a first token")?;
+        Ok(())
+    }
+}
+
+/// The figures of a completion; `None` if its blob has not arrived.
+async fn usage(
+    connection: &mut PgConnection,
+    task: cfq_proto::ids::TaskId,
+    completion: &Carried<Completion>,
+) -> Result<Option<Usage>, StoreError> {
+    match completion {
+        Carried::Inline(completion) => Ok(Some(completion.usage)),
+        Carried::Blob(blob) => {
+            if !super::blobs::refer(connection, &blob.hash, task).await? {
+                return Ok(None);
+            }
+            let completion: Completion = super::blobs::load(connection, blob).await?;
+            Ok(Some(completion.usage))
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! A task is acknowledged after the commit of its row and its first event, and an idempotency key makes it once.
+
+use cfq_proto::event::EventBody;
+use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::task::{TaskSpec, TaskState};
+use sqlx::types::Json;
+
+use super::error::{Doing, read};
+use super::events::append;
+use super::{Store, StoreError};
+
+/// A validated task with every default filled in.
+#[derive(Debug, Clone)]
+pub struct NewTask {
+    pub id: TaskId,
+    pub spec: TaskSpec,
+    pub title: String,
+    pub threshold: f64,
+    pub max_iterations: u32,
+    pub key: Option<String>,
+    /// Of what the client sent: the same key with another body is an error.
+    pub body_hash: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Submitted {
+    Created { id: TaskId, number: TaskNumber },
+    /// The key had made this task before.
+    Existing { id: TaskId, number: TaskNumber, state: TaskState },
+    KeyReused { number: TaskNumber },
+}
+
+impl Store {
+    pub async fn submit(&self, new: &NewTask) -> Result<Submitted, StoreError> {
+        let mut tx = self.begin().await?;
+        let number = sqlx::query_scalar!(
+            r#"insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold, max_iterations)
+               values ($1, $2, $3, $4, $5, $6, to_timestamp($7::bigint::float8), 'ready', $8, $9)
+               on conflict (idempotency_key) do nothing returning number"#,
+            new.id.0,
+            new.key,
+            new.body_hash,
+            Json(&new.spec) as _,
+            new.title,
+            new.spec.priority.as_i16(),
+            new.spec.deadline,
+            new.threshold,
+            i32::try_from(new.max_iterations).unwrap_or(i32::MAX)
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("writing a task")?;
+        let Some(number) = number else {
+            drop(tx);
+            return self.existing(new).await;
+        };
+        append(&mut tx, new.id, &EventBody::TaskSubmitted).await?;
+        cfq_link::failpoint::hit("scheduler.submit.before_commit");
+        tx.commit().await.doing("committing a task")?;
+        cfq_link::failpoint::hit("scheduler.submit.after_commit");
+        Ok(Submitted::Created { id: new.id, number: TaskNumber(number) })
+    }
+
+    async fn existing(&self, new: &NewTask) -> Result<Submitted, StoreError> {
+        let row = sqlx::query!(
+            "select id, number, state, body_hash from tasks where idempotency_key = $1",
+            new.key.as_deref()
+        )
+        .fetch_one(&self.pool)
+        .await
+        .doing("finding the task of an idempotency key")?;
+        let number = TaskNumber(row.number);
+        if row.body_hash != new.body_hash {
+            return Ok(Submitted::KeyReused { number });
+        }
+        Ok(Submitted::Existing { id: TaskId(row.id), number, state: read("task state", &row.state)? })
+    }
+}

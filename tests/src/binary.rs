@@ -1,0 +1,24 @@
+//! The real binary, built once a run with the profile the tests themselves were built with.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+pub fn cfq() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--package", "cfq", "--bin", "cfq"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .expect("cargo can be run");
+        assert!(built.success(), "the cfq binary could not be built");
+        // target/debug/deps/suite-... -> target/debug/cfq
+        let test = std::env::current_exe().unwrap();
+        let path = test.parent().unwrap().parent().unwrap().join("cfq");
+        assert!(path.exists(), "{} does not exist", path.display());
+        path
+    })
+    .clone()
+}

@@ -1,0 +1,83 @@
+//! A NATS server of a cluster's own, with the keys and grants the product renders.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use cfq_deploy::Paths;
+use cfq_deploy::engines::{EngineOptions, Finder, Kind};
+use cfq_deploy::nats::{Nats, NatsFacts, NatsOptions};
+use cfq_deploy::{Talk, account};
+use cfq_link::NatsConfig;
+use cfq_link::child::{Process, Signal};
+use cfq_proto::ids::{NodeId, RunnerId};
+use cfq_proto::subject::Identity;
+
+use crate::postgres::engine_paths;
+
+pub struct Server {
+    nats: Nats,
+    store: std::path::PathBuf,
+    process: Mutex<Process>,
+    facts: NatsFacts,
+    node: NodeId,
+    runner: RunnerId,
+}
+
+impl Server {
+    pub async fn start(dir: &Path, node: &NodeId, runner: &RunnerId) -> Self {
+        let account = account::for_engines().unwrap();
+        let machine = engine_paths();
+        let paths = Paths { data: dir.join("nats-data"), ..machine.clone() };
+        open_to_all(dir);
+        paths.prepare(account).unwrap();
+        let engine = tokio::task::spawn_blocking(move || {
+            let options = EngineOptions::default();
+            let finder =
+                Finder { paths: &machine, options: &options, account, pinned: None, may_fetch: true, talk: Talk::Stderr };
+            finder.find(Kind::Nats).unwrap()
+        })
+        .await
+        .unwrap();
+        let identities = vec![Identity::Scheduler, Identity::Node(node.clone()), Identity::Runner(runner.clone())];
+        let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
+        let mut nats = Nats::prepare(&paths, &engine, account, options).unwrap();
+        let process = Mutex::new(nats.start().await.unwrap());
+        let facts = nats.facts();
+        Self { store: paths.nats().join("store"), nats, process, facts, node: node.clone(), runner: runner.clone() }
+    }
+
+    pub fn config(&self, who: &str) -> NatsConfig {
+        let identity = match who {
+            "scheduler" => Identity::Scheduler,
+            "node" => Identity::Node(self.node.clone()),
+            "runner" => Identity::Runner(self.runner.clone()),
+            other => panic!("nobody is called {other}"),
+        };
+        self.facts.config(&identity)
+    }
+
+    /// kill -9, everything it kept removed, started again at the same port.
+    pub async fn restart_wiped(&self) {
+        let process = self.process.lock().unwrap().clone();
+        process.signal(Signal::Kill).unwrap();
+        process.ended().await;
+        for entry in std::fs::read_dir(&self.store).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+        }
+        let again = self.nats.restart().await.unwrap();
+        *self.process.lock().unwrap() = again;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.lock().unwrap_or_else(|e| e.into_inner()).signal(Signal::Kill));
+    }
+}
+
+/// As root the engines run as another user, who must be able to walk here.
+pub fn open_to_all(dir: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();
+}

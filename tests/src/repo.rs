@@ -1,0 +1,93 @@
+//! A user's repository, and everything about it that cfq must leave alone.
+
+use std::path::{Path, PathBuf};
+
+use git2::{IndexAddOption, Repository, Signature};
+
+pub struct UserRepo {
+    pub dir: tempfile::TempDir,
+}
+
+impl UserRepo {
+    /// One commit, then uncommitted changes: a modified file, a staged one, an untracked one.
+    pub fn with_uncommitted_changes() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let repo = Repository::init(dir.path()).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write("README.md", "# sample\n");
+        write("math.py", "def sub(a, b):\n    return a - b\n");
+        let mut index = repo.index().unwrap();
+        index.add_all(["*"], IndexAddOption::DEFAULT, None).unwrap();
+        index.write().unwrap();
+        let tree = repo.find_tree(index.write_tree().unwrap()).unwrap();
+        let author = Signature::now("A User", "user@example.org").unwrap();
+        repo.commit(Some("HEAD"), &author, &author, "first", &tree, &[]).unwrap();
+        write("README.md", "# sample, being edited\n");
+        write("staged.txt", "staged\n");
+        write("untracked.txt", "untracked\n");
+        index.add_path(Path::new("staged.txt")).unwrap();
+        index.write().unwrap();
+        drop(tree);
+        Self { dir }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().canonicalize().unwrap()
+    }
+
+    pub fn open(&self) -> Repository {
+        Repository::open(self.dir.path()).unwrap()
+    }
+
+    /// HEAD, index bytes, working tree: what must be the same before and after.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let repo = self.open();
+        let head = std::fs::read_to_string(repo.path().join("HEAD")).unwrap();
+        let commit = repo.head().unwrap().peel_to_commit().unwrap().id().to_string();
+        let index = std::fs::read(repo.path().join("index")).unwrap();
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(self.dir.path()).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                files.push((entry.file_name().to_string_lossy().into_owned(), std::fs::read(entry.path()).unwrap()));
+            }
+        }
+        files.sort();
+        Fingerprint { head, commit, index, files }
+    }
+
+    pub fn branches(&self) -> Vec<String> {
+        let repo = self.open();
+        let mut names: Vec<String> =
+            repo.branches(None).unwrap().map(|b| b.unwrap().0.name().unwrap().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// A file's text on a branch.
+    pub fn show(&self, branch: &str, path: &str) -> Option<String> {
+        let repo = self.open();
+        let commit = repo.find_branch(branch, git2::BranchType::Local).ok()?.get().peel_to_commit().ok()?;
+        let entry = commit.tree().ok()?.get_path(Path::new(path)).ok()?;
+        let blob = repo.find_blob(entry.id()).ok()?;
+        String::from_utf8(blob.content().to_vec()).ok()
+    }
+
+    /// Commits of a branch that are not on `base`.
+    pub fn commits_since(&self, branch: &str, base: &str) -> usize {
+        let repo = self.open();
+        let tip = repo.find_branch(branch, git2::BranchType::Local).unwrap().get().peel_to_commit().unwrap().id();
+        let mut walk = repo.revwalk().unwrap();
+        walk.push(tip).unwrap();
+        walk.hide(git2::Oid::from_str(base).unwrap()).unwrap();
+        walk.count()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fingerprint {
+    pub head: String,
+    pub commit: String,
+    pub index: Vec<u8>,
+    pub files: Vec<(String, Vec<u8>)>,
+}
