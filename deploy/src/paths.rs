@@ -102,24 +102,24 @@ impl Paths {
         self.data.join("nats")
     }
 
-    /// Makes the data folder and what stands in it, and checks that `account` can walk there.
+    /// Checks that `account` can walk to the data folder, then makes it and what stands in it.
     pub fn prepare(&self, account: Option<Account>) -> Result<(), PathsError> {
+        if let Some(folder) = account.and_then(|account| closed_parent(&self.data, account)) {
+            return Err(PathsError::Closed { folder, path: self.data.clone() });
+        }
         // The engines' account must pass through the data folder; everything below has its own mode.
         files::folder(&self.data, if account.is_some() { 0o711 } else { 0o700 }, None)?;
         for private in [self.run(), self.data.join("log"), self.keys()] {
             files::folder(&private, 0o700, None)?;
         }
-        match account.and_then(|account| closed_parent(&self.postgres(), account)) {
-            Some(folder) => Err(PathsError::Closed { folder, path: self.data.clone() }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
 /// The first folder above `path`, from the root down and with links resolved, that `account` may not pass through.
 pub fn closed_parent(path: &Path, account: Account) -> Option<PathBuf> {
-    let parent = path.parent()?;
-    let real = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
+    // What is not there yet will be made with the right mode.
+    let real = path.parent()?.ancestors().find_map(|folder| folder.canonicalize().ok())?;
     let mut folders: Vec<&Path> = real.ancestors().collect();
     folders.reverse();
     let closed = folders.into_iter().find(|folder| {
@@ -173,7 +173,9 @@ mod tests {
         fs::create_dir_all(&deep).unwrap();
         let stranger = Account { uid: 4_000_000, gid: 4_000_000 };
         let real = top.path().canonicalize().unwrap();
-        assert_eq!(closed_parent(&deep.join("c"), stranger), Some(real.clone()), "tempdir makes it 0700");
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(closed_parent(&deep.join("c"), stranger), Some(real.clone()));
+        assert_eq!(closed_parent(&deep.join("not/yet/there"), stranger), Some(real.clone()));
         fs::set_permissions(&real, fs::Permissions::from_mode(0o711)).unwrap();
         assert_eq!(closed_parent(&deep.join("c"), stranger), None);
         fs::set_permissions(real.join("a"), fs::Permissions::from_mode(0o750)).unwrap();

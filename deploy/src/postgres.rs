@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cfq_link::child::{self, Account, ChildError, Exit, Process, Signal, Spec};
+use cfq_link::child::{self, Account, ChildError, Exit, Process, ProcessIdentity, Signal, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::engines::Engine;
@@ -180,11 +180,13 @@ impl Postgres {
         .await?;
         let lock = self.data.join("postmaster.pid");
         let named = files::read_if_there(&lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
-        // Postgres refuses to start while any process of the same user has that id, which after a reboot can be anyone.
+        // Postgres refuses to start while any process of the same user has that id: after a reboot that can be anyone,
+        // and in a container whose first process reaps nothing it is the dead postmaster for ever.
         if let Some(pid) = named
-            && std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() != "postgres")
+            && let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm"))
+            && (comm.trim() != "postgres" || ProcessIdentity::of(pid).is_none())
         {
-            tracing::warn!(pid, "the data folder's lock names a process that is no Postgres; removing it");
+            tracing::warn!(pid, "the data folder's lock names a process that is no running Postgres; removing it");
             std::fs::remove_file(&lock).map_err(files::failed("remove", &lock))?;
         }
         Ok(())

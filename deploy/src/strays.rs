@@ -23,6 +23,8 @@ pub async fn end(folder: &Path, ask: Signal, matches: impl Fn(&[&[u8]]) -> bool)
     for stray in &strays {
         tracing::warn!(pid = stray.pid, folder = %folder.display(), "ending a process an earlier run left");
         signal(stray, ask);
+        // One that was suspended would only act on it after that.
+        signal(stray, Signal::Continue);
     }
     let deadline = tokio::time::Instant::now() + GRACE;
     for stray in &strays {

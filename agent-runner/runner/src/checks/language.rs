@@ -1,0 +1,101 @@
+//! Languages with a grammar, by file name and by the name people give.
+
+use tree_sitter::Parser;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Language {
+    Python,
+    JavaScript,
+    TypeScript,
+    Tsx,
+    Rust,
+    Go,
+}
+
+impl Language {
+    pub fn of_path(path: &str) -> Option<Self> {
+        match path.rsplit_once('.')?.1.to_ascii_lowercase().as_str() {
+            "py" | "pyi" | "pyw" => Some(Self::Python),
+            "js" | "mjs" | "cjs" | "jsx" => Some(Self::JavaScript),
+            "ts" | "mts" | "cts" => Some(Self::TypeScript),
+            "tsx" => Some(Self::Tsx),
+            "rs" => Some(Self::Rust),
+            "go" => Some(Self::Go),
+            _ => None,
+        }
+    }
+
+    /// From a task's language or a code block's label.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::of_path(&format!("x.{}", extension(name)?))
+    }
+
+    pub(super) fn parser(self) -> Option<Parser> {
+        let language = match self {
+            Self::Python => tree_sitter_python::LANGUAGE,
+            Self::JavaScript => tree_sitter_javascript::LANGUAGE,
+            Self::TypeScript => tree_sitter_typescript::LANGUAGE_TYPESCRIPT,
+            Self::Tsx => tree_sitter_typescript::LANGUAGE_TSX,
+            Self::Rust => tree_sitter_rust::LANGUAGE,
+            Self::Go => tree_sitter_go::LANGUAGE,
+        };
+        let mut parser = Parser::new();
+        // Fails only for a grammar of another ABI, which the tests would show.
+        parser.set_language(&language.into()).ok()?;
+        Some(parser)
+    }
+}
+
+/// The usual file extension of a language, by the names people and code blocks use.
+pub fn extension(name: &str) -> Option<&'static str> {
+    Some(match name.trim().to_ascii_lowercase().as_str() {
+        "python" | "python3" | "py" => "py",
+        "javascript" | "js" | "node" | "nodejs" | "jsx" | "mjs" => "js",
+        "typescript" | "ts" => "ts",
+        "tsx" => "tsx",
+        "rust" | "rs" => "rs",
+        "go" | "golang" => "go",
+        "c" => "c",
+        "c++" | "cpp" | "cxx" => "cpp",
+        "c#" | "csharp" | "cs" => "cs",
+        "java" => "java",
+        "kotlin" | "kt" => "kt",
+        "swift" => "swift",
+        "ruby" | "rb" => "rb",
+        "php" => "php",
+        "lua" => "lua",
+        "perl" | "pl" => "pl",
+        "scala" => "scala",
+        "html" => "html",
+        "css" => "css",
+        "sql" => "sql",
+        "shell" | "sh" | "bash" => "sh",
+        "yaml" | "yml" => "yaml",
+        "json" => "json",
+        "toml" => "toml",
+        "markdown" | "md" => "md",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_grammar_loads() {
+        for language in
+            [Language::Python, Language::JavaScript, Language::TypeScript, Language::Tsx, Language::Rust, Language::Go]
+        {
+            assert!(language.parser().is_some(), "{language:?}");
+        }
+    }
+
+    #[test]
+    fn names_and_paths_agree() {
+        assert_eq!(Language::of_name("Python"), Language::of_path("a/b.py"));
+        assert_eq!(Language::of_name("golang"), Some(Language::Go));
+        assert_eq!(Language::of_name("cobol"), None);
+        assert_eq!(Language::of_path("Makefile"), None);
+    }
+}

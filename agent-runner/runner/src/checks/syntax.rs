@@ -1,0 +1,92 @@
+//! Does a file parse in its language? The first place where it does not is what goes back to the creator.
+
+use tree_sitter::{Node, TreeCursor};
+
+use super::language::Language;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyntaxError {
+    /// From 1.
+    pub line: u32,
+    pub message: String,
+}
+
+/// The first syntax error of `text`, if there is one.
+pub fn syntax_error(language: Language, text: &str) -> Option<SyntaxError> {
+    let tree = language.parser()?.parse(text, None)?;
+    let root = tree.root_node();
+    if !root.has_error() {
+        return None;
+    }
+    let node = first_error(root).unwrap_or(root);
+    let row = node.start_position().row;
+    let line = text.lines().nth(row).unwrap_or_default().trim();
+    let shown: String = line.chars().take(80).collect();
+    let message = if node.is_missing() {
+        format!("does not parse: {} is missing at `{shown}`", node.kind())
+    } else {
+        format!("does not parse near `{shown}`")
+    };
+    Some(SyntaxError { line: u32::try_from(row + 1).unwrap_or(u32::MAX), message })
+}
+
+/// Depth first, in the order of the text. Walks with a cursor: generated text can nest deeper than a stack.
+fn first_error(root: Node<'_>) -> Option<Node<'_>> {
+    let mut cursor = root.walk();
+    loop {
+        let node = cursor.node();
+        if node.is_error() || node.is_missing() {
+            return Some(node);
+        }
+        if !next(&mut cursor, node.has_error()) {
+            return None;
+        }
+    }
+}
+
+/// Moves on in document order, into the node's children if `inside`. False at the end.
+pub(super) fn next(cursor: &mut TreeCursor<'_>, inside: bool) -> bool {
+    if inside && cursor.goto_first_child() {
+        return true;
+    }
+    loop {
+        if cursor.goto_next_sibling() {
+            return true;
+        }
+        if !cursor.goto_parent() {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_code_passes_and_broken_code_has_a_line() {
+        for (language, good, broken, line) in [
+            (Language::Python, "def f(x):\n    return x\n", "x = 1\ndef f(x:\n    return x\n", 2),
+            (Language::JavaScript, "function f(x) { return x }\n", "function f(x) {\n  return x\n", 1),
+            (Language::TypeScript, "let x: number = 1;\n", "let x: = 1;\n", 1),
+            (Language::Tsx, "const a = <b>{1}</b>;\n", "const a = <b>{1}</c;\n", 1),
+            (Language::Rust, "fn f() -> u8 { 1 }\n", "fn f( -> u8 { 1 }\n", 1),
+            (Language::Go, "package a\n\nfunc f() int { return 1 }\n", "package a\n\nfunc f( int { return 1 }\n", 3),
+        ] {
+            assert_eq!(syntax_error(language, good), None, "{language:?}");
+            let error = syntax_error(language, broken).unwrap();
+            assert!(error.line.abs_diff(line) <= 1, "{language:?}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn prose_is_not_python() {
+        assert!(syntax_error(Language::Python, "Here is the function you asked for:\n").is_some());
+    }
+
+    #[test]
+    fn deep_nesting_does_not_overflow() {
+        let deep = format!("{}{}", "(".repeat(50_000), "]");
+        assert!(syntax_error(Language::Python, &deep).is_some());
+    }
+}

@@ -1,0 +1,60 @@
+//! How often the configured models solve the demo's task, over a number of seeds: "right" means that the best artifact parses and
+//! defines the named function; nothing is executed.
+//!
+//!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin seeds -- REPO 20
+#![allow(clippy::print_stdout)]
+
+use anyhow::Context;
+use cfq_benches::client;
+use cfq_proto::ids::TaskKey;
+use std::time::{Duration, Instant};
+
+const TASK: &str = "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let mut args = std::env::args().skip(1);
+    let repo = args.next().context("first argument: a git repository")?;
+    let seeds: u64 = args.next().map_or(Ok(20), |n| n.parse())?;
+    let client = client()?;
+    let (mut right, mut merged, mut escalated) = (0, 0, 0);
+    let start = Instant::now();
+    for seed in 1..=seeds {
+        let spec = serde_json::from_value(serde_json::json!({
+            "description": TASK, "language": "python", "repo": repo, "max_iterations": 3,
+            "agents": { "alpha": { "seed": seed }, "beta": { "seed": seed } },
+        }))?;
+        let task = TaskKey::Id(client.submit(&spec, None).await?.id);
+        let detail = loop {
+            let detail = client.task(task).await?;
+            if detail.summary.state.is_resting() {
+                break detail;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        // A best artifact is never a quarantined one, so it parses.
+        let defines = match detail.best_iteration {
+            None => false,
+            Some(n) => {
+                let chain = client.artifacts(task, Some(n)).await?;
+                let last = chain.artifacts.last();
+                last.is_some_and(|a| a.files.iter().any(|f| f.content.as_deref().is_some_and(|c| c.contains("def add("))))
+            }
+        };
+        right += u64::from(defines);
+        match detail.summary.state {
+            cfq_proto::task::TaskState::Merged => merged += 1,
+            cfq_proto::task::TaskState::Escalated => escalated += 1,
+            _ => {}
+        }
+        println!(
+            "seed {seed:3}: {} after {} tries, best {:?}, {}",
+            detail.summary.state,
+            detail.iterations.len(),
+            detail.summary.best_score,
+            if defines { "right" } else { "wrong" }
+        );
+    }
+    println!("{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.1} s a task", start.elapsed().as_secs_f64() / seeds as f64);
+    Ok(())
+}

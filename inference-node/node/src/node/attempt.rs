@@ -1,0 +1,237 @@
+//! One attempt at a job, from the order to the committed report.
+//!
+//! Room is reserved before the order is accepted, and nothing is computed before the acceptance is committed. From then on
+//! the lease decides: while it is suspended nothing is published, once it is lost everything is dropped. The result and
+//! the lease are kept until the scheduler says that the result is committed, or not wanted any more.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cfq_link::lease::{HeldLease, LeaseStatus};
+use cfq_link::{LinkError, blobs, failpoint};
+use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt};
+use cfq_proto::messages::{Accept, FenceReply, JobReport, Refusal, Refuse, TokenFrame, WorkOrder};
+use cfq_proto::subject;
+use serde::Serialize;
+
+use crate::engine::{Admitted, Ended, Event, Generation, Refused};
+use crate::node::fleet::Standing;
+use crate::node::{InHand, Shared};
+
+/// Tokens are gathered for this long before they are published: fast enough to read along, few enough messages.
+const FRAME: Duration = Duration::from_millis(75);
+/// Wait between two tries of a request the scheduler could not serve.
+const AGAIN: Duration = Duration::from_millis(200);
+
+pub(super) struct Attempt {
+    pub(super) shared: Arc<Shared>,
+    pub(super) in_hand: InHand,
+    pub(super) order: WorkOrder,
+}
+
+/// What admission came to.
+enum Start {
+    Work(Admitted),
+    /// Accepted only to report this.
+    Fail(JobFailure),
+    Refuse(Refusal),
+}
+
+impl Attempt {
+    pub(super) async fn run(mut self) {
+        let fence = self.in_hand.fence;
+        let start = match self.prompt().await {
+            Ok(prompt) => self.admit(prompt).await,
+            Err(error) => {
+                // The lease is not ours any more, or the blob is gone: the scheduler places it again if it is wanted.
+                tracing::warn!(job = %fence.job, %error, "prompt cannot be fetched; order dropped");
+                return;
+            }
+        };
+        if self.in_hand.stop.is_raised() {
+            tracing::debug!(job = %fence.job, "stopped before it was accepted");
+            return;
+        }
+        if let Start::Refuse(refusal) = start {
+            tracing::info!(job = %fence.job, ?refusal, "order refused");
+            let refuse = Refuse { fence, boot: self.shared.boot, refusal };
+            self.settle("refuse", &refuse).await;
+            return;
+        }
+        failpoint::hit("node.before_accept");
+        let asked_at = Instant::now();
+        if self.settle("accept", &Accept { fence, boot: self.shared.boot }).await != Some(FenceReply::Committed) {
+            tracing::info!(job = %fence.job, "order is not current any more");
+            return;
+        }
+        let lease = self.shared.keeper.hold(fence.lease, asked_at);
+        failpoint::hit("node.accepted");
+        let outcome = match start {
+            Start::Work(admitted) => match self.generate(admitted.start(), &lease).await {
+                Some(Ok(completion)) => self.carry(completion, &lease).await,
+                Some(Err(Ended::Failed(failure))) => Some(Outcome::Failed { failure }),
+                Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: "stopped on its node".to_owned() }),
+                None => None,
+            },
+            Start::Fail(failure) => Some(Outcome::Failed { failure }),
+            Start::Refuse(_) => None,
+        };
+        match outcome {
+            Some(outcome) => self.report(outcome, &lease).await,
+            None => tracing::info!(job = %fence.job, "lease lost; work dropped"),
+        }
+    }
+
+    async fn prompt(&self) -> Result<Prompt, LinkError> {
+        let lease = self.in_hand.fence.lease;
+        blobs::get(&self.shared.session, &self.shared.subject("blob_get"), lease, self.order.prompt.clone()).await
+    }
+
+    async fn admit(&self, prompt: Prompt) -> Start {
+        let model = &self.order.model;
+        let not_now = |need, have| Start::Refuse(Refusal::NotNow { need, have, ledger_version: self.shared.fleet.ledger().version });
+        let engine = match self.shared.fleet.standing(model) {
+            Some(Standing::Ready(engine)) => engine,
+            Some(Standing::Loading | Standing::Unusable(_)) => return not_now(1, 0),
+            None => return Start::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") }),
+        };
+        match engine.admit(prompt).await {
+            Ok(admitted) => Start::Work(admitted),
+            Err(Refused::NotNow { need, have }) => not_now(need, have),
+            Err(Refused::Never { reason }) => Start::Refuse(Refusal::Never { reason }),
+            Err(Refused::Failed(failure)) => Start::Fail(failure),
+        }
+    }
+
+    /// Asks until the answer is final. `None`: the lease could have been swept meanwhile, so the order is given up.
+    async fn settle<Q: Serialize>(&mut self, verb: &str, body: &Q) -> Option<FenceReply> {
+        let subject = self.shared.subject(verb);
+        let ask = async {
+            loop {
+                match self.shared.session.request::<_, FenceReply>(&subject, body).await {
+                    Ok(FenceReply::Unavailable { reason }) => tracing::debug!(verb, reason, "asking again"),
+                    Ok(settled) => return settled,
+                    Err(error) => tracing::debug!(verb, %error, "asking again"),
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        };
+        tokio::time::timeout(self.shared.timing.lease_ttl() + self.shared.timing.accept(), ask).await.ok()
+    }
+
+    /// Reads the generation to its end while the lease holds. `None`: the lease is lost.
+    async fn generate(&mut self, mut generation: Generation, lease: &HeldLease) -> Option<Result<Completion, Ended>> {
+        let mut frames = Frames { attempt: self, text: String::new(), offset: 0 };
+        let mut stop = frames.attempt.in_hand.stop.clone();
+        let mut stopped = false;
+        let mut tick = tokio::time::interval(FRAME);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let lost = lease.lost();
+        tokio::pin!(lost);
+        loop {
+            tokio::select! {
+                event = generation.next() => match event {
+                    Event::Step { text } => {
+                        lease.step();
+                        frames.text.push_str(&text);
+                    }
+                    Event::Done(how) => {
+                        frames.publish(lease).await;
+                        return Some(how);
+                    }
+                },
+                _ = tick.tick() => frames.publish(lease).await,
+                () = &mut lost => return None,
+                () = stop.raised(), if !stopped => {
+                    stopped = true;
+                    generation.cancel();
+                }
+            }
+        }
+    }
+
+    /// The completion, stored first if it is large. `None`: the lease is lost.
+    async fn carry(&self, completion: Completion, lease: &HeldLease) -> Option<Outcome> {
+        let subject = self.shared.subject("blob_put");
+        loop {
+            if lease.settled().await == LeaseStatus::Lost {
+                return None;
+            }
+            lease.step();
+            match blobs::put(&self.shared.session, &subject, lease.id(), completion.clone()).await {
+                Ok(completion) => return Some(Outcome::Done { completion }),
+                Err(LinkError::Blob { reason, .. }) => {
+                    let failure = JobFailure::Engine { reason: format!("the result could not be stored: {reason}") };
+                    return Some(Outcome::Failed { failure });
+                }
+                Err(error) => tracing::warn!(%error, "result not stored yet"),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Repeats the report until it is committed or not wanted, as long as the lease holds.
+    async fn report(&self, outcome: Outcome, lease: &HeldLease) {
+        let fence = self.in_hand.fence;
+        let report = JobReport { fence, boot: self.shared.boot, outcome };
+        let subject = self.shared.subject("result");
+        failpoint::hit("node.before_report");
+        loop {
+            if lease.settled().await == LeaseStatus::Lost {
+                tracing::info!(job = %fence.job, "lease lost before the report was committed");
+                return;
+            }
+            // Waiting for the scheduler is no standstill of the work.
+            lease.step();
+            match self.shared.session.request::<_, FenceReply>(&subject, &report).await {
+                Ok(FenceReply::Committed) => {
+                    failpoint::hit("node.reported");
+                    tracing::info!(job = %fence.job, attempt = fence.attempt, outcome = named(&report.outcome), "reported");
+                    return;
+                }
+                Ok(FenceReply::Stale) => {
+                    tracing::info!(job = %fence.job, attempt = fence.attempt, "report is stale");
+                    return;
+                }
+                Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "reporting again"),
+                Err(error) => tracing::debug!(%error, "reporting again"),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+fn named(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Done { .. } => "done",
+        Outcome::Failed { .. } => "failed",
+        Outcome::Released { .. } => "released",
+    }
+}
+
+/// Text on its way to whoever watches.
+struct Frames<'a> {
+    attempt: &'a Attempt,
+    text: String,
+    offset: u64,
+}
+
+impl Frames<'_> {
+    /// Publishes what has gathered, unless the lease is in doubt: then it waits.
+    async fn publish(&mut self, lease: &HeldLease) {
+        if self.text.is_empty() || lease.status() != LeaseStatus::Live {
+            return;
+        }
+        let text = std::mem::take(&mut self.text);
+        let length = text.len() as u64;
+        let order = &self.attempt.order;
+        let frame = TokenFrame { task: order.task, fence: order.fence, role: order.role, offset: self.offset, text };
+        self.offset += length;
+        let shared = &self.attempt.shared;
+        if let Err(error) = shared.session.publish(&subject::tokens(&shared.node, order.fence.job), &frame).await {
+            // The result holds the whole text.
+            tracing::debug!(%error, "frame not published");
+        }
+        failpoint::hit("node.generating");
+    }
+}

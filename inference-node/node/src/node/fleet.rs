@@ -1,0 +1,229 @@
+//! The node's models: what each is doing, and the ledger made of it.
+//!
+//! Files are loaded one after the other in the background, so that the node can be seen, with its models loading, from
+//! the first second. A load that fails, or panics, leaves the model unusable with its reason, and the node lives.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cfq_memory::Bytes;
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::node::{Ledger, ModelState, Residency};
+
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::engine::candle::{CandleEngine, Changes, Limits, LoadError};
+use crate::engine::proxy::{ProxyEngine, Server};
+use crate::{gpu, models};
+
+/// What one model is doing.
+#[derive(Clone)]
+pub enum Standing {
+    Loading,
+    Ready(Arc<dyn Engine>),
+    Unusable(String),
+}
+
+pub struct Fleet {
+    standings: Mutex<BTreeMap<ModelId, Standing>>,
+    ledger: Mutex<Ledger>,
+    changes: Arc<Changes>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Plain data: whole even if a holder panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fleet {
+    /// All models of the configuration; those behind endpoints are ready, files are loading. Also the servers to watch.
+    pub fn new(config: &Config, changes: Arc<Changes>) -> (Arc<Self>, Vec<Arc<Server>>) {
+        let mut servers: BTreeMap<&str, Result<Arc<Server>, String>> = BTreeMap::new();
+        for (name, endpoint) in &config.endpoints {
+            let server = Server::new(name, endpoint, &config.timing, changes.clone()).map_err(|error| {
+                let reason = with_causes(&error);
+                tracing::error!(endpoint = name, reason, "endpoint cannot be used");
+                reason
+            });
+            servers.insert(name, server);
+        }
+        let standing = |model: &ModelId| match model.source() {
+            ModelSource::Path(_) | ModelSource::Pypi { .. } => Standing::Loading,
+            ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
+                Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
+                    Some(engine) => Standing::Ready(Arc::new(engine)),
+                    None => Standing::Unusable(format!("{model} names no model")),
+                },
+                Some(Err(reason)) => Standing::Unusable(reason.clone()),
+                None => Standing::Unusable(format!(
+                    "endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url"
+                )),
+            },
+            ModelSource::Hub { .. } => Standing::Unusable("hf: models are not supported in this version".to_owned()),
+            ModelSource::Ollama { .. } => Standing::Unusable(
+                "ollama: models are not supported in this version; Ollama also answers as an openai: endpoint under /v1".to_owned(),
+            ),
+        };
+        let standings = config.models.iter().map(|model| (model.clone(), standing(model))).collect();
+        let fleet = Self { standings: Mutex::new(standings), ledger: Mutex::default(), changes };
+        let servers = servers.into_values().filter_map(Result::ok).collect();
+        (Arc::new(fleet), servers)
+    }
+
+    pub fn standing(&self, model: &ModelId) -> Option<Standing> {
+        lock(&self.standings).get(model).cloned()
+    }
+
+    fn set(&self, model: &ModelId, standing: Standing) {
+        lock(&self.standings).insert(model.clone(), standing);
+        self.changes.send_replace(());
+    }
+
+    /// Takes no new work from now on.
+    pub fn drain(&self) {
+        let mut ledger = lock(&self.ledger);
+        ledger.draining = true;
+        ledger.version += 1;
+        drop(ledger);
+        self.changes.send_replace(());
+    }
+
+    /// The ledger as it is now; its version grows whenever it reads differently from the last one handed out.
+    pub fn ledger(&self) -> Ledger {
+        let models: Vec<ModelState> = lock(&self.standings).iter().map(|(model, s)| s.state(model)).collect();
+        let mut ledger = lock(&self.ledger);
+        if ledger.models != models {
+            ledger.models = models;
+            ledger.version += 1;
+        }
+        ledger.clone()
+    }
+
+    /// Loads every model that is a file. Blocks for seconds to minutes.
+    pub fn load_files(&self, config: &Config) {
+        let mut waiting: Vec<ModelId> = lock(&self.standings)
+            .iter()
+            .filter(|(_, standing)| matches!(standing, Standing::Loading))
+            .map(|(model, _)| model.clone())
+            .collect();
+        let mut budget = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
+        waiting.reverse();
+        while let Some(model) = waiting.pop() {
+            // An even share leaves room for the models after this one; one that needs more may take all there is.
+            let share = budget / (waiting.len() as u64 + 1);
+            let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                load(config, &model, share, budget, self.changes.clone())
+            }));
+            let standing = match attempt {
+                Ok(Ok(engine)) => {
+                    budget = budget.saturating_sub(engine.need().total());
+                    Standing::Ready(Arc::new(engine))
+                }
+                Ok(Err(reason)) => {
+                    tracing::error!(%model, reason, "model cannot be used");
+                    Standing::Unusable(reason)
+                }
+                Err(_) => Standing::Unusable(format!("loading {model} failed inside the engine; see the node's log")),
+            };
+            self.set(&model, standing);
+        }
+    }
+}
+
+fn load(config: &Config, model: &ModelId, share: u64, all: u64, changes: Arc<Changes>) -> Result<CandleEngine, String> {
+    let mut told = 0;
+    let mut progress = |bytes: u64, total: u64| {
+        if bytes >= told + total / 10 {
+            told = bytes;
+            tracing::info!(%model, done = %Bytes(bytes), total = %Bytes(total), "fetching model");
+        }
+    };
+    let path = models::pull(model, &config.model_dir, &mut progress).map_err(|error| with_causes(&error))?;
+    let limits = |memory| Limits { memory, max_sequences: config.max_sequences };
+    match CandleEngine::load(model.clone(), &path, limits(share), changes.clone()) {
+        Err(LoadError::DoesNotFit { .. }) if share < all => {
+            CandleEngine::load(model.clone(), &path, limits(all), changes)
+        }
+        settled => settled,
+    }
+    .map_err(|error| with_causes(&error))
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+impl Standing {
+    fn state(&self, model: &ModelId) -> ModelState {
+        let residency = match self {
+            Self::Ready(engine) => return engine.state(),
+            Self::Loading => Residency::Loading,
+            Self::Unusable(reason) => Residency::Unusable { reason: reason.clone() },
+        };
+        ModelState {
+            model: model.clone(),
+            residency,
+            device: "cpu".to_owned(),
+            need_bytes: 0,
+            context_tokens: 0,
+            kv_tokens_free: 0,
+            running: 0,
+            max_sequences: 0,
+            prefill_rate: 0.0,
+            decode_rate: 0.0,
+            load_rate: 0.0,
+            tokens_per_byte: 0.3,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(models: &[&str], dir: &std::path::Path) -> Config {
+        serde_json::from_value(serde_json::json!({
+            "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": dir, "models": models,
+        }))
+        .unwrap()
+    }
+
+    fn reason(ledger: &Ledger, at: usize) -> &str {
+        match &ledger.models[at].residency {
+            Residency::Unusable { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_cannot_serve_says_why_and_the_node_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("broken.gguf");
+        std::fs::write(&broken, b"GGUF\x03\0\0\0").unwrap();
+        let path = format!("path:{}", broken.display());
+        let config = config(&["hf:a/b:c", "openai:box/m", &path], folder.path());
+        let (fleet, servers) = Fleet::new(&config, Arc::default());
+        assert!(servers.is_empty());
+        let ledger = fleet.ledger();
+        assert_eq!(ledger.version, 1);
+        assert_eq!(fleet.ledger().version, 1, "nothing changed");
+        assert!(reason(&ledger, 0).contains("not supported"));
+        assert!(reason(&ledger, 1).contains("[endpoints.box]"));
+        assert_eq!(ledger.models[2].residency, Residency::Loading);
+        fleet.load_files(&config);
+        let ledger = fleet.ledger();
+        assert_eq!(ledger.version, 2);
+        assert!(reason(&ledger, 2).contains("cut off or corrupt"), "{}", reason(&ledger, 2));
+        fleet.drain();
+        assert!(fleet.ledger().draining && fleet.ledger().version == 3);
+    }
+}

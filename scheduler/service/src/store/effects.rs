@@ -1,0 +1,117 @@
+//! What follows when a step changes the task's state: why it stands there, the question an escalation opens, the pull
+//! request an ending closes.
+
+use cfq_convergence::recommendation;
+use cfq_proto::event::EventBody;
+use cfq_proto::ids::QuestionId;
+use cfq_proto::looping::{Decided, Decision, EscalationAction, EscalationReason, Step};
+use cfq_proto::pr::PrState;
+use cfq_proto::task::TaskState;
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::StoreError;
+use super::error::{Doing, plain, read};
+use super::events::append;
+use super::project::move_pr;
+use super::tasks::TaskRow;
+
+/// The task's reason, for people.
+pub(super) fn reason(step: &Step) -> String {
+    match step {
+        Step::Decided { decided, .. } => match &decided.decision {
+            Decision::Escalate { reason, .. } => format!("{reason}: {}", decided.why),
+            Decision::Fail { reason } => reason.clone(),
+            Decision::Converged | Decision::Revise => decided.why.clone(),
+        },
+        Step::Resolved { action, by } => match action {
+            EscalationAction::SwitchLlm { target_agent, suggested_model: Some(model) } => {
+                format!("{by}: {target_agent} goes on with {model}")
+            }
+            EscalationAction::SwitchLlm { target_agent, suggested_model: None } => format!("{by}: {target_agent} tries again"),
+            EscalationAction::RetryWithConstraints { .. } => format!("{by}: retry with constraints"),
+            EscalationAction::AcceptBestEffort => format!("{by}: best effort accepted"),
+            EscalationAction::Abort => format!("aborted by {by}"),
+            EscalationAction::Fail { reason: Some(reason) } => format!("failed by {by}: {reason}"),
+            EscalationAction::Fail { reason: None } => format!("failed by {by}"),
+        },
+        Step::Cancelled { by } => format!("cancelled by {by}"),
+        Step::HandedOff => "handed off".to_owned(),
+        Step::Started { .. }
+        | Step::Generated { .. }
+        | Step::Checked { .. }
+        | Step::Reviewed { .. }
+        | Step::PrOpened { .. }
+        | Step::PrMoved { .. }
+        | Step::MergeIntent { .. }
+        | Step::Merged { .. }
+        | Step::Delivered { .. } => String::new(),
+    }
+}
+
+/// An escalation opens one question; whatever ends it closes the one that is open.
+pub(super) async fn questions(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    step: &Step,
+    decided: Option<&Decided>,
+) -> Result<(), StoreError> {
+    if let Some(Decided { decision: Decision::Escalate { reason, available_actions }, why, best_score, .. }) = decided {
+        let question = QuestionId::fresh();
+        // Dangerous output is the one escalation that interrupts at once (L13).
+        let priority = if *reason == EscalationReason::DangerousOutputDetected { 0i16 } else { 1 };
+        let text = format!("{reason}: {why}");
+        sqlx::query!(
+            r#"insert into questions (id, task, priority, text, reason, actions, recommendation)
+               values ($1, $2, $3, $4, $5, $6, $7)"#,
+            question.0,
+            task.id.0,
+            priority,
+            plain(&text),
+            Json(reason) as _,
+            Json(available_actions) as _,
+            recommendation(*reason, *best_score, task.threshold)
+        )
+        .execute(&mut *connection)
+        .await
+        .doing("opening a question")?;
+        return append(connection, task.id, &EventBody::QuestionOpened { question, text }).await;
+    }
+    let (state, answer, by) = match step {
+        Step::Resolved { action, by } => ("answered", Some(action), by.as_str()),
+        Step::Cancelled { by } => ("closed", None, by.as_str()),
+        _ => return Ok(()),
+    };
+    let closed = sqlx::query_scalar!(
+        r#"update questions set state = $2, answer = $3, answered_by = $4, answered_at = now()
+           where task = $1 and state = 'open' returning id"#,
+        task.id.0,
+        state,
+        answer.map(Json) as _,
+        plain(by)
+    )
+    .fetch_all(&mut *connection)
+    .await
+    .doing("answering a question")?;
+    for question in closed.into_iter().map(QuestionId) {
+        let answer = answer.map_or("closed", |a| a.kind().as_str()).to_owned();
+        append(connection, task.id, &EventBody::QuestionAnswered { question, answer, by: by.to_owned() }).await?;
+    }
+    Ok(())
+}
+
+/// A task that ended without merging leaves no pull request open.
+pub(super) async fn close_pr(connection: &mut PgConnection, task: &TaskRow, to: TaskState) -> Result<(), StoreError> {
+    let ended = to.is_terminal();
+    let Some(pr) = task.pr.filter(|_| ended) else { return Ok(()) };
+    let state = sqlx::query_scalar!("select state from internal_prs where number = $1", pr)
+        .fetch_one(&mut *connection)
+        .await
+        .doing("finding a pull request")?;
+    let state: PrState = read("pull request state", &state)?;
+    if !matches!(state, PrState::Merged | PrState::Closed) {
+        // Every open state may be closed, so the refusal cannot come.
+        let _closed = move_pr(connection, task, PrState::Closed, &format!("the task is {to}"), None).await?;
+    }
+    Ok(())
+}

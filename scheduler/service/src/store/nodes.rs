@@ -1,0 +1,166 @@
+//! Nodes say hello and beat.
+
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_proto::job::JobState;
+use cfq_proto::messages::{Beat, BeatReply, NodeHello};
+use cfq_proto::node::Ledger;
+use cfq_scheduler_core as core;
+use sqlx::types::Json;
+
+use super::error::{Doing, plain, read};
+use super::hint::{Hint, LeaderHint};
+use super::jobs::{changed, leave_node};
+use super::tasks::lock_task;
+use super::{Store, StoreError, attempts, sweep};
+
+/// What a hello changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Greeting {
+    /// It is another start than the last one known.
+    pub new_boot: bool,
+    pub hints: Vec<Hint>,
+}
+
+impl Store {
+    /// Writes the node's row. A new boot releases at once what the old one held.
+    pub async fn node_hello(&self, hello: &NodeHello) -> Result<Greeting, StoreError> {
+        let before = sqlx::query_scalar!("select boot from nodes where id = $1", hello.node.as_str())
+            .fetch_optional(&self.pool)
+            .await
+            .doing("finding a node")?;
+        sqlx::query!(
+            r#"insert into nodes (id, boot, version, devices, ledger) values ($1, $2, $3, $4, $5)
+               on conflict (id) do update set boot = excluded.boot, version = excluded.version, devices = excluded.devices,
+                   ledger = excluded.ledger, last_seen = now(), left_out_version = null, left_out_at = null"#,
+            hello.node.as_str(),
+            hello.boot.0,
+            plain(&hello.version),
+            Json(&hello.devices) as _,
+            Json(&hello.ledger) as _
+        )
+        .execute(&self.pool)
+        .await
+        .doing("writing a node")?;
+        let mut hints = self.release_old_boot(&hello.node, hello.boot).await?;
+        hints.push(Hint::Leader(LeaderHint::Node(hello.node.clone())));
+        Ok(Greeting { new_boot: before != Some(hello.boot.0), hints })
+    }
+
+    async fn release_old_boot(&self, node: &NodeId, boot: BootId) -> Result<Vec<Hint>, StoreError> {
+        let held = sqlx::query!(
+            r#"select id, task, lease as "lease!" from jobs
+               where node = $1 and node_boot <> $2 and state in ('placed', 'running')"#,
+            node.as_str(),
+            boot.0
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("finding the jobs of an earlier start")?;
+        let mut hints = Vec::new();
+        for row in held {
+            let mut tx = self.begin().await?;
+            let Some(task) = lock_task(&mut tx, TaskId(row.task)).await? else { continue };
+            let state = sqlx::query_scalar!(
+                "select state from jobs where id = $1 and lease = $2 and node_boot <> $3 for update",
+                row.id,
+                row.lease,
+                boot.0
+            )
+            .fetch_optional(&mut *tx)
+            .await
+            .doing("checking a lease")?;
+            let job = JobId(row.id);
+            let why = format!("{node} started anew");
+            match state.map(|s| read::<JobState>("job state", &s)).transpose()? {
+                Some(JobState::Running) => {
+                    hints.extend(sweep::lose(&mut tx, &task, job, &why, self.limits.max_losses).await?);
+                }
+                Some(JobState::Placed) => {
+                    attempts::end_current(&mut tx, job, "unplaced", &why).await?;
+                    leave_node(&mut tx, job, JobState::Queued).await?;
+                    changed(&mut tx, task.id, job, &why).await?;
+                    hints.push(Hint::Leader(LeaderHint::Job(job)));
+                }
+                Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
+                | None => continue,
+            }
+            tx.commit().await.doing("releasing the jobs of an earlier start")?;
+        }
+        Ok(hints)
+    }
+
+    /// Extends exactly the listed leases whose work moves. What is listed but not this boot's any more is lost.
+    pub async fn node_beat(&self, node: &NodeId, beat: &Beat) -> Result<BeatReply, StoreError> {
+        let known = sqlx::query!(
+            r#"update nodes set last_seen = now(), ledger = coalesce($3, ledger), devices = coalesce($4, devices)
+               where id = $1 and boot = $2"#,
+            node.as_str(),
+            beat.boot.0,
+            beat.ledger.as_ref().map(Json) as _,
+            beat.devices.as_ref().map(Json) as _
+        )
+        .execute(&self.pool)
+        .await
+        .doing("writing a beat")?
+        .rows_affected()
+            == 1;
+        let all: Vec<uuid::Uuid> = beat.held.iter().map(|h| h.lease.0).collect();
+        let moving: Vec<uuid::Uuid> =
+            beat.held.iter().filter(|h| h.step_age_ms <= self.timing.job_step_ms).map(|h| h.lease.0).collect();
+        let mut reply = BeatReply { hello_again: !known, ..BeatReply::default() };
+        if all.is_empty() {
+            return Ok(reply);
+        }
+        // Its own statement, so that a beat never waits for a job's row behind the node's.
+        let extended = sqlx::query_scalar!(
+            r#"update jobs set lease_expires = now() + $4::float8 * interval '1 millisecond'
+               where lease = any($1) and node = $2 and node_boot = $3 and state = 'running' returning lease as "lease!""#,
+            &moving,
+            node.as_str(),
+            beat.boot.0,
+            self.lease_ttl_ms()
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("extending job leases")?;
+        let live = sqlx::query!(
+            r#"select lease as "lease!", state from jobs
+               where lease = any($1) and node = $2 and node_boot = $3 and state in ('placed', 'running')"#,
+            &all,
+            node.as_str(),
+            beat.boot.0
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("checking job leases")?;
+        // A lease whose acceptance is still on its way does not expire yet.
+        let placed = live.iter().filter(|l| l.state == "placed").map(|l| l.lease);
+        reply.extended = extended.into_iter().chain(placed).map(LeaseId).collect();
+        reply.lost = all.into_iter().filter(|l| !live.iter().any(|r| r.lease == *l)).map(LeaseId).collect();
+        Ok(reply)
+    }
+
+    /// Every node's row.
+    pub async fn core_nodes(&self) -> Result<Vec<core::Node>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select id, boot, ledger as "ledger: Json<Ledger>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
+                      left_out_version, (extract(epoch from left_out_at) * 1000)::bigint as left_out_ms
+               from nodes"#
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the nodes")?;
+        rows.into_iter()
+            .map(|r| {
+                let left_out = r.left_out_version.zip(r.left_out_ms);
+                Ok(core::Node {
+                    id: read("node", &r.id)?,
+                    boot: BootId(r.boot),
+                    ledger: r.ledger.0,
+                    seen_ms: r.seen_ms,
+                    left_out: left_out.map(|(version, at_ms)| core::LeftOut { version: version.max(0) as u64, at_ms }),
+                })
+            })
+            .collect()
+    }
+}

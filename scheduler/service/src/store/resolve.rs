@@ -1,0 +1,65 @@
+//! Answering an escalation (L7): only while the task is escalated, only with an action its question offers, and never best
+//! effort for what is quarantined. The answer is a step like any other, so the runner that takes the task over replays it.
+
+use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::looping::{ActionKind, EscalationAction, Step};
+use cfq_proto::task::TaskState;
+use sqlx::types::Json;
+
+use super::error::Doing;
+use super::hint::Hint;
+use super::tasks::lock_task;
+use super::{Store, StoreError, steps};
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Resolution {
+    Done { number: TaskNumber, state: TaskState, hints: Vec<Hint> },
+    NotEscalated { number: TaskNumber, state: TaskState },
+    NotOffered { number: TaskNumber, offered: Vec<ActionKind> },
+    Refused { number: TaskNumber, why: String },
+    Unknown,
+}
+
+impl Store {
+    pub async fn resolve(&self, task: TaskId, action: &EscalationAction, by: &str) -> Result<Resolution, StoreError> {
+        let mut tx = self.begin().await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return Ok(Resolution::Unknown) };
+        let number = task.number;
+        if task.state != TaskState::Escalated {
+            return Ok(Resolution::NotEscalated { number, state: task.state });
+        }
+        let offered = sqlx::query_scalar!(
+            r#"select actions as "actions: Json<Vec<ActionKind>>" from questions where task = $1 and state = 'open'"#,
+            task.id.0
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("finding a question")?
+        .map(|a| a.0)
+        .unwrap_or_default();
+        if !offered.contains(&action.kind()) {
+            return Ok(Resolution::NotOffered { number, offered });
+        }
+        if *action == EscalationAction::AcceptBestEffort {
+            let acceptable = sqlx::query_scalar!(
+                r#"select true as "yes!" from tasks t join iterations i on i.task = t.id and i.iteration = t.best_iteration
+                   where t.id = $1 and i.quarantine is null and i.commit is not null"#,
+                task.id.0
+            )
+            .fetch_optional(&mut *tx)
+            .await
+            .doing("finding the best iteration")?;
+            if acceptable.is_none() {
+                let why = "there is no result that is not quarantined".to_owned();
+                return Ok(Resolution::Refused { number, why });
+            }
+        }
+        let step = Step::Resolved { action: action.clone(), by: by.to_owned() };
+        let written = match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
+            Ok(written) => written,
+            Err(why) => return Ok(Resolution::Refused { number, why }),
+        };
+        tx.commit().await.doing("answering an escalation")?;
+        Ok(Resolution::Done { number, state: written.to, hints: written.hints })
+    }
+}

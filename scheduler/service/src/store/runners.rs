@@ -1,0 +1,87 @@
+//! Runners say hello and beat.
+
+use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
+use cfq_proto::messages::{Beat, BeatReply, RunnerHello};
+
+use super::error::{Doing, plain};
+use super::hint::Hint;
+use super::tasks::lock_task;
+use super::{Store, StoreError, sweep};
+
+impl Store {
+    /// Writes the runner's row. A new boot hands back at once what the old one held.
+    pub async fn runner_hello(&self, hello: &RunnerHello) -> Result<Vec<Hint>, StoreError> {
+        sqlx::query!(
+            r#"insert into runners (id, boot, version) values ($1, $2, $3)
+               on conflict (id) do update set boot = excluded.boot, version = excluded.version, last_seen = now()"#,
+            hello.runner.as_str(),
+            hello.boot.0,
+            plain(&hello.version)
+        )
+        .execute(&self.pool)
+        .await
+        .doing("writing a runner")?;
+        let held = sqlx::query!(
+            r#"select id, lease as "lease!" from tasks where runner = $1 and runner_boot <> $2 and lease is not null"#,
+            hello.runner.as_str(),
+            hello.boot.0
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("finding the tasks of an earlier start")?;
+        let mut hints = Vec::new();
+        for row in held {
+            let mut tx = self.begin().await?;
+            let task = lock_task(&mut tx, TaskId(row.id)).await?;
+            let old = |t: &super::tasks::TaskRow| t.lease == Some(LeaseId(row.lease)) && t.boot != Some(hello.boot);
+            let Some(task) = task.filter(old) else { continue };
+            hints.extend(sweep::take_back(&mut tx, &task, "started anew", self.limits.max_task_losses).await?);
+            tx.commit().await.doing("releasing the tasks of an earlier start")?;
+        }
+        Ok(hints)
+    }
+
+    /// Extends exactly the listed leases whose work moves.
+    pub async fn runner_beat(&self, runner: &RunnerId, beat: &Beat) -> Result<BeatReply, StoreError> {
+        let known = sqlx::query!(
+            "update runners set last_seen = now() where id = $1 and boot = $2",
+            runner.as_str(),
+            beat.boot.0
+        )
+        .execute(&self.pool)
+        .await
+        .doing("writing a beat")?
+        .rows_affected()
+            == 1;
+        let all: Vec<uuid::Uuid> = beat.held.iter().map(|h| h.lease.0).collect();
+        let moving: Vec<uuid::Uuid> =
+            beat.held.iter().filter(|h| h.step_age_ms <= self.timing.task_step_ms).map(|h| h.lease.0).collect();
+        let mut reply = BeatReply { hello_again: !known, ..BeatReply::default() };
+        if all.is_empty() {
+            return Ok(reply);
+        }
+        let extended = sqlx::query_scalar!(
+            r#"update tasks set lease_expires = now() + $4::float8 * interval '1 millisecond'
+               where lease = any($1) and runner = $2 and runner_boot = $3 returning lease as "lease!""#,
+            &moving,
+            runner.as_str(),
+            beat.boot.0,
+            self.lease_ttl_ms()
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("extending task leases")?;
+        let live = sqlx::query_scalar!(
+            r#"select lease as "lease!" from tasks where lease = any($1) and runner = $2 and runner_boot = $3"#,
+            &all,
+            runner.as_str(),
+            beat.boot.0
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("checking task leases")?;
+        reply.extended = extended.into_iter().map(LeaseId).collect();
+        reply.lost = all.into_iter().filter(|l| !live.contains(l)).map(LeaseId).collect();
+        Ok(reply)
+    }
+}

@@ -1,0 +1,174 @@
+//! Committing a step of the loop: compare-and-set on (attempt, lease, seq), legal by `cfq-convergence`, with all its
+//! effects on the task's other rows in the same transaction. The runner acts only on `Committed`.
+
+use cfq_convergence::{Facts, task_state_after, transition};
+use cfq_proto::blob::{BlobHash, BlobRef, Carried};
+use cfq_proto::event::EventBody;
+use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
+use cfq_proto::looping::{LoopState, Step};
+use cfq_proto::messages::{StepReply, StepRequest};
+use cfq_proto::task::TaskState;
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::error::Doing;
+use super::events::append;
+use super::hint::Hint;
+use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
+use super::{Store, StoreError, effects, project};
+
+/// A step that is written but not committed yet.
+pub(super) struct Written {
+    pub at: i64,
+    pub pr: Option<i64>,
+    pub to: TaskState,
+    pub hints: Vec<Hint>,
+}
+
+impl Store {
+    pub async fn commit_step(
+        &self,
+        runner: &RunnerId,
+        ask: &StepRequest,
+    ) -> Result<(StepReply, Vec<Hint>), StoreError> {
+        let mut tx = self.begin().await?;
+        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else { return Ok((StepReply::Stale, vec![])) };
+        if ask.seq < task.next_seq {
+            return Ok((repeated(&mut tx, ask).await?, vec![]));
+        }
+        if ask.seq != task.next_seq || !task.is_held_by(runner, &ask.fence) {
+            return Ok((StepReply::Stale, vec![]));
+        }
+        if matches!(ask.step, Step::Resolved { .. } | Step::Cancelled { .. }) {
+            let reason = format!("{} is written by the scheduler, for a client", ask.step.kind());
+            return Ok((StepReply::Illegal { reason }, vec![]));
+        }
+        if let Step::Generated { artifact: Carried::Blob(blob) } = &ask.step
+            && !super::blobs::refer(&mut tx, &blob.hash, task.id).await?
+        {
+            return Ok((StepReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]));
+        }
+        let written = match write(&mut tx, &task, Some(ask.fence.lease), &ask.step, ask.active_ms).await? {
+            Ok(written) => written,
+            Err(reason) => {
+                tracing::warn!(task = %task.number, seq = ask.seq, step = ask.step.kind(), reason, "refused a step");
+                return Ok((StepReply::Illegal { reason }, vec![]));
+            }
+        };
+        cfq_link::failpoint::hit("scheduler.step.before_commit");
+        tx.commit().await.doing("committing a step")?;
+        cfq_link::failpoint::hit("scheduler.step.after_commit");
+        Ok((StepReply::Committed { at: written.at, pr: written.pr }, written.hints))
+    }
+}
+
+/// A step that is there already: the same one of the same attempt was committed before its answer was lost.
+async fn repeated(connection: &mut PgConnection, ask: &StepRequest) -> Result<StepReply, StoreError> {
+    let row = sqlx::query!(
+        r#"select step as "step: Json<Step>", pr, extract(epoch from at)::bigint as "at!" from steps
+           where task = $1 and seq = $2 and attempt = $3 and lease = $4"#,
+        ask.fence.task.0,
+        ask.seq,
+        ask.fence.attempt,
+        ask.fence.lease.0
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("finding a step")?;
+    Ok(match row {
+        Some(row) if row.step.0 == ask.step => StepReply::Committed { at: row.at, pr: row.pr },
+        Some(_) | None => StepReply::Stale,
+    })
+}
+
+/// Writes the next step of a locked task and everything that follows from it, or says why it is illegal.
+pub(super) async fn write(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    lease: Option<LeaseId>,
+    step: &Step,
+    active_ms: u64,
+) -> Result<Result<Written, String>, StoreError> {
+    let facts = facts(connection, task.id).await?;
+    let loop_state = match transition(task.loop_state, facts, step) {
+        Ok(state) => state,
+        Err(illegal) => return Ok(Err(illegal.to_string())),
+    };
+    let to = task_state_after(facts, step);
+    if to != task.state && !cfq_scheduler_core::legal(task.state, to) {
+        return Ok(Err(format!("the task is {}, it cannot become {to}", task.state)));
+    }
+    let at = sqlx::query_scalar!(
+        r#"insert into steps (task, seq, attempt, lease, kind, step, active_ms) values ($1, $2, $3, $4, $5, $6, $7)
+           returning extract(epoch from at)::bigint as "at!""#,
+        task.id.0,
+        task.next_seq,
+        task.attempt,
+        lease.map(|l| l.0),
+        step.kind(),
+        Json(step) as _,
+        i64::try_from(active_ms).unwrap_or(i64::MAX)
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("writing a step")?;
+    sqlx::query!(
+        r#"update tasks set loop_state = $2, next_seq = next_seq + 1, active_ms = $3, losses = 0 where id = $1"#,
+        task.id.0,
+        loop_state.as_str(),
+        i64::try_from(active_ms).unwrap_or(i64::MAX)
+    )
+    .execute(&mut *connection)
+    .await
+    .doing("advancing a task")?;
+    let shown = match project::project(connection, task, step).await? {
+        Ok(shown) => shown,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let event = EventBody::StepCommitted { seq: task.next_seq, step: shown.step, loop_state };
+    append(connection, task.id, &event).await?;
+    let mut hints = Vec::new();
+    if to != task.state {
+        let reason = effects::reason(step);
+        move_task(connection, task, to, &reason).await?;
+        effects::questions(connection, task, step, shown.decided.as_ref()).await?;
+        if to != TaskState::Ready && to != TaskState::Running {
+            hints.extend(cancel_jobs(connection, task.id, &reason).await?);
+            effects::close_pr(connection, task, to).await?;
+        }
+        if to == TaskState::Ready {
+            hints.push(Hint::WorkWaits);
+        }
+    }
+    Ok(Ok(Written { at, pr: shown.pr, to, hints }))
+}
+
+/// What the committed steps say, without reading any artifact.
+async fn facts(connection: &mut PgConnection, task: TaskId) -> Result<Facts, StoreError> {
+    let rows = sqlx::query_scalar!(
+        r#"select case when kind in ('generated', 'reviewed') then null else step end as "step: Json<Step>"
+           from steps where task = $1 and kind <> 'reviewed' order by seq"#,
+        task.0
+    )
+    .fetch_all(connection)
+    .await
+    .doing("reading a task's steps")?;
+    // The facts do not look into an artifact, so any stands for it.
+    let generated =
+        Step::Generated { artifact: Carried::Blob(BlobRef { hash: BlobHash::of(&[]), size: 0 }) };
+    Ok(Facts::of(rows.iter().map(|step| step.as_ref().map_or(&generated, |s| &s.0))))
+}
+
+impl TaskRow {
+    /// Whether a loop is running that a cancel has to end with a step.
+    pub(super) fn has_loop(&self) -> bool {
+        match self.loop_state {
+            LoopState::Idle | LoopState::Failed => false,
+            LoopState::Generating
+            | LoopState::Reviewing
+            | LoopState::Revising
+            | LoopState::Converged
+            | LoopState::Escalated => true,
+        }
+    }
+}

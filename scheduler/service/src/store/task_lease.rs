@@ -1,0 +1,119 @@
+//! A runner takes a ready task, keeps it, hands it back.
+
+use cfq_proto::blob::Carried;
+use cfq_proto::event::EventBody;
+use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId, TaskNumber};
+use cfq_proto::looping::{Step, StepRecord};
+use cfq_proto::messages::{FenceReply, Grant, LeaseReply, Release, TaskFence};
+use cfq_proto::task::{TaskSpec, TaskState};
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::error::Doing;
+use super::events::append;
+use super::hint::Hint;
+use super::tasks::{lock_task, move_task};
+use super::{Store, StoreError, blobs};
+
+impl Store {
+    /// Grants the ready task that goes first. The order is the planner's (`cfq_scheduler_core::rank`): a class, one better
+    /// for every ten minutes of age, then the deadline, then the age; older than forty minutes goes before all.
+    pub async fn grant(&self, runner: &RunnerId, boot: BootId) -> Result<LeaseReply, StoreError> {
+        let mut tx = self.begin().await?;
+        let known = sqlx::query_scalar!(
+            r#"select true as "known!" from runners where id = $1 and boot = $2"#,
+            runner.as_str(),
+            boot.0
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("finding a runner")?;
+        if known.is_none() {
+            return Ok(LeaseReply::Unavailable { reason: "this start of the runner has not said hello".into() });
+        }
+        let picked = sqlx::query!(
+            r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!",
+                      spec as "spec: Json<TaskSpec>"
+               from tasks where state = 'ready'
+               order by case when now() - created_at >= $1::float8 * interval '1 millisecond' then -1
+                        else greatest(priority - floor(extract(epoch from now() - created_at) * 1000 / $2::float8), 0) end,
+                        case when now() - created_at >= $1::float8 * interval '1 millisecond' then null else deadline end
+                        nulls last, created_at, number
+               limit 1 for update skip locked"#,
+            cfq_scheduler_core::OVERDUE_MS as f64,
+            cfq_scheduler_core::AGE_STEP_MS as f64
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("picking a ready task")?;
+        let Some(row) = picked else { return Ok(LeaseReply::None) };
+        let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
+        sqlx::query!(
+            r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
+                      lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
+               where id = $1"#,
+            row.id,
+            fence.attempt,
+            fence.lease.0,
+            runner.as_str(),
+            boot.0,
+            self.lease_ttl_ms()
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("granting a task")?;
+        let state = EventBody::TaskStateChanged {
+            from: TaskState::Ready,
+            to: TaskState::Running,
+            reason: format!("taken by {runner}"),
+        };
+        append(&mut tx, fence.task, &state).await?;
+        let taken =
+            EventBody::RunnerChanged { runner: runner.to_string(), attempt: fence.attempt, what: "took the task".into() };
+        append(&mut tx, fence.task, &taken).await?;
+        let grant = Grant {
+            fence,
+            number: TaskNumber(row.number),
+            spec: row.spec.0,
+            created_at: row.created_at,
+            steps: steps(&mut tx, fence.task).await?,
+        };
+        let grant: Carried<Grant> = blobs::carry(&mut tx, fence.task, grant).await?;
+        tx.commit().await.doing("committing a grant")?;
+        Ok(LeaseReply::Granted { grant })
+    }
+
+    /// Running -> ready, nothing counted. Repeating it is answered alike as long as nobody took the task since.
+    pub async fn release(&self, runner: &RunnerId, ask: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let mut tx = self.begin().await?;
+        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else { return Ok((FenceReply::Stale, vec![])) };
+        if !task.is_held_by(runner, &ask.fence) {
+            let again = task.state == TaskState::Ready
+                && task.attempt == ask.fence.attempt
+                && task.runner.as_ref() == Some(runner);
+            return Ok((if again { FenceReply::Committed } else { FenceReply::Stale }, vec![]));
+        }
+        let back = format!("handed back by {runner}");
+        if !move_task(&mut tx, &task, TaskState::Ready, &back).await? {
+            return Ok((FenceReply::Stale, vec![]));
+        }
+        tx.commit().await.doing("taking a task back")?;
+        Ok((FenceReply::Committed, vec![Hint::WorkWaits]))
+    }
+}
+
+/// All committed steps, in order.
+pub(super) async fn steps(connection: &mut PgConnection, task: TaskId) -> Result<Vec<StepRecord>, StoreError> {
+    let rows = sqlx::query!(
+        r#"select seq, step as "step: Json<Step>", active_ms, extract(epoch from at)::bigint as "at!"
+           from steps where task = $1 order by seq"#,
+        task.0
+    )
+    .fetch_all(connection)
+    .await
+    .doing("reading a task's steps")?;
+    Ok(rows
+        .into_iter()
+        .map(|r| StepRecord { seq: r.seq, step: r.step.0, active_ms: r.active_ms.max(0) as u64, at: r.at })
+        .collect())
+}

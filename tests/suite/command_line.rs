@@ -1,0 +1,105 @@
+//! The binary as a person meets it: bad input, no server, wrong token. Each error says what is wrong and the next step, with
+//! the documented exit code, and nothing panics.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use cfq_tests::binary;
+use cfq_tests::cluster::{Cluster, TOKEN};
+use cfq_tests::repo::UserRepo;
+use cfq_tests::scripted::{Reply, file, review};
+
+fn cfq(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(binary::cfq());
+    command.args(args).env_remove("CFQ_URL").env_remove("CFQ_TOKEN").current_dir(home);
+    command.env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
+    command.envs(env.iter().copied()).stdin(std::process::Stdio::null());
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn refused(output: &Output, code: i32, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in {text:?}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn mistakes_are_named_with_the_next_step() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    refused(&cfq(dir, &["ls"], &[]), 5, &["no cfq server", "cfq up"]);
+    refused(&cfq(dir, &["submit"], &[]), 5, &["cfq up"]);
+    refused(&cfq(dir, &["lss"], &[]), 2, &["ls"]);
+    refused(&cfq(dir, &["show", "x7"], &[]), 2, &["t42"]);
+    refused(&cfq(dir, &["ls", "--state", "done"], &[]), 2, &["merged"]);
+    refused(&cfq(dir, &["--config", "none.toml", "up"], &[]), 2, &["none.toml", "--config"]);
+    std::fs::write(dir.join("bad.toml"), "[agents.alpha]\nmodle = 1\n").unwrap();
+    refused(&cfq(dir, &["--config", "bad.toml", "up"], &[]), 2, &["bad.toml", "modle"]);
+    refused(&cfq(dir, &["up", "--postgres-bin", "/nowhere"], &[]), 4, &["/nowhere"]);
+    let away = [("CFQ_URL", "http://127.0.0.1:9"), ("CFQ_TOKEN", "x")];
+    refused(&cfq(dir, &["ls"], &away), 5, &["127.0.0.1:9"]);
+    refused(&cfq(dir, &["models", "pull", "gpt"], &[]), 2, &["pypi:"]);
+    assert_eq!(cfq(dir, &["--help"], &[]).status.code(), Some(0));
+    assert_eq!(cfq(dir, &["down"], &[]).status.code(), Some(0), "nothing to stop is not an error");
+    assert_eq!(cfq(dir, &["completions", "bash"], &[]).status.code(), Some(0));
+}
+
+#[test]
+fn a_port_that_is_taken_is_found_before_anything_starts() {
+    let home = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let bind = taken.local_addr().unwrap().to_string();
+    refused(&cfq(home.path(), &["up", "--bind", &bind], &[]), 2, &[&bind, "--bind"]);
+    assert!(!home.path().join("data/postgres").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_from_submit_to_pull_through_the_binary() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let path = repo.path();
+    let home = tempfile::tempdir().unwrap();
+    let url = cluster.client.url().to_owned();
+    let run = |args: &[&str]| {
+        let env = [("CFQ_URL", url.as_str()), ("CFQ_TOKEN", TOKEN)];
+        tokio::task::block_in_place(|| cfq(home.path(), args, &env))
+    };
+    let out = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+
+    let repo_arg = path.to_str().unwrap();
+    let submitted = run(&["submit", "Write add(a, b) in add.py", "--language", "python", "--repo", repo_arg, "--watch"]);
+    assert_eq!(submitted.status.code(), Some(0), "{submitted:?}");
+    let text = out(&submitted);
+    assert!(text.contains("t1 accepted") && text.contains("def add") && text.contains("delivered as branch cfq/t1-"), "{text}");
+
+    assert!(out(&run(&["ls"])).contains("merged"));
+    assert!(out(&run(&["show", "t1"])).contains("review  95/100"));
+    assert!(out(&run(&["diff", "t1"])).contains("+def add(a, b):"));
+    assert!(out(&run(&["logs", "t1"])).contains("converged"));
+    assert!(out(&run(&["pr", "ls"])).contains("merged"));
+    assert!(out(&run(&["pr", "show", "1"])).contains("cfq diff t1"));
+    assert!(out(&run(&["nodes"])).contains("resident"));
+    let json: serde_json::Value = serde_json::from_str(&out(&run(&["--json", "show", "t1"]))).unwrap();
+    assert_eq!(json["summary"]["state"], "merged");
+    let pulled: serde_json::Value = serde_json::from_str(&out(&run(&["--json", "pull", "t1"]))).unwrap();
+    assert_eq!(pulled["branch"], json["delivered_branch"], "the same commit needs no second branch");
+
+    refused(&run(&["show", "t99"]), 2, &["t99"]);
+    refused(&run(&["resolve", "t1", "--action", "abort"]), 2, &["merged"]);
+    let nowhere = run(&["submit", "x", "--repo", "/nowhere/at/all"]);
+    refused(&nowhere, 2, &["/nowhere/at/all", "--repo"]);
+    let plain = home.path().to_str().unwrap();
+    refused(&run(&["submit", "x", "--repo", plain]), 2, &["not in a git repository"]);
+    std::fs::write(home.path().join("t.yaml"), "description: x\nthresold: 3\n").unwrap();
+    refused(&run(&["submit", "-f", "t.yaml", "--repo", repo_arg]), 2, &["thresold"]);
+    let env = [("CFQ_URL", url.as_str()), ("CFQ_TOKEN", "wrong")];
+    let wrong = tokio::task::block_in_place(|| cfq(home.path(), &["ls"], &env));
+    refused(&wrong, 2, &["token"]);
+    cluster.finish().await;
+}

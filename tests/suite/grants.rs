@@ -1,0 +1,89 @@
+//! A node or runner can say what its role says, and nothing else: the NATS server refuses the rest.
+
+use std::time::Duration;
+
+use cfq_link::Session;
+use cfq_proto::ids::{NodeId, RunnerId};
+use cfq_proto::subject::Identity;
+use cfq_proto::timing::Timing;
+use cfq_tests::cluster::Cluster;
+use futures::StreamExt;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_granted_does_not_arrive() {
+    let cluster = Cluster::start().await;
+    let timing = Timing { request_ms: 700, ..Timing::default() };
+    let connect = |who: &'static str, identity| {
+        let config = cluster.nats.config(who);
+        let timing = timing.clone();
+        async move { Session::connect(&config, identity, &timing).await.unwrap() }
+    };
+    let scheduler = connect("scheduler", Identity::Scheduler).await;
+    let node = connect("node", Identity::Node(NodeId::new("n1").unwrap())).await;
+    let runner = connect("runner", Identity::Runner(RunnerId::new("r1").unwrap())).await;
+    let mut all = scheduler.client().subscribe("cfq.v1.>").await.unwrap();
+    scheduler.flush().await.unwrap();
+
+    let forbidden = [
+        (&node, "cfq.v1.node.n2.beat"),
+        (&node, "cfq.v1.runner.r1.step"),
+        (&node, "cfq.v1.cmd.runner.r1"),
+        (&node, "cfq.v1.work.n1.x"),
+        (&node, "cfq.v1.hint.runners"),
+        (&runner, "cfq.v1.runner.r2.step"),
+        (&runner, "cfq.v1.node.n1.result"),
+        (&runner, "cfq.v1.cmd.node.n1"),
+        (&runner, "cfq.v1.work.n1.x"),
+    ];
+    for (session, subject) in forbidden {
+        session.client().publish(subject, "forbidden".into()).await.unwrap();
+        session.flush().await.unwrap();
+    }
+    // What is granted arrives after all of the above would have.
+    for (session, subject) in [(&node, "cfq.v1.node.n1.tokens.mark"), (&runner, "cfq.v1.runner.r1.mark")] {
+        session.client().publish(subject, "mark".into()).await.unwrap();
+        session.flush().await.unwrap();
+    }
+    let mut marks = 0;
+    while marks < 2 {
+        let message = tokio::time::timeout(Duration::from_secs(10), all.next()).await.unwrap().unwrap();
+        assert_ne!(&message.payload[..], b"forbidden", "{} got through", message.subject);
+        marks += u32::from(&message.payload[..] == b"mark");
+    }
+
+    // JetStream's API is closed but for the pull on one's own consumer.
+    for subject in [
+        "$JS.API.STREAM.NAMES",
+        "$JS.API.STREAM.PURGE.WORK",
+        "$JS.API.STREAM.DELETE.WORK",
+        "$JS.API.CONSUMER.MSG.NEXT.WORK.n2",
+        "$JS.API.CONSUMER.DELETE.WORK.n1",
+        "$JS.API.STREAM.MSG.GET.WORK",
+    ] {
+        for session in [&node, &runner] {
+            let answer = session.client().request(subject, "{}".into()).await;
+            assert!(answer.is_err(), "{subject} answered {:?}", answer.map(|m| m.payload));
+        }
+    }
+    // Nobody reads another's answers, commands or work.
+    for (session, subject) in [
+        (&node, "_INBOX_runner_r1.>"),
+        (&node, "cfq.v1.cmd.node.n2"),
+        (&node, "cfq.v1.>"),
+        (&runner, "_INBOX_node_n1.>"),
+        (&runner, "cfq.v1.work.>"),
+        (&runner, ">"),
+    ] {
+        let mut listening = session.client().subscribe(subject).await.unwrap();
+        session.flush().await.unwrap();
+        scheduler.client().publish("cfq.v1.cmd.node.n2", "secret".into()).await.unwrap();
+        scheduler.flush().await.unwrap();
+        let heard = tokio::time::timeout(Duration::from_millis(300), listening.next()).await;
+        assert!(!matches!(&heard, Ok(Some(m)) if &m.payload[..] == b"secret"), "{subject} was heard");
+    }
+    // Without a key nobody connects at all.
+    let mut config = cluster.nats.config("node");
+    config.seed_file = None;
+    assert!(Session::connect(&config, Identity::Node(NodeId::new("n1").unwrap()), &timing).await.is_err());
+    cluster.finish().await;
+}
