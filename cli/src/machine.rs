@@ -136,9 +136,10 @@ async fn services(
         concurrency: config.runner.concurrency,
         timing,
     };
-    let scheduler = supervise::start("scheduler", &scheduler, paths, level, grace)?;
-    let node = supervise::start("node", &node, paths, level, grace)?;
-    let runner = supervise::start("runner", &runner, paths, level, grace)?;
+    let threads = cfq_inference_node::thread_environment(config.node.threads);
+    let scheduler = supervise::start("scheduler", &scheduler, paths, level, grace, &[])?;
+    let node = supervise::start("node", &node, paths, level, grace, &threads)?;
+    let runner = supervise::start("runner", &runner, paths, level, grace, &[])?;
 
     let url = format!("http://{bind}");
     let client = Client::new(cfq_link::outbound::api_client()?, &url, token.trim());

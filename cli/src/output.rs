@@ -1,7 +1,7 @@
 //! The only place that prints. stdout is data, stderr is talk; with `--json` data is one JSON value a line.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use serde::Serialize;
 
@@ -45,10 +45,6 @@ pub fn raw(text: &str) {
 pub fn talk(text: &str) {
     // Nowhere is left to complain when stderr is closed.
     drop(writeln!(std::io::stderr().lock(), "{text}"));
-}
-
-pub fn stdout_is_terminal() -> bool {
-    std::io::stdout().is_terminal()
 }
 
 /// Columns as wide as their widest cell; the last one ends where it ends.

@@ -31,6 +31,7 @@ pub fn start<C: Serialize>(
     paths: &Paths,
     level: &str,
     grace: Duration,
+    environment: &[(&'static str, String)],
 ) -> anyhow::Result<Service> {
     let path = paths.run().join(format!("{name}.toml"));
     let text = toml::to_string(config).with_context(|| format!("cannot write the configuration of the {name}"))?;
@@ -41,6 +42,7 @@ pub fn start<C: Serialize>(
     if std::env::var_os("CFQ_LOG").is_none() {
         spec.env.push(("CFQ_LOG".into(), level.into()));
     }
+    spec.env.extend(environment.iter().map(|(key, value)| (OsString::from(key), OsString::from(value))));
     let process = child::spawn(spec.clone())?;
     let (stopper, stop) = cfq_link::stop::pair();
     let task = tokio::spawn(keep(name, spec, process, stop, grace));

@@ -171,6 +171,7 @@ impl Cluster {
             .arg(self.file(&format!("{service}.toml")))
             .env("CFQ_LOG", "info,cfq=debug")
             .env("RUST_BACKTRACE", "1")
+            .envs(cfq_inference_node::thread_environment(None))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

@@ -67,9 +67,9 @@ killed_at! {
     scheduler_before_step_commits: "scheduler", "scheduler.step.before_commit:3";
     scheduler_after_step_commits: "scheduler", "scheduler.step.after_commit:3";
     node_after_accepting: "node", "node.accepted";
-    node_in_the_middle_of_a_generation: "node", "node.token:5";
+    node_in_the_middle_of_a_generation: "node", "node.generating:5";
     node_before_reporting: "node", "node.before_report";
-    node_after_reporting: "node", "node.after_report";
+    node_after_reporting: "node", "node.reported";
     runner_before_an_artifact_is_recorded: "runner", "runner.before_step.generated";
     runner_after_an_artifact_is_recorded: "runner", "runner.after_step.generated";
     runner_after_a_review_is_recorded: "runner", "runner.after_step.reviewed";

@@ -2,4 +2,12 @@
 //! checks what they made, and lets `cfq-convergence` decide, one durable step at a time.
 
 pub mod checks;
+mod config;
+pub mod driver;
+pub mod edits;
+pub mod pipeline;
+mod service;
 pub mod workstream;
+
+pub use config::Config;
+pub use service::{Error, run};

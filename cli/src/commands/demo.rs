@@ -61,7 +61,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
 }
 
 async fn work(client: &Client, out: Output, paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskDetail> {
-    let sample = sample_repository(&paths.data.join("sample"))?;
+    let sample = sample_repository(&paths.data)?;
     let facts = repo::start(&sample, None).context("the sample repository is damaged")?;
     let bound = config.agents();
     let seeded = |binding: &AgentBinding| AgentBinding { seed: Some(args.seed), ..binding.clone() };
@@ -101,20 +101,19 @@ async fn rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A git repository with one commit, made once.
-fn sample_repository(dir: &Path) -> anyhow::Result<PathBuf> {
-    if !dir.join(".git").exists() {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let repo = git2::Repository::init(dir)?;
-        std::fs::write(dir.join("README.md"), "# sample\n\nA repository for `cfq demo` to work on.\n")?;
-        let mut index = repo.index()?;
-        index.add_path(Path::new("README.md"))?;
-        index.write()?;
-        let tree = repo.find_tree(index.write_tree()?)?;
-        let author = git2::Signature::now("cfq demo", "demo@localhost")?;
-        repo.commit(Some("HEAD"), &author, &author, "Start the sample", &tree, &[])?;
-    }
-    Ok(dir.to_path_buf())
+/// A git repository with one commit; a new one each time, so that each demo is one user's first task.
+fn sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
+    let dir = (1..).map(|n| data.join(format!("sample-{n}"))).find(|dir| !dir.exists()).unwrap_or_else(|| data.join("sample"));
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let repo = git2::Repository::init(&dir)?;
+    std::fs::write(dir.join("README.md"), "# sample\n\nA repository for `cfq demo` to work on.\n")?;
+    let mut index = repo.index()?;
+    index.add_path(Path::new("README.md"))?;
+    index.write()?;
+    let tree = repo.find_tree(index.write_tree()?)?;
+    let author = git2::Signature::now("cfq demo", "demo@localhost")?;
+    repo.commit(Some("HEAD"), &author, &author, "Start the sample", &tree, &[])?;
+    Ok(dir)
 }
 
 fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {

@@ -4,7 +4,6 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::looping::Decision;
-use std::fmt::Write;
 
 use crate::exit::Code;
 use crate::output::{self, Output};
@@ -17,8 +16,10 @@ pub async fn run(client: &Client, out: Output, task: TaskKey) -> anyhow::Result<
 
 pub fn render(detail: &TaskDetail) -> String {
     let mut text = String::new();
-    // Writing to a String cannot fail; the results are dropped where they are made.
-    let mut say = |line: String| drop(writeln!(text, "{line}"));
+    let mut say = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
     let s = &detail.summary;
     say(format!("{}  {}  ({})", s.number, s.state, s.id));
     say(format!("  {}", output::plain(&s.title)));

@@ -1,5 +1,7 @@
 //! The only constructors of HTTP clients. Which provider does the cryptography is decided here, once.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::sync::Once;
 use std::time::Duration;
 

@@ -181,6 +181,7 @@ pub struct Artifact {
     pub parent: String,
     /// Seconds since 1970, author and committer date of the commit: recorded, so that the commit can be made again.
     pub commit_time: i64,
+    /// Of the commit; for a reply that could not be turned into files, why not.
     pub commit_message: String,
     pub files: Vec<ArtifactFile>,
     /// Unified diff against the base.

@@ -217,6 +217,8 @@ pub struct Grant {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LeaseReply {
     Granted {
+        /// Also outside the grant, because a grant that is a blob is fetched under it.
+        lease: LeaseId,
         grant: Carried<Grant>,
     },
     /// No task is ready.

@@ -13,14 +13,20 @@ use crate::*;
 
 pub(crate) const LIMITS: Limits = Limits { lease_ttl_ms: 6_000, accept_ms: 3_000, retry_ceiling_ms: 600_000 };
 
+/// A new id each time, the same ones in every run.
+fn id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    format!("{:032x}", NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)).parse().unwrap()
+}
+
 pub(crate) fn model_id() -> ModelId {
     "path:/m.gguf".parse().unwrap()
 }
 
 pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
     Job {
-        id: JobId::fresh(),
-        task: TaskId::fresh(),
+        id: id(),
+        task: id(),
         role: Agent::Alpha,
         model: model_id(),
         priority,
@@ -57,7 +63,7 @@ pub(crate) fn model(kv_tokens_free: u64, max_sequences: u32) -> ModelState {
 
 fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
     let ledger = Ledger { version: 1, models, draining: false };
-    Node { id: NodeId::new(name).unwrap(), boot: BootId::fresh(), ledger, seen_ms, left_out: None }
+    Node { id: NodeId::new(name).unwrap(), boot: id(), ledger, seen_ms, left_out: None }
 }
 
 fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> State {
@@ -74,7 +80,7 @@ fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
             Effect::Place { job, attempt, node, boot, .. } => {
                 let mut row = state.jobs[&job].clone();
                 row.attempt = attempt;
-                row.phase = Phase::Placed { node, boot, lease: LeaseId::fresh(), placed_ms: now_ms };
+                row.phase = Phase::Placed { node, boot, lease: id(), placed_ms: now_ms };
                 state.job(row, now_ms);
             }
             Effect::Resend { job, lease, .. } => state.resent(job, lease, now_ms),
@@ -317,7 +323,7 @@ fn a_placed_job_of_a_node_that_went_silent_or_came_back_goes_back_at_once() {
     carry_out(&mut s, &effects, 0);
     let mut silent = s.clone();
     assert!(matches!(plan(&silent, 6_001).as_slice(), [Effect::Unplace { deaf: false, .. }]));
-    silent.node(Node { boot: BootId::fresh(), seen_ms: 1_000, ..n });
+    silent.node(Node { boot: id(), seen_ms: 1_000, ..n });
     assert!(matches!(plan(&silent, 1_000).as_slice(), [Effect::Unplace { deaf: false, .. }]));
 }
 

@@ -117,6 +117,10 @@ impl Mirror {
         git(doing(), writer.commit()).map(drop)
     }
 
+    pub fn has_commit(&self, commit: &str) -> Result<bool, GitError> {
+        Ok(self.repository()?.find_commit(oid(commit)?).is_ok())
+    }
+
     /// Writes the commit's objects; no reference moves.
     pub fn commit(&self, plan: &CommitPlan<'_>) -> Result<String, GitError> {
         create(&self.repository()?, plan)

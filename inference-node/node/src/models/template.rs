@@ -30,7 +30,8 @@ pub struct TemplateError {
 impl ChatTemplate {
     pub fn from_header(header: &Header, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
         let source = header.text("tokenizer.chat_template").ok_or_else(|| {
-            header.unsupported("its header has no chat template: cfq needs a model made for chat (often named -Instruct)")
+            header
+                .unsupported("its header has no chat template: cfq needs a model made for chat (often named -Instruct)")
         })?;
         let template = Self::new(source, vocabulary.bos_name(), vocabulary.eos_name());
         template

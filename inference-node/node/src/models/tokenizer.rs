@@ -18,7 +18,8 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::models::header::{Header, HeaderError};
 
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Ends of a turn, by name: files often declare only one of the tokens their models end with.
@@ -44,7 +45,9 @@ impl Vocabulary {
         let missing = |key: &str| header.unsupported(format!("its header has no usable {key}"));
         let model = header.text("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
         if model != "gpt2" {
-            return Err(header.unsupported(format!("its tokenizer is {model:?}; this version reads byte-level BPE (\"gpt2\")")));
+            return Err(
+                header.unsupported(format!("its tokenizer is {model:?}; this version reads byte-level BPE (\"gpt2\")"))
+            );
         }
         let tokens = header.texts("tokenizer.ggml.tokens").ok_or_else(|| missing("tokenizer.ggml.tokens"))?;
         let merges = header.texts("tokenizer.ggml.merges").ok_or_else(|| missing("tokenizer.ggml.merges"))?;
@@ -249,9 +252,15 @@ mod tests {
     #[test]
     fn words_are_cut_as_each_family_does() {
         let text = "I'LL pay 1234 €\r\n\n  x+=1";
-        assert_eq!(words("smollm", text), ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", " €", "\r\n\n ", " x", "+=", "1"]);
+        assert_eq!(
+            words("smollm", text),
+            ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", " €", "\r\n\n ", " x", "+=", "1"]
+        );
         assert_eq!(words("gpt-2", text), ["I", "'", "LL", " pay", " 1234", " €", "\r\n\n ", " x", "+=", "1"]);
-        assert_eq!(words("qwen2", text), ["I", "'LL", " pay", " ", "1", "2", "3", "4", " €\r\n\n", " ", " x", "+=", "1"]);
+        assert_eq!(
+            words("qwen2", text),
+            ["I", "'LL", " pay", " ", "1", "2", "3", "4", " €\r\n\n", " ", " x", "+=", "1"]
+        );
         assert_eq!(words("llama-bpe", text), ["I", "'LL", " pay", " ", "123", "4", " €\r\n\n", " ", " x", "+=", "1"]);
     }
 

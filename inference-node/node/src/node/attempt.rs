@@ -89,7 +89,9 @@ impl Attempt {
 
     async fn admit(&self, prompt: Prompt) -> Start {
         let model = &self.order.model;
-        let not_now = |need, have| Start::Refuse(Refusal::NotNow { need, have, ledger_version: self.shared.fleet.ledger().version });
+        let not_now = |need, have| {
+            Start::Refuse(Refusal::NotNow { need, have, ledger_version: self.shared.fleet.ledger().version })
+        };
         let engine = match self.shared.fleet.standing(model) {
             Some(Standing::Ready(engine)) => engine,
             Some(Standing::Loading | Standing::Unusable(_)) => return not_now(1, 0),

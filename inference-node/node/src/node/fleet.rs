@@ -47,7 +47,8 @@ impl Fleet {
             });
             servers.insert(name, server);
         }
-        let standing = |model: &ModelId| match model.source() {
+        let standing = |model: &ModelId| {
+            match model.source() {
             ModelSource::Path(_) | ModelSource::Pypi { .. } => Standing::Loading,
             ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
                 Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
@@ -63,6 +64,7 @@ impl Fleet {
             ModelSource::Ollama { .. } => Standing::Unusable(
                 "ollama: models are not supported in this version; Ollama also answers as an openai: endpoint under /v1".to_owned(),
             ),
+        }
         };
         let standings = config.models.iter().map(|model| (model.clone(), standing(model))).collect();
         let fleet = Self { standings: Mutex::new(standings), ledger: Mutex::default(), changes };

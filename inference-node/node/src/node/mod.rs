@@ -8,17 +8,16 @@ mod fleet;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use cfq_link::lease::{BeatExtras, LeaseKeeper};
 use cfq_link::stop::{self, Stop, Stopper};
 use cfq_link::{LinkError, Session, failpoint};
 use cfq_proto::ids::{BootId, NodeId};
-use cfq_proto::messages::{HelloReply, JobFence, NodeCommand, NodeHello, WorkOrder};
+use cfq_proto::messages::{Beat, BeatReply, HelloReply, JobFence, NodeCommand, NodeHello, WorkOrder};
 use cfq_proto::node::Device;
 use cfq_proto::subject::{self, Identity, WORK_STREAM};
 use cfq_proto::timing::Timing;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::Config;
@@ -104,8 +103,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         move || BeatExtras { ledger: Some(fleet.ledger()), devices: Some(devices.borrow().clone()) }
     };
     let beat_subject = subject::node(&config.node, "beat");
-    let keeper =
-        LeaseKeeper::start(config.nats.clone(), identity, boot, beat_subject, config.timing.clone(), extras)?;
+    let keeper = LeaseKeeper::start(config.nats.clone(), identity, boot, beat_subject, config.timing.clone(), extras)?;
     let shared = Arc::new(Shared {
         node: config.node.clone(),
         boot,
@@ -137,43 +135,69 @@ async fn serve(
     devices: &watch::Sender<Vec<Device>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    tokio::pin!(shutdown);
-    let mut consumer = tokio::select! {
-        said = hello(shared, devices) => said?,
-        () = &mut shutdown => return Ok(()),
-    };
-    let loading = {
-        let (shared, config) = (shared.clone(), config.clone());
-        // A load cannot be interrupted; the process may end during it.
-        tokio::task::spawn_blocking(move || shared.fleet.load_files(&config))
-    };
-    let mut hello_again = shared.keeper.hello_wanted();
+    let (consumer, mut welcomed) = watch::channel(None);
+    let (orders, mut ordered) = mpsc::channel(16);
+    // Never cancelled between asking and answer: the server would give the next order to a pull nobody reads.
+    let puller = tokio::spawn(pull(shared.clone(), consumer.subscribe(), orders));
+    let greeting = greet(shared, devices, consumer);
+    tokio::pin!(shutdown, greeting);
+    let mut loading = false;
     let mut work = JoinSet::new();
-    loop {
+    let served = loop {
         tokio::select! {
-            () = &mut shutdown => break,
-            pulled = pull(shared, &consumer) => {
-                if let Some(order) = pulled {
-                    take_up(shared, order, &mut work);
+            () = &mut shutdown => break Ok(()),
+            refused = &mut greeting => break Err(refused),
+            welcome = welcomed.wait_for(Option::is_some), if !loading => {
+                loading = true;
+                if welcome.is_ok() {
+                    load(shared, config);
                 }
             }
-            changed = hello_again.changed() => {
-                if changed.is_err() {
-                    break;
-                }
-                consumer = hello(shared, devices).await?;
-            }
-            () = shared.hello_wanted.notified() => consumer = hello(shared, devices).await?,
+            Some(order) = ordered.recv() => take_up(shared, order, &mut work),
             Some(ended) = work.join_next(), if !work.is_empty() => {
                 if let Err(error) = ended {
                     tracing::error!(%error, "an attempt's task failed");
                 }
             }
         }
-    }
-    loading.abort();
+    };
+    puller.abort();
     drain(shared, work).await;
-    Ok(())
+    served
+}
+
+/// On a thread of its own: a load cannot be interrupted, and the process must be able to end during it.
+fn load(shared: &Arc<Shared>, config: &Config) {
+    let (fleet, config) = (shared.fleet.clone(), config.clone());
+    let started = std::thread::Builder::new().name("loader".to_owned()).spawn(move || fleet.load_files(&config));
+    if let Err(error) = started {
+        tracing::error!(%error, "no thread to load models with");
+    }
+}
+
+/// Says hello now and whenever it is wanted again; returns when the scheduler refuses this node.
+async fn greet(
+    shared: &Shared,
+    devices: &watch::Sender<Vec<Device>>,
+    consumer: watch::Sender<Option<String>>,
+) -> Error {
+    let mut beats_want = shared.keeper.hello_wanted();
+    loop {
+        match hello(shared, devices).await {
+            Ok(name) => consumer.send_replace(Some(name)),
+            Err(error) => return error,
+        };
+        // One hello answers all that was wanted so far.
+        beats_want.mark_unchanged();
+        tokio::select! {
+            () = shared.hello_wanted.notified() => {}
+            changed = beats_want.changed() => {
+                if changed.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
 }
 
 /// Says hello until somebody answers, and returns the consumer to pull from.
@@ -201,30 +225,36 @@ async fn hello(shared: &Shared, devices: &watch::Sender<Vec<Device>>) -> Result<
     }
 }
 
-/// The next order, already acknowledged. Cancelling it between pull and acknowledgement only makes the order come again.
-async fn pull(shared: &Shared, consumer: &str) -> Option<WorkOrder> {
-    let delivery = match shared.session.pull::<WorkOrder>(WORK_STREAM, consumer, shared.timing.poll()).await {
-        Ok(delivery) => delivery?,
-        Err(error) => {
-            // No such consumer: the stream was lost or belongs to another boot. A hello makes it again.
-            tracing::warn!(%error, "cannot pull work");
-            tokio::time::sleep(Duration::from_millis(250)).await;
-            shared.hello_wanted.notify_one();
-            return None;
+/// Pulls orders for ever and passes them on, acknowledged.
+async fn pull(shared: Arc<Shared>, mut consumer: watch::Receiver<Option<String>>, orders: mpsc::Sender<WorkOrder>) {
+    loop {
+        let name = match consumer.wait_for(Option::is_some).await {
+            Ok(name) => name.clone().unwrap_or_default(),
+            Err(_) => return,
+        };
+        let delivery = match shared.session.pull::<WorkOrder>(WORK_STREAM, &name, shared.timing.poll()).await {
+            Ok(Some(delivery)) => delivery,
+            Ok(None) => continue,
+            Err(error) => {
+                // No such consumer: the stream was lost, or belongs to another boot. A hello makes it again.
+                tracing::warn!(%error, "cannot pull work");
+                shared.hello_wanted.notify_one();
+                tokio::time::sleep(shared.timing.beat() / 4).await;
+                continue;
+            }
+        };
+        if let Err(error) = delivery.double_ack().await {
+            // It may come again, which changes nothing.
+            tracing::warn!(%error, "acknowledgement of an order not confirmed");
         }
-    };
-    if let Err(error) = delivery.double_ack().await {
-        // It may come again, which changes nothing.
-        tracing::warn!(%error, "acknowledgement of an order not confirmed");
-    }
-    match delivery.body {
-        Ok(order) => {
-            failpoint::hit("node.pulled");
-            Some(order)
-        }
-        Err(error) => {
-            tracing::error!(%error, "an order that cannot be read was dropped");
-            None
+        match delivery.body {
+            Ok(order) => {
+                failpoint::hit("node.pulled");
+                if orders.send(order).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => tracing::error!(%error, "an order that cannot be read was dropped"),
         }
     }
 }
@@ -248,6 +278,14 @@ async fn drain(shared: &Shared, mut work: JoinSet<()>) {
     let ended = async { while work.join_next().await.is_some() {} };
     if tokio::time::timeout(shared.timing.drain(), ended).await.is_err() {
         tracing::warn!(left = work.len(), "attempts not handed back in time; their leases will run out");
+        return;
+    }
+    // The last word, so that nothing more is placed here: the heartbeat may end before its next beat.
+    let last = Beat { boot: shared.boot, held: Vec::new(), ledger: Some(shared.fleet.ledger()), devices: None };
+    let subject = shared.subject("beat");
+    let said = shared.session.request::<_, BeatReply>(&subject, &last);
+    if !matches!(tokio::time::timeout(shared.timing.beat(), said).await, Ok(Ok(_))) {
+        tracing::debug!("nobody heard that this node stops");
     }
 }
 

@@ -1,25 +1,169 @@
-//! Generation.
+//! What the engine promises about text: batches change nothing, seeds repeat, stops and schemas hold, cancels are prompt.
 
-use crate::smollm::{answer, ask, engine};
+use std::time::{Duration, Instant};
+
+use cfq_inference_node::engine::{Ended, Engine, Event, Refused};
+use cfq_proto::job::{FinishReason, JobFailure, OutputFormat, Sampling};
+use cfq_proto::node::Residency;
+use cfq_proto::review::ReviewFeedback;
+
+use crate::smollm::{self, answer, ask, engine, finish};
+
+const QUESTIONS: [&str; 4] = [
+    "Write a Python function that adds two numbers.",
+    "What is the capital of France?",
+    "List three fruits. Then say in two sentences why people in cold countries like them, and what they cost.",
+    "Hi",
+];
+
+#[tokio::test]
+async fn a_ragged_batch_answers_as_single_sequences_do() {
+    let engine = engine();
+    let mut alone = Vec::new();
+    for question in QUESTIONS {
+        alone.push(answer(&engine, ask(question)).await.text);
+    }
+    // A second engine has nothing cached, so its prompts are prefilled beside others' decoding, in other chunks.
+    let fresh = smollm::load(4);
+    let mut running = Vec::new();
+    for question in QUESTIONS {
+        running.push(fresh.admit(ask(question)).await.unwrap().start());
+    }
+    for (generation, expected) in running.into_iter().zip(&alone) {
+        let (how, _) = finish(generation).await;
+        assert_eq!(&how.unwrap().text, expected);
+    }
+    let code = &alone[0];
+    assert!(code.contains("```python") && code.contains("def add") && code.contains("return"), "{code}");
+    assert!(alone[1].contains("Paris"), "{}", alone[1]);
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_text_and_another_seed_another() {
+    let engine = engine();
+    let drawn = |seed| {
+        let mut prompt = ask("Tell me a short story about a lighthouse.");
+        prompt.sampling = Sampling { temperature: 1.0, seed, max_tokens: 40, ..Sampling::default() };
+        prompt
+    };
+    let first = answer(&engine, drawn(7)).await;
+    let other = answer(&engine, drawn(8)).await;
+    let again = answer(&engine, drawn(7)).await;
+    assert_eq!(first.text, again.text);
+    assert_ne!(first.text, other.text);
+    assert!(again.usage.cached_tokens > 16, "the prompt was kept: {:?}", again.usage);
+    assert_eq!(again.usage.prompt_tokens, first.usage.prompt_tokens);
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_text_before_it() {
+    let engine = engine();
+    let mut prompt = ask(QUESTIONS[0]);
+    let whole = answer(&engine, prompt.clone()).await;
+    assert_eq!(whole.finish, FinishReason::Length, "48 tokens are not enough for it");
+    assert_eq!(whole.usage.output_tokens, 48);
+    // Spans several tokens.
+    let stop = ":\n    return";
+    let at = whole.text.find(stop).expect("a function returns");
+    prompt.sampling.stop = vec![stop.to_owned()];
+    let cut = answer(&engine, prompt).await;
+    assert_eq!((cut.text.as_str(), cut.finish), (&whole.text[..at], FinishReason::Stop));
+}
+
+#[tokio::test]
+async fn a_review_is_constrained_to_its_schema() {
+    let engine = engine();
+    let schema = serde_json::to_value(schemars::schema_for!(ReviewFeedback)).unwrap();
+    let mut prompt = ask("Review this code and answer in JSON:\ndef add(a, b):\n    return a - b\n");
+    prompt.format = OutputFormat::JsonSchema { schema: schema.clone() };
+    prompt.sampling.max_tokens = 1500;
+    prompt.sampling.repetition_penalty = 1.1;
+    let done = answer(&engine, prompt.clone()).await;
+    assert_eq!(done.finish, FinishReason::Stop, "{}", done.text);
+    let review: ReviewFeedback = serde_json::from_str(&done.text).unwrap();
+    assert!((0.0..=100.0).contains(&review.quality_score));
+    assert!(review.defects.len() <= 8 && review.suggestions.iter().all(|s| s.chars().count() <= 240));
+
+    prompt.sampling.max_tokens = 5;
+    let cut = answer(&engine, prompt).await;
+    assert_eq!(cut.finish, FinishReason::Length);
+    assert!(serde_json::from_str::<serde_json::Value>(&cut.text).is_err());
+}
+
+#[tokio::test]
+async fn a_schema_that_cannot_be_met_is_the_jobs_failure() {
+    let mut prompt = ask("x");
+    prompt.format = OutputFormat::JsonSchema { schema: serde_json::json!({ "type": "no such type" }) };
+    match engine().admit(prompt).await {
+        Err(Refused::Failed(JobFailure::Rejected { reason })) => assert!(reason.contains("schema"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_is_seen_within_a_step_also_in_prefill() {
+    let engine = smollm::load(2);
+    let mut long = ask(&"All work and no play makes Jack a dull boy. ".repeat(400));
+    long.sampling.max_tokens = 1000;
+    let mut prefilling = engine.admit(long).await.unwrap().start();
+    assert!(matches!(prefilling.next().await, Event::Step { text } if text.is_empty()), "a chunk of the prompt");
+    let mut prompt = ask("Count from one to one thousand.");
+    prompt.sampling.max_tokens = 1000;
+    let mut decoding = engine.admit(prompt).await.unwrap().start();
+    while !matches!(decoding.next().await, Event::Step { text } if !text.is_empty()) {}
+    for generation in [prefilling, decoding] {
+        let began = Instant::now();
+        generation.cancel();
+        let (how, _) = finish(generation).await;
+        assert_eq!(how, Err(Ended::Cancelled));
+        // A chunk is planned for 250 ms; the rest is a busy machine's.
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    }
+    let state = engine.state();
+    assert_eq!((state.running, state.kv_tokens_free), (0, 2 * 8192));
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_with_the_numbers() {
+    let engine = smollm::load(1);
+    match engine.admit(ask(&"word ".repeat(9000))).await {
+        Err(Refused::Failed(JobFailure::TooLong { need, have })) => assert!(need > 9000 && have == 8192),
+        other => panic!("{other:?}"),
+    }
+    let held = engine.admit(ask("Hi")).await.unwrap();
+    assert_eq!(engine.state().running, 1);
+    assert!(matches!(engine.admit(ask("Hi")).await, Err(Refused::NotNow { have: 0, .. })));
+    drop(held);
+    assert_eq!((engine.state().running, engine.state().residency), (0, Residency::Resident));
+}
 
 #[tokio::test]
 #[ignore = "prints rates and answers; run by hand with --ignored --nocapture"]
 async fn rates() {
     let engine = engine();
-    use cfq_inference_node::engine::Engine;
-    println!("{}", engine.need());
-    println!("{:?}", engine.state());
-    for question in [
-        "write a Python function that adds two numbers",
-        "What is the capital of France, and name one famous building there?",
-        "List three fruits.",
-    ] {
-        let mut prompt = ask(question);
-        prompt.sampling.max_tokens = 160;
-        let done = answer(&engine, prompt).await;
-        let usage = done.usage;
-        let decode = f64::from(usage.output_tokens - 1) * 1e3 / (usage.total_ms - usage.first_token_ms) as f64;
-        println!("{question}\n{}\n{usage:?} decode {decode:.1}/s", done.text);
+    println!("{}\n{:?}", engine.need(), engine.state());
+    let mut long = ask(&"All work and no play makes Jack a dull boy. ".repeat(50));
+    long.sampling.max_tokens = 2;
+    let usage = answer(&engine, long).await.usage;
+    println!(
+        "prefill {} tokens: {:.0}/s",
+        usage.prompt_tokens,
+        f64::from(usage.prompt_tokens) * 1e3 / usage.first_token_ms as f64
+    );
+    let rate = |u: cfq_proto::job::Usage| f64::from(u.output_tokens - 1) * 1e3 / (u.total_ms - u.first_token_ms) as f64;
+    let mut prompt = ask("write a Python function that adds two numbers");
+    prompt.sampling.max_tokens = 160;
+    let done = answer(&engine, prompt).await;
+    println!("{}\ndecode, 1 sequence: {:.1}/s", done.text, rate(done.usage));
+    let mut running = Vec::new();
+    for n in 0..8 {
+        let mut prompt = ask(&format!("Tell me a story about {n} lighthouses."));
+        prompt.sampling.max_tokens = 100;
+        running.push(engine.admit(prompt).await.unwrap().start());
     }
-    println!("{:?}", engine.state());
+    let mut sum = 0.0;
+    for generation in running {
+        sum += rate(finish(generation).await.0.unwrap().usage);
+    }
+    println!("decode, 8 sequences together: {sum:.1}/s\n{:?}", engine.state());
 }

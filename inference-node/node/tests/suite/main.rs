@@ -1,5 +1,16 @@
 //! The engine on the real small model, and every part that faces something hostile or remote.
 
+#[cfg(test)]
 mod generation;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod memory;
+#[cfg(test)]
+mod node;
+#[cfg(test)]
+mod proxy;
+#[cfg(test)]
 mod smollm;
+#[cfg(test)]
 mod tokens;

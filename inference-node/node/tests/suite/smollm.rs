@@ -16,9 +16,11 @@ pub fn id() -> ModelId {
 /// Where fetched models stay between runs: `CFQ_CACHE`, else the user's cache folder.
 pub fn models_dir() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let cache = from("CFQ_CACHE").unwrap_or_else(|| match from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache"))) {
-        Some(cache) => cache.join("cfq"),
-        None => std::env::temp_dir().join("cfq"),
+    let cache = from("CFQ_CACHE").unwrap_or_else(|| {
+        match from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache"))) {
+            Some(cache) => cache.join("cfq"),
+            None => std::env::temp_dir().join("cfq"),
+        }
     });
     cache.join("models")
 }

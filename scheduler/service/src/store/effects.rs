@@ -8,8 +8,8 @@ use cfq_proto::looping::{Decided, Decision, EscalationAction, EscalationReason, 
 use cfq_proto::pr::PrState;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
-use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::StoreError;
 use super::error::{Doing, plain, read};
 use super::events::append;
@@ -68,8 +68,8 @@ pub(super) async fn questions(
             task.id.0,
             priority,
             plain(&text),
-            Json(reason) as _,
-            Json(available_actions) as _,
+            AsJson(reason) as _,
+            AsJson(available_actions) as _,
             recommendation(*reason, *best_score, task.threshold)
         )
         .execute(&mut *connection)
@@ -87,7 +87,7 @@ pub(super) async fn questions(
            where task = $1 and state = 'open' returning id"#,
         task.id.0,
         state,
-        answer.map(Json) as _,
+        answer.map(AsJson) as _,
         plain(by)
     )
     .fetch_all(&mut *connection)

@@ -9,6 +9,7 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::error::Doing;
 use super::{Store, StoreError};
 
@@ -50,7 +51,7 @@ pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &E
            )
            select pg_notify('cfq_events', task::text) from written"#,
         task.0,
-        Json(body) as _
+        AsJson(body) as _
     )
     .execute(connection)
     .await

@@ -11,6 +11,7 @@ use cfq_scheduler_core as core;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::attempts;
 use super::error::{Doing, read};
 use super::events::append;
@@ -43,9 +44,9 @@ impl Store {
             request.role.as_str(),
             request.n,
             request.model.as_str(),
-            Json(&request.prompt) as _,
+            AsJson(&request.prompt) as _,
             i64::try_from(request.prompt_bytes).unwrap_or(i64::MAX),
-            Json(&request.prefix) as _,
+            AsJson(&request.prefix) as _,
             i64::from(request.max_tokens)
         )
         .execute(&mut *tx)

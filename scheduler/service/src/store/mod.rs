@@ -2,6 +2,7 @@
 //! what has to be told to others afterwards comes back as [`Hint`]s, which may be lost.
 
 mod accept;
+mod as_json;
 mod attempts;
 mod blobs;
 mod cancel;
@@ -36,9 +37,9 @@ use sqlx::{PgConnection, PgPool};
 pub use cancel::Cancelled;
 pub use error::StoreError;
 pub use events::FeedCursor;
+pub use blobs::Put;
 pub use hint::{Hint, LeaderHint};
 pub use leader::Leadership;
-pub use nodes::Greeting;
 pub use place::PlaceOrder;
 pub use resolve::Resolution;
 pub use submit::{NewTask, Submitted};
@@ -109,17 +110,21 @@ impl Store {
         Ok(())
     }
 
-    pub async fn ping(&self) -> Result<(), StoreError> {
-        sqlx::query!(r#"select 1 as "one!""#).fetch_one(&self.pool).await.doing("asking Postgres for a sign of life")?;
-        Ok(())
+    /// Milliseconds since 1970 on the database's clock.
+    pub async fn clock_ms(&self) -> Result<i64, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        now_ms(&mut connection).await
+    }
+
+    /// Hears of every committed event; the payload is its task's id.
+    pub async fn listen(&self) -> Result<sqlx::postgres::PgListener, StoreError> {
+        let mut listener = sqlx::postgres::PgListener::connect_with(&self.pool).await.doing("listening for events")?;
+        listener.listen(events::CHANNEL).await.doing("listening for events")?;
+        Ok(listener)
     }
 
     pub async fn close(&self) {
         self.pool.close().await;
-    }
-
-    pub(crate) fn pool(&self) -> &PgPool {
-        &self.pool
     }
 
     pub fn timing(&self) -> &Timing {

@@ -7,6 +7,7 @@ use cfq_proto::node::Ledger;
 use cfq_scheduler_core as core;
 use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::error::{Doing, plain, read};
 use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
@@ -35,8 +36,8 @@ impl Store {
             hello.node.as_str(),
             hello.boot.0,
             plain(&hello.version),
-            Json(&hello.devices) as _,
-            Json(&hello.ledger) as _
+            AsJson(&hello.devices) as _,
+            AsJson(&hello.ledger) as _
         )
         .execute(&self.pool)
         .await
@@ -96,8 +97,8 @@ impl Store {
                where id = $1 and boot = $2"#,
             node.as_str(),
             beat.boot.0,
-            beat.ledger.as_ref().map(Json) as _,
-            beat.devices.as_ref().map(Json) as _
+            beat.ledger.as_ref().map(AsJson) as _,
+            beat.devices.as_ref().map(AsJson) as _
         )
         .execute(&self.pool)
         .await

@@ -7,6 +7,7 @@ use cfq_proto::job::{JobFailure, JobState, Prompt};
 use cfq_proto::messages::{JobFence, WorkOrder};
 use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::attempts;
 use super::error::{Doing, plain, read};
 use super::hint::Hint;
@@ -142,7 +143,7 @@ impl Store {
                where id = $1 and attempt = $2 and state = 'queued'"#,
             job.0,
             attempt,
-            Json(failure) as _
+            AsJson(failure) as _
         )
         .execute(&mut *tx)
         .await
@@ -173,7 +174,7 @@ impl Store {
                where id = $1 and attempt = $2 and state = 'queued' and first_failure_at is null"#,
             job.0,
             attempt,
-            Json(&failure) as _,
+            AsJson(&failure) as _,
             plain(&format!("waits: {reason}"))
         )
         .execute(&mut *tx)

@@ -5,8 +5,8 @@ use cfq_proto::blob::Carried;
 use cfq_proto::looping::{Artifact, Decided, Step};
 use cfq_proto::pr::PrState;
 use sqlx::PgConnection;
-use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::error::{Doing, plain, read};
 use super::tasks::TaskRow;
 use super::{Store, StoreError};
@@ -42,8 +42,8 @@ pub(super) async fn project(
                 "update iterations set findings = $3, quarantine = $4 where task = $1 and iteration = $2",
                 task.id.0,
                 number(*iteration),
-                Json(findings) as _,
-                quarantine.map(Json) as _
+                AsJson(findings) as _,
+                quarantine.map(AsJson) as _
             )
             .execute(connection)
             .await
@@ -61,7 +61,7 @@ pub(super) async fn project(
                 number(*iteration),
                 job.0,
                 plain(model),
-                Json(review) as _
+                AsJson(review) as _
             )
             .execute(connection)
             .await
@@ -75,7 +75,7 @@ pub(super) async fn project(
                 "update iterations set decided = $3 where task = $1 and iteration = $2",
                 task.id.0,
                 number(*iteration),
-                Json(decided) as _
+                AsJson(decided) as _
             )
             .execute(&mut *connection)
             .await
@@ -132,7 +132,7 @@ async fn keep_artifact(
         plain(&artifact.content_hash),
         commit,
         plain(&artifact.model),
-        Json(paths) as _,
+        AsJson(paths) as _,
         i64::from(artifact.prompt_tokens),
         i64::from(artifact.output_tokens)
     )

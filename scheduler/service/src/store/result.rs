@@ -9,6 +9,7 @@ use cfq_scheduler_core::{Ladder, Setbacks};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::accept::{held, hints};
 use super::attempts;
 use super::error::Doing;
@@ -55,8 +56,8 @@ impl Store {
                 sqlx::query!(
                     r#"update jobs set completion = $2, usage = $3, failure = null, started = true where id = $1"#,
                     ask.fence.job.0,
-                    Json(completion) as _,
-                    Json(usage) as _
+                    AsJson(completion) as _,
+                    AsJson(usage) as _
                 )
                 .execute(&mut *tx)
                 .await
@@ -111,8 +112,8 @@ impl Store {
                       first_failure_at = coalesce(first_failure_at, now())
                where id = $1"#,
             job.0,
-            Json(failure) as _,
-            Json(&setbacks) as _
+            AsJson(failure) as _,
+            AsJson(&setbacks) as _
         )
         .execute(connection)
         .await

@@ -11,6 +11,7 @@ use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::error::Doing;
 use super::events::append;
 use super::hint::Hint;
@@ -106,7 +107,7 @@ pub(super) async fn write(
         task.attempt,
         lease.map(|l| l.0),
         step.kind(),
-        Json(step) as _,
+        AsJson(step) as _,
         i64::try_from(active_ms).unwrap_or(i64::MAX)
     )
     .fetch_one(&mut *connection)

@@ -3,8 +3,8 @@
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::task::{TaskSpec, TaskState};
-use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::error::{Doing, read};
 use super::events::append;
 use super::{Store, StoreError};
@@ -40,7 +40,7 @@ impl Store {
             new.id.0,
             new.key,
             new.body_hash,
-            Json(&new.spec) as _,
+            AsJson(&new.spec) as _,
             new.title,
             new.spec.priority.as_i16(),
             new.spec.deadline,

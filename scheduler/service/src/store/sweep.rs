@@ -6,8 +6,8 @@ use cfq_proto::ids::{JobId, LeaseId, TaskId};
 use cfq_proto::job::{JobFailure, JobState};
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
-use sqlx::types::Json;
 
+use super::as_json::AsJson;
 use super::error::Doing;
 use super::events::append;
 use super::hint::{Hint, LeaderHint};
@@ -113,7 +113,7 @@ pub(super) async fn lose(
         leave_node(connection, job, JobState::Dead).await?;
         let evidence = attempts::history(connection, job).await?;
         let failure = JobFailure::Engine { reason: format!("lost its node {losses} times: {evidence}") };
-        sqlx::query!("update jobs set failure = $2 where id = $1", job.0, Json(&failure) as _)
+        sqlx::query!("update jobs set failure = $2 where id = $1", job.0, AsJson(&failure) as _)
             .execute(&mut *connection)
             .await
             .doing("parking a dead job")?;

@@ -80,7 +80,7 @@ impl Store {
         };
         let grant: Carried<Grant> = blobs::carry(&mut tx, fence.task, grant).await?;
         tx.commit().await.doing("committing a grant")?;
-        Ok(LeaseReply::Granted { grant })
+        Ok(LeaseReply::Granted { lease: fence.lease, grant })
     }
 
     /// Running -> ready, nothing counted. Repeating it is answered alike as long as nobody took the task since.

@@ -48,14 +48,21 @@ pub(super) fn dangers(path: &str, text: &str) -> Vec<Danger> {
     let uncommented = blank(text, &style, false);
     let mut found = Vec::new();
     if style.shell {
-        // A command may go on over a backslash: its lines are joined, the place stays the first.
-        let joined = uncommented.replace("\\\n", "  ");
-        let mut row = 0;
-        for line in joined.split('\n') {
-            if shell::deletes_files(line) {
-                found.push(at(What::DeletesFiles, text, row));
+        // A command may go on over a backslash; its place is its first line.
+        let (mut command, mut first) = (String::new(), 0);
+        for (row, line) in uncommented.lines().enumerate() {
+            if command.is_empty() {
+                first = row;
             }
-            row += 1 + line.matches("  ").count().min(text.lines().skip(row).take_while(|l| l.ends_with('\\')).count());
+            let going_on = line.ends_with('\\');
+            command.push_str(line.trim_end_matches('\\'));
+            command.push(' ');
+            if !going_on {
+                if shell::deletes_files(&command) {
+                    found.push(at(What::DeletesFiles, text, first));
+                }
+                command.clear();
+            }
         }
     }
     if style.sql {

@@ -15,7 +15,7 @@ pub(super) fn destructive(text: &str) -> Vec<(What, usize)> {
                 ("DELETE", Some("FROM")) => {
                     let rest = &words[i + 2..];
                     // Without a table's name it is a sentence, not a statement.
-                    let table = rest.first().is_some();
+                    let table = !rest.is_empty();
                     let short = rest.len() <= 2 || ends_after_table(statement, words[i + 1].0);
                     if table && short && !rest.iter().any(|(_, w)| w == "WHERE") {
                         found.push((What::DeletesAllRows, start + offset));

@@ -127,28 +127,23 @@ impl Batcher {
         let began = Instant::now();
         // Kept sequences live in room nobody reserved.
         self.cache.shrink_to(self.room.free());
-        let made = self.model.new_sequence(job.longest).and_then(|mut kv| {
-            let cached = self.cache.fill(&job.prompt, &mut kv)?;
-            Ok((kv, cached))
+        let mut kv = self.model.new_sequence(job.longest);
+        let cached = self.cache.fill(&job.prompt, &mut kv);
+        self.running.push(Sequence {
+            prompt: job.prompt.len(),
+            tokens: job.prompt,
+            cached,
+            kv,
+            stream: TextStream::new(&job.sampling.stop),
+            sampling: job.sampling,
+            grammar: job.grammar,
+            longest: job.longest,
+            text: String::new(),
+            began,
+            first_token: None,
+            outbox: job.outbox,
+            _held: job.held,
         });
-        match made {
-            Ok((kv, cached)) => self.running.push(Sequence {
-                prompt: job.prompt.len(),
-                tokens: job.prompt,
-                cached,
-                kv,
-                stream: TextStream::new(&job.sampling.stop),
-                sampling: job.sampling,
-                grammar: job.grammar,
-                longest: job.longest,
-                text: String::new(),
-                began,
-                first_token: None,
-                outbox: job.outbox,
-                _held: job.held,
-            }),
-            Err(error) => job.outbox.end(Err(engine_failure(format!("no room for the sequence: {error}")))),
-        }
     }
 
     fn step(&mut self) {
@@ -162,33 +157,28 @@ impl Batcher {
             return;
         }
         let began = Instant::now();
-        let mut budget = self.chunk();
-        let (mut rows, mut prefilled) = (0usize, 0usize);
-        let mut taken = vec![0usize; self.running.len()];
+        // Prompts share the step evenly: a short one does not wait for a long one to end.
+        let prefilling = self.running.iter().filter(|s| s.tokens.len() - s.kv.len() > 1).count();
+        let share = (self.chunk() / prefilling.max(1)).max(CHUNK_LEAST);
+        let mut prefilled = 0usize;
         let mut parts = Vec::with_capacity(self.running.len());
-        for (sequence, taken) in self.running.iter_mut().zip(&mut taken) {
+        for sequence in &mut self.running {
             let waiting = &sequence.tokens[sequence.kv.len()..];
-            let take = if waiting.len() == 1 { 1 } else { waiting.len().min(budget) };
-            if take == 0 {
-                continue;
-            }
+            let take = waiting.len().min(share);
             if waiting.len() > 1 {
-                budget -= take;
                 prefilled += take;
             }
-            rows += 1;
-            *taken = take;
             let scored = take == waiting.len();
             parts.push(Part { kv: &mut sequence.kv, tokens: &waiting[..take], scored });
         }
         let scores = self.model.forward(&mut parts);
         drop(parts);
-        let outcomes = scores.and_then(|scores| self.advance(&taken, scores));
+        let outcomes = scores.and_then(|scores| self.advance(scores));
         let took = began.elapsed();
         if prefilled >= CHUNK_LEAST {
             self.figures.prefilled(prefilled, took);
         } else if prefilled == 0 {
-            self.figures.decoded(rows, took);
+            self.figures.decoded(took);
         }
         match outcomes {
             Ok(outcomes) => {
@@ -222,16 +212,13 @@ impl Batcher {
     }
 
     /// Samples for every sequence whose scores were computed.
-    fn advance(&mut self, taken: &[usize], scores: Option<Tensor>) -> candle_core::Result<Vec<After>> {
+    fn advance(&mut self, scores: Option<Tensor>) -> candle_core::Result<Vec<After>> {
         let mut scores = match scores {
             Some(scores) => scores.to_vec2::<f32>()?.into_iter(),
             None => Vec::new().into_iter(),
         };
         let vocabulary = &self.vocabulary;
-        let outcomes = self.running.iter_mut().zip(taken).map(|(sequence, taken)| {
-            if *taken == 0 {
-                return After::GoesOn;
-            }
+        let outcomes = self.running.iter_mut().map(|sequence| {
             if sequence.kv.len() < sequence.tokens.len() {
                 sequence.outbox.step("");
                 return After::GoesOn;

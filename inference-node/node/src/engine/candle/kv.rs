@@ -4,50 +4,79 @@
 //! What a finished sequence computed is kept as long as the pool has room nobody reserved: the next prompt of the same
 //! conversation usually begins with the same tokens, and copying them is far cheaper than computing them again.
 
-use candle_core::{DType, Device, Result, Tensor};
-
 /// Fewer shared tokens than this are computed again rather than copied.
 const WORTH_COPYING: usize = 16;
 
+/// Keys and values of one layer, each (KV heads, capacity, head dim): a head's positions lie side by side.
+pub struct LayerKv {
+    pub keys: Vec<f32>,
+    pub values: Vec<f32>,
+}
+
 pub struct SequenceKv {
-    /// Per layer keys and values, each (capacity, KV heads, head dim).
-    layers: Vec<(Tensor, Tensor)>,
+    layers: Vec<LayerKv>,
+    heads: usize,
+    capacity: usize,
+    head_dim: usize,
     /// Positions filled.
     len: usize,
 }
 
 impl SequenceKv {
-    pub fn new(layers: usize, capacity: usize, kv_heads: usize, head_dim: usize) -> Result<Self> {
-        let room = || Tensor::zeros((capacity, kv_heads, head_dim), DType::F32, &Device::Cpu);
-        let layers = (0..layers).map(|_| Ok((room()?, room()?))).collect::<Result<_>>()?;
-        Ok(Self { layers, len: 0 })
+    pub fn new(layers: usize, capacity: usize, heads: usize, head_dim: usize) -> Self {
+        let room = || vec![0.0; heads * capacity * head_dim];
+        let layers = (0..layers).map(|_| LayerKv { keys: room(), values: room() }).collect();
+        Self { layers, heads, capacity, head_dim, len: 0 }
     }
 
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim), and returns all of them so
-    /// far as (1, positions, KV heads, head dim). `advance` makes the positions count.
-    pub fn append(&self, layer: usize, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (all_keys, all_values) = &self.layers[layer];
-        all_keys.slice_set(&keys.contiguous()?, 0, self.len)?;
-        all_values.slice_set(&values.contiguous()?, 0, self.len)?;
-        let end = self.len + keys.dim(0)?;
-        Ok((all_keys.narrow(0, 0, end)?.unsqueeze(0)?, all_values.narrow(0, 0, end)?.unsqueeze(0)?))
+    /// Positions there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub fn layer(&self, layer: usize) -> &LayerKv {
+        &self.layers[layer]
+    }
+
+    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim). `advance` makes them count.
+    /// False, and nothing written, if they do not fit.
+    pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> bool {
+        let row = self.heads * self.head_dim;
+        let new = keys.len() / row;
+        if self.len + new > self.capacity || keys.len() != values.len() {
+            return false;
+        }
+        let layer = &mut self.layers[layer];
+        for (from, to) in [(keys, &mut layer.keys), (values, &mut layer.values)] {
+            for (position, row) in from.chunks_exact(row).enumerate() {
+                for (head, vector) in row.chunks_exact(self.head_dim).enumerate() {
+                    let at = (head * self.capacity + self.len + position) * self.head_dim;
+                    to[at..at + self.head_dim].copy_from_slice(vector);
+                }
+            }
+        }
+        true
     }
 
     pub fn advance(&mut self, positions: usize) {
         self.len += positions;
     }
 
-    fn copy_prefix(&mut self, from: &Self, positions: usize) -> Result<()> {
-        for ((keys, values), (old_keys, old_values)) in self.layers.iter().zip(&from.layers) {
-            keys.slice_set(&old_keys.narrow(0, 0, positions)?, 0, 0)?;
-            values.slice_set(&old_values.narrow(0, 0, positions)?, 0, 0)?;
+    fn copy_prefix(&mut self, from: &Self, positions: usize) {
+        let values = positions * self.head_dim;
+        for (to, from_layer) in self.layers.iter_mut().zip(&from.layers) {
+            for (to, source) in [(&mut to.keys, &from_layer.keys), (&mut to.values, &from_layer.values)] {
+                for head in 0..self.heads {
+                    let (at, source_at) = (head * self.capacity * self.head_dim, head * from.capacity * self.head_dim);
+                    to[at..at + values].copy_from_slice(&source[source_at..source_at + values]);
+                }
+            }
         }
         self.len = positions;
-        Ok(())
     }
 }
 
@@ -93,17 +122,17 @@ impl PrefixCache {
     }
 
     /// Fills `kv` with the longest kept beginning of `prompt`, all but its last token at most. Returns the positions.
-    pub fn fill(&mut self, prompt: &[u32], kv: &mut SequenceKv) -> Result<usize> {
-        let most = prompt.len().saturating_sub(1);
+    pub fn fill(&mut self, prompt: &[u32], kv: &mut SequenceKv) -> usize {
+        let most = prompt.len().saturating_sub(1).min(kv.capacity());
         let shared = |k: &Kept| k.tokens.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count();
         let best = self.kept.iter().enumerate().map(|(at, k)| (shared(k), at)).max();
         let Some((positions, at)) = best.filter(|(positions, _)| *positions >= WORTH_COPYING) else {
-            return Ok(0);
+            return 0;
         };
         let used = self.kept.remove(at);
-        kv.copy_prefix(&used.kv, positions)?;
+        kv.copy_prefix(&used.kv, positions);
         self.kept.push(used);
-        Ok(positions)
+        positions
     }
 }
 
@@ -111,11 +140,15 @@ impl PrefixCache {
 mod tests {
     use super::*;
 
+    fn empty() -> SequenceKv {
+        SequenceKv::new(1, 48, 2, 2)
+    }
+
+    /// Key vectors of head h at token t are (t, h).
     fn sequence(tokens: &[u32]) -> SequenceKv {
-        let mut kv = SequenceKv::new(1, 64, 1, 2).unwrap();
-        let values: Vec<f32> = tokens.iter().flat_map(|t| [*t as f32, -(*t as f32)]).collect();
-        let new = Tensor::from_vec(values, (tokens.len(), 1, 2), &Device::Cpu).unwrap();
-        kv.append(0, &new, &new).unwrap();
+        let mut kv = SequenceKv::new(1, 64, 2, 2);
+        let values: Vec<f32> = tokens.iter().flat_map(|t| [*t as f32, 0.0, *t as f32, 1.0]).collect();
+        assert!(kv.append(0, &values, &values));
         kv.advance(tokens.len());
         kv
     }
@@ -129,14 +162,13 @@ mod tests {
         assert_eq!(cache.held(), 40, "the shorter one is a beginning of the longer");
         let mut prompt = old[..30].to_vec();
         prompt.push(99);
-        let mut kv = SequenceKv::new(1, 64, 1, 2).unwrap();
-        assert_eq!(cache.fill(&prompt, &mut kv).unwrap(), 30);
-        let new = Tensor::zeros((1, 1, 2), DType::F32, &Device::Cpu).unwrap();
-        let (keys, _) = kv.append(0, &new, &new).unwrap();
-        assert_eq!(keys.flatten_all().unwrap().to_vec1::<f32>().unwrap()[58..], [29.0, -29.0, 0.0, 0.0]);
-        let mut kv = SequenceKv::new(1, 64, 1, 2).unwrap();
-        assert_eq!(cache.fill(&old, &mut kv).unwrap(), 39);
-        assert_eq!(cache.fill(&[7; 30], &mut SequenceKv::new(1, 64, 1, 2).unwrap()).unwrap(), 0);
+        let mut kv = empty();
+        assert_eq!(cache.fill(&prompt, &mut kv), 30);
+        let keys = &kv.layer(0).keys;
+        assert_eq!(keys[58..62], [29.0, 0.0, 0.0, 0.0], "position 29 of the first head, then nothing");
+        assert_eq!(keys[96 + 58..96 + 60], [29.0, 1.0], "of the second");
+        assert_eq!(cache.fill(&old, &mut empty()), 39);
+        assert_eq!(cache.fill(&[7; 30], &mut empty()), 0);
     }
 
     #[test]
@@ -147,9 +179,16 @@ mod tests {
             cache.keep(tokens.clone(), sequence(&tokens));
         }
         let prompt: Vec<u32> = (100..121).collect();
-        cache.fill(&prompt, &mut SequenceKv::new(1, 64, 1, 2).unwrap()).unwrap();
+        cache.fill(&prompt, &mut empty());
         cache.shrink_to(30);
         assert_eq!(cache.kept.len(), 1);
         assert_eq!(cache.kept[0].tokens[0], 100);
+    }
+
+    #[test]
+    fn a_full_sequence_takes_no_more() {
+        let mut kv = SequenceKv::new(1, 1, 1, 2);
+        assert!(!kv.append(0, &[1.0; 4], &[1.0; 4]));
+        assert!(kv.append(0, &[1.0; 2], &[1.0; 2]));
     }
 }

@@ -36,7 +36,8 @@ pub fn kernels() -> Kernels {
     #[cfg(target_arch = "x86_64")]
     {
         let avx2 = std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma");
-        let avx512 = std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512vnni");
+        let avx512 =
+            std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512vnni");
         let vnni = avx512 || (std::arch::is_x86_feature_detected!("avxvnni") && avx2);
         // AMX cannot be asked for on a stable compiler; /proc says what the kernel offers.
         let amx = avx512 && std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_int8"));
@@ -75,9 +76,7 @@ fn dtype(format: Format) -> GgmlDType {
 
 impl Linear {
     pub fn load<R: Read + Seek>(content: &Content, reader: &mut R, name: &str, kernels: Kernels) -> Result<Self> {
-        let Some(placed) = plan(content, name, kernels) else {
-            candle_core::bail!("{name} is not a matrix")
-        };
+        let Some(placed) = plan(content, name, kernels) else { candle_core::bail!("{name} is not a matrix") };
         let read = content.tensor(reader, name, &Device::Cpu)?;
         let (_, cols) = read.shape().dims2()?;
         let held = placed.cols as usize;

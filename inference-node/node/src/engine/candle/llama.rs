@@ -6,19 +6,26 @@
 
 use std::io::{BufReader, Read, Seek};
 
-use candle_core::{DType, Device, Result, Tensor};
-use candle_nn::attention::{AttnMask, flash_attn};
+use candle_core::{DType, Device, Result, Storage, Tensor};
 use candle_nn::ops::{rms_norm, silu};
 use candle_nn::rotary_emb::rope_i;
 use cfq_memory::{Kernels, Shape, WeightSum};
 
+use crate::engine::candle::attention::{Sizes, attend};
 use crate::engine::candle::kv::SequenceKv;
 use crate::engine::candle::linear::{Linear, plan, shared};
 use crate::models::header::{Header, HeaderError};
 
 /// Names of a layer's tensors after `blk.N.`: matrices, then norms.
-const MATRICES: [&str; 7] =
-    ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"];
+const MATRICES: [&str; 7] = [
+    "attn_q.weight",
+    "attn_k.weight",
+    "attn_v.weight",
+    "attn_output.weight",
+    "ffn_gate.weight",
+    "ffn_up.weight",
+    "ffn_down.weight",
+];
 const NORMS: [&str; 2] = ["attn_norm.weight", "ffn_norm.weight"];
 
 /// What the header says, checked against the tensors.
@@ -61,7 +68,9 @@ impl Facts {
         };
         let fits = heads.is_multiple_of(kv_heads) && head_dim > 0 && head_dim <= 1 << 10 && head_dim.is_multiple_of(2);
         if !fits || header.number("llama.rope.dimension_count").is_some_and(|d| d != head_dim) {
-            return Err(header.unsupported(format!("{heads} heads of {head_dim}, {kv_heads} for keys, is no Llama shape")));
+            return Err(
+                header.unsupported(format!("{heads} heads of {head_dim}, {kv_heads} for keys, is no Llama shape"))
+            );
         }
         if header.text("llama.rope.scaling.type").is_some_and(|t| t != "none") {
             return Err(header.unsupported("it stretches its context by rope scaling, which this version does not do"));
@@ -70,7 +79,8 @@ impl Facts {
             return Err(header.unsupported("it is a mixture of experts, which this version does not run"));
         }
         let infos = &header.content.tensor_infos;
-        let vocabulary = infos.get("token_embd.weight").and_then(|t| t.shape.dims().first().copied()).unwrap_or(0) as u64;
+        let vocabulary =
+            infos.get("token_embd.weight").and_then(|t| t.shape.dims().first().copied()).unwrap_or(0) as u64;
         let shape = Shape {
             layers,
             heads,
@@ -130,7 +140,9 @@ impl Facts {
         if infos.len() != expected.len() {
             let known: std::collections::HashSet<&str> = expected.iter().map(|(n, _)| n.as_str()).collect();
             let extra = infos.keys().find(|n| !known.contains(n.as_str())).map_or("", String::as_str);
-            return Err(header.unsupported(format!("it has a tensor {extra:?}, which this version would have to ignore")));
+            return Err(
+                header.unsupported(format!("it has a tensor {extra:?}, which this version would have to ignore"))
+            );
         }
         Ok(())
     }
@@ -192,8 +204,7 @@ impl Llama {
         let output = if facts.tied { None } else { Some(matrix("output.weight")?) };
         let norm = vector(content, &mut reader, "output_norm.weight")?;
         let half = facts.shape.head_dim as usize / 2;
-        let mut frequencies: Vec<f32> =
-            (0..half).map(|i| facts.rope_base.powf(-(i as f32) / half as f32)).collect();
+        let mut frequencies: Vec<f32> = (0..half).map(|i| facts.rope_base.powf(-(i as f32) / half as f32)).collect();
         if content.tensor_infos.contains_key("rope_freqs.weight") {
             let factors = vector(content, &mut reader, "rope_freqs.weight")?.to_vec1::<f32>()?;
             frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
@@ -214,7 +225,7 @@ impl Llama {
         layers.chain([&self.embedding]).chain(&self.output).map(Linear::stored_bytes).sum()
     }
 
-    pub fn new_sequence(&self, capacity: usize) -> Result<SequenceKv> {
+    pub fn new_sequence(&self, capacity: usize) -> SequenceKv {
         let s = &self.facts.shape;
         SequenceKv::new(s.layers as usize, capacity, s.kv_heads as usize, s.head_dim as usize)
     }
@@ -235,24 +246,11 @@ impl Llama {
         let rotate = |t: &Tensor, heads: usize| {
             rope_i(&t.reshape((n, heads, 1, head_dim))?, &cos, &sin)?.reshape((n, heads, head_dim))
         };
-        let scale = 1.0 / (head_dim as f32).sqrt();
         for (at, layer) in self.layers.iter().enumerate() {
             let normed = rms_norm(&x, &layer.attention_norm, self.facts.epsilon)?;
             let [q, k, v] = shared([&layer.query, &layer.key, &layer.value], &normed)?;
             let (q, k) = (rotate(&q, heads)?, rotate(&k, kv_heads)?);
-            let v = v.reshape((n, kv_heads, head_dim))?;
-            let mut mixed = Vec::with_capacity(parts.len());
-            let mut from = 0;
-            for part in parts.iter() {
-                let len = part.tokens.len();
-                let (keys, values) = part.kv.append(at, &k.narrow(0, from, len)?, &v.narrow(0, from, len)?)?;
-                let queries = q.narrow(0, from, len)?.unsqueeze(0)?;
-                let mask = AttnMask::causal_with_offset(part.kv.len());
-                let out = flash_attn::<f32>(&queries, &keys, &values, scale, mask, None, None)?;
-                mixed.push(out.transpose(1, 2)?.reshape((len, heads * head_dim))?);
-                from += len;
-            }
-            let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(&mixed, 0)? };
+            let mixed = self.attend(at, parts, &q, &k, &v)?;
             x = (x + layer.output.forward(&mixed)?)?;
             let normed = rms_norm(&x, &layer.feed_forward_norm, self.facts.epsilon)?;
             let [gate, up] = shared([&layer.gate, &layer.up], &normed)?;
@@ -273,6 +271,50 @@ impl Llama {
         let x = x.index_select(&Tensor::new(last, &Device::Cpu)?, 0)?;
         let x = rms_norm(&x, &self.norm, self.facts.epsilon)?;
         self.output.as_ref().unwrap_or(&self.embedding).forward(&x).map(Some)
+    }
+}
+
+impl Llama {
+    /// Attention of every part over its own sequence: (all tokens, heads x head dim).
+    fn attend(&self, layer: usize, parts: &mut [Part<'_>], q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let s = &self.facts.shape;
+        let (heads, kv_heads, head_dim) = (s.heads as usize, s.kv_heads as usize, s.head_dim as usize);
+        let (query_row, key_row) = (heads * head_dim, kv_heads * head_dim);
+        let mut mixed = Vec::with_capacity(parts.len());
+        let (q, k, v) =
+            (q.flatten_all()?.contiguous()?, k.flatten_all()?.contiguous()?, v.flatten_all()?.contiguous()?);
+        with_values(&q, |q| {
+            with_values(&k, |k| {
+                with_values(&v, |v| {
+                    let mut from = 0;
+                    for part in parts.iter_mut() {
+                        let new = part.tokens.len();
+                        let keys = from * key_row..(from + new) * key_row;
+                        if !part.kv.append(layer, &k[keys.clone()], &v[keys]) {
+                            candle_core::bail!("a sequence has no room for {new} more tokens")
+                        }
+                        let (past, capacity) = (part.kv.len(), part.kv.capacity());
+                        let sizes = Sizes { heads, kv_heads, head_dim, capacity, past, new };
+                        let queries = &q[from * query_row..(from + new) * query_row];
+                        let out = attend(queries, part.kv.layer(layer), sizes);
+                        let out = Tensor::from_vec(out, (heads, new, head_dim), &Device::Cpu)?;
+                        mixed.push(out.transpose(0, 1)?.reshape((new, query_row))?);
+                        from += new;
+                    }
+                    Ok(())
+                })
+            })
+        })?;
+        if mixed.len() == 1 { Ok(mixed.remove(0)) } else { Tensor::cat(&mixed, 0) }
+    }
+}
+
+/// The values of a contiguous F32 tensor on the CPU, where they lie.
+fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(values), Some((from, to))) => read(&values.as_slice::<f32>()?[from..to]),
+        _ => candle_core::bail!("activations are not contiguous on the CPU"),
     }
 }
 

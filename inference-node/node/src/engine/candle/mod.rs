@@ -1,5 +1,6 @@
 //! The engine that runs a GGUF model in this process, with candle.
 
+mod attention;
 mod batcher;
 mod kv;
 mod linear;
@@ -83,6 +84,8 @@ fn fit_facts(header: &Header, facts: &Facts, limits: Limits) -> Result<Need, Loa
 pub struct CandleEngine {
     model: ModelId,
     need: Need,
+    /// Bytes of the weights as held, counted after loading.
+    weights: u64,
     context: u64,
     vocabulary: Arc<Vocabulary>,
     template: Arc<ChatTemplate>,
@@ -116,6 +119,7 @@ impl CandleEngine {
         let weights = |source| LoadError::Weights { path: path.to_owned(), source };
         let llama = Llama::load(&header, facts, linear::kernels()).map_err(weights)?;
         let load_rate = header.size as f64 / began.elapsed().as_secs_f64();
+        let held = llama.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
         warm_up(&llama, &figures).map_err(weights)?;
         let room = Room::new(need.kv_tokens, limits.max_sequences as usize, changes);
@@ -135,11 +139,16 @@ impl CandleEngine {
             "model loaded"
         );
         let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self { model, need, context, vocabulary, template, grammars, room, figures, jobs })
+        Ok(Self { model, need, weights: held, context, vocabulary, template, grammars, room, figures, jobs })
     }
 
     pub fn need(&self) -> &Need {
         &self.need
+    }
+
+    /// Bytes of the weights as held, without the kernels' own copies; what [`Need::weights`] predicted.
+    pub fn weights(&self) -> u64 {
+        self.weights
     }
 
     pub fn vocabulary(&self) -> &Vocabulary {
@@ -151,11 +160,11 @@ impl CandleEngine {
 /// ledger has rates from the start.
 fn warm_up(model: &Llama, figures: &Figures) -> candle_core::Result<()> {
     const PROMPT: usize = 64;
-    let mut kv = model.new_sequence(PROMPT + 4)?;
+    let mut kv = model.new_sequence(PROMPT + 4);
     let tokens: Vec<u32> = (0..PROMPT as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
     // The first pass pays for the copies; the second is measured.
     for round in 0..2 {
-        let mut fresh = model.new_sequence(PROMPT)?;
+        let mut fresh = model.new_sequence(PROMPT);
         let began = Instant::now();
         model.forward(&mut [Part { kv: &mut fresh, tokens: &tokens, scored: true }])?;
         if round == 1 {
@@ -166,7 +175,7 @@ fn warm_up(model: &Llama, figures: &Figures) -> candle_core::Result<()> {
         let began = Instant::now();
         model.forward(&mut [Part { kv: &mut kv, tokens: &tokens[..1], scored: true }])?;
         if round > 0 {
-            figures.decoded(1, began.elapsed());
+            figures.decoded(began.elapsed());
         }
     }
     Ok(())
@@ -221,8 +230,7 @@ impl Engine for CandleEngine {
                 return Err(Refused::NotNow { need: count + 1, have: 0 });
             }
             let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
-            let held =
-                self.room.hold(longest).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
+            let held = self.room.hold(longest).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();

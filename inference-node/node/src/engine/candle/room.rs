@@ -110,8 +110,8 @@ impl Figures {
         numbers.prefill_rate = smooth(numbers.prefill_rate, rate, 0.3);
     }
 
-    /// One step of `_rows` sequences: each got one token.
-    pub fn decoded(&self, _rows: usize, took: Duration) {
+    /// One step, in which every running sequence got a token.
+    pub fn decoded(&self, took: Duration) {
         let rate = 1.0 / took.as_secs_f64().max(1e-6);
         let mut numbers = self.lock();
         numbers.decode_rate = smooth(numbers.decode_rate, rate, 0.05);

@@ -77,7 +77,12 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(name: &str, endpoint: &Endpoint, timing: &Timing, changes: Arc<Changes>) -> Result<Arc<Self>, EndpointError> {
+    pub fn new(
+        name: &str,
+        endpoint: &Endpoint,
+        timing: &Timing,
+        changes: Arc<Changes>,
+    ) -> Result<Arc<Self>, EndpointError> {
         let parsed = reqwest::Url::parse(&endpoint.url).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
         if parsed.is_none() {
             return Err(EndpointError::Url { endpoint: name.to_owned(), url: endpoint.url.clone() });
@@ -134,7 +139,9 @@ impl Server {
     async fn check(&self) {
         let ask = self.authorized(self.client.get(format!("{}/models", self.url))).timeout(Duration::from_secs(10));
         let problem = match ask.send().await {
-            Ok(answer) if answer.status().is_server_error() => Some(format!("{} answers {}", self.url, answer.status())),
+            Ok(answer) if answer.status().is_server_error() => {
+                Some(format!("{} answers {}", self.url, answer.status()))
+            }
             Ok(_) => None,
             Err(error) => Some(format!("cannot reach {}: {}", self.url, chat::causes(&error))),
         };
@@ -176,7 +183,9 @@ impl ProxyEngine {
             ModelSource::OpenAi { model: remote, .. } => {
                 Some(Self { model, remote, server, decode_rate: Arc::default() })
             }
-            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::Ollama { .. } => None,
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::Ollama { .. } => {
+                None
+            }
         }
     }
 }
@@ -234,14 +243,7 @@ impl Drop for Slot {
     }
 }
 
-async fn run(
-    server: Arc<Server>,
-    remote: String,
-    prompt: Prompt,
-    outbox: Outbox,
-    slot: Slot,
-    rate: Arc<Mutex<f64>>,
-) {
+async fn run(server: Arc<Server>, remote: String, prompt: Prompt, outbox: Outbox, slot: Slot, rate: Arc<Mutex<f64>>) {
     let began = Instant::now();
     let how = tokio::select! {
         how = chat::complete(&server, &remote, &prompt, &outbox, began) => how.map_err(Ended::Failed),

@@ -1,0 +1,177 @@
+//! One answer of a model, through everything that may come between: the wait for placement, retries of the scheduler, a
+//! context that is too small, a reply that cannot be read, and the end of the working time.
+
+use std::time::Duration;
+
+use cfq_proto::ids::JobId;
+use cfq_proto::job::{ChatMessage, Completion, JobFailure, JobRequest, JobState, JobView, OutputFormat, Prompt};
+use cfq_proto::looping::EscalationReason;
+use cfq_proto::model::ModelId;
+use cfq_proto::prefix;
+use cfq_proto::task::Agent;
+use tokio::task::JoinHandle;
+
+use super::drive::{Drive, Problem};
+use super::port::{Stopped, TaskPort};
+use crate::pipeline::{Budget, max_tokens, sampling};
+
+/// Unreadable answers are asked for again this often (L11) ...
+const REPEATS: u32 = 2;
+/// ... and prompts that are too long are made shorter this often.
+const SHRINKS: u32 = 3;
+
+/// An answer that could be read.
+pub(super) struct Answer<T> {
+    pub value: T,
+    pub completion: Completion,
+    pub job: JobId,
+    pub model: ModelId,
+    /// Working time of all calls it took, in milliseconds.
+    pub spent_ms: u64,
+}
+
+/// A prompt that is being written on a thread of its own, since it reads files.
+pub(super) type Written = JoinHandle<Result<Vec<ChatMessage>, Problem>>;
+
+enum Ending {
+    Done(Completion),
+    Failed(JobFailure),
+    /// In words: parked, or cancelled by somebody.
+    Unusable(String),
+    TimeIsUp(&'static str),
+}
+
+impl<P: TaskPort> Drive<P> {
+    /// Asks `agent` until `read` accepts an answer. `None`: a decision was committed instead. `prompt` gets the budget of
+    /// each try; everything it depends on is recorded, so that a repeated step asks for the same jobs.
+    pub(super) async fn answer<T>(
+        &mut self,
+        agent: Agent,
+        format: OutputFormat,
+        prompt: impl Fn(Budget) -> Written,
+        read: impl Fn(&Completion) -> Result<T, String>,
+    ) -> Result<Option<Answer<T>>, Problem> {
+        let binding = self.spec.agents.of(agent).clone();
+        let Some(model) = self.history.switched_model(agent).or(binding.model.as_ref()).cloned() else {
+            let why =
+                format!("no model is bound to {agent}: switch to one, or set [agents.{agent}] in the configuration");
+            self.give_up(EscalationReason::AgentError, why, 0).await?;
+            return Ok(None);
+        };
+        let mut budget = Budget::first(max_tokens(agent, &binding));
+        let (mut repeats, mut shrinks, mut spent_ms) = (0, 0, 0);
+        for n in 0.. {
+            let messages = prompt(budget).await??;
+            let iteration = self.history.current_iteration();
+            let sampling = sampling(agent, &binding, self.task, iteration, n, budget.reply_tokens);
+            let prompt = Prompt { messages, sampling, format: format.clone() };
+            let (view, ending) = self.call(agent, n, &model, prompt, spent_ms).await?;
+            spent_ms += working_ms(&view);
+            let problem = match ending {
+                Ending::Done(completion) => match read(&completion) {
+                    Ok(value) => {
+                        return Ok(Some(Answer { value, completion, job: view.id, model: view.model, spent_ms }));
+                    }
+                    Err(why) if repeats < REPEATS => {
+                        tracing::info!(task = %self.number, %agent, why, "an answer could not be read, asking again");
+                        repeats += 1;
+                        continue;
+                    }
+                    Err(why) => format!("{agent}'s answer could not be read in {} tries: {why}", REPEATS + 1),
+                },
+                Ending::Failed(JobFailure::TooLong { have, .. }) if shrinks < SHRINKS => {
+                    tracing::info!(task = %self.number, %agent, have, "a prompt is too long, making it shorter");
+                    shrinks += 1;
+                    budget = budget.shrunk(have);
+                    continue;
+                }
+                Ending::Failed(failure @ (JobFailure::Unavailable { .. } | JobFailure::Engine { .. })) => {
+                    self.fail(format!("{model} did not answer {agent}: {failure}"), spent_ms).await?;
+                    return Ok(None);
+                }
+                Ending::Failed(failure @ (JobFailure::TooLong { .. } | JobFailure::Rejected { .. })) => {
+                    format!("{model} cannot answer {agent}: {failure}")
+                }
+                Ending::Unusable(why) => format!("{agent}'s job on {model} {why}"),
+                Ending::TimeIsUp(why) => {
+                    self.port.drop_job(view.id).await?;
+                    self.give_up(EscalationReason::TimeoutExceeded, why.to_owned(), spent_ms).await?;
+                    return Ok(None);
+                }
+            };
+            self.give_up(EscalationReason::AgentError, problem, spent_ms).await?;
+            return Ok(None);
+        }
+        Ok(None)
+    }
+
+    /// Asks for one job and waits until it is over or its time is.
+    async fn call(
+        &self,
+        agent: Agent,
+        n: i16,
+        model: &ModelId,
+        prompt: Prompt,
+        spent_ms: u64,
+    ) -> Result<(JobView, Ending), Stopped> {
+        let request = JobRequest {
+            role: agent,
+            n,
+            model: model.clone(),
+            prompt_bytes: prompt.messages.iter().map(|m| m.content.len() as u64).sum(),
+            prefix: prefix::chain(model.as_str(), &prompt.messages),
+            max_tokens: prompt.sampling.max_tokens,
+            prompt: self.port.send_prompt(prompt).await?,
+        };
+        let before = self.history.active_ms.saturating_sub(self.history.window_active_ms) + spent_ms;
+        loop {
+            let view = self.port.job(self.history.next_seq, request.clone()).await?;
+            // Asking and being answered is what this runner's part of a generation is.
+            self.port.progressed();
+            if let Some(ending) = self.ending(&view).await? {
+                return Ok((view, ending));
+            }
+            let worked = before + working_ms(&view);
+            if worked >= self.limits.timeout_ms {
+                return Ok((view, Ending::TimeIsUp("the working time was used up during a model call")));
+            }
+            if self.spec.deadline.is_some_and(|deadline| cfq_link::clock::unix_seconds() >= deadline) {
+                return Ok((view, Ending::TimeIsUp("the deadline passed during a model call")));
+            }
+            let left = Duration::from_millis(self.limits.timeout_ms - worked).max(Duration::from_millis(10));
+            self.port.changed(self.timing.poll().min(left)).await;
+        }
+    }
+
+    async fn ending(&self, view: &JobView) -> Result<Option<Ending>, Stopped> {
+        Ok(match view.state {
+            JobState::Queued | JobState::Placed | JobState::Running => None,
+            JobState::Done => Some(match &view.completion {
+                Some(carried) => Ending::Done(self.port.completion(carried.clone()).await?),
+                None => Ending::Unusable("is done without a result".to_owned()),
+            }),
+            JobState::Failed => Some(match &view.failure {
+                Some(failure) => Ending::Failed(failure.clone()),
+                None => Ending::Unusable("failed without saying why".to_owned()),
+            }),
+            JobState::Dead => {
+                let last = view.failure.as_ref().map_or(String::new(), |f| format!(", last: {f}"));
+                Some(Ending::Unusable(format!("was parked after losing its node {} times{last}", view.attempt)))
+            }
+            // Ours, from before a crash, where the time was up; else somebody's.
+            JobState::Cancelled => {
+                let before = self.history.active_ms.saturating_sub(self.history.window_active_ms);
+                Some(if before + working_ms(view) >= self.limits.timeout_ms {
+                    Ending::TimeIsUp("the working time was used up during a model call")
+                } else {
+                    Ending::Unusable("was cancelled".to_owned())
+                })
+            }
+        })
+    }
+}
+
+/// The limit runs from the first token: a prompt that no node has begun to answer has cost nothing.
+fn working_ms(view: &JobView) -> u64 {
+    if view.started { view.running_ms } else { 0 }
+}

@@ -1,0 +1,38 @@
+//! What a drive needs of the scheduler, for the one task whose lease it holds.
+
+use std::time::Duration;
+
+use cfq_proto::blob::Carried;
+use cfq_proto::ids::JobId;
+use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
+use cfq_proto::looping::{Artifact, Step};
+
+/// Why a drive ends before the task rests.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// The task is somebody else's now, or cancelled: drop everything.
+    #[error("the lease is lost")]
+    Lost,
+    /// The scheduler and this runner disagree about what is legal, or a record cannot be read: a bug on one side. The lease
+    /// is let go without release, so that it counts against the task and cannot go round for ever.
+    #[error("the task cannot be driven: {reason}")]
+    Refused { reason: String },
+}
+
+/// Every call waits until there is an answer, and publishes only under a live lease.
+pub trait TaskPort: Send + Sync + 'static {
+    /// Returns the database's time once the step is committed.
+    fn commit(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
+    /// Makes the job, or returns the one that is there.
+    fn job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
+    fn drop_job(&self, job: JobId) -> impl Future<Output = Result<(), Stopped>> + Send;
+    /// Returns when some job of the task may have changed, at the latest after `at_most`.
+    fn changed(&self, at_most: Duration) -> impl Future<Output = ()> + Send;
+    fn send_artifact(&self, artifact: Artifact) -> impl Future<Output = Result<Carried<Artifact>, Stopped>> + Send;
+    fn send_prompt(&self, prompt: Prompt) -> impl Future<Output = Result<Carried<Prompt>, Stopped>> + Send;
+    fn completion(&self, carried: Carried<Completion>) -> impl Future<Output = Result<Completion, Stopped>> + Send;
+    /// Returns once the lease is live: asked before what has an effect outside the records.
+    fn live(&self) -> impl Future<Output = Result<(), Stopped>> + Send;
+    /// The work moved.
+    fn progressed(&self);
+}

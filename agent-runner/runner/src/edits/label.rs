@@ -1,0 +1,155 @@
+//! The file name that goes with a block, in the forms models use.
+
+use super::fence::Block;
+
+/// Files that have no extension.
+const KNOWN: [&str; 12] = [
+    "Makefile",
+    "Dockerfile",
+    "Containerfile",
+    "Justfile",
+    "justfile",
+    "LICENSE",
+    "README",
+    "CHANGELOG",
+    "Procfile",
+    "Gemfile",
+    "Rakefile",
+    "Jenkinsfile",
+];
+
+/// The path a block is labelled with, and whether its first line was the label.
+pub(super) fn of_block(block: &Block<'_>) -> Option<(String, bool)> {
+    if let Some(path) = in_info(block.info) {
+        return Some((path, false));
+    }
+    if let Some(path) = block.above.and_then(in_line) {
+        return Some((path, false));
+    }
+    block.lines.first().and_then(|line| in_comment(line)).map(|path| (path, true))
+}
+
+/// ```` ```python src/a.py ````, ```` ```python:src/a.py ````, ```` ```py title="src/a.py" ````, ```` ```src/a.py ````.
+fn in_info(info: &str) -> Option<String> {
+    info.split_whitespace().find_map(|token| {
+        let token = token.trim_matches(['{', '}', ',']);
+        let value = ["title=", "file=", "filename=", "path=", "name="].iter().find_map(|key| token.strip_prefix(key));
+        let token = value.unwrap_or_else(|| token.split_once(':').map_or(token, |(_, path)| path));
+        let token = token.trim_matches(['"', '\'']);
+        is_path(token).then(|| token.to_owned())
+    })
+}
+
+/// `### src/a.py`, `**src/a.py**:`, `File: src/a.py`, ``Create `src/a.py`:``.
+pub(super) fn in_line(line: &str) -> Option<String> {
+    let mut quoted = line.split('`').skip(1).step_by(2).filter(|part| is_path(part));
+    if let Some(path) = quoted.next() {
+        return quoted.all(|other| other == path).then(|| path.to_owned());
+    }
+    let text = line.trim().trim_start_matches(['#', '*', '-', '>', ' ']);
+    let text = without_number(text);
+    let text = without_key(text.trim_matches(['*', ' ', '_'])).trim_matches(['*', ' ', ':', '"', '\'']);
+    is_path(text).then(|| text.to_owned())
+}
+
+/// `1. a.py` and `2) a.py` as items of a list.
+fn without_number(text: &str) -> &str {
+    let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let is_item = rest.len() < text.len() && (rest.starts_with(". ") || rest.starts_with(") "));
+    if is_item { rest[2..].trim_start() } else { text }
+}
+
+/// `# src/a.py`, `// file: src/a.py`, `<!-- a.html -->`, `/* a.css */`.
+fn in_comment(line: &str) -> Option<String> {
+    let line = line.trim();
+    let text = ["#", "//", "--", "/*", "<!--", ";"].iter().find_map(|mark| line.strip_prefix(mark))?;
+    let text = text.trim_end_matches("*/").trim_end_matches("-->");
+    let text = without_key(text.trim());
+    is_path(text).then(|| text.to_owned())
+}
+
+fn without_key(text: &str) -> &str {
+    let Some((key, rest)) = text.split_once(':') else { return text };
+    let known = ["file", "filename", "file name", "path", "file path", "filepath"];
+    let key = key.trim_matches(['*', '_', ' ']);
+    if known.iter().any(|k| key.eq_ignore_ascii_case(k)) { rest.trim_matches(['*', '_', ' ']) } else { text }
+}
+
+/// A word that can only be meant as a file: it has an extension or is a well-known name. Also those that lead out of the
+/// repository, so that they are refused and not overlooked.
+pub(super) fn is_path(text: &str) -> bool {
+    let fits = !text.is_empty()
+        && text.len() <= 1024
+        && !text.contains("://")
+        && text.chars().all(|c| c.is_alphanumeric() || "_./-+@[]()~\\:".contains(c));
+    if !fits {
+        return false;
+    }
+    let name = text.rsplit(['/', '\\']).next().unwrap_or(text);
+    if KNOWN.contains(&name) {
+        return true;
+    }
+    match name.rsplit_once('.') {
+        // `.gitignore`
+        Some(("", rest)) => rest.len() > 1 && rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_'),
+        Some((stem, extension)) => {
+            stem.chars().any(char::is_alphanumeric)
+                && (1..=10).contains(&extension.len())
+                && extension.starts_with(|c: char| c.is_ascii_alphabetic())
+                && extension.chars().all(|c| c.is_ascii_alphanumeric())
+        }
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forms_models_use() {
+        for info in
+            ["python src/a.py", "python:src/a.py", "py title=\"src/a.py\"", "src/a.py", "python {file=src/a.py}"]
+        {
+            assert_eq!(in_info(info).as_deref(), Some("src/a.py"), "{info}");
+        }
+        for line in [
+            "### src/a.py",
+            "**src/a.py**:",
+            "File: src/a.py",
+            "**File:** src/a.py",
+            "1. `src/a.py`",
+            "2) src/a.py",
+            "Create the file `src/a.py`:",
+            "src/a.py:",
+            "#### File: `src/a.py`",
+        ] {
+            assert_eq!(in_line(line).as_deref(), Some("src/a.py"), "{line}");
+        }
+        for line in ["# src/a.py", "// file: src/a.py", "/* src/a.py */"] {
+            assert_eq!(in_comment(line).as_deref(), Some("src/a.py"), "{line}");
+        }
+        assert_eq!(in_line("### .gitignore").as_deref(), Some(".gitignore"));
+        assert_eq!(in_line("2fa.py").as_deref(), Some("2fa.py"));
+        assert_eq!(in_line("Makefile:").as_deref(), Some("Makefile"));
+        assert_eq!(in_line("### ../../evil.py").as_deref(), Some("../../evil.py"));
+    }
+
+    #[test]
+    fn prose_is_no_label() {
+        for line in [
+            "Here is the code:",
+            "Python 3.11:",
+            "See https://x.org/a.py",
+            "e.g. this",
+            "and/or",
+            "`f(x)` and `g(y)`",
+            "`a.py` or `b.py`",
+        ] {
+            assert_eq!(in_line(line), None, "{line}");
+        }
+        assert_eq!(in_info("python"), None);
+        assert_eq!(in_comment("#!/usr/bin/env python3"), None);
+        assert_eq!(in_comment("x = 1"), None);
+    }
+}

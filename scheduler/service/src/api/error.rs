@@ -1,0 +1,108 @@
+//! Refusals: a code for programs, and for people what is wrong, where, and the next step.
+
+use axum::Json;
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use cfq_proto::http::{ErrorBody, ErrorCode, ErrorReply};
+
+use crate::store::StoreError;
+
+/// Seconds after which a database or cluster that is away is worth asking again.
+const RETRY_AFTER: u32 = 2;
+
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { status, body: ErrorBody { code, message: message.into(), field: None, retry_after: None } }
+    }
+
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::BAD_REQUEST, ErrorCode::Invalid, message);
+        error.body.field = Some(field.into());
+        error
+    }
+
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, ErrorCode::Invalid, message)
+    }
+
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized, message)
+    }
+
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, ErrorCode::Forbidden, message)
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, ErrorCode::NotFound, message)
+    }
+
+    pub fn key_reused(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, ErrorCode::KeyReused, message)
+    }
+
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, ErrorCode::Conflict, message)
+    }
+
+    pub fn too_large(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::TooLarge, message)
+    }
+
+    pub fn busy(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Busy, message);
+        error.body.retry_after = Some(RETRY_AFTER);
+        error
+    }
+
+    fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::Internal, message)
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        if error.may_retry() {
+            tracing::warn!(%error, cause = ?std::error::Error::source(&error), "database not available");
+            Self::busy("the database does not answer now; ask again in a moment (cfq doctor says what is wrong)")
+        } else {
+            tracing::error!(%error, cause = ?std::error::Error::source(&error), "request failed");
+            Self::internal("the scheduler could not do this; its log has the reason")
+        }
+    }
+}
+
+impl From<crate::metrics::MetricsError> for ApiError {
+    fn from(error: crate::metrics::MetricsError) -> Self {
+        tracing::error!(%error, "metrics page failed");
+        Self::internal("the metrics could not be written; the log has the reason")
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let retry_after = self.body.retry_after;
+        let mut response = (self.status, Json(ErrorReply { error: self.body })).into_response();
+        if let Some(seconds) = retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+pub async fn no_such_path(uri: Uri) -> ApiError {
+    ApiError::not_found(format!("there is nothing at {}; the API is under /api/v1", uri.path()))
+}
+
+pub async fn no_such_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, format!("{} does not take {method}", uri.path()))
+}

@@ -1,0 +1,34 @@
+//! A task's events as a page.
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use cfq_proto::http::EventList;
+use serde::Deserialize;
+
+use super::Api;
+use super::error::ApiError;
+use super::tasks::find;
+
+#[derive(Debug, Deserialize)]
+pub struct After {
+    after: Option<i64>,
+}
+
+/// All events after `after`.
+pub async fn list(
+    State(api): State<Api>,
+    Path(key): Path<String>,
+    query: Result<Query<After>, QueryRejection>,
+) -> Result<Json<EventList>, ApiError> {
+    let Query(query) = query.map_err(|e| ApiError::invalid("after", e.body_text()))?;
+    let task = find(&api, &key).await?;
+    let mut events = Vec::new();
+    let mut after = query.after.unwrap_or(0);
+    loop {
+        let page = api.store.task_events(task, after).await?;
+        let Some(last) = page.last() else { return Ok(Json(EventList { events })) };
+        after = last.task_seq;
+        events.extend(page);
+    }
+}

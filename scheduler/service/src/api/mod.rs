@@ -1,0 +1,100 @@
+//! HTTP under `/api/v1`. A bearer token always; the Host must be one of ours and a foreign Origin is refused, so that a web
+//! page somebody visits cannot talk to a cfq on their machine. Everything refused answers with an `ErrorReply`.
+
+mod error;
+mod events;
+mod feed;
+mod guard;
+mod health;
+mod nodes;
+mod prs;
+mod submit;
+mod tasks;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware;
+use axum::routing::{get, post};
+use cfq_link::stop::Stop;
+use tokio::sync::Semaphore;
+
+use crate::config::{Defaults, HttpConfig};
+use crate::link::Link;
+use crate::metrics::Metrics;
+use crate::pulse::Pulse;
+use crate::store::Store;
+
+pub use guard::{Token, TokenError};
+
+/// What every handler sees.
+#[derive(Debug, Clone)]
+pub struct Api {
+    pub store: Store,
+    pub link: Link,
+    pub pulse: Pulse,
+    pub metrics: Metrics,
+    pub defaults: Arc<Defaults>,
+    pub guard: Arc<guard::Guard>,
+    pub feeds: Arc<Semaphore>,
+    pub stop: Stop,
+}
+
+impl Api {
+    #[expect(clippy::too_many_arguments, reason = "the parts of one process, put together in one place")]
+    pub fn new(
+        store: Store,
+        link: Link,
+        pulse: Pulse,
+        metrics: Metrics,
+        defaults: Defaults,
+        http: &HttpConfig,
+        token: Token,
+        feeds: usize,
+        stop: Stop,
+    ) -> Self {
+        Self {
+            store,
+            link,
+            pulse,
+            metrics,
+            defaults: Arc::new(defaults),
+            guard: Arc::new(guard::Guard::new(http, token)),
+            feeds: Arc::new(Semaphore::new(feeds)),
+            stop,
+        }
+    }
+
+    pub fn router(self, body_bytes: usize) -> Router {
+        let quick = Router::new()
+            .route("/healthz", get(health::healthz))
+            .route("/readyz", get(health::readyz))
+            .route("/metrics", get(health::metrics))
+            .route("/api/v1/tasks", post(submit::submit).get(tasks::list))
+            .route("/api/v1/tasks/{key}", get(tasks::show))
+            .route("/api/v1/tasks/{key}/cancel", post(tasks::cancel))
+            .route("/api/v1/tasks/{key}/resolve", post(tasks::resolve))
+            .route("/api/v1/tasks/{key}/events", get(events::list))
+            .route("/api/v1/tasks/{key}/artifacts/{which}", get(tasks::artifacts))
+            .route("/api/v1/prs", get(prs::list))
+            .route("/api/v1/prs/{number}", get(prs::show))
+            .route("/api/v1/nodes", get(nodes::list))
+            .layer(middleware::from_fn(guard::within_time));
+        let feeds = Router::new()
+            .route("/api/v1/tasks/{key}/feed", get(feed::task))
+            .route("/api/v1/events", get(feed::all));
+        quick
+            .merge(feeds)
+            .fallback(error::no_such_path)
+            .method_not_allowed_fallback(error::no_such_method)
+            .layer(DefaultBodyLimit::max(body_bytes))
+            .layer(middleware::from_fn_with_state(self.clone(), guard::admit))
+            .route_layer(middleware::from_fn_with_state(self.clone(), guard::count))
+            .with_state(self)
+    }
+}

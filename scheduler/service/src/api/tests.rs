@@ -1,0 +1,254 @@
+//! The API from outside, over a real database.
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request, StatusCode};
+use cfq_proto::http::{ErrorCode, ErrorReply, SubmitReply, TaskDetail, TaskList};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::*;
+use crate::config::Limits;
+use crate::testing::{Lab, MODEL, token_file};
+
+const TOKEN: &str = "0123456789abcdef";
+
+struct Service {
+    router: Router,
+    _lab: Option<Lab>,
+    _stopper: cfq_link::stop::Stopper,
+}
+
+impl Service {
+    async fn new() -> Self {
+        let lab = Lab::new().await;
+        Self::over(lab.store.clone(), Some(lab))
+    }
+
+    fn over(store: Store, lab: Option<Lab>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let http = HttpConfig {
+            bind: "127.0.0.1:0".parse().unwrap(),
+            token_file: token_file(&folder),
+            allowed_hosts: vec!["box.lan".into()],
+        };
+        let token = Token::load(&http.token_file).unwrap();
+        let mut defaults = Defaults::default();
+        defaults.agents.alpha.model = Some(MODEL.parse().unwrap());
+        defaults.agents.beta.model = Some(MODEL.parse().unwrap());
+        let (stopper, stop) = cfq_link::stop::pair();
+        let api = Api::new(
+            store,
+            Link::default(),
+            Pulse::default(),
+            Metrics::new().unwrap(),
+            defaults,
+            &http,
+            token,
+            1,
+            stop,
+        );
+        Self { router: api.router(Limits::default().body_bytes), _lab: lab, _stopper: stopper }
+    }
+
+    async fn send(&self, request: Request<Body>) -> (StatusCode, Vec<u8>) {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        (status, to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec())
+    }
+
+    async fn get(&self, path: &str) -> (StatusCode, Vec<u8>) {
+        self.send(ask(Method::GET, path, &[], Body::empty())).await
+    }
+
+    async fn post(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> (StatusCode, Vec<u8>) {
+        self.send(ask(Method::POST, path, headers, Body::from(body.to_string()))).await
+    }
+}
+
+fn ask(method: Method, path: &str, headers: &[(&str, &str)], body: Body) -> Request<Body> {
+    let mut all = vec![("host", "127.0.0.1:7710"), ("authorization", "Bearer 0123456789abcdef")];
+    all.retain(|(name, _)| !headers.iter().any(|(other, _)| other == name));
+    all.extend(headers);
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in all.into_iter().filter(|(_, value)| !value.is_empty()) {
+        request = request.header(name, value);
+    }
+    request.body(body).unwrap()
+}
+
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> T {
+    serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(bytes)))
+}
+
+fn task() -> Value {
+    json!({"description": "add a function", "repo": "/home/me/project"})
+}
+
+#[tokio::test]
+async fn a_task_is_accepted_once_per_key_and_shown() {
+    let service = Service::new().await;
+    let key = [("idempotency-key", "k1")];
+    let (status, body) = service.post("/api/v1/tasks", &key, &task()).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let first: SubmitReply = read(&body);
+    assert!(first.created);
+    let (status, body) = service.post("/api/v1/tasks", &key, &task()).await;
+    let second: SubmitReply = read(&body);
+    assert_eq!((status, second.created, second.id), (StatusCode::OK, false, first.id));
+    let mut other = task();
+    other["description"] = "another".into();
+    let (status, body) = service.post("/api/v1/tasks", &key, &other).await;
+    assert_eq!((status, read::<ErrorReply>(&body).error.code), (StatusCode::CONFLICT, ErrorCode::KeyReused));
+    let (_, body) = service.get(&format!("/api/v1/tasks/{}", first.number)).await;
+    let shown: TaskDetail = read(&body);
+    assert_eq!(shown.spec.agents.alpha.model, Some(MODEL.parse().unwrap()));
+    assert_eq!((shown.spec.threshold, shown.spec.max_iterations), (Some(85.0), Some(5)));
+    let (_, body) = service.get("/api/v1/tasks?state=ready&limit=5").await;
+    assert_eq!(read::<TaskList>(&body).tasks.len(), 1);
+}
+
+#[tokio::test]
+async fn every_bad_field_is_named() {
+    let service = Service::new().await;
+    let cases: Vec<(&str, Value)> = vec![
+        ("description", json!({"description": "  ", "repo": "/r"})),
+        ("description", json!({"repo": "/r"})),
+        ("repo", json!({"description": "x", "repo": "project"})),
+        ("repo", json!({"description": "x"})),
+        ("colour", json!({"description": "x", "repo": "/r", "colour": 1})),
+        ("threshold", json!({"description": "x", "repo": "/r", "threshold": 101})),
+        ("threshold", json!({"description": "x", "repo": "/r", "threshold": "high"})),
+        ("max_iterations", json!({"description": "x", "repo": "/r", "max_iterations": 0})),
+        ("max_iterations", json!({"description": "x", "repo": "/r", "max_iterations": 1001})),
+        ("timeout_minutes", json!({"description": "x", "repo": "/r", "timeout_minutes": 0})),
+        ("priority", json!({"description": "x", "repo": "/r", "priority": "P9"})),
+        ("context_files", json!({"description": "x", "repo": "/r", "context_files": ["../../etc/passwd"]})),
+        ("agents.alpha.model", json!({"description": "x", "repo": "/r", "agents": {"alpha": {"model": "gpt"}}})),
+        ("agents.beta.tone", json!({"description": "x", "repo": "/r", "agents": {"beta": {"tone": "kind"}}})),
+        ("agents.beta.temperature", json!({"description": "x", "repo": "/r", "agents": {"beta": {"temperature": 9}}})),
+        ("base", json!({"description": "x", "repo": "/r", "base": "--upload-pack=x"})),
+        ("description", json!({"description": "x\u{0}", "repo": "/r"})),
+        ("Idempotency-Key", json!(null)),
+    ];
+    for (field, body) in cases {
+        let long = "k".repeat(201);
+        let headers = if field == "Idempotency-Key" { vec![("idempotency-key", long.as_str())] } else { vec![] };
+        let (status, answer) = service.post("/api/v1/tasks", &headers, &body).await;
+        let error = read::<ErrorReply>(&answer).error;
+        assert_eq!((status, error.code), (StatusCode::BAD_REQUEST, ErrorCode::Invalid), "{body}: {error:?}");
+        assert_eq!(error.field.as_deref(), Some(field), "{body}: {error:?}");
+        assert!(error.message.contains(field), "{error:?}");
+    }
+    let (status, answer) = service.send(ask(Method::POST, "/api/v1/tasks", &[], Body::from("{"))).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(read::<ErrorReply>(&answer).error.message.contains("not JSON"));
+    let large = json!({"description": "x".repeat(2_000_000), "repo": "/r"});
+    let (status, answer) = service.post("/api/v1/tasks", &[], &large).await;
+    assert_eq!((status, read::<ErrorReply>(&answer).error.code), (StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::TooLarge));
+    assert_eq!(read::<TaskList>(&service.get("/api/v1/tasks").await.1).tasks, vec![]);
+}
+
+#[tokio::test]
+async fn only_the_token_from_our_own_pages_and_hosts_is_let_in() {
+    let service = Service::new().await;
+    let status = async |headers: &[(&str, &str)], path: &str| {
+        let (status, body) = service.send(ask(Method::GET, path, headers, Body::empty())).await;
+        if !status.is_success() {
+            let error = read::<ErrorReply>(&body).error;
+            assert!(!error.message.contains(TOKEN), "{error:?}");
+        }
+        status
+    };
+    let tasks = "/api/v1/tasks";
+    assert_eq!(status(&[], tasks).await, StatusCode::OK);
+    assert_eq!(status(&[("authorization", "")], tasks).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&[("authorization", "Bearer wrong")], tasks).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&[("authorization", "")], "/metrics").await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&[("authorization", "")], "/api/v1/nothing").await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&[("authorization", "")], "/healthz").await, StatusCode::OK);
+    assert_eq!(status(&[("host", "evil.example")], tasks).await, StatusCode::FORBIDDEN);
+    assert_eq!(status(&[("host", "")], tasks).await, StatusCode::FORBIDDEN);
+    assert_eq!(status(&[("host", "box.lan:7710")], tasks).await, StatusCode::OK);
+    assert_eq!(status(&[("host", "[::1]:7710")], tasks).await, StatusCode::OK);
+    assert_eq!(status(&[("origin", "https://evil.example")], tasks).await, StatusCode::FORBIDDEN);
+    assert_eq!(status(&[("origin", "null")], tasks).await, StatusCode::FORBIDDEN);
+    assert_eq!(status(&[("origin", "http://127.0.0.1:7710")], tasks).await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_is_not_there_and_what_cannot_be_done_answers_in_words() {
+    let service = Service::new().await;
+    for (method, path, expected) in [
+        (Method::GET, "/api/v1/tasks/t99", StatusCode::NOT_FOUND),
+        (Method::GET, "/api/v1/tasks/x", StatusCode::BAD_REQUEST),
+        (Method::GET, "/api/v1/tasks/t99/feed", StatusCode::NOT_FOUND),
+        (Method::GET, "/api/v1/prs/7", StatusCode::NOT_FOUND),
+        (Method::GET, "/api/v1/tasks?state=odd", StatusCode::BAD_REQUEST),
+        (Method::GET, "/api/v2/tasks", StatusCode::NOT_FOUND),
+        (Method::DELETE, "/api/v1/tasks", StatusCode::METHOD_NOT_ALLOWED),
+        (Method::GET, "/readyz", StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        let (status, body) = service.send(ask(method, path, &[], Body::empty())).await;
+        assert_eq!(status, expected, "{path}");
+        assert!(!read::<ErrorReply>(&body).error.message.is_empty());
+    }
+    let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
+    let made: SubmitReply = read(&body);
+    let resolve = json!({"action": {"type": "abort"}});
+    let path = format!("/api/v1/tasks/{}/resolve", made.number);
+    let (status, body) = service.post(&path, &[], &resolve).await;
+    assert_eq!((status, read::<ErrorReply>(&body).error.code), (StatusCode::CONFLICT, ErrorCode::Conflict));
+    let (status, body) = service.post(&path, &[], &json!({"action": {"type": "dance"}})).await;
+    assert_eq!((status, read::<ErrorReply>(&body).error.code), (StatusCode::BAD_REQUEST, ErrorCode::Invalid));
+    let cancel = format!("/api/v1/tasks/{}/cancel", made.number);
+    for _ in 0..2 {
+        assert_eq!(service.post(&cancel, &[], &json!({"reason": "no"})).await.0, StatusCode::OK);
+    }
+    let (status, _) = service.get("/metrics").await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
+    use http_body_util::BodyExt;
+    let service = Service::new().await;
+    let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
+    let made: SubmitReply = read(&body);
+    service.post(&format!("/api/v1/tasks/{}/cancel", made.number), &[], &json!({})).await;
+    let feed = format!("/api/v1/tasks/{}/feed", made.number);
+    let open = |after: &'static str| service.router.clone().oneshot(ask(Method::GET, &feed, &[("last-event-id", after)], Body::empty()));
+    let response = open("1").await.unwrap();
+    let mut stream = response.into_body();
+    let frame = tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
+    let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
+    assert!(text.contains("event: event\n") && text.contains("id: 2\n") && text.contains("cancelled"), "{text}");
+    assert_eq!(open("0").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE, "the one permit is taken");
+    drop(stream);
+    assert_eq!(open("x").await.unwrap().status(), StatusCode::BAD_REQUEST);
+    let all = service.router.clone().oneshot(ask(Method::GET, "/api/v1/events", &[], Body::empty())).await.unwrap();
+    let mut stream = all.into_body();
+    let frame = tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
+    let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
+    assert!(text.contains("task_submitted"), "{text}");
+}
+
+#[tokio::test]
+async fn without_a_database_the_answer_is_busy_and_comes_soon() {
+    let config = crate::config::DatabaseConfig {
+        host: "/nonexistent".into(),
+        port: 5432,
+        user: "cfq".into(),
+        database: "cfq".into(),
+        password_file: None,
+    };
+    let store = Store::new(&config, Default::default(), Limits::default()).unwrap();
+    let service = Service::over(store, None);
+    let began = std::time::Instant::now();
+    let (status, body) = service.post("/api/v1/tasks", &[], &task()).await;
+    let error = read::<ErrorReply>(&body).error;
+    assert_eq!((status, error.code, error.retry_after), (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Busy, Some(2)));
+    assert!(began.elapsed() < std::time::Duration::from_secs(5));
+    assert_eq!(service.get("/healthz").await.0, StatusCode::OK);
+}

@@ -1,0 +1,123 @@
+//! What a submitted task must be, each refusal naming its field; and the defaults it gets.
+
+use cfq_proto::task::{Agent, TaskSpec};
+use serde::de::DeserializeOwned;
+
+use super::error::ApiError;
+use crate::config::Defaults;
+
+/// Characters of a title, which is the description's first line.
+const TITLE: usize = 80;
+/// A description beyond this belongs in a file of the repository.
+const DESCRIPTION: usize = 200_000;
+const LIST: usize = 200;
+
+/// A request's body as its type; the error names the field.
+pub fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        if inner.is_syntax() || inner.is_eof() {
+            return ApiError::malformed(format!("the body is not JSON: {inner}"));
+        }
+        let text = inner.to_string();
+        // "unknown field `x`, expected ..." and "missing field `x`" stand at their parent's path.
+        let named = text.split_once("field `").and_then(|(_, rest)| rest.split_once('`')).map(|(name, _)| name.to_owned());
+        let field = match (path.as_str(), named) {
+            (".", Some(name)) => name,
+            (path, Some(name)) if !path.ends_with(&name) => format!("{path}.{name}"),
+            (path, _) => path.to_owned(),
+        };
+        ApiError::invalid(field.clone(), format!("{field}: {text}"))
+    })?;
+    reader.end().map_err(|_| ApiError::malformed("the body has something after its JSON"))?;
+    Ok(value)
+}
+
+/// Fills in what the task left open, then refuses what cannot be.
+pub fn completed(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, ApiError> {
+    spec.threshold = spec.threshold.or(Some(defaults.threshold));
+    spec.max_iterations = spec.max_iterations.or(Some(defaults.max_iterations));
+    spec.timeout_minutes = spec.timeout_minutes.or(Some(defaults.timeout_minutes));
+    for agent in [Agent::Alpha, Agent::Beta] {
+        let default = defaults.agents.of(agent);
+        let binding = spec.agents.of_mut(agent);
+        binding.model = binding.model.take().or_else(|| default.model.clone());
+        binding.temperature = binding.temperature.or(default.temperature);
+        binding.seed = binding.seed.or(default.seed);
+        binding.max_tokens = binding.max_tokens.or(default.max_tokens);
+    }
+    checked(&spec)?;
+    Ok(spec)
+}
+
+fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
+    let bad = |field: &str, why: &str| Err(ApiError::invalid(field, format!("{field}: {why}")));
+    if spec.description.trim().is_empty() {
+        return bad("description", "say what should be done");
+    }
+    if spec.description.len() > DESCRIPTION {
+        return bad("description", "is longer than 200,000 bytes; put it in a file and name it in context_files");
+    }
+    if !spec.repo.starts_with('/') {
+        return bad("repo", "must be an absolute path, as in /home/me/project");
+    }
+    if spec.base.as_ref().is_some_and(|b| b.is_empty() || b.starts_with('-') || b.len() > 200 || b.contains(|c: char| c.is_whitespace() || c.is_control())) {
+        return bad("base", "must be a commit");
+    }
+    for path in &spec.context_files {
+        if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
+            return bad("context_files", &format!("{path:?} must be relative to the repository's root and stay inside it"));
+        }
+    }
+    for (field, length) in
+        [("context_files", spec.context_files.len()), ("constraints", spec.constraints.len()), ("examples", spec.examples.len())]
+    {
+        if length > LIST {
+            return bad(field, "has more than 200 entries");
+        }
+    }
+    if spec.threshold.is_none_or(|t| !(0.0..=100.0).contains(&t)) {
+        return bad("threshold", "must be from 0 to 100");
+    }
+    if spec.max_iterations.is_none_or(|n| !(1..=1000).contains(&n)) {
+        return bad("max_iterations", "must be from 1 to 1000");
+    }
+    if spec.timeout_minutes.is_none_or(|m| !(m > 0.0 && m <= 10_080.0)) {
+        return bad("timeout_minutes", "must be above 0 and at most 10080 (a week)");
+    }
+    if spec.deadline.is_some_and(|d| !(0..=253_402_300_799).contains(&d)) {
+        return bad("deadline", "must be seconds since 1970");
+    }
+    for agent in [Agent::Alpha, Agent::Beta] {
+        let binding = spec.agents.of(agent);
+        if binding.model.is_none() {
+            let why = format!("no model: name one, or set [agents.{agent}] model in the configuration");
+            return bad(&format!("agents.{agent}.model"), &why);
+        }
+        if binding.temperature.is_some_and(|t| !(0.0..=2.0).contains(&t)) {
+            return bad(&format!("agents.{agent}.temperature"), "must be from 0 to 2");
+        }
+        if binding.max_tokens == Some(0) {
+            return bad(&format!("agents.{agent}.max_tokens"), "must be at least 1");
+        }
+    }
+    let texts = [("description", &spec.description), ("language", &spec.language), ("repo", &spec.repo)];
+    let lists = spec.context_files.iter().map(|t| ("context_files", t)).chain(spec.constraints.iter().map(|t| ("constraints", t)));
+    let codes = spec.examples.iter().map(|e| ("examples", &e.code));
+    if let Some((field, _)) = texts.into_iter().chain(lists).chain(codes).find(|(_, text)| text.contains('\0')) {
+        return bad(field, "holds a NUL character");
+    }
+    Ok(())
+}
+
+/// One line for lists.
+pub fn title(description: &str) -> String {
+    let line = description.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default();
+    if line.chars().count() <= TITLE {
+        return line.to_owned();
+    }
+    let cut: String = line.chars().take(TITLE - 1).collect();
+    format!("{}…", cut.trim_end())
+}

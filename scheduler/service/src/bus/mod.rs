@@ -1,0 +1,125 @@
+//! Answers nodes and runners over NATS. Any scheduler may answer (they share a queue group), because every write is fenced;
+//! a request whose answer is lost comes again with the same body.
+//!
+//! Each verb has its own subscription and its own bound on requests in work, so that beats never wait behind blobs.
+
+mod node;
+mod runner;
+pub mod stream;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cfq_link::stop::Stop;
+use cfq_link::{LinkError, Session};
+use cfq_proto::{envelope, subject};
+use futures::StreamExt;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::link::Link;
+use crate::metrics::Metrics;
+use crate::store::{Store, StoreError};
+
+/// Schedulers share the work of answering.
+const GROUP: &str = "scheduler";
+
+#[derive(Debug, Clone)]
+pub struct Bus {
+    pub store: Store,
+    pub link: Link,
+    pub session: Session,
+    pub metrics: Metrics,
+    pub concurrency: usize,
+}
+
+impl Bus {
+    /// Subscribes to everything, then answers until told to stop; what is in work then is finished.
+    pub async fn run(self, mut stop: Stop) -> Result<(), LinkError> {
+        let mut loops = JoinSet::new();
+        let bus = Arc::new(self);
+        node::serve(&bus, &mut loops, &stop).await?;
+        runner::serve(&bus, &mut loops, &stop).await?;
+        bus.session.flush().await?;
+        tracing::info!("answering nodes and runners");
+        stop.raised().await;
+        while loops.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// Answers `verb` of every sender of `kind` with what `handler` makes of (sender, body). No answer (`None`) makes the
+    /// sender ask again.
+    async fn answer<Q, A, F, Fut>(
+        self: &Arc<Self>,
+        loops: &mut JoinSet<()>,
+        stop: &Stop,
+        kind: &'static str,
+        verb: &'static str,
+        handler: F,
+    ) -> Result<(), LinkError>
+    where
+        Q: DeserializeOwned + Send + 'static,
+        A: Serialize + Send + Sync + 'static,
+        F: Fn(Arc<Self>, String, Q) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Option<A>> + Send + 'static,
+    {
+        let subject = format!("cfq.v1.{kind}.*.{verb}");
+        let listening = self.session.client().queue_subscribe(subject.clone(), GROUP.to_owned()).await;
+        let mut incoming = listening.map_err(|error| LinkError::Listen { subject, reason: error.to_string() })?;
+        let (bus, mut stop) = (self.clone(), stop.clone());
+        loops.spawn(async move {
+            let room = Arc::new(Semaphore::new(bus.concurrency));
+            loop {
+                let Ok(permit) = room.clone().acquire_owned().await else { break };
+                let message = tokio::select! {
+                    biased;
+                    () = stop.raised() => break,
+                    next = incoming.next() => match next {
+                        Some(message) => message,
+                        None => break,
+                    },
+                };
+                let Some(sender) = subject::sender(&message.subject).map(|(id, _)| id.to_owned()) else { continue };
+                let body: Q = match envelope::decode(&message.payload) {
+                    Ok(body) => body,
+                    Err(error) => {
+                        tracing::warn!(%sender, verb, %error, cause = ?std::error::Error::source(&error), "refused a message");
+                        bus.metrics.bus(verb, "unreadable", 0.0);
+                        continue;
+                    }
+                };
+                let (bus, handler) = (bus.clone(), handler.clone());
+                tokio::spawn(async move {
+                    let began = Instant::now();
+                    let answer = handler(bus.clone(), sender.clone(), body).await;
+                    let outcome = if answer.is_some() { "answered" } else { "unanswered" };
+                    bus.metrics.bus(verb, outcome, began.elapsed().as_secs_f64());
+                    if let (Some(answer), Some(reply)) = (answer, message.reply)
+                        && let Err(error) = bus.session.publish(&reply, &answer).await
+                    {
+                        tracing::debug!(%sender, verb, %error, "answer not sent");
+                    }
+                    drop(permit);
+                });
+            }
+            // All permits back: nothing is in work any more.
+            let all = u32::try_from(bus.concurrency).unwrap_or(u32::MAX);
+            if room.acquire_many(all).await.is_err() {
+                tracing::debug!(verb, "closed");
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Why a request could not be answered now, in words; what is a bug is logged as one.
+fn reason(error: &StoreError, doing: &str) -> String {
+    if error.may_retry() {
+        tracing::debug!(doing, %error, cause = ?std::error::Error::source(error), "database not available");
+    } else {
+        tracing::error!(doing, %error, cause = ?std::error::Error::source(error), "request failed");
+    }
+    error.to_string()
+}

@@ -1,0 +1,255 @@
+//! One term of a leader. A single task owns the planner's cache: it reads rows, plans, carries the plan out one
+//! compare-and-set at a time, and reads back what each left. Hints say which row to read; once every sweep all live rows
+//! are read again, so a lost hint costs a second.
+//!
+//! **Grace.** After an election, and after Postgres or NATS was away, holders could not beat although they live; nothing is
+//! swept until one TTL has passed with both of them answering.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use cfq_proto::ids::{JobId, NodeId};
+use cfq_proto::messages::JobFence;
+use cfq_proto::subject;
+use cfq_scheduler_core::{Effect, Limits, State, plan};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Leader;
+use super::clock::DatabaseClock;
+use crate::bus::stream::{self, StreamError};
+use crate::store::{LeaderHint, Leadership, PlaceOrder, StoreError};
+
+/// Hints worked off before the next plan.
+const BATCH: usize = 256;
+
+struct Term<'a> {
+    leader: &'a Leader,
+    lead: Leadership,
+    state: State,
+    clock: DatabaseClock,
+    /// Nothing is swept before.
+    grace: Instant,
+}
+
+/// Returns when the term is over because somebody else leads, or the hints cannot be heard.
+pub async fn serve(leader: &Leader, lead: Leadership) {
+    let timing = leader.store.timing();
+    let limits = Limits {
+        lease_ttl_ms: timing.lease_ttl_ms,
+        accept_ms: timing.accept_ms,
+        retry_ceiling_ms: timing.retry_ceiling_ms,
+    };
+    let mut hints = match leader.session.subscribe::<LeaderHint>(subject::HINT_LEADER).await {
+        Ok(hints) => hints,
+        Err(error) => {
+            tracing::warn!(%error, "cannot listen for hints");
+            return;
+        }
+    };
+    let mut term = Term {
+        leader,
+        lead,
+        state: State::new(limits),
+        clock: DatabaseClock::new(0),
+        grace: Instant::now() + timing.lease_ttl(),
+    };
+    let mut sweeps = interval(timing.sweep());
+    sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Fine enough that acceptance and back-off times are met within a sixth.
+    let mut ticks = interval((timing.accept() / 6).clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let mut jobs = BTreeSet::new();
+        let mut nodes = BTreeSet::new();
+        let done = tokio::select! {
+            _ = sweeps.tick() => term.sweep().await,
+            _ = ticks.tick() => Ok(()),
+            hint = hints.next() => {
+                let Some(first) = hint else { return };
+                let mut received = Some(first);
+                while let Some(hint) = received {
+                    match hint.body {
+                        Ok(LeaderHint::Job(job)) => { jobs.insert(job); }
+                        Ok(LeaderHint::Node(node)) => { nodes.insert(node); }
+                        Err(error) => tracing::warn!(%error, "refused a hint"),
+                    }
+                    if jobs.len() + nodes.len() >= BATCH { break }
+                    received = futures::FutureExt::now_or_never(hints.next()).flatten();
+                }
+                term.look(&jobs, &nodes).await
+            }
+        };
+        let done = match done {
+            Ok(()) => term.plan().await,
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(()) => {}
+            Err(StoreError::NotLeader { generation }) => {
+                tracing::warn!(generation, "a plan was rejected: another scheduler leads");
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "the leader cannot work now");
+                term.grace = Instant::now() + timing.lease_ttl();
+                tokio::time::sleep(timing.sweep()).await;
+            }
+        }
+    }
+}
+
+impl Term<'_> {
+    /// Reads the rows that changed.
+    async fn look(&mut self, jobs: &BTreeSet<JobId>, nodes: &BTreeSet<NodeId>) -> Result<(), StoreError> {
+        if !nodes.is_empty() {
+            self.nodes().await?;
+        }
+        for job in jobs {
+            self.job(*job).await?;
+        }
+        Ok(())
+    }
+
+    async fn job(&mut self, job: JobId) -> Result<(), StoreError> {
+        match self.leader.store.job_now(job).await? {
+            Some((Some(row), changed_ms)) => self.state.job(row, changed_ms),
+            Some((None, over_ms)) => self.state.job_over(job, over_ms),
+            None => self.state.job_over(job, 0),
+        }
+        Ok(())
+    }
+
+    async fn nodes(&mut self) -> Result<(), StoreError> {
+        let rows = self.leader.store.core_nodes().await?;
+        let gone: Vec<NodeId> = self.state.node_ids().filter(|id| !rows.iter().any(|r| r.id == **id)).cloned().collect();
+        gone.iter().for_each(|id| self.state.node_gone(id));
+        rows.into_iter().for_each(|row| self.state.node(row));
+        Ok(())
+    }
+
+    /// Reads everything again, looks after the stream, and ends what ran out of time.
+    async fn sweep(&mut self) -> Result<(), StoreError> {
+        let store = &self.leader.store;
+        let timing = store.timing();
+        self.clock = DatabaseClock::new(store.clock_ms().await?);
+        self.nodes().await?;
+        let rows = store.live_jobs().await?;
+        let over: Vec<JobId> = self.state.job_ids().filter(|id| !rows.iter().any(|(r, _)| r.id == *id)).collect();
+        for job in over {
+            self.job(job).await?;
+        }
+        rows.into_iter().for_each(|(row, changed_ms)| self.state.job(row, changed_ms));
+        match stream::ensure(&self.leader.session).await {
+            Ok(false) => {}
+            Ok(true) => self.consumers().await,
+            Err(error) => {
+                tracing::warn!(%error, "nats does not answer");
+                self.grace = Instant::now() + timing.lease_ttl();
+            }
+        }
+        if Instant::now() < self.grace {
+            return Ok(());
+        }
+        let (hints, jobs, tasks) = store.sweep(self.lead).await?;
+        self.leader.metrics.jobs_lost.inc_by(jobs as u64);
+        self.leader.metrics.tasks_lost.inc_by(tasks as u64);
+        if jobs + tasks > 0 {
+            tracing::warn!(jobs, tasks, "leases ran out");
+            for hint in &hints {
+                if let crate::store::Hint::Leader(LeaderHint::Job(job)) = hint {
+                    self.job(*job).await?;
+                }
+            }
+        }
+        self.leader.link.tell(hints).await;
+        Ok(())
+    }
+
+    /// The stream is new: so must the consumers be.
+    async fn consumers(&self) {
+        let nodes = match self.leader.store.core_nodes().await {
+            Ok(nodes) => nodes,
+            Err(error) => return tracing::warn!(%error, "cannot read the nodes"),
+        };
+        let (session, timing) = (&self.leader.session, self.leader.store.timing());
+        for node in nodes {
+            if let Err(error) = stream::ensure_consumer(session, &node.id, node.boot, timing, false).await {
+                tracing::warn!(node = %node.id, %error, "cannot make the node's consumer");
+            }
+        }
+    }
+
+    /// Plans and carries the plan out. An effect that the database rejects leaves its row as it is; it is read again.
+    async fn plan(&mut self) -> Result<(), StoreError> {
+        let now_ms = self.clock.now_ms();
+        for effect in plan(&self.state, now_ms) {
+            self.carry_out(effect, now_ms).await?;
+        }
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, effect: Effect, now_ms: i64) -> Result<(), StoreError> {
+        let store = &self.leader.store;
+        match effect {
+            Effect::Place { job, attempt, node, boot, reason } => {
+                let order = PlaceOrder { job, attempt, node, boot, reason };
+                let placed = store.place(self.lead, &order).await?;
+                self.job(job).await?;
+                if let Some(work) = placed {
+                    self.leader.metrics.placements.inc();
+                    tracing::info!(%job, attempt, node = %order.node, reason = order.reason, "placed");
+                    self.publish(&order.node, boot, &work).await;
+                    cfq_link::failpoint::hit("scheduler.place.after_publish");
+                }
+            }
+            Effect::Resend { job, attempt, lease, node, boot } => {
+                self.state.resent(job, lease, now_ms);
+                if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
+                    self.leader.metrics.republished.inc();
+                    tracing::info!(%job, attempt, %node, "nobody accepted it yet, sent again");
+                    self.publish(&node, boot, &work).await;
+                }
+            }
+            Effect::Unplace { job, attempt, lease, node, deaf, why } => {
+                tracing::info!(%job, attempt, %node, why, "placement taken back");
+                store.unplace(self.lead, JobFence { job, attempt, lease }, &why).await?;
+                self.job(job).await?;
+                if deaf {
+                    self.state.deaf(&node, now_ms);
+                    self.consumers().await;
+                }
+            }
+            Effect::Fail { job, attempt, failure } => {
+                tracing::warn!(%job, attempt, %failure, "job failed");
+                if let Some(hints) = store.fail_queued(self.lead, job, attempt, &failure).await? {
+                    self.leader.link.tell(hints).await;
+                }
+                self.job(job).await?;
+            }
+            Effect::Unavailable { job, attempt, reason } => {
+                store.note_unavailable(self.lead, job, attempt, &reason).await?;
+                self.job(job).await?;
+            }
+            Effect::Explain { job, attempt, waiting } => {
+                store.explain(self.lead, job, attempt, &waiting.to_string()).await?;
+                self.state.explained(job, waiting);
+            }
+        }
+        Ok(())
+    }
+
+    /// A publish that fails is repeated by the acceptance time.
+    async fn publish(&self, node: &NodeId, boot: cfq_proto::ids::BootId, work: &cfq_proto::messages::WorkOrder) {
+        match stream::publish(&self.leader.session, node, boot, work).await {
+            Ok(()) => {}
+            Err(StreamError::Gone) => {
+                tracing::warn!("the work stream is gone, making it again");
+                match stream::ensure(&self.leader.session).await {
+                    Ok(_) => self.consumers().await,
+                    Err(error) => tracing::warn!(%error, "cannot make the work stream"),
+                }
+            }
+            Err(error) => tracing::warn!(%error, "order not published"),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What wakes the feeds: committed events (Postgres' `notify`, so whichever scheduler wrote them) and tokens (NATS, as they are
+//! generated). Both only hurry; a feed also looks by itself.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cfq_link::stop::Stop;
+use cfq_link::Session;
+use cfq_proto::ids::{LeaseId, TaskId};
+use cfq_proto::messages::TokenFrame;
+use cfq_proto::subject;
+use tokio::sync::broadcast;
+
+use crate::store::Store;
+
+/// Frames kept for a slow reader; one that is further behind misses some, and sees it by their offsets.
+const BEHIND: usize = 4_096;
+
+#[derive(Debug, Clone)]
+pub struct Pulse {
+    /// `None` means that something may have been missed: look at everything.
+    events: broadcast::Sender<Option<TaskId>>,
+    tokens: broadcast::Sender<Arc<TokenFrame>>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self { events: broadcast::Sender::new(BEHIND), tokens: broadcast::Sender::new(BEHIND) }
+    }
+}
+
+impl Pulse {
+    pub fn events(&self) -> broadcast::Receiver<Option<TaskId>> {
+        self.events.subscribe()
+    }
+
+    pub fn tokens(&self) -> broadcast::Receiver<Arc<TokenFrame>> {
+        self.tokens.subscribe()
+    }
+
+    /// Passes on what Postgres notifies, until told to stop.
+    pub async fn follow_events(self, store: Store, mut stop: Stop) {
+        while !stop.is_raised() {
+            let listened = tokio::select! {
+                listened = self.listen(&store) => listened,
+                () = stop.raised() => return,
+            };
+            if let Err(error) = listened {
+                tracing::debug!(%error, "not hearing of events, feeds look by themselves");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                () = stop.raised() => return,
+            }
+        }
+    }
+
+    async fn listen(&self, store: &Store) -> Result<(), crate::store::StoreError> {
+        let mut listener = store.listen().await?;
+        // Nobody listening is no error.
+        let tell = |what| drop(self.events.send(what));
+        tell(None);
+        loop {
+            match listener.try_recv().await {
+                Ok(Some(notification)) => tell(notification.payload().parse().ok()),
+                // The connection was cut and made again: some may be missed.
+                Ok(None) => tell(None),
+                Err(error) => {
+                    tracing::debug!(%error, "the event listener lost its connection");
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Passes on token frames, and notes the first of each attempt: from there the task's time runs.
+    pub async fn follow_tokens(self, session: Session, store: Store, mut stop: Stop) {
+        let mut frames = loop {
+            match session.subscribe::<TokenFrame>(&subject::tokens_of("*")).await {
+                Ok(frames) => break frames,
+                Err(error) => tracing::warn!(%error, "cannot listen for tokens"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                () = stop.raised() => return,
+            }
+        };
+        let mut seen: HashSet<LeaseId> = HashSet::new();
+        loop {
+            let frame = tokio::select! {
+                next = frames.next() => match next { Some(frame) => frame, None => return },
+                () = stop.raised() => return,
+            };
+            let Ok(frame) = frame.body else { continue };
+            if seen.len() > BEHIND {
+                seen.clear();
+            }
+            if seen.insert(frame.fence.lease) {
+                let (store, fence) = (store.clone(), frame.fence);
+                tokio::spawn(async move {
+                    if let Err(error) = store.started(&fence).await {
+                        tracing::debug!(%error, "first token not noted");
+                    }
+                });
+            }
+            drop(self.tokens.send(Arc::new(frame)));
+        }
+    }
+}
