@@ -36,8 +36,17 @@ pub struct Job {
 pub enum Phase {
     Queued,
     /// Published, not accepted yet.
-    Placed { node: NodeId, boot: BootId, lease: LeaseId, placed_ms: i64 },
-    Running { node: NodeId, boot: BootId, accepted_ms: i64 },
+    Placed {
+        node: NodeId,
+        boot: BootId,
+        lease: LeaseId,
+        placed_ms: i64,
+    },
+    Running {
+        node: NodeId,
+        boot: BootId,
+        accepted_ms: i64,
+    },
 }
 
 impl Job {

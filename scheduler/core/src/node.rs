@@ -30,9 +30,8 @@ impl Node {
     /// The refusal may have come with a later ledger than the one held here, so only a later one still lets it back in.
     /// `longest_ms` is a net under a ledger that never changes: an idle node that refuses is asked again now and then.
     pub fn is_left_out(&self, now_ms: i64, longest_ms: u64) -> bool {
-        self.left_out.is_some_and(|l| {
-            self.ledger.version <= l.version && now_ms < l.at_ms.saturating_add_unsigned(longest_ms)
-        })
+        self.left_out
+            .is_some_and(|l| self.ledger.version <= l.version && now_ms < l.at_ms.saturating_add_unsigned(longest_ms))
     }
 
     pub fn model(&self, model: &ModelId) -> Option<&ModelState> {

@@ -40,9 +40,15 @@ pub enum Effect {
 /// Why a queued job is not placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
-    NoNode { model: ModelId },
-    Loading { model: ModelId },
-    Unusable { reasons: String },
+    NoNode {
+        model: ModelId,
+    },
+    Loading {
+        model: ModelId,
+    },
+    Unusable {
+        reasons: String,
+    },
     /// The ladder after a failure.
     Backoff,
     Room,
@@ -65,7 +71,8 @@ type Rooms<'a> = BTreeMap<(&'a NodeId, &'a ModelId), Room>;
 
 /// Pure: the same state and time give the same effects, in the order they should be carried out.
 pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
-    let mut effects: Vec<Effect> = state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
+    let mut effects: Vec<Effect> =
+        state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
     let mut queued: Vec<&Job> = state.jobs.values().filter(|j| matches!(j.phase, Phase::Queued)).collect();
     queued.sort_by_key(|job| rank(job, now_ms));
     let mut rooms = Rooms::new();
@@ -122,7 +129,13 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
     if let Some((price, node, room)) = best {
         rooms.insert((&node.id, &job.model), room.without(price.need));
         let reason = reason(&price, node, room, open.len());
-        return Some(Effect::Place { job: job.id, attempt: job.attempt + 1, node: node.id.clone(), boot: node.boot, reason });
+        return Some(Effect::Place {
+            job: job.id,
+            attempt: job.attempt + 1,
+            node: node.id.clone(),
+            boot: node.boot,
+            reason,
+        });
     }
     // What it waits for is kept free of those behind it.
     for (node, _) in &open {
@@ -198,6 +211,10 @@ fn reason(price: &Price, node: &Node, room: Room, candidates: usize) -> String {
 
 impl Room {
     fn without(self, need: u64) -> Self {
-        Self { tokens: self.tokens.saturating_sub(need), slots: self.slots.saturating_sub(1), beside: self.beside.saturating_add(1) }
+        Self {
+            tokens: self.tokens.saturating_sub(need),
+            slots: self.slots.saturating_sub(1),
+            beside: self.beside.saturating_add(1),
+        }
     }
 }

@@ -23,7 +23,15 @@ mod tests {
     #[test]
     fn every_pair_is_as_the_table_says() {
         // Order of PrState::ALL: pending_qc, qc_approved, qc_rejected, pending_coordinator, approved, merged, closed.
-        let table = [". x x . . . x", ". . . x . . x", "x . . . . . x", "x . . . x . x", ". . . . . x x", ". . . . . . .", ". . . . . . ."];
+        let table = [
+            ". x x . . . x",
+            ". . . x . . x",
+            "x . . . . . x",
+            "x . . . x . x",
+            ". . . . . x x",
+            ". . . . . . .",
+            ". . . . . . .",
+        ];
         for (from, row) in PrState::ALL.into_iter().zip(table) {
             for (to, cell) in PrState::ALL.into_iter().zip(row.split(' ')) {
                 assert_eq!(pr_legal(from, to), cell == "x", "{from} -> {to}");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{Ledger, ModelState, Residency};
@@ -216,7 +216,11 @@ fn room_between_two_beats_is_counted_both_ways() {
     let effects = plan(&s, 1_000);
     carry_out(&mut s, &effects, 1_000);
     // Accepted, but the ledger is older: still subtracted.
-    let running = Job { attempt: 1, phase: Phase::Running { node: n.id.clone(), boot: n.boot, accepted_ms: 1_100 }, ..first.clone() };
+    let running = Job {
+        attempt: 1,
+        phase: Phase::Running { node: n.id.clone(), boot: n.boot, accepted_ms: 1_100 },
+        ..first.clone()
+    };
     s.job(running, 1_100);
     assert_eq!(placed(&plan(&s, 1_200)), vec![]);
     // A beat after the acceptance counts it in the ledger; not subtracted a second time, still no slot.
@@ -254,7 +258,9 @@ fn a_job_refused_for_ever_everywhere_fails_with_every_nodes_words() {
     let mut refused = job(Priority::P2, 0);
     refused.never.insert(n.id.clone(), "a model of another architecture".into());
     let effects = plan(&state(vec![n], vec![refused]), 0);
-    let [Effect::Fail { failure: JobFailure::Rejected { reason }, .. }] = effects.as_slice() else { panic!("{effects:?}") };
+    let [Effect::Fail { failure: JobFailure::Rejected { reason }, .. }] = effects.as_slice() else {
+        panic!("{effects:?}")
+    };
     assert!(reason.contains("a: a model of another architecture"), "{reason}");
 }
 
@@ -287,7 +293,10 @@ fn an_endpoint_that_is_down_everywhere_fails_the_job_at_the_ceiling_and_not_befo
     n.seen_ms = 600_000;
     s.node(n);
     let effects = plan(&s, 600_000);
-    assert!(matches!(effects.as_slice(), [Effect::Fail { failure: JobFailure::Unavailable { .. }, .. }]), "{effects:?}");
+    assert!(
+        matches!(effects.as_slice(), [Effect::Fail { failure: JobFailure::Unavailable { .. }, .. }]),
+        "{effects:?}"
+    );
 }
 
 #[test]

@@ -173,10 +173,9 @@ impl State {
 
     pub(crate) fn takes_work(&self, node: &Node, now_ms: i64) -> bool {
         let longest = self.limits.accept_ms.saturating_mul(10);
-        let deaf = self
-            .deaf
-            .get(&node.id)
-            .is_some_and(|(_, left_out)| Node { left_out: Some(*left_out), ..node.clone() }.is_left_out(now_ms, longest));
+        let deaf = self.deaf.get(&node.id).is_some_and(|(_, left_out)| {
+            Node { left_out: Some(*left_out), ..node.clone() }.is_left_out(now_ms, longest)
+        });
         node.alive(now_ms, self.limits.lease_ttl_ms)
             && !node.ledger.draining
             && !node.is_left_out(now_ms, longest)
@@ -201,7 +200,11 @@ impl State {
         }
     }
 
-    pub(crate) fn serving<'a>(&'a self, model: &'a ModelId, now_ms: i64) -> impl Iterator<Item = (&'a Node, &'a ModelState)> {
+    pub(crate) fn serving<'a>(
+        &'a self,
+        model: &'a ModelId,
+        now_ms: i64,
+    ) -> impl Iterator<Item = (&'a Node, &'a ModelState)> {
         self.nodes
             .values()
             .filter(move |n| n.alive(now_ms, self.limits.lease_ttl_ms))

@@ -25,4 +25,4 @@ mod testing;
 mod tests;
 
 pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, Limits};
-pub use run::{Error, run};
+pub use run::{Error, migrate, run};

@@ -1,7 +1,8 @@
 //! What is counted, with conventional Prometheus names. The names are an interface: a snapshot test holds them.
 
 use prometheus::{
-    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
 };
 
 use crate::store::Gauges;
@@ -70,7 +71,11 @@ impl Metrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         Ok(Self {
             http: counters("cfq_http_requests_total", "HTTP requests answered.", &["method", "path", "status"])?,
-            http_seconds: histogram("cfq_http_request_duration_seconds", "Time to the answer's head.", &["method", "path"])?,
+            http_seconds: histogram(
+                "cfq_http_request_duration_seconds",
+                "Time to the answer's head.",
+                &["method", "path"],
+            )?,
             bus: counters("cfq_bus_requests_total", "Requests of nodes and runners.", &["verb", "outcome"])?,
             bus_seconds: histogram("cfq_bus_request_duration_seconds", "Time to the answer.", &["verb"])?,
             placements: counter("cfq_placements_total", "Attempts placed on a node.")?,

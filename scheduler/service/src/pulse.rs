@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfq_link::stop::Stop;
 use cfq_link::Session;
+use cfq_link::stop::Stop;
 use cfq_proto::ids::{LeaseId, TaskId};
 use cfq_proto::messages::TokenFrame;
 use cfq_proto::subject;

@@ -7,12 +7,13 @@ use std::time::Duration;
 use cfq_link::stop::{Stop, pair};
 use cfq_link::{LinkError, Session};
 use cfq_proto::subject::Identity;
+use cfq_proto::timing::Timing;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::api::{Api, Token, TokenError};
 use crate::bus::Bus;
-use crate::config::Config;
+use crate::config::{Config, DatabaseConfig, Limits};
 use crate::lead::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
@@ -45,6 +46,14 @@ pub enum Error {
     },
     #[error("a part of the scheduler ended: {part}")]
     Part { part: String },
+}
+
+/// Brings a database to this build's schema, and lets go of it.
+pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
+    let store = Store::new(database, Timing::default(), Limits::default())?;
+    store.migrate().await?;
+    store.close().await;
+    Ok(())
 }
 
 /// Serves until `shutdown` completes, then stops intake, finishes what is in work, and hands the lead over.
@@ -101,7 +110,14 @@ fn why(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), E
 }
 
 /// Everything behind HTTP, as soon as the database and NATS are there.
-async fn work(config: Config, store: Store, link: Link, pulse: Pulse, metrics: Metrics, stop: Stop) -> Result<(), Error> {
+async fn work(
+    config: Config,
+    store: Store,
+    link: Link,
+    pulse: Pulse,
+    metrics: Metrics,
+    stop: Stop,
+) -> Result<(), Error> {
     if !migrated(&store, stop.clone()).await? {
         return Ok(());
     }

@@ -46,7 +46,7 @@ fn engines() -> Arc<Engines> {
 }
 
 fn start() -> Engines {
-    let (ready, started) = std::sync::mpsc::channel();
+    let (ready, started) = std::sync::mpsc::sync_channel(1);
     let (stop, stopped) = oneshot::channel();
     // Children die with the thread that spawned them, so one thread lives as long as they shall.
     let thread = std::thread::spawn(move || {

@@ -8,8 +8,8 @@ use cfq_proto::client::{Client, Frame};
 use cfq_proto::ids::{BootId, TaskKey};
 use cfq_proto::job::{Completion, FinishReason, JobRequest, JobState, Outcome, Prompt, Usage};
 use cfq_proto::messages::{
-    Accept, Beat, BeatReply, FenceReply, Held, HelloReply, JobAsk, JobReply, JobReport, LeaseReply, LeaseRequest, NodeCommand,
-    RunnerCommand, RunnerHello, TaskFence, TokenFrame, WorkOrder,
+    Accept, Beat, BeatReply, FenceReply, Held, HelloReply, JobAsk, JobReply, JobReport, LeaseReply, LeaseRequest,
+    NodeCommand, RunnerCommand, RunnerHello, TaskFence, TokenFrame, WorkOrder,
 };
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::{Agent, TaskState};
@@ -209,14 +209,21 @@ async fn a_job_goes_from_a_runner_through_a_node_and_back_and_the_feed_shows_it(
         loop {
             // Frames are ephemeral: one sent before the feed listens is nobody's.
             r.node.publish(&subject::tokens(&node(), job.id), &tokens).await.unwrap();
-            if let Ok(Some(Ok(Frame::Tokens(data)))) = tokio::time::timeout(Duration::from_millis(100), frames.next()).await {
+            if let Ok(Some(Ok(Frame::Tokens(data)))) =
+                tokio::time::timeout(Duration::from_millis(100), frames.next()).await
+            {
                 return data;
             }
         }
     })
     .await;
     assert_eq!((token.job, token.text.as_str()), (job.id, "h"));
-    soon(async { while !r.ask_job(fence).await.started { tokio::task::yield_now().await } }).await;
+    soon(async {
+        while !r.ask_job(fence).await.started {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
 
     assert_eq!(r.report(&order, done()).await, FenceReply::Committed);
     let told = soon(async {
@@ -301,6 +308,18 @@ async fn a_silent_node_loses_its_job_and_the_next_scheduler_goes_on_where_this_o
     // It beats again: the second attempt comes to it.
     let second = r.pull().await;
     assert_eq!((second.fence.job, second.fence.attempt), (job.id, 2));
+    r.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wiped_stream_is_made_again_with_its_consumers_and_the_order_comes() {
+    let mut r = Running::start().await;
+    let scheduler = Session::connect(&r.config.nats, Identity::Scheduler, &r.config.timing).await.unwrap();
+    async_nats::jetstream::new(scheduler.client().clone()).delete_stream(subject::WORK_STREAM).await.unwrap();
+    r.client.submit(&spec(), None).await.unwrap();
+    let fence = r.take_task().await;
+    let job = r.ask_job(fence).await;
+    assert_eq!(r.pull().await.fence.job, job.id);
     r.stop().await;
 }
 

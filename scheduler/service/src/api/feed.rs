@@ -36,7 +36,15 @@ pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: Head
     let after = last_id::<i64>(&headers)?.unwrap_or(0);
     let task = find(&api, &key).await?;
     let open = Open::new(&api)?;
-    let reader = TaskFeed { wakes: api.pulse.events(), tokens: api.pulse.tokens(), api, task, after, ready: VecDeque::new(), _open: open };
+    let reader = TaskFeed {
+        wakes: api.pulse.events(),
+        tokens: api.pulse.tokens(),
+        api,
+        task,
+        after,
+        ready: VecDeque::new(),
+        _open: open,
+    };
     stream(reader)
 }
 
@@ -50,7 +58,9 @@ pub async fn all(State(api): State<Api>, headers: HeaderMap) -> Frames {
 fn last_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
     let Some(value) = headers.get("Last-Event-ID") else { return Ok(None) };
     let parsed = value.to_str().ok().and_then(|v| v.trim().parse().ok());
-    parsed.map(Some).ok_or_else(|| ApiError::invalid("Last-Event-ID", "Last-Event-ID: must be the id of an event of this feed"))
+    parsed
+        .map(Some)
+        .ok_or_else(|| ApiError::invalid("Last-Event-ID", "Last-Event-ID: must be the id of an event of this feed"))
 }
 
 /// Counts an open feed.
@@ -62,7 +72,9 @@ struct Open {
 impl Open {
     fn new(api: &Api) -> Result<Self, ApiError> {
         let permit = api.feeds.clone().try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::NoPermits | TryAcquireError::Closed => ApiError::busy("too many feeds are open; close some"),
+            TryAcquireError::NoPermits | TryAcquireError::Closed => {
+                ApiError::busy("too many feeds are open; close some")
+            }
         })?;
         api.metrics.feeds.inc();
         Ok(Self { api: api.clone(), _permit: permit })

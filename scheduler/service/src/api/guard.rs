@@ -58,9 +58,10 @@ impl Token {
     /// In time that depends on the offered text's length alone.
     fn is(&self, offered: &str) -> bool {
         let own = self.0.as_bytes();
-        let differ = offered.bytes().enumerate().fold(0u8, |differ, (i, byte)| {
-            differ | (byte ^ own.get(i % own.len().max(1)).copied().unwrap_or(0))
-        });
+        let differ = offered
+            .bytes()
+            .enumerate()
+            .fold(0u8, |differ, (i, byte)| differ | (byte ^ own.get(i % own.len().max(1)).copied().unwrap_or(0)));
         (differ == 0) & (offered.len() == own.len())
     }
 }
@@ -149,9 +150,13 @@ mod tests {
 
     #[test]
     fn the_host_is_read_without_its_port() {
-        for (host, name) in
-            [("localhost:7710", "localhost"), ("127.0.0.1:1", "127.0.0.1"), ("[::1]:7710", "::1"), ("[::1]", "::1"), ("Box.lan", "box.lan")]
-        {
+        for (host, name) in [
+            ("localhost:7710", "localhost"),
+            ("127.0.0.1:1", "127.0.0.1"),
+            ("[::1]:7710", "::1"),
+            ("[::1]", "::1"),
+            ("Box.lan", "box.lan"),
+        ] {
             assert_eq!(name_of(host), name, "{host}");
         }
     }

@@ -85,9 +85,8 @@ impl Api {
             .route("/api/v1/prs/{number}", get(prs::show))
             .route("/api/v1/nodes", get(nodes::list))
             .layer(middleware::from_fn(guard::within_time));
-        let feeds = Router::new()
-            .route("/api/v1/tasks/{key}/feed", get(feed::task))
-            .route("/api/v1/events", get(feed::all));
+        let feeds =
+            Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));
         quick
             .merge(feeds)
             .fallback(error::no_such_path)

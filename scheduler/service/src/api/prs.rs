@@ -12,8 +12,9 @@ pub async fn list(State(api): State<Api>) -> Result<Json<Vec<PrView>>, ApiError>
 }
 
 pub async fn show(State(api): State<Api>, Path(number): Path<String>) -> Result<Json<PrView>, ApiError> {
-    let wanted: i64 =
-        number.parse().map_err(|_| ApiError::invalid("number", format!("{number:?} is not the number of a pull request")))?;
+    let wanted: i64 = number
+        .parse()
+        .map_err(|_| ApiError::invalid("number", format!("{number:?} is not the number of a pull request")))?;
     let missing = || ApiError::not_found(format!("there is no pull request {wanted}; cfq pr ls shows those that are"));
     api.store.prs(Some(wanted)).await?.pop().map(Json).ok_or_else(missing)
 }

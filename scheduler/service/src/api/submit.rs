@@ -65,7 +65,9 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 pub fn read(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     bytes.map_err(|rejection| {
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            ApiError::too_large("the request is larger than this cfq takes; large texts belong in files of the repository")
+            ApiError::too_large(
+                "the request is larger than this cfq takes; large texts belong in files of the repository",
+            )
         } else {
             ApiError::malformed("the request's body could not be read")
         }

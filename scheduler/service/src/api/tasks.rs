@@ -78,7 +78,8 @@ pub async fn resolve(
         }
         Resolution::NotOffered { number, offered } => {
             let offered: Vec<&str> = offered.into_iter().map(ActionKind::as_str).collect();
-            let message = format!("{} is not open to {number}; it offers: {}", asked.action.kind().as_str(), offered.join(", "));
+            let message =
+                format!("{} is not open to {number}; it offers: {}", asked.action.kind().as_str(), offered.join(", "));
             Err(ApiError::invalid("action", message))
         }
         Resolution::Refused { why, .. } => Err(ApiError::conflict(why)),

@@ -218,10 +218,13 @@ async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
     let made: SubmitReply = read(&body);
     service.post(&format!("/api/v1/tasks/{}/cancel", made.number), &[], &json!({})).await;
     let feed = format!("/api/v1/tasks/{}/feed", made.number);
-    let open = |after: &'static str| service.router.clone().oneshot(ask(Method::GET, &feed, &[("last-event-id", after)], Body::empty()));
+    let open = |after: &'static str| {
+        service.router.clone().oneshot(ask(Method::GET, &feed, &[("last-event-id", after)], Body::empty()))
+    };
     let response = open("1").await.unwrap();
     let mut stream = response.into_body();
-    let frame = tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
+    let frame =
+        tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
     assert!(text.contains("event: event\n") && text.contains("id: 2\n") && text.contains("cancelled"), "{text}");
     assert_eq!(open("0").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE, "the one permit is taken");
@@ -229,7 +232,8 @@ async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
     assert_eq!(open("x").await.unwrap().status(), StatusCode::BAD_REQUEST);
     let all = service.router.clone().oneshot(ask(Method::GET, "/api/v1/events", &[], Body::empty())).await.unwrap();
     let mut stream = all.into_body();
-    let frame = tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
+    let frame =
+        tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
     assert!(text.contains("task_submitted"), "{text}");
 }

@@ -23,7 +23,8 @@ pub fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         }
         let text = inner.to_string();
         // "unknown field `x`, expected ..." and "missing field `x`" stand at their parent's path.
-        let named = text.split_once("field `").and_then(|(_, rest)| rest.split_once('`')).map(|(name, _)| name.to_owned());
+        let named =
+            text.split_once("field `").and_then(|(_, rest)| rest.split_once('`')).map(|(name, _)| name.to_owned());
         let field = match (path.as_str(), named) {
             (".", Some(name)) => name,
             (path, Some(name)) if !path.ends_with(&name) => format!("{path}.{name}"),
@@ -63,17 +64,24 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
     if !spec.repo.starts_with('/') {
         return bad("repo", "must be an absolute path, as in /home/me/project");
     }
-    if spec.base.as_ref().is_some_and(|b| b.is_empty() || b.starts_with('-') || b.len() > 200 || b.contains(|c: char| c.is_whitespace() || c.is_control())) {
+    if spec.base.as_ref().is_some_and(|b| {
+        b.is_empty() || b.starts_with('-') || b.len() > 200 || b.contains(|c: char| c.is_whitespace() || c.is_control())
+    }) {
         return bad("base", "must be a commit");
     }
     for path in &spec.context_files {
         if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
-            return bad("context_files", &format!("{path:?} must be relative to the repository's root and stay inside it"));
+            return bad(
+                "context_files",
+                &format!("{path:?} must be relative to the repository's root and stay inside it"),
+            );
         }
     }
-    for (field, length) in
-        [("context_files", spec.context_files.len()), ("constraints", spec.constraints.len()), ("examples", spec.examples.len())]
-    {
+    for (field, length) in [
+        ("context_files", spec.context_files.len()),
+        ("constraints", spec.constraints.len()),
+        ("examples", spec.examples.len()),
+    ] {
         if length > LIST {
             return bad(field, "has more than 200 entries");
         }
@@ -104,7 +112,11 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
         }
     }
     let texts = [("description", &spec.description), ("language", &spec.language), ("repo", &spec.repo)];
-    let lists = spec.context_files.iter().map(|t| ("context_files", t)).chain(spec.constraints.iter().map(|t| ("constraints", t)));
+    let lists = spec
+        .context_files
+        .iter()
+        .map(|t| ("context_files", t))
+        .chain(spec.constraints.iter().map(|t| ("constraints", t)));
     let codes = spec.examples.iter().map(|e| ("examples", &e.code));
     if let Some((field, _)) = texts.into_iter().chain(lists).chain(codes).find(|(_, text)| text.contains('\0')) {
         return bad(field, "holds a NUL character");

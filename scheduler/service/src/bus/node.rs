@@ -8,8 +8,8 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
-    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport, NodeHello,
-    Refuse,
+    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport,
+    NodeHello, Refuse,
 };
 use cfq_proto::subject;
 use tokio::task::JoinSet;
@@ -43,7 +43,9 @@ async fn hello(bus: Arc<Bus>, sender: String, hello: NodeHello) -> Option<HelloR
         }
     };
     // The consumer exists before the node hears that it may pull.
-    if let Err(error) = stream::ensure_consumer(&bus.session, &hello.node, hello.boot, bus.store.timing(), greeting.new_boot).await {
+    if let Err(error) =
+        stream::ensure_consumer(&bus.session, &hello.node, hello.boot, bus.store.timing(), greeting.new_boot).await
+    {
         tracing::warn!(node = %hello.node, %error, "cannot make the node's consumer yet");
         return None;
     }
@@ -126,7 +128,8 @@ pub(super) fn too_old(version: &str) -> Option<String> {
         Some((parts.next()??, parts.next()??))
     };
     let (theirs, ours) = (minor(version)?, minor(own)?);
-    (theirs < ours).then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there and start it again"))
+    (theirs < ours)
+        .then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there and start it again"))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use cfq_proto::timing::Timing;
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// Placement publishes only what a node admits now, so a stream as large as this is out of order; new ones are refused.
 const MAX_MESSAGES: i64 = 10_000;
-const MAX_BYTES: i64 = 512 * 1024 * 1024;
+const MAX_BYTES: i64 = 128 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {

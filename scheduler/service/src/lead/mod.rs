@@ -5,8 +5,8 @@ mod term;
 
 use std::time::Instant;
 
-use cfq_link::stop::Stop;
 use cfq_link::Session;
+use cfq_link::stop::Stop;
 use uuid::Uuid;
 
 use crate::link::Link;

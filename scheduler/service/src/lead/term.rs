@@ -56,7 +56,9 @@ pub async fn serve(leader: &Leader, lead: Leadership) {
     let mut sweeps = interval(timing.sweep());
     sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Fine enough that acceptance and back-off times are met within a sixth.
-    let mut ticks = interval((timing.accept() / 6).clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)));
+    let mut ticks = interval(
+        (timing.accept() / 6).clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)),
+    );
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let mut jobs = BTreeSet::new();
@@ -121,7 +123,8 @@ impl Term<'_> {
 
     async fn nodes(&mut self) -> Result<(), StoreError> {
         let rows = self.leader.store.core_nodes().await?;
-        let gone: Vec<NodeId> = self.state.node_ids().filter(|id| !rows.iter().any(|r| r.id == **id)).cloned().collect();
+        let gone: Vec<NodeId> =
+            self.state.node_ids().filter(|id| !rows.iter().any(|r| r.id == **id)).cloned().collect();
         gone.iter().for_each(|id| self.state.node_gone(id));
         rows.into_iter().for_each(|row| self.state.node(row));
         Ok(())

@@ -10,19 +10,20 @@ use super::error::{Doing, plain, read};
 use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
 use super::tasks::{TaskRow, lock_task};
-use super::{Store, StoreError};
+use super::{Store, StoreError, nothing};
 
 impl Store {
     /// Placed -> running; the lease lives from here. Repeating it is answered alike.
     pub async fn accept(&self, node: &NodeId, ask: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return Ok((FenceReply::Stale, vec![])) };
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, (FenceReply::Stale, vec![])).await };
         match held(&mut tx, node, ask.boot.0, &ask.fence).await? {
             Some(JobState::Placed) => {}
-            Some(JobState::Running) => return Ok((FenceReply::Committed, vec![])),
-            Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled) | None => {
-                return Ok((FenceReply::Stale, vec![]));
+            Some(JobState::Running) => return nothing(tx, (FenceReply::Committed, vec![])).await,
+            Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
+            | None => {
+                return nothing(tx, (FenceReply::Stale, vec![])).await;
             }
         }
         sqlx::query!(
@@ -52,7 +53,7 @@ impl Store {
     pub async fn refuse(&self, node: &NodeId, ask: &Refuse) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return Ok((FenceReply::Stale, vec![])) };
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, (FenceReply::Stale, vec![])).await };
         match held(&mut tx, node, ask.boot.0, &ask.fence).await? {
             Some(JobState::Placed) => {}
             Some(
@@ -65,8 +66,9 @@ impl Store {
             )
             | None => {
                 let before = attempts::outcome(&mut tx, &ask.fence).await?;
-                let reply = if before.as_deref() == Some("refused") { FenceReply::Committed } else { FenceReply::Stale };
-                return Ok((reply, vec![]));
+                let reply =
+                    if before.as_deref() == Some("refused") { FenceReply::Committed } else { FenceReply::Stale };
+                return nothing(tx, (reply, vec![])).await;
             }
         }
         let why = match &ask.refusal {

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::error::Doing;
-use super::{Store, StoreError};
+use super::{Store, StoreError, nothing};
 
 /// What became of a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,8 @@ impl Store {
             return Ok(Put::Refused(format!("{size} bytes: a blob has 1 to {} bytes", cfq_link::blobs::LARGEST)));
         }
         let chunks = size.div_ceil(CHUNK as u64);
-        let expected = if u64::from(index) + 1 == chunks { size - u64::from(index) * CHUNK as u64 } else { CHUNK as u64 };
+        let expected =
+            if u64::from(index) + 1 == chunks { size - u64::from(index) * CHUNK as u64 } else { CHUNK as u64 };
         if u64::from(index) >= chunks || data.len() as u64 != expected {
             return refused("the chunk does not belong to a blob of that size");
         }
@@ -55,7 +56,7 @@ impl Store {
             .await
             .doing("finding a blob")?;
         if row.size != size as i64 {
-            return refused("a blob of that hash has another size");
+            return nothing(tx, Put::Refused("a blob of that hash has another size".into())).await;
         }
         if !row.complete {
             let verdict = keep_chunk(&mut tx, hash, index, data, chunks as i64).await?;
@@ -164,14 +165,10 @@ async fn keep_chunk(
 }
 
 async fn add_ref(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<(), StoreError> {
-    sqlx::query!(
-        "insert into blob_refs (hash, task) values ($1, $2) on conflict do nothing",
-        hash.as_str(),
-        task.0
-    )
-    .execute(connection)
-    .await
-    .doing("noting whose a blob is")?;
+    sqlx::query!("insert into blob_refs (hash, task) values ($1, $2) on conflict do nothing", hash.as_str(), task.0)
+        .execute(connection)
+        .await
+        .doing("noting whose a blob is")?;
     Ok(())
 }
 

@@ -8,15 +8,24 @@ use cfq_proto::task::TaskState;
 use super::error::Doing;
 use super::hint::Hint;
 use super::tasks::{cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, steps};
+use super::{Store, StoreError, nothing, steps};
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cancelled {
-    Done { number: TaskNumber, hints: Vec<Hint> },
+    Done {
+        number: TaskNumber,
+        hints: Vec<Hint>,
+    },
     /// It was cancelled before; nothing changed.
-    Already { number: TaskNumber },
+    Already {
+        number: TaskNumber,
+    },
     /// It ended otherwise, or its merge has begun.
-    TooLate { number: TaskNumber, state: TaskState, why: String },
+    TooLate {
+        number: TaskNumber,
+        state: TaskState,
+        why: String,
+    },
     Unknown,
 }
 
@@ -24,13 +33,13 @@ impl Store {
     /// `by` names who, with their reason, for people.
     pub async fn cancel(&self, task: TaskId, by: &str) -> Result<Cancelled, StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return Ok(Cancelled::Unknown) };
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, Cancelled::Unknown).await };
         let number = task.number;
         match task.state {
-            TaskState::Cancelled => return Ok(Cancelled::Already { number }),
+            TaskState::Cancelled => return nothing(tx, Cancelled::Already { number }).await,
             TaskState::Merged | TaskState::Accepted | TaskState::Failed => {
                 let why = format!("{number} is {} already", task.state);
-                return Ok(Cancelled::TooLate { number, state: task.state, why });
+                return nothing(tx, Cancelled::TooLate { number, state: task.state, why }).await;
             }
             TaskState::Queued
             | TaskState::Blocked
@@ -45,7 +54,7 @@ impl Store {
             let step = Step::Cancelled { by: by.to_owned() };
             match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
                 Ok(written) => hints.extend(written.hints),
-                Err(why) => return Ok(Cancelled::TooLate { number, state: task.state, why }),
+                Err(why) => return nothing(tx, Cancelled::TooLate { number, state: task.state, why }).await,
             }
         } else {
             move_task(&mut tx, &task, TaskState::Cancelled, &format!("cancelled by {by}")).await?;

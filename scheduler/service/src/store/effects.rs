@@ -9,8 +9,8 @@ use cfq_proto::pr::PrState;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
-use super::as_json::AsJson;
 use super::StoreError;
+use super::as_json::AsJson;
 use super::error::{Doing, plain, read};
 use super::events::append;
 use super::project::move_pr;
@@ -28,7 +28,9 @@ pub(super) fn reason(step: &Step) -> String {
             EscalationAction::SwitchLlm { target_agent, suggested_model: Some(model) } => {
                 format!("{by}: {target_agent} goes on with {model}")
             }
-            EscalationAction::SwitchLlm { target_agent, suggested_model: None } => format!("{by}: {target_agent} tries again"),
+            EscalationAction::SwitchLlm { target_agent, suggested_model: None } => {
+                format!("{by}: {target_agent} tries again")
+            }
             EscalationAction::RetryWithConstraints { .. } => format!("{by}: retry with constraints"),
             EscalationAction::AcceptBestEffort => format!("{by}: best effort accepted"),
             EscalationAction::Abort => format!("aborted by {by}"),

@@ -34,7 +34,9 @@ pub enum StoreError {
          Run that version, or restore a backup made before the upgrade"
     )]
     Newer { version: i64 },
-    #[error("migration {version} was changed after it had been applied: this build and the database do not belong together")]
+    #[error(
+        "migration {version} was changed after it had been applied: this build and the database do not belong together"
+    )]
     Altered { version: i64 },
     #[error("cannot bring the database's schema up to date")]
     Migration {
@@ -73,7 +75,11 @@ impl StoreError {
 }
 
 pub(super) fn unavailable(doing: &'static str, source: sqlx::Error) -> StoreError {
-    if is_transient(&source) { StoreError::Unavailable { doing, source } } else { StoreError::Refused { doing, source } }
+    if is_transient(&source) {
+        StoreError::Unavailable { doing, source }
+    } else {
+        StoreError::Refused { doing, source }
+    }
 }
 
 fn is_transient(error: &sqlx::Error) -> bool {
@@ -84,7 +90,9 @@ fn is_transient(error: &sqlx::Error) -> bool {
         // 08 connection, 40 serialisation and deadlock, 53 resources (disk full, too many connections), 55P03 lock not
         // free, 57 operator intervention (shutdown, starting up, statement timeout), 58 I/O error, 25006 read only.
         sqlx::Error::Database(database) => database.code().is_some_and(|code| {
-            ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class)) || code == "55P03" || code == "25006"
+            ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+                || code == "55P03"
+                || code == "25006"
         }),
         _ => false,
     }

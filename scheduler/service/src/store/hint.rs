@@ -9,9 +9,19 @@ pub enum Hint {
     Leader(LeaderHint),
     /// A task became ready.
     WorkWaits,
-    JobChanged { runner: RunnerId, task: TaskId, job: JobId },
-    CancelJob { node: NodeId, fence: JobFence },
-    CancelTask { runner: RunnerId, fence: TaskFence },
+    JobChanged {
+        runner: RunnerId,
+        task: TaskId,
+        job: JobId,
+    },
+    CancelJob {
+        node: NodeId,
+        fence: JobFence,
+    },
+    CancelTask {
+        runner: RunnerId,
+        fence: TaskFence,
+    },
 }
 
 /// Which row the leader's cache should read again.

@@ -1,13 +1,12 @@
-//! Job rows: asked for by runners, read by the leader, ended by whoever may.
+//! Job rows: asked for by runners, ended by whoever may.
 
-use cfq_proto::event::EventBody;
-use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId};
-use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
 use cfq_proto::blob::Carried;
+use cfq_proto::event::EventBody;
+use cfq_proto::ids::{JobId, LeaseId, RunnerId, TaskId};
+use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
 use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobFence, JobReply};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
-use cfq_scheduler_core as core;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
@@ -17,7 +16,7 @@ use super::error::{Doing, read};
 use super::events::append;
 use super::hint::{Hint, LeaderHint};
 use super::tasks::lock_task;
-use super::{Store, StoreError};
+use super::{Store, StoreError, nothing};
 
 impl Store {
     /// Makes the job, or finds the one that (task, seq, role, n) has already.
@@ -25,13 +24,14 @@ impl Store {
         let mut tx = self.begin().await?;
         let held = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
         let Some(task) = held.filter(|t| (0..=t.next_seq).contains(&ask.seq)) else {
-            return Ok((JobReply::Stale, vec![]));
+            return nothing(tx, (JobReply::Stale, vec![])).await;
         };
         let request = &ask.request;
         if let Carried::Blob(blob) = &request.prompt
             && !super::blobs::refer(&mut tx, &blob.hash, task.id).await?
         {
-            return Ok((JobReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]));
+            return nothing(tx, (JobReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]))
+                .await;
         }
         let id = JobId::fresh();
         let made = sqlx::query!(
@@ -89,7 +89,7 @@ impl Store {
     pub async fn drop_job(&self, runner: &RunnerId, ask: &JobDrop) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         let held = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
-        let Some(task) = held else { return Ok((FenceReply::Stale, vec![])) };
+        let Some(task) = held else { return nothing(tx, (FenceReply::Stale, vec![])).await };
         let row = sqlx::query!(
             "select state, attempt, lease, node from jobs where id = $1 and task = $2 for update",
             ask.job.0,
@@ -98,9 +98,9 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("finding a job")?;
-        let Some(row) = row else { return Ok((FenceReply::Stale, vec![])) };
+        let Some(row) = row else { return nothing(tx, (FenceReply::Stale, vec![])).await };
         if read::<JobState>("job state", &row.state)?.is_over() {
-            return Ok((FenceReply::Committed, vec![]));
+            return nothing(tx, (FenceReply::Committed, vec![])).await;
         }
         cancel(&mut tx, task.id, ask.job, "given up by its runner").await?;
         tx.commit().await.doing("cancelling a job")?;
@@ -110,114 +110,6 @@ impl Store {
             hints.push(Hint::CancelJob { node: read("node", &node)?, fence });
         }
         Ok((FenceReply::Committed, hints))
-    }
-
-    /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from.
-    pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
-        let rows = sqlx::query_as!(LiveRow, r#"select id, task, role, model, priority,
-                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
-                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
-                never as "never: _", setbacks as "setbacks: _",
-                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms,
-                failure as "failure: _", attempt, state, node, node_boot, lease,
-                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
-                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
-            from jobs where state in ('queued', 'placed', 'running') order by created_at"#)
-        .fetch_all(&self.pool)
-        .await
-        .doing("reading the live jobs")?;
-        rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
-    }
-
-    /// One job: its row while it lives, else since when it is over. `None` if there is no such job.
-    pub async fn job_now(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
-        let row = sqlx::query_as!(LiveRow, r#"select id, task, role, model, priority,
-                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
-                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
-                never as "never: _", setbacks as "setbacks: _",
-                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms,
-                failure as "failure: _", attempt, state, node, node_boot, lease,
-                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
-                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
-            from jobs where id = $1"#, job.0)
-        .fetch_optional(&self.pool)
-        .await
-        .doing("reading a job")?;
-        let Some(row) = row else { return Ok(None) };
-        let changed_ms = row.changed_ms;
-        Ok(Some(row.into_core()?.map_or((None, changed_ms), |(job, at)| (Some(job), at))))
-    }
-}
-
-struct LiveRow {
-    id: uuid::Uuid,
-    task: uuid::Uuid,
-    role: String,
-    model: String,
-    priority: i16,
-    deadline_ms: Option<i64>,
-    created_ms: i64,
-    prompt_bytes: i64,
-    max_tokens: i64,
-    known_need: Option<i64>,
-    never: Json<std::collections::BTreeMap<cfq_proto::ids::NodeId, String>>,
-    setbacks: Json<core::Setbacks>,
-    first_failure_ms: Option<i64>,
-    failure: Option<Json<JobFailure>>,
-    attempt: i32,
-    state: String,
-    node: Option<String>,
-    node_boot: Option<uuid::Uuid>,
-    lease: Option<uuid::Uuid>,
-    placed_ms: Option<i64>,
-    accepted_ms: Option<i64>,
-    changed_ms: i64,
-}
-
-impl LiveRow {
-    /// `None` for a job that is over.
-    fn into_core(self) -> Result<Option<(core::Job, i64)>, StoreError> {
-        let state: JobState = read("job state", &self.state)?;
-        let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };
-        let holder = || match (&self.node, self.node_boot, self.lease) {
-            (Some(node), Some(boot), Some(lease)) => Ok((read("node", node)?, BootId(boot), LeaseId(lease))),
-            _ => Err(unreadable()),
-        };
-        let phase = match state {
-            JobState::Queued => core::Phase::Queued,
-            JobState::Placed => {
-                let (node, boot, lease) = holder()?;
-                core::Phase::Placed { node, boot, lease, placed_ms: self.placed_ms.ok_or_else(unreadable)? }
-            }
-            JobState::Running => {
-                let (node, boot, _) = holder()?;
-                core::Phase::Running { node, boot, accepted_ms: self.accepted_ms.ok_or_else(unreadable)? }
-            }
-            JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled => return Ok(None),
-        };
-        let priority = Priority::try_from(self.priority)
-            .map_err(|_| StoreError::Unreadable { what: "priority", text: self.priority.to_string() })?;
-        let job = core::Job {
-            id: JobId(self.id),
-            task: TaskId(self.task),
-            role: read("role", &self.role)?,
-            model: read("model", &self.model)?,
-            priority,
-            deadline_ms: self.deadline_ms,
-            created_ms: self.created_ms,
-            prompt_bytes: self.prompt_bytes.max(0) as u64,
-            max_tokens: u32::try_from(self.max_tokens).unwrap_or(u32::MAX),
-            known_need: self.known_need.map(|n| n.max(0) as u64),
-            never: self.never.0,
-            setbacks: self.setbacks.0,
-            first_failure_ms: self.first_failure_ms,
-            failure: self.failure.map(|f| f.0.to_string()).unwrap_or_default(),
-            attempt: self.attempt,
-            phase,
-        };
-        Ok(Some((job, self.changed_ms)))
     }
 }
 

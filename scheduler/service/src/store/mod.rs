@@ -2,6 +2,7 @@
 //! what has to be told to others afterwards comes back as [`Hint`]s, which may be lost.
 
 mod accept;
+mod artifacts;
 mod as_json;
 mod attempts;
 mod blobs;
@@ -9,9 +10,11 @@ mod cancel;
 mod effects;
 mod error;
 mod events;
+mod gauges;
 mod hint;
 mod jobs;
 mod leader;
+mod live;
 mod nodes;
 mod place;
 mod project;
@@ -34,16 +37,16 @@ use cfq_proto::timing::Timing;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{PgConnection, PgPool};
 
+pub use blobs::Put;
 pub use cancel::Cancelled;
 pub use error::StoreError;
 pub use events::FeedCursor;
-pub use blobs::Put;
+pub use gauges::Gauges;
 pub use hint::{Hint, LeaderHint};
 pub use leader::Leadership;
 pub use place::PlaceOrder;
 pub use resolve::Resolution;
 pub use submit::{NewTask, Submitted};
-pub use views::Gauges;
 
 use crate::config::{DatabaseConfig, Limits};
 use error::{Doing, unavailable};
@@ -77,8 +80,8 @@ impl Store {
                 ("default_transaction_isolation", "read committed"),
             ]);
         if let Some(path) = &config.password_file {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| StoreError::Password { path: path.clone(), source })?;
+            let text =
+                std::fs::read_to_string(path).map_err(|source| StoreError::Password { path: path.clone(), source })?;
             options = options.password(text.trim_end_matches(['\r', '\n']));
         }
         let pool = PgPoolOptions::new()
@@ -98,14 +101,15 @@ impl Store {
     /// After a restore into another cluster, events may carry transaction ids that cluster has not reached yet; the global
     /// feed would wait for them. A visible row is of a finished transaction, so its id may be lowered.
     async fn mend_transaction_ids(&self) -> Result<(), StoreError> {
-        let done = sqlx::query!(
-            "update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())"
-        )
-        .execute(&self.pool)
-        .await
-        .doing("checking the event feed's transaction ids")?;
+        let done = sqlx::query!("update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())")
+            .execute(&self.pool)
+            .await
+            .doing("checking the event feed's transaction ids")?;
         if done.rows_affected() > 0 {
-            tracing::warn!(events = done.rows_affected(), "the database comes from another cluster; its feed was re-based");
+            tracing::warn!(
+                events = done.rows_affected(),
+                "the database comes from another cluster; its feed was re-based"
+            );
         }
         Ok(())
     }
@@ -131,7 +135,6 @@ impl Store {
         &self.timing
     }
 
-    /// Postgres' transactions roll back when dropped.
     async fn begin(&self) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, StoreError> {
         self.pool.begin().await.map_err(|source| unavailable("beginning a transaction", source))
     }
@@ -139,6 +142,12 @@ impl Store {
     fn lease_ttl_ms(&self) -> f64 {
         self.timing.lease_ttl_ms as f64
     }
+}
+
+/// Ends a transaction that has nothing to write, now: a dropped one keeps its locks until its connection is used again.
+async fn nothing<T>(tx: sqlx::Transaction<'static, sqlx::Postgres>, answer: T) -> Result<T, StoreError> {
+    tx.rollback().await.doing("ending a transaction")?;
+    Ok(answer)
 }
 
 /// Milliseconds since 1970 on the database's clock.

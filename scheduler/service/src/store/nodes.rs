@@ -12,7 +12,7 @@ use super::error::{Doing, plain, read};
 use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, attempts, sweep};
+use super::{Store, StoreError, attempts, nothing, sweep};
 
 /// What a hello changed.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,7 +60,10 @@ impl Store {
         let mut hints = Vec::new();
         for row in held {
             let mut tx = self.begin().await?;
-            let Some(task) = lock_task(&mut tx, TaskId(row.task)).await? else { continue };
+            let Some(task) = lock_task(&mut tx, TaskId(row.task)).await? else {
+                nothing(tx, ()).await?;
+                continue;
+            };
             let state = sqlx::query_scalar!(
                 "select state from jobs where id = $1 and lease = $2 and node_boot <> $3 for update",
                 row.id,
@@ -83,7 +86,10 @@ impl Store {
                     hints.push(Hint::Leader(LeaderHint::Job(job)));
                 }
                 Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
-                | None => continue,
+                | None => {
+                    nothing(tx, ()).await?;
+                    continue;
+                }
             }
             tx.commit().await.doing("releasing the jobs of an earlier start")?;
         }
@@ -112,10 +118,14 @@ impl Store {
         if all.is_empty() {
             return Ok(reply);
         }
-        // Its own statement, so that a beat never waits for a job's row behind the node's.
+        // Its own statement, so that a beat never waits for a job's row behind the node's; in the order of the ids, as a
+        // cancel locks them.
         let extended = sqlx::query_scalar!(
             r#"update jobs set lease_expires = now() + $4::float8 * interval '1 millisecond'
-               where lease = any($1) and node = $2 and node_boot = $3 and state = 'running' returning lease as "lease!""#,
+               where id in (select id from jobs
+                            where lease = any($1) and node = $2 and node_boot = $3 and state = 'running'
+                            order by id for update)
+               returning lease as "lease!""#,
             &moving,
             node.as_str(),
             beat.boot.0,

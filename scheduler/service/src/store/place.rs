@@ -14,7 +14,7 @@ use super::hint::Hint;
 use super::jobs::{changed, leave_node};
 use super::leader::{Leadership, hold_lead};
 use super::tasks::lock_task;
-use super::{Store, StoreError};
+use super::{Store, StoreError, nothing};
 
 /// One placement as the planner wants it. `attempt` is the new one.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("placing a job")?;
-        let Some(row) = placed else { return Ok(None) };
+        let Some(row) = placed else { return nothing(tx, None).await };
         sqlx::query!(
             "insert into attempts (job, attempt, lease, node, node_boot, placement) values ($1, $2, $3, $4, $5, $6)",
             order.job.0,
@@ -117,7 +117,7 @@ impl Store {
         .await
         .doing("finding a placed job")?;
         if current.is_none() {
-            return Ok(false);
+            return nothing(tx, false).await;
         }
         attempts::end_current(&mut tx, fence.job, "unplaced", why).await?;
         leave_node(&mut tx, fence.job, JobState::Queued).await?;
@@ -149,7 +149,7 @@ impl Store {
         .await
         .doing("failing a job")?;
         if done.rows_affected() == 0 {
-            return Ok(None);
+            return nothing(tx, None).await;
         }
         changed(&mut tx, task, job, &failure.to_string()).await?;
         tx.commit().await.doing("failing a job")?;
@@ -181,7 +181,7 @@ impl Store {
         .await
         .doing("noting that a model is unavailable")?;
         if done.rows_affected() == 0 {
-            return Ok(false);
+            return nothing(tx, false).await;
         }
         changed(&mut tx, task, job, reason).await?;
         tx.commit().await.doing("noting that a model is unavailable")?;

@@ -29,7 +29,11 @@ pub(super) async fn project(
 ) -> Result<Result<Shown, String>, StoreError> {
     let mut shown = Shown { step: step.clone(), pr: None, decided: None };
     match step {
-        Step::Started { .. } | Step::Resolved { .. } | Step::Cancelled { .. } | Step::HandedOff | Step::MergeIntent { .. } => {}
+        Step::Started { .. }
+        | Step::Resolved { .. }
+        | Step::Cancelled { .. }
+        | Step::HandedOff
+        | Step::MergeIntent { .. } => {}
         Step::Generated { artifact } => {
             let artifact = Store::carried(connection, artifact.clone()).await?;
             if let Err(reason) = keep_artifact(connection, task, &artifact).await? {

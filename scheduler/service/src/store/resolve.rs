@@ -9,7 +9,7 @@ use sqlx::types::Json;
 use super::error::Doing;
 use super::hint::Hint;
 use super::tasks::lock_task;
-use super::{Store, StoreError, steps};
+use super::{Store, StoreError, nothing, steps};
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resolution {
@@ -23,10 +23,10 @@ pub enum Resolution {
 impl Store {
     pub async fn resolve(&self, task: TaskId, action: &EscalationAction, by: &str) -> Result<Resolution, StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return Ok(Resolution::Unknown) };
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, Resolution::Unknown).await };
         let number = task.number;
         if task.state != TaskState::Escalated {
-            return Ok(Resolution::NotEscalated { number, state: task.state });
+            return nothing(tx, Resolution::NotEscalated { number, state: task.state }).await;
         }
         let offered = sqlx::query_scalar!(
             r#"select actions as "actions: Json<Vec<ActionKind>>" from questions where task = $1 and state = 'open'"#,
@@ -38,7 +38,7 @@ impl Store {
         .map(|a| a.0)
         .unwrap_or_default();
         if !offered.contains(&action.kind()) {
-            return Ok(Resolution::NotOffered { number, offered });
+            return nothing(tx, Resolution::NotOffered { number, offered }).await;
         }
         if *action == EscalationAction::AcceptBestEffort {
             let acceptable = sqlx::query_scalar!(
@@ -51,13 +51,13 @@ impl Store {
             .doing("finding the best iteration")?;
             if acceptable.is_none() {
                 let why = "there is no result that is not quarantined".to_owned();
-                return Ok(Resolution::Refused { number, why });
+                return nothing(tx, Resolution::Refused { number, why }).await;
             }
         }
         let step = Step::Resolved { action: action.clone(), by: by.to_owned() };
         let written = match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
             Ok(written) => written,
-            Err(why) => return Ok(Resolution::Refused { number, why }),
+            Err(why) => return nothing(tx, Resolution::Refused { number, why }).await,
         };
         tx.commit().await.doing("answering an escalation")?;
         Ok(Resolution::Done { number, state: written.to, hints: written.hints })

@@ -9,20 +9,20 @@ use cfq_scheduler_core::{Ladder, Setbacks};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
-use super::as_json::AsJson;
 use super::accept::{held, hints};
+use super::as_json::AsJson;
 use super::attempts;
 use super::error::Doing;
 use super::hint::Hint;
 use super::jobs::{changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, now_ms};
+use super::{Store, StoreError, nothing, now_ms};
 
 impl Store {
     pub async fn report(&self, node: &NodeId, ask: &JobReport) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return Ok((FenceReply::Stale, vec![])) };
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, (FenceReply::Stale, vec![])).await };
         let told = match &ask.outcome {
             Outcome::Done { .. } => "done",
             Outcome::Failed { .. } => "failed",
@@ -43,13 +43,17 @@ impl Store {
             | None => {
                 let before = attempts::outcome(&mut tx, &ask.fence).await?;
                 let reply = if before.as_deref() == Some(told) { FenceReply::Committed } else { FenceReply::Stale };
-                return Ok((reply, vec![]));
+                return nothing(tx, (reply, vec![])).await;
             }
         }
         let why = match &ask.outcome {
             Outcome::Done { completion } => {
                 let Some(usage) = usage(&mut tx, task.id, completion).await? else {
-                    return Ok((FenceReply::Unavailable { reason: "the completion's blob is not here".into() }, vec![]));
+                    return nothing(
+                        tx,
+                        (FenceReply::Unavailable { reason: "the completion's blob is not here".into() }, vec![]),
+                    )
+                    .await;
                 };
                 attempts::end_current(&mut tx, ask.fence.job, told, "").await?;
                 leave_node(&mut tx, ask.fence.job, JobState::Done).await?;

@@ -6,7 +6,7 @@ use cfq_proto::messages::{Beat, BeatReply, RunnerHello};
 use super::error::{Doing, plain};
 use super::hint::Hint;
 use super::tasks::lock_task;
-use super::{Store, StoreError, sweep};
+use super::{Store, StoreError, nothing, sweep};
 
 impl Store {
     /// Writes the runner's row. A new boot hands back at once what the old one held.
@@ -34,7 +34,10 @@ impl Store {
             let mut tx = self.begin().await?;
             let task = lock_task(&mut tx, TaskId(row.id)).await?;
             let old = |t: &super::tasks::TaskRow| t.lease == Some(LeaseId(row.lease)) && t.boot != Some(hello.boot);
-            let Some(task) = task.filter(old) else { continue };
+            let Some(task) = task.filter(old) else {
+                nothing(tx, ()).await?;
+                continue;
+            };
             hints.extend(sweep::take_back(&mut tx, &task, "started anew", self.limits.max_task_losses).await?);
             tx.commit().await.doing("releasing the tasks of an earlier start")?;
         }
@@ -62,7 +65,9 @@ impl Store {
         }
         let extended = sqlx::query_scalar!(
             r#"update tasks set lease_expires = now() + $4::float8 * interval '1 millisecond'
-               where lease = any($1) and runner = $2 and runner_boot = $3 returning lease as "lease!""#,
+               where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
+                            order by id for update)
+               returning lease as "lease!""#,
             &moving,
             runner.as_str(),
             beat.boot.0,

@@ -16,7 +16,7 @@ use super::error::Doing;
 use super::events::append;
 use super::hint::Hint;
 use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, effects, project};
+use super::{Store, StoreError, effects, nothing, project};
 
 /// A step that is written but not committed yet.
 pub(super) struct Written {
@@ -33,27 +33,31 @@ impl Store {
         ask: &StepRequest,
     ) -> Result<(StepReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else { return Ok((StepReply::Stale, vec![])) };
+        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
+            return nothing(tx, (StepReply::Stale, vec![])).await;
+        };
         if ask.seq < task.next_seq {
-            return Ok((repeated(&mut tx, ask).await?, vec![]));
+            let answer = repeated(&mut tx, ask).await?;
+            return nothing(tx, (answer, vec![])).await;
         }
         if ask.seq != task.next_seq || !task.is_held_by(runner, &ask.fence) {
-            return Ok((StepReply::Stale, vec![]));
+            return nothing(tx, (StepReply::Stale, vec![])).await;
         }
         if matches!(ask.step, Step::Resolved { .. } | Step::Cancelled { .. }) {
             let reason = format!("{} is written by the scheduler, for a client", ask.step.kind());
-            return Ok((StepReply::Illegal { reason }, vec![]));
+            return nothing(tx, (StepReply::Illegal { reason }, vec![])).await;
         }
         if let Step::Generated { artifact: Carried::Blob(blob) } = &ask.step
             && !super::blobs::refer(&mut tx, &blob.hash, task.id).await?
         {
-            return Ok((StepReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]));
+            return nothing(tx, (StepReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]))
+                .await;
         }
         let written = match write(&mut tx, &task, Some(ask.fence.lease), &ask.step, ask.active_ms).await? {
             Ok(written) => written,
             Err(reason) => {
                 tracing::warn!(task = %task.number, seq = ask.seq, step = ask.step.kind(), reason, "refused a step");
-                return Ok((StepReply::Illegal { reason }, vec![]));
+                return nothing(tx, (StepReply::Illegal { reason }, vec![])).await;
             }
         };
         cfq_link::failpoint::hit("scheduler.step.before_commit");
@@ -155,8 +159,7 @@ async fn facts(connection: &mut PgConnection, task: TaskId) -> Result<Facts, Sto
     .await
     .doing("reading a task's steps")?;
     // The facts do not look into an artifact, so any stands for it.
-    let generated =
-        Step::Generated { artifact: Carried::Blob(BlobRef { hash: BlobHash::of(&[]), size: 0 }) };
+    let generated = Step::Generated { artifact: Carried::Blob(BlobRef { hash: BlobHash::of(&[]), size: 0 }) };
     Ok(Facts::of(rows.iter().map(|step| step.as_ref().map_or(&generated, |s| &s.0))))
 }
 

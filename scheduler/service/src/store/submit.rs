@@ -24,10 +24,19 @@ pub struct NewTask {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
-    Created { id: TaskId, number: TaskNumber },
+    Created {
+        id: TaskId,
+        number: TaskNumber,
+    },
     /// The key had made this task before.
-    Existing { id: TaskId, number: TaskNumber, state: TaskState },
-    KeyReused { number: TaskNumber },
+    Existing {
+        id: TaskId,
+        number: TaskNumber,
+        state: TaskState,
+    },
+    KeyReused {
+        number: TaskNumber,
+    },
 }
 
 impl Store {

@@ -14,7 +14,7 @@ use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
 use super::leader::{Leadership, hold_lead};
 use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, attempts};
+use super::{Store, StoreError, attempts, nothing};
 
 impl Store {
     /// Ends expired job and task leases. Returns hints and how many (jobs, tasks) were lost.
@@ -57,7 +57,7 @@ impl Store {
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         hold_lead(&mut tx, lead).await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return Ok(vec![]) };
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, vec![]).await };
         let expired = sqlx::query_scalar!(
             "select id from jobs where id = $1 and lease = $2 and state = 'running' and lease_expires < now() for update",
             job.0,
@@ -67,7 +67,7 @@ impl Store {
         .await
         .doing("checking a lease")?;
         if expired.is_none() {
-            return Ok(vec![]);
+            return nothing(tx, vec![]).await;
         }
         let hints = lose(&mut tx, &task, job, why, self.limits.max_losses).await?;
         tx.commit().await.doing("ending an expired lease")?;
@@ -77,7 +77,9 @@ impl Store {
     async fn lose_task(&self, lead: Leadership, task: TaskId, lease: LeaseId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         hold_lead(&mut tx, lead).await?;
-        let Some(task) = lock_task(&mut tx, task).await?.filter(|t| t.lease == Some(lease)) else { return Ok(vec![]) };
+        let Some(task) = lock_task(&mut tx, task).await?.filter(|t| t.lease == Some(lease)) else {
+            return nothing(tx, vec![]).await;
+        };
         let expired = sqlx::query_scalar!(
             "select id from tasks where id = $1 and lease = $2 and lease_expires < now()",
             task.id.0,
@@ -87,7 +89,7 @@ impl Store {
         .await
         .doing("checking a lease")?;
         if expired.is_none() {
-            return Ok(vec![]);
+            return nothing(tx, vec![]).await;
         }
         let hints = take_back(&mut tx, &task, "was not heard from", self.limits.max_task_losses).await?;
         tx.commit().await.doing("ending an expired lease")?;

@@ -13,7 +13,7 @@ use super::error::Doing;
 use super::events::append;
 use super::hint::Hint;
 use super::tasks::{lock_task, move_task};
-use super::{Store, StoreError, blobs};
+use super::{Store, StoreError, blobs, nothing};
 
 impl Store {
     /// Grants the ready task that goes first. The order is the planner's (`cfq_scheduler_core::rank`): a class, one better
@@ -29,7 +29,11 @@ impl Store {
         .await
         .doing("finding a runner")?;
         if known.is_none() {
-            return Ok(LeaseReply::Unavailable { reason: "this start of the runner has not said hello".into() });
+            return nothing(
+                tx,
+                LeaseReply::Unavailable { reason: "this start of the runner has not said hello".into() },
+            )
+            .await;
         }
         let picked = sqlx::query!(
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!",
@@ -46,7 +50,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("picking a ready task")?;
-        let Some(row) = picked else { return Ok(LeaseReply::None) };
+        let Some(row) = picked else { return nothing(tx, LeaseReply::None).await };
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
@@ -68,8 +72,11 @@ impl Store {
             reason: format!("taken by {runner}"),
         };
         append(&mut tx, fence.task, &state).await?;
-        let taken =
-            EventBody::RunnerChanged { runner: runner.to_string(), attempt: fence.attempt, what: "took the task".into() };
+        let taken = EventBody::RunnerChanged {
+            runner: runner.to_string(),
+            attempt: fence.attempt,
+            what: "took the task".into(),
+        };
         append(&mut tx, fence.task, &taken).await?;
         let grant = Grant {
             fence,
@@ -86,16 +93,18 @@ impl Store {
     /// Running -> ready, nothing counted. Repeating it is answered alike as long as nobody took the task since.
     pub async fn release(&self, runner: &RunnerId, ask: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else { return Ok((FenceReply::Stale, vec![])) };
+        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
+            return nothing(tx, (FenceReply::Stale, vec![])).await;
+        };
         if !task.is_held_by(runner, &ask.fence) {
             let again = task.state == TaskState::Ready
                 && task.attempt == ask.fence.attempt
                 && task.runner.as_ref() == Some(runner);
-            return Ok((if again { FenceReply::Committed } else { FenceReply::Stale }, vec![]));
+            return nothing(tx, (if again { FenceReply::Committed } else { FenceReply::Stale }, vec![])).await;
         }
         let back = format!("handed back by {runner}");
         if !move_task(&mut tx, &task, TaskState::Ready, &back).await? {
-            return Ok((FenceReply::Stale, vec![]));
+            return nothing(tx, (FenceReply::Stale, vec![])).await;
         }
         tx.commit().await.doing("taking a task back")?;
         Ok((FenceReply::Committed, vec![Hint::WorkWaits]))

@@ -121,7 +121,10 @@ pub(super) async fn cancel_jobs(
         hints.push(Hint::Leader(LeaderHint::Job(id)));
         if let (Some(lease), Some(node)) = (job.lease, job.node) {
             let node: NodeId = read("node", &node)?;
-            hints.push(Hint::CancelJob { node, fence: JobFence { job: id, attempt: job.attempt, lease: LeaseId(lease) } });
+            hints.push(Hint::CancelJob {
+                node,
+                fence: JobFence { job: id, attempt: job.attempt, lease: LeaseId(lease) },
+            });
         }
     }
     Ok(hints)

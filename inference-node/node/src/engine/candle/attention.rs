@@ -8,16 +8,19 @@
 //! Sums run in 16 lanes and the lanes are added pairwise at the end. Positions after a row's own get weight zero, which
 //! adds exactly nothing. The softmax keeps all scores of a row instead of rescaling as it goes: they fit the cache.
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::engine::candle::kv::LayerKv;
 
-const LANES: usize = 16;
+/// Vectors in the cache are padded with zeros to a multiple of this.
+pub const LANES: usize = 16;
 /// Query rows that share a pass over keys and values: their sums stay in registers.
 const ROWS: usize = 4;
 /// Multiply-adds below which threads cost more than they bring.
 const WORTH_THREADS: usize = 1 << 20;
+
+type Lanes = [f32; LANES];
 
 /// Sizes of one call.
 #[derive(Debug, Clone, Copy)]
@@ -41,89 +44,115 @@ pub fn attend(queries: &[f32], kv: &LayerKv, sizes: Sizes) -> Vec<f32> {
     let blocks = out.chunks_mut(new * head_dim).enumerate().flat_map(|(head, out)| {
         out.chunks_mut(ROWS * head_dim).enumerate().map(move |(block, out)| (head, block * ROWS, out))
     });
-    let room = || vec![0.0; ROWS * (past + new)];
-    let run = |scores: &mut Vec<f32>, (head, first, out): (usize, usize, &mut [f32])| {
-        arch.dispatch(
-            #[inline(always)]
-            || match out.len() / head_dim {
-                1 => block::<1>(queries, kv, sizes, head, first, scores, out),
-                2 => block::<2>(queries, kv, sizes, head, first, scores, out),
-                3 => block::<3>(queries, kv, sizes, head, first, scores, out),
-                _ => block::<ROWS>(queries, kv, sizes, head, first, scores, out),
-            },
-        );
+    let run = |room: &mut Room, (head, first, out): (usize, usize, &mut [f32])| {
+        arch.dispatch(Block { queries, kv, sizes, head, first, room, out });
     };
     let work = heads * new * (past + new) * head_dim * 2;
     if work >= WORTH_THREADS && rayon::current_num_threads() > 1 {
-        blocks.collect::<Vec<_>>().into_par_iter().for_each_init(room, run);
+        blocks.collect::<Vec<_>>().into_par_iter().for_each_init(Room::default, run);
     } else {
-        let mut scores = room();
-        blocks.for_each(|block| run(&mut scores, block));
+        let mut room = Room::default();
+        blocks.for_each(|block| run(&mut room, block));
     }
     out
 }
 
-/// `R` rows of one head, from the new position `first` on; `out` is (R, head dim).
-#[inline(always)]
-fn block<const R: usize>(
-    queries: &[f32],
-    kv: &LayerKv,
+/// Working space, used again from block to block.
+#[derive(Default)]
+struct Room {
+    queries: Vec<Lanes>,
+    /// One row's scores after the other.
+    scores: Vec<f32>,
+    /// The weights of all rows for each position.
+    weights: Vec<[f32; ROWS]>,
+}
+
+/// Up to [`ROWS`] rows of one head, from the new position `first` on; `out` is (rows, head dim).
+struct Block<'a> {
+    queries: &'a [f32],
+    kv: &'a LayerKv,
     sizes: Sizes,
     head: usize,
     first: usize,
-    scores: &mut [f32],
-    out: &mut [f32],
-) {
-    let Sizes { heads, kv_heads, head_dim, capacity, past, .. } = sizes;
-    let end = past + first + R;
-    let shared = head / (heads / kv_heads) * capacity * head_dim;
-    let keys = &kv.keys[shared..shared + end * head_dim];
-    let values = &kv.values[shared..shared + end * head_dim];
-    let query: [&[f32]; R] = std::array::from_fn(|row| {
-        let at = ((first + row) * heads + head) * head_dim;
-        &queries[at..at + head_dim]
-    });
-    let scale = 1.0 / (head_dim as f32).sqrt();
-    let scores = &mut scores[..R * end];
-    for (position, key) in keys.chunks_exact(head_dim).enumerate() {
-        let mut sums = [[0.0f32; LANES]; R];
-        let whole = head_dim / LANES * LANES;
-        for at in (0..whole).step_by(LANES) {
-            for row in 0..R {
-                for lane in 0..LANES {
-                    sums[row][lane] += query[row][at + lane] * key[at + lane];
-                }
-            }
-        }
-        for row in 0..R {
-            for at in whole..head_dim {
-                sums[row][at - whole] += query[row][at] * key[at];
-            }
-            scores[row * end + position] = add_lanes(sums[row]) * scale;
+    room: &'a mut Room,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Block<'_> {
+    type Output = ();
+
+    /// Everything below is inlined into this, and so compiled for the machine's vectors.
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        match self.out.len() / self.sizes.head_dim {
+            1 => self.rows::<1>(1),
+            rows => self.rows::<ROWS>(rows),
         }
     }
-    let mut totals = [0.0f32; R];
-    for row in 0..R {
-        let (own, later) = scores[row * end..(row + 1) * end].split_at_mut(past + first + row + 1);
-        totals[row] = softmax_weights(own);
-        later.fill(0.0);
-    }
-    for at in (0..head_dim).step_by(LANES) {
-        let width = LANES.min(head_dim - at);
-        let mut sums = [[0.0f32; LANES]; R];
-        for (position, value) in values.chunks_exact(head_dim).enumerate() {
-            let mut lanes = [0.0f32; LANES];
-            lanes[..width].copy_from_slice(&value[at..at + width]);
-            for row in 0..R {
-                let weight = scores[row * end + position];
-                for lane in 0..LANES {
-                    sums[row][lane] += weight * lanes[lane];
+}
+
+impl Block<'_> {
+    /// Computes `R` rows, of which the first `rows` exist; the others have queries of zeros.
+    #[inline(always)]
+    fn rows<const R: usize>(self, rows: usize) {
+        let Sizes { heads, kv_heads, head_dim, capacity, past, .. } = self.sizes;
+        let chunks = head_dim.div_ceil(LANES);
+        let end = past + self.first + rows;
+        let shared = self.head / (heads / kv_heads) * capacity * chunks * LANES;
+        let keys: &[Lanes] = self.kv.keys[shared..shared + end * chunks * LANES].as_chunks().0;
+        let values: &[Lanes] = self.kv.values[shared..shared + end * chunks * LANES].as_chunks().0;
+        let Room { queries, scores, weights } = self.room;
+
+        queries.clear();
+        queries.resize(R * chunks, [0.0; LANES]);
+        for row in 0..rows {
+            let at = ((self.first + row) * heads + self.head) * head_dim;
+            queries[row * chunks..(row + 1) * chunks].as_flattened_mut()[..head_dim]
+                .copy_from_slice(&self.queries[at..at + head_dim]);
+        }
+
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        scores.clear();
+        scores.resize(R * end, 0.0);
+        for (position, key) in keys.chunks_exact(chunks).enumerate() {
+            for (row, query) in queries.chunks_exact(chunks).enumerate() {
+                let mut sums = [0.0; LANES];
+                for (q, k) in query.iter().zip(key) {
+                    for lane in 0..LANES {
+                        sums[lane] += q[lane] * k[lane];
+                    }
                 }
+                scores[row * end + position] = add_lanes(sums) * scale;
             }
         }
-        for row in 0..R {
-            for lane in 0..width {
-                out[row * head_dim + at + lane] = sums[row][lane] / totals[row];
+
+        let mut totals = [1.0f32; R];
+        weights.clear();
+        weights.resize(end, [0.0; ROWS]);
+        for (row, total) in totals.iter_mut().enumerate().take(rows) {
+            let own = &mut scores[row * end..][..past + self.first + row + 1];
+            *total = softmax_weights(own);
+            for (weights, weight) in weights.iter_mut().zip(own) {
+                weights[row] = *weight;
+            }
+        }
+
+        for chunk in 0..chunks {
+            let mut sums = [[0.0; LANES]; R];
+            for (value, weights) in values.chunks_exact(chunks).zip(weights.iter()) {
+                let value = &value[chunk];
+                for row in 0..R {
+                    for lane in 0..LANES {
+                        sums[row][lane] += weights[row] * value[lane];
+                    }
+                }
+            }
+            let width = LANES.min(head_dim - chunk * LANES);
+            for (row, (sums, total)) in sums.iter().zip(totals).enumerate().take(rows) {
+                let out = &mut self.out[row * head_dim + chunk * LANES..][..width];
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = sum / total;
+                }
             }
         }
     }
@@ -132,24 +161,23 @@ fn block<const R: usize>(
 /// Turns scores into weights relative to the highest, and returns their sum.
 #[inline(always)]
 fn softmax_weights(scores: &mut [f32]) -> f32 {
+    let higher = |a: f32, b: f32| if b > a { b } else { a };
+    let (chunks, rest) = scores.as_chunks_mut::<LANES>();
     let mut high = [f32::NEG_INFINITY; LANES];
-    let mut chunks = scores.chunks_exact(LANES);
-    for chunk in &mut chunks {
+    for chunk in chunks.iter() {
         for lane in 0..LANES {
-            high[lane] = if chunk[lane] > high[lane] { chunk[lane] } else { high[lane] };
+            high[lane] = higher(high[lane], chunk[lane]);
         }
     }
-    let rest = chunks.remainder().iter().chain(&high);
-    let highest = rest.fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
-    let mut sums = [0.0f32; LANES];
-    let mut chunks = scores.chunks_exact_mut(LANES);
-    for chunk in &mut chunks {
+    let highest = high.iter().chain(rest.iter()).fold(f32::NEG_INFINITY, |a, b| higher(a, *b));
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
         for lane in 0..LANES {
             chunk[lane] = exp(chunk[lane] - highest);
             sums[lane] += chunk[lane];
         }
     }
-    for (score, sum) in chunks.into_remainder().iter_mut().zip(&mut sums) {
+    for (score, sum) in rest.iter_mut().zip(&mut sums) {
         *score = exp(*score - highest);
         *sum += *score;
     }
@@ -157,16 +185,11 @@ fn softmax_weights(scores: &mut [f32]) -> f32 {
 }
 
 #[inline(always)]
-fn add_lanes(lanes: [f32; LANES]) -> f32 {
-    let mut lanes = lanes;
-    let mut width = LANES / 2;
-    while width > 0 {
-        for at in 0..width {
-            lanes[at] += lanes[at + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
+fn add_lanes(lanes: Lanes) -> f32 {
+    let half = |at: usize| lanes[at] + lanes[at + 8];
+    let eight: [f32; 8] = std::array::from_fn(half);
+    let four: [f32; 4] = std::array::from_fn(|at| eight[at] + eight[at + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
 }
 
 /// e^x for x <= 0 to about two units in the last place; a library call a lane would undo the vectors.
@@ -217,10 +240,11 @@ mod tests {
         let mut out = Vec::new();
         for head in 0..s.heads {
             let base = head / (s.heads / s.kv_heads) * s.capacity;
+            let stride = s.head_dim.next_multiple_of(LANES);
             for row in 0..s.new {
                 let query = &queries[(row * s.heads + head) * s.head_dim..][..s.head_dim];
                 let vector = |of: &[f32], at: usize| -> Vec<f64> {
-                    of[(base + at) * s.head_dim..][..s.head_dim].iter().map(|v| f64::from(*v)).collect()
+                    of[(base + at) * stride..][..s.head_dim].iter().map(|v| f64::from(*v)).collect()
                 };
                 let weights: Vec<f64> = (0..=s.past + row)
                     .map(|at| {
@@ -242,8 +266,13 @@ mod tests {
     fn it_is_attention() {
         for head_dim in [64, 40, 2] {
             let sizes = Sizes { heads: 4, kv_heads: 2, head_dim, capacity: 50, past: 11, new: 23 };
-            let cache = 2 * 50 * head_dim;
-            let kv = LayerKv { keys: numbers(cache, 1), values: numbers(cache, 2) };
+            let stride = head_dim.next_multiple_of(LANES);
+            let cache = |seed| {
+                let mut numbers = numbers(2 * 50 * stride, seed);
+                numbers.chunks_exact_mut(stride).for_each(|vector| vector[head_dim..].fill(0.0));
+                numbers
+            };
+            let kv = LayerKv { keys: cache(1), values: cache(2) };
             let queries = numbers(23 * 4 * head_dim, 3);
             let got = attend(&queries, &kv, sizes);
             let want = reference(&queries, &kv, sizes);

@@ -4,10 +4,13 @@
 //! What a finished sequence computed is kept as long as the pool has room nobody reserved: the next prompt of the same
 //! conversation usually begins with the same tokens, and copying them is far cheaper than computing them again.
 
+use crate::engine::candle::attention::LANES;
+
 /// Fewer shared tokens than this are computed again rather than copied.
 const WORTH_COPYING: usize = 16;
 
-/// Keys and values of one layer, each (KV heads, capacity, head dim): a head's positions lie side by side.
+/// Keys and values of one layer, each (KV heads, capacity, head dim padded to whole lanes): a head's positions lie side
+/// by side.
 pub struct LayerKv {
     pub keys: Vec<f32>,
     pub values: Vec<f32>,
@@ -18,15 +21,18 @@ pub struct SequenceKv {
     heads: usize,
     capacity: usize,
     head_dim: usize,
+    /// Head dim padded to whole lanes.
+    stride: usize,
     /// Positions filled.
     len: usize,
 }
 
 impl SequenceKv {
     pub fn new(layers: usize, capacity: usize, heads: usize, head_dim: usize) -> Self {
-        let room = || vec![0.0; heads * capacity * head_dim];
+        let stride = head_dim.next_multiple_of(LANES);
+        let room = || vec![0.0; heads * capacity * stride];
         let layers = (0..layers).map(|_| LayerKv { keys: room(), values: room() }).collect();
-        Self { layers, heads, capacity, head_dim, len: 0 }
+        Self { layers, heads, capacity, head_dim, stride, len: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -54,7 +60,7 @@ impl SequenceKv {
         for (from, to) in [(keys, &mut layer.keys), (values, &mut layer.values)] {
             for (position, row) in from.chunks_exact(row).enumerate() {
                 for (head, vector) in row.chunks_exact(self.head_dim).enumerate() {
-                    let at = (head * self.capacity + self.len + position) * self.head_dim;
+                    let at = (head * self.capacity + self.len + position) * self.stride;
                     to[at..at + self.head_dim].copy_from_slice(vector);
                 }
             }
@@ -67,11 +73,11 @@ impl SequenceKv {
     }
 
     fn copy_prefix(&mut self, from: &Self, positions: usize) {
-        let values = positions * self.head_dim;
+        let values = positions * self.stride;
         for (to, from_layer) in self.layers.iter_mut().zip(&from.layers) {
             for (to, source) in [(&mut to.keys, &from_layer.keys), (&mut to.values, &from_layer.values)] {
                 for head in 0..self.heads {
-                    let (at, source_at) = (head * self.capacity * self.head_dim, head * from.capacity * self.head_dim);
+                    let (at, source_at) = (head * self.capacity * self.stride, head * from.capacity * self.stride);
                     to[at..at + values].copy_from_slice(&source[source_at..source_at + values]);
                 }
             }
@@ -165,8 +171,9 @@ mod tests {
         let mut kv = empty();
         assert_eq!(cache.fill(&prompt, &mut kv), 30);
         let keys = &kv.layer(0).keys;
-        assert_eq!(keys[58..62], [29.0, 0.0, 0.0, 0.0], "position 29 of the first head, then nothing");
-        assert_eq!(keys[96 + 58..96 + 60], [29.0, 1.0], "of the second");
+        let vector = |head: usize, position: usize| &keys[(head * 48 + position) * LANES..][..3];
+        assert_eq!((vector(0, 29), vector(0, 30)), (&[29.0, 0.0, 0.0][..], &[0.0; 3][..]), "position 29, then nothing");
+        assert_eq!(vector(1, 29), [29.0, 1.0, 0.0], "of the second head");
         assert_eq!(cache.fill(&old, &mut empty()), 39);
         assert_eq!(cache.fill(&[7; 30], &mut empty()), 0);
     }

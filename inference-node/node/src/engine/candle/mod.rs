@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
-use cfq_memory::{DoesNotFit, Need, fit};
+use cfq_memory::{DoesNotFit, Need, Shape, fit};
 use cfq_proto::job::{JobFailure, OutputFormat, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::engine::candle::attention::LANES;
 use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, Job};
 use crate::engine::candle::llama::{Facts, Llama, Part};
 pub use crate::engine::candle::room::Changes;
@@ -72,11 +73,14 @@ fn fit_facts(header: &Header, facts: &Facts, limits: Limits) -> Result<Need, Loa
         .weights(header, linear::kernels())
         .ok_or_else(|| header.unsupported("its matrices have sizes no kernel takes"))?;
     let shape = &facts.shape;
+    // Vectors are padded to whole lanes.
+    let per_token =
+        Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape }.kv_per_token(KV_ELEMENT);
     let sequences = u64::from(limits.max_sequences.max(1));
     let most = shape.context.saturating_mul(sequences);
     let least = LEAST_TOKENS.min(shape.context);
     let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences);
-    fit(weights, shape.kv_per_token(KV_ELEMENT), activations, RESERVE, least..=most, limits.memory)
+    fit(weights, per_token, activations, RESERVE, least..=most, limits.memory)
         .map_err(|source| LoadError::DoesNotFit { path: header.path.clone(), source })
 }
 

@@ -21,7 +21,10 @@ async fn a_beat_is_a_heap_only_update() {
     r.lab.store.raw("select pg_stat_force_next_flush()").await;
     let before = r.lab.store.count(hot).await;
     for _ in 0..20 {
-        r.lab.store.raw("update jobs set lease_expires = now() + interval '6 seconds'; select pg_stat_force_next_flush()").await;
+        r.lab
+            .store
+            .raw("update jobs set lease_expires = now() + interval '6 seconds'; select pg_stat_force_next_flush()")
+            .await;
     }
     // A full page moves the row now and then; with lease_expires in an index each of the 20 would.
     let moved = r.lab.store.count(hot).await - before;

@@ -10,10 +10,13 @@ mod submits;
 
 use cfq_proto::blob::Carried;
 use cfq_proto::ids::{ArtifactId, BootId, JobId};
-use cfq_proto::job::{ChatMessage, ChatRole, Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage};
+use cfq_proto::job::{
+    ChatMessage, ChatRole, Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage,
+};
 use cfq_proto::looping::{Artifact, ArtifactFile, Step};
 use cfq_proto::messages::{
-    Accept, FenceReply, Grant, JobAsk, JobFence, JobReply, JobReport, LeaseReply, StepReply, StepRequest, TaskFence, WorkOrder,
+    Accept, FenceReply, Grant, JobAsk, JobFence, JobReply, JobReport, LeaseReply, StepReply, StepRequest, TaskFence,
+    WorkOrder,
 };
 use cfq_proto::task::Agent;
 

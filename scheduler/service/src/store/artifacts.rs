@@ -1,0 +1,106 @@
+//! Artifacts with the commits they stand on, and internal pull requests.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::http::{ArtifactChain, PrMove, PrView};
+use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::looping::{Artifact, Step};
+use sqlx::types::Json;
+
+use super::error::{Doing, read};
+use super::{Store, StoreError};
+
+impl Store {
+    /// The artifact of an iteration (`None`: the best, else the last one) after those whose commits it stands on.
+    pub async fn artifact_chain(
+        &self,
+        task: TaskId,
+        iteration: Option<u32>,
+    ) -> Result<Option<ArtifactChain>, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        let wanted = sqlx::query!(
+            r#"select t.number, coalesce($2, t.best_iteration, t.iteration) as "iteration!",
+                      (select step from steps where task = t.id and kind = 'started' order by seq limit 1)
+                          as "started: Json<Step>"
+               from tasks t where id = $1"#,
+            task.0,
+            iteration.map(|n| i32::try_from(n).unwrap_or(i32::MAX))
+        )
+        .fetch_optional(&mut *connection)
+        .await
+        .doing("finding an artifact")?;
+        let Some(wanted) = wanted else { return Ok(None) };
+        let rows = sqlx::query!(
+            r#"select a.iteration, s.step as "step: Json<Step>" from artifacts a join steps s on s.task = a.task and s.seq = a.seq
+               where a.task = $1 and a.iteration <= $2 order by a.iteration desc"#,
+            task.0,
+            wanted.iteration
+        )
+        .fetch_all(&mut *connection)
+        .await
+        .doing("reading artifacts")?;
+        let mut chain: Vec<Artifact> = Vec::new();
+        for row in rows {
+            let Step::Generated { artifact } = row.step.0 else { continue };
+            let artifact: Artifact = Self::carried(&mut connection, artifact).await?;
+            match chain.last() {
+                None if row.iteration != wanted.iteration => return Ok(None),
+                None => chain.push(artifact),
+                // Replies that made no commit, and commits off this line, are passed over.
+                Some(child) if artifact.commit.as_deref() == Some(child.parent.as_str()) => chain.push(artifact),
+                Some(_) => {}
+            }
+        }
+        if chain.is_empty() {
+            return Ok(None);
+        }
+        chain.reverse();
+        let base = match wanted.started.map(|s| s.0) {
+            Some(Step::Started { base, .. }) => base,
+            _ => chain.first().map(|a| a.parent.clone()).unwrap_or_default(),
+        };
+        Ok(Some(ArtifactChain { number: TaskNumber(wanted.number), base, artifacts: chain }))
+    }
+
+    /// All internal pull requests, newest first, or the one of that number.
+    pub async fn prs(&self, number: Option<i64>) -> Result<Vec<PrView>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select p.number, t.number as task, p.title, p.state, p.branch, p.head, p.base, p.merge_commit
+               from internal_prs p join tasks t on t.id = p.task
+               where $1::bigint is null or p.number = $1 order by p.number desc limit 500"#,
+            number
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading pull requests")?;
+        let numbers: Vec<i64> = rows.iter().map(|r| r.number).collect();
+        let moves = sqlx::query!(
+            r#"select pr, "to", why, extract(epoch from at)::float8 as "at!" from internal_pr_moves
+               where pr = any($1) order by pr, n"#,
+            &numbers
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading pull requests")?;
+        let mut history: BTreeMap<i64, Vec<PrMove>> = BTreeMap::new();
+        for m in moves {
+            let to = read("pull request state", &m.to)?;
+            history.entry(m.pr).or_default().push(PrMove { to, why: m.why, at: m.at });
+        }
+        rows.into_iter()
+            .map(|r| {
+                Ok(PrView {
+                    number: r.number,
+                    task: TaskNumber(r.task),
+                    title: r.title,
+                    state: read("pull request state", &r.state)?,
+                    branch: r.branch,
+                    head: r.head,
+                    base: r.base,
+                    merge_commit: r.merge_commit,
+                    history: history.remove(&r.number).unwrap_or_default(),
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,86 @@
+//! Figures about the whole: nodes for people, counts for the metrics page.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::http::NodeView;
+use cfq_proto::ids::BootId;
+use cfq_proto::node::{Device, Ledger};
+use sqlx::types::Json;
+
+use super::error::{Doing, read};
+use super::{Store, StoreError};
+
+/// Figures for the metrics page.
+#[derive(Debug, Clone, Default)]
+pub struct Gauges {
+    pub tasks: BTreeMap<String, i64>,
+    pub jobs: BTreeMap<String, i64>,
+    /// Node and seconds since its last beat.
+    pub nodes: Vec<(String, f64)>,
+    pub oldest_queued_job_s: f64,
+    pub dead_job_tuples: i64,
+    pub open_questions: i64,
+}
+
+impl Store {
+    pub async fn node_views(&self) -> Result<Vec<NodeView>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select n.id, n.boot, n.version, n.devices as "devices: Json<Vec<Device>>", n.ledger as "ledger: Json<Ledger>",
+                      extract(epoch from n.last_seen)::float8 as "last_seen!",
+                      n.last_seen + $1::float8 * interval '1 millisecond' >= now() as "alive!",
+                      (select count(*) from jobs j where j.node = n.id and j.state = 'running') as "running!"
+               from nodes n order by n.id"#,
+            self.lease_ttl_ms()
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the nodes")?;
+        rows.into_iter()
+            .map(|r| {
+                Ok(NodeView {
+                    id: read("node", &r.id)?,
+                    boot: BootId(r.boot),
+                    version: r.version,
+                    alive: r.alive,
+                    devices: r.devices.0,
+                    ledger: r.ledger.0,
+                    last_seen: r.last_seen,
+                    running: u32::try_from(r.running).unwrap_or(u32::MAX),
+                })
+            })
+            .collect()
+    }
+
+    pub async fn gauges(&self) -> Result<Gauges, StoreError> {
+        let mut gauges = Gauges::default();
+        let tasks = sqlx::query!(r#"select state, count(*) as "count!" from tasks group by state"#)
+            .fetch_all(&self.pool)
+            .await
+            .doing("counting tasks")?;
+        gauges.tasks.extend(tasks.into_iter().map(|r| (r.state, r.count)));
+        let jobs = sqlx::query!(r#"select state, count(*) as "count!" from jobs group by state"#)
+            .fetch_all(&self.pool)
+            .await
+            .doing("counting jobs")?;
+        gauges.jobs.extend(jobs.into_iter().map(|r| (r.state, r.count)));
+        let nodes = sqlx::query!(
+            r#"select id, extract(epoch from now() - last_seen)::float8 as "age!" from nodes order by id"#
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("counting nodes")?;
+        gauges.nodes.extend(nodes.into_iter().map(|r| (r.id, r.age)));
+        let rest = sqlx::query!(
+            r#"select coalesce(extract(epoch from now() - min(created_at))::float8, 0) as "oldest!",
+                      coalesce((select n_dead_tup from pg_stat_user_tables where relname = 'jobs'), 0) as "dead!",
+                      (select count(*) from questions where state = 'open') as "questions!"
+               from jobs where state = 'queued'"#
+        )
+        .fetch_one(&self.pool)
+        .await
+        .doing("reading gauges")?;
+        (gauges.oldest_queued_job_s, gauges.dead_job_tuples, gauges.open_questions) =
+            (rest.oldest, rest.dead, rest.questions);
+        Ok(gauges)
+    }
+}

@@ -1,0 +1,129 @@
+//! Job rows as the planner wants them.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_proto::job::{JobFailure, JobState};
+use cfq_proto::task::Priority;
+use cfq_scheduler_core as core;
+use sqlx::types::Json;
+
+use super::error::{Doing, read};
+use super::{Store, StoreError};
+
+impl Store {
+    /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from.
+    pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
+        let rows = sqlx::query_as!(
+            LiveRow,
+            r#"select id, task, role, model, priority,
+                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
+                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
+                never as "never: _", setbacks as "setbacks: _",
+                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms,
+                failure as "failure: _", attempt, state, node, node_boot, lease,
+                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
+                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
+            from jobs where state in ('queued', 'placed', 'running') order by created_at"#
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the live jobs")?;
+        rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
+    }
+
+    /// One job: its row while it lives, else since when it is over. `None` if there is no such job.
+    pub async fn job_now(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
+        let row = sqlx::query_as!(
+            LiveRow,
+            r#"select id, task, role, model, priority,
+                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
+                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
+                never as "never: _", setbacks as "setbacks: _",
+                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms,
+                failure as "failure: _", attempt, state, node, node_boot, lease,
+                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
+                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
+            from jobs where id = $1"#,
+            job.0
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("reading a job")?;
+        let Some(row) = row else { return Ok(None) };
+        let changed_ms = row.changed_ms;
+        Ok(Some(row.into_core()?.map_or((None, changed_ms), |(job, at)| (Some(job), at))))
+    }
+}
+
+struct LiveRow {
+    id: uuid::Uuid,
+    task: uuid::Uuid,
+    role: String,
+    model: String,
+    priority: i16,
+    deadline_ms: Option<i64>,
+    created_ms: i64,
+    prompt_bytes: i64,
+    max_tokens: i64,
+    known_need: Option<i64>,
+    never: Json<BTreeMap<NodeId, String>>,
+    setbacks: Json<core::Setbacks>,
+    first_failure_ms: Option<i64>,
+    failure: Option<Json<JobFailure>>,
+    attempt: i32,
+    state: String,
+    node: Option<String>,
+    node_boot: Option<uuid::Uuid>,
+    lease: Option<uuid::Uuid>,
+    placed_ms: Option<i64>,
+    accepted_ms: Option<i64>,
+    changed_ms: i64,
+}
+
+impl LiveRow {
+    /// `None` for a job that is over.
+    fn into_core(self) -> Result<Option<(core::Job, i64)>, StoreError> {
+        let state: JobState = read("job state", &self.state)?;
+        let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };
+        let holder = || match (&self.node, self.node_boot, self.lease) {
+            (Some(node), Some(boot), Some(lease)) => Ok((read("node", node)?, BootId(boot), LeaseId(lease))),
+            _ => Err(unreadable()),
+        };
+        let phase = match state {
+            JobState::Queued => core::Phase::Queued,
+            JobState::Placed => {
+                let (node, boot, lease) = holder()?;
+                core::Phase::Placed { node, boot, lease, placed_ms: self.placed_ms.ok_or_else(unreadable)? }
+            }
+            JobState::Running => {
+                let (node, boot, _) = holder()?;
+                core::Phase::Running { node, boot, accepted_ms: self.accepted_ms.ok_or_else(unreadable)? }
+            }
+            JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled => return Ok(None),
+        };
+        let priority = Priority::try_from(self.priority)
+            .map_err(|_| StoreError::Unreadable { what: "priority", text: self.priority.to_string() })?;
+        let job = core::Job {
+            id: JobId(self.id),
+            task: TaskId(self.task),
+            role: read("role", &self.role)?,
+            model: read("model", &self.model)?,
+            priority,
+            deadline_ms: self.deadline_ms,
+            created_ms: self.created_ms,
+            prompt_bytes: self.prompt_bytes.max(0) as u64,
+            max_tokens: u32::try_from(self.max_tokens).unwrap_or(u32::MAX),
+            known_need: self.known_need.map(|n| n.max(0) as u64),
+            never: self.never.0,
+            setbacks: self.setbacks.0,
+            first_failure_ms: self.first_failure_ms,
+            failure: self.failure.map(|f| f.0.to_string()).unwrap_or_default(),
+            attempt: self.attempt,
+            phase,
+        };
+        Ok(Some((job, self.changed_ms)))
+    }
+}
