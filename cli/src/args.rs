@@ -9,7 +9,12 @@ use cfq_proto::task::{Agent, Priority, TaskState};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 #[derive(Debug, Parser)]
-#[command(name = "cfq", version, about = "A job queue for language-model work on machines you own", max_term_width = 100)]
+#[command(
+    name = "cfq",
+    version,
+    about = "A job queue for language-model work on machines you own",
+    max_term_width = 100
+)]
 #[command(after_help = "Exit codes: 0 done, 2 usage, 3 needs a human, 4 failed, 5 unreachable, 130 interrupted.")]
 pub struct Cli {
     /// Print data as JSON, one value a line

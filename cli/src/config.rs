@@ -125,14 +125,17 @@ impl Config {
         let path = explicit.map_or_else(|| default_dir.join("cfq.toml"), Path::to_path_buf);
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => return Ok(Self::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => {
+                return Ok(Self::default());
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(exit::usage(format!("no configuration file at {}: check --config", path.display())));
             }
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
         // toml's message names line, column and the fields that would be right.
-        let config: Self = toml::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
+        let config: Self =
+            toml::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
         config.check().map_err(|what| exit::usage(format!("{}: {what}", path.display())))?;
         Ok(config)
     }

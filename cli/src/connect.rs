@@ -57,8 +57,9 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path)
-        .map_err(|error| exit::usage(format!("cannot read the API token in {} ({error}): set CFQ_TOKEN", path.display())))
+    std::fs::read_to_string(path).map_err(|error| {
+        exit::usage(format!("cannot read the API token in {} ({error}): set CFQ_TOKEN", path.display()))
+    })
 }
 
 /// The message of a client error with what to do about it.
@@ -66,11 +67,14 @@ pub fn explain(error: &ClientError) -> String {
     match error {
         ClientError::Unreachable { url, .. } => format!("nothing answers at {url}: {START}"),
         ClientError::Refused { status: 401, .. } => {
-            "the server refused the token: set CFQ_TOKEN to its token, or run this as the user who started it".to_owned()
+            "the server refused the token: set CFQ_TOKEN to its token, or run this as the user who started it"
+                .to_owned()
         }
         ClientError::Refused { body, .. } => body.message.clone(),
         ClientError::Strange { url, source } => {
-            format!("{url} did not answer as cfq does ({source}): is another program on that port, or another version of cfq?")
+            format!(
+                "{url} did not answer as cfq does ({source}): is another program on that port, or another version of cfq?"
+            )
         }
     }
 }

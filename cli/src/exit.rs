@@ -63,7 +63,9 @@ pub fn of_error(error: &anyhow::Error) -> Code {
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::Unreachable { .. } | ClientError::Strange { .. }) => Code::Unreachable,
         // 400, 404, 409, 413: what was asked is wrong; the rest is the server's trouble.
-        Some(ClientError::Refused { status, .. }) if (400..500).contains(status) && !matches!(status, 401 | 403 | 429) => {
+        Some(ClientError::Refused { status, .. })
+            if (400..500).contains(status) && !matches!(status, 401 | 403 | 429) =>
+        {
             Code::Usage
         }
         Some(ClientError::Refused { status: 401 | 403, .. }) => Code::Usage,

@@ -183,7 +183,8 @@ fn check_bind(bind: SocketAddr) -> anyhow::Result<()> {
 
 /// This machine's name, as far as it can be one token of a NATS subject.
 fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
+    let name =
+        std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
     let first = name.trim().split('.').next().unwrap_or_default().to_ascii_lowercase();
     let fits: String = first.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(40).collect();
     let fits = fits.trim_matches('-').to_owned();

@@ -91,7 +91,8 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_nothing_trails() {
-        let text = table(&["TASK", "STATE"], &[vec!["t1".into(), "merged".into()], vec!["t1234".into(), "ready".into()]]);
+        let text =
+            table(&["TASK", "STATE"], &[vec!["t1".into(), "merged".into()], vec!["t1234".into(), "ready".into()]]);
         assert_eq!(text, "TASK   STATE\nt1     merged\nt1234  ready");
     }
 

@@ -18,7 +18,10 @@ pub fn start(dir: &Path, base: Option<&str>) -> anyhow::Result<Start> {
         .canonicalize()
         .map_err(|error| exit::usage(format!("no repository at {}: {error}; use --repo DIR", dir.display())))?;
     let found = Repository::discover(&dir).map_err(|_| {
-        exit::usage(format!("{} is not in a git repository: use --repo DIR, or `git init` and commit first", dir.display()))
+        exit::usage(format!(
+            "{} is not in a git repository: use --repo DIR, or `git init` and commit first",
+            dir.display()
+        ))
     })?;
     let root = found.workdir().unwrap_or_else(|| found.path()).to_path_buf();
     let root = root.canonicalize().unwrap_or(root);
@@ -28,7 +31,9 @@ pub fn start(dir: &Path, base: Option<&str>) -> anyhow::Result<Start> {
             .revparse_single(name)
             .and_then(|object| object.peel_to_commit())
             .map(|commit| commit.id().to_string())
-            .map_err(|error| exit::usage(format!("--base {name} names no commit in {}: {}", root.display(), error.message())))?,
+            .map_err(|error| {
+                exit::usage(format!("--base {name} names no commit in {}: {}", root.display(), error.message()))
+            })?,
     };
     Ok(Start { root, base })
 }

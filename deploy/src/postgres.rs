@@ -89,6 +89,22 @@ pub fn pinned_major(paths: &Paths) -> Result<Option<u32>, PostgresError> {
     }
 }
 
+/// Removes a lock file that names a process which is no running Postgres.
+///
+/// Postgres refuses to start while any process has that id: after a reboot that can be anyone, and in a container whose
+/// first process reaps nothing it is the dead postmaster for ever.
+fn forget_stale(lock: &Path) -> Result<(), PostgresError> {
+    let named = files::read_if_there(lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
+    if let Some(pid) = named
+        && let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm"))
+        && (comm.trim() != "postgres" || ProcessIdentity::of(pid).is_none())
+    {
+        tracing::warn!(pid, lock = %lock.display(), "names a process that is no running Postgres; removing it");
+        std::fs::remove_file(lock).map_err(files::failed("remove", lock))?;
+    }
+    Ok(())
+}
+
 /// One installation of the engine on one data folder.
 #[derive(Debug, Clone)]
 pub struct Postgres {
@@ -178,16 +194,9 @@ impl Postgres {
                 || args.windows(2).any(|pair| pair[0] == b"-D" && pair[1] == data)
         })
         .await?;
-        let lock = self.data.join("postmaster.pid");
-        let named = files::read_if_there(&lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
-        // Postgres refuses to start while any process of the same user has that id: after a reboot that can be anyone,
-        // and in a container whose first process reaps nothing it is the dead postmaster for ever.
-        if let Some(pid) = named
-            && let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm"))
-            && (comm.trim() != "postgres" || ProcessIdentity::of(pid).is_none())
-        {
-            tracing::warn!(pid, "the data folder's lock names a process that is no running Postgres; removing it");
-            std::fs::remove_file(&lock).map_err(files::failed("remove", &lock))?;
+        let socket_lock = self.socket.join(format!(".s.PGSQL.{PORT}.lock"));
+        for lock in [self.data.join("postmaster.pid"), socket_lock] {
+            forget_stale(&lock)?;
         }
         Ok(())
     }

@@ -263,8 +263,10 @@ impl Cluster {
 
     /// With a key, through whatever trouble the server is in.
     pub async fn submit_again(&self, spec: &TaskSpec, key: &str) -> cfq_proto::http::SubmitReply {
-        wait::until("a submit", PATIENCE, || async { self.client.submit(spec, Some(key)).await.map_err(|e| e.to_string()) })
-            .await
+        wait::until("a submit", PATIENCE, || async {
+            self.client.submit(spec, Some(key)).await.map_err(|e| e.to_string())
+        })
+        .await
     }
 
     /// Waits until the task's lease was taken from its runner.
@@ -351,7 +353,9 @@ impl Cluster {
         let mut terminal = 0;
         for event in &events {
             match &event.body {
-                EventBody::JobChanged { job, state: JobState::Done, .. } => *done.entry(job.to_string()).or_insert(0) += 1,
+                EventBody::JobChanged { job, state: JobState::Done, .. } => {
+                    *done.entry(job.to_string()).or_insert(0) += 1
+                }
                 EventBody::TaskStateChanged { to, .. } if to.is_terminal() => terminal += 1,
                 _ => {}
             }
@@ -434,4 +438,3 @@ pub fn tail(path: &Path) -> String {
 pub fn model_dir() -> PathBuf {
     crate::postgres::engine_paths().models()
 }
-

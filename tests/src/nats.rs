@@ -32,8 +32,14 @@ impl Server {
         paths.prepare(account).unwrap();
         let engine = tokio::task::spawn_blocking(move || {
             let options = EngineOptions::default();
-            let finder =
-                Finder { paths: &machine, options: &options, account, pinned: None, may_fetch: true, talk: Talk::Stderr };
+            let finder = Finder {
+                paths: &machine,
+                options: &options,
+                account,
+                pinned: None,
+                may_fetch: true,
+                talk: Talk::Stderr,
+            };
             finder.find(Kind::Nats).unwrap()
         })
         .await

@@ -109,7 +109,10 @@ impl Database {
         let shared = shared().await;
         let name = format!("t{}", NEXT.fetch_add(1, Ordering::SeqCst));
         let mut admin = connect(&shared.facts, &shared.facts.database).await;
-        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))).execute(&mut admin).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")))
+            .execute(&mut admin)
+            .await
+            .unwrap();
         Self { facts: shared.facts.clone(), name }
     }
 

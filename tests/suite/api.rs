@@ -33,7 +33,10 @@ async fn one_key_makes_one_task_and_another_body_is_an_error() {
     let mut other = spec.clone();
     other.description.push_str(" And mul.");
     let refused = cluster.client.submit(&other, Some("k")).await.unwrap_err();
-    assert!(matches!(&refused, ClientError::Refused { status: 409, body } if body.code == ErrorCode::KeyReused), "{refused:?}");
+    assert!(
+        matches!(&refused, ClientError::Refused { status: 409, body } if body.code == ErrorCode::KeyReused),
+        "{refused:?}"
+    );
     cluster.finish().await;
 }
 
@@ -80,7 +83,11 @@ async fn without_the_token_from_elsewhere_or_under_another_name_nothing_is_told(
         let status = |request: reqwest::RequestBuilder| async { request.send().await.unwrap().status().as_u16() };
         assert_eq!(status(http.get(&url)).await, 401, "{path}");
         assert_eq!(status(http.get(&url).bearer_auth("wrong")).await, 401, "{path}");
-        assert_eq!(status(http.get(&url).bearer_auth(TOKEN).header("Origin", "https://evil.example")).await, 403, "{path}");
+        assert_eq!(
+            status(http.get(&url).bearer_auth(TOKEN).header("Origin", "https://evil.example")).await,
+            403,
+            "{path}"
+        );
         assert_eq!(status(http.get(&url).bearer_auth(TOKEN).header("Host", "evil.example")).await, 403, "{path}");
     }
     assert_eq!(http.get(format!("{base}/healthz")).send().await.unwrap().status(), 200);

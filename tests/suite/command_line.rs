@@ -73,10 +73,14 @@ async fn a_task_from_submit_to_pull_through_the_binary() {
     let out = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
 
     let repo_arg = path.to_str().unwrap();
-    let submitted = run(&["submit", "Write add(a, b) in add.py", "--language", "python", "--repo", repo_arg, "--watch"]);
+    let submitted =
+        run(&["submit", "Write add(a, b) in add.py", "--language", "python", "--repo", repo_arg, "--watch"]);
     assert_eq!(submitted.status.code(), Some(0), "{submitted:?}");
     let text = out(&submitted);
-    assert!(text.contains("t1 accepted") && text.contains("def add") && text.contains("delivered as branch cfq/t1-"), "{text}");
+    assert!(
+        text.contains("t1 accepted") && text.contains("def add") && text.contains("delivered as branch cfq/t1-"),
+        "{text}"
+    );
 
     assert!(out(&run(&["ls"])).contains("merged"));
     assert!(out(&run(&["show", "t1"])).contains("review  95/100"));

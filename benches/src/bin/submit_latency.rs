@@ -22,7 +22,14 @@ async fn main() -> anyhow::Result<()> {
     let (mut version, mut submit, mut healthy, mut accepted) = (vec![], vec![], vec![], vec![]);
     for run in 0..RUNS {
         version.push(timed(Command::new(&cfq).arg("--version"))?);
-        submit.push(timed(Command::new(&cfq).args(["submit", "bench: do nothing", "--repo", &repo, "--priority", "P3"]))?);
+        submit.push(timed(Command::new(&cfq).args([
+            "submit",
+            "bench: do nothing",
+            "--repo",
+            &repo,
+            "--priority",
+            "P3",
+        ]))?);
         let start = Instant::now();
         client.ready().await?;
         healthy.push(start.elapsed());

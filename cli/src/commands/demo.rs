@@ -19,7 +19,8 @@ use crate::machine::Machine;
 use crate::output::{self, Output};
 use crate::repo;
 
-const TASK: &str = "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
+const TASK: &str =
+    "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
 
 pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs) -> anyhow::Result<Code> {
     let start = Instant::now();
@@ -60,7 +61,13 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     Ok(exit::of_state(detail.summary.state))
 }
 
-async fn work(client: &Client, out: Output, paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskDetail> {
+async fn work(
+    client: &Client,
+    out: Output,
+    paths: &Paths,
+    config: &Config,
+    args: &DemoArgs,
+) -> anyhow::Result<TaskDetail> {
     let sample = sample_repository(&paths.data)?;
     let facts = repo::start(&sample, None).context("the sample repository is damaged")?;
     let bound = config.agents();
@@ -103,7 +110,10 @@ async fn rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
 
 /// A git repository with one commit; a new one each time, so that each demo is one user's first task.
 fn sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
-    let dir = (1..).map(|n| data.join(format!("sample-{n}"))).find(|dir| !dir.exists()).unwrap_or_else(|| data.join("sample"));
+    let dir = (1..)
+        .map(|n| data.join(format!("sample-{n}")))
+        .find(|dir| !dir.exists())
+        .unwrap_or_else(|| data.join("sample"));
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let repo = git2::Repository::init(&dir)?;
     std::fs::write(dir.join("README.md"), "# sample\n\nA repository for `cfq demo` to work on.\n")?;
@@ -134,7 +144,10 @@ fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
             }
             let data = paths.data.display();
             lines.push(format!("  cfq --data {data} up -d && cfq --data {data} show {}", detail.summary.number));
-            lines.push(format!("  cfq --data {data} diff {0} ; cfq --data {data} pull {0} ; cfq --data {data} down", detail.summary.number));
+            lines.push(format!(
+                "  cfq --data {data} diff {0} ; cfq --data {data} pull {0} ; cfq --data {data} down",
+                detail.summary.number
+            ));
         }
         (None, state) => lines.push(format!("the task is {state}: {}", detail.reason)),
     }
@@ -143,7 +156,10 @@ fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     }
     lines.push(String::new());
     if config.models().iter().any(|m| m.as_str() == config::SMALL_MODEL) {
-        lines.push("This was a 135-million-parameter model: it shows that the system works, its scores are no judgement.".to_owned());
+        lines.push(
+            "This was a 135-million-parameter model: it shows that the system works, its scores are no judgement."
+                .to_owned(),
+        );
         lines.push(switching(&cfq_inference_node::gpu::inventory().devices));
     }
     lines.join("\n")
@@ -173,5 +189,5 @@ fn switching(devices: &[Device]) -> String {
 }
 
 fn free_address() -> anyhow::Result<std::net::SocketAddr> {
-    Ok(std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("no free port on 127.0.0.1")?)
+    std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("no free port on 127.0.0.1")
 }

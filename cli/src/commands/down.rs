@@ -23,7 +23,10 @@ pub async fn run(out: Output, paths: &Paths) -> anyhow::Result<Code> {
         return Ok(Code::Done);
     };
     holder.process.signal(Signal::Terminate).map_err(|error| {
-        exit::usage(format!("cannot stop process {} ({error}): run this as the user who started it", holder.process.pid))
+        exit::usage(format!(
+            "cannot stop process {} ({error}): run this as the user who started it",
+            holder.process.pid
+        ))
     })?;
     let start = Instant::now();
     while holder.process.is_alive() {

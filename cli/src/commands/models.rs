@@ -33,7 +33,9 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
         }
         ModelsCommand::Rm { model } => {
             let bytes = models::remove(&model, &dir).map_err(|error| exit::usage(error.to_string()))?;
-            out.data(&Row { model, path: dir, bytes }, |r| format!("removed {}, {:.0} MB freed", r.model, r.bytes as f64 / 1e6))?;
+            out.data(&Row { model, path: dir, bytes }, |r| {
+                format!("removed {}, {:.0} MB freed", r.model, r.bytes as f64 / 1e6)
+            })?;
         }
     }
     Ok(Code::Done)

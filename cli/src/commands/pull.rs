@@ -42,7 +42,13 @@ pub async fn run(
             .await?
             .map_err(|error| exit::usage(error.to_string()))?;
     out.data(&Pulled { branch: delivery.branch, commit: delivery.commit, repo }, |p| {
-        format!("branch {} in {}\nlook at it: git diff HEAD...{}\nmerge it:   git merge {}", p.branch, p.repo.display(), p.branch, p.branch)
+        format!(
+            "branch {} in {}\nlook at it: git diff HEAD...{}\nmerge it:   git merge {}",
+            p.branch,
+            p.repo.display(),
+            p.branch,
+            p.branch
+        )
     })?;
     Ok(Code::Done)
 }

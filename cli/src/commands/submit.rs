@@ -74,10 +74,15 @@ fn text(args: &SubmitArgs) -> anyhow::Result<String> {
     match args.text.as_deref() {
         Some("-") | None => {
             if args.text.is_none() && std::io::stdin().is_terminal() {
-                return Err(exit::usage("say what is to be done: cfq submit \"...\", or -f task.yaml, or text on standard input"));
+                return Err(exit::usage(
+                    "say what is to be done: cfq submit \"...\", or -f task.yaml, or text on standard input",
+                ));
             }
             let mut text = String::new();
-            std::io::stdin().lock().read_to_string(&mut text).context("cannot read the description from standard input")?;
+            std::io::stdin()
+                .lock()
+                .read_to_string(&mut text)
+                .context("cannot read the description from standard input")?;
             Ok(text)
         }
         Some(text) => Ok(text.to_owned()),

@@ -25,7 +25,13 @@ struct Up {
     data: String,
 }
 
-pub async fn run(out: Output, paths: &Paths, config: Config, args: UpArgs, file: Option<&Path>) -> anyhow::Result<Code> {
+pub async fn run(
+    out: Output,
+    paths: &Paths,
+    config: Config,
+    args: UpArgs,
+    file: Option<&Path>,
+) -> anyhow::Result<Code> {
     let bind = args.bind.unwrap_or(config.server.bind);
     let talk = if out.json { Talk::Silent } else { Talk::Stderr };
     if args.detach {
@@ -36,7 +42,9 @@ pub async fn run(out: Output, paths: &Paths, config: Config, args: UpArgs, file:
     models::ensure(out, &config, paths).await;
     let mut machine = Machine::start(paths, &config, engines, bind, talk).await?;
     let up = Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string() };
-    out.data(&up, |up| format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data))?;
+    out.data(&up, |up| {
+        format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
+    })?;
     out.talk("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: Ctrl-C, or cfq down");
     // A terminal that closes must not take the queue with it half way; SIGTERM and Ctrl-C stop it in order.
     let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
@@ -59,10 +67,20 @@ pub async fn run(out: Output, paths: &Paths, config: Config, args: UpArgs, file:
 }
 
 /// Whatever may ask or take long (fetching) happens here, where somebody looks; then the same command without `-d`.
-async fn detach(out: Output, paths: &Paths, config: &Config, args: &UpArgs, file: Option<&Path>, talk: Talk) -> anyhow::Result<Code> {
+async fn detach(
+    out: Output,
+    paths: &Paths,
+    config: &Config,
+    args: &UpArgs,
+    file: Option<&Path>,
+    talk: Talk,
+) -> anyhow::Result<Code> {
     if let Some(holder) = DataLock::holder(paths) {
         let pid = holder.process.pid;
-        return Err(exit::usage(format!("cfq already runs here (`{}`, process {pid}); stop it with `cfq down`", holder.command)));
+        return Err(exit::usage(format!(
+            "cfq already runs here (`{}`, process {pid}); stop it with `cfq down`",
+            holder.command
+        )));
     }
     let options = Options { engines: config::engines(&config.engines, &args.engines), talk, ..Options::default() };
     stack::find(paths, &options).await?;
@@ -87,7 +105,8 @@ async fn detach(out: Output, paths: &Paths, config: &Config, args: &UpArgs, file
     if let Some(bind) = args.bind {
         command.arg("--bind").arg(bind.to_string());
     }
-    for (flag, value) in [("--postgres-bin", &options.engines.postgres_bin), ("--nats-bin", &options.engines.nats_bin)] {
+    for (flag, value) in [("--postgres-bin", &options.engines.postgres_bin), ("--nats-bin", &options.engines.nats_bin)]
+    {
         if let Some(path) = value {
             command.arg(flag).arg(std::path::absolute(path)?);
         }
@@ -97,8 +116,13 @@ async fn detach(out: Output, paths: &Paths, config: &Config, args: &UpArgs, file
         command.args(["--engines", &name]);
     }
     // A process group of its own: a Ctrl-C here does not reach it.
-    let mut child =
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0).spawn().context("cannot start `cfq up`")?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0)
+        .spawn()
+        .context("cannot start `cfq up`")?;
     let server = connect::server_file(&paths.data);
     loop {
         if let Some(status) = child.try_wait()? {

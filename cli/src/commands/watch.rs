@@ -149,7 +149,11 @@ pub fn describe(body: &EventBody) -> Option<String> {
             JobState::Running => None,
             JobState::Done => usage.map(|u| {
                 let rate = f64::from(u.output_tokens) * 1000.0 / (u.total_ms.max(1) as f64);
-                format!("{role} done: {} tokens in {}, {rate:.0} tokens/s", u.output_tokens, output::duration(u.total_ms))
+                format!(
+                    "{role} done: {} tokens in {}, {rate:.0} tokens/s",
+                    u.output_tokens,
+                    output::duration(u.total_ms)
+                )
             }),
             JobState::Failed | JobState::Dead | JobState::Cancelled => {
                 let why = failure.as_ref().map_or_else(|| reason.clone(), ToString::to_string);
@@ -168,7 +172,11 @@ fn describe_step(step: &Step) -> Option<String> {
         Step::Generated { artifact } => match artifact {
             cfq_proto::blob::Carried::Inline(a) => {
                 let paths: Vec<&str> = a.files.iter().map(|f| f.path.as_str()).collect();
-                format!("iteration {}: wrote {}", a.iteration, if paths.is_empty() { "nothing usable".into() } else { paths.join(", ") })
+                format!(
+                    "iteration {}: wrote {}",
+                    a.iteration,
+                    if paths.is_empty() { "nothing usable".into() } else { paths.join(", ") }
+                )
             }
             cfq_proto::blob::Carried::Blob(_) => "wrote a large artifact".to_owned(),
         },
