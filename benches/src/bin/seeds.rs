@@ -9,8 +9,7 @@ use cfq_benches::client;
 use cfq_proto::ids::TaskKey;
 use std::time::{Duration, Instant};
 
-const TASK: &str =
-    "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
+const TASK: &str = "Write a Python function is_even(n) that returns True if n is even and False otherwise.";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -40,7 +39,7 @@ async fn main() -> anyhow::Result<()> {
                 let chain = client.artifacts(task, Some(n)).await?;
                 let last = chain.artifacts.last();
                 last.is_some_and(|a| {
-                    a.files.iter().any(|f| f.content.as_deref().is_some_and(|c| c.contains("def add(")))
+                    a.files.iter().any(|f| f.content.as_deref().is_some_and(|c| c.contains("def is_even(")))
                 })
             }
         };

@@ -19,8 +19,7 @@ use crate::machine::Machine;
 use crate::output::{self, Output};
 use crate::repo;
 
-const TASK: &str =
-    "Write a Python function `add(a, b)` in the file `add.py` that returns the sum of its two arguments.";
+const TASK: &str = "Write a Python function is_even(n) that returns True if n is even and False otherwise.";
 
 pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs) -> anyhow::Result<Code> {
     let start = Instant::now();

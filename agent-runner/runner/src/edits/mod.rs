@@ -15,7 +15,7 @@ mod target;
 pub use apply::{LARGEST_FILE, apply};
 pub use parse::{Edit, parse};
 pub use replace::Hunk;
-pub use target::{Target, target};
+pub use target::{Target, is_single, target};
 
 use crate::workstream::{FileProblem, PathProblem};
 

@@ -26,6 +26,12 @@ pub fn target(spec: &TaskSpec, previous: &[String]) -> Target {
     Target { language: Language::of_path(&path), path }
 }
 
+/// Whether one file will evidently do: nothing is shown, and no second path is named.
+pub fn is_single(spec: &TaskSpec, previous: &[String]) -> bool {
+    let named = mentioned(&spec.description);
+    spec.context_files.is_empty() && previous.len() <= 1 && named.len() <= 1
+}
+
 /// The paths in a text, each once.
 fn mentioned(text: &str) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::budget::{Budget, cut};
 use super::context::{ContextFile, context_files};
-use crate::edits::Target;
+use crate::edits::{Target, is_single};
 use crate::workstream::Snapshot;
 
 const SYSTEM: &str = "You work on software together with others. Follow the instructions at the end exactly.";
@@ -56,7 +56,11 @@ pub fn creator(
     // Not `...`: that is code in some languages, and small models copy what they are shown.
     let example = format!("{}the code of {}", comment(&target.path), target.path);
     let files = Value::from(Serde(&files));
-    let part = render("creator", CREATOR, context! { files, feedback, example, target => target.path.as_str() })?;
+    let paths: Vec<String> =
+        before.map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
+    let single = is_single(spec, &paths);
+    let values = context! { files, feedback, example, single, target => target.path.as_str() };
+    let part = render("creator", CREATOR, values)?;
     messages("creator", spec, history, base, budget, &part)
 }
 
@@ -272,6 +276,17 @@ mod tests {
         insta::assert_snapshot!("creator_first", f.creator(&History::default())[1].content);
         insta::assert_snapshot!("creator_revision", f.creator(&f.reviewed())[1].content);
         insta::assert_snapshot!("critic", f.critic(&f.reviewed())[1].content);
+    }
+
+    #[test]
+    fn a_task_of_one_file_is_asked_for_in_the_simplest_form() {
+        let mut f = fixture();
+        f.spec.context_files.clear();
+        let asked = &f.creator(&History::default())[1].content;
+        assert!(asked.contains("one code block") && !asked.contains("its path"), "{asked}");
+        f.spec.description.push_str(" Test it in test_add.py.");
+        let asked = &f.creator(&History::default())[1].content;
+        assert!(asked.contains("its path"), "{asked}");
     }
 
     #[test]
