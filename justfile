@@ -23,5 +23,8 @@ demo:
 prepare-sqlx:
     scheduler/prepare-sqlx.sh
 
-bench:
-    cargo bench --package cfq-benches
+# Against a running server: CFQ_URL and CFQ_TOKEN name it; REPO is any git repository
+bench REPO:
+    cargo build --package cfq --package cfq-benches
+    cargo run --package cfq-benches --bin submit_latency -- target/debug/cfq {{REPO}}
+    cargo run --package cfq-benches --bin seeds -- {{REPO}} 20

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cfq_deploy::{EngineOptions, Options, Paths, Stack, Talk, files};
+use cfq_deploy::{DataLock, EngineOptions, Options, Paths, Stack, Talk, files};
 use cfq_proto::client::Client;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
@@ -35,7 +35,8 @@ impl Machine {
         bind: SocketAddr,
         talk: Talk,
     ) -> anyhow::Result<Self> {
-        check_bind(bind)?;
+        check_holder(paths)?;
+        let bind = check_bind(bind)?;
         let node = NodeId::new(host_name())?;
         let runner = RunnerId::new(host_name())?;
         let identities = vec![Identity::Node(node.clone()), Identity::Runner(runner.clone())];
@@ -170,10 +171,23 @@ async fn ready(client: &Client, paths: &Paths) -> anyhow::Result<()> {
     }
 }
 
-/// A port that is taken is found before anything is started.
-fn check_bind(bind: SocketAddr) -> anyhow::Result<()> {
-    match std::net::TcpListener::bind(bind) {
-        Ok(_) => Ok(()),
+/// Said first: the one who holds the folder most likely holds the port too.
+pub fn check_holder(paths: &Paths) -> anyhow::Result<()> {
+    match DataLock::holder(paths) {
+        None => Ok(()),
+        Some(holder) => Err(exit::usage(format!(
+            "the data folder {} is in use by `{}` (process {}): stop it with `cfq down`, or choose another folder with --data",
+            paths.data.display(),
+            holder.command,
+            holder.process.pid
+        ))),
+    }
+}
+
+/// A port that is taken is found before anything is started; port 0 becomes a free one.
+fn check_bind(bind: SocketAddr) -> anyhow::Result<SocketAddr> {
+    match std::net::TcpListener::bind(bind).and_then(|listener| listener.local_addr()) {
+        Ok(bind) => Ok(bind),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(exit::usage(format!(
             "{bind} is taken by another program: choose another address with --bind, or stop that program"
         ))),

@@ -60,10 +60,6 @@ impl Paths {
         })
     }
 
-    pub fn config_file(&self) -> PathBuf {
-        self.config.join("config.toml")
-    }
-
     pub fn engines(&self) -> PathBuf {
         self.cache.join("engines")
     }

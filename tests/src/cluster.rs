@@ -68,7 +68,6 @@ pub struct Cluster {
     pub options: Options,
     bind: SocketAddr,
     services: Mutex<BTreeMap<String, Child>>,
-    killed: Mutex<bool>,
 }
 
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
@@ -100,7 +99,6 @@ impl Cluster {
             bind,
             options,
             services: Mutex::default(),
-            killed: Mutex::new(false),
             dir,
         };
         cluster.write_configs(&node, &runner);
@@ -193,7 +191,6 @@ impl Cluster {
 
     /// SIGKILL, and gone when this returns.
     pub fn kill9(&self, service: &str) {
-        *self.killed.lock().unwrap() = true;
         let mut services = self.services.lock().unwrap();
         let mut child = services.remove(service).unwrap_or_else(|| panic!("{service} is not running"));
         child.kill().unwrap();
@@ -221,7 +218,6 @@ impl Cluster {
         })
         .await;
         assert!(self.file("failpoint-hit").exists(), "{service} died elsewhere:\n{}", tail(&self.log(&service)));
-        *self.killed.lock().unwrap() = true;
         self.start_service(&service);
     }
 

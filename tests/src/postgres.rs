@@ -71,6 +71,8 @@ fn scratch() -> PathBuf {
         }
     }
     let dir = root.join(format!("cfq-test-pg-{}", std::process::id()));
+    // An earlier process had this id, and its folder was not removed.
+    drop(std::fs::remove_dir_all(&dir));
     std::fs::create_dir_all(&dir).unwrap();
     dir
 }

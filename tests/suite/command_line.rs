@@ -39,7 +39,7 @@ fn mistakes_are_named_with_the_next_step() {
     refused(&cfq(dir, &["--config", "none.toml", "up"], &[]), 2, &["none.toml", "--config"]);
     std::fs::write(dir.join("bad.toml"), "[agents.alpha]\nmodle = 1\n").unwrap();
     refused(&cfq(dir, &["--config", "bad.toml", "up"], &[]), 2, &["bad.toml", "modle"]);
-    refused(&cfq(dir, &["up", "--postgres-bin", "/nowhere"], &[]), 4, &["/nowhere"]);
+    refused(&cfq(dir, &["up", "--bind", "127.0.0.1:0", "--postgres-bin", "/nowhere"], &[]), 4, &["/nowhere"]);
     let away = [("CFQ_URL", "http://127.0.0.1:9"), ("CFQ_TOKEN", "x")];
     refused(&cfq(dir, &["ls"], &away), 5, &["127.0.0.1:9"]);
     refused(&cfq(dir, &["models", "pull", "gpt"], &[]), 2, &["pypi:"]);

@@ -9,6 +9,16 @@ use cfq_proto::timing::Timing;
 use cfq_tests::cluster::Cluster;
 use futures::StreamExt;
 
+/// Whether `listener` hears on `subject` what the scheduler publishes on `example`.
+async fn hears(scheduler: &Session, listener: &Session, subject: &'static str, example: &'static str) -> bool {
+    let mut listening = listener.client().subscribe(subject).await.unwrap();
+    listener.flush().await.unwrap();
+    scheduler.client().publish(example, "secret".into()).await.unwrap();
+    scheduler.flush().await.unwrap();
+    let heard = tokio::time::timeout(Duration::from_millis(500), listening.next()).await;
+    matches!(&heard, Ok(Some(message)) if &message.payload[..] == b"secret")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_granted_does_not_arrive() {
     let cluster = Cluster::start().await;
@@ -65,21 +75,32 @@ async fn what_is_not_granted_does_not_arrive() {
             assert!(answer.is_err(), "{subject} answered {:?}", answer.map(|m| m.payload));
         }
     }
-    // Nobody reads another's answers, commands or work.
-    for (session, subject) in [
-        (&node, "_INBOX_runner_r1.>"),
-        (&node, "cfq.v1.cmd.node.n2"),
-        (&node, "cfq.v1.>"),
-        (&runner, "_INBOX_node_n1.>"),
-        (&runner, "cfq.v1.work.>"),
-        (&runner, ">"),
+    // Nobody reads another's answers, commands or work. Each is published where the scheduler may publish, and where the
+    // listener would hear it if it were let in.
+    for (session, subject, example) in [
+        (&node, "cfq.v1.cmd.node.n2", "cfq.v1.cmd.node.n2"),
+        (&node, "cfq.v1.cmd.runner.r1", "cfq.v1.cmd.runner.r1"),
+        (&node, "cfq.v1.>", "cfq.v1.cmd.node.n2"),
+        (&node, "cfq.v1.work.>", "cfq.v1.work.n2.x"),
+        (&runner, "cfq.v1.cmd.node.n1", "cfq.v1.cmd.node.n1"),
+        (&runner, "cfq.v1.work.>", "cfq.v1.work.n2.x"),
+        (&runner, ">", "cfq.v1.cmd.node.n2"),
     ] {
+        assert!(!hears(&scheduler, session, subject, example).await, "{subject} was heard");
+    }
+    // The probe itself works: what is granted is heard.
+    assert!(hears(&scheduler, &node, "cfq.v1.cmd.node.n1", "cfq.v1.cmd.node.n1").await);
+    assert!(hears(&scheduler, &runner, "cfq.v1.hint.runners", "cfq.v1.hint.runners").await);
+    // Inboxes: the scheduler may not write there unasked, but a listener is refused all the same.
+    for (session, subject) in [(&node, "_INBOX_runner_r1.>"), (&runner, "_INBOX_node_n1.>"), (&node, "_INBOX_scheduler.>")] {
         let mut listening = session.client().subscribe(subject).await.unwrap();
         session.flush().await.unwrap();
-        scheduler.client().publish("cfq.v1.cmd.node.n2", "secret".into()).await.unwrap();
-        scheduler.flush().await.unwrap();
-        let heard = tokio::time::timeout(Duration::from_millis(300), listening.next()).await;
-        assert!(!matches!(&heard, Ok(Some(m)) if &m.payload[..] == b"secret"), "{subject} was heard");
+        let owner = if subject.contains("runner") { &runner } else { &scheduler };
+        // A request of the owner is answered into its inbox: that answer must not be overheard.
+        let asked = owner.client().request("cfq.v1.runner.r1.hello", "{}".into());
+        drop(tokio::time::timeout(Duration::from_millis(300), asked).await);
+        let heard = tokio::time::timeout(Duration::from_millis(200), listening.next()).await;
+        assert!(!matches!(heard, Ok(Some(_))), "{subject} was heard");
     }
     // Without a key nobody connects at all.
     let mut config = cluster.nats.config("node");

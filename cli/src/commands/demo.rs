@@ -12,10 +12,10 @@ use cfq_proto::node::{Device, DeviceKind};
 use cfq_proto::task::{AgentBinding, AgentBindings, TaskSpec, TaskState};
 
 use crate::args::DemoArgs;
-use crate::commands::{models, watch};
+use crate::commands::{models, pull, watch};
 use crate::config::{self, Config};
 use crate::exit::{self, Code};
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::output::{self, Output};
 use crate::repo;
 
@@ -35,7 +35,8 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     if !args.quiet {
         out.talk("cfq demo: one small task through the whole system, on this machine alone");
     }
-    models::ensure(out, &config, &paths).await;
+    machine::check_holder(&paths)?;
+    models::require(out, &config, &paths).await?;
     let machine = Machine::start(&paths, &config, engines, bind, talk).await?;
     if !args.quiet {
         out.talk(&format!("everything runs after {:.1} s", start.elapsed().as_secs_f64()));
@@ -97,7 +98,15 @@ async fn work(
     } else {
         watch::follow(client, view, task, 0, true).await?;
     }
-    Ok(client.task(task).await?)
+    let mut detail = client.task(task).await?;
+    // What the loop was not content with is still worth looking at.
+    if detail.delivered_branch.is_none() && detail.best_iteration.is_some() {
+        let repo = PathBuf::from(&detail.spec.repo);
+        let delivery = pull::bring(client, &detail, &repo, detail.best_iteration).await?;
+        detail.delivered_branch = Some(delivery.branch);
+        detail.delivered_commit = Some(delivery.commit);
+    }
+    Ok(detail)
 }
 
 async fn rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
@@ -127,29 +136,27 @@ fn sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
 
 fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     let repo = &detail.spec.repo;
+    let task = detail.summary.number;
+    let cfq = std::env::current_exe().map_or_else(|_| "cfq".to_owned(), |path| path.display().to_string());
+    let cfq = format!("{cfq} --data {}", paths.data.display());
+    let escalated = detail.summary.state == TaskState::Escalated;
     let mut lines = vec![String::new()];
-    match (&detail.delivered_branch, detail.summary.state) {
-        (Some(branch), _) => {
-            lines.push(format!("the result is branch {branch} in {repo}"));
-            lines.push(format!("  look at it:  git -C {repo} diff HEAD...{branch}"));
-            lines.push(format!("  merge it:    git -C {repo} merge {branch}"));
-        }
-        (None, TaskState::Escalated) => {
-            lines.push(format!("the loop stopped for a human: {}", detail.reason));
-            if detail.best_iteration.is_some() {
-                lines.push("the best try is kept, with all reviews; to look at it:".to_owned());
-            } else {
-                lines.push("all tries and reviews are kept; to look at them:".to_owned());
-            }
-            let data = paths.data.display();
-            lines.push(format!("  cfq --data {data} up -d && cfq --data {data} show {}", detail.summary.number));
-            lines.push(format!(
-                "  cfq --data {data} diff {0} ; cfq --data {data} pull {0} ; cfq --data {data} down",
-                detail.summary.number
-            ));
-        }
-        (None, state) => lines.push(format!("the task is {state}: {}", detail.reason)),
+    if escalated {
+        lines.push(format!("the loop stopped for a human: {}", detail.reason));
+    } else if detail.delivered_branch.is_none() {
+        lines.push(format!("the task is {}: {}", detail.summary.state, detail.reason));
     }
+    if let Some(branch) = &detail.delivered_branch {
+        let what = if escalated { "its best try" } else { "the result" };
+        lines.push(format!("{what} is branch {branch} in {repo}"));
+        lines.push(format!("  look at it:   git -C {repo} diff HEAD...{branch}"));
+        lines.push(format!("  merge it:     git -C {repo} merge {branch}"));
+    }
+    lines.push(format!("  all of it:    {cfq} up -d --bind 127.0.0.1:0 && {cfq} show {task}"));
+    if escalated {
+        lines.push(format!("  go on:        {cfq} resolve {task} --action retry_with_constraints --constraint \"...\" --watch"));
+    }
+    lines.push(format!("  stop it:      {cfq} down"));
     if let Some(artifact) = detail.iterations.iter().find(|i| Some(i.iteration) == detail.best_iteration) {
         lines.push(format!("best of {} tries: {}", detail.iterations.len(), artifact.paths.join(", ")));
     }

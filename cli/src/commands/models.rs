@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use cfq_deploy::{Paths, Talk};
 use cfq_inference_node::models::{self, Installed};
 use cfq_proto::model::ModelId;
@@ -68,6 +69,17 @@ pub async fn ensure(out: Output, config: &Config, paths: &Paths) {
             out.talk(&format!("{model} could not be fetched: {error:#}"));
         }
     }
+}
+
+/// The same, for a command that can do nothing without them.
+pub async fn require(out: Output, config: &Config, paths: &Paths) -> anyhow::Result<()> {
+    let dir = config.model_dir(paths);
+    for model in config.models().into_iter().filter(|m| m.endpoint().is_none()) {
+        // Also reads the file's header and checksum, so a broken one is found before anything starts.
+        let what = format!("{model} cannot be used");
+        fetch(out, model, dir.clone()).await.context(what)?;
+    }
+    Ok(())
 }
 
 async fn fetch(out: Output, model: ModelId, dir: PathBuf) -> anyhow::Result<PathBuf> {

@@ -1,10 +1,11 @@
 //! `cfq pull TASK`: the best artifact as a branch, made again from base and artifacts, so that it works from any clone that
 //! has the base, also for a task that was never delivered.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cfq_agent_runner::workstream;
+use cfq_agent_runner::workstream::{self, Delivery};
 use cfq_proto::client::Client;
+use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
 use serde::Serialize;
 
@@ -27,28 +28,43 @@ pub async fn run(
     iteration: Option<u32>,
 ) -> anyhow::Result<Code> {
     let detail = client.task(task).await?;
-    let chain = client.artifacts(task, iteration).await?;
-    if chain.artifacts.is_empty() {
-        return Err(exit::usage(format!("{task} has made nothing yet; `cfq watch {task}` shows it at work")));
-    }
     let repo = match repo {
         Some(dir) => repo::start(&dir, None)?.root,
         None => PathBuf::from(&detail.spec.repo),
     };
-    let branch = workstream::branch_name(chain.number, &detail.spec.description);
-    let into = repo.clone();
-    let delivery =
-        tokio::task::spawn_blocking(move || workstream::deliver(&into, &branch, &chain.base, &chain.artifacts))
-            .await?
-            .map_err(|error| exit::usage(error.to_string()))?;
+    let delivery = bring(client, &detail, &repo, iteration).await?;
     out.data(&Pulled { branch: delivery.branch, commit: delivery.commit, repo }, |p| {
         format!(
-            "branch {} in {}\nlook at it: git diff HEAD...{}\nmerge it:   git merge {}",
+            "branch {0} in {1}\nlook at it: git diff HEAD...{0}\nmerge it:   git merge {0}",
             p.branch,
-            p.repo.display(),
-            p.branch,
-            p.branch
+            p.repo.display()
         )
     })?;
     Ok(Code::Done)
+}
+
+/// The artifact of an iteration (the best if `None`) as a branch in `repo`; the same again is the same branch.
+pub async fn bring(
+    client: &Client,
+    detail: &TaskDetail,
+    repo: &Path,
+    iteration: Option<u32>,
+) -> anyhow::Result<Delivery> {
+    let task = detail.summary.number;
+    let chain = client.artifacts(TaskKey::Id(detail.summary.id), iteration).await?;
+    let Some(asked) = chain.artifacts.last().map(|a| a.iteration) else {
+        return Err(exit::usage(format!("{task} has made nothing yet; `cfq watch {task}` shows it at work")));
+    };
+    // What is quarantined stays where it is; what could not be turned into files has nothing to bring.
+    let presentable =
+        detail.iterations.iter().any(|i| i.iteration == asked && i.quarantine.is_none() && i.commit.is_some());
+    if !presentable {
+        return Err(exit::usage(format!(
+            "iteration {asked} of {task} is quarantined and is not brought into a repository; `cfq diff {task}` shows it"
+        )));
+    }
+    let branch = workstream::branch_name(chain.number, &detail.spec.description);
+    let into = repo.to_path_buf();
+    let made = tokio::task::spawn_blocking(move || workstream::deliver(&into, &branch, &chain.base, &chain.artifacts));
+    made.await?.map_err(|error| exit::usage(error.to_string()))
 }

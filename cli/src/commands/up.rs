@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cfq_deploy::{DataLock, Options, Paths, Talk, stack};
+use cfq_deploy::{Options, Paths, Talk, stack};
 use serde::Serialize;
 
 use crate::args::UpArgs;
@@ -16,7 +16,7 @@ use crate::commands::models;
 use crate::config::{self, Config};
 use crate::connect;
 use crate::exit::{self, Code};
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::output::Output;
 
 #[derive(Serialize)]
@@ -75,13 +75,7 @@ async fn detach(
     file: Option<&Path>,
     talk: Talk,
 ) -> anyhow::Result<Code> {
-    if let Some(holder) = DataLock::holder(paths) {
-        let pid = holder.process.pid;
-        return Err(exit::usage(format!(
-            "cfq already runs here (`{}`, process {pid}); stop it with `cfq down`",
-            holder.command
-        )));
-    }
+    machine::check_holder(paths)?;
     let options = Options { engines: config::engines(&config.engines, &args.engines), talk, ..Options::default() };
     stack::find(paths, &options).await?;
     models::ensure(out, config, paths).await;

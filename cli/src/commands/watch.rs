@@ -54,6 +54,7 @@ async fn once(
 ) -> Result<Option<TaskState>, ClientError> {
     // What it is now, so that a task that rested long ago ends the watch after its past was shown.
     let detail = client.task(task).await?;
+    *away_since = None;
     let past = client.events(task, *seen).await?;
     for event in past.events {
         *seen = event.task_seq;

@@ -289,7 +289,14 @@ async fn beats(
         let next_deadline = shared.table().suspend_overdue(sent);
         let BeatExtras { ledger, devices } = extras();
         let beat = Beat { boot, held: shared.table().held(sent), ledger, devices };
-        let answer = async { session.request::<_, BeatReply>(&subject, &beat).await };
+        // A lost answer must leave time for another beat before the lease runs out.
+        let answer = async {
+            let asked = session.request::<_, BeatReply>(&subject, &beat);
+            match tokio::time::timeout(timing.lease_ttl() / 2, asked).await {
+                Ok(answer) => answer,
+                Err(_) => Err(LinkError::NoAnswer { subject: subject.clone() }),
+            }
+        };
         let overdue = async {
             match next_deadline {
                 Some(at) => tokio::time::sleep_until(at.into()).await,

@@ -101,7 +101,7 @@ impl Requirement {
 pub fn pip() -> Result<(&'static str, String), String> {
     let mut problem = String::new();
     for python in ["python3", "python"] {
-        match Command::new(python).args(["-m", "pip", "--version"]).stdin(Stdio::null()).output() {
+        match Command::new(python).args(["-m", "pip", "--version"]).current_dir("/").stdin(Stdio::null()).output() {
             Ok(output) if output.status.success() => {
                 return Ok((python, String::from_utf8_lossy(&output.stdout).trim().to_owned()));
             }
@@ -160,6 +160,8 @@ pub fn download(requirement: &Requirement, into: &Path, progress: &mut dyn FnMut
     let out = File::create(&words).map_err(file_error("write", &words))?;
     let err = out.try_clone().map_err(file_error("write", &words))?;
     let mut command = Command::new(python);
+    // `-m` looks into the current folder first: a pip.py lying there must not run.
+    command.current_dir("/");
     command
         .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input"])
         .args(["--disable-pip-version-check", "--progress-bar", "off", "-r"])

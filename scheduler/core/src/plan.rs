@@ -43,6 +43,8 @@ pub enum Waiting {
     NoNode {
         model: ModelId,
     },
+    /// The machines may be starting.
+    NoNodeUp,
     Loading {
         model: ModelId,
     },
@@ -58,6 +60,7 @@ impl std::fmt::Display for Waiting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoNode { model } => write!(f, "waits: no node that is up has the model {model}"),
+            Self::NoNodeUp => f.write_str("waits: no node is up"),
             Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
             Self::Unusable { reasons } => write!(f, "waits: {reasons}"),
             Self::Backoff => f.write_str("waits before it is tried again"),
@@ -144,17 +147,27 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
     if let Some(first) = job.first_failure_ms
         && now_ms >= first.saturating_add_unsigned(state.limits.retry_ceiling_ms)
         && open.is_empty()
+        && !able.is_empty()
     {
         let minutes = state.limits.retry_ceiling_ms as f64 / 60_000.0;
         let reason = format!("tried for {minutes:.1} minutes without an answer; the last failure: {}", job.failure);
         return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
     }
-    let waiting = waiting(job, &able, resident.is_empty(), open.is_empty());
+    let waiting = match able.is_empty() {
+        true if state.served(now_ms).is_none() => Waiting::NoNodeUp,
+        true => Waiting::NoNode { model: job.model.clone() },
+        false => waiting(job, &able, resident.is_empty(), open.is_empty()),
+    };
+    if let Waiting::NoNode { model } = &waiting
+        && let Some(reason) = given_up(state, job, model, now_ms)
+    {
+        return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
+    }
     if let (Waiting::Unusable { reasons }, None) = (&waiting, job.first_failure_ms) {
         return Some(Effect::Unavailable { job: job.id, attempt: job.attempt, reason: reasons.clone() });
     }
     // Room is the common case of a busy cluster and passes by itself: it is not worth a write.
-    let worth_a_word = waiting != Waiting::Room && state.explained.get(&job.id) != Some(&waiting);
+    let worth_a_word = waiting != Waiting::Room && state.explained.get(&job.id).is_none_or(|e| e.waiting != waiting);
     worth_a_word.then_some(Effect::Explain { job: job.id, attempt: job.attempt, waiting })
 }
 
@@ -172,10 +185,23 @@ fn fits(price: &Price, room: Room) -> Option<u64> {
     }
 }
 
-fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_open: bool) -> Waiting {
-    if able.is_empty() {
-        return Waiting::NoNode { model: job.model.clone() };
+/// A model that no node lists is most often misspelt or was never set up: waiting would end never, and hold its runner.
+/// Counted in this cache, from when it began to wait beside a live node: a new leader counts anew.
+fn given_up(state: &State, job: &Job, model: &ModelId, now_ms: i64) -> Option<String> {
+    let explained = state.explained.get(&job.id).filter(|e| matches!(e.waiting, Waiting::NoNode { .. }))?;
+    if now_ms < explained.since_ms.saturating_add_unsigned(state.limits.retry_ceiling_ms) {
+        return None;
     }
+    let minutes = state.limits.retry_ceiling_ms as f64 / 60_000.0;
+    let served: Vec<&str> = state.served(now_ms)?.into_iter().map(ModelId::as_str).collect();
+    let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
+    Some(format!(
+        "no node that is up has the model {model}, for {minutes:.1} minutes; served are: {served}. Take one of those, or \
+         name {model} in a node's configuration ([node] models, and [endpoints] if it is behind one) and start that node anew"
+    ))
+}
+
+fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_open: bool) -> Waiting {
     if none_resident {
         let unusable: Vec<String> = able
             .iter()

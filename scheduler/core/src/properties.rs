@@ -99,7 +99,7 @@ fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
                 row.failure = reason;
                 state.job(row, now_ms);
             }
-            Effect::Explain { job, waiting, .. } => state.explained(job, waiting),
+            Effect::Explain { job, waiting, .. } => state.explained(job, waiting, now_ms),
         }
     }
 }
@@ -297,6 +297,36 @@ fn an_endpoint_that_is_down_everywhere_fails_the_job_at_the_ceiling_and_not_befo
         matches!(effects.as_slice(), [Effect::Fail { failure: JobFailure::Unavailable { .. }, .. }]),
         "{effects:?}"
     );
+}
+
+#[test]
+fn a_model_that_no_live_node_has_fails_the_job_at_the_ceiling_and_without_nodes_it_waits() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let other: ModelId = "path:/other.gguf".parse().unwrap();
+    let mut s = state(vec![n.clone()], vec![Job { model: other, first_failure_ms: Some(0), ..job(Priority::P2, 0) }]);
+    let explains = |effects: &[Effect]| {
+        let [Effect::Explain { waiting, .. }] = effects else { panic!("{effects:?}") };
+        waiting.clone()
+    };
+    // Nobody is up for longer than the ceiling, and that does not count.
+    let effects = plan(&s, 700_000);
+    assert_eq!(explains(&effects), Waiting::NoNodeUp);
+    carry_out(&mut s, &effects, 700_000);
+    assert_eq!(plan(&s, 9_000_000), vec![]);
+    let began = 10_000_000;
+    n.seen_ms = began;
+    s.node(n.clone());
+    let effects = plan(&s, began);
+    assert!(matches!(explains(&effects), Waiting::NoNode { .. }));
+    carry_out(&mut s, &effects, began);
+    n.seen_ms = began + 600_000;
+    s.node(n);
+    assert_eq!(plan(&s, began + 599_999), vec![]);
+    let effects = plan(&s, began + 600_000);
+    let [Effect::Fail { failure: JobFailure::Unavailable { reason }, .. }] = effects.as_slice() else {
+        panic!("{effects:?}")
+    };
+    assert!(reason.contains("model path:/other.gguf") && reason.contains("served are: path:/m.gguf"), "{reason}");
 }
 
 #[test]

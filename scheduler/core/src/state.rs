@@ -6,7 +6,7 @@
 //! placed between two beats never count on the same room, and a slot is not idle until the next beat. Where the guess is
 //! wrong the node refuses (`not_now`), which costs a message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
 use cfq_proto::model::ModelId;
@@ -41,7 +41,14 @@ pub struct State {
     freed: Vec<Freed>,
     pub(crate) resent: BTreeMap<JobId, Resent>,
     deaf: BTreeMap<NodeId, (BootId, LeftOut)>,
-    pub(crate) explained: BTreeMap<JobId, Waiting>,
+    pub(crate) explained: BTreeMap<JobId, Explained>,
+}
+
+/// What a queued job waits for, and since when.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Explained {
+    pub waiting: Waiting,
+    pub since_ms: i64,
 }
 
 /// How often a placed attempt was published again.
@@ -149,8 +156,8 @@ impl State {
     }
 
     /// An `Explain` was carried out.
-    pub fn explained(&mut self, job: JobId, waiting: Waiting) {
-        self.explained.insert(job, waiting);
+    pub fn explained(&mut self, job: JobId, waiting: Waiting, now_ms: i64) {
+        self.explained.insert(job, Explained { waiting, since_ms: now_ms });
     }
 
     /// Jobs by phase: queued, placed, running. For gauges.
@@ -198,6 +205,13 @@ impl State {
             slots: model.max_sequences.saturating_sub(beside),
             beside,
         }
+    }
+
+    /// What live nodes list; `None` if none is alive.
+    pub(crate) fn served(&self, now_ms: i64) -> Option<BTreeSet<&ModelId>> {
+        let mut alive = self.nodes.values().filter(|n| n.alive(now_ms, self.limits.lease_ttl_ms)).peekable();
+        alive.peek()?;
+        Some(alive.flat_map(|n| n.ledger.models.iter().map(|m| &m.model)).collect())
     }
 
     pub(crate) fn serving<'a>(

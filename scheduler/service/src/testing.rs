@@ -121,14 +121,14 @@ impl Lab {
 
     pub async fn join_node(&self) -> BootId {
         let boot = BootId::fresh();
-        self.store.node_hello(&node_hello(boot)).await.unwrap();
+        self.store.node_hello(&node_hello(boot)).await.unwrap().unwrap();
         boot
     }
 
     pub async fn join_runner(&self) -> BootId {
         let boot = BootId::fresh();
         let hello = RunnerHello { runner: runner(), boot, version: "0.1.0".into() };
-        self.store.runner_hello(&hello).await.unwrap();
+        self.store.runner_hello(&hello).await.unwrap().unwrap();
         boot
     }
 }

@@ -27,7 +27,7 @@ impl<P: TaskPort> Drive<P> {
     }
 
     /// What merging `head` would do now; `time` is the merge commit's, if one is needed.
-    pub(super) async fn look_at_merge(&mut self, head: String, time: i64) -> Result<MergeOutcome, Problem> {
+    async fn look_at_merge(&mut self, head: String, time: i64) -> Result<MergeOutcome, Problem> {
         let mirror = self.mirror().await?;
         let base = self.base()?.commit;
         let message = format!("Merge {}: {}\n", self.number, self.title());
@@ -40,10 +40,11 @@ impl<P: TaskPort> Drive<P> {
         let commit_time = self.history.last_at;
         let step = match self.look_at_merge(head, commit_time).await? {
             MergeOutcome::Planned(plan) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time },
-            // Accepted by a human all the same, or overtaken since the decision: it is delivered as its own branch.
+            // The mirror's main follows cfq's merges only: the user may have discarded the other branch, or has yet to see
+            // both. So it is no question to stop for; the result is delivered as its own branch.
             MergeOutcome::Conflict { paths } => {
                 let why = format!(
-                    "other merged work changed the same lines of {}; delivered as a branch of its own",
+                    "an earlier cfq task changed the same lines of {}; delivered as a branch of its own, unmerged",
                     paths.join(", ")
                 );
                 Step::PrMoved { to: PrState::Closed, why }

@@ -1,9 +1,9 @@
 //! The loop's own actions: create, check, review, decide.
 
-use cfq_convergence::{Iteration, decide, escalate};
+use cfq_convergence::{Iteration, decide};
 use cfq_proto::blob::Carried;
 use cfq_proto::job::OutputFormat;
-use cfq_proto::looping::{Decision, EscalationReason, Step};
+use cfq_proto::looping::Step;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
 use cfq_proto::task::Agent;
 
@@ -12,7 +12,7 @@ use super::generate::{Reply, make, target_of};
 use super::port::{Stopped, TaskPort};
 use crate::checks::check;
 use crate::pipeline::{Budget, creator, critic, parse_review, review_format};
-use crate::workstream::{MergeOutcome, Snapshot};
+use crate::workstream::Snapshot;
 
 impl<P: TaskPort> Drive<P> {
     pub(super) async fn create(&mut self) -> Result<(), Problem> {
@@ -92,16 +92,9 @@ impl<P: TaskPort> Drive<P> {
 
     pub(super) async fn decide(&mut self) -> Result<(), Problem> {
         let not_now = |error: cfq_convergence::NotDecidable| Stopped::Refused { reason: error.to_string() };
-        let mut decided = decide(&self.limits, &self.history).map_err(not_now)?;
-        // A result that cannot be merged needs a human while there still is one to ask: past converged the loop's rules
-        // know no way back.
-        if decided.decision == Decision::Converged
-            && let Some(head) = self.last()?.artifact.commit.clone()
-            && let MergeOutcome::Conflict { paths } = self.look_at_merge(head, self.history.last_at).await?
-        {
-            let why = format!("{}, but other merged work changed the same lines of {}", decided.why, paths.join(", "));
-            decided = escalate(&self.history, EscalationReason::WorkflowError, why);
-        }
+        // From the records alone, so that it can be replayed: whether the mirror's main can take the result is seen at the
+        // merge, and changes nothing about the result.
+        let decided = decide(&self.limits, &self.history).map_err(not_now)?;
         Ok(self.decided(decided, 0).await?)
     }
 

@@ -461,7 +461,7 @@ async fn the_best_is_delivered_when_a_human_accepts() {
 }
 
 #[tokio::test]
-async fn a_result_that_conflicts_asks_a_human_and_is_delivered_unmerged_if_accepted() {
+async fn a_result_that_conflicts_with_earlier_cfq_work_is_delivered_unmerged() {
     let mut bench = bench();
     bench.script(vec![add(1)], vec![score(93)]);
     bench.drive().await.unwrap();
@@ -471,13 +471,21 @@ async fn a_result_that_conflicts_asks_a_human_and_is_delivered_unmerged_if_accep
     bench.port.0.lock().unwrap().jobs.clear();
     bench.script(vec![add(2)], vec![score(93)]);
     let history = bench.drive().await.unwrap();
-    let (why, _, text) = reason(&history, &bench.steps());
-    assert_eq!(why, EscalationReason::WorkflowError);
-    assert!(text.contains("add.py"), "{text}");
-    bench.resolve(EscalationAction::AcceptBestEffort);
-    let history = bench.drive().await.unwrap();
     assert_eq!((history.state, history.hand_off.pr_state), (LoopState::Idle, Some(PrState::Closed)));
+    let branch = history.hand_off.delivered.unwrap().0;
+    assert!(bench.show(&branch, "add.py").contains("# try 2"));
     assert_eq!(bench.delivered().len(), 2);
+    let steps = bench.steps();
+    let closed = steps.iter().find_map(|record| match &record.step {
+        Step::PrMoved { to: PrState::Closed, why } => Some(why.as_str()),
+        _ => None,
+    });
+    assert!(closed.unwrap().contains("add.py"), "{closed:?}");
+    // The decision is the one the records alone lead to.
+    let at = steps.iter().position(|record| matches!(record.step, Step::Decided { .. })).unwrap();
+    let Step::Decided { decided, .. } = &steps[at].step else { panic!("a decision") };
+    let before = History::of(&steps[..at]).unwrap();
+    assert_eq!(&cfq_convergence::decide(&Limits::default(), &before).unwrap(), decided);
 }
 
 #[tokio::test]

@@ -25,6 +25,11 @@ pub trait Engine: Send + Sync {
     /// For the ledger: residency, room and measured rates.
     fn state(&self) -> ModelState;
 
+    /// Why it will never work again in this process; `None` while it works, or may again by itself.
+    fn broken(&self) -> Option<String> {
+        None
+    }
+
     /// Counts the prompt and reserves its room, or says why not. Must be called within a tokio runtime.
     fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>>;
 }

@@ -42,11 +42,14 @@ impl Attempt {
         let fence = self.in_hand.fence;
         let start = match self.prompt().await {
             Ok(prompt) => self.admit(prompt).await,
-            Err(error) => {
-                // The lease is not ours any more, or the blob is gone: the scheduler places it again if it is wanted.
-                tracing::warn!(job = %fence.job, %error, "prompt cannot be fetched; order dropped");
-                return;
-            }
+            Err(error) => match for_good(&error) {
+                Some(refusal) => Start::Refuse(refusal),
+                None => {
+                    // The connection is gone: the scheduler places it again if it is wanted.
+                    tracing::warn!(job = %fence.job, %error, "prompt cannot be fetched; order dropped");
+                    return;
+                }
+            },
         };
         if self.in_hand.stop.is_raised() {
             tracing::debug!(job = %fence.job, "stopped before it was accepted");
@@ -203,6 +206,22 @@ impl Attempt {
     }
 }
 
+/// What a prompt that can never be fetched is answered with; `None` if asking again may help. If the lease is not ours any
+/// more, the scheduler says so to the refusal.
+fn for_good(error: &LinkError) -> Option<Refusal> {
+    match error {
+        LinkError::Blob { .. } | LinkError::Message { .. } => {
+            Some(Refusal::Never { reason: format!("the prompt cannot be fetched: {error}") })
+        }
+        LinkError::Seed { .. }
+        | LinkError::Connect { .. }
+        | LinkError::NoAnswer { .. }
+        | LinkError::Send { .. }
+        | LinkError::Listen { .. }
+        | LinkError::Thread { .. } => None,
+    }
+}
+
 fn named(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Done { .. } => "done",
@@ -235,5 +254,17 @@ impl Frames<'_> {
             tracing::debug!(%error, "frame not published");
         }
         failpoint::hit("node.generating");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_refused_for_good_refuses_the_order_and_silence_does_not() {
+        let gone = LinkError::Blob { hash: "abc".to_owned(), reason: "no such blob".to_owned() };
+        assert!(matches!(for_good(&gone), Some(Refusal::Never { reason }) if reason.contains("no such blob")));
+        assert!(for_good(&LinkError::NoAnswer { subject: "s".to_owned() }).is_none());
     }
 }

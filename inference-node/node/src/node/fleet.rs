@@ -81,6 +81,14 @@ impl Fleet {
         self.changes.send_replace(());
     }
 
+    /// A model whose engine will never work again, and why.
+    pub fn broken(&self) -> Option<(ModelId, String)> {
+        lock(&self.standings).iter().find_map(|(model, standing)| match standing {
+            Standing::Ready(engine) => Some((model.clone(), engine.broken()?)),
+            Standing::Loading | Standing::Unusable(_) => None,
+        })
+    }
+
     /// Takes no new work from now on.
     pub fn drain(&self) {
         let mut ledger = lock(&self.ledger);
@@ -191,6 +199,8 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{Admitted, Refused};
+    use futures::future::BoxFuture;
 
     fn config(models: &[&str], dir: &std::path::Path) -> Config {
         serde_json::from_value(serde_json::json!({
@@ -227,5 +237,32 @@ mod tests {
         assert!(reason(&ledger, 2).contains("cut off or corrupt"), "{}", reason(&ledger, 2));
         fleet.drain();
         assert!(fleet.ledger().draining && fleet.ledger().version == 3);
+    }
+
+    struct Broken;
+
+    impl Engine for Broken {
+        fn state(&self) -> ModelState {
+            Standing::Loading.state(&"openai:box/m".parse().unwrap())
+        }
+
+        fn broken(&self) -> Option<String> {
+            Some("index out of bounds".to_owned())
+        }
+
+        fn admit(&self, _: cfq_proto::job::Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
+            Box::pin(async { Err(Refused::NotNow { need: 1, have: 0 }) })
+        }
+    }
+
+    #[test]
+    fn an_engine_that_broke_is_noticed_and_a_model_that_cannot_be_used_is_no_breakdown() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(&["hf:a/b:c", "openai:box/m"], folder.path());
+        let (fleet, _) = Fleet::new(&config, Arc::default());
+        assert_eq!(fleet.broken(), None);
+        let model: ModelId = "openai:box/m".parse().unwrap();
+        fleet.set(&model, Standing::Ready(Arc::new(Broken)));
+        assert_eq!(fleet.broken(), Some((model, "index out of bounds".to_owned())));
     }
 }

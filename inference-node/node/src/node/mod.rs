@@ -14,6 +14,7 @@ use cfq_link::stop::{self, Stop, Stopper};
 use cfq_link::{LinkError, Session, failpoint};
 use cfq_proto::ids::{BootId, NodeId};
 use cfq_proto::messages::{Beat, BeatReply, HelloReply, JobFence, NodeCommand, NodeHello, WorkOrder};
+use cfq_proto::model::ModelId;
 use cfq_proto::node::Device;
 use cfq_proto::subject::{self, Identity, WORK_STREAM};
 use cfq_proto::timing::Timing;
@@ -31,6 +32,9 @@ pub enum Error {
     Link(#[from] LinkError),
     #[error("the scheduler refuses this node: {reason}")]
     Refused { reason: String },
+    /// What a panic left of the engine's memory cannot be trusted, and a fresh process loads the model in seconds.
+    #[error("the engine of {model} stopped: {reason}; the node ends, its supervisor starts a new one")]
+    Engine { model: ModelId, reason: String },
 }
 
 /// What the tasks of a node share.
@@ -115,6 +119,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         hello_wanted: Notify::new(),
     });
 
+    let changed = changes.subscribe();
     let mut around = JoinSet::new();
     for server in servers {
         around.spawn(server.watch(config.timing.clone()));
@@ -122,7 +127,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     around.spawn(nudge(shared.clone(), changes));
     around.spawn(obey(shared.clone(), commands));
     around.spawn(look_at_devices(devices.clone(), config.timing.clone()));
-    let served = serve(&shared, &config, &devices, shutdown).await;
+    let served = serve(&shared, &config, &devices, changed, shutdown).await;
     around.shutdown().await;
     shared.keeper.stop();
     tracing::info!(node = %shared.node, "node stopped");
@@ -133,6 +138,7 @@ async fn serve(
     shared: &Arc<Shared>,
     config: &Config,
     devices: &watch::Sender<Vec<Device>>,
+    changed: watch::Receiver<()>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let (consumer, mut welcomed) = watch::channel(None);
@@ -140,13 +146,18 @@ async fn serve(
     // Never cancelled between asking and answer: the server would give the next order to a pull nobody reads.
     let puller = tokio::spawn(pull(shared.clone(), consumer.subscribe(), orders));
     let greeting = greet(shared, devices, consumer);
-    tokio::pin!(shutdown, greeting);
+    let breakdown = breakdown(shared, changed);
+    tokio::pin!(shutdown, greeting, breakdown);
     let mut loading = false;
     let mut work = JoinSet::new();
     let served = loop {
         tokio::select! {
             () = &mut shutdown => break Ok(()),
             refused = &mut greeting => break Err(refused),
+            broken = &mut breakdown => {
+                tracing::error!(error = %broken, "the node hands its work back and ends");
+                break Err(broken);
+            }
             welcome = welcomed.wait_for(Option::is_some), if !loading => {
                 loading = true;
                 if welcome.is_ok() {
@@ -286,6 +297,18 @@ async fn drain(shared: &Shared, mut work: JoinSet<()>) {
     let said = shared.session.request::<_, BeatReply>(&subject, &last);
     if !matches!(tokio::time::timeout(shared.timing.beat(), said).await, Ok(Ok(_))) {
         tracing::debug!("nobody heard that this node stops");
+    }
+}
+
+/// Returns when an engine will never work again.
+async fn breakdown(shared: &Shared, mut changed: watch::Receiver<()>) -> Error {
+    loop {
+        if let Some((model, reason)) = shared.fleet.broken() {
+            return Error::Engine { model, reason };
+        }
+        if changed.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

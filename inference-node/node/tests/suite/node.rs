@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use cfq_inference_node::{Config, run};
 use cfq_link::{NatsConfig, Session};
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::{BlobHash, BlobRef, Carried};
 use cfq_proto::ids::{JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::{Outcome, OutputFormat, Prompt};
 use cfq_proto::messages::*;
@@ -133,6 +133,9 @@ impl Scheduler {
                         };
                         message.reply(&reply).await.unwrap();
                     }
+                    "blob_get" => {
+                        message.reply(&BlobGetReply::Refused { reason: "no such blob".to_owned() }).await.unwrap();
+                    }
                     other => {
                         {
                             let mut seen = notes.lock().unwrap();
@@ -239,6 +242,13 @@ async fn an_order_becomes_frames_and_a_report() {
     let order = scheduler.place(&node, &other, smollm::ask("x")).await;
     let refusal = scheduler.until(|s| s.refused.get(&order.fence.job).cloned()).await;
     assert!(matches!(refusal, Refusal::Never { .. }));
+
+    let mut order = order;
+    order.fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
+    order.prompt = Carried::Blob(BlobRef { hash: BlobHash::of(b"gone"), size: 4 });
+    scheduler.send(&node, &order).await;
+    let refusal = scheduler.until(|s| s.refused.get(&order.fence.job).cloned()).await;
+    assert!(matches!(&refusal, Refusal::Never { reason } if reason.contains("no such blob")), "{refusal:?}");
 
     let mut long = smollm::ask("Count from one to one thousand.");
     long.sampling.max_tokens = 8000;

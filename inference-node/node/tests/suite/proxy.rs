@@ -191,6 +191,70 @@ async fn what_a_retry_cannot_mend_carries_the_servers_words() {
 }
 
 #[tokio::test]
+async fn a_key_that_the_server_echoes_is_not_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key");
+    std::fs::write(&key, "sk-echoed").unwrap();
+    for script in [
+        (|mut stream| {
+            Box::pin(async move {
+                let body = r#"{"error":{"message":"wrong key sk-echoed"}}"#;
+                let head = format!("HTTP/1.1 401 Unauthorized\r\ncontent-length: {}\r\n\r\n", body.len());
+                say(&mut stream, &format!("{head}{body}")).await;
+            })
+        }) as Script,
+        |mut stream| {
+            Box::pin(async move {
+                say(&mut stream, STREAM).await;
+                say(&mut stream, "data: {\"error\":{\"message\":\"quota of sk-echoed\"}}\n\n").await;
+            })
+        },
+        |mut stream| {
+            Box::pin(async move {
+                say(&mut stream, STREAM).await;
+                say(&mut stream, "data: {\"choices\":\"sk-echoed\"}\n\n").await;
+            })
+        },
+    ] {
+        let (url, _requests) = serve(script).await;
+        let (engine, _) = engine_with(&url, &Timing::default(), Some(format!("file:{}", key.display())));
+        let told = failure(run(&engine).await).to_string();
+        assert!(told.contains("***") && !told.contains("sk-echoed"), "{told}");
+    }
+}
+
+#[test]
+fn an_address_with_a_password_is_refused_and_not_shown() {
+    for url in ["http://user:hunter2@box/v1", "http://hunter2@box/v1", "ftp://u:hunter2@box", "http:/u:hunter2@box"] {
+        let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: 1 };
+        let Err(error) = Server::new("box", &endpoint, &Timing::default(), Arc::default()) else {
+            panic!("{url} was taken")
+        };
+        let told = error.to_string();
+        assert!(told.contains("user name or password") && !told.contains("hunter2"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn comments_keep_a_connection_alive_and_not_a_job() {
+    let (url, _requests) = serve(|mut stream| {
+        Box::pin(async move {
+            say(&mut stream, STREAM).await;
+            while stream.write_all(b": still here\n\n").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+    })
+    .await;
+    let timing = Timing { job_step_ms: 300, ..Timing::default() };
+    let (engine, _) = engine_with(&url, &timing, None);
+    let mut generation = engine.admit(ask("hi")).await.unwrap().start();
+    let event = tokio::time::timeout(Duration::from_secs(30), generation.next()).await.unwrap();
+    let Event::Done(how) = event else { panic!("a step: {event:?}") };
+    assert!(matches!(failure(how), JobFailure::Unavailable { reason } if reason.contains("waiting")));
+}
+
+#[tokio::test]
 async fn garbage_without_end_is_bounded() {
     for script in [
         // One event that never ends.

@@ -6,14 +6,14 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use cfq_proto::http::{ArtifactChain, CancelRequest, ResolveRequest, StateReply, TaskDetail, TaskList};
 use cfq_proto::ids::{TaskId, TaskKey};
-use cfq_proto::looping::ActionKind;
+use cfq_proto::looping::{ActionKind, EscalationAction};
 use cfq_proto::task::TaskState;
 use serde::Deserialize;
 
 use super::Api;
 use super::error::ApiError;
 use super::submit::read;
-use super::validate::body;
+use super::validate::{body, servable};
 use crate::store::{Cancelled, Resolution};
 
 /// Who acts, in steps and questions. Tokens have no names yet.
@@ -68,6 +68,9 @@ pub async fn resolve(
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
     let asked: ResolveRequest = body(&read(bytes)?)?;
+    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &asked.action {
+        servable("action.suggested_model", model)?;
+    }
     match api.store.resolve(task, &asked.action, CLIENT).await? {
         Resolution::Done { number, state, hints } => {
             api.link.tell(hints).await;

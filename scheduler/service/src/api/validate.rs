@@ -1,5 +1,6 @@
 //! What a submitted task must be, each refusal naming its field; and the defaults it gets.
 
+use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
 use serde::de::DeserializeOwned;
 
@@ -100,10 +101,12 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
     }
     for agent in [Agent::Alpha, Agent::Beta] {
         let binding = spec.agents.of(agent);
-        if binding.model.is_none() {
+        let field = format!("agents.{agent}.model");
+        let Some(model) = &binding.model else {
             let why = format!("no model: name one, or set [agents.{agent}] model in the configuration");
-            return bad(&format!("agents.{agent}.model"), &why);
-        }
+            return bad(&field, &why);
+        };
+        servable(&field, model)?;
         if binding.temperature.is_some_and(|t| !(0.0..=2.0).contains(&t)) {
             return bad(&format!("agents.{agent}.temperature"), "must be from 0 to 2");
         }
@@ -122,6 +125,19 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
         return bad(field, "holds a NUL character");
     }
     Ok(())
+}
+
+/// Names that are read but that no node of this version can serve.
+pub fn servable(field: &str, model: &ModelId) -> Result<(), ApiError> {
+    let why = match model.source() {
+        ModelSource::Path(_) | ModelSource::Pypi { .. } | ModelSource::OpenAi { .. } => return Ok(()),
+        ModelSource::Hub { .. } => "hf: models are not supported yet; fetch the file and name it as path:/file.gguf",
+        ModelSource::Ollama { .. } => {
+            "ollama: models are not supported yet; Ollama also speaks the OpenAI protocol: set an endpoint with the url \
+             http://127.0.0.1:11434/v1 and name the model as openai:endpoint/model"
+        }
+    };
+    Err(ApiError::invalid(field, format!("{field}: {model}: {why}")))
 }
 
 /// One line for lists.

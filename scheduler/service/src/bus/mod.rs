@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use cfq_link::stop::Stop;
 use cfq_link::{LinkError, Session};
+use cfq_proto::envelope::EnvelopeError;
 use cfq_proto::{envelope, subject};
 use futures::StreamExt;
 use serde::Serialize;
@@ -87,6 +88,11 @@ impl Bus {
                     Err(error) => {
                         tracing::warn!(%sender, verb, %error, cause = ?std::error::Error::source(&error), "refused a message");
                         bus.metrics.bus(verb, "unreadable", 0.0);
+                        if let (Some(refusal), Some(reply)) = (refusal(verb, &error), message.reply)
+                            && let Err(error) = bus.session.publish(&reply, &refusal).await
+                        {
+                            tracing::debug!(%sender, verb, %error, "answer not sent");
+                        }
                         continue;
                     }
                 };
@@ -114,6 +120,17 @@ impl Bus {
     }
 }
 
+/// What a sender hears whose message cannot be read; whoever speaks another version reads at least this envelope's. The
+/// answer to a beat has no words.
+fn refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
+    let kind = match verb {
+        "beat" => return None,
+        "hello" => "refused",
+        _ => "unavailable",
+    };
+    Some(serde_json::json!({ "type": kind, "reason": error.to_string() }))
+}
+
 /// Why a request could not be answered now, in words; what is a bug is logged as one.
 fn reason(error: &StoreError, doing: &str) -> String {
     if error.may_retry() {
@@ -122,4 +139,30 @@ fn reason(error: &StoreError, doing: &str) -> String {
         tracing::error!(doing, %error, cause = ?std::error::Error::source(error), "request failed");
     }
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::envelope::EnvelopeError;
+    use cfq_proto::messages::{BlobGetReply, BlobPutReply, FenceReply, HelloReply, JobReply, LeaseReply, StepReply};
+    use serde::de::DeserializeOwned;
+
+    fn heard<T: DeserializeOwned>(verb: &str) -> T {
+        serde_json::from_value(super::refusal(verb, &EnvelopeError::Version { found: 9 }).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_sender_of_another_version_hears_why_in_the_type_it_waits_for() {
+        let HelloReply::Refused { reason } = heard("hello") else { panic!("refused") };
+        assert!(reason.contains("version 9"), "{reason}");
+        for verb in ["accept", "refuse", "result", "job_cancel", "release"] {
+            assert!(matches!(heard(verb), FenceReply::Unavailable { .. }), "{verb}");
+        }
+        assert!(matches!(heard("lease"), LeaseReply::Unavailable { .. }));
+        assert!(matches!(heard("step"), StepReply::Unavailable { .. }));
+        assert!(matches!(heard("job"), JobReply::Unavailable { .. }));
+        assert!(matches!(heard("blob_put"), BlobPutReply::Unavailable { .. }));
+        assert!(matches!(heard("blob_get"), BlobGetReply::Unavailable { .. }));
+        assert_eq!(super::refusal("beat", &EnvelopeError::Version { found: 9 }), None);
+    }
 }

@@ -36,7 +36,8 @@ async fn hello(bus: Arc<Bus>, sender: String, hello: NodeHello) -> Option<HelloR
         return Some(HelloReply::Refused { reason });
     }
     let greeting = match bus.store.node_hello(&hello).await {
-        Ok(greeting) => greeting,
+        Ok(Some(greeting)) => greeting,
+        Ok(None) => return Some(HelloReply::Refused { reason: later_boot(&sender) }),
         Err(error) => {
             reason(&error, "node hello");
             return None;
@@ -130,6 +131,11 @@ pub(super) fn too_old(version: &str) -> Option<String> {
     let (theirs, ours) = (minor(version)?, minor(own)?);
     (theirs < ours)
         .then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there and start it again"))
+}
+
+/// Two processes under one name would take turns in losing their leases.
+pub(super) fn later_boot(name: &str) -> String {
+    format!("a later start of {name} is up: stop one of the two, or give this one another name")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use cfq_proto::messages::{
 };
 use tokio::task::JoinSet;
 
-use super::node::{blob_get, blob_put, fenced, too_old};
+use super::node::{blob_get, blob_put, fenced, later_boot, too_old};
 use super::{Bus, reason};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
@@ -34,7 +34,8 @@ async fn hello(bus: Arc<Bus>, sender: String, hello: RunnerHello) -> Option<Hell
         return Some(HelloReply::Refused { reason });
     }
     match bus.store.runner_hello(&hello).await {
-        Ok(hints) => {
+        Ok(None) => Some(HelloReply::Refused { reason: later_boot(&sender) }),
+        Ok(Some(hints)) => {
             tracing::info!(runner = %hello.runner, boot = %hello.boot, version = hello.version, "runner joined");
             bus.link.tell(hints).await;
             Some(HelloReply::Welcome { consumer: String::new() })

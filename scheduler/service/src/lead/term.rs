@@ -235,7 +235,7 @@ impl Term<'_> {
             }
             Effect::Explain { job, attempt, waiting } => {
                 store.explain(self.lead, job, attempt, &waiting.to_string()).await?;
-                self.state.explained(job, waiting);
+                self.state.explained(job, waiting, now_ms);
             }
         }
         Ok(())

@@ -82,7 +82,7 @@ impl Store {
         hash: &BlobHash,
         index: u32,
     ) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
-        let Some(task) = self.task_of_lease(lease).await? else { return Ok(None) };
+        let Some(task) = self.task_of_reader(lease).await? else { return Ok(None) };
         let row = sqlx::query!(
             r#"select b.size, c.data from blobs b join blob_chunks c on c.hash = b.hash
                join blob_refs r on r.hash = b.hash
@@ -106,6 +106,19 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .doing("finding the task of a lease")?;
+        Ok(task.map(TaskId))
+    }
+
+    /// A node reads the prompt before it accepts, so that it can count and refuse: its job is still placed then.
+    async fn task_of_reader(&self, lease: LeaseId) -> Result<Option<TaskId>, StoreError> {
+        let task = sqlx::query_scalar!(
+            r#"select id as "id!" from tasks where lease = $1
+               union all select task from jobs where lease = $1 and state in ('placed', 'running')"#,
+            lease.0
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("finding the task of a reader's lease")?;
         Ok(task.map(TaskId))
     }
 

@@ -82,7 +82,17 @@ pub(super) async fn questions(
     let (state, answer, by) = match step {
         Step::Resolved { action, by } => ("answered", Some(action), by.as_str()),
         Step::Cancelled { by } => ("closed", None, by.as_str()),
-        _ => return Ok(()),
+        Step::Started { .. }
+        | Step::Generated { .. }
+        | Step::Checked { .. }
+        | Step::Reviewed { .. }
+        | Step::Decided { .. }
+        | Step::PrOpened { .. }
+        | Step::PrMoved { .. }
+        | Step::MergeIntent { .. }
+        | Step::Merged { .. }
+        | Step::Delivered { .. }
+        | Step::HandedOff => return Ok(()),
     };
     let closed = sqlx::query_scalar!(
         r#"update questions set state = $2, answer = $3, answered_by = $4, answered_at = now()

@@ -19,6 +19,9 @@ pub enum StoreError {
         #[source]
         source: sqlx::Error,
     },
+    /// Nobody waits for it any more; asked again it may be in time.
+    #[error("Postgres took too long ({doing})")]
+    TooSlow { doing: &'static str },
     /// Postgres refused the statement: a bug, or a row that breaks a rule.
     #[error("Postgres refused a statement ({doing})")]
     Refused {
@@ -51,7 +54,7 @@ pub enum StoreError {
 impl StoreError {
     pub fn may_retry(&self) -> bool {
         match self {
-            Self::Unavailable { .. } => true,
+            Self::Unavailable { .. } | Self::TooSlow { .. } => true,
             Self::Migration { source: MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) } => {
                 is_transient(source)
             }

@@ -55,6 +55,8 @@ use error::{Doing, unavailable};
 /// and a stuck one must not hold a row that beats and leaders need.
 const STATEMENT_TIMEOUT: &str = "5000";
 const LOCK_TIMEOUT: &str = "3000";
+/// A beat that waits longer is given up: the next one must not stand in line behind it.
+const BEAT_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -142,6 +144,11 @@ impl Store {
     fn lease_ttl_ms(&self) -> f64 {
         self.timing.lease_ttl_ms as f64
     }
+}
+
+/// A beat's statements are repeatable, so those that were done before it was given up do no harm.
+async fn in_beat_time<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    tokio::time::timeout(BEAT_TIME, work).await.unwrap_or(Err(StoreError::TooSlow { doing: "writing a beat" }))
 }
 
 /// Ends a transaction that has nothing to write, now: a dropped one keeps its locks until its connection is used again.

@@ -12,7 +12,7 @@ use super::error::{Doing, plain, read};
 use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, attempts, nothing, sweep};
+use super::{Store, StoreError, attempts, in_beat_time, nothing, sweep};
 
 /// What a hello changed.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,28 +23,35 @@ pub struct Greeting {
 }
 
 impl Store {
-    /// Writes the node's row. A new boot releases at once what the old one held.
-    pub async fn node_hello(&self, hello: &NodeHello) -> Result<Greeting, StoreError> {
+    /// Writes the node's row. A new boot releases at once what the old one held. `None` if a later boot is up: this hello
+    /// came late, or two processes have one name. Boot ids are in the order of their starts; a clock that was set back
+    /// breaks that, so a later boot counts only while it is heard.
+    pub async fn node_hello(&self, hello: &NodeHello) -> Result<Option<Greeting>, StoreError> {
         let before = sqlx::query_scalar!("select boot from nodes where id = $1", hello.node.as_str())
             .fetch_optional(&self.pool)
             .await
             .doing("finding a node")?;
-        sqlx::query!(
+        let written = sqlx::query!(
             r#"insert into nodes (id, boot, version, devices, ledger) values ($1, $2, $3, $4, $5)
                on conflict (id) do update set boot = excluded.boot, version = excluded.version, devices = excluded.devices,
-                   ledger = excluded.ledger, last_seen = now(), left_out_version = null, left_out_at = null"#,
+                   ledger = excluded.ledger, last_seen = now(), left_out_version = null, left_out_at = null
+               where nodes.boot <= excluded.boot or nodes.last_seen < now() - $6::float8 * interval '1 millisecond'"#,
             hello.node.as_str(),
             hello.boot.0,
             plain(&hello.version),
             AsJson(&hello.devices) as _,
-            AsJson(&hello.ledger) as _
+            AsJson(&hello.ledger) as _,
+            self.lease_ttl_ms()
         )
         .execute(&self.pool)
         .await
         .doing("writing a node")?;
+        if written.rows_affected() == 0 {
+            return Ok(None);
+        }
         let mut hints = self.release_old_boot(&hello.node, hello.boot).await?;
         hints.push(Hint::Leader(LeaderHint::Node(hello.node.clone())));
-        Ok(Greeting { new_boot: before != Some(hello.boot.0), hints })
+        Ok(Some(Greeting { new_boot: before != Some(hello.boot.0), hints }))
     }
 
     async fn release_old_boot(&self, node: &NodeId, boot: BootId) -> Result<Vec<Hint>, StoreError> {
@@ -98,6 +105,10 @@ impl Store {
 
     /// Extends exactly the listed leases whose work moves. What is listed but not this boot's any more is lost.
     pub async fn node_beat(&self, node: &NodeId, beat: &Beat) -> Result<BeatReply, StoreError> {
+        in_beat_time(self.extend_node(node, beat)).await
+    }
+
+    async fn extend_node(&self, node: &NodeId, beat: &Beat) -> Result<BeatReply, StoreError> {
         let known = sqlx::query!(
             r#"update nodes set last_seen = now(), ledger = coalesce($3, ledger), devices = coalesce($4, devices)
                where id = $1 and boot = $2"#,

@@ -124,7 +124,12 @@ impl Store {
         .doing("counting a failure")?;
         Ok(match to {
             JobState::Queued => format!("failed on {node}, to be tried again: {failure}"),
-            _ => format!("failed on {node}: {failure}"),
+            JobState::Failed
+            | JobState::Placed
+            | JobState::Running
+            | JobState::Done
+            | JobState::Dead
+            | JobState::Cancelled => format!("failed on {node}: {failure}"),
         })
     }
 

@@ -6,21 +6,28 @@ use cfq_proto::messages::{Beat, BeatReply, RunnerHello};
 use super::error::{Doing, plain};
 use super::hint::Hint;
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing, sweep};
+use super::{Store, StoreError, in_beat_time, nothing, sweep};
 
 impl Store {
-    /// Writes the runner's row. A new boot hands back at once what the old one held.
-    pub async fn runner_hello(&self, hello: &RunnerHello) -> Result<Vec<Hint>, StoreError> {
-        sqlx::query!(
+    /// Writes the runner's row. A new boot hands back at once what the old one held. `None` if a later boot is up, as for a
+    /// node.
+    pub async fn runner_hello(&self, hello: &RunnerHello) -> Result<Option<Vec<Hint>>, StoreError> {
+        let written = sqlx::query!(
             r#"insert into runners (id, boot, version) values ($1, $2, $3)
-               on conflict (id) do update set boot = excluded.boot, version = excluded.version, last_seen = now()"#,
+               on conflict (id) do update set boot = excluded.boot, version = excluded.version, last_seen = now()
+               where runners.boot <= excluded.boot
+                  or runners.last_seen < now() - $4::float8 * interval '1 millisecond'"#,
             hello.runner.as_str(),
             hello.boot.0,
-            plain(&hello.version)
+            plain(&hello.version),
+            self.lease_ttl_ms()
         )
         .execute(&self.pool)
         .await
         .doing("writing a runner")?;
+        if written.rows_affected() == 0 {
+            return Ok(None);
+        }
         let held = sqlx::query!(
             r#"select id, lease as "lease!" from tasks where runner = $1 and runner_boot <> $2 and lease is not null"#,
             hello.runner.as_str(),
@@ -41,11 +48,15 @@ impl Store {
             hints.extend(sweep::take_back(&mut tx, &task, "started anew", self.limits.max_task_losses).await?);
             tx.commit().await.doing("releasing the tasks of an earlier start")?;
         }
-        Ok(hints)
+        Ok(Some(hints))
     }
 
     /// Extends exactly the listed leases whose work moves.
     pub async fn runner_beat(&self, runner: &RunnerId, beat: &Beat) -> Result<BeatReply, StoreError> {
+        in_beat_time(self.extend_runner(runner, beat)).await
+    }
+
+    async fn extend_runner(&self, runner: &RunnerId, beat: &Beat) -> Result<BeatReply, StoreError> {
         let known = sqlx::query!(
             "update runners set last_seen = now() where id = $1 and boot = $2",
             runner.as_str(),

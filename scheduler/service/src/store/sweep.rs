@@ -4,6 +4,7 @@
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{JobId, LeaseId, TaskId};
 use cfq_proto::job::{JobFailure, JobState};
+use cfq_proto::looping::LoopState;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
@@ -14,7 +15,7 @@ use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
 use super::leader::{Leadership, hold_lead};
 use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, attempts, nothing};
+use super::{Store, StoreError, attempts, effects, nothing};
 
 impl Store {
     /// Ends expired job and task leases. Returns hints and how many (jobs, tasks) were lost.
@@ -150,7 +151,12 @@ pub(super) async fn take_back(
             "{losses} runners in a row were lost with this task before its next step ({runner} last); it is not tried again"
         );
         move_task(connection, task, TaskState::Failed, &reason).await?;
+        sqlx::query!("update tasks set loop_state = $2 where id = $1", task.id.0, LoopState::Failed.as_str())
+            .execute(&mut *connection)
+            .await
+            .doing("ending a loop")?;
         hints.extend(cancel_jobs(connection, task.id, &reason).await?);
+        effects::close_pr(connection, task, TaskState::Failed).await?;
     } else {
         move_task(connection, task, TaskState::Ready, &format!("{runner} {why}")).await?;
         hints.push(Hint::WorkWaits);

@@ -84,7 +84,8 @@ impl Batcher {
         Self { model, vocabulary, jobs, room, figures, running: Vec::new(), cache: PrefixCache::default() }
     }
 
-    /// Runs until the engine is dropped. A panic ends the engine, not the node: its sequences fail, and it says why.
+    /// Runs until the engine is dropped. A panic ends the engine: its sequences fail first, then it says why, and the node
+    /// ends over it.
     pub fn run(mut self) {
         let figures = self.figures.clone();
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -100,7 +101,7 @@ impl Batcher {
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("a panic without words");
             tracing::error!(reason = said, "inference engine stopped");
-            figures.broken(format!("the engine stopped: {said}; restart the node to load it again"));
+            figures.broken(said.to_owned());
         }
     }
 

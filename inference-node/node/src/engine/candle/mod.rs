@@ -189,7 +189,7 @@ impl Engine for CandleEngine {
     fn state(&self) -> ModelState {
         let numbers = self.figures.read();
         let residency = match numbers.broken {
-            Some(reason) => Residency::Unusable { reason },
+            Some(reason) => Residency::Unusable { reason: format!("the engine stopped: {reason}") },
             None => Residency::Resident,
         };
         ModelState {
@@ -206,6 +206,10 @@ impl Engine for CandleEngine {
             load_rate: coarse(numbers.load_rate),
             tokens_per_byte: coarse(numbers.tokens_per_byte),
         }
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.figures.read().broken
     }
 
     fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {

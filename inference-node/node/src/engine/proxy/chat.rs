@@ -1,7 +1,9 @@
 //! One chat completion: the request, the stream, and what each failure means for a retry.
 
+use std::ops::Deref;
 use std::time::Instant;
 
+use cfq_link::secret::Secret;
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt, Usage};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -119,9 +121,9 @@ pub(super) async fn complete(
     outbox: &Outbox,
     began: Instant,
 ) -> Result<Completion, JobFailure> {
-    let url = format!("{}/chat/completions", server.url);
-    let request = server.authorized(server.client.post(&url)).json(&body(remote, prompt));
-    let mut answer = request.send().await.map_err(|error| unreachable(&url, &error))?;
+    let peer = &Peer { url: format!("{}/chat/completions", server.url), key: server.key.as_ref() };
+    let request = server.authorized(server.client.post(&peer.url)).json(&body(remote, prompt));
+    let mut answer = request.send().await.map_err(|error| peer.unreachable(&error))?;
     let status = answer.status();
     if !status.is_success() {
         let mut said = Vec::new();
@@ -131,7 +133,7 @@ pub(super) async fn complete(
                 Ok(None) | Err(_) => break,
             }
         }
-        return Err(refused(&url, status, &said));
+        return Err(peer.refused(status, &said));
     }
     let streams = answer
         .headers()
@@ -151,30 +153,31 @@ pub(super) async fn complete(
     let mut events = Events::default();
     let mut whole = Vec::new();
     let mut received = 0usize;
-    'reading: while let Some(bytes) = answer.chunk().await.map_err(|error| unreachable(&url, &error))? {
+    // Comments keep a connection alive, not a job: only what was read as a chunk is a step.
+    let mut last_chunk = Instant::now();
+    'reading: while let Some(bytes) = peer.chunk(&mut answer, last_chunk + server.patience).await? {
         received += bytes.len();
         if received > longest.saturating_mul(WIRE) {
-            return Err(garbage(&url, &format!("it sent {received} bytes and did not end")));
+            return Err(peer.garbage(&format!("it sent {received} bytes and did not end")));
         }
         if !streams {
             whole.extend_from_slice(&bytes);
             if whole.len() > longest.saturating_mul(8) {
-                return Err(garbage(&url, &format!("its answer is longer than {} bytes", whole.len())));
+                return Err(peer.garbage(&format!("its answer is longer than {} bytes", whole.len())));
             }
-            outbox.step("");
             continue;
         }
-        for data in events.push(&bytes).map_err(|error| garbage(&url, &error.to_string()))? {
+        for data in events.push(&bytes).map_err(|error| peer.garbage(&error.to_string()))? {
             if data == "[DONE]" {
                 reply.finish.get_or_insert(FinishReason::Stop);
                 break 'reading;
             }
-            reply.take(&url, data.as_bytes(), outbox, began)?;
+            reply.take(peer, data.as_bytes(), outbox, began)?;
+            last_chunk = Instant::now();
         }
         if reply.is_cut() {
             break;
         }
-        outbox.step("");
     }
     if streams {
         if reply.finish.is_none()
@@ -183,14 +186,14 @@ pub(super) async fn complete(
             if data == "[DONE]" {
                 reply.finish = Some(FinishReason::Stop);
             } else {
-                reply.take(&url, data.as_bytes(), outbox, began)?;
+                reply.take(peer, data.as_bytes(), outbox, began)?;
             }
         }
     } else {
-        reply.take(&url, &whole, outbox, began)?;
+        reply.take(peer, &whole, outbox, began)?;
     }
     let Some(finish) = reply.finish else {
-        return Err(JobFailure::Unavailable { reason: format!("{url} broke off in the middle of its answer") });
+        return Err(JobFailure::Unavailable { reason: format!("{} broke off in the middle of its answer", peer.url) });
     };
     let rest = reply.stream.finish();
     outbox.step(&rest);
@@ -213,11 +216,13 @@ impl Reply {
         self.finish.is_some() && self.stream.push(&[]).stopped
     }
 
-    fn take(&mut self, url: &str, data: &[u8], outbox: &Outbox, began: Instant) -> Result<(), JobFailure> {
+    fn take(&mut self, peer: &Peer<'_>, data: &[u8], outbox: &Outbox, began: Instant) -> Result<(), JobFailure> {
+        let url = &peer.url;
         let chunk: Chunk = serde_json::from_slice(data)
-            .map_err(|error| garbage(url, &format!("{error} in {:?}", shorten(&String::from_utf8_lossy(data)))))?;
+            .map_err(|error| peer.garbage(&format!("{error} in {:?}", peer.said(&String::from_utf8_lossy(data)))))?;
+        outbox.step("");
         if let Some(error) = chunk.error.filter(|e| !e.is_null()) {
-            return Err(JobFailure::Unavailable { reason: format!("{url}: {}", shorten(&words(&error))) });
+            return Err(JobFailure::Unavailable { reason: format!("{url}: {}", peer.said(&words(&error))) });
         }
         if chunk.usage.is_some() {
             self.usage = chunk.usage;
@@ -225,7 +230,7 @@ impl Reply {
         for choice in chunk.choices.into_iter().filter(|c| c.index == 0) {
             let part = choice.delta.or(choice.message);
             if let Some(refusal) = part.as_ref().and_then(|p| p.refusal.as_deref()) {
-                return Err(JobFailure::Rejected { reason: format!("{url} refuses: {}", shorten(refusal)) });
+                return Err(JobFailure::Rejected { reason: format!("{url} refuses: {}", peer.said(refusal)) });
             }
             let content = part.and_then(|p| p.content).unwrap_or_default();
             if !content.is_empty() {
@@ -239,7 +244,7 @@ impl Reply {
                     return Ok(());
                 }
                 if self.text.len() > self.longest {
-                    return Err(garbage(url, &format!("its text is longer than {} bytes", self.longest)));
+                    return Err(peer.garbage(&format!("its text is longer than {} bytes", self.longest)));
                 }
             }
             match choice.finish_reason.as_deref() {
@@ -266,24 +271,57 @@ pub(super) fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn unreachable(url: &str, error: &reqwest::Error) -> JobFailure {
-    JobFailure::Unavailable { reason: format!("{url}: {}", causes(error)) }
+/// The server as it is named in messages. Its own words are cut to a length, and an API key it echoes is not passed on.
+struct Peer<'a> {
+    url: String,
+    key: Option<&'a Secret>,
 }
 
-fn garbage(url: &str, what: &str) -> JobFailure {
-    JobFailure::Engine { reason: format!("{url} does not answer as a chat completion: {what}") }
-}
+impl Peer<'_> {
+    /// The next bytes of `answer`, awaited until `deadline`.
+    async fn chunk(
+        &self,
+        answer: &mut reqwest::Response,
+        deadline: Instant,
+    ) -> Result<Option<impl Deref<Target = [u8]> + use<>>, JobFailure> {
+        match tokio::time::timeout_at(deadline.into(), answer.chunk()).await {
+            Ok(read) => read.map_err(|error| self.unreachable(&error)),
+            Err(_) => Err(JobFailure::Unavailable { reason: format!("{} keeps its answer waiting", self.url) }),
+        }
+    }
 
-fn refused(url: &str, status: reqwest::StatusCode, body: &[u8]) -> JobFailure {
-    let text = match serde_json::from_slice::<Value>(body) {
-        Ok(value) => words(value.get("error").unwrap_or(&value)),
-        Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
-    };
-    let reason = format!("{url} answers {status}: {}", shorten(&text));
-    if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) {
-        JobFailure::Unavailable { reason }
-    } else {
-        JobFailure::Rejected { reason }
+    fn without_key(&self, text: &str) -> String {
+        match self.key.map(Secret::reveal) {
+            Some(key) if !key.is_empty() => text.replace(key, "***"),
+            Some(_) | None => text.to_owned(),
+        }
+    }
+
+    fn said(&self, text: &str) -> String {
+        // First the key, so that no half of it is left at the cut.
+        shorten(&self.without_key(text))
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> JobFailure {
+        JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.without_key(&causes(error))) }
+    }
+
+    fn garbage(&self, what: &str) -> JobFailure {
+        let what = self.without_key(what);
+        JobFailure::Engine { reason: format!("{} does not answer as a chat completion: {what}", self.url) }
+    }
+
+    fn refused(&self, status: reqwest::StatusCode, body: &[u8]) -> JobFailure {
+        let text = match serde_json::from_slice::<Value>(body) {
+            Ok(value) => words(value.get("error").unwrap_or(&value)),
+            Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
+        };
+        let reason = format!("{} answers {status}: {}", self.url, self.said(&text));
+        if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) {
+            JobFailure::Unavailable { reason }
+        } else {
+            JobFailure::Rejected { reason }
+        }
     }
 }
 
@@ -321,7 +359,8 @@ mod tests {
 
     #[test]
     fn a_status_says_whether_a_retry_can_help() {
-        let of = |code: u16, body: &str| refused("u", reqwest::StatusCode::from_u16(code).unwrap(), body.as_bytes());
+        let peer = Peer { url: "u".to_owned(), key: None };
+        let of = |code: u16, body: &str| peer.refused(reqwest::StatusCode::from_u16(code).unwrap(), body.as_bytes());
         for code in [500, 502, 503, 429, 408] {
             assert!(matches!(of(code, "busy"), JobFailure::Unavailable { .. }), "{code}");
         }
@@ -330,5 +369,15 @@ mod tests {
         }
         let told = of(401, r#"{"error":{"message":"wrong key","type":"x"}}"#).to_string();
         assert!(told.ends_with("401 Unauthorized: wrong key"), "{told}");
+    }
+
+    #[test]
+    fn an_echoed_key_is_hidden_even_where_the_words_are_cut() {
+        let key = Secret::new("sk-0123456789");
+        let peer = Peer { url: "u".to_owned(), key: Some(&key) };
+        let echo = format!("{}sk-0123456789 is wrong", "x".repeat(WORDS - 5));
+        let told = peer.refused(reqwest::StatusCode::UNAUTHORIZED, echo.as_bytes()).to_string();
+        assert!(told.contains("***") && !told.contains("sk-"), "{told}");
+        assert!(peer.garbage("invalid type: sk-0123456789").to_string().ends_with("***"));
     }
 }

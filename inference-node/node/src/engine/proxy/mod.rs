@@ -49,6 +49,12 @@ fn default_sequences() -> u32 {
 pub enum EndpointError {
     #[error("endpoint {endpoint}: {url:?} is not an http or https address")]
     Url { endpoint: String, url: String },
+    /// The address goes into messages, logs and ledgers; so it may not hold a secret, and is not shown here.
+    #[error(
+        "endpoint {endpoint}: its url holds a user name or password: write it without, and name the API key with \
+         key = \"env:NAME\" or \"file:PATH\""
+    )]
+    Userinfo { endpoint: String },
     #[error("endpoint {endpoint}: its key cannot be read")]
     Key {
         endpoint: String,
@@ -69,6 +75,8 @@ pub struct Server {
     url: String,
     key: Option<Secret>,
     client: reqwest::Client,
+    /// Longest wait for the next step of an answer.
+    patience: Duration,
     slots: Arc<Semaphore>,
     max_sequences: u32,
     /// Why it cannot be used; empty while it answers. `None` before the first check.
@@ -83,7 +91,15 @@ impl Server {
         timing: &Timing,
         changes: Arc<Changes>,
     ) -> Result<Arc<Self>, EndpointError> {
+        // Before anything else, and of what is no address as well: no message may show a password.
+        let authority = endpoint.url.split_once("//").map_or(endpoint.url.as_str(), |(_, rest)| rest);
+        if authority.split(['/', '\\', '?', '#']).next().is_some_and(|host| host.contains('@')) {
+            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
+        }
         let parsed = reqwest::Url::parse(&endpoint.url).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
+        if parsed.as_ref().is_some_and(|url| !url.username().is_empty() || url.password().is_some()) {
+            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
+        }
         if parsed.is_none() {
             return Err(EndpointError::Url { endpoint: name.to_owned(), url: endpoint.url.clone() });
         }
@@ -102,6 +118,7 @@ impl Server {
             url: endpoint.url.trim_end_matches('/').to_owned(),
             key,
             client,
+            patience: timing.job_step(),
             slots: Arc::new(Semaphore::new(max_sequences as usize)),
             max_sequences,
             down: Mutex::new(None),

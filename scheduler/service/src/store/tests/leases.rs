@@ -1,10 +1,11 @@
 use cfq_proto::ids::LeaseId;
 use cfq_proto::job::JobState;
-use cfq_proto::messages::{Beat, FenceReply, Held, LeaseReply, Release};
+use cfq_proto::messages::{Beat, FenceReply, Held, LeaseReply, Release, RunnerHello};
 use cfq_proto::task::{Priority, TaskState};
 
 use super::*;
-use crate::testing::new_task;
+use crate::store::StoreError;
+use crate::testing::{new_task, node_hello};
 
 fn beat(boot: BootId, held: &[(LeaseId, u64)]) -> Beat {
     let held = held.iter().map(|(lease, step_age_ms)| Held { lease: *lease, step_age_ms: *step_age_ms }).collect();
@@ -136,4 +137,71 @@ async fn a_draining_runner_hands_its_task_back_and_a_strange_boot_gets_none() {
     let again = grant(&r.lab, r.runner).await;
     assert_eq!(r.lab.store.release(&runner(), &release).await.unwrap().0, FenceReply::Stale);
     assert_eq!(job(&r.lab, again.fence).await.id, r.job.job, "its job went on");
+}
+
+#[tokio::test]
+async fn a_late_hello_of_an_older_boot_takes_nothing_back_while_the_later_one_is_heard() {
+    let lab = Lab::new().await;
+    let (old_node, old_runner) = (lab.join_node().await, lab.join_runner().await);
+    let (node_boot, runner_boot) = (lab.join_node().await, lab.join_runner().await);
+    let runner_hello = RunnerHello { runner: runner(), boot: old_runner, version: "0.1.0".into() };
+    assert_eq!(lab.store.node_hello(&node_hello(old_node)).await.unwrap(), None);
+    assert_eq!(lab.store.runner_hello(&runner_hello).await.unwrap(), None);
+    assert!(!lab.store.node_beat(&node(), &beat(node_boot, &[])).await.unwrap().hello_again);
+    assert!(!lab.store.runner_beat(&runner(), &beat(runner_boot, &[])).await.unwrap().hello_again);
+    // The clock was set back and the node started anew: the later boot is silent.
+    lab.store.raw("update nodes set last_seen = now() - interval '1 minute'").await;
+    lab.store.raw("update runners set last_seen = now() - interval '1 minute'").await;
+    assert!(lab.store.node_hello(&node_hello(old_node)).await.unwrap().is_some());
+    assert!(lab.store.runner_hello(&runner_hello).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_beat_is_given_up_before_the_next_one_comes() {
+    let lab = Lab::new().await;
+    let (node_boot, runner_boot) = (lab.join_node().await, lab.join_runner().await);
+    let mut blocker = lab.store.pool.begin().await.unwrap();
+    let lock = "select 1 from nodes, runners for update";
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock.to_owned())).execute(&mut *blocker).await.unwrap();
+    let began = std::time::Instant::now();
+    let (den, driver) = (node(), runner());
+    let (of_node, of_runner) = (beat(node_boot, &[]), beat(runner_boot, &[]));
+    let (first, second) = tokio::join!(lab.store.node_beat(&den, &of_node), lab.store.runner_beat(&driver, &of_runner));
+    assert!(matches!(first, Err(StoreError::TooSlow { .. })), "{first:?}");
+    assert!(matches!(second, Err(StoreError::TooSlow { .. })), "{second:?}");
+    assert!(began.elapsed() < std::time::Duration::from_millis(lab.store.timing.beat_ms));
+    blocker.rollback().await.unwrap();
+    assert!(!lab.store.node_beat(&node(), &of_node).await.unwrap().hello_again);
+}
+
+#[tokio::test]
+async fn a_task_that_fails_for_lost_runners_ends_its_loop_and_its_pull_request() {
+    let r = running().await;
+    committed(&r.lab, r.task, 0, started()).await;
+    r.lab
+        .store
+        .raw(
+            "insert into internal_prs (task, head, base, branch, state, title) select id, 'c1', 'b0', 'w', 'pending_qc', 't' from tasks;
+             update tasks set pr = (select number from internal_prs), losses = 1000, lease_expires = now() - interval '1 second'",
+        )
+        .await;
+    r.lab.store.sweep(r.lead).await.unwrap();
+    let ended = "select count(*) from tasks where state = 'failed' and loop_state = 'failed' and lease is null";
+    assert_eq!(r.lab.store.count(ended).await, 1);
+    assert_eq!(r.lab.store.count("select count(*) from internal_prs where state = 'closed'").await, 1);
+}
+
+#[tokio::test]
+async fn a_node_reads_its_prompt_before_it_accepts_and_nobody_after_it_was_taken_back() {
+    use cfq_proto::blob::BlobHash;
+    let r = running().await;
+    let hash = BlobHash::of(b"prompt");
+    r.lab.store.blob_put(r.task.lease, &hash, 6, 0, b"prompt").await.unwrap();
+    r.lab.store.raw("update jobs set state = 'placed', lease_expires = null, accepted_at = null").await;
+    let (_, bytes) = r.lab.store.blob_get(r.job.lease, &hash, 0).await.unwrap().unwrap();
+    assert_eq!(bytes, b"prompt");
+    let written = r.lab.store.blob_put(r.job.lease, &hash, 6, 0, b"prompt").await.unwrap();
+    assert!(matches!(written, crate::store::Put::Refused(_)), "{written:?}");
+    r.lab.store.unplace(r.lead, r.job, "deaf").await.unwrap();
+    assert_eq!(r.lab.store.blob_get(r.job.lease, &hash, 0).await.unwrap(), None);
 }
