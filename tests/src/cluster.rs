@@ -91,16 +91,7 @@ impl Cluster {
         let bind = free_address();
         let http = cfq_link::outbound::api_client().unwrap();
         let client = Client::new(http, &format!("http://{bind}"), TOKEN);
-        let cluster = Self {
-            client,
-            models,
-            nats,
-            database,
-            bind,
-            options,
-            services: Mutex::default(),
-            dir,
-        };
+        let cluster = Self { client, models, nats, database, bind, options, services: Mutex::default(), dir };
         cluster.write_configs(&node, &runner);
         for service in SERVICES {
             cluster.start_service(service);

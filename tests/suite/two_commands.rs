@@ -93,7 +93,10 @@ async fn kill_9_of_everything_in_the_middle_then_up_again_finishes_the_task() {
     // A second one on the same folder is told who holds it.
     let second = command(dir.path(), &["up"]).output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(second.status.code() == Some(2) && said.contains("in use by") && said.contains(&first.id().to_string()), "{said}");
+    assert!(
+        second.status.code() == Some(2) && said.contains("in use by") && said.contains(&first.id().to_string()),
+        "{said}"
+    );
 
     first.kill().unwrap();
     first.wait().unwrap();

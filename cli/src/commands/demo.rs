@@ -154,7 +154,9 @@ fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     }
     lines.push(format!("  all of it:    {cfq} up -d --bind 127.0.0.1:0 && {cfq} show {task}"));
     if escalated {
-        lines.push(format!("  go on:        {cfq} resolve {task} --action retry_with_constraints --constraint \"...\" --watch"));
+        lines.push(format!(
+            "  go on:        {cfq} resolve {task} --action retry_with_constraints --constraint \"...\" --watch"
+        ));
     }
     lines.push(format!("  stop it:      {cfq} down"));
     if let Some(artifact) = detail.iterations.iter().find(|i| Some(i.iteration) == detail.best_iteration) {

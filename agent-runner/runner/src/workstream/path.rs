@@ -38,6 +38,8 @@ pub fn repo_path(text: &str) -> Result<String, PathProblem> {
         match part {
             "" | "." => return refuse("is not written plainly"),
             ".." => return refuse("leaves the repository"),
+            // Easily lost on the way, and never meant.
+            _ if part.trim() != part => return refuse("has a part that begins or ends with a space"),
             _ if part.len() > LONGEST_PART => return refuse("has a part that is too long"),
             _ if is_git_folder(part) => return refuse("lies in git's own folder"),
             _ => {}
@@ -99,6 +101,8 @@ mod tests {
             "C:/x",
             "a\nb",
             "a\0b",
+            "./ a",
+            "a /b",
         ] {
             assert!(repo_path(bad).is_err(), "{bad:?}");
         }
