@@ -19,6 +19,9 @@ use crate::machine::{self, Machine};
 use crate::output::{self, Output};
 use crate::repo;
 
+/// Tokens; the example function needs thirty, its review two hundred.
+const LONGEST_REPLY: u32 = 320;
+
 const TASK: &str = "Write a Python function is_even(n) that returns True if n is even and False otherwise.";
 
 pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs) -> anyhow::Result<Code> {
@@ -71,7 +74,12 @@ async fn work(
     let sample = sample_repository(&paths.data)?;
     let facts = repo::start(&sample, None).context("the sample repository is damaged")?;
     let bound = config.agents();
-    let seeded = |binding: &AgentBinding| AgentBinding { seed: Some(args.seed), ..binding.clone() };
+    // A small model that does not find its end is stopped soon: the run should take about a minute.
+    let seeded = |binding: &AgentBinding| AgentBinding {
+        seed: Some(args.seed),
+        max_tokens: binding.max_tokens.or(Some(LONGEST_REPLY)),
+        ..binding.clone()
+    };
     let spec = TaskSpec {
         description: TASK.to_owned(),
         language: "python".to_owned(),

@@ -26,6 +26,8 @@ impl Severity {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+// Decoding makes no other fields; reading passes over what an endpoint that does not constrain adds.
+#[schemars(extend("additionalProperties" = false))]
 pub struct Defect {
     pub severity: Severity,
     /// For example `correctness`, `security`, `style`.
@@ -43,6 +45,7 @@ pub struct Defect {
 
 /// One critic's report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("additionalProperties" = false))]
 pub struct ReviewFeedback {
     /// 0 to 100.
     #[schemars(range(min = 0, max = 100))]
