@@ -13,3 +13,6 @@ pub use declaration::{
 };
 pub use error::DeclarationError;
 pub use parse::{dual_agent, parse};
+
+#[cfg(test)]
+mod properties;
