@@ -15,9 +15,12 @@ mod sql;
 
 use std::collections::HashMap;
 
+use serde::Deserialize;
+
 use super::language::Language;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum What {
     DeletesFiles,
     DropsTable,
