@@ -23,11 +23,27 @@ pub struct BlobHash(String);
 
 impl BlobHash {
     pub fn of(bytes: &[u8]) -> Self {
-        Self(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
+        let mut hasher = BlobHasher::default();
+        hasher.update(bytes);
+        hasher.finish()
     }
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// The hash of bytes that come in pieces.
+#[derive(Debug, Default)]
+pub struct BlobHasher(Sha256);
+
+impl BlobHasher {
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub fn finish(self) -> BlobHash {
+        BlobHash(self.0.finalize().iter().map(|b| format!("{b:02x}")).collect())
     }
 }
 

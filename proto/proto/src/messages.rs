@@ -308,7 +308,7 @@ pub struct BlobPut {
 pub enum BlobPutReply {
     /// This chunk is committed.
     Kept,
-    /// The lease is not live, or the bytes do not match the hash.
+    /// The lease is not live, or the bytes do not match the size or the hash: then nothing of the blob is kept.
     Refused {
         reason: String,
     },

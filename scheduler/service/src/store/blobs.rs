@@ -1,10 +1,11 @@
 //! Content-addressed bytes in chunks. A blob exists once all its chunks are there and hash to its name; only a live lease
 //! of a task it belongs to may add or read it.
+//!
+//! A chunk is acknowledged only after its size was checked, the last one only after the whole blob's hash was, and one for
+//! a blob that is there already only if it is the same bytes: who cannot show a piece of a blob gets no right to read it.
 
-use cfq_proto::blob::{BlobHash, BlobRef, CHUNK, Carried, INLINE_LIMIT};
+use cfq_proto::blob::{BlobHash, BlobHasher, CHUNK};
 use cfq_proto::ids::{LeaseId, TaskId};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::error::Doing;
@@ -30,15 +31,20 @@ impl Store {
         let Some(task) = self.task_of_lease(lease).await? else {
             return Ok(Put::Refused("the lease is not live".into()));
         };
-        let refused = |why: &str| Ok(Put::Refused(why.to_owned()));
         if size == 0 || size > cfq_link::blobs::LARGEST {
             return Ok(Put::Refused(format!("{size} bytes: a blob has 1 to {} bytes", cfq_link::blobs::LARGEST)));
         }
         let chunks = size.div_ceil(CHUNK as u64);
-        let expected =
-            if u64::from(index) + 1 == chunks { size - u64::from(index) * CHUNK as u64 } else { CHUNK as u64 };
-        if u64::from(index) >= chunks || data.len() as u64 != expected {
-            return refused("the chunk does not belong to a blob of that size");
+        let before = u64::from(index) * CHUNK as u64;
+        let expected = size.saturating_sub(before).min(CHUNK as u64);
+        if u64::from(index) >= chunks {
+            return Ok(Put::Refused(format!(
+                "a blob of {size} bytes has {chunks} chunks, this one says it is {index}"
+            )));
+        }
+        if data.len() as u64 != expected {
+            let why = format!("chunk {index} of a blob of {size} bytes has {expected} bytes, not {}", data.len());
+            return Ok(Put::Refused(why));
         }
         let mut tx = self.begin().await?;
         sqlx::query!(
@@ -56,9 +62,15 @@ impl Store {
             .await
             .doing("finding a blob")?;
         if row.size != size as i64 {
-            return nothing(tx, Put::Refused("a blob of that hash has another size".into())).await;
+            let why = format!("blob {hash} is known with {} bytes, not {size}", row.size);
+            return nothing(tx, Put::Refused(why)).await;
         }
-        if !row.complete {
+        if row.complete {
+            if !is_chunk(&mut tx, hash, index, data).await? {
+                let why = format!("chunk {index} is not what blob {hash} has there");
+                return nothing(tx, Put::Refused(why)).await;
+            }
+        } else {
             let verdict = keep_chunk(&mut tx, hash, index, data, chunks as i64).await?;
             if let Put::Refused(why) = verdict {
                 // Whatever was sent under this name is not it: start anew.
@@ -121,17 +133,6 @@ impl Store {
         .doing("finding the task of a reader's lease")?;
         Ok(task.map(TaskId))
     }
-
-    /// A value by its carrier, for readers inside the scheduler.
-    pub(super) async fn carried<T: DeserializeOwned>(
-        connection: &mut PgConnection,
-        carried: Carried<T>,
-    ) -> Result<T, StoreError> {
-        match carried.inline() {
-            Ok(value) => Ok(value),
-            Err(blob) => load(connection, &blob).await,
-        }
-    }
 }
 
 async fn keep_chunk(
@@ -158,17 +159,21 @@ async fn keep_chunk(
     if here < chunks {
         return Ok(Put::Kept);
     }
-    // Postgres hashes it, so that a large blob is not moved here only to be looked at.
-    let digest = sqlx::query_scalar!(
-        r#"select encode(sha256(string_agg(data, ''::bytea order by index)), 'hex') as "digest!"
-           from blob_chunks where hash = $1"#,
-        hash.as_str()
-    )
-    .fetch_one(&mut *connection)
-    .await
-    .doing("hashing a blob")?;
-    if digest != hash.as_str() {
-        return Ok(Put::Refused("the bytes do not match the hash".into()));
+    // Chunk by chunk: a whole blob may be larger than any value Postgres can make, or this process should hold.
+    let mut hasher = BlobHasher::default();
+    for index in 0..chunks as i32 {
+        let data =
+            sqlx::query_scalar!("select data from blob_chunks where hash = $1 and index = $2", hash.as_str(), index)
+                .fetch_one(&mut *connection)
+                .await
+                .doing("hashing a blob")?;
+        hasher.update(&data);
+    }
+    let digest = hasher.finish();
+    if digest != *hash {
+        let why =
+            format!("the bytes that came for blob {hash} hash to {digest}: nothing of them is kept, send it anew");
+        return Ok(Put::Refused(why));
     }
     sqlx::query!("update blobs set complete = true where hash = $1", hash.as_str())
         .execute(connection)
@@ -177,7 +182,20 @@ async fn keep_chunk(
     Ok(Put::Kept)
 }
 
-async fn add_ref(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<(), StoreError> {
+async fn is_chunk(connection: &mut PgConnection, hash: &BlobHash, index: u32, data: &[u8]) -> Result<bool, StoreError> {
+    let same = sqlx::query_scalar!(
+        r#"select data = $3 as "same!" from blob_chunks where hash = $1 and index = $2"#,
+        hash.as_str(),
+        index as i32,
+        data
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("comparing a chunk")?;
+    Ok(same.unwrap_or(false))
+}
+
+pub(super) async fn add_ref(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<(), StoreError> {
     sqlx::query!("insert into blob_refs (hash, task) values ($1, $2) on conflict do nothing", hash.as_str(), task.0)
         .execute(connection)
         .await
@@ -197,56 +215,4 @@ pub(super) async fn refer(connection: &mut PgConnection, hash: &BlobHash, task: 
     .await
     .doing("finding a blob")?;
     Ok(found.is_some())
-}
-
-/// Inline when small, else kept as a blob of the task.
-pub(super) async fn carry<T: Serialize>(
-    connection: &mut PgConnection,
-    task: TaskId,
-    value: T,
-) -> Result<Carried<T>, StoreError> {
-    let bytes = serde_json::to_vec(&value)
-        .map_err(|e| StoreError::Unreadable { what: "value to carry", text: e.to_string() })?;
-    if bytes.len() <= INLINE_LIMIT {
-        return Ok(Carried::Inline(value));
-    }
-    let blob = BlobRef { hash: BlobHash::of(&bytes), size: bytes.len() as u64 };
-    let chunks = bytes.len().div_ceil(CHUNK) as i32;
-    sqlx::query!(
-        r#"insert into blobs (hash, size, chunks, complete) values ($1, $2, $3, true)
-           on conflict (hash) do update set complete = true"#,
-        blob.hash.as_str(),
-        blob.size as i64,
-        chunks
-    )
-    .execute(&mut *connection)
-    .await
-    .doing("writing a blob")?;
-    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
-        sqlx::query!(
-            r#"insert into blob_chunks (hash, index, data) values ($1, $2, $3)
-               on conflict (hash, index) do update set data = excluded.data"#,
-            blob.hash.as_str(),
-            index as i32,
-            chunk
-        )
-        .execute(&mut *connection)
-        .await
-        .doing("writing a blob")?;
-    }
-    add_ref(connection, &blob.hash, task).await?;
-    Ok(Carried::Blob(blob))
-}
-
-pub(super) async fn load<T: DeserializeOwned>(connection: &mut PgConnection, blob: &BlobRef) -> Result<T, StoreError> {
-    let chunks = sqlx::query_scalar!(
-        r#"select c.data from blob_chunks c join blobs b on b.hash = c.hash
-           where b.hash = $1 and b.complete order by c.index"#,
-        blob.hash.as_str()
-    )
-    .fetch_all(connection)
-    .await
-    .doing("reading a blob")?;
-    serde_json::from_slice(&chunks.concat())
-        .map_err(|e| StoreError::Unreadable { what: "blob", text: format!("{}: {e}", blob.hash) })
 }

@@ -7,6 +7,7 @@ mod as_json;
 mod attempts;
 mod blobs;
 mod cancel;
+mod carried;
 mod effects;
 mod error;
 mod events;

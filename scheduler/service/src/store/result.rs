@@ -161,7 +161,7 @@ async fn usage(
             if !super::blobs::refer(connection, &blob.hash, task).await? {
                 return Ok(None);
             }
-            let completion: Completion = super::blobs::load(connection, blob).await?;
+            let completion: Completion = super::carried::load(connection, blob).await?;
             Ok(Some(completion.usage))
         }
     }

@@ -13,7 +13,7 @@ use super::error::Doing;
 use super::events::append;
 use super::hint::Hint;
 use super::tasks::{lock_task, move_task};
-use super::{Store, StoreError, blobs, nothing};
+use super::{Store, StoreError, carried, nothing};
 
 impl Store {
     /// Grants the ready task that goes first. The order is the planner's (`cfq_scheduler_core::rank`): a class, one better
@@ -85,7 +85,7 @@ impl Store {
             created_at: row.created_at,
             steps: steps(&mut tx, fence.task).await?,
         };
-        let grant: Carried<Grant> = blobs::carry(&mut tx, fence.task, grant).await?;
+        let grant: Carried<Grant> = carried::carry(&mut tx, fence.task, grant).await?;
         tx.commit().await.doing("committing a grant")?;
         Ok(LeaseReply::Granted { lease: fence.lease, grant })
     }

@@ -241,15 +241,3 @@ async fn an_artifact_above_the_inline_limit_travels_as_a_blob_both_ways() {
     let shown = lab.store.count("select max(length(body::text))::bigint from events").await;
     assert!(shown < 40_000, "{shown}");
 }
-
-#[tokio::test]
-async fn bytes_that_are_not_what_they_are_called_are_refused() {
-    use cfq_proto::blob::BlobHash;
-    let r = running().await;
-    let hash = BlobHash::of(b"right");
-    let refused = r.lab.store.blob_put(r.job.lease, &hash, 5, 0, b"wrong").await.unwrap();
-    assert!(matches!(refused, crate::store::Put::Refused(_)), "{refused:?}");
-    assert_eq!(r.lab.store.blob_put(r.job.lease, &hash, 5, 0, b"right").await.unwrap(), crate::store::Put::Kept);
-    let huge = r.lab.store.blob_put(r.job.lease, &hash, 1 << 40, 0, b"right").await.unwrap();
-    assert!(matches!(huge, crate::store::Put::Refused(_)), "{huge:?}");
-}

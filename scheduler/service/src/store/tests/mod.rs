@@ -1,5 +1,6 @@
 //! The promises, against a real Postgres.
 
+mod blobs;
 mod election;
 mod feed;
 mod jobs;
