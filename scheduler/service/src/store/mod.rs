@@ -5,6 +5,7 @@ mod accept;
 mod artifacts;
 mod as_json;
 mod attempts;
+mod beats;
 mod blobs;
 mod cancel;
 mod carried;

@@ -1,6 +1,6 @@
 //! Nodes say hello and beat.
 
-use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_proto::ids::{BootId, JobId, NodeId, TaskId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Beat, BeatReply, NodeHello};
 use cfq_proto::node::Ledger;
@@ -8,6 +8,7 @@ use cfq_scheduler_core as core;
 use sqlx::types::Json;
 
 use super::as_json::AsJson;
+use super::beats::Listed;
 use super::error::{Doing, plain, read};
 use super::hint::{Hint, LeaderHint};
 use super::jobs::{changed, leave_node};
@@ -122,22 +123,19 @@ impl Store {
         .doing("writing a beat")?
         .rows_affected()
             == 1;
-        let all: Vec<uuid::Uuid> = beat.held.iter().map(|h| h.lease.0).collect();
-        let moving: Vec<uuid::Uuid> =
-            beat.held.iter().filter(|h| h.step_age_ms <= self.timing.job_step_ms).map(|h| h.lease.0).collect();
-        let mut reply = BeatReply { hello_again: !known, ..BeatReply::default() };
-        if all.is_empty() {
-            return Ok(reply);
+        let listed = Listed::of(beat, self.timing.job_step_ms);
+        if listed.all.is_empty() {
+            return Ok(listed.answer(known, vec![], &[]));
         }
         // Its own statement, so that a beat never waits for a job's row behind the node's; in the order of the ids, as a
         // cancel locks them.
-        let extended = sqlx::query_scalar!(
+        let mut extended = sqlx::query_scalar!(
             r#"update jobs set lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from jobs
                             where lease = any($1) and node = $2 and node_boot = $3 and state = 'running'
                             order by id for update)
                returning lease as "lease!""#,
-            &moving,
+            &listed.moving,
             node.as_str(),
             beat.boot.0,
             self.lease_ttl_ms()
@@ -148,7 +146,7 @@ impl Store {
         let live = sqlx::query!(
             r#"select lease as "lease!", state from jobs
                where lease = any($1) and node = $2 and node_boot = $3 and state in ('placed', 'running')"#,
-            &all,
+            &listed.all,
             node.as_str(),
             beat.boot.0
         )
@@ -156,10 +154,9 @@ impl Store {
         .await
         .doing("checking job leases")?;
         // A lease whose acceptance is still on its way does not expire yet.
-        let placed = live.iter().filter(|l| l.state == "placed").map(|l| l.lease);
-        reply.extended = extended.into_iter().chain(placed).map(LeaseId).collect();
-        reply.lost = all.into_iter().filter(|l| !live.iter().any(|r| r.lease == *l)).map(LeaseId).collect();
-        Ok(reply)
+        extended.extend(live.iter().filter(|l| l.state == "placed").map(|l| l.lease));
+        let live: Vec<_> = live.into_iter().map(|l| l.lease).collect();
+        Ok(listed.answer(known, extended, &live))
     }
 
     /// Every node's row.

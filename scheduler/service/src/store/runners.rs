@@ -3,6 +3,7 @@
 use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
 use cfq_proto::messages::{Beat, BeatReply, RunnerHello};
 
+use super::beats::Listed;
 use super::error::{Doing, plain};
 use super::hint::Hint;
 use super::tasks::lock_task;
@@ -67,19 +68,16 @@ impl Store {
         .doing("writing a beat")?
         .rows_affected()
             == 1;
-        let all: Vec<uuid::Uuid> = beat.held.iter().map(|h| h.lease.0).collect();
-        let moving: Vec<uuid::Uuid> =
-            beat.held.iter().filter(|h| h.step_age_ms <= self.timing.task_step_ms).map(|h| h.lease.0).collect();
-        let mut reply = BeatReply { hello_again: !known, ..BeatReply::default() };
-        if all.is_empty() {
-            return Ok(reply);
+        let listed = Listed::of(beat, self.timing.task_step_ms);
+        if listed.all.is_empty() {
+            return Ok(listed.answer(known, vec![], &[]));
         }
         let extended = sqlx::query_scalar!(
             r#"update tasks set lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
                             order by id for update)
                returning lease as "lease!""#,
-            &moving,
+            &listed.moving,
             runner.as_str(),
             beat.boot.0,
             self.lease_ttl_ms()
@@ -89,15 +87,13 @@ impl Store {
         .doing("extending task leases")?;
         let live = sqlx::query_scalar!(
             r#"select lease as "lease!" from tasks where lease = any($1) and runner = $2 and runner_boot = $3"#,
-            &all,
+            &listed.all,
             runner.as_str(),
             beat.boot.0
         )
         .fetch_all(&self.pool)
         .await
         .doing("checking task leases")?;
-        reply.extended = extended.into_iter().map(LeaseId).collect();
-        reply.lost = all.into_iter().filter(|l| !live.contains(l)).map(LeaseId).collect();
-        Ok(reply)
+        Ok(listed.answer(known, extended, &live))
     }
 }
