@@ -21,6 +21,7 @@ pub struct Metrics {
     pub leader: IntGauge,
     pub elections: IntCounter,
     pub feeds: IntGauge,
+    pub feed_looks: IntCounter,
     tasks: GaugeVec,
     jobs: GaugeVec,
     beat_age: GaugeVec,
@@ -85,6 +86,7 @@ impl Metrics {
             leader: int_gauge("cfq_leader", "1 while this scheduler leads.")?,
             elections: counter("cfq_elections_total", "Times this scheduler took the lead.")?,
             feeds: int_gauge("cfq_feeds", "Event feeds open.")?,
+            feed_looks: counter("cfq_feed_looks_total", "Times a task's feed asked the database for events.")?,
             tasks: gauges("cfq_tasks", "Tasks by state.", "state")?,
             jobs: gauges("cfq_jobs", "Jobs by state.", "state")?,
             beat_age: gauges("cfq_node_last_beat_age_seconds", "Time since a node's last beat.", "node")?,
@@ -149,6 +151,7 @@ mod tests {
         cfq_bus_request_duration_seconds_count{verb="beat"}
         cfq_bus_requests_total{outcome="answered",verb="beat"}
         cfq_elections_total
+        cfq_feed_looks_total
         cfq_feeds
         cfq_http_request_duration_seconds_count{method="GET",path="/api/v1/tasks"}
         cfq_http_requests_total{method="GET",path="/api/v1/tasks",status="200"}

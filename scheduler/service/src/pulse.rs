@@ -39,6 +39,11 @@ impl Pulse {
         self.tokens.subscribe()
     }
 
+    #[cfg(test)]
+    pub fn tell_tokens(&self, frame: TokenFrame) {
+        self.tokens.send(Arc::new(frame)).unwrap();
+    }
+
     /// Passes on what Postgres notifies, until told to stop.
     pub async fn follow_events(self, store: Store, mut stop: Stop) {
         while !stop.is_raised() {

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -43,6 +43,7 @@ pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: Head
         task,
         after,
         ready: VecDeque::new(),
+        look: Instant::now(),
         _open: open,
     };
     stream(reader)
@@ -111,6 +112,8 @@ struct TaskFeed {
     task: TaskId,
     after: i64,
     ready: VecDeque<Frame>,
+    /// When the database is asked next; a wake makes it now. Tokens pass without asking.
+    look: Instant,
     wakes: Receiver<Option<TaskId>>,
     tokens: Receiver<Arc<TokenFrame>>,
     _open: Open,
@@ -122,20 +125,26 @@ impl Reader for TaskFeed {
             if let Some(frame) = self.ready.pop_front() {
                 return Some(frame);
             }
+            if Instant::now() < self.look {
+                if let Some(frame) = self.wait().await {
+                    return Some(frame);
+                }
+                continue;
+            }
+            self.api.metrics.feed_looks.inc();
             match self.api.store.task_events(self.task, self.after).await {
                 Ok(events) if !events.is_empty() => {
                     for event in events {
                         self.after = event.task_seq;
                         self.ready.push_back(framed(event.task_seq.to_string(), &event)?);
                     }
+                    // A page may be full: look again once these are read.
                     continue;
                 }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "feed waits for the database"),
             }
-            if let Some(frame) = self.wait().await {
-                return Some(frame);
-            }
+            self.look = Instant::now() + LOOK;
         }
     }
 
@@ -147,14 +156,17 @@ impl Reader for TaskFeed {
 impl TaskFeed {
     /// A token frame of this task, or `None` when it is time to look for events.
     async fn wait(&mut self) -> Option<Frame> {
-        let look = tokio::time::sleep(LOOK);
+        let look = tokio::time::sleep_until(self.look.into());
         tokio::pin!(look);
         loop {
             tokio::select! {
                 biased;
                 wake = self.wakes.recv() => match wake {
                     Ok(Some(task)) if task != self.task => {}
-                    Ok(_) | Err(RecvError::Lagged(_)) => return None,
+                    Ok(_) | Err(RecvError::Lagged(_)) => {
+                        self.look = Instant::now();
+                        return None;
+                    }
                     Err(RecvError::Closed) => { (&mut look).await; return None; }
                 },
                 token = self.tokens.recv() => match token {

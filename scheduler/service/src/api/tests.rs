@@ -16,7 +16,9 @@ const TOKEN: &str = "0123456789abcdef";
 
 struct Service {
     router: Router,
-    _lab: Option<Lab>,
+    pulse: Pulse,
+    metrics: Metrics,
+    lab: Option<Lab>,
     _stopper: cfq_link::stop::Stopper,
 }
 
@@ -38,18 +40,9 @@ impl Service {
         defaults.agents.alpha.model = Some(MODEL.parse().unwrap());
         defaults.agents.beta.model = Some(MODEL.parse().unwrap());
         let (stopper, stop) = cfq_link::stop::pair();
-        let api = Api::new(
-            store,
-            Link::default(),
-            Pulse::default(),
-            Metrics::new().unwrap(),
-            defaults,
-            &http,
-            token,
-            1,
-            stop,
-        );
-        Self { router: api.router(Limits::default().body_bytes), _lab: lab, _stopper: stopper }
+        let (pulse, metrics) = (Pulse::default(), Metrics::new().unwrap());
+        let api = Api::new(store, Link::default(), pulse.clone(), metrics.clone(), defaults, &http, token, 1, stop);
+        Self { router: api.router(Limits::default().body_bytes), pulse, metrics, lab, _stopper: stopper }
     }
 
     async fn send(&self, request: Request<Body>) -> (StatusCode, Vec<u8>) {
@@ -247,6 +240,42 @@ async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
         tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
     assert!(text.contains("task_submitted"), "{text}");
+}
+
+#[tokio::test]
+async fn tokens_reach_a_watcher_without_asking_the_database() {
+    use cfq_proto::ids::{JobId, LeaseId};
+    use cfq_proto::messages::{JobFence, TokenFrame};
+    use http_body_util::BodyExt;
+    const FRAMES: u64 = 400;
+    let service = Service::new().await;
+    let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
+    let made: SubmitReply = read(&body);
+    let feed = format!("/api/v1/tasks/{}/feed", made.number);
+    let open = service.router.clone().oneshot(ask(Method::GET, &feed, &[], Body::empty()));
+    let mut stream = open.await.unwrap().into_body();
+    let mut next = async || {
+        let frame = tokio::time::timeout(std::time::Duration::from_secs(20), stream.frame()).await.unwrap();
+        String::from_utf8(frame.unwrap().unwrap().into_data().unwrap().to_vec()).unwrap()
+    };
+    assert!(next().await.contains("task_submitted"));
+    let began = std::time::Instant::now();
+    let fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
+    for offset in 0..FRAMES {
+        let role = cfq_proto::task::Agent::Alpha;
+        service.pulse.tell_tokens(TokenFrame { task: made.id, fence, role, offset, text: "x".into() });
+    }
+    for offset in 0..FRAMES {
+        let frame = next().await;
+        assert!(frame.contains("event: tokens") && frame.contains(&format!("\"offset\":{offset},")), "{frame}");
+    }
+    // It looks by itself twice a second, and twice at the beginning.
+    let looks = service.metrics.feed_looks.get();
+    let allowed = 3 + 2 * began.elapsed().as_secs() + 2;
+    assert!(looks <= allowed && allowed < FRAMES, "{looks} looks for {FRAMES} frames");
+    // An event is still seen at once, by itself, while nobody wakes the feed.
+    service.post(&format!("/api/v1/tasks/{}/cancel", made.number), &[], &json!({})).await;
+    assert!(next().await.contains("cancelled"));
 }
 
 #[tokio::test]
