@@ -14,6 +14,7 @@
 //! | `cfq.v1.runner.<id>.beat`        | [`Beat`]           | [`BeatReply`]       |
 //! | `cfq.v1.runner.<id>.step`        | [`StepRequest`]    | [`StepReply`]       |
 //! | `cfq.v1.runner.<id>.job`         | [`JobAsk`]         | [`JobReply`]        |
+//! | `cfq.v1.runner.<id>.job_look`    | [`JobLook`]        | [`JobReply`]        |
 //! | `cfq.v1.runner.<id>.job_cancel`  | [`JobDrop`]        | [`FenceReply`]      |
 //! | `cfq.v1.runner.<id>.release`     | [`Release`]        | [`FenceReply`]      |
 //! | `cfq.v1.{node,runner}.<id>.blob_put` | [`BlobPut`]    | [`BlobPutReply`]    |
@@ -266,6 +267,13 @@ pub struct JobAsk {
     pub fence: TaskFence,
     pub seq: i32,
     pub request: JobRequest,
+}
+
+/// How a job stands that was asked for before: the prompt does not travel again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobLook {
+    pub fence: TaskFence,
+    pub job: JobId,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -105,7 +105,8 @@ impl<P: TaskPort> Drive<P> {
         Ok(None)
     }
 
-    /// Asks for one job and waits until it is over or its time is.
+    /// Asks for one job and waits until it is over or its time is. The prompt goes once; afterwards the job is asked for by
+    /// its id, which costs the same however long it is.
     async fn call(
         &self,
         agent: Agent,
@@ -124,8 +125,8 @@ impl<P: TaskPort> Drive<P> {
             prompt: self.port.send_prompt(prompt).await?,
         };
         let before = self.history.active_ms.saturating_sub(self.history.window_active_ms) + spent_ms;
+        let mut view = self.port.job(self.history.next_seq, request).await?;
         loop {
-            let view = self.port.job(self.history.next_seq, request.clone()).await?;
             // Asking and being answered is what this runner's part of a generation is.
             self.port.progressed();
             if let Some(ending) = self.ending(&view).await? {
@@ -140,6 +141,7 @@ impl<P: TaskPort> Drive<P> {
             }
             let left = Duration::from_millis(self.limits.timeout_ms - worked).max(Duration::from_millis(10));
             self.port.changed(self.timing.poll().min(left)).await;
+            view = self.port.look(view.id).await?;
         }
     }
 

@@ -25,6 +25,8 @@ pub trait TaskPort: Send + Sync + 'static {
     fn commit(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
     /// Makes the job, or returns the one that is there.
     fn job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
+    /// How a job that was made stands now.
+    fn look(&self, job: JobId) -> impl Future<Output = Result<JobView, Stopped>> + Send;
     fn drop_job(&self, job: JobId) -> impl Future<Output = Result<(), Stopped>> + Send;
     /// Returns when some job of the task may have changed, at the latest after `at_most`.
     fn changed(&self, at_most: Duration) -> impl Future<Output = ()> + Send;

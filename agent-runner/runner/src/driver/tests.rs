@@ -41,6 +41,8 @@ struct Records {
     replies: BTreeMap<Agent, Vec<Reply>>,
     prompts: Vec<(Agent, Prompt)>,
     dropped: Vec<JobId>,
+    /// Requests with a prompt in them.
+    asked: usize,
     cut: Option<Cut>,
     task: Option<TaskId>,
 }
@@ -70,10 +72,8 @@ impl TaskPort for Port {
     async fn job(&self, seq: i32, request: JobRequest) -> Result<JobView, Stopped> {
         let mut records = self.0.lock().unwrap();
         let key = (seq, request.role, request.n);
-        if let Some(view) = records.jobs.get_mut(&key) {
-            if view.state == JobState::Running {
-                view.running_ms += 400;
-            }
+        records.asked += 1;
+        if let Some(view) = records.jobs.get(&key) {
             return Ok(view.clone());
         }
         let Carried::Inline(prompt) = request.prompt.clone() else { panic!("small prompts are inline") };
@@ -112,6 +112,15 @@ impl TaskPort for Port {
         }
         records.jobs.insert(key, view.clone());
         Ok(view)
+    }
+
+    async fn look(&self, job: JobId) -> Result<JobView, Stopped> {
+        let mut records = self.0.lock().unwrap();
+        let view = records.jobs.values_mut().find(|view| view.id == job).expect("a job that was made");
+        if view.state == JobState::Running {
+            view.running_ms += 400;
+        }
+        Ok(view.clone())
     }
 
     async fn drop_job(&self, job: JobId) -> Result<(), Stopped> {
@@ -358,6 +367,7 @@ async fn the_working_time_ends_a_running_generation() {
     assert_eq!(why, EscalationReason::TimeoutExceeded);
     assert!(!actions.contains(&ActionKind::AcceptBestEffort));
     assert_eq!(bench.port.0.lock().unwrap().dropped.len(), 1);
+    assert_eq!(bench.port.0.lock().unwrap().asked, 1, "the prompt is sent once, however often it is looked at");
     assert!(history.active_ms >= 2_000);
     // A human's answer grants a fresh budget.
     bench.script(vec![add(1)], vec![score(90)]);

@@ -10,7 +10,7 @@ use cfq_proto::blob::Carried;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::looping::{Artifact, Step};
-use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobReply, StepReply, StepRequest, TaskFence};
+use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobLook, JobReply, StepReply, StepRequest, TaskFence};
 use cfq_proto::subject;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -86,6 +86,14 @@ pub(super) async fn fetch<T: DeserializeOwned>(
     blobs::get(&shared.session, &subject, lease.id(), carried).await.map_err(refused)
 }
 
+fn judge_job(reply: JobReply) -> Result<Verdict<JobView>, Stopped> {
+    Ok(match reply {
+        JobReply::Job { job } => Verdict::Settled(job),
+        JobReply::Stale => Verdict::Stale,
+        JobReply::Unavailable { reason } => Verdict::Again(reason),
+    })
+}
+
 /// A blob that is refused: mostly a lease that just ended, which the keeper will say too.
 fn refused(error: LinkError) -> Stopped {
     Stopped::Refused { reason: error.to_string() }
@@ -105,12 +113,12 @@ impl TaskPort for Cluster {
 
     async fn job(&self, seq: i32, request: JobRequest) -> Result<JobView, Stopped> {
         let ask = JobAsk { fence: self.fence, seq, request };
-        self.request("job", &ask, |reply| match reply {
-            JobReply::Job { job } => Ok(Verdict::Settled(job)),
-            JobReply::Stale => Ok(Verdict::Stale),
-            JobReply::Unavailable { reason } => Ok(Verdict::Again(reason)),
-        })
-        .await
+        self.request("job", &ask, judge_job).await
+    }
+
+    async fn look(&self, job: JobId) -> Result<JobView, Stopped> {
+        let ask = JobLook { fence: self.fence, job };
+        self.request("job_look", &ask, judge_job).await
     }
 
     async fn drop_job(&self, job: JobId) -> Result<(), Stopped> {

@@ -161,6 +161,7 @@ mod tests {
         assert!(matches!(heard("lease"), LeaseReply::Unavailable { .. }));
         assert!(matches!(heard("step"), StepReply::Unavailable { .. }));
         assert!(matches!(heard("job"), JobReply::Unavailable { .. }));
+        assert!(matches!(heard("job_look"), JobReply::Unavailable { .. }));
         assert!(matches!(heard("blob_put"), BlobPutReply::Unavailable { .. }));
         assert!(matches!(heard("blob_get"), BlobGetReply::Unavailable { .. }));
         assert_eq!(super::refusal("beat", &EnvelopeError::Version { found: 9 }), None);

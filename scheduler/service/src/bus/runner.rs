@@ -6,8 +6,8 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
-    Beat, BeatReply, FenceReply, HelloReply, JobAsk, JobDrop, JobReply, LeaseReply, LeaseRequest, Release, RunnerHello,
-    StepReply, StepRequest,
+    Beat, BeatReply, FenceReply, HelloReply, JobAsk, JobDrop, JobLook, JobReply, LeaseReply, LeaseRequest, Release,
+    RunnerHello, StepReply, StepRequest,
 };
 use tokio::task::JoinSet;
 
@@ -20,6 +20,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "runner", "lease", lease).await?;
     bus.answer(loops, stop, "runner", "step", step).await?;
     bus.answer(loops, stop, "runner", "job", job).await?;
+    bus.answer(loops, stop, "runner", "job_look", job_look).await?;
     bus.answer(loops, stop, "runner", "job_cancel", job_cancel).await?;
     bus.answer(loops, stop, "runner", "release", release).await?;
     bus.answer(loops, stop, "runner", "blob_put", blob_put).await?;
@@ -85,6 +86,14 @@ async fn job(bus: Arc<Bus>, sender: String, ask: JobAsk) -> Option<JobReply> {
             reply
         }
         Err(error) => JobReply::Unavailable { reason: reason(&error, "job") },
+    })
+}
+
+async fn job_look(bus: Arc<Bus>, sender: String, ask: JobLook) -> Option<JobReply> {
+    let runner: RunnerId = sender.parse().ok()?;
+    Some(match bus.store.look_at_job(&runner, &ask).await {
+        Ok(reply) => reply,
+        Err(error) => JobReply::Unavailable { reason: reason(&error, "job look") },
     })
 }
 

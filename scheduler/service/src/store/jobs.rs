@@ -4,7 +4,7 @@ use cfq_proto::blob::Carried;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{JobId, LeaseId, RunnerId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
-use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobFence, JobReply};
+use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobFence, JobLook, JobReply};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
 use sqlx::PgConnection;
@@ -83,6 +83,27 @@ impl Store {
         let view = view(&mut tx, JobId(found)).await?;
         tx.commit().await.doing("committing a job")?;
         Ok((JobReply::Job { job: view }, hints))
+    }
+
+    /// A job its runner asked for before. Nothing is locked: it is asked often, and whoever acts on the answer is fenced.
+    pub async fn look_at_job(&self, runner: &RunnerId, ask: &JobLook) -> Result<JobReply, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        let held = sqlx::query_scalar!(
+            r#"select true as "held!" from tasks t join jobs j on j.task = t.id
+               where t.id = $1 and t.state = 'running' and t.attempt = $2 and t.lease = $3 and t.runner = $4 and j.id = $5"#,
+            ask.fence.task.0,
+            ask.fence.attempt,
+            ask.fence.lease.0,
+            runner.as_str(),
+            ask.job.0
+        )
+        .fetch_optional(&mut *connection)
+        .await
+        .doing("finding a job")?;
+        Ok(match held {
+            Some(_) => JobReply::Job { job: view(&mut connection, ask.job).await? },
+            None => JobReply::Stale,
+        })
     }
 
     /// The runner gives up on a job.

@@ -1,5 +1,5 @@
 use cfq_proto::job::{JobFailure, JobState, Outcome};
-use cfq_proto::messages::{FenceReply, JobDrop, JobFence, Refusal, Refuse};
+use cfq_proto::messages::{FenceReply, JobDrop, JobFence, JobLook, Refusal, Refuse};
 
 use super::super::PlaceOrder;
 use super::*;
@@ -105,6 +105,24 @@ async fn released_and_refused_work_goes_back_uncounted_and_is_remembered() {
     let ask = Refuse { fence: third, boot: r.node, refusal: Refusal::Never { reason: "wrong \"kind\"".into() } };
     r.lab.store.refuse(&node(), &ask).await.unwrap();
     assert_eq!(r.lab.store.live_jobs().await.unwrap()[0].0.never[&node()], "wrong \"kind\"");
+}
+
+#[tokio::test]
+async fn a_job_is_looked_at_by_its_id_under_the_live_lease_only() {
+    let r = running().await;
+    let look = JobLook { fence: r.task, job: r.job.job };
+    let seen = view(r.lab.store.look_at_job(&runner(), &look).await.unwrap());
+    assert_eq!((seen.id, seen.state), (r.job.job, JobState::Running));
+    for stale in [
+        JobLook { job: JobId::fresh(), ..look.clone() },
+        JobLook { fence: TaskFence { attempt: 9, ..r.task }, ..look.clone() },
+        JobLook { fence: TaskFence { lease: r.job.lease, ..r.task }, ..look.clone() },
+    ] {
+        assert_eq!(r.lab.store.look_at_job(&runner(), &stale).await.unwrap(), JobReply::Stale, "{stale:?}");
+    }
+    r.lab.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
+    r.lab.store.sweep(r.lead).await.unwrap();
+    assert_eq!(r.lab.store.look_at_job(&runner(), &look).await.unwrap(), JobReply::Stale, "swept");
 }
 
 #[tokio::test]
