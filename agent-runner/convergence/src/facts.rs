@@ -5,6 +5,7 @@
 //! artifact's content, so whoever holds the step rows can compute them.
 
 use cfq_proto::looping::{EscalationAction, Step};
+use cfq_proto::pr::PrState;
 use cfq_proto::review::Quarantine;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,6 +20,8 @@ pub struct Facts {
     pub best_effort: bool,
     /// The merge is recorded as intended: from here the task ends as merged or accepted, not as cancelled.
     pub merge_intended: bool,
+    /// The pull request was closed without merging: the result is a branch of its own.
+    pub unmerged: bool,
 }
 
 impl Facts {
@@ -39,9 +42,9 @@ impl Facts {
                 Self { best_effort: matches!(action, EscalationAction::AcceptBestEffort), ..self }
             }
             Step::MergeIntent { .. } => Self { merge_intended: true, ..self },
+            Step::PrMoved { to, .. } => Self { unmerged: *to == PrState::Closed, ..self },
             Step::Reviewed { .. }
             | Step::PrOpened { .. }
-            | Step::PrMoved { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. }
             | Step::HandedOff

@@ -32,11 +32,8 @@ pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
             EscalationAction::Fail { .. } => TaskState::Failed,
         },
         Step::HandedOff => {
-            if facts.best_effort {
-                TaskState::Accepted
-            } else {
-                TaskState::Merged
-            }
+            // What is not in the mirror's main is not merged, however good it is.
+            if facts.best_effort || facts.unmerged { TaskState::Accepted } else { TaskState::Merged }
         }
         Step::Cancelled { .. } => TaskState::Cancelled,
     }
@@ -46,6 +43,7 @@ pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
 mod tests {
     use super::*;
     use crate::transition::tests::{decided, escalate, every_step, resolved, started};
+    use cfq_proto::pr::PrState;
 
     #[test]
     fn the_ends_of_a_task() {
@@ -61,6 +59,8 @@ mod tests {
         assert_eq!(after(&resolved(EscalationAction::AcceptBestEffort)), TaskState::Ready);
         let accepted = plain.after(&resolved(EscalationAction::AcceptBestEffort));
         assert_eq!(task_state_after(accepted, &Step::HandedOff), TaskState::Accepted);
+        let closed = plain.after(&Step::PrMoved { to: PrState::Closed, why: "overtaken".into() });
+        assert_eq!(task_state_after(closed, &Step::HandedOff), TaskState::Accepted, "no merge, not merged");
     }
 
     #[test]

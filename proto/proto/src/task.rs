@@ -200,7 +200,8 @@ pub enum TaskState {
     Escalated,
     /// Done: converged and merged.
     Merged,
-    /// Done: best effort, accepted by a human.
+    /// Done otherwise: best effort that a human accepted, or a converged result that could not be merged and is a branch of
+    /// its own.
     Accepted,
     Failed,
     Cancelled,

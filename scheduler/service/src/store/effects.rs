@@ -1,7 +1,7 @@
 //! What follows when a step changes the task's state: why it stands there, the question an escalation opens, the pull
 //! request an ending closes.
 
-use cfq_convergence::recommendation;
+use cfq_convergence::{Facts, recommendation};
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::QuestionId;
 use cfq_proto::looping::{Decided, Decision, EscalationAction, EscalationReason, Step};
@@ -17,7 +17,7 @@ use super::project::move_pr;
 use super::tasks::TaskRow;
 
 /// The task's reason, for people.
-pub(super) fn reason(step: &Step) -> String {
+pub(super) fn reason(facts: Facts, step: &Step) -> String {
     match step {
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Escalate { reason, .. } => format!("{reason}: {}", decided.why),
@@ -38,6 +38,9 @@ pub(super) fn reason(step: &Step) -> String {
             EscalationAction::Fail { reason: None } => format!("failed by {by}"),
         },
         Step::Cancelled { by } => format!("cancelled by {by}"),
+        Step::HandedOff if facts.unmerged => {
+            "handed off as a branch of its own: its pull request was closed unmerged".to_owned()
+        }
         Step::HandedOff => "handed off".to_owned(),
         Step::Started { .. }
         | Step::Generated { .. }

@@ -94,6 +94,27 @@ async fn a_loop_runs_from_start_to_merged_and_every_row_is_there() {
 }
 
 #[tokio::test]
+async fn a_result_that_could_not_be_merged_is_not_called_merged() {
+    let (lab, _, fence) = reviewed(None).await;
+    committed(&lab, fence, 4, decided(1, Decision::Converged, Some(1))).await;
+    let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "worker-1/task-1".into() };
+    let pr = committed(&lab, fence, 5, open).await.unwrap();
+    for (seq, to) in (6..).zip([PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved]) {
+        committed(&lab, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
+    }
+    // Another task's merge came between the intent and its carrying out.
+    committed(&lab, fence, 9, Step::MergeIntent { old: "b0".into(), new: "m1".into(), commit_time: 1 }).await;
+    committed(&lab, fence, 10, Step::PrMoved { to: PrState::Closed, why: "overtaken".into() }).await;
+    committed(&lab, fence, 11, Step::Delivered { branch: "cfq/t1-x".into(), commit: "c1".into() }).await;
+    committed(&lab, fence, 12, Step::HandedOff).await;
+    let task = detail(&lab, fence.task).await;
+    assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Accepted, LoopState::Idle));
+    assert!(task.reason.contains("closed unmerged"), "{}", task.reason);
+    assert_eq!(task.delivered_branch.as_deref(), Some("cfq/t1-x"));
+    assert_eq!(lab.store.prs(Some(pr)).await.unwrap()[0].state, PrState::Closed);
+}
+
+#[tokio::test]
 async fn a_repeated_step_is_committed_once_and_another_in_its_place_is_stale() {
     let (lab, _, fence) = reviewed(None).await;
     committed(&lab, fence, 0, started()).await;
