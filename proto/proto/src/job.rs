@@ -247,10 +247,9 @@ pub struct JobView {
     pub model: ModelId,
     pub node: Option<NodeId>,
     pub priority: Priority,
-    /// Time some node worked on it, all attempts, in milliseconds; counts to the task's limit.
+    /// Time nodes worked on it, all attempts, in milliseconds, without what lies before the task's first token: what counts
+    /// to the task's limit.
     pub running_ms: u64,
-    /// True once a node reported a first token in any attempt.
-    pub started: bool,
     /// With `Done`.
     pub completion: Option<Carried<Completion>>,
     /// The last failure, also while it waits to be tried again.

@@ -25,7 +25,10 @@ pub struct Job {
     /// Nodes that can never run it, with their words.
     pub never: BTreeMap<NodeId, String>,
     pub setbacks: Setbacks,
+    /// Since when it fails without an answer in between, or no node that has the model can serve it.
     pub first_failure_ms: Option<i64>,
+    /// How long it waited beside live nodes of which none has the model, as far as that is written down.
+    pub no_node_ms: u64,
     /// The last failure in words, empty if there was none.
     pub failure: String,
     pub attempt: i32,
@@ -50,6 +53,11 @@ pub enum Phase {
 }
 
 impl Job {
+    /// The ceiling counts although no attempt of its own failed: every node that has the model said it cannot serve it.
+    pub fn noted_unavailable(&self) -> bool {
+        self.first_failure_ms.is_some() && self.setbacks.0.is_empty()
+    }
+
     /// The node that has it now, if any.
     pub fn holder(&self) -> Option<(&NodeId, BootId)> {
         match &self.phase {

@@ -19,6 +19,9 @@ use crate::state::{Room, State};
 
 /// Times a placed attempt is published again to a node that beats but does not accept it.
 const RESENDS: u32 = 2;
+/// A wait beside nodes that lack the model is written down in such parts of the retry ceiling: a scheduler that dies loses
+/// no more of the count, and a job that waits costs no more writes.
+const KEPT_PARTS: u64 = 20;
 
 /// Each is one compare-and-set on (job, attempt); what it leaves is fed back into the state.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,8 +36,8 @@ pub enum Effect {
     Fail { job: JobId, attempt: i32, failure: JobFailure },
     /// Every node that has the model says it cannot serve it: the retry ceiling starts to count.
     Unavailable { job: JobId, attempt: i32, reason: String },
-    /// Why it waits, for people; written only when it changes.
-    Explain { job: JobId, attempt: i32, waiting: Waiting },
+    /// Why it waits, for people; written when it changes, and now and then while `no_node_ms` grows.
+    Explain { job: JobId, attempt: i32, waiting: Waiting, no_node_ms: u64 },
 }
 
 /// Why a queued job is not placed.
@@ -54,6 +57,17 @@ pub enum Waiting {
     /// The ladder after a failure.
     Backoff,
     Room,
+}
+
+impl Waiting {
+    /// True where some node serves the model again, whatever it said before: what was noted as unavailable is over, and
+    /// only failures of the job's own attempts still count.
+    pub fn is_served(&self) -> bool {
+        match self {
+            Self::Loading { .. } | Self::Backoff | Self::Room => true,
+            Self::NoNode { .. } | Self::NoNodeUp | Self::Unusable { .. } => false,
+        }
+    }
 }
 
 impl std::fmt::Display for Waiting {
@@ -144,10 +158,14 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
     for (node, _) in &open {
         rooms.insert((&node.id, &job.model), Room { tokens: 0, slots: 0, beside: u32::MAX });
     }
+    // Only what fails counts: a node that drains, loads or has no room has not failed.
+    let failing = |(n, m): &(&Node, &ModelState)| {
+        job.setbacks.blocks(&n.id, now_ms) || matches!(m.residency, Residency::Unusable { .. })
+    };
     if let Some(first) = job.first_failure_ms
         && now_ms >= first.saturating_add_unsigned(state.limits.retry_ceiling_ms)
-        && open.is_empty()
         && !able.is_empty()
+        && able.iter().all(failing)
     {
         let minutes = state.limits.retry_ceiling_ms as f64 / 60_000.0;
         let reason = format!("tried for {minutes:.1} minutes without an answer; the last failure: {}", job.failure);
@@ -158,17 +176,45 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
         true => Waiting::NoNode { model: job.model.clone() },
         false => waiting(job, &able, resident.is_empty(), open.is_empty()),
     };
+    let no_node_ms = no_node_ms(state, job, &waiting, now_ms);
     if let Waiting::NoNode { model } = &waiting
-        && let Some(reason) = given_up(state, job, model, now_ms)
+        && no_node_ms >= state.limits.retry_ceiling_ms
     {
-        return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
+        let failure = JobFailure::Unavailable { reason: given_up(state, model, now_ms) };
+        return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure });
     }
     if let (Waiting::Unusable { reasons }, None) = (&waiting, job.first_failure_ms) {
         return Some(Effect::Unavailable { job: job.id, attempt: job.attempt, reason: reasons.clone() });
     }
-    // Room is the common case of a busy cluster and passes by itself: it is not worth a write.
-    let worth_a_word = waiting != Waiting::Room && state.explained.get(&job.id).is_none_or(|e| e.waiting != waiting);
-    worth_a_word.then_some(Effect::Explain { job: job.id, attempt: job.attempt, waiting })
+    let before = state.explained.get(&job.id).map(|e| &e.waiting);
+    let ends_a_count = waiting.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
+    let worth_a_word = match &waiting {
+        // The common case of a busy cluster, which passes by itself: not worth a write.
+        Waiting::Room => matches!(before, Some(Waiting::NoNode { .. })),
+        Waiting::NoNode { .. } => {
+            before != Some(&waiting)
+                || no_node_ms >= job.no_node_ms.saturating_add((state.limits.retry_ceiling_ms / KEPT_PARTS).max(1))
+        }
+        Waiting::NoNodeUp | Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff => {
+            before != Some(&waiting)
+        }
+    };
+    (worth_a_word || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, waiting, no_node_ms })
+}
+
+/// How long it has waited beside live nodes that all lack the model. Kept with the job, so that no number of new leaders
+/// makes it wait for ever. Time in which no node was up, or no scheduler looked, says nothing about the model and is left
+/// out; once a node has the model, the count begins anew.
+fn no_node_ms(state: &State, job: &Job, waiting: &Waiting, now_ms: i64) -> u64 {
+    let since = state
+        .explained
+        .get(&job.id)
+        .filter(|e| matches!(e.waiting, Waiting::NoNode { .. }))
+        .map_or(0, |e| u64::try_from(now_ms.saturating_sub(e.at_ms)).unwrap_or(0));
+    match waiting {
+        Waiting::NoNode { .. } | Waiting::NoNodeUp => job.no_node_ms.saturating_add(since),
+        Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff | Waiting::Room => 0,
+    }
 }
 
 /// The tokens to admit it with, where it fits. A model that runs nothing takes a job whose estimate exceeds the whole pool
@@ -186,19 +232,14 @@ fn fits(price: &Price, room: Room) -> Option<u64> {
 }
 
 /// A model that no node lists is most often misspelt or was never set up: waiting would end never, and hold its runner.
-/// Counted in this cache, from when it began to wait beside a live node: a new leader counts anew.
-fn given_up(state: &State, job: &Job, model: &ModelId, now_ms: i64) -> Option<String> {
-    let explained = state.explained.get(&job.id).filter(|e| matches!(e.waiting, Waiting::NoNode { .. }))?;
-    if now_ms < explained.since_ms.saturating_add_unsigned(state.limits.retry_ceiling_ms) {
-        return None;
-    }
+fn given_up(state: &State, model: &ModelId, now_ms: i64) -> String {
     let minutes = state.limits.retry_ceiling_ms as f64 / 60_000.0;
-    let served: Vec<&str> = state.served(now_ms)?.into_iter().map(ModelId::as_str).collect();
+    let served: Vec<&str> = state.served(now_ms).into_iter().flatten().map(ModelId::as_str).collect();
     let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
-    Some(format!(
+    format!(
         "no node that is up has the model {model}, for {minutes:.1} minutes; served are: {served}. Take one of those, or \
          name {model} in a node's configuration ([node] models, and [endpoints] if it is behind one) and start that node anew"
-    ))
+    )
 }
 
 fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_open: bool) -> Waiting {

@@ -38,6 +38,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         never: BTreeMap::new(),
         setbacks: Setbacks::default(),
         first_failure_ms: None,
+        no_node_ms: 0,
         failure: String::new(),
         attempt: 0,
         phase: Phase::Queued,
@@ -99,7 +100,15 @@ fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
                 row.failure = reason;
                 state.job(row, now_ms);
             }
-            Effect::Explain { job, waiting, .. } => state.explained(job, waiting, now_ms),
+            Effect::Explain { job, waiting, no_node_ms, .. } => {
+                let mut row = state.jobs[&job].clone();
+                row.no_node_ms = no_node_ms;
+                if waiting.is_served() && row.noted_unavailable() {
+                    row.first_failure_ms = None;
+                }
+                state.job(row, now_ms);
+                state.explained(job, waiting, now_ms);
+            }
         }
     }
 }
@@ -300,6 +309,48 @@ fn an_endpoint_that_is_down_everywhere_fails_the_job_at_the_ceiling_and_not_befo
 }
 
 #[test]
+fn an_endpoint_that_came_back_has_its_whole_ceiling_again() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let mut other = job(Priority::P0, 0);
+    let waiting = job(Priority::P2, 0);
+    n.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
+    let mut s = state(vec![n.clone()], vec![waiting.clone()]);
+    let effects = plan(&s, 0);
+    carry_out(&mut s, &effects, 0);
+    assert_eq!(s.jobs[&waiting.id].first_failure_ms, Some(0));
+    // It is back, but somebody else has its only place.
+    (n.seen_ms, n.ledger.version, n.ledger.models[0].residency) = (60_000, 2, Residency::Resident);
+    s.node(n.clone());
+    other.phase = Phase::Placed { node: n.id.clone(), boot: n.boot, lease: id(), placed_ms: 700_000 };
+    s.job(other, 60_000);
+    let effects = plan(&s, 60_000);
+    carry_out(&mut s, &effects, 60_000);
+    assert_eq!(s.jobs[&waiting.id].first_failure_ms, None);
+    // Long after the first trouble there is trouble again: that is a new one.
+    (n.seen_ms, n.ledger.version) = (700_000, 3);
+    n.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
+    s.node(n);
+    let effects = plan(&s, 700_000);
+    assert!(matches!(effects.as_slice(), [Effect::Unavailable { .. }]), "{effects:?}");
+}
+
+#[test]
+fn a_node_that_has_no_room_or_drains_is_not_one_that_fails() {
+    let n = node("a", vec![model(4096, 1)], 700_000);
+    let mut failed_once = job(Priority::P2, 0);
+    failed_once.first_failure_ms = Some(0);
+    failed_once.setbacks.record(failed_once.id, n.id.clone(), 0, Ladder { base_ms: 1_000, cap_ms: 256_000 });
+    let left_out = Node { left_out: Some(LeftOut { version: 1, at_ms: 699_000 }), ..n.clone() };
+    let mut draining = n.clone();
+    draining.ledger.draining = true;
+    for busy in [left_out, draining] {
+        let effects = plan(&state(vec![busy], vec![failed_once.clone()]), 700_000);
+        assert!(!effects.iter().any(|e| matches!(e, Effect::Fail { .. })), "{effects:?}");
+    }
+    assert_eq!(placed(&plan(&state(vec![n], vec![failed_once]), 700_000)).len(), 1);
+}
+
+#[test]
 fn a_model_that_no_live_node_has_fails_the_job_at_the_ceiling_and_without_nodes_it_waits() {
     let mut n = node("a", vec![model(4096, 1)], 0);
     let other: ModelId = "path:/other.gguf".parse().unwrap();
@@ -321,12 +372,48 @@ fn a_model_that_no_live_node_has_fails_the_job_at_the_ceiling_and_without_nodes_
     carry_out(&mut s, &effects, began);
     n.seen_ms = began + 600_000;
     s.node(n);
-    assert_eq!(plan(&s, began + 599_999), vec![]);
+    assert!(plan(&s, began + 599_999).iter().all(|e| matches!(e, Effect::Explain { .. })));
     let effects = plan(&s, began + 600_000);
     let [Effect::Fail { failure: JobFailure::Unavailable { reason }, .. }] = effects.as_slice() else {
         panic!("{effects:?}")
     };
     assert!(reason.contains("model path:/other.gguf") && reason.contains("served are: path:/m.gguf"), "{reason}");
+}
+
+/// A cluster whose schedulers die every few minutes, with all nodes away for an hour in between.
+#[test]
+fn new_leaders_and_hours_without_nodes_neither_stop_nor_hurry_the_count() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let mut row = Job { model: "path:/other.gguf".parse().unwrap(), ..job(Priority::P2, 0) };
+    let (mut now, mut beside_nodes, mut leaders) = (0, 0, 0);
+    let failed = loop {
+        leaders += 1;
+        assert!(leaders < 10, "it waits for ever");
+        let mut s = state(vec![n.clone()], vec![row.clone()]);
+        // Until the node beats again it is not up; then this leader lives three minutes.
+        let effects = plan(&s, now);
+        carry_out(&mut s, &effects, now);
+        let until = now + 180_000;
+        let failed = loop {
+            n.seen_ms = now;
+            s.node(n.clone());
+            let effects = plan(&s, now);
+            carry_out(&mut s, &effects, now);
+            if !s.jobs.contains_key(&row.id) {
+                break true;
+            }
+            if now >= until {
+                break false;
+            }
+            (now, beside_nodes) = (now + 5_000, beside_nodes + 5_000);
+        };
+        if failed {
+            break beside_nodes;
+        }
+        row = s.jobs[&row.id].clone();
+        now += 3_600_000;
+    };
+    assert!((600_000..=600_000 + 30_000 * leaders).contains(&failed), "{failed} ms, {leaders} leaders");
 }
 
 #[test]

@@ -44,11 +44,11 @@ pub struct State {
     pub(crate) explained: BTreeMap<JobId, Explained>,
 }
 
-/// What a queued job waits for, and since when.
+/// What a queued job waits for, and when that was last written down.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Explained {
     pub waiting: Waiting,
-    pub since_ms: i64,
+    pub at_ms: i64,
 }
 
 /// How often a placed attempt was published again.
@@ -155,9 +155,9 @@ impl State {
         }
     }
 
-    /// An `Explain` was carried out.
+    /// An `Explain` was carried out, and the job's row was read again.
     pub fn explained(&mut self, job: JobId, waiting: Waiting, now_ms: i64) {
-        self.explained.insert(job, Explained { waiting, since_ms: now_ms });
+        self.explained.insert(job, Explained { waiting, at_ms: now_ms });
     }
 
     /// Jobs by phase: queued, placed, running. For gauges.

@@ -67,6 +67,8 @@ impl Default for Defaults {
 pub struct Limits {
     /// Attempts of a job whose node may be lost before the job is dead.
     pub max_losses: i32,
+    /// Attempts of a job that may break off in the middle of their answer before the job is dead.
+    pub max_break_offs: i32,
     /// Runners that may be lost in a row with one task, without a step between, before it fails.
     pub max_task_losses: i32,
     /// Largest body of an HTTP request, in bytes.
@@ -82,6 +84,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_losses: 3,
+            max_break_offs: 5,
             max_task_losses: 10,
             body_bytes: 1024 * 1024,
             concurrency: 16,

@@ -92,9 +92,15 @@ impl Pulse {
             }
         };
         let mut seen: HashSet<LeaseId> = HashSet::new();
+        // First tokens that could not be written down: the next frame tries again.
+        let (missed, mut missing) = tokio::sync::mpsc::channel(BEHIND);
         loop {
             let frame = tokio::select! {
                 next = frames.next() => match next { Some(frame) => frame, None => return },
+                Some(lease) = missing.recv() => {
+                    seen.remove(&lease);
+                    continue;
+                }
                 () = stop.raised() => return,
             };
             let Ok(frame) = frame.body else { continue };
@@ -102,10 +108,13 @@ impl Pulse {
                 seen.clear();
             }
             if seen.insert(frame.fence.lease) {
-                let (store, fence) = (store.clone(), frame.fence);
+                let (store, fence, missed) = (store.clone(), frame.fence, missed.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = store.started(&fence).await {
+                    if let Err(error) = store.first_token(&fence).await {
                         tracing::debug!(%error, "first token not noted");
+                        if missed.send(fence.lease).await.is_err() {
+                            tracing::debug!("the frames' reader has stopped");
+                        }
                     }
                 });
             }

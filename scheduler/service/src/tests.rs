@@ -5,11 +5,11 @@ use std::time::Duration;
 use cfq_link::Session;
 use cfq_proto::blob::Carried;
 use cfq_proto::client::{Client, Frame};
-use cfq_proto::ids::{BootId, TaskKey};
-use cfq_proto::job::{Completion, FinishReason, JobRequest, JobState, Outcome, Prompt, Usage};
+use cfq_proto::ids::{BootId, JobId, TaskKey};
+use cfq_proto::job::{Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage};
 use cfq_proto::messages::{
-    Accept, Beat, BeatReply, FenceReply, Held, HelloReply, JobAsk, JobReply, JobReport, LeaseReply, LeaseRequest,
-    NodeCommand, RunnerCommand, RunnerHello, TaskFence, TokenFrame, WorkOrder,
+    Accept, Beat, BeatReply, FenceReply, Held, HelloReply, JobAsk, JobLook, JobReply, JobReport, LeaseReply,
+    LeaseRequest, NodeCommand, RunnerCommand, RunnerHello, TaskFence, TokenFrame, WorkOrder,
 };
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::{Agent, TaskState};
@@ -130,6 +130,13 @@ impl Running {
     }
 
     /// The next order, while the node beats as a live one does.
+    async fn look_at(&self, fence: TaskFence, job: JobId) -> JobView {
+        match asked(&self.runner, subject::runner(&runner(), "job_look"), JobLook { fence, job }).await {
+            JobReply::Job { job } => job,
+            other => panic!("{other:?}"),
+        }
+    }
+
     async fn pull(&self) -> WorkOrder {
         let pulled = async {
             loop {
@@ -219,7 +226,8 @@ async fn a_job_goes_from_a_runner_through_a_node_and_back_and_the_feed_shows_it(
     .await;
     assert_eq!((token.job, token.text.as_str()), (job.id, "h"));
     soon(async {
-        while !r.ask_job(fence).await.started {
+        // Time runs from the first token, whoever asks and however.
+        while r.look_at(fence, job.id).await.running_ms == 0 {
             tokio::task::yield_now().await
         }
     })

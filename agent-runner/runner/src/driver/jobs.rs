@@ -66,7 +66,7 @@ impl<P: TaskPort> Drive<P> {
             let sampling = sampling(agent, &binding, self.task, iteration, n, budget.reply_tokens);
             let prompt = Prompt { messages, sampling, format: format.clone() };
             let (view, ending) = self.call(agent, n, &model, prompt, spent_ms).await?;
-            spent_ms += working_ms(&view);
+            spent_ms += view.running_ms;
             let problem = match ending {
                 Ending::Done(completion) => match read(&completion) {
                     Ok(value) => {
@@ -132,7 +132,7 @@ impl<P: TaskPort> Drive<P> {
             if let Some(ending) = self.ending(&view).await? {
                 return Ok((view, ending));
             }
-            let worked = before + working_ms(&view);
+            let worked = before + view.running_ms;
             if worked >= self.limits.timeout_ms {
                 return Ok((view, Ending::TimeIsUp("the working time was used up during a model call")));
             }
@@ -157,13 +157,13 @@ impl<P: TaskPort> Drive<P> {
                 None => Ending::Unusable("failed without saying why".to_owned()),
             }),
             JobState::Dead => {
-                let last = view.failure.as_ref().map_or(String::new(), |f| format!(", last: {f}"));
-                Some(Ending::Unusable(format!("was parked after losing its node {} times{last}", view.attempt)))
+                let why = view.failure.as_ref().map_or_else(|| "without saying why".to_owned(), ToString::to_string);
+                Some(Ending::Unusable(format!("was parked after {} attempts: {why}", view.attempt)))
             }
             // Ours, from before a crash, where the time was up; else somebody's.
             JobState::Cancelled => {
                 let before = self.history.active_ms.saturating_sub(self.history.window_active_ms);
-                Some(if before + working_ms(view) >= self.limits.timeout_ms {
+                Some(if before + view.running_ms >= self.limits.timeout_ms {
                     Ending::TimeIsUp("the working time was used up during a model call")
                 } else {
                     Ending::Unusable("was cancelled".to_owned())
@@ -171,9 +171,4 @@ impl<P: TaskPort> Drive<P> {
             }
         })
     }
-}
-
-/// The limit runs from the first token: a prompt that no node has begun to answer has cost nothing.
-fn working_ms(view: &JobView) -> u64 {
-    if view.started { view.running_ms } else { 0 }
 }

@@ -92,7 +92,6 @@ impl TaskPort for Port {
             node: None,
             priority: Priority::P2,
             running_ms: 10,
-            started: true,
             completion: None,
             failure: None,
         };

@@ -233,9 +233,12 @@ impl Term<'_> {
                 store.note_unavailable(self.lead, job, attempt, &reason).await?;
                 self.job(job).await?;
             }
-            Effect::Explain { job, attempt, waiting } => {
-                store.explain(self.lead, job, attempt, &waiting.to_string()).await?;
-                self.state.explained(job, waiting, now_ms);
+            Effect::Explain { job, attempt, waiting, no_node_ms } => {
+                let written = store.explain(self.lead, job, attempt, &waiting, no_node_ms).await?;
+                self.job(job).await?;
+                if written {
+                    self.state.explained(job, waiting, now_ms);
+                }
             }
         }
         Ok(())

@@ -137,11 +137,12 @@ impl Store {
 /// A job as the runner that asked for it sees it.
 pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<JobView, StoreError> {
     let r = sqlx::query!(
-        r#"select task, seq, role, n, state, attempt, model, node, priority, started,
-                  (running_ms + case when state = 'running'
-                       then extract(epoch from clock_timestamp() - accepted_at) * 1000 else 0 end)::bigint as "running_ms!",
-                  completion as "completion: Json<Carried<Completion>>", failure as "failure: Json<JobFailure>"
-           from jobs where id = $1"#,
+        r#"select j.task, j.seq, j.role, j.n, j.state, j.attempt, j.model, j.node, j.priority,
+                  (j.running_ms + case when j.state = 'running' and t.first_token_at is not null
+                       then extract(epoch from clock_timestamp() - greatest(j.accepted_at, t.first_token_at)) * 1000
+                       else 0 end)::bigint as "running_ms!",
+                  j.completion as "completion: Json<Carried<Completion>>", j.failure as "failure: Json<JobFailure>"
+           from jobs j join tasks t on t.id = j.task where j.id = $1"#,
         job.0
     )
     .fetch_one(connection)
@@ -160,7 +161,6 @@ pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<Jo
         priority: Priority::try_from(r.priority)
             .map_err(|_| StoreError::Unreadable { what: "priority", text: r.priority.to_string() })?,
         running_ms: r.running_ms.max(0) as u64,
-        started: r.started,
         completion: r.completion.map(|c| c.0),
         failure: r.failure.map(|f| f.0),
     })
@@ -178,20 +178,34 @@ pub(super) async fn cancel(
     changed(connection, task, job, why).await
 }
 
-/// Takes a job off its node, adding the time it ran there, and gives it its new state.
+/// Takes a job off its node, adding its working time there, and gives it its new state. Working time runs from the task's
+/// first token (DESIGN.md): what a node did for the task before that has cost nothing.
 pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: JobState) -> Result<(), StoreError> {
     sqlx::query!(
-        r#"update jobs set state = $2, lease = null, lease_expires = null, node_boot = null, placed_at = null,
-                  running_ms = running_ms + case when state = 'running'
-                      then (extract(epoch from now() - accepted_at) * 1000)::bigint else 0 end,
+        r#"update jobs j set state = $2, lease = null, lease_expires = null, node_boot = null, placed_at = null,
+                  running_ms = running_ms + case when j.state = 'running' and t.first_token_at is not null
+                      then (extract(epoch from now() - least(now(), greatest(j.accepted_at, t.first_token_at))) * 1000)::bigint
+                      else 0 end,
                   accepted_at = null, node = case when $2 in ('done', 'failed') then node end, updated_at = now()
-           where id = $1"#,
+           from tasks t where j.id = $1 and t.id = j.task"#,
         job.0,
         to.as_str()
     )
     .execute(connection)
     .await
     .doing("taking a job off its node")?;
+    Ok(())
+}
+
+/// Ends a job that would go round for ever, with what happened to its attempts as the evidence.
+pub(super) async fn park(connection: &mut PgConnection, job: JobId, what: &str) -> Result<(), StoreError> {
+    leave_node(connection, job, JobState::Dead).await?;
+    let evidence = attempts::history(connection, job).await?;
+    let failure = JobFailure::Engine { reason: format!("{what}: {evidence}") };
+    sqlx::query!("update jobs set failure = $2 where id = $1", job.0, AsJson(&failure) as _)
+        .execute(connection)
+        .await
+        .doing("parking a dead job")?;
     Ok(())
 }
 

@@ -12,6 +12,8 @@ mod carried;
 mod effects;
 mod error;
 mod events;
+mod failures;
+mod first_token;
 mod gauges;
 mod hint;
 mod jobs;

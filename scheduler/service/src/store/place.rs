@@ -5,6 +5,7 @@ use cfq_proto::blob::Carried;
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::{JobFailure, JobState, Prompt};
 use cfq_proto::messages::{JobFence, WorkOrder};
+use cfq_scheduler_core::Waiting;
 use sqlx::types::Json;
 
 use super::as_json::AsJson;
@@ -27,7 +28,8 @@ pub struct PlaceOrder {
 }
 
 impl Store {
-    /// Queued -> placed. `None` if the job, or the node's boot, is not what the planner saw.
+    /// Queued -> placed. `None` if the job, or the node's boot, is not what the planner saw. A node takes it, so what was
+    /// counted while none could is over; the ladder of its own failures is not.
     pub async fn place(&self, lead: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
@@ -37,7 +39,8 @@ impl Store {
         let reason = plain(&order.reason);
         let placed = sqlx::query!(
             r#"update jobs set state = 'placed', attempt = $2, lease = $3, node = $4, node_boot = $5, placed_at = now(),
-                      placement = $6, updated_at = now()
+                      placement = $6, updated_at = now(), no_node_ms = 0,
+                      first_failure_at = case when setbacks::text = '{}' then null else first_failure_at end
                where id = $1 and state = 'queued' and attempt = $2 - 1
                  and exists (select from nodes where nodes.id = $4 and nodes.boot = $5)
                returning role, model, prompt as "prompt: Json<Carried<Prompt>>""#,
@@ -188,15 +191,26 @@ impl Store {
         Ok(true)
     }
 
-    /// Why a queued job waits, for people.
-    pub async fn explain(&self, lead: Leadership, job: JobId, attempt: i32, why: &str) -> Result<bool, StoreError> {
+    /// Why a queued job waits, for people, and for how long no node had its model, for the next leader.
+    pub async fn explain(
+        &self,
+        lead: Leadership,
+        job: JobId,
+        attempt: i32,
+        waiting: &Waiting,
+        no_node_ms: u64,
+    ) -> Result<bool, StoreError> {
         let mut tx = self.begin().await?;
         hold_lead(&mut tx, lead).await?;
         let done = sqlx::query!(
-            "update jobs set placement = $3 where id = $1 and attempt = $2 and state = 'queued'",
+            r#"update jobs set placement = $3, no_node_ms = $4,
+                      first_failure_at = case when $5 and setbacks::text = '{}' then null else first_failure_at end
+               where id = $1 and attempt = $2 and state = 'queued'"#,
             job.0,
             attempt,
-            plain(why)
+            plain(&waiting.to_string()),
+            i64::try_from(no_node_ms).unwrap_or(i64::MAX),
+            waiting.is_served()
         )
         .execute(&mut *tx)
         .await

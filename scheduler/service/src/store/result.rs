@@ -3,11 +3,9 @@
 
 use cfq_proto::blob::Carried;
 use cfq_proto::ids::NodeId;
-use cfq_proto::job::{Completion, JobFailure, JobState, Outcome, Usage};
+use cfq_proto::job::{Completion, JobState, Outcome, Usage};
 use cfq_proto::messages::{FenceReply, JobReport};
-use cfq_scheduler_core::{Ladder, Setbacks};
 use sqlx::PgConnection;
-use sqlx::types::Json;
 
 use super::accept::{held, hints};
 use super::as_json::AsJson;
@@ -16,7 +14,7 @@ use super::error::Doing;
 use super::hint::Hint;
 use super::jobs::{changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing, now_ms};
+use super::{Store, StoreError, first_token, nothing};
 
 impl Store {
     pub async fn report(&self, node: &NodeId, ask: &JobReport) -> Result<(FenceReply, Vec<Hint>), StoreError> {
@@ -55,10 +53,12 @@ impl Store {
                     )
                     .await;
                 };
+                // The frame that showed the first token may be lost; the node's own figure says the same.
+                first_token::note(&mut tx, task.id, &ask.fence, Some(usage.first_token_ms)).await?;
                 attempts::end_current(&mut tx, ask.fence.job, told, "").await?;
                 leave_node(&mut tx, ask.fence.job, JobState::Done).await?;
                 sqlx::query!(
-                    r#"update jobs set completion = $2, usage = $3, failure = null, started = true where id = $1"#,
+                    r#"update jobs set completion = $2, usage = $3, failure = null where id = $1"#,
                     ask.fence.job.0,
                     AsJson(completion) as _,
                     AsJson(usage) as _
@@ -83,69 +83,6 @@ impl Store {
         tx.commit().await.doing("committing a result")?;
         cfq_link::failpoint::hit("scheduler.result.after_commit");
         Ok((FenceReply::Committed, hints(&task, ask.fence)))
-    }
-
-    /// Counts a failure of the work: one rung up the node's ladder, or the end.
-    async fn failed(
-        &self,
-        connection: &mut PgConnection,
-        node: &NodeId,
-        ask: &JobReport,
-        failure: &JobFailure,
-    ) -> Result<String, StoreError> {
-        let job = ask.fence.job;
-        let now = now_ms(connection).await?;
-        let row = sqlx::query!(
-            r#"select setbacks as "setbacks: Json<Setbacks>",
-                      (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms
-               from jobs where id = $1"#,
-            job.0
-        )
-        .fetch_one(&mut *connection)
-        .await
-        .doing("reading a job's failures")?;
-        let ladder = Ladder { base_ms: self.timing.backoff_base_ms, cap_ms: self.timing.backoff_cap_ms };
-        let mut setbacks = row.setbacks.0;
-        setbacks.record(job, node.clone(), now, ladder);
-        let first = row.first_failure_ms.unwrap_or(now);
-        let beyond = now >= first.saturating_add_unsigned(self.timing.retry_ceiling_ms);
-        let to = if failure.may_retry() && !beyond { JobState::Queued } else { JobState::Failed };
-        leave_node(connection, job, to).await?;
-        sqlx::query!(
-            r#"update jobs set failures = failures + 1, failure = $2, setbacks = $3,
-                      first_failure_at = coalesce(first_failure_at, now())
-               where id = $1"#,
-            job.0,
-            AsJson(failure) as _,
-            AsJson(&setbacks) as _
-        )
-        .execute(connection)
-        .await
-        .doing("counting a failure")?;
-        Ok(match to {
-            JobState::Queued => format!("failed on {node}, to be tried again: {failure}"),
-            JobState::Failed
-            | JobState::Placed
-            | JobState::Running
-            | JobState::Done
-            | JobState::Dead
-            | JobState::Cancelled => format!("failed on {node}: {failure}"),
-        })
-    }
-
-    /// A node sent the first token of an attempt: the task's time runs.
-    pub async fn started(&self, fence: &cfq_proto::messages::JobFence) -> Result<(), StoreError> {
-        sqlx::query!(
-            r#"update jobs set started = true
-               where id = $1 and attempt = $2 and lease = $3 and state = 'running' and not started"#,
-            fence.job.0,
-            fence.attempt,
-            fence.lease.0
-        )
-        .execute(&self.pool)
-        .await
-        .doing("noting a first token")?;
-        Ok(())
     }
 }
 

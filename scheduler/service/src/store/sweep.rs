@@ -3,16 +3,15 @@
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{JobId, LeaseId, TaskId};
-use cfq_proto::job::{JobFailure, JobState};
+use cfq_proto::job::JobState;
 use cfq_proto::looping::LoopState;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
-use super::as_json::AsJson;
 use super::error::Doing;
 use super::events::append;
 use super::hint::{Hint, LeaderHint};
-use super::jobs::{changed, leave_node};
+use super::jobs::{changed, leave_node, park};
 use super::leader::{Leadership, hold_lead};
 use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
 use super::{Store, StoreError, attempts, effects, nothing};
@@ -113,13 +112,7 @@ pub(super) async fn lose(
         .doing("counting a loss")?;
     let mut hints = vec![Hint::Leader(LeaderHint::Job(job))];
     if losses > max_losses {
-        leave_node(connection, job, JobState::Dead).await?;
-        let evidence = attempts::history(connection, job).await?;
-        let failure = JobFailure::Engine { reason: format!("lost its node {losses} times: {evidence}") };
-        sqlx::query!("update jobs set failure = $2 where id = $1", job.0, AsJson(&failure) as _)
-            .execute(&mut *connection)
-            .await
-            .doing("parking a dead job")?;
+        park(connection, job, &format!("lost its node {losses} times")).await?;
     } else {
         leave_node(connection, job, JobState::Queued).await?;
     }

@@ -2,12 +2,14 @@
 
 mod blobs;
 mod election;
+mod failures;
 mod feed;
 mod jobs;
 mod leases;
 mod loops;
 mod migrations;
 mod submits;
+mod waits;
 
 use cfq_proto::blob::Carried;
 use cfq_proto::ids::{ArtifactId, BootId, JobId};
