@@ -153,6 +153,29 @@ async fn working_time_beyond_the_limit_escalates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_ends_a_running_generation_and_a_later_answer_lifts_it() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Slow("word ".repeat(100_000), Duration::from_millis(40))]);
+    cluster.models.script("beta", vec![score(95)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.deadline = Some(cfq_link::clock::unix_seconds() + 3);
+    let task = cluster.submit(&spec).await;
+    let detail = cluster.rests(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    assert!(detail.reason.contains("deadline"), "{}", detail.reason);
+    assert_eq!(detail.escalation.unwrap().reason, EscalationReason::TimeoutExceeded);
+    cluster.node_is_idle().await;
+    // A human who knows that it is late goes on with it.
+    cluster.models.script("alpha", vec![add(2)]);
+    let constraints = vec!["be quick".to_owned()];
+    let action = EscalationAction::RetryWithConstraints { additional_constraints: constraints };
+    cluster.client.resolve(task, action).await.unwrap();
+    cluster.becomes(task, TaskState::Merged).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_result_that_cannot_be_merged_is_delivered_and_not_called_merged() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![add(1)]);

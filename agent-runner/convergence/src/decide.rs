@@ -13,7 +13,7 @@
 //! 7. otherwise revise; what does not parse goes back with the checks' findings, unreviewed, and counts to the cap.
 //!    It has no score, so it neither ends nor prolongs a stagnation.
 
-use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationReason};
+use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationReason, LoopState};
 use cfq_proto::review::Quarantine;
 
 use crate::history::{History, Iteration};
@@ -95,6 +95,19 @@ pub fn escalate(history: &History, reason: EscalationReason, why: String) -> Dec
     with_best(history, Decision::Escalate { reason, available_actions }, why)
 }
 
+/// What follows when a task's wall-clock deadline has passed: an escalation instead of the next model call. `None` where
+/// no model is asked next: what is there is checked and decided first, because good work is not thrown away for having
+/// come late, and a hand-off that began is finished.
+pub fn overdue(history: &History) -> Option<Decided> {
+    let asks_a_model = match history.state {
+        LoopState::Generating | LoopState::Revising => !history.facts.unchecked && !history.facts.dangerous,
+        LoopState::Reviewing => history.last().is_some_and(|i| i.quarantine.is_none() && i.review.is_none()),
+        LoopState::Idle | LoopState::Converged | LoopState::Escalated | LoopState::Failed => false,
+    };
+    asks_a_model
+        .then(|| escalate(history, EscalationReason::TimeoutExceeded, "the deadline of the task has passed".to_owned()))
+}
+
 /// The end when an endpoint stayed down beyond the ceiling.
 pub fn fail(history: &History, reason: String) -> Decided {
     with_best(history, Decision::Fail { reason: reason.clone() }, reason)
@@ -133,7 +146,7 @@ fn idle_iterations(window: &[Iteration], min_gain: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::tests::{Records, review};
+    use crate::history::tests::{Records, artifact, review};
     use crate::transition::tests::resolved;
     use cfq_proto::ids::JobId;
     use cfq_proto::looping::{EscalationAction, Step, StepRecord};
@@ -258,6 +271,26 @@ mod tests {
         let decided = decide(&limits, &history).unwrap();
         assert_eq!(decided.decision, Decision::Revise, "one iteration of the new window, nothing repeated in it");
         assert_eq!((decided.best_iteration, decided.best_score), (Some(2), Some(60.0)));
+    }
+
+    #[test]
+    fn a_passed_deadline_comes_instead_of_a_model_call_and_never_of_a_decision() {
+        let overdue_at = |records: &Records| overdue(&records.history()).as_ref().and_then(reason);
+        let timeout = Some(EscalationReason::TimeoutExceeded);
+        assert_eq!(overdue_at(&Records::default()), None, "nothing has started");
+        assert_eq!(overdue_at(&Records::started()), timeout);
+        let generated = Step::Generated { artifact: cfq_proto::blob::Carried::Inline(artifact(1, "a")) };
+        assert_eq!(overdue_at(&Records::started().then(generated)), None, "it is checked first");
+        let made = Records::started().made(1, "a", None);
+        assert_eq!(overdue_at(&made), timeout, "unreviewed");
+        assert!(matches!(overdue(&made.history()).unwrap().best_iteration, Some(1)), "what is there may be accepted");
+        let broken = Records::started().made(1, "a", Some(Quarantine::Syntax));
+        assert_eq!(overdue_at(&broken), None, "it goes back without a model");
+        assert_eq!(overdue_at(&Records::started().made(1, "a", Some(Quarantine::Dangerous))), None);
+        let good = made.reviewed(1, 90.0);
+        assert_eq!(overdue_at(&good), None);
+        let decided = decide(&Limits::default(), &good.history()).unwrap();
+        assert_eq!(overdue_at(&good.decided(1, decided)), None, "the hand-off has no deadline");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! ([`task_state_after`]), and what follows from an iteration ([`decide()`]).
 //!
 //! Pure: no clock, no I/O, no randomness. The same steps give the same answer on any machine, so every decision can be
-//! replayed from the recorded steps. The scheduler guards its writes with the first two; the runner decides with the third.
+//! replayed from the recorded steps. The scheduler guards its writes with the first two and says when a deadline has passed
+//! ([`overdue`]); the runner decides with the third.
 
 mod decide;
 mod facts;
@@ -12,7 +13,7 @@ mod recommendation;
 mod task_state;
 mod transition;
 
-pub use decide::{NotDecidable, decide, escalate, fail};
+pub use decide::{NotDecidable, decide, escalate, fail, overdue};
 pub use facts::Facts;
 pub use history::{Base, Best, HandOff, History, HistoryError, Iteration, MergeIntent};
 pub use limits::Limits;

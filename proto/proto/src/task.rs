@@ -177,7 +177,8 @@ pub struct TaskSpec {
     pub timeout_minutes: Option<f64>,
     #[serde(default)]
     pub priority: Priority,
-    /// Wall-clock limit, seconds since 1970.
+    /// Wall-clock limit, seconds since 1970. Once it has passed no model is asked any more: the task escalates with what is
+    /// there, or fails if no runner has begun it. An answer given later lifts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<i64>,
 }

@@ -6,7 +6,8 @@ use cfq_proto::task::TaskState;
 /// True where a task may go from `from` to `to`. Staying where one is is not a transition.
 ///
 /// `Merged`, `Accepted`, `Failed` and `Cancelled` have no way out: retrying makes a new task. An escalated task holds no
-/// lease, so whatever a human decides that needs more work goes through `Ready`.
+/// lease, so whatever a human decides that needs more work goes through `Ready`. A ready task escalates when its deadline
+/// passes while no runner has it.
 pub fn legal(from: TaskState, to: TaskState) -> bool {
     use TaskState::{
         Accepted, Blocked, Cancelled, Escalated, Failed, Merged, Paused, Queued, Ready, Running, WaitingOnHuman,
@@ -14,7 +15,7 @@ pub fn legal(from: TaskState, to: TaskState) -> bool {
     match from {
         Queued => matches!(to, Blocked | Ready | Paused | Failed | Cancelled),
         Blocked => matches!(to, Ready | Paused | Failed | Cancelled),
-        Ready => matches!(to, Running | Paused | Failed | Cancelled),
+        Ready => matches!(to, Running | Paused | Escalated | Failed | Cancelled),
         Running => {
             matches!(to, Ready | WaitingOnHuman | Paused | Escalated | Merged | Accepted | Failed | Cancelled)
         }
@@ -34,7 +35,7 @@ mod tests {
     const TABLE: [&str; 11] = [
         ". B R . . P . . . F C", // queued
         ". . R . . P . . . F C", // blocked
-        ". . . X . P . . . F C", // ready
+        ". . . X . P E . . F C", // ready
         ". . R . W P E M A F C", // running
         ". . R . . P E . . F C", // waiting_on_human
         "Q B R . W . . . . F C", // paused

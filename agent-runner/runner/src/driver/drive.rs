@@ -94,8 +94,7 @@ impl<P: TaskPort> Drive<P> {
     pub async fn run(mut self) -> Result<History, Stopped> {
         let mut tries = 0;
         loop {
-            let now = cfq_link::clock::unix_seconds();
-            let action = next_action(&self.history, &self.limits, self.spec.deadline, now);
+            let action = next_action(&self.history, &self.limits);
             tracing::debug!(task = %self.number, seq = self.history.next_seq, ?action, "next");
             if action == NextAction::Rest {
                 return Ok(self.history);
@@ -121,9 +120,6 @@ impl<P: TaskPort> Drive<P> {
             NextAction::TimeIsUp => {
                 let why = format!("the working time of {} s is used up", self.limits.timeout_ms / 1000);
                 Ok(self.give_up(EscalationReason::TimeoutExceeded, why, 0).await?)
-            }
-            NextAction::DeadlinePassed => {
-                Ok(self.give_up(EscalationReason::TimeoutExceeded, "the deadline has passed".to_owned(), 0).await?)
             }
             NextAction::OpenPr => self.open_pr().await,
             NextAction::MovePr { to, why } => Ok(self.commit(Step::PrMoved { to, why }, 0).await?),

@@ -38,7 +38,7 @@ enum Ending {
     Failed(JobFailure),
     /// In words: parked, or cancelled by somebody.
     Unusable(String),
-    TimeIsUp(&'static str),
+    TimeIsUp,
 }
 
 impl<P: TaskPort> Drive<P> {
@@ -93,9 +93,10 @@ impl<P: TaskPort> Drive<P> {
                     format!("{model} cannot answer {agent}: {failure}")
                 }
                 Ending::Unusable(why) => format!("{agent}'s job on {model} {why}"),
-                Ending::TimeIsUp(why) => {
+                Ending::TimeIsUp => {
                     self.port.drop_job(view.id).await?;
-                    self.give_up(EscalationReason::TimeoutExceeded, why.to_owned(), spent_ms).await?;
+                    let why = "the working time was used up during a model call".to_owned();
+                    self.give_up(EscalationReason::TimeoutExceeded, why, spent_ms).await?;
                     return Ok(None);
                 }
             };
@@ -134,10 +135,7 @@ impl<P: TaskPort> Drive<P> {
             }
             let worked = before + view.running_ms;
             if worked >= self.limits.timeout_ms {
-                return Ok((view, Ending::TimeIsUp("the working time was used up during a model call")));
-            }
-            if self.spec.deadline.is_some_and(|deadline| cfq_link::clock::unix_seconds() >= deadline) {
-                return Ok((view, Ending::TimeIsUp("the deadline passed during a model call")));
+                return Ok((view, Ending::TimeIsUp));
             }
             let left = Duration::from_millis(self.limits.timeout_ms - worked).max(Duration::from_millis(10));
             self.port.changed(self.timing.poll().min(left)).await;
@@ -164,7 +162,7 @@ impl<P: TaskPort> Drive<P> {
             JobState::Cancelled => {
                 let before = self.history.active_ms.saturating_sub(self.history.window_active_ms);
                 Some(if before + view.running_ms >= self.limits.timeout_ms {
-                    Ending::TimeIsUp("the working time was used up during a model call")
+                    Ending::TimeIsUp
                 } else {
                     Ending::Unusable("was cancelled".to_owned())
                 })

@@ -19,8 +19,6 @@ pub enum NextAction {
     Decide,
     /// The working time is used up before the next model call.
     TimeIsUp,
-    /// The wall-clock deadline has passed.
-    DeadlinePassed,
     OpenPr,
     MovePr {
         to: PrState,
@@ -37,8 +35,8 @@ pub enum NextAction {
     Rest,
 }
 
-/// `deadline` and `now` in seconds since 1970.
-pub fn next_action(history: &History, limits: &Limits, deadline: Option<i64>, now: i64) -> NextAction {
+/// A wall-clock deadline is not asked here: the scheduler ends the task by its own clock, and this one decides nothing.
+pub fn next_action(history: &History, limits: &Limits) -> NextAction {
     match history.state {
         LoopState::Idle if history.next_seq == 0 => NextAction::Start,
         LoopState::Idle | LoopState::Escalated | LoopState::Failed => NextAction::Rest,
@@ -48,26 +46,19 @@ pub fn next_action(history: &History, limits: &Limits, deadline: Option<i64>, no
             } else if history.facts.dangerous {
                 NextAction::Decide
             } else {
-                within_limits(history, limits, deadline, now).unwrap_or(NextAction::Create)
+                within_limits(history, limits).unwrap_or(NextAction::Create)
             }
         }
         LoopState::Reviewing => {
             let to_review = history.last().is_some_and(|i| i.quarantine.is_none() && i.review.is_none());
-            if to_review {
-                within_limits(history, limits, deadline, now).unwrap_or(NextAction::Review)
-            } else {
-                NextAction::Decide
-            }
+            if to_review { within_limits(history, limits).unwrap_or(NextAction::Review) } else { NextAction::Decide }
         }
         LoopState::Converged => hand_off(history),
     }
 }
 
 /// What comes instead of another model call, if there is no time for one.
-fn within_limits(history: &History, limits: &Limits, deadline: Option<i64>, now: i64) -> Option<NextAction> {
-    if deadline.is_some_and(|deadline| now >= deadline) {
-        return Some(NextAction::DeadlinePassed);
-    }
+fn within_limits(history: &History, limits: &Limits) -> Option<NextAction> {
     let worked = history.active_ms.saturating_sub(history.window_active_ms);
     (worked >= limits.timeout_ms).then_some(NextAction::TimeIsUp)
 }
@@ -117,7 +108,7 @@ mod tests {
     use cfq_proto::review::Quarantine;
 
     fn next(steps: &Steps) -> NextAction {
-        next_action(&steps.history(), &Limits::default(), None, 0)
+        next_action(&steps.history(), &Limits::default())
     }
 
     /// Walks a history step by step and notes the action before each.
@@ -198,7 +189,7 @@ mod tests {
     #[test]
     fn no_model_is_asked_without_time_but_what_is_there_is_decided() {
         let limits = Limits { timeout_ms: 100, ..Limits::default() };
-        let at = |steps: &Steps| next_action(&steps.history(), &limits, None, 0);
+        let at = |steps: &Steps| next_action(&steps.history(), &limits);
         let late = Steps::started().then_at(Step::Generated { artifact: artifact(1, "a") }, 100);
         assert_eq!(at(&late), NextAction::Check);
         let checked = Step::Checked { iteration: 1, findings: vec![], quarantine: None };
@@ -207,8 +198,6 @@ mod tests {
         let reviewed = Steps(late.0.clone()).reviewed_at(1, 90.0, 150);
         assert_eq!(at(&reviewed), NextAction::Decide);
         assert_eq!(decide(&limits, &reviewed.history()).unwrap().decision, Decision::Converged);
-        let deadline = |now| next_action(&Steps::started().history(), &limits, Some(10), now);
-        assert_eq!((deadline(9), deadline(10)), (NextAction::Create, NextAction::DeadlinePassed));
     }
 
     #[test]

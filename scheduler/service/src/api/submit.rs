@@ -47,6 +47,7 @@ pub async fn submit(
         Submitted::Existing { id, number, state } => {
             Ok((StatusCode::OK, Json(SubmitReply { id, number, state, created: false })))
         }
+        Submitted::TooLate => Err(ApiError::invalid("deadline", "deadline: has passed already; name a later one")),
         Submitted::KeyReused { number } => Err(ApiError::key_reused(format!(
             "the idempotency key was used for {number}, with another task; use a new key for a new task"
         ))),

@@ -279,6 +279,27 @@ async fn tokens_reach_a_watcher_without_asking_the_database() {
 }
 
 #[tokio::test]
+async fn a_deadline_that_has_passed_is_refused_unless_its_key_made_the_task_before() {
+    let service = Service::new().await;
+    let key = [("idempotency-key", "k1")];
+    let mut due = task();
+    due["deadline"] = 4_000_000_000_i64.into();
+    assert_eq!(service.post("/api/v1/tasks", &key, &due).await.0, StatusCode::CREATED);
+    service.lab.as_ref().unwrap().store.raw("update tasks set deadline = now() - interval '1 hour'").await;
+    let (status, body) = service.post("/api/v1/tasks", &key, &due).await;
+    assert_eq!(
+        (status, read::<SubmitReply>(&body).created),
+        (StatusCode::OK, false),
+        "the answer was lost, the task is there"
+    );
+    due["deadline"] = 1_000_000_000.into();
+    let (status, body) = service.post("/api/v1/tasks", &[], &due).await;
+    let error = read::<ErrorReply>(&body).error;
+    assert_eq!((status, error.field.as_deref()), (StatusCode::BAD_REQUEST, Some("deadline")), "{error:?}");
+    assert_eq!(read::<TaskList>(&service.get("/api/v1/tasks").await.1).tasks.len(), 1);
+}
+
+#[tokio::test]
 async fn without_a_database_the_answer_is_busy_and_comes_soon() {
     let config = crate::config::DatabaseConfig {
         host: "/nonexistent".into(),

@@ -165,6 +165,7 @@ impl Term<'_> {
             }
         }
         self.leader.link.tell(hints).await;
+        self.leader.link.tell(store.sweep_deadlines(self.lead).await?).await;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod beats;
 mod blobs;
 mod cancel;
 mod carried;
+mod deadlines;
 mod effects;
 mod error;
 mod events;

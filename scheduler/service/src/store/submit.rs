@@ -37,6 +37,8 @@ pub enum Submitted {
     KeyReused {
         number: TaskNumber,
     },
+    /// A new task whose deadline is over already; nothing was written.
+    TooLate,
 }
 
 impl Store {
@@ -44,7 +46,8 @@ impl Store {
         let mut tx = self.begin().await?;
         let number = sqlx::query_scalar!(
             r#"insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold, max_iterations)
-               values ($1, $2, $3, $4, $5, $6, to_timestamp($7::bigint::float8), 'ready', $8, $9)
+               select $1, $2, $3, $4, $5, $6, to_timestamp($7::bigint::float8), 'ready', $8, $9
+               where coalesce(to_timestamp($7::bigint::float8) > now(), true)
                on conflict (idempotency_key) do nothing returning number"#,
             new.id.0,
             new.key,
@@ -75,9 +78,11 @@ impl Store {
             "select id, number, state, body_hash from tasks where idempotency_key = $1",
             new.key.as_deref()
         )
-        .fetch_one(&self.pool)
+        .fetch_optional(&self.pool)
         .await
         .doing("finding the task of an idempotency key")?;
+        // The task of a key is found however late it is asked for again.
+        let Some(row) = row else { return Ok(Submitted::TooLate) };
         let number = TaskNumber(row.number);
         if row.body_hash != new.body_hash {
             return Ok(Submitted::KeyReused { number });

@@ -1,6 +1,7 @@
 //! The promises, against a real Postgres.
 
 mod blobs;
+mod deadlines;
 mod election;
 mod failures;
 mod feed;
