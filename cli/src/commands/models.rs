@@ -171,10 +171,10 @@ pub fn hint(out: Output, config: &Config) {
         && let Some(entry) = best()
     {
         out.talk(&format!(
-            "no model is bound, so the small one serves. This machine's card holds {} (about {}):\n  \
+            "no model is bound, so the small one serves. This machine's card holds {} ({}):\n  \
              cfq models pull {}\nthen bind it with model = \"...\" under [agents.alpha] and [agents.beta] in cfq.toml",
             entry.name,
-            size(entry.about_bytes),
+            size(entry.bytes),
             entry.model
         ));
     }
@@ -190,13 +190,7 @@ fn suggested(list: &[Suggestion]) -> String {
     let row = |s: &Suggestion| {
         let fits = if s.fits { "yes" } else { "" };
         let card = format!("{} GB", s.entry.smallest_card);
-        vec![
-            s.entry.model.to_owned(),
-            format!("about {}", size(s.entry.about_bytes)),
-            card,
-            fits.into(),
-            s.entry.licence.into(),
-        ]
+        vec![s.entry.model.to_owned(), size(s.entry.bytes), card, fits.into(), s.entry.licence.into()]
     };
     let table = output::table(
         &["MODEL", "SIZE", "CARD FROM", "FITS HERE", "LICENCE"],

