@@ -198,7 +198,7 @@ fn switching(devices: &[Device]) -> String {
     format!(
         "To use a code model ({choice}), fetch it and bind it in cfq.toml:\n  \
          cfq models pull {model}\n  [agents.alpha]\n  model = \"{model}\"\n\
-         or serve one with any OpenAI-compatible server and bind that:\n  \
+         or, where this build does not compute on cards, serve one with any OpenAI-compatible server and bind that:\n  \
          [endpoints.box]\n  url = \"http://127.0.0.1:11434/v1\"\n  [agents.alpha]\n  model = \"openai:box/qwen2.5-coder:7b\""
     )
 }

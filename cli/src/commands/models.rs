@@ -171,8 +171,9 @@ pub fn hint(out: Output, config: &Config) {
         && let Some(entry) = best()
     {
         out.talk(&format!(
-            "no model is bound, so the small one serves. This machine's card holds {} ({}):\n  \
-             cfq models pull {}\nthen bind it with model = \"...\" under [agents.alpha] and [agents.beta] in cfq.toml",
+            "no model is bound, so the small one serves. This machine's card would hold {} ({}): fetch it with\n  \
+             cfq models pull {}\nand bind it in cfq.toml if this build computes on cards (`cfq doctor`); else serve it \
+             with an OpenAI-compatible server",
             entry.name,
             size(entry.bytes),
             entry.model

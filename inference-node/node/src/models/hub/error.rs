@@ -43,23 +43,29 @@ pub enum HubError {
     Forbidden { repo: String, said: String },
     #[error("the hub lets nobody on this address fetch more for now{}; try again later, or {}", after(*.wait), token(*with_token))]
     TooMany { wait: Option<Duration>, with_token: bool },
-    #[error("{endpoint} cannot be reached; what was fetched is kept, and the same command goes on from there")]
+    #[error("{endpoint} cannot be reached")]
     Unreachable {
         endpoint: String,
         #[source]
         source: reqwest::Error,
     },
-    #[error("the connection broke at {} of {}, again and again; what was fetched is kept, and the same command goes on from there", Bytes(*have), Bytes(*size))]
+    #[error("the connection broke at {} of {}", Bytes(*have), Bytes(*size))]
     Broke {
         have: u64,
         size: u64,
         #[source]
         source: reqwest::Error,
     },
-    #[error("the connection ended early at {} of {}, again and again; what was fetched is kept, and the same command goes on from there", Bytes(*have), Bytes(*size))]
+    #[error("the connection ended early, at {} of {}", Bytes(*have), Bytes(*size))]
     EndedEarly { have: u64, size: u64 },
-    #[error("nearly nothing came for {} s, again and again, at {} of {}; what was fetched is kept, and the same command goes on from there", quiet.as_secs_f64(), Bytes(*have), Bytes(*size))]
+    #[error("nearly nothing came for {} s, at {} of {}", quiet.as_secs_f64(), Bytes(*have), Bytes(*size))]
     Stalled { quiet: Duration, have: u64, size: u64 },
+    #[error("given up after {tries} tries in vain; what was fetched is kept, and the same command goes on from there")]
+    GaveUp {
+        tries: u32,
+        #[source]
+        source: Box<HubError>,
+    },
     #[error("the hub answered {status} for {what}")]
     Status { status: u16, what: String },
     #[error("the hub's answer about {what} is not understood: {why}")]
@@ -104,6 +110,7 @@ impl HubError {
             | Self::Broke { .. }
             | Self::EndedEarly { .. }
             | Self::Stalled { .. }
+            | Self::GaveUp { .. }
             | Self::Status { .. }
             | Self::Strange { .. }
             | Self::NoChecksum { .. }

@@ -57,7 +57,7 @@ impl<'a> Tries<'a> {
         };
         self.in_vain += 1;
         if self.in_vain >= self.client.patience.tries {
-            return Err(cause);
+            return Err(HubError::GaveUp { tries: self.in_vain, source: Box::new(cause) });
         }
         let wait = wait.unwrap_or_else(|| self.client.patience.wait(self.in_vain));
         report(Step::Again { why: cause.to_string(), wait });
