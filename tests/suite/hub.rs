@@ -181,13 +181,18 @@ async fn wrong_bytes_never_become_a_model() {
     assert!(outcome.again().iter().any(|why| why.contains("not what it should be")), "{:?}", outcome.again());
     assert_eq!(server.ranges().last(), Some(&None));
 
-    // And one that goes bad later is found when it is looked for.
+    // And one that goes bad later is found when it is looked for, and mended as it was, wherever the branch is by then.
+    server.commit(REPO, &[("tiny.gguf", &gguf(300_000, 55))]);
     let path = outcome.result.unwrap().path;
     let mut bytes = file.clone();
     bytes[200_000] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let verify = Pull { verify: true, ..Pull::default() };
     assert_eq!(pull_with(&store, MODEL, verify, |_| {}).await.bytes(), file);
+    std::fs::remove_file(&path).unwrap();
+    let outcome = pull(&store, MODEL).await;
+    assert_eq!(outcome.bytes(), file, "one that somebody removed by hand comes back as it was");
+    assert_eq!(store.list().unwrap()[0].origin.clone().unwrap().revision, "main");
 }
 
 #[tokio::test(flavor = "multi_thread")]

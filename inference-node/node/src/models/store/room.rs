@@ -44,7 +44,9 @@ impl Store {
             match &place.source {
                 Source::Package(package) => {
                     let folder = self.dir.join(package.folder());
-                    fs::remove_dir_all(&folder).map_err(file_error("remove", &folder))?;
+                    if folder.exists() {
+                        fs::remove_dir_all(&folder).map_err(file_error("remove", &folder))?;
+                    }
                 }
                 Source::Hub { .. } => self.remove_files(&record, &self.records_of(&place.folder)?)?,
             }
