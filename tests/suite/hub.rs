@@ -50,8 +50,13 @@ impl Outcome {
     }
 
     fn again(&self) -> Vec<&str> {
-        let why = |step| if let &Step::Again { ref why, .. } = step { Some(why.as_str()) } else { None };
-        self.steps.iter().filter_map(why).collect()
+        let mut reasons = Vec::new();
+        for step in &self.steps {
+            if let Step::Again { why, .. } = step {
+                reasons.push(why.as_str());
+            }
+        }
+        reasons
     }
 }
 
