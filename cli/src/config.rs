@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cfq_inference_node::Endpoint;
+use cfq_inference_node::models::{Hub, HubConfig, Store};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{AgentBinding, AgentBindings};
 use cfq_proto::timing::Timing;
@@ -30,6 +31,8 @@ pub struct Config {
     pub looping: Loop,
     pub server: Server,
     pub node: Node,
+    /// Where `hf:` models come from.
+    pub hub: HubConfig,
     pub runner: Runner,
     pub engines: EngineOptions,
     pub timing: Timing,
@@ -71,6 +74,8 @@ pub struct Node {
     pub models: Vec<ModelId>,
     /// Where pulled models lie; in the cache folder if absent.
     pub model_dir: Option<PathBuf>,
+    /// Bytes that pulled models may take on disk: beyond it the least recently used go. Nothing goes if absent.
+    pub model_quota: Option<u64>,
     /// Threads of the CPU engine; chosen by the node if absent.
     pub threads: Option<usize>,
     /// Bytes a model may take; what the machine has free if absent.
@@ -80,7 +85,14 @@ pub struct Node {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { models: Vec::new(), model_dir: None, threads: None, memory_limit: None, max_sequences: 4 }
+        Self {
+            models: Vec::new(),
+            model_dir: None,
+            model_quota: None,
+            threads: None,
+            memory_limit: None,
+            max_sequences: 4,
+        }
     }
 }
 
@@ -176,6 +188,16 @@ impl Config {
         self.node.model_dir.clone().unwrap_or_else(|| paths.models())
     }
 
+    /// The model folder, its quota, and the hub it is filled from.
+    pub fn store(&self, paths: &cfq_deploy::Paths) -> Store {
+        Store {
+            dir: self.model_dir(paths),
+            quota: self.node.model_quota,
+            bound: self.models(),
+            hub: Hub::from_environment(&self.hub),
+        }
+    }
+
     /// Every model this machine's node serves.
     pub fn models(&self) -> Vec<ModelId> {
         let agents = self.agents();
@@ -213,6 +235,7 @@ mod tests {
             ("[agents.beta]\nmodel = \"openai:box/m\"", "endpoints.box"),
             ("[loop]\nthreshold = 101", "threshold"),
             ("[timing]\nbeat = 1", "beat"),
+            ("[hub]\nendpont = \"x\"", "endpont"),
             ("[server]\nbind = \"nowhere\"", "bind"),
         ] {
             let error = parse(text).unwrap_err();

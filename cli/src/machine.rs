@@ -125,10 +125,12 @@ async fn services(
         models: config.models(),
         endpoints: config.endpoints.clone(),
         model_dir: config.model_dir(paths),
+        model_quota: config.node.model_quota,
         threads: config.node.threads,
         memory_limit: config.node.memory_limit,
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
+        hub: config.hub.clone(),
     };
     let runner = cfq_agent_runner::Config {
         runner: runner.clone(),

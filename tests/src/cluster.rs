@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use cfq_inference_node::Endpoint;
+use cfq_inference_node::models::HubConfig;
 use cfq_proto::client::Client;
 use cfq_proto::event::EventBody;
 use cfq_proto::http::TaskDetail;
@@ -39,6 +40,9 @@ pub struct Options {
     pub alpha: String,
     pub beta: String,
     pub timing: Timing,
+    /// Where models lie; the folder of this machine if absent.
+    pub model_dir: Option<PathBuf>,
+    pub hub: HubConfig,
     /// (service, failpoint): the service aborts there, once.
     pub failpoint: Option<(String, String)>,
 }
@@ -54,6 +58,8 @@ impl Default for Options {
             alpha: "openai:scripted/alpha".into(),
             beta: "openai:scripted/beta".into(),
             timing,
+            model_dir: None,
+            hub: HubConfig::default(),
             failpoint: None,
         }
     }
@@ -133,11 +139,13 @@ impl Cluster {
             nats: self.nats.config("node"),
             models,
             endpoints: BTreeMap::from([("scripted".to_owned(), endpoint)]),
-            model_dir: model_dir(),
+            model_dir: self.options.model_dir.clone().unwrap_or_else(model_dir),
+            model_quota: None,
             threads: None,
             memory_limit: None,
             max_sequences: 4,
             timing: self.options.timing.clone(),
+            hub: self.options.hub.clone(),
         };
         let runner = cfq_agent_runner::Config {
             runner: runner.clone(),
@@ -161,6 +169,8 @@ impl Cluster {
             .env("CFQ_LOG", "info,cfq=debug")
             .env("RUST_BACKTRACE", "1")
             .envs(cfq_inference_node::thread_environment(None))
+            .env_remove("HF_ENDPOINT")
+            .env_remove("HF_TOKEN")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

@@ -1,9 +1,11 @@
 //! The test harness: the real binary as processes, a NATS server of its own for every cluster, a database of its own from a
-//! template, and the one double there is — a scripted OpenAI-compatible model server at the outermost edge.
+//! template, and the two doubles there are, both at the outermost edge: a scripted OpenAI-compatible model server, and a model
+//! hub.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod binary;
 pub mod cluster;
+pub mod hub;
 pub mod nats;
 pub mod postgres;
 pub mod repo;

@@ -5,6 +5,8 @@ mod api;
 mod command_line;
 mod faults;
 mod grants;
+mod hub;
+mod hub_models;
 mod imports;
 mod loop_paths;
 mod small_model;

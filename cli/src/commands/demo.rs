@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cfq_deploy::{Paths, Talk};
+use cfq_inference_node::models::curated;
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
@@ -181,26 +182,24 @@ fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     lines.join("\n")
 }
 
-/// How to go on with a model worth its name: the largest coding model that the best card found could hold.
+/// How to go on with a model worth its name: the largest curated coding model that the best card found could hold.
 fn switching(devices: &[Device]) -> String {
     let card = devices.iter().filter(|d| d.kind == DeviceKind::Cuda).max_by_key(|d| d.memory_total);
-    let (fits, why) = match card {
-        None => ("a 7B coder model on a machine with a card", "no card was found here".to_owned()),
-        Some(card) => {
-            let gib = card.memory_total >> 30;
-            let fits = match gib {
-                0..=5 => "qwen2.5-coder:3b",
-                6..=11 => "qwen2.5-coder:7b",
-                12..=19 => "qwen2.5-coder:14b",
-                _ => "qwen2.5-coder:32b",
-            };
-            (fits, format!("{} with {gib} GiB", card.name))
-        }
+    let entry = card.and_then(|card| curated::for_card(card.memory_total));
+    let why = match card {
+        None => "no card was found here".to_owned(),
+        Some(card) => format!("{} with {} GiB", card.name, card.memory_total >> 30),
     };
+    let choice = match entry {
+        Some(entry) => format!("{why}: {} fits; its licence: {}", entry.name, entry.licence),
+        None => format!("{why}; `cfq models suggest` lists some"),
+    };
+    let model = entry.map_or("hf:ORG/REPO:FILE.gguf", |entry| entry.model);
     format!(
-        "To use a code model ({why}: {fits}), serve it with any OpenAI-compatible server and bind it in cfq.toml:\n  \
-         [endpoints.box]\n  url = \"http://127.0.0.1:11434/v1\"\n  [agents.alpha]\n  model = \"openai:box/{}\"",
-        if card.is_some() { fits } else { "qwen2.5-coder:7b" }
+        "To use a code model ({choice}), fetch it and bind it in cfq.toml:\n  \
+         cfq models pull {model}\n  [agents.alpha]\n  model = \"{model}\"\n\
+         or, where this build does not compute on cards, serve one with any OpenAI-compatible server and bind that:\n  \
+         [endpoints.box]\n  url = \"http://127.0.0.1:11434/v1\"\n  [agents.alpha]\n  model = \"openai:box/qwen2.5-coder:7b\""
     )
 }
 

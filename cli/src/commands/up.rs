@@ -40,6 +40,7 @@ pub async fn run(
     let start = Instant::now();
     let engines = config::engines(&config.engines, &args.engines);
     models::ensure(out, &config, paths).await;
+    models::hint(out, &config);
     let mut machine = Machine::start(paths, &config, engines, bind, talk).await?;
     let up = Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string() };
     out.data(&up, |up| {
@@ -79,6 +80,7 @@ async fn detach(
     let options = Options { engines: config::engines(&config.engines, &args.engines), talk, ..Options::default() };
     stack::find(paths, &options).await?;
     models::ensure(out, config, paths).await;
+    models::hint(out, config);
 
     let log_path = paths.log("up");
     if let Some(folder) = log_path.parent() {

@@ -10,6 +10,7 @@ use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::proxy::Endpoint;
+use crate::models::{Hub, HubConfig, Store};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,6 +25,9 @@ pub struct Config {
     pub endpoints: BTreeMap<String, Endpoint>,
     /// Where fetched models are kept.
     pub model_dir: PathBuf,
+    /// Bytes that fetched models may take on disk; without it nothing is removed to make room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_quota: Option<u64>,
     /// Threads for matrix work; unset leaves one core to everything else. See [`thread_environment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -35,6 +39,21 @@ pub struct Config {
     pub max_sequences: u32,
     #[serde(default)]
     pub timing: Timing,
+    /// Where `hf:` models come from.
+    #[serde(default)]
+    pub hub: HubConfig,
+}
+
+impl Config {
+    /// The model folder, with this process's environment for the hub.
+    pub fn store(&self) -> Store {
+        Store {
+            dir: self.model_dir.clone(),
+            quota: self.model_quota,
+            bound: self.models.clone(),
+            hub: Hub::from_environment(&self.hub),
+        }
+    }
 }
 
 fn default_sequences() -> u32 {

@@ -33,3 +33,16 @@ pub fn endpoint_client(silence: Duration) -> Result<reqwest::Client, reqwest::Er
         .read_timeout(silence)
         .build()
 }
+
+/// For model hubs: large public files. Redirects are the caller's, who decides how far a token goes. `secure` refuses
+/// everything but https, also after a redirect; `here` is for a hub on this machine, which no proxy must be asked for.
+/// Silence is the caller's to bound too, since only it knows how much was expected.
+pub fn hub_client(secure: bool, here: bool, connect: Duration) -> Result<reqwest::Client, reqwest::Error> {
+    install_crypto();
+    let client = reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(connect)
+        .https_only(secure)
+        .user_agent(concat!("cfq/", env!("CARGO_PKG_VERSION")));
+    if here { client.no_proxy().build() } else { client.build() }
+}

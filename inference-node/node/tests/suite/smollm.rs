@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Ended, Engine, Event, Generation};
-use cfq_inference_node::models;
+use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
 use cfq_proto::model::ModelId;
 
@@ -28,7 +28,9 @@ pub fn models_dir() -> PathBuf {
 /// The file, fetched by the first test that asks.
 pub fn file() -> PathBuf {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
-    FILE.get_or_init(|| models::pull(&id(), &models_dir(), &mut |_, _| {}).unwrap()).clone()
+    let hub = Hub::new(&HubConfig::default(), |_| None);
+    let store = Store { dir: models_dir(), quota: None, bound: Vec::new(), hub };
+    FILE.get_or_init(|| store.pull(&id(), Pull::default(), &mut |_| {}).unwrap().path).clone()
 }
 
 /// One engine for all tests of this process.

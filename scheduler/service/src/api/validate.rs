@@ -130,8 +130,9 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
 /// Names that are read but that no node of this version can serve.
 pub fn servable(field: &str, model: &ModelId) -> Result<(), ApiError> {
     let why = match model.source() {
-        ModelSource::Path(_) | ModelSource::Pypi { .. } | ModelSource::OpenAi { .. } => return Ok(()),
-        ModelSource::Hub { .. } => "hf: models are not supported yet; fetch the file and name it as path:/file.gguf",
+        ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::OpenAi { .. } => {
+            return Ok(());
+        }
         ModelSource::Ollama { .. } => {
             "ollama: models are not supported yet; Ollama also speaks the OpenAI protocol: set an endpoint with the url \
              http://127.0.0.1:11434/v1 and name the model as openai:endpoint/model"
