@@ -51,6 +51,8 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Longest output, in tokens.
     pub max_tokens: u32,
+    /// Guess tokens from the prompt and verify them together. Changes the speed, never the text.
+    pub prompt_lookup: bool,
 }
 
 impl Default for Sampling {
@@ -64,6 +66,7 @@ impl Default for Sampling {
             seed: 0,
             stop: Vec::new(),
             max_tokens: 1024,
+            prompt_lookup: true,
         }
     }
 }
@@ -177,6 +180,9 @@ pub struct Usage {
     /// Of those, found in the prefix cache.
     pub cached_tokens: u32,
     pub output_tokens: u32,
+    /// Tokens that prompt lookup guessed, and those of them that were right.
+    pub guessed_tokens: u32,
+    pub accepted_tokens: u32,
     /// From start of the work on the node to the first token, in milliseconds.
     pub first_token_ms: u64,
     /// From start of the work on the node to the end, in milliseconds.

@@ -3,7 +3,9 @@
 //! Fetched files stand under the model folder, one folder a package and version, complete or not at all. Files a user
 //! names by path are used where they are and never removed.
 
+pub mod file;
 pub mod header;
+pub mod safetensors;
 pub mod template;
 pub mod tokenizer;
 

@@ -1,18 +1,17 @@
-//! A weight matrix as the kernels want it.
+//! A weight matrix as the kernels want it, with its bias where it has one.
 //!
 //! Loaded by the ledger's plan ([`cfq_memory::place`]): formats without a fast kernel are requantised to Q8_0, and rows
 //! that do not reach the vector tiles' 256 columns are padded with zeros, as their input then is. Measured on SmolLM2
 //! (rows of 576, shipped as Q4_1), see the crate's tests for the rates.
 
-use std::io::{Read, Seek};
 use std::sync::Arc;
 
-use candle_core::quantized::gguf_file::Content;
-use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
-use candle_core::{Device, Module, Result, Tensor};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Result, Tensor};
 use cfq_memory::{Format, Kernels, Matrix, Placed, place};
 
-use crate::models::header::format_of;
+use crate::engine::candle::dense::Dense;
+use crate::models::file::TensorFacts;
 
 /// Rows of input above which projections are run one by one; candle's fused kernel is made for few.
 const FUSED_BELOW: usize = 32;
@@ -23,12 +22,21 @@ pub struct Linear {
     cols: usize,
     /// Columns as held, with padding.
     held: usize,
+    /// One value a row.
+    bias: Option<Tensor>,
+}
+
+/// A matrix as its file stores it.
+pub enum Raw {
+    Quantized(QTensor),
+    /// F32.
+    Plain(Tensor),
 }
 
 enum Weight {
     Quantized(Arc<QTensor>),
     /// Formats without a kernel of their own, as F32.
-    Plain(QMatMul),
+    Plain(Dense),
 }
 
 /// What this machine's kernels can do, as candle decides it.
@@ -47,11 +55,10 @@ pub fn kernels() -> Kernels {
     Kernels::default()
 }
 
-/// Where a matrix of the file will be; `None` for one that is no matrix or has impossible sizes.
-pub fn plan(content: &Content, name: &str, kernels: Kernels) -> Option<Placed> {
-    let info = content.tensor_infos.get(name)?;
-    let [rows, cols] = info.shape.dims() else { return None };
-    place(Matrix { format: format_of(info.ggml_dtype)?, rows: *rows as u64, cols: *cols as u64 }, kernels)
+/// How a matrix of the file will be held; `None` for one that is no matrix or has impossible sizes.
+pub fn plan(facts: &TensorFacts, kernels: Kernels) -> Option<Placed> {
+    let [rows, cols] = facts.dims[..] else { return None };
+    place(Matrix { format: facts.format?, rows, cols }, kernels)
 }
 
 fn dtype(format: Format) -> GgmlDType {
@@ -75,31 +82,39 @@ fn dtype(format: Format) -> GgmlDType {
 }
 
 impl Linear {
-    pub fn load<R: Read + Seek>(content: &Content, reader: &mut R, name: &str, kernels: Kernels) -> Result<Self> {
-        let Some(placed) = plan(content, name, kernels) else { candle_core::bail!("{name} is not a matrix") };
-        let read = content.tensor(reader, name, &Device::Cpu)?;
-        let (_, cols) = read.shape().dims2()?;
+    pub fn new(raw: Raw, placed: &Placed, bias: Option<Tensor>) -> Result<Self> {
         let held = placed.cols as usize;
         let target = dtype(placed.format);
-        let weight = if placed.format == Format::F32 {
-            Weight::Plain(QMatMul::Tensor(read.dequantize(&Device::Cpu)?))
-        } else if read.dtype() == target && held == cols {
-            Weight::Quantized(Arc::new(read))
-        } else {
-            let values = read.dequantize(&Device::Cpu)?;
-            drop(read);
-            let values = if held == cols { values } else { values.pad_with_zeros(1, 0, held - cols)? };
-            Weight::Quantized(Arc::new(QTensor::quantize(&values, target)?))
+        let (weight, cols) = match raw {
+            Raw::Plain(values) => {
+                let (_, cols) = values.dims2()?;
+                (Weight::Plain(Dense::new(&values)?), cols)
+            }
+            Raw::Quantized(read) => {
+                let (_, cols) = read.shape().dims2()?;
+                let weight = if placed.format == Format::F32 {
+                    Weight::Plain(Dense::new(&read.dequantize(&Device::Cpu)?)?)
+                } else if read.dtype() == target && held == cols {
+                    Weight::Quantized(Arc::new(read))
+                } else {
+                    let values = read.dequantize(&Device::Cpu)?;
+                    drop(read);
+                    let values = if held == cols { values } else { values.pad_with_zeros(1, 0, held - cols)? };
+                    Weight::Quantized(Arc::new(QTensor::quantize(&values, target)?))
+                };
+                (weight, cols)
+            }
         };
-        Ok(Self { weight, cols, held })
+        // Unquantised rows are never padded.
+        let held = if matches!(weight, Weight::Plain(_)) { cols } else { held };
+        Ok(Self { weight, cols, held, bias })
     }
 
     /// Bytes as stored, without the kernels' own copies.
     pub fn stored_bytes(&self) -> usize {
         match &self.weight {
             Weight::Quantized(weight) => weight.storage_size_in_bytes(),
-            Weight::Plain(QMatMul::Tensor(t) | QMatMul::TensorF16(t)) => t.elem_count() * t.dtype().size_in_bytes(),
-            Weight::Plain(QMatMul::QTensor(weight)) => weight.storage_size_in_bytes(),
+            Weight::Plain(dense) => dense.weights.len() * size_of::<f32>(),
         }
     }
 
@@ -108,9 +123,17 @@ impl Linear {
     }
 
     fn apply(&self, widened: &Tensor) -> Result<Tensor> {
-        match &self.weight {
+        let product = match &self.weight {
             Weight::Quantized(weight) => widened.apply_op1_no_bwd(weight.as_ref()),
             Weight::Plain(weight) => weight.forward(widened),
+        }?;
+        self.biased(product)
+    }
+
+    fn biased(&self, product: Tensor) -> Result<Tensor> {
+        match &self.bias {
+            Some(bias) => product.broadcast_add(bias),
+            None => Ok(product),
         }
     }
 
@@ -126,7 +149,18 @@ impl Linear {
                 let rows = weight.embedding(ids)?;
                 if self.held == self.cols { Ok(rows) } else { rows.narrow(1, 0, self.cols)?.contiguous() }
             }
-            Weight::Plain(weight) => weight.embedding(ids),
+            Weight::Plain(dense) => {
+                let ids = ids.to_vec1::<u32>()?;
+                let mut rows = Vec::with_capacity(ids.len() * self.cols);
+                for id in &ids {
+                    let from = *id as usize * self.cols;
+                    match dense.weights.get(from..from + self.cols) {
+                        Some(row) => rows.extend_from_slice(row),
+                        None => candle_core::bail!("token {id} has no embedding"),
+                    }
+                }
+                Tensor::from_vec(rows, (ids.len(), self.cols), &Device::Cpu)
+            }
         }
     }
 }
@@ -145,14 +179,19 @@ pub fn shared<const N: usize>(linears: [&Linear; N], x: &Tensor) -> Result<[Tens
             .collect();
         if quantized.len() == N
             && let Some(outputs) = QTensor::gemv_fused_shared_lhs(&quantized, &widened)?
-            && let Ok(outputs) = outputs.try_into()
+            && outputs.len() == N
         {
-            return Ok(outputs);
+            let outputs: Result<Vec<Tensor>> = linears.iter().zip(outputs).map(|(l, out)| l.biased(out)).collect();
+            return array(outputs?);
         }
     }
     let mut outputs = Vec::with_capacity(N);
     for linear in linears {
         outputs.push(if linear.held == first.held { linear.apply(&widened)? } else { linear.forward(x)? });
     }
+    array(outputs)
+}
+
+fn array<const N: usize>(outputs: Vec<Tensor>) -> Result<[Tensor; N]> {
     outputs.try_into().map_err(|_| candle_core::Error::Msg("one output a projection".to_owned()))
 }

@@ -206,6 +206,7 @@ pub(super) async fn complete(
         output_tokens: said.map_or(reply.pieces, |u| u.completion_tokens),
         first_token_ms: reply.first_token_ms.unwrap_or(total_ms),
         total_ms,
+        ..Usage::default()
     };
     Ok(Completion { text: reply.text, finish, usage })
 }
