@@ -285,7 +285,7 @@ mod tests {
     fn cache(s: Sizes, positions: usize) -> (KvPool, SequenceKv, [Vec<f32>; 2]) {
         let shape = KvShape { layers: 1, heads: s.kv_heads, head_dim: s.head_dim };
         let mut pool = KvPool::new(shape, positions.div_ceil(BLOCK));
-        let mut kv = pool.begin(&[], false);
+        let mut kv = pool.begin(&[], false, false);
         let rows = [1, 2].map(|seed| numbers(positions * s.kv_heads * s.head_dim, seed));
         assert!(pool.grow(&mut kv, positions) && pool.write(&kv, 0, &rows[0], &rows[1]));
         (pool, kv, rows)

@@ -188,7 +188,7 @@ impl Batcher {
 
     fn begin(&mut self, mut sequence: Sequence) {
         let long = self.model.architecture().needs_long(sequence.longest);
-        let kv = self.pool.begin(&sequence.tokens, long);
+        let kv = self.pool.begin(&sequence.tokens, long, sequence.sampling.deterministic);
         if sequence.tokens.len() == sequence.prompt && sequence.first_token.is_none() {
             sequence.cached = kv.len();
         }
@@ -283,7 +283,9 @@ impl Batcher {
             .zip(&plan)
             .map(|(r, share)| Rows { kv: &r.kv, tokens: &share.tokens, scored: share.scored })
             .collect();
-        let scores = self.model.forward(&mut self.pool, &parts);
+        // One that must not be changed by its company rules for all of it.
+        let exact = self.running.iter().any(|r| r.sequence.sampling.deterministic);
+        let scores = self.model.forward(&mut self.pool, &parts, exact);
         drop(parts);
         let outcomes = scores.and_then(|scores| self.advance(scores, &plan));
         let took = began.elapsed();
@@ -403,7 +405,7 @@ impl Sequence {
         {
             return After::Failed(error.to_string());
         }
-        let token = match sample(logits, &self.tokens, &self.sampling) {
+        let token = match sample(logits, &self.tokens, self.prompt, &self.sampling) {
             Ok(token) => token,
             Err(error) => return After::Failed(error.to_string()),
         };

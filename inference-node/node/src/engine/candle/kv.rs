@@ -65,9 +65,11 @@ impl KvPool {
         Self { shape, table: BlockTable::new(blocks, BLOCK), memory: vec![Vec::new(); blocks] }
     }
 
-    /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most.
-    pub fn begin(&mut self, tokens: &[u32], long: bool) -> SequenceKv {
-        let found = self.table.find(u8::from(long), tokens, tokens.len().saturating_sub(1));
+    /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most. An `exact` one
+    /// shares only with its like: what others computed may differ in the last bits.
+    pub fn begin(&mut self, tokens: &[u32], long: bool, exact: bool) -> SequenceKv {
+        let salt = u8::from(long) | u8::from(exact) << 1;
+        let found = self.table.find(salt, tokens, tokens.len().saturating_sub(1));
         let known = found.blocks.len();
         let mut sequence = SequenceKv { len: known * BLOCK, blocks: found.blocks, known, prefix: found.prefix, long };
         if let Some((tail, count)) = found.tail {
@@ -211,7 +213,7 @@ mod tests {
 
     /// Computes the rest of a sequence; key vectors of head h at token t are (t, h), values (-t, h).
     fn compute(pool: &mut KvPool, tokens: &[u32]) -> (SequenceKv, usize) {
-        let mut kv = pool.begin(tokens, false);
+        let mut kv = pool.begin(tokens, false, false);
         let cached = kv.len();
         let rest = &tokens[cached..];
         assert!(pool.grow(&mut kv, rest.len()));

@@ -122,8 +122,11 @@ impl Linear {
         if self.held == self.cols { Ok(x.clone()) } else { x.pad_with_zeros(1, 0, self.held - self.cols) }
     }
 
-    fn apply(&self, widened: &Tensor) -> Result<Tensor> {
+    fn apply(&self, widened: &Tensor, exact: bool) -> Result<Tensor> {
         let product = match &self.weight {
+            Weight::Quantized(weight) if exact && widened.dim(0)? == 1 && has_kernel_for_one(weight.dtype()) => {
+                Tensor::cat(&[widened, widened], 0)?.apply_op1_no_bwd(weight.as_ref())?.narrow(0, 0, 1)
+            }
             Weight::Quantized(weight) => widened.apply_op1_no_bwd(weight.as_ref()),
             Weight::Plain(weight) => weight.forward(widened),
         }?;
@@ -137,9 +140,9 @@ impl Linear {
         }
     }
 
-    /// (n, columns) -> (n, rows).
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.apply(&self.widen(x)?)
+    /// (n, columns) -> (n, rows). `exact`: no bit of a row depends on how many there are.
+    pub fn forward(&self, x: &Tensor, exact: bool) -> Result<Tensor> {
+        self.apply(&self.widen(x)?, exact)
     }
 
     /// Rows of the matrix as F32, for looking tokens up.
@@ -165,11 +168,27 @@ impl Linear {
     }
 }
 
+/// Formats whose product with a single row is computed in another order than with several; candle's K-quants.
+fn has_kernel_for_one(dtype: GgmlDType) -> bool {
+    match dtype {
+        GgmlDType::Q2K | GgmlDType::Q3K | GgmlDType::Q4K | GgmlDType::Q5K | GgmlDType::Q6K | GgmlDType::Q8K => true,
+        GgmlDType::F32
+        | GgmlDType::F16
+        | GgmlDType::BF16
+        | GgmlDType::Q4_0
+        | GgmlDType::Q4_1
+        | GgmlDType::Q5_0
+        | GgmlDType::Q5_1
+        | GgmlDType::Q8_0
+        | GgmlDType::Q8_1 => false,
+    }
+}
+
 /// Several projections of the same input, in one parallel region where the kernels can.
-pub fn shared<const N: usize>(linears: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
+pub fn shared<const N: usize>(linears: [&Linear; N], x: &Tensor, exact: bool) -> Result<[Tensor; N]> {
     let first = linears[0];
     let widened = first.widen(x)?;
-    if x.dim(0)? < FUSED_BELOW {
+    if x.dim(0)? < FUSED_BELOW && !exact {
         let quantized: Vec<&QTensor> = linears
             .iter()
             .filter_map(|l| match &l.weight {
@@ -187,11 +206,66 @@ pub fn shared<const N: usize>(linears: [&Linear; N], x: &Tensor) -> Result<[Tens
     }
     let mut outputs = Vec::with_capacity(N);
     for linear in linears {
-        outputs.push(if linear.held == first.held { linear.apply(&widened)? } else { linear.forward(x)? });
+        outputs.push(if linear.held == first.held {
+            linear.apply(&widened, exact)?
+        } else {
+            linear.forward(x, exact)?
+        });
     }
     array(outputs)
 }
 
 fn array<const N: usize>(outputs: Vec<Tensor>) -> Result<[Tensor; N]> {
     outputs.try_into().map_err(|_| candle_core::Error::Msg("one output a projection".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, step: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * step) % 1009) as f32 / 504.0 - 1.0).collect()
+    }
+
+    fn linear(format: Format, rows: usize, cols: usize) -> Linear {
+        let values = Tensor::from_vec(numbers(rows * cols, 7919), (rows, cols), &Device::Cpu).unwrap();
+        let read = QTensor::quantize(&values, dtype(format)).unwrap();
+        let facts = TensorFacts { dims: vec![rows as u64, cols as u64], format: Some(format) };
+        Linear::new(Raw::Quantized(read), &plan(&facts, kernels()).unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn company_changes_no_bit_of_a_row() {
+        let mut differing = Vec::new();
+        for format in [
+            Format::F32,
+            Format::Q8_0,
+            Format::Q4_1,
+            Format::Q4_0,
+            Format::Q4K,
+            Format::Q5K,
+            Format::Q6K,
+            Format::Q3K,
+            Format::Q2K,
+        ] {
+            for (rows, cols) in [(256, 512), (100, 256), (192, 576)] {
+                if format.bytes(cols).is_none() {
+                    continue;
+                }
+                let linear = linear(format, rows, cols as usize);
+                let x = Tensor::from_vec(numbers(100 * cols as usize, 31), (100, cols as usize), &Device::Cpu).unwrap();
+                let whole = linear.forward(&x, true).unwrap().to_vec2::<f32>().unwrap();
+                for count in [1, 2, 3, 4, 7, 8, 9, 16, 31, 32, 33, 64] {
+                    let part = x.narrow(0, 10, count).unwrap().contiguous().unwrap();
+                    let [a, b] = shared([&linear, &linear], &part, true).unwrap();
+                    for part in [linear.forward(&part, true).unwrap(), a, b] {
+                        if part.to_vec2::<f32>().unwrap() != whole[10..10 + count] {
+                            differing.push(format!("{format:?} {rows}x{cols}: {count}"));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(differing.is_empty(), "{differing:#?}");
+    }
 }

@@ -22,7 +22,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
 use cfq_memory::{DoesNotFit, Need, Shape, fit};
-use cfq_proto::job::{JobFailure, OutputFormat, Prompt};
+use cfq_proto::job::{JobFailure, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 use futures::FutureExt;
@@ -187,20 +187,20 @@ fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::
         (0..PROMPT as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
     // The first pass pays for the copies; the second is measured.
     for round in 0..2 {
-        let mut kv = pool.begin(&[], false);
+        let mut kv = pool.begin(&[], false, false);
         pool.grow(&mut kv, PROMPT);
         let began = Instant::now();
-        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }])?;
+        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
         if round == 1 {
             figures.prefilled(PROMPT, began.elapsed());
         }
         pool.discard(kv);
     }
-    let mut kv = pool.begin(&[], false);
+    let mut kv = pool.begin(&[], false, false);
     pool.grow(&mut kv, 1);
     for round in 0..4 {
         let began = Instant::now();
-        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens[..1], scored: 1 }])?;
+        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens[..1], scored: 1 }], false)?;
         if round > 0 {
             figures.decoded(began.elapsed());
         }
@@ -301,13 +301,10 @@ fn prepare(
     if tokens.is_empty() {
         return Err(rejected("the prompt is empty".to_owned()));
     }
-    let grammar = match &prompt.format {
-        OutputFormat::Text => None,
-        OutputFormat::JsonSchema { schema } => Some(grammars.json_schema(schema).map_err(|error| match error {
-            GrammarError::Schema { .. } => rejected(error.to_string()),
-            GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
-        })?),
-    };
+    let grammar = grammars.of(&prompt.format).map_err(|error| match error {
+        GrammarError::Unusable { .. } => rejected(error.to_string()),
+        GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
+    })?;
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
     Ok(Prepared { tokens, bytes, sampling: prompt.sampling, grammar })
 }

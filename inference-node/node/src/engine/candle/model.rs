@@ -2,7 +2,7 @@
 //!
 //! One forward pass takes any mix of prefill chunks and single decode tokens, each at its own position of its own
 //! sequence. Every row is computed on its own: what else is in the batch, and where a prompt was cut into chunks,
-//! changes no bit of a row's result as long as the kernels for its row count agree (they do for Q8_0 and F32).
+//! changes no bit of a row's result where the kernels for its row count agree; asked to be exact, it uses only such.
 
 use candle_core::{Device, Result, Storage, Tensor};
 use candle_nn::ops::{rms_norm, silu};
@@ -96,8 +96,9 @@ impl Model {
     }
 
     /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
-    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`].
-    pub fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>]) -> Result<Option<Tensor>> {
+    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
+    /// depends on the others, also with kernels that are faster otherwise.
+    pub fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {
         let a = &self.architecture;
         let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
         let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
@@ -107,14 +108,14 @@ impl Model {
         }
         for (at, layer) in self.layers.iter().enumerate() {
             let normed = rms_norm(&x, &layer.attention_norm, a.epsilon)?;
-            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope])?;
-            let mut out = layer.output.forward(&mixed)?;
+            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
+            let mut out = layer.output.forward(&mixed, exact)?;
             if let Some(norm) = &layer.post_attention_norm {
                 out = rms_norm(&out, norm, a.epsilon)?;
             }
             x = (x + out)?;
             let normed = rms_norm(&x, &layer.feed_forward_norm, a.epsilon)?;
-            let mut out = layer.feed_forward(&normed, a)?;
+            let mut out = layer.feed_forward(&normed, a, exact)?;
             if let Some(norm) = &layer.post_feed_forward_norm {
                 out = rms_norm(&out, norm, a.epsilon)?;
             }
@@ -131,7 +132,7 @@ impl Model {
         }
         let x = x.index_select(&Tensor::new(scored, &Device::Cpu)?, 0)?;
         let x = rms_norm(&x, &self.norm, a.epsilon)?;
-        let scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&x)?;
+        let scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&x, exact)?;
         match a.output_cap {
             Some(cap) => ((scores / f64::from(cap))?.tanh()? * f64::from(cap)).map(Some),
             None => Ok(Some(scores)),
@@ -159,12 +160,13 @@ impl Model {
         parts: &[Rows<'_>],
         x: &Tensor,
         angles: &Angles,
+        exact: bool,
     ) -> Result<Tensor> {
         let a = &self.architecture;
         let s = &a.shape;
         let (heads, kv_heads, head_dim) = (s.heads as usize, s.kv_heads as usize, s.head_dim as usize);
         let (query_row, key_row) = (heads * head_dim, kv_heads * head_dim);
-        let [mut q, mut k, v] = self.layers[layer].project(x, query_row, key_row)?;
+        let [mut q, mut k, v] = self.layers[layer].project(x, query_row, key_row, exact)?;
         let rows = angles.cos.chunks_exact(angles.pairs).zip(angles.sin.chunks_exact(angles.pairs));
         for (row, (cos, sin)) in rows.enumerate() {
             let vectors = [(&mut q, query_row, 0), (&mut k, key_row, 1)];
@@ -272,33 +274,33 @@ impl Layer {
     }
 
     /// Queries, keys and values of every row.
-    fn project(&self, x: &Tensor, query_row: usize, key_row: usize) -> Result<[Vec<f32>; 3]> {
+    fn project(&self, x: &Tensor, query_row: usize, key_row: usize, exact: bool) -> Result<[Vec<f32>; 3]> {
         match &self.projections {
             Projections::Apart([query, key, value]) => {
-                let [q, k, v] = shared([query, key, value], x)?;
+                let [q, k, v] = shared([query, key, value], x, exact)?;
                 Ok([values(&q)?, values(&k)?, values(&v)?])
             }
             Projections::Fused(one) => {
-                let all = one.forward(x)?;
+                let all = one.forward(x, exact)?;
                 let part = |from, width| all.narrow(1, from, width).and_then(|t| values(&t));
                 Ok([part(0, query_row)?, part(query_row, key_row)?, part(query_row + key_row, key_row)?])
             }
         }
     }
 
-    fn feed_forward(&self, x: &Tensor, a: &Architecture) -> Result<Tensor> {
+    fn feed_forward(&self, x: &Tensor, a: &Architecture, exact: bool) -> Result<Tensor> {
         let (gate, up) = match &self.gate_up {
             GateUp::Apart([gate, up]) => {
-                let [gate, up] = shared([gate, up], x)?;
+                let [gate, up] = shared([gate, up], x, exact)?;
                 (gate, up)
             }
             GateUp::Fused(both) => {
-                let both = both.forward(x)?;
+                let both = both.forward(x, exact)?;
                 let width = a.shape.feed_forward as usize;
                 (both.narrow(1, 0, width)?.contiguous()?, both.narrow(1, width, width)?.contiguous()?)
             }
         };
         let gate = if a.gelu { gate.gelu()? } else { silu(&gate)? };
-        self.down.forward(&(gate * up)?)
+        self.down.forward(&(gate * up)?, exact)
     }
 }

@@ -47,7 +47,7 @@ struct Sequence {
 
 fn begin(model: &Model, pool: &mut KvPool, case: &Case) -> Sequence {
     let long = model.architecture().needs_long(case.ids.len() + case.greedy.len());
-    Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long) }
+    Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, false) }
 }
 
 /// One pass over up to `chunk` tokens of each; the scores of those that reached their end, by sequence.
@@ -66,7 +66,7 @@ fn pass(model: &Model, pool: &mut KvPool, sequences: &mut [Sequence], chunk: usi
             scored: usize::from(ends(s, *take)),
         })
         .collect();
-    let scores = model.forward(pool, &rows).unwrap();
+    let scores = model.forward(pool, &rows, false).unwrap();
     drop(rows);
     let mut scores = scores.map_or(Vec::new(), |s| s.to_vec2::<f32>().unwrap()).into_iter();
     sequences
