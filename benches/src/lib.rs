@@ -1,6 +1,8 @@
 //! Benchmarks. Each prints a ratio against a yardstick of the same run, since machines differ and are noisy; the figures that
 //! were seen, with the commands, are in docs/benchmarks.md.
 
+pub mod random_model;
+
 use anyhow::Context;
 use cfq_proto::client::Client;
 use std::time::Duration;

@@ -31,15 +31,13 @@ impl Shape {
 
     /// Activations of one forward pass over `rows` tokens, of which `scored` get logits, in F32: the residual stream and
     /// its normalised and padded copies, queries with their rotated copies, the two halves of the feed-forward and
-    /// their product, the logits and their copy for sampling, and the rotation tables of the whole context.
+    /// their product, the logits and their copy for sampling.
     pub fn activations(&self, rows: u64, scored: u64) -> u64 {
         let width = (6 * self.hidden)
             .saturating_add(4 * self.heads.saturating_mul(self.head_dim))
             .saturating_add(4 * self.feed_forward);
-        let tables = self.context.saturating_mul(self.head_dim);
         rows.saturating_mul(width)
             .saturating_add(scored.saturating_mul(self.vocabulary).saturating_mul(2))
-            .saturating_add(tables)
             .saturating_mul(4)
     }
 }

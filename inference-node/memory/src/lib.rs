@@ -4,11 +4,13 @@
 //! and a pool never admits more tokens than it holds. What a process holds is not the file's size: kernels keep
 //! repacked copies beside the stored blocks, so both are counted.
 
+mod blocks;
 mod bytes;
 mod fit;
 mod pool;
 mod weights;
 
+pub use blocks::{BlockId, BlockTable, Found, Prefix};
 pub use bytes::Bytes;
 pub use fit::{DoesNotFit, Need, Shape, fit};
 pub use pool::{KvPool, NoRoom, Reservation};

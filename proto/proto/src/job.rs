@@ -46,11 +46,20 @@ pub struct Sampling {
     pub min_p: Option<f32>,
     /// 1 is none.
     pub repetition_penalty: f32,
+    /// Taken from a token's score for each time it was written; 0 is none.
+    pub frequency_penalty: f32,
+    /// Taken from a token's score once it was written at all; 0 is none.
+    pub presence_penalty: f32,
     pub seed: u64,
     /// Generation ends before the first of these in the text.
     pub stop: Vec<String>,
     /// Longest output, in tokens.
     pub max_tokens: u32,
+    /// The same text to the last bit whatever else the engine computes beside it, also on quantised files, where that
+    /// takes slower kernels.
+    pub deterministic: bool,
+    /// Guess tokens from the prompt and verify them together. Changes the speed, never the text.
+    pub prompt_lookup: bool,
 }
 
 impl Default for Sampling {
@@ -61,9 +70,13 @@ impl Default for Sampling {
             top_p: None,
             min_p: None,
             repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
             seed: 0,
             stop: Vec::new(),
             max_tokens: 1024,
+            deterministic: false,
+            prompt_lookup: true,
         }
     }
 }
@@ -76,6 +89,10 @@ pub enum OutputFormat {
     Text,
     /// Decoding is constrained to this JSON schema.
     JsonSchema { schema: serde_json::Value },
+    /// To a whole match of this regular expression.
+    Regex { pattern: String },
+    /// To a context-free grammar in Lark's notation.
+    Grammar { lark: String },
 }
 
 /// What is asked of a model.
@@ -177,6 +194,9 @@ pub struct Usage {
     /// Of those, found in the prefix cache.
     pub cached_tokens: u32,
     pub output_tokens: u32,
+    /// Tokens that prompt lookup guessed, and those of them that were right.
+    pub guessed_tokens: u32,
+    pub accepted_tokens: u32,
     /// From start of the work on the node to the first token, in milliseconds.
     pub first_token_ms: u64,
     /// From start of the work on the node to the end, in milliseconds.

@@ -1,4 +1,4 @@
-//! Constrained decoding: which tokens may come next, so that the text fits a JSON schema.
+//! Constrained decoding: which tokens may come next, so that the text fits a JSON schema, a regular expression or a grammar.
 //!
 //! llguidance needs the bytes of every token once per model; a grammar is then compiled per request. The factory is built
 //! on the first constrained request, since it takes a moment and many models never need it.
@@ -9,14 +9,16 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory};
 
+use cfq_proto::job::OutputFormat;
+
 use crate::models::tokenizer::Vocabulary;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GrammarError {
     #[error("the tokens of this model cannot be used for constrained output: {reason}")]
     Tokens { reason: String },
-    #[error("this JSON schema cannot constrain the output: {reason}")]
-    Schema { reason: String },
+    #[error("this {kind} cannot constrain the output: {reason}")]
+    Unusable { kind: &'static str, reason: String },
     #[error("constrained decoding failed: {reason}")]
     Step { reason: String },
 }
@@ -55,8 +57,21 @@ impl Grammars {
         self.factory.get_or_init(|| build(&self.vocabulary)).as_ref().map_err(Clone::clone)
     }
 
-    /// A grammar for `schema`. Takes milliseconds, the first time longer.
-    pub fn json_schema(&self, schema: &serde_json::Value) -> Result<Grammar, GrammarError> {
+    /// What `format` asks for; `None` for free text. Takes milliseconds, the first time longer.
+    pub fn of(&self, format: &OutputFormat) -> Result<Option<Grammar>, GrammarError> {
+        match format {
+            OutputFormat::Text => Ok(None),
+            OutputFormat::JsonSchema { schema } => self.json_schema(schema).map(Some),
+            OutputFormat::Regex { pattern } => {
+                self.compile("regular expression", TopLevelGrammar::from_regex(pattern)).map(Some)
+            }
+            OutputFormat::Grammar { lark } => {
+                self.compile("grammar", TopLevelGrammar::from_lark(lark.clone())).map(Some)
+            }
+        }
+    }
+
+    fn json_schema(&self, schema: &serde_json::Value) -> Result<Grammar, GrammarError> {
         let mut schema = schema.clone();
         if let Some(object) = schema.as_object_mut() {
             // One canonical spacing: a model that may choose can spend its whole budget on blanks.
@@ -64,13 +79,17 @@ impl Grammars {
                 serde_json::json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
             object.insert("x-guidance".to_owned(), spacing);
         }
+        self.compile("JSON schema", TopLevelGrammar::from_json_schema(schema))
+    }
+
+    fn compile(&self, kind: &'static str, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
         let parser = self
             .factory()?
-            .create_parser(TopLevelGrammar::from_json_schema(schema))
-            .map_err(|error| GrammarError::Schema { reason: error.to_string() })?;
+            .create_parser(grammar)
+            .map_err(|error| GrammarError::Unusable { kind, reason: error.to_string() })?;
         let matcher = Matcher::new(Ok(parser));
         match matcher.get_error() {
-            Some(reason) => Err(GrammarError::Schema { reason }),
+            Some(reason) => Err(GrammarError::Unusable { kind, reason }),
             None => Ok(Grammar { matcher, eos: self.vocabulary.eos() }),
         }
     }

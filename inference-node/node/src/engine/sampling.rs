@@ -1,8 +1,10 @@
 //! Choosing the next token.
 //!
-//! The order is: repetition penalty, temperature, top-k, top-p, min-p, then one draw. Draws come from a counter-based hash
+//! The order is: penalties, temperature, top-k, top-p, min-p, then one draw. Draws come from a counter-based hash
 //! of (seed, position), so the same seed gives the same text whatever else is in the batch, and a continuation on
 //! another machine goes on with the same draws.
+
+use std::collections::HashMap;
 
 use cfq_proto::job::Sampling;
 
@@ -17,9 +19,11 @@ const NEGLIGIBLE: f32 = 22.0;
 #[error("the model's scores are not numbers")]
 pub struct NotNumbers;
 
-/// The next token for a sequence whose tokens so far are `history`. `logits` is used as working space.
-pub fn sample(logits: &mut [f32], history: &[u32], sampling: &Sampling) -> Result<u32, NotNumbers> {
+/// The next token for a sequence whose tokens so far are `history`, the prompt's `prompt` first. `logits` is used as
+/// working space.
+pub fn sample(logits: &mut [f32], history: &[u32], prompt: usize, sampling: &Sampling) -> Result<u32, NotNumbers> {
     penalize(logits, history, sampling.repetition_penalty);
+    penalize_written(logits, &history[prompt.min(history.len())..], sampling);
     let best = argmax(logits)?;
     if sampling.temperature <= 0.0 {
         return Ok(best);
@@ -77,6 +81,23 @@ fn penalize(logits: &mut [f32], history: &[u32], penalty: f32) {
     }
 }
 
+/// As OpenAI's API defines them: over what was written, not over the prompt.
+fn penalize_written(logits: &mut [f32], written: &[u32], sampling: &Sampling) {
+    let Sampling { frequency_penalty, presence_penalty, .. } = *sampling;
+    if frequency_penalty == 0.0 && presence_penalty == 0.0 {
+        return;
+    }
+    let mut counts: HashMap<u32, u32> = HashMap::new();
+    for token in written {
+        *counts.entry(*token).or_default() += 1;
+    }
+    for (token, count) in counts {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit -= frequency_penalty * count as f32 + presence_penalty;
+        }
+    }
+}
+
 /// The first of the highest.
 fn argmax(logits: &[f32]) -> Result<u32, NotNumbers> {
     let mut best: Option<(u32, f32)> = None;
@@ -116,9 +137,9 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_the_highest() {
-        assert_eq!(sample(&mut [0.0, 2.0, 2.0], &[], &Sampling::default()), Ok(1));
-        assert_eq!(sample(&mut [0.0, f32::NAN], &[], &Sampling::default()), Err(NotNumbers));
-        assert_eq!(sample(&mut [f32::NEG_INFINITY; 3], &[], &Sampling::default()), Err(NotNumbers));
+        assert_eq!(sample(&mut [0.0, 2.0, 2.0], &[], 0, &Sampling::default()), Ok(1));
+        assert_eq!(sample(&mut [0.0, f32::NAN], &[], 0, &Sampling::default()), Err(NotNumbers));
+        assert_eq!(sample(&mut [f32::NEG_INFINITY; 3], &[], 0, &Sampling::default()), Err(NotNumbers));
     }
 
     #[test]
@@ -127,7 +148,7 @@ mod tests {
         let logits = [2f32.ln(), 0.0, 0.0];
         let mut counts = [0u32; 3];
         for seed in 0..4000 {
-            counts[sample(&mut logits.clone(), &[1, 2, 3], &warm(seed)).unwrap() as usize] += 1;
+            counts[sample(&mut logits.clone(), &[1, 2, 3], 0, &warm(seed)).unwrap() as usize] += 1;
         }
         assert!((1850..2150).contains(&counts[0]), "{counts:?}");
         assert!((850..1150).contains(&counts[1]), "{counts:?}");
@@ -138,30 +159,41 @@ mod tests {
         let logits = [3.0, 2.0, 1.0, 0.0];
         for seed in 0..200 {
             let k = Sampling { top_k: Some(2), ..warm(seed) };
-            assert!(sample(&mut logits.clone(), &[], &k).unwrap() < 2);
+            assert!(sample(&mut logits.clone(), &[], 0, &k).unwrap() < 2);
             // Probabilities are 0.64, 0.24, 0.09, 0.03.
             let p = Sampling { top_p: Some(0.7), ..warm(seed) };
-            assert!(sample(&mut logits.clone(), &[], &p).unwrap() < 2);
+            assert!(sample(&mut logits.clone(), &[], 0, &p).unwrap() < 2);
             let m = Sampling { min_p: Some(0.2), ..warm(seed) };
-            assert!(sample(&mut logits.clone(), &[], &m).unwrap() < 2);
+            assert!(sample(&mut logits.clone(), &[], 0, &m).unwrap() < 2);
             let tight = Sampling { top_p: Some(0.0), ..warm(seed) };
-            assert_eq!(sample(&mut logits.clone(), &[], &tight), Ok(0));
+            assert_eq!(sample(&mut logits.clone(), &[], 0, &tight), Ok(0));
         }
     }
 
     #[test]
     fn a_repeated_token_is_penalized() {
         let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
-        assert_eq!(sample(&mut [3.0, 2.0], &[0], &sampling), Ok(1));
-        assert_eq!(sample(&mut [-1.0, -1.5], &[0], &sampling), Ok(1));
+        assert_eq!(sample(&mut [3.0, 2.0], &[0], 0, &sampling), Ok(1));
+        assert_eq!(sample(&mut [-1.0, -1.5], &[0], 0, &sampling), Ok(1));
+    }
+
+    #[test]
+    fn what_was_written_is_penalized_and_the_prompt_is_not() {
+        let often = Sampling { frequency_penalty: 0.5, ..Sampling::default() };
+        assert_eq!(sample(&mut [3.0, 2.2], &[0, 0, 0], 3, &often), Ok(0));
+        assert_eq!(sample(&mut [3.0, 2.2], &[0, 0, 0], 2, &often), Ok(0), "once");
+        assert_eq!(sample(&mut [3.0, 2.2], &[0, 0, 0], 1, &often), Ok(1), "twice");
+        let once = Sampling { presence_penalty: 0.5, ..Sampling::default() };
+        assert_eq!(sample(&mut [3.0, 2.2], &[0, 0, 0], 0, &once), Ok(0));
+        assert_eq!(sample(&mut [3.0, 2.6], &[0, 0, 0], 0, &once), Ok(1));
     }
 
     proptest! {
         #[test]
         fn seed_and_position_decide(seed in any::<u64>(), len in 0usize..20, logits in proptest::collection::vec(-5f32..5.0, 1..50)) {
             let history = vec![7; len];
-            let first = sample(&mut logits.clone(), &history, &warm(seed));
-            prop_assert_eq!(first, sample(&mut logits.clone(), &history, &warm(seed)));
+            let first = sample(&mut logits.clone(), &history, 0, &warm(seed));
+            prop_assert_eq!(first, sample(&mut logits.clone(), &history, 0, &warm(seed)));
             prop_assert!((first.unwrap() as usize) < logits.len());
         }
     }

@@ -69,6 +69,15 @@ impl Header {
         Ok(Self { path: path.to_owned(), size, content })
     }
 
+    /// A tensor's values as F32, in order.
+    pub fn vector(&self, name: &str) -> Result<Vec<f32>, HeaderError> {
+        let open = |source| HeaderError::Open { path: self.path.clone(), source };
+        let mut reader = BufReader::new(File::open(&self.path).map_err(open)?);
+        let read = self.content.tensor(&mut reader, name, &candle_core::Device::Cpu);
+        read.and_then(|t| t.dequantize(&candle_core::Device::Cpu)?.flatten_all()?.to_vec1())
+            .map_err(|error| HeaderError::Corrupt { path: self.path.clone(), what: format!("tensor {name}: {error}") })
+    }
+
     pub fn unsupported(&self, what: impl Into<String>) -> HeaderError {
         HeaderError::Unsupported { path: self.path.clone(), what: what.into() }
     }
@@ -121,6 +130,18 @@ impl Header {
             .iter()
             .map(|v| match v {
                 gguf_file::Value::String(text) => Some(text.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    pub fn reals(&self, key: &str) -> Option<Vec<f32>> {
+        let gguf_file::Value::Array(values) = self.value(key)? else { return None };
+        values
+            .iter()
+            .map(|v| match v {
+                gguf_file::Value::F32(v) => Some(*v),
+                gguf_file::Value::F64(v) => Some(*v as f32),
                 _ => None,
             })
             .collect()

@@ -5,11 +5,13 @@
 //! quota nothing is ever removed unasked. Files a user names by path are used where they are and never removed.
 
 pub mod curated;
+pub mod file;
 pub mod header;
 mod hub;
 mod pypi;
 mod quota;
 mod record;
+pub mod safetensors;
 mod store;
 pub mod template;
 pub mod tokenizer;

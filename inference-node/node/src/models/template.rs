@@ -1,4 +1,4 @@
-//! The chat template a GGUF file carries, run as the Jinja it is.
+//! The chat template a model carries, run as the Jinja it is.
 //!
 //! Templates are written for Python's Jinja2 with Hugging Face's settings: blocks swallow the newline after them, Python's
 //! string and list methods exist, and `raise_exception` stops rendering with the template's own words.
@@ -7,7 +7,9 @@ use cfq_proto::job::ChatMessage;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, context};
 
-use crate::models::header::{Header, HeaderError};
+use crate::models::file::ModelFile;
+use crate::models::header::HeaderError;
+use crate::models::safetensors::Folder;
 use crate::models::tokenizer::Vocabulary;
 
 /// Instructions one rendering may take: far beyond any real conversation, and the end of a template that never ends.
@@ -28,16 +30,19 @@ pub struct TemplateError {
 }
 
 impl ChatTemplate {
-    pub fn from_header(header: &Header, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
-        let source = header.text("tokenizer.chat_template").ok_or_else(|| {
-            header
-                .unsupported("its header has no chat template: cfq needs a model made for chat (often named -Instruct)")
+    pub fn read(file: &ModelFile, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
+        let source = match file {
+            ModelFile::Gguf(header) => header.text("tokenizer.chat_template").map(str::to_owned),
+            ModelFile::Folder(folder) => in_folder(folder)?,
+        };
+        let source = source.ok_or_else(|| {
+            file.unsupported("it has no chat template: cfq needs a model made for chat (often named -Instruct)")
         })?;
-        let template = Self::new(source, vocabulary.bos_name(), vocabulary.eos_name());
+        let template = Self::new(&source, vocabulary.bos_name(), vocabulary.eos_name());
         template
             .environment
             .template_from_str(&template.source)
-            .map_err(|error| header.unsupported(format!("its chat template cannot be read: {error}")))?;
+            .map_err(|error| file.unsupported(format!("its chat template cannot be read: {error}")))?;
         Ok(template)
     }
 
@@ -70,6 +75,21 @@ impl ChatTemplate {
             })
             .map_err(|error| TemplateError { reason: error.to_string() })
     }
+}
+
+/// In a file of its own, or in the tokenizer's settings: one, or a list of which the default is meant.
+fn in_folder(folder: &Folder) -> Result<Option<String>, HeaderError> {
+    if let Some(source) = folder.text("chat_template.jinja")? {
+        return Ok(Some(source));
+    }
+    let settings = folder.json("tokenizer_config.json")?;
+    let template = settings.as_ref().and_then(|s| s.get("chat_template"));
+    let one = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+    let default = |all: &Vec<serde_json::Value>| {
+        let named = all.iter().find(|t| t.get("name").and_then(|n| n.as_str()) == Some("default"));
+        named.and_then(|t| t.get("template")).and_then(one)
+    };
+    Ok(template.and_then(|t| one(t).or_else(|| t.as_array().and_then(default))))
 }
 
 #[cfg(test)]

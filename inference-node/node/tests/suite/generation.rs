@@ -56,6 +56,32 @@ async fn the_same_seed_gives_the_same_text_and_another_seed_another() {
 }
 
 #[tokio::test]
+async fn deterministic_text_is_the_same_in_any_company_and_shares_nothing_with_others() {
+    let engine = smollm::load(8);
+    let drawn = |lookup| {
+        let mut prompt = ask("Tell me a short story about a lighthouse.");
+        let sampling =
+            Sampling { temperature: 0.8, seed: 3, max_tokens: 40, deterministic: true, ..Sampling::default() };
+        prompt.sampling = Sampling { prompt_lookup: lookup, ..sampling };
+        prompt
+    };
+    let alone = answer(&engine, drawn(false)).await;
+    let mut plain = drawn(false);
+    plain.sampling.deterministic = false;
+    assert_eq!(answer(&engine, plain).await.usage.cached_tokens, 0, "of the one before, nothing");
+    let mut others = Vec::new();
+    for question in QUESTIONS {
+        others.push(engine.admit(ask(question)).await.unwrap().start());
+    }
+    let beside = answer(&engine, drawn(true)).await;
+    assert_eq!(beside.text, alone.text);
+    assert!(beside.usage.cached_tokens > 0);
+    for other in others {
+        finish(other).await.0.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_stop_string_ends_the_text_before_it() {
     let engine = engine();
     let mut prompt = ask(QUESTIONS[0]);
@@ -88,6 +114,32 @@ async fn a_review_is_constrained_to_its_schema() {
     let cut = answer(&engine, prompt).await;
     assert_eq!(cut.finish, FinishReason::Length);
     assert!(serde_json::from_str::<serde_json::Value>(&cut.text).is_err());
+}
+
+#[tokio::test]
+async fn a_regular_expression_and_a_grammar_are_kept_to() {
+    let engine = engine();
+    let mut prompt = ask("When did the first man walk on the moon? Answer with a date.");
+    prompt.format = OutputFormat::Regex { pattern: "[0-9]{4}-[0-9]{2}-[0-9]{2}".to_owned() };
+    let done = answer(&engine, prompt.clone()).await;
+    let shape: String = done.text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    assert_eq!((shape.as_str(), done.finish), ("0000-00-00", FinishReason::Stop));
+
+    prompt.format =
+        OutputFormat::Grammar { lark: "start: answer (\", \" answer)*\nanswer: \"yes\" | \"no\"".to_owned() };
+    prompt.sampling.max_tokens = 9;
+    let done = answer(&engine, prompt.clone()).await;
+    let words: Vec<&str> = done.text.split(", ").collect();
+    let whole = words.iter().filter(|w| **w == "yes" || **w == "no").count();
+    assert!(whole >= 1 && whole + 1 >= words.len(), "{}", done.text);
+
+    prompt.format = OutputFormat::Regex { pattern: "(".to_owned() };
+    match engine.admit(prompt).await {
+        Err(Refused::Failed(JobFailure::Rejected { reason })) => {
+            assert!(reason.contains("regular expression"), "{reason}")
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[tokio::test]

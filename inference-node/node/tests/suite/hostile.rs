@@ -7,6 +7,7 @@ use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use cfq_inference_node::engine::candle::{CandleEngine, Limits, need};
+use cfq_inference_node::models::file::ModelFile;
 use cfq_inference_node::models::header::{Header, HeaderError};
 use cfq_inference_node::models::template::ChatTemplate;
 use cfq_inference_node::models::tokenizer::Vocabulary;
@@ -74,10 +75,10 @@ const LIMITS: Limits = Limits { memory: 1 << 30, max_sequences: 1 };
 
 /// Everything that reads a header, without loading weights.
 fn read_all(path: &Path) -> Result<(), String> {
-    let header = Header::read(path).map_err(|e| e.to_string())?;
+    let file = ModelFile::read(path).map_err(|e| e.to_string())?;
     need(path, LIMITS).map_err(|e| e.to_string())?;
-    let vocabulary = Vocabulary::from_header(&header).map_err(|e| e.to_string())?;
-    ChatTemplate::from_header(&header, &vocabulary).map_err(|e| e.to_string())?;
+    let vocabulary = Vocabulary::read(&file).map_err(|e| e.to_string())?;
+    ChatTemplate::read(&file, &vocabulary).map_err(|e| e.to_string())?;
     Ok(())
 }
 

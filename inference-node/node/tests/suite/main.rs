@@ -1,6 +1,7 @@
 //! The engine on the real small model, and every part that faces something hostile or remote.
 
 #[cfg(test)]
+mod families;
 mod generation;
 #[cfg(test)]
 mod hostile;

@@ -3,7 +3,7 @@
 //! The fixture was made once with llama.cpp's tokenizer on the same file (special tokens parsed, none added): prose, code
 //! in several languages, blanks, digits, scripts, emoji, control tokens written in text, and random mixtures.
 
-use cfq_inference_node::models::header::Header;
+use cfq_inference_node::models::file::ModelFile;
 use cfq_inference_node::models::tokenizer::Vocabulary;
 
 use crate::smollm;
@@ -16,7 +16,7 @@ struct Line {
 
 #[test]
 fn ids_equal_the_reference() {
-    let vocabulary = Vocabulary::from_header(&Header::read(&smollm::file()).unwrap()).unwrap();
+    let vocabulary = Vocabulary::read(&ModelFile::read(&smollm::file()).unwrap()).unwrap();
     let lines: Vec<Line> = include_str!("../fixtures/smollm2-token-ids.jsonl")
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())

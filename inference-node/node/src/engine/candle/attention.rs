@@ -5,39 +5,53 @@
 //! order of every sum. A row's result depends on its query and the keys up to it alone: not on how a prompt was cut into
 //! chunks, not on the batch, not on the number of threads. That is what makes a seed reproducible.
 //!
-//! Sums run in 16 lanes and the lanes are added pairwise at the end. Positions after a row's own get weight zero, which
+//! Sums run in 16 lanes and the lanes are added pairwise at the end. Positions a row may not see get weight zero, which
 //! adds exactly nothing. The softmax keeps all scores of a row instead of rescaling as it goes: they fit the cache.
 
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::engine::candle::kv::LayerKv;
+use crate::engine::candle::kv::{BLOCK, KvView};
 
 /// Vectors in the cache are padded with zeros to a multiple of this.
 pub const LANES: usize = 16;
 /// Query rows that share a pass over keys and values: their sums stay in registers.
 const ROWS: usize = 4;
+/// Chunks of a head's vector summed in one walk over the blocks.
+const HEAD_CHUNKS: usize = 8;
 /// Multiply-adds below which threads cost more than they bring.
 const WORTH_THREADS: usize = 1 << 20;
 
 type Lanes = [f32; LANES];
 
-/// Sizes of one call.
+/// Sizes of one call, and what the layer's attention is like.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Positions each head of the cache has room for.
-    pub capacity: usize,
     /// Positions before the new ones.
     pub past: usize,
     /// New positions, whose keys and values are in the cache already.
     pub new: usize,
+    /// On every product of query and key.
+    pub scale: f32,
+    /// Scores are squeezed into plus and minus this.
+    pub cap: Option<f32>,
+    /// Positions back that are seen, the own one included.
+    pub window: Option<usize>,
+}
+
+impl Sizes {
+    /// The first position that the one at `position` sees.
+    #[inline(always)]
+    fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
 }
 
 /// `queries` is (new, heads, head dim); the result is (heads, new, head dim).
-pub fn attend(queries: &[f32], kv: &LayerKv, sizes: Sizes) -> Vec<f32> {
+pub fn attend(queries: &[f32], kv: KvView<'_>, sizes: Sizes) -> Vec<f32> {
     let Sizes { heads, head_dim, past, new, .. } = sizes;
     let mut out = vec![0.0; heads * new * head_dim];
     let arch = Arch::new();
@@ -70,7 +84,7 @@ struct Room {
 /// Up to [`ROWS`] rows of one head, from the new position `first` on; `out` is (rows, head dim).
 struct Block<'a> {
     queries: &'a [f32],
-    kv: &'a LayerKv,
+    kv: KvView<'a>,
     sizes: Sizes,
     head: usize,
     first: usize,
@@ -95,12 +109,13 @@ impl Block<'_> {
     /// Computes `R` rows, of which the first `rows` exist; the others have queries of zeros.
     #[inline(always)]
     fn rows<const R: usize>(self, rows: usize) {
-        let Sizes { heads, kv_heads, head_dim, capacity, past, .. } = self.sizes;
+        let Sizes { heads, kv_heads, head_dim, past, scale, .. } = self.sizes;
         let chunks = head_dim.div_ceil(LANES);
+        let shared = self.head / (heads / kv_heads);
+        // Positions anybody of these rows sees, from the start of a block of the cache on.
+        let begin = self.sizes.first_seen(past + self.first) / BLOCK * BLOCK;
         let end = past + self.first + rows;
-        let shared = self.head / (heads / kv_heads) * capacity * chunks * LANES;
-        let keys: &[Lanes] = self.kv.keys[shared..shared + end * chunks * LANES].as_chunks().0;
-        let values: &[Lanes] = self.kv.values[shared..shared + end * chunks * LANES].as_chunks().0;
+        let span = end - begin;
         let Room { queries, scores, weights } = self.room;
 
         queries.clear();
@@ -111,47 +126,67 @@ impl Block<'_> {
                 .copy_from_slice(&self.queries[at..at + head_dim]);
         }
 
-        let scale = 1.0 / (head_dim as f32).sqrt();
         scores.clear();
-        scores.resize(R * end, 0.0);
-        for (position, key) in keys.chunks_exact(chunks).enumerate() {
-            for (row, query) in queries.chunks_exact(chunks).enumerate() {
-                let mut sums = [0.0; LANES];
-                for (q, k) in query.iter().zip(key) {
-                    for lane in 0..LANES {
-                        sums[lane] += q[lane] * k[lane];
+        scores.resize(R * span, 0.0);
+        for from in (begin..end).step_by(BLOCK) {
+            let keys: &[Lanes] = self.kv.keys(shared, from / BLOCK).as_chunks().0;
+            for (position, key) in (from - begin..span).zip(keys.chunks_exact(chunks)) {
+                for (row, query) in queries.chunks_exact(chunks).enumerate() {
+                    let mut sums = [0.0; LANES];
+                    for (q, k) in query.iter().zip(key) {
+                        for lane in 0..LANES {
+                            sums[lane] += q[lane] * k[lane];
+                        }
                     }
+                    scores[row * span + position] = add_lanes(sums) * scale;
                 }
-                scores[row * end + position] = add_lanes(sums) * scale;
             }
+        }
+        if let Some(cap) = self.sizes.cap {
+            scores.iter_mut().for_each(|score| *score = cap * tanh(*score / cap));
         }
 
         let mut totals = [1.0f32; R];
         weights.clear();
-        weights.resize(end, [0.0; ROWS]);
+        weights.resize(span, [0.0; ROWS]);
         for (row, total) in totals.iter_mut().enumerate().take(rows) {
-            let own = &mut scores[row * end..][..past + self.first + row + 1];
+            let position = past + self.first + row;
+            let seen = self.sizes.first_seen(position) - begin..position + 1 - begin;
+            let own = &mut scores[row * span..][seen.clone()];
             *total = softmax_weights(own);
-            for (weights, weight) in weights.iter_mut().zip(own) {
+            for (weights, weight) in weights[seen].iter_mut().zip(own) {
                 weights[row] = *weight;
             }
         }
 
-        for chunk in 0..chunks {
-            let mut sums = [[0.0; LANES]; R];
-            for (value, weights) in values.chunks_exact(chunks).zip(weights.iter()) {
-                let value = &value[chunk];
-                for row in 0..R {
-                    for lane in 0..LANES {
-                        sums[row][lane] += weights[row] * value[lane];
+        let mut sums = [[[0.0; LANES]; R]; HEAD_CHUNKS];
+        for chunk_from in (0..chunks).step_by(HEAD_CHUNKS) {
+            let count = HEAD_CHUNKS.min(chunks - chunk_from);
+            for sums in &mut sums[..count] {
+                *sums = [[0.0; LANES]; R];
+            }
+            for from in (begin..end).step_by(BLOCK) {
+                let values: &[Lanes] = self.kv.values(shared, from / BLOCK).as_chunks().0;
+                let weights = &weights[from - begin..span.min(from - begin + BLOCK)];
+                for (at, sums) in sums[..count].iter_mut().enumerate() {
+                    for (value, weights) in values.chunks_exact(chunks).zip(weights) {
+                        let value = &value[chunk_from + at];
+                        for row in 0..R {
+                            for lane in 0..LANES {
+                                sums[row][lane] += weights[row] * value[lane];
+                            }
+                        }
                     }
                 }
             }
-            let width = LANES.min(head_dim - chunk * LANES);
-            for (row, (sums, total)) in sums.iter().zip(totals).enumerate().take(rows) {
-                let out = &mut self.out[row * head_dim + chunk * LANES..][..width];
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = sum / total;
+            for (at, sums) in sums[..count].iter().enumerate() {
+                let chunk = chunk_from + at;
+                let width = LANES.min(head_dim - chunk * LANES);
+                for (row, (sums, total)) in sums.iter().zip(totals).enumerate().take(rows) {
+                    let out = &mut self.out[row * head_dim + chunk * LANES..][..width];
+                    for (out, sum) in out.iter_mut().zip(sums) {
+                        *out = sum / total;
+                    }
                 }
             }
         }
@@ -185,7 +220,7 @@ fn softmax_weights(scores: &mut [f32]) -> f32 {
 }
 
 #[inline(always)]
-fn add_lanes(lanes: Lanes) -> f32 {
+pub fn add_lanes(lanes: Lanes) -> f32 {
     let half = |at: usize| lanes[at] + lanes[at + 8];
     let eight: [f32; 8] = std::array::from_fn(half);
     let four: [f32; 4] = std::array::from_fn(|at| eight[at] + eight[at + 4]);
@@ -212,9 +247,17 @@ fn exp(x: f32) -> f32 {
     (p * r * r + r + 1.0) * f32::from_bits(power)
 }
 
+/// The hyperbolic tangent by [`exp`].
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    let t = exp(-2.0 * x.abs());
+    ((1.0 - t) / (1.0 + t)).copysign(x)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
 
     #[test]
     fn exp_is_exp() {
@@ -235,26 +278,42 @@ mod tests {
         (0..count).map(|_| next() * 3.0).collect()
     }
 
+    const PLAIN: Sizes =
+        Sizes { heads: 4, kv_heads: 2, head_dim: 64, past: 0, new: 1, scale: 0.125, cap: None, window: None };
+
+    /// A pool with one sequence of `positions` random vectors, and the same as (position, head, head dim).
+    fn cache(s: Sizes, positions: usize) -> (KvPool, SequenceKv, [Vec<f32>; 2]) {
+        let shape = KvShape { layers: 1, heads: s.kv_heads, head_dim: s.head_dim };
+        let mut pool = KvPool::new(shape, positions.div_ceil(BLOCK));
+        let mut kv = pool.begin(&[], false, false);
+        let rows = [1, 2].map(|seed| numbers(positions * s.kv_heads * s.head_dim, seed));
+        assert!(pool.grow(&mut kv, positions) && pool.write(&kv, 0, &rows[0], &rows[1]));
+        (pool, kv, rows)
+    }
+
     /// By the definition, in f64.
-    fn reference(queries: &[f32], kv: &LayerKv, s: Sizes) -> Vec<f64> {
+    fn reference(queries: &[f32], [keys, values]: &[Vec<f32>; 2], s: Sizes) -> Vec<f64> {
         let mut out = Vec::new();
         for head in 0..s.heads {
-            let base = head / (s.heads / s.kv_heads) * s.capacity;
-            let stride = s.head_dim.next_multiple_of(LANES);
+            let shared = head / (s.heads / s.kv_heads);
             for row in 0..s.new {
                 let query = &queries[(row * s.heads + head) * s.head_dim..][..s.head_dim];
                 let vector = |of: &[f32], at: usize| -> Vec<f64> {
-                    of[(base + at) * stride..][..s.head_dim].iter().map(|v| f64::from(*v)).collect()
+                    of[(at * s.kv_heads + shared) * s.head_dim..][..s.head_dim].iter().map(|v| f64::from(*v)).collect()
                 };
-                let weights: Vec<f64> = (0..=s.past + row)
+                let own = s.past + row;
+                let seen = s.window.map_or(0, |w| (own + 1).saturating_sub(w))..=own;
+                let weights: Vec<f64> = seen
+                    .clone()
                     .map(|at| {
-                        let dot: f64 = vector(&kv.keys, at).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum();
-                        (dot / (s.head_dim as f64).sqrt()).exp()
+                        let dot: f64 = vector(keys, at).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum();
+                        let score = dot * f64::from(s.scale);
+                        s.cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
                     })
                     .collect();
                 let total: f64 = weights.iter().sum();
                 for dim in 0..s.head_dim {
-                    let sum: f64 = weights.iter().enumerate().map(|(at, w)| w * vector(&kv.values, at)[dim]).sum();
+                    let sum: f64 = seen.clone().zip(&weights).map(|(at, w)| w * vector(values, at)[dim]).sum();
                     out.push(sum / total);
                 }
             }
@@ -264,40 +323,43 @@ mod tests {
 
     #[test]
     fn it_is_attention() {
-        for head_dim in [64, 40, 2] {
-            let sizes = Sizes { heads: 4, kv_heads: 2, head_dim, capacity: 50, past: 11, new: 23 };
-            let stride = head_dim.next_multiple_of(LANES);
-            let cache = |seed| {
-                let mut numbers = numbers(2 * 50 * stride, seed);
-                numbers.chunks_exact_mut(stride).for_each(|vector| vector[head_dim..].fill(0.0));
-                numbers
-            };
-            let kv = LayerKv { keys: cache(1), values: cache(2) };
+        let kinds = [
+            (64, None, None),
+            (40, None, Some(7)),
+            (2, Some(3.0), None),
+            (256, Some(2.0), Some(64)),
+            (80, None, Some(1)),
+        ];
+        for (head_dim, cap, window) in kinds {
+            let sizes = Sizes { head_dim, past: 75, new: 23, cap, window, ..PLAIN };
+            let (pool, kv, rows) = cache(sizes, 98);
             let queries = numbers(23 * 4 * head_dim, 3);
-            let got = attend(&queries, &kv, sizes);
-            let want = reference(&queries, &kv, sizes);
+            let got = attend(&queries, pool.view(&kv, 0), sizes);
+            let want = reference(&queries, &rows, sizes);
             assert_eq!(got.len(), want.len());
             for (got, want) in got.iter().zip(want) {
-                assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+                assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want} at {head_dim} {cap:?} {window:?}");
             }
         }
     }
 
     #[test]
     fn cutting_a_prompt_changes_no_bit() {
-        let whole = Sizes { heads: 3, kv_heads: 1, head_dim: 64, capacity: 64, past: 0, new: 37 };
-        let kv = LayerKv { keys: numbers(64 * 64, 4), values: numbers(64 * 64, 5) };
-        let queries = numbers(37 * 3 * 64, 6);
-        let expected = attend(&queries, &kv, whole);
-        for cut in 1..37 {
-            let rest = &queries[cut * 3 * 64..];
-            let got = attend(rest, &kv, Sizes { past: cut, new: 37 - cut, ..whole });
-            for head in 0..3 {
-                let (got, want) = (
-                    &got[head * (37 - cut) * 64..(head + 1) * (37 - cut) * 64],
-                    &expected[(head * 37 + cut) * 64..(head + 1) * 37 * 64],
-                );
-                assert_eq!(got, want, "cut at {cut}");
+        for window in [None, Some(9)] {
+            let whole = Sizes { heads: 3, kv_heads: 1, new: 77, window, ..PLAIN };
+            let (pool, kv, _) = cache(whole, 77);
+            let queries = numbers(77 * 3 * 64, 6);
+            let expected = attend(&queries, pool.view(&kv, 0), whole);
+            for cut in 1..77 {
+                let rest = &queries[cut * 3 * 64..];
+                let got = attend(rest, pool.view(&kv, 0), Sizes { past: cut, new: 77 - cut, ..whole });
+                for head in 0..3 {
+                    let (got, want) = (
+                        &got[head * (77 - cut) * 64..(head + 1) * (77 - cut) * 64],
+                        &expected[(head * 77 + cut) * 64..(head + 1) * 77 * 64],
+                    );
+                    assert_eq!(got, want, "cut at {cut}");
+                }
             }
         }
     }

@@ -1,9 +1,14 @@
 //! One thread per model: all its sequences go through one forward pass a step.
 //!
 //! Each step takes one token of every decoding sequence and, beside them, as much of the waiting prompts as the measured
-//! rate computes in a quarter of a second, oldest first. So decoding never stalls for longer than that behind somebody's
-//! long prompt, and a cancel is seen within one step. Sequences join and leave between steps.
+//! rate computes in a quarter of a second. So decoding never stalls for longer than that behind somebody's long prompt,
+//! and a cancel is seen within one step. Sequences join and leave between steps.
+//!
+//! Sequences are admitted by what they are expected to write, so the pool can run out under them. Then the youngest
+//! gives its blocks up and waits; what it has written stays, its keys and values are computed again when there is room
+//! (or found, if nobody needed the blocks). The oldest is never put aside, so somebody always gets on.
 
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -12,8 +17,9 @@ use std::time::{Duration, Instant};
 use candle_core::Tensor;
 use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, Usage};
 
-use crate::engine::candle::kv::{PrefixCache, SequenceKv};
-use crate::engine::candle::llama::{Llama, Part};
+use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
+use crate::engine::candle::lookup::Lookup;
+use crate::engine::candle::model::{Model, Rows};
 use crate::engine::candle::room::{Figures, Held, Room};
 use crate::engine::grammar::Grammar;
 use crate::engine::sampling::sample;
@@ -26,34 +32,60 @@ const CHUNK_TIME: Duration = Duration::from_millis(250);
 /// Chunk sizes in tokens: the first steps of an unmeasured model, and the bounds of its activations.
 const CHUNK_LEAST: usize = 8;
 pub const CHUNK_MOST: usize = 512;
+/// Guessed rows of one pass, shared by its sequences.
+const GUESSED_ROWS: usize = 32;
 
 /// An admitted sequence on its way to the thread.
 pub struct Job {
     pub prompt: Vec<u32>,
     pub sampling: Sampling,
     pub grammar: Option<Grammar>,
-    /// Longest sequence, prompt and output, in tokens; what was reserved.
+    /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
     pub held: Held,
     pub outbox: Outbox,
 }
 
+/// A sequence that was admitted, with or without a place in the pool.
 struct Sequence {
-    /// Prompt and output so far; those from `kv.len()` on are not computed yet.
+    /// In the order of their coming.
+    serial: u64,
+    /// Prompt and output so far.
     tokens: Vec<u32>,
     prompt: usize,
     cached: usize,
-    kv: SequenceKv,
     sampling: Sampling,
     grammar: Option<Grammar>,
     longest: usize,
+    lookup: Lookup,
     stream: TextStream,
     text: String,
     began: Instant,
     first_token: Option<Duration>,
     outbox: Outbox,
     // Released after everything above.
-    _held: Held,
+    held: Held,
+}
+
+/// One that is in the forward pass; tokens from `kv.len()` on are not computed yet.
+struct Running {
+    sequence: Sequence,
+    kv: SequenceKv,
+}
+
+impl Running {
+    fn waiting(&self) -> &[u32] {
+        &self.sequence.tokens[self.kv.len()..]
+    }
+}
+
+/// What one sequence puts through a forward pass.
+struct Share {
+    /// Known tokens, then guesses.
+    tokens: Vec<u32>,
+    guessed: usize,
+    /// Rows, counted from the last, whose scores are wanted.
+    scored: usize,
 }
 
 /// What became of a sequence in a step.
@@ -64,24 +96,30 @@ enum After {
 }
 
 pub struct Batcher {
-    model: Llama,
+    model: Model,
+    pool: KvPool,
     vocabulary: Arc<Vocabulary>,
     jobs: Receiver<Job>,
     room: Arc<Room>,
     figures: Arc<Figures>,
-    running: Vec<Sequence>,
-    cache: PrefixCache,
+    /// Oldest first.
+    running: Vec<Running>,
+    /// Put aside for want of room, oldest first.
+    aside: VecDeque<Sequence>,
+    serial: u64,
 }
 
 impl Batcher {
     pub fn new(
-        model: Llama,
+        model: Model,
+        pool: KvPool,
         vocabulary: Arc<Vocabulary>,
         jobs: Receiver<Job>,
         room: Arc<Room>,
         figures: Arc<Figures>,
     ) -> Self {
-        Self { model, vocabulary, jobs, room, figures, running: Vec::new(), cache: PrefixCache::default() }
+        let (running, aside) = (Vec::new(), VecDeque::new());
+        Self { model, pool, vocabulary, jobs, room, figures, running, aside, serial: 0 }
     }
 
     /// Runs until the engine is dropped. A panic ends the engine: its sequences fail first, then it says why, and the node
@@ -107,8 +145,9 @@ impl Batcher {
 
     /// Lets waiting jobs join; sleeps while there is nothing to do. False when the engine is gone.
     fn take_up(&mut self) -> bool {
+        self.bring_back();
         loop {
-            let next = if self.running.is_empty() {
+            let next = if self.running.is_empty() && self.aside.is_empty() {
                 self.jobs.recv().map_err(|_| TryRecvError::Disconnected)
             } else {
                 self.jobs.try_recv()
@@ -116,69 +155,145 @@ impl Batcher {
             match next {
                 Ok(job) => self.join(job),
                 Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return !self.running.is_empty(),
-            }
-            if !self.running.is_empty() && self.running.len() >= self.room.max_sequences() {
-                return true;
+                Err(TryRecvError::Disconnected) => return !self.running.is_empty() || !self.aside.is_empty(),
             }
         }
     }
 
     fn join(&mut self, job: Job) {
-        let began = Instant::now();
-        // Kept sequences live in room nobody reserved.
-        self.cache.shrink_to(self.room.free());
-        let mut kv = self.model.new_sequence(job.longest);
-        let cached = self.cache.fill(&job.prompt, &mut kv);
-        self.running.push(Sequence {
+        let sequence = Sequence {
+            serial: self.serial,
             prompt: job.prompt.len(),
             tokens: job.prompt,
-            cached,
-            kv,
+            cached: 0,
             stream: TextStream::new(&job.sampling.stop),
             sampling: job.sampling,
             grammar: job.grammar,
             longest: job.longest,
+            lookup: Lookup::new(),
             text: String::new(),
-            began,
+            began: Instant::now(),
             first_token: None,
             outbox: job.outbox,
-            _held: job.held,
-        });
+            held: job.held,
+        };
+        self.serial += 1;
+        // Nobody overtakes those put aside.
+        if self.aside.is_empty() {
+            self.begin(sequence);
+        } else {
+            self.aside.push_back(sequence);
+        }
+    }
+
+    fn begin(&mut self, mut sequence: Sequence) {
+        let long = self.model.architecture().needs_long(sequence.longest);
+        let kv = self.pool.begin(&sequence.tokens, long, sequence.sampling.deterministic);
+        if sequence.tokens.len() == sequence.prompt && sequence.first_token.is_none() {
+            sequence.cached = kv.len();
+        }
+        let at = self.running.partition_point(|r| r.sequence.serial < sequence.serial);
+        self.running.insert(at, Running { sequence, kv });
+    }
+
+    /// Lets those put aside go on, oldest first, as far as there is room for what they have and a block more.
+    fn bring_back(&mut self) {
+        while let Some(first) = self.aside.front() {
+            let blocks = first.tokens.len() / BLOCK + 2;
+            // Alone it fits whatever the pool holds.
+            if !self.running.is_empty() && blocks > self.pool.available() {
+                return;
+            }
+            if let Some(sequence) = self.aside.pop_front() {
+                self.begin(sequence);
+            }
+        }
+    }
+
+    /// Takes the blocks of the youngest from it.
+    fn put_aside(&mut self) {
+        let Some(Running { sequence, kv }) = self.running.pop() else { return };
+        tracing::debug!(tokens = sequence.tokens.len(), "sequence put aside: the KV pool is full");
+        self.figures.preempted();
+        self.pool.end(kv, &sequence.tokens);
+        let at = self.aside.partition_point(|s| s.serial < sequence.serial);
+        self.aside.insert(at, sequence);
+    }
+
+    fn drop_cancelled(&mut self) {
+        for at in (0..self.running.len()).rev() {
+            if self.running[at].sequence.outbox.is_cancelled() {
+                let running = self.running.remove(at);
+                self.leave(running, Err(Ended::Cancelled));
+            }
+        }
+        for at in (0..self.aside.len()).rev() {
+            if self.aside[at].outbox.is_cancelled()
+                && let Some(sequence) = self.aside.remove(at)
+            {
+                sequence.end(Err(Ended::Cancelled));
+            }
+        }
+    }
+
+    /// What each running sequence puts through the forward pass in this step, with room for it.
+    fn plan(&mut self) -> Vec<Share> {
+        // Prompts share the step evenly: a short one does not wait for a long one to end.
+        let prefilling = self.running.iter().filter(|r| r.waiting().len() > 1).count();
+        let share = (self.chunk() / prefilling.max(1)).max(CHUNK_LEAST);
+        let cost = self.figures.cost(self.running.len());
+        // Guesses are for passes that have nothing better to do.
+        let guesses = if prefilling > 0 { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
+        let mut plan: Vec<Share> = Vec::with_capacity(self.running.len());
+        while plan.len() < self.running.len() {
+            let next = &mut self.running[plan.len()];
+            let take = next.waiting().len().min(share);
+            if !self.pool.grow(&mut next.kv, take) {
+                self.put_aside();
+                continue;
+            }
+            let mut tokens = next.waiting()[..take].to_vec();
+            let mut guessed = 0;
+            if take == 1 && next.sequence.sampling.prompt_lookup {
+                let Sequence { lookup, tokens: all, longest, .. } = &mut next.sequence;
+                let proposed = lookup.propose(all, guesses.min(longest.saturating_sub(all.len() + 1)), cost);
+                // Room that would cost somebody else's is not for guesses.
+                if !proposed.is_empty() && self.pool.available() > 0 && self.pool.grow(&mut next.kv, 1 + proposed.len())
+                {
+                    guessed = proposed.len();
+                    tokens.extend(proposed);
+                }
+            }
+            let scored = if take == next.waiting().len() { guessed + 1 } else { 0 };
+            plan.push(Share { tokens, guessed, scored });
+        }
+        plan
     }
 
     fn step(&mut self) {
-        for at in (0..self.running.len()).rev() {
-            if self.running[at].outbox.is_cancelled() {
-                let sequence = self.running.remove(at);
-                self.leave(sequence, Err(Ended::Cancelled));
-            }
-        }
-        if self.running.is_empty() {
+        self.drop_cancelled();
+        let plan = self.plan();
+        if plan.is_empty() {
             return;
         }
         let began = Instant::now();
-        // Prompts share the step evenly: a short one does not wait for a long one to end.
-        let prefilling = self.running.iter().filter(|s| s.tokens.len() - s.kv.len() > 1).count();
-        let share = (self.chunk() / prefilling.max(1)).max(CHUNK_LEAST);
-        let mut prefilled = 0usize;
-        let mut parts = Vec::with_capacity(self.running.len());
-        for sequence in &mut self.running {
-            let waiting = &sequence.tokens[sequence.kv.len()..];
-            let take = waiting.len().min(share);
-            if waiting.len() > 1 {
-                prefilled += take;
-            }
-            let scored = take == waiting.len();
-            parts.push(Part { kv: &mut sequence.kv, tokens: &waiting[..take], scored });
-        }
-        let scores = self.model.forward(&mut parts);
+        let parts: Vec<Rows<'_>> = self
+            .running
+            .iter()
+            .zip(&plan)
+            .map(|(r, share)| Rows { kv: &r.kv, tokens: &share.tokens, scored: share.scored })
+            .collect();
+        // One that must not be changed by its company rules for all of it.
+        let exact = self.running.iter().any(|r| r.sequence.sampling.deterministic);
+        let scores = self.model.forward(&mut self.pool, &parts, exact);
         drop(parts);
-        let outcomes = scores.and_then(|scores| self.advance(scores));
+        let outcomes = scores.and_then(|scores| self.advance(scores, &plan));
         let took = began.elapsed();
+        let prefilled: usize =
+            plan.iter().filter(|s| s.guessed == 0 && s.tokens.len() > 1).map(|s| s.tokens.len()).sum();
         if prefilled >= CHUNK_LEAST {
             self.figures.prefilled(prefilled, took);
-        } else if prefilled == 0 {
+        } else if plan.iter().all(|s| s.tokens.len() == 1) {
             self.figures.decoded(took);
         }
         match outcomes {
@@ -189,16 +304,17 @@ impl Batcher {
                         After::Finished(finish) => Ok(finish),
                         After::Failed(reason) => Err(engine_failure(reason)),
                     };
-                    let sequence = self.running.remove(at);
-                    self.leave(sequence, how);
+                    let running = self.running.remove(at);
+                    self.leave(running, how);
                 }
             }
             Err(error) => {
                 // Which sequence is at fault cannot be told, and their KV may be half written.
-                for sequence in self.running.drain(..) {
-                    sequence.outbox.end(Err(engine_failure(format!("the forward pass failed: {error}"))));
+                for running in self.running.drain(..) {
+                    self.pool.discard(running.kv);
+                    running.sequence.end(Err(engine_failure(format!("the forward pass failed: {error}"))));
                 }
-                self.cache.clear();
+                self.pool.clear();
             }
         }
     }
@@ -212,63 +328,84 @@ impl Batcher {
         ((rate * CHUNK_TIME.as_secs_f64()) as usize).clamp(CHUNK_LEAST, CHUNK_MOST)
     }
 
-    /// Samples for every sequence whose scores were computed.
-    fn advance(&mut self, scores: Option<Tensor>) -> candle_core::Result<Vec<After>> {
+    /// Samples for every sequence whose scores were computed, and counts what stays of its keys and values.
+    fn advance(&mut self, scores: Option<Tensor>, plan: &[Share]) -> candle_core::Result<Vec<After>> {
         let mut scores = match scores {
             Some(scores) => scores.to_vec2::<f32>()?.into_iter(),
             None => Vec::new().into_iter(),
         };
-        let vocabulary = &self.vocabulary;
-        let outcomes = self.running.iter_mut().map(|sequence| {
-            if sequence.kv.len() < sequence.tokens.len() {
+        let (pool, vocabulary) = (&mut self.pool, &self.vocabulary);
+        let outcomes = self.running.iter_mut().zip(plan).map(|(Running { sequence, kv }, share)| {
+            if share.scored == 0 {
+                pool.advance(kv, &sequence.tokens, share.tokens.len());
                 sequence.outbox.step("");
                 return After::GoesOn;
             }
-            match scores.next() {
-                Some(mut logits) => {
-                    // Rows beyond the vocabulary are padding of the matrix.
-                    logits.truncate(vocabulary.len());
-                    sequence.next_token(&mut logits, vocabulary)
+            // The first row scored follows what was known; each further one follows a guess, if that was right.
+            let guesses = &share.tokens[share.tokens.len() - share.guessed..];
+            let mut right = 0;
+            let mut after = None;
+            for (at, row) in scores.by_ref().take(share.scored).enumerate() {
+                // The rows after a wrong guess mean nothing.
+                if after.as_ref().is_some_and(|a| !matches!(a, After::GoesOn)) || at > right {
+                    continue;
                 }
-                None => After::Failed("the forward pass returned no scores".to_owned()),
+                let mut logits = row;
+                // Rows beyond the vocabulary are padding of the matrix.
+                logits.truncate(vocabulary.len());
+                after = Some(sequence.next_token(&mut logits, vocabulary));
+                if guesses.get(at).is_some_and(|guess| sequence.tokens.last() == Some(guess)) {
+                    right += 1;
+                }
             }
+            let computed = (share.tokens.len() - share.guessed + right).min(sequence.tokens.len() - kv.len());
+            pool.advance(kv, &sequence.tokens, computed);
+            sequence.lookup.judged(share.guessed, right, sequence.tokens.len());
+            after.unwrap_or_else(|| After::Failed("the forward pass returned no scores".to_owned()))
         });
         Ok(outcomes.collect())
     }
 
-    fn leave(&mut self, mut sequence: Sequence, how: Result<FinishReason, Ended>) {
-        let how = how.map(|finish| {
-            let usage = Usage {
-                prompt_tokens: sequence.prompt as u32,
-                cached_tokens: sequence.cached as u32,
-                output_tokens: (sequence.tokens.len() - sequence.prompt) as u32,
-                first_token_ms: sequence.first_token.unwrap_or_default().as_millis() as u64,
-                total_ms: sequence.began.elapsed().as_millis() as u64,
-            };
-            Completion { text: std::mem::take(&mut sequence.text), finish, usage }
-        });
-        let Sequence { tokens, kv, outbox, _held, .. } = sequence;
-        let healthy = !matches!(how, Err(Ended::Failed(_)));
-        if healthy {
-            self.cache.keep(tokens, kv);
-        } else {
-            drop(kv);
+    fn leave(&mut self, running: Running, how: Result<FinishReason, Ended>) {
+        let Running { sequence, kv } = running;
+        match &how {
+            Err(Ended::Failed(_)) => self.pool.discard(kv),
+            Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
         }
-        // The room is free before anybody hears of the end: who asks next finds it.
-        drop(_held);
-        self.cache.shrink_to(self.room.free());
-        outbox.end(how);
+        if how.is_ok() {
+            self.room.wrote(sequence.tokens.len() - sequence.prompt);
+        }
+        sequence.end(how);
     }
 }
 
 impl Sequence {
+    fn end(mut self, how: Result<FinishReason, Ended>) {
+        let how = how.map(|finish| {
+            let (guessed, accepted) = self.lookup.counts();
+            let usage = Usage {
+                guessed_tokens: guessed as u32,
+                accepted_tokens: accepted as u32,
+                prompt_tokens: self.prompt as u32,
+                cached_tokens: self.cached as u32,
+                output_tokens: (self.tokens.len() - self.prompt) as u32,
+                first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
+                total_ms: self.began.elapsed().as_millis() as u64,
+            };
+            Completion { text: std::mem::take(&mut self.text), finish, usage }
+        });
+        // The room is free before anybody hears of the end: who asks next finds it.
+        drop(self.held);
+        self.outbox.end(how);
+    }
+
     fn next_token(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> After {
         if let Some(grammar) = &mut self.grammar
             && let Err(error) = grammar.mask(logits)
         {
             return After::Failed(error.to_string());
         }
-        let token = match sample(logits, &self.tokens, &self.sampling) {
+        let token = match sample(logits, &self.tokens, self.prompt, &self.sampling) {
             Ok(token) => token,
             Err(error) => return After::Failed(error.to_string()),
         };

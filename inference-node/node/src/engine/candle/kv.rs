@@ -1,144 +1,207 @@
-//! Keys and values of one sequence, and what is kept of finished ones.
+//! Keys and values in blocks, shared where sequences begin alike.
 //!
-//! A sequence's room is allocated at once for all it may become, but the pages behind it are only taken as it grows.
-//! What a finished sequence computed is kept as long as the pool has room nobody reserved: the next prompt of the same
-//! conversation usually begins with the same tokens, and copying them is far cheaper than computing them again.
+//! [`cfq_memory::BlockTable`] knows which block holds what; here is the memory behind it. A block's memory is taken when it
+//! is first used and kept for the next user. Whole blocks are shared; of a block that matches in part, the matching
+//! positions are copied, which is far cheaper than computing them again.
+
+use cfq_memory::{BlockId, BlockTable, Prefix};
 
 use crate::engine::candle::attention::LANES;
 
-/// Fewer shared tokens than this are computed again rather than copied.
-const WORTH_COPYING: usize = 16;
+/// Positions of a block: small enough to share most of a conversation's beginning, large enough that walking blocks
+/// costs the attention nothing.
+pub const BLOCK: usize = 32;
+/// Fewer matching positions than this are computed again rather than copied.
+const WORTH_COPYING: usize = 4;
 
-/// Keys and values of one layer, each (KV heads, capacity, head dim padded to whole lanes): a head's positions lie side
-/// by side.
-pub struct LayerKv {
-    pub keys: Vec<f32>,
-    pub values: Vec<f32>,
+/// Sizes that all blocks of a pool have in common.
+#[derive(Debug, Clone, Copy)]
+pub struct KvShape {
+    pub layers: usize,
+    pub heads: usize,
+    pub head_dim: usize,
 }
 
+impl KvShape {
+    /// Values of one head's vector, padded to whole lanes.
+    pub fn stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    fn values(&self) -> usize {
+        2 * self.layers * self.heads * BLOCK * self.stride()
+    }
+}
+
+/// One sequence's list of blocks.
+#[derive(Debug)]
 pub struct SequenceKv {
-    layers: Vec<LayerKv>,
-    heads: usize,
-    capacity: usize,
-    head_dim: usize,
-    /// Head dim padded to whole lanes.
-    stride: usize,
+    blocks: Vec<BlockId>,
+    /// Of those, whole ones that the table knows, and what they amount to.
+    known: usize,
+    prefix: Prefix,
     /// Positions filled.
     len: usize,
+    /// Rotated for long sequences.
+    pub long: bool,
 }
 
 impl SequenceKv {
-    pub fn new(layers: usize, capacity: usize, heads: usize, head_dim: usize) -> Self {
-        let stride = head_dim.next_multiple_of(LANES);
-        let room = || vec![0.0; heads * capacity * stride];
-        let layers = (0..layers).map(|_| LayerKv { keys: room(), values: room() }).collect();
-        Self { layers, heads, capacity, head_dim, stride, len: 0 }
-    }
-
     pub fn len(&self) -> usize {
         self.len
     }
+}
 
-    /// Positions there is room for.
-    pub fn capacity(&self) -> usize {
-        self.capacity
+/// The pool of one model.
+pub struct KvPool {
+    shape: KvShape,
+    table: BlockTable,
+    /// Each block is (layer, key or value, head, position, stride), so that a head's positions lie side by side.
+    memory: Vec<Vec<f32>>,
+}
+
+impl KvPool {
+    pub fn new(shape: KvShape, blocks: usize) -> Self {
+        Self { shape, table: BlockTable::new(blocks, BLOCK), memory: vec![Vec::new(); blocks] }
     }
 
-    pub fn layer(&self, layer: usize) -> &LayerKv {
-        &self.layers[layer]
+    /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most. An `exact` one
+    /// shares only with its like: what others computed may differ in the last bits.
+    pub fn begin(&mut self, tokens: &[u32], long: bool, exact: bool) -> SequenceKv {
+        let salt = u8::from(long) | u8::from(exact) << 1;
+        let found = self.table.find(salt, tokens, tokens.len().saturating_sub(1));
+        let known = found.blocks.len();
+        let mut sequence = SequenceKv { len: known * BLOCK, blocks: found.blocks, known, prefix: found.prefix, long };
+        if let Some((tail, count)) = found.tail {
+            if count >= WORTH_COPYING
+                && let Some(block) = self.table.allocate()
+            {
+                self.copy(tail, block, count);
+                sequence.blocks.push(block);
+                sequence.len += count;
+            }
+            self.table.release(&[tail]);
+        }
+        sequence
     }
 
-    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim). `advance` makes them count.
-    /// False, and nothing written, if they do not fit.
-    pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> bool {
-        let row = self.heads * self.head_dim;
+    fn copy(&mut self, from: BlockId, to: BlockId, positions: usize) {
+        self.touch(to);
+        let (from, to) = (from.index(), to.index());
+        let Ok([from, to]) = self.memory.get_disjoint_mut([from, to]) else { return };
+        let stride = self.shape.stride();
+        for (from, to) in from.chunks_exact(BLOCK * stride).zip(to.chunks_exact_mut(BLOCK * stride)) {
+            to[..positions * stride].copy_from_slice(&from[..positions * stride]);
+        }
+    }
+
+    fn touch(&mut self, block: BlockId) {
+        let memory = &mut self.memory[block.index()];
+        if memory.is_empty() {
+            memory.resize(self.shape.values(), 0.0);
+        }
+    }
+
+    /// Makes room for `new` more positions. False, with what was got kept, when the pool has no block left.
+    pub fn grow(&mut self, sequence: &mut SequenceKv, new: usize) -> bool {
+        while sequence.blocks.len() * BLOCK < sequence.len + new {
+            let Some(block) = self.table.allocate() else { return false };
+            self.touch(block);
+            sequence.blocks.push(block);
+        }
+        true
+    }
+
+    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim). [`Self::advance`] makes them
+    /// count. False, and nothing written, where there is no room for them.
+    pub fn write(&mut self, sequence: &SequenceKv, layer: usize, keys: &[f32], values: &[f32]) -> bool {
+        let KvShape { heads, head_dim, .. } = self.shape;
+        let row = heads * head_dim;
         let new = keys.len() / row;
-        if self.len + new > self.capacity || keys.len() != values.len() {
+        if sequence.blocks.len() * BLOCK < sequence.len + new || keys.len() != values.len() {
             return false;
         }
-        let layer = &mut self.layers[layer];
-        for (from, to) in [(keys, &mut layer.keys), (values, &mut layer.values)] {
-            for (position, row) in from.chunks_exact(row).enumerate() {
-                for (head, vector) in row.chunks_exact(self.head_dim).enumerate() {
-                    let at = (head * self.capacity + self.len + position) * self.stride;
-                    to[at..at + self.head_dim].copy_from_slice(vector);
+        let stride = self.shape.stride();
+        for (what, from) in [keys, values].into_iter().enumerate() {
+            for (at, row) in (sequence.len..).zip(from.chunks_exact(row)) {
+                let block = &mut self.memory[sequence.blocks[at / BLOCK].index()];
+                for (head, vector) in row.chunks_exact(head_dim).enumerate() {
+                    let to = (((layer * 2 + what) * heads + head) * BLOCK + at % BLOCK) * stride;
+                    block[to..to + head_dim].copy_from_slice(vector);
                 }
             }
         }
         true
     }
 
-    pub fn advance(&mut self, positions: usize) {
-        self.len += positions;
+    /// What a head of a layer may look at.
+    pub fn view<'a>(&'a self, sequence: &'a SequenceKv, layer: usize) -> KvView<'a> {
+        KvView { pool: self, blocks: &sequence.blocks, layer }
     }
 
-    fn copy_prefix(&mut self, from: &Self, positions: usize) {
-        let values = positions * self.stride;
-        for (to, from_layer) in self.layers.iter_mut().zip(&from.layers) {
-            for (to, source) in [(&mut to.keys, &from_layer.keys), (&mut to.values, &from_layer.values)] {
-                for head in 0..self.heads {
-                    let (at, source_at) = (head * self.capacity * self.stride, head * from.capacity * self.stride);
-                    to[at..at + values].copy_from_slice(&source[source_at..source_at + values]);
-                }
-            }
+    /// Counts `new` written positions; `tokens` are all of the sequence's. Whole blocks become known to others.
+    pub fn advance(&mut self, sequence: &mut SequenceKv, tokens: &[u32], new: usize) {
+        sequence.len += new;
+        while (sequence.known + 1) * BLOCK <= sequence.len {
+            let at = sequence.known;
+            let chunk = &tokens[at * BLOCK..(at + 1) * BLOCK];
+            let (prefix, block) = self.table.keep(sequence.blocks[at], sequence.prefix, chunk);
+            (sequence.prefix, sequence.blocks[at]) = (prefix, block);
+            sequence.known += 1;
         }
-        self.len = positions;
-    }
-}
-
-struct Kept {
-    tokens: Vec<u32>,
-    kv: SequenceKv,
-}
-
-/// Finished sequences, least recently used first.
-#[derive(Default)]
-pub struct PrefixCache {
-    kept: Vec<Kept>,
-}
-
-impl PrefixCache {
-    fn held(&self) -> u64 {
-        self.kept.iter().map(|k| k.tokens.len() as u64).sum()
     }
 
-    /// Forgets the least recently used until at most `tokens` are held.
-    pub fn shrink_to(&mut self, tokens: u64) {
-        let mut held = self.held();
-        let mut drop = 0;
-        while held > tokens && drop < self.kept.len() {
-            held -= self.kept[drop].tokens.len() as u64;
-            drop += 1;
+    /// Ends a sequence. What it computed stays known as long as nobody needs the room; `tokens` are what it covers.
+    pub fn end(&mut self, mut sequence: SequenceKv, tokens: &[u32]) {
+        let (from, to) = (sequence.known * BLOCK, sequence.len.min(tokens.len()));
+        if let Some(last) = sequence.blocks.get(sequence.known).copied().filter(|_| from < to) {
+            sequence.blocks[sequence.known] = self.table.keep(last, sequence.prefix, &tokens[from..to]).1;
         }
-        self.kept.drain(..drop);
+        self.table.release(&sequence.blocks);
     }
 
+    /// Ends a sequence whose keys and values are not to be trusted.
+    pub fn discard(&mut self, sequence: SequenceKv) {
+        self.table.release(&sequence.blocks);
+    }
+
+    /// Forgets everything that no sequence uses.
     pub fn clear(&mut self) {
-        self.kept.clear();
+        self.table.clear();
     }
 
-    /// Keeps what a sequence computed; `tokens` are those its KV covers. Replaces what it begins with.
-    pub fn keep(&mut self, mut tokens: Vec<u32>, kv: SequenceKv) {
-        tokens.truncate(kv.len());
-        if tokens.len() < WORTH_COPYING || self.kept.iter().any(|k| k.tokens.starts_with(&tokens)) {
-            return;
-        }
-        self.kept.retain(|k| !tokens.starts_with(&k.tokens));
-        self.kept.push(Kept { tokens, kv });
+    /// Blocks a sequence could get now.
+    pub fn available(&self) -> usize {
+        self.table.available()
+    }
+}
+
+/// Keys and values of one sequence in one layer.
+#[derive(Clone, Copy)]
+pub struct KvView<'a> {
+    pool: &'a KvPool,
+    blocks: &'a [BlockId],
+    layer: usize,
+}
+
+impl<'a> KvView<'a> {
+    /// Keys of `head` in the block that holds positions from `block * BLOCK` on: (BLOCK, stride).
+    #[inline(always)]
+    pub fn keys(&self, head: usize, block: usize) -> &'a [f32] {
+        self.part(0, head, block)
     }
 
-    /// Fills `kv` with the longest kept beginning of `prompt`, all but its last token at most. Returns the positions.
-    pub fn fill(&mut self, prompt: &[u32], kv: &mut SequenceKv) -> usize {
-        let most = prompt.len().saturating_sub(1).min(kv.capacity());
-        let shared = |k: &Kept| k.tokens.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count();
-        let best = self.kept.iter().enumerate().map(|(at, k)| (shared(k), at)).max();
-        let Some((positions, at)) = best.filter(|(positions, _)| *positions >= WORTH_COPYING) else {
-            return 0;
-        };
-        let used = self.kept.remove(at);
-        kv.copy_prefix(&used.kv, positions);
-        self.kept.push(used);
-        positions
+    #[inline(always)]
+    pub fn values(&self, head: usize, block: usize) -> &'a [f32] {
+        self.part(1, head, block)
+    }
+
+    #[inline(always)]
+    fn part(&self, what: usize, head: usize, block: usize) -> &'a [f32] {
+        let shape = self.pool.shape;
+        let length = BLOCK * shape.stride();
+        let from = ((self.layer * 2 + what) * shape.heads + head) * length;
+        &self.pool.memory[self.blocks[block].index()][from..from + length]
     }
 }
 
@@ -146,56 +209,59 @@ impl PrefixCache {
 mod tests {
     use super::*;
 
-    fn empty() -> SequenceKv {
-        SequenceKv::new(1, 48, 2, 2)
-    }
+    const SHAPE: KvShape = KvShape { layers: 2, heads: 2, head_dim: 2 };
 
-    /// Key vectors of head h at token t are (t, h).
-    fn sequence(tokens: &[u32]) -> SequenceKv {
-        let mut kv = SequenceKv::new(1, 64, 2, 2);
-        let values: Vec<f32> = tokens.iter().flat_map(|t| [*t as f32, 0.0, *t as f32, 1.0]).collect();
-        assert!(kv.append(0, &values, &values));
-        kv.advance(tokens.len());
-        kv
-    }
-
-    #[test]
-    fn the_longest_beginning_is_copied_and_one_token_is_left_to_compute() {
-        let old: Vec<u32> = (0..40).collect();
-        let mut cache = PrefixCache::default();
-        cache.keep(old[..20].to_vec(), sequence(&old[..20]));
-        cache.keep(old.clone(), sequence(&old));
-        assert_eq!(cache.held(), 40, "the shorter one is a beginning of the longer");
-        let mut prompt = old[..30].to_vec();
-        prompt.push(99);
-        let mut kv = empty();
-        assert_eq!(cache.fill(&prompt, &mut kv), 30);
-        let keys = &kv.layer(0).keys;
-        let vector = |head: usize, position: usize| &keys[(head * 48 + position) * LANES..][..3];
-        assert_eq!((vector(0, 29), vector(0, 30)), (&[29.0, 0.0, 0.0][..], &[0.0; 3][..]), "position 29, then nothing");
-        assert_eq!(vector(1, 29), [29.0, 1.0, 0.0], "of the second head");
-        assert_eq!(cache.fill(&old, &mut empty()), 39);
-        assert_eq!(cache.fill(&[7; 30], &mut empty()), 0);
-    }
-
-    #[test]
-    fn the_least_recently_used_goes_first() {
-        let mut cache = PrefixCache::default();
-        for first in [100, 200, 300] {
-            let tokens: Vec<u32> = (first..first + 20).collect();
-            cache.keep(tokens.clone(), sequence(&tokens));
+    /// Computes the rest of a sequence; key vectors of head h at token t are (t, h), values (-t, h).
+    fn compute(pool: &mut KvPool, tokens: &[u32]) -> (SequenceKv, usize) {
+        let mut kv = pool.begin(tokens, false, false);
+        let cached = kv.len();
+        let rest = &tokens[cached..];
+        assert!(pool.grow(&mut kv, rest.len()));
+        let rows =
+            |sign: f32| rest.iter().flat_map(|t| [sign * *t as f32, 0.0, sign * *t as f32, 1.0]).collect::<Vec<_>>();
+        for layer in 0..2 {
+            assert!(pool.write(&kv, layer, &rows(1.0), &rows(-1.0)));
         }
-        let prompt: Vec<u32> = (100..121).collect();
-        cache.fill(&prompt, &mut empty());
-        cache.shrink_to(30);
-        assert_eq!(cache.kept.len(), 1);
-        assert_eq!(cache.kept[0].tokens[0], 100);
+        pool.advance(&mut kv, tokens, rest.len());
+        (kv, cached)
+    }
+
+    fn key(pool: &KvPool, kv: &SequenceKv, head: usize, position: usize) -> [f32; 2] {
+        let keys = pool.view(kv, 1).keys(head, position / BLOCK);
+        let at = position % BLOCK * LANES;
+        [keys[at], keys[at + 1]]
     }
 
     #[test]
-    fn a_full_sequence_takes_no_more() {
-        let mut kv = SequenceKv::new(1, 1, 1, 2);
-        assert!(!kv.append(0, &[1.0; 4], &[1.0; 4]));
-        assert!(kv.append(0, &[1.0; 2], &[1.0; 2]));
+    fn the_longest_beginning_is_taken_and_one_token_is_left_to_compute() {
+        let mut pool = KvPool::new(SHAPE, 16);
+        let old: Vec<u32> = (0..80).collect();
+        let (first, _) = compute(&mut pool, &old);
+        let mut prompt = old[..70].to_vec();
+        prompt.extend([900, 901]);
+        let (second, cached) = compute(&mut pool, &prompt);
+        assert_eq!(cached, 64, "running: its last block is its own");
+        pool.end(second, &prompt);
+        pool.end(first, &old);
+        let (third, cached) = compute(&mut pool, &old);
+        assert_eq!(cached, 79, "finished: the part of its last block is copied");
+        for position in 0..80 {
+            assert_eq!(key(&pool, &third, 1, position), [position as f32, 1.0]);
+        }
+        let (fourth, cached) = compute(&mut pool, &prompt);
+        assert_eq!((cached, key(&pool, &fourth, 0, 71)), (71, [901.0, 0.0]));
+    }
+
+    #[test]
+    fn a_full_pool_gives_no_more_and_evicts_what_nobody_uses() {
+        let mut pool = KvPool::new(SHAPE, 2);
+        let (mut kv, _) = compute(&mut pool, &[1; 33]);
+        assert!(!pool.grow(&mut kv, 32));
+        assert!(!pool.write(&kv, 0, &[0.0; 4 * 40], &[0.0; 4 * 40]));
+        pool.end(kv, &[1; 33]);
+        assert_eq!(pool.available(), 2);
+        let (kv, cached) = compute(&mut pool, &[2; 64]);
+        assert_eq!((cached, pool.available()), (0, 0));
+        pool.discard(kv);
     }
 }

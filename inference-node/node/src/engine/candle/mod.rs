@@ -1,11 +1,20 @@
-//! The engine that runs a GGUF model in this process, with candle.
+//! The engine that runs a model in this process, with candle.
 
+mod architecture;
 mod attention;
 mod batcher;
+mod dense;
 mod kv;
 mod linear;
-mod llama;
+mod lookup;
+mod model;
+#[cfg(test)]
+mod parity;
 mod room;
+mod rope;
+mod stretch;
+mod tensors;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,20 +22,23 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
 use cfq_memory::{DoesNotFit, Need, Shape, fit};
-use cfq_proto::job::{JobFailure, OutputFormat, Prompt};
+use cfq_proto::job::{JobFailure, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::LANES;
 use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, Job};
-use crate::engine::candle::llama::{Facts, Llama, Part};
+use crate::engine::candle::kv::{BLOCK, KvPool};
+use crate::engine::candle::model::{Model, Rows};
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::grammar::{GrammarError, Grammars};
 use crate::engine::{Admitted, Engine, Refused, generation};
-use crate::models::header::{Header, HeaderError};
+use crate::models::file::ModelFile;
+use crate::models::header::HeaderError;
 use crate::models::template::ChatTemplate;
 use crate::models::tokenizer::Vocabulary;
 
@@ -63,16 +75,16 @@ pub enum LoadError {
 
 /// What a model would need, from its header alone.
 pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
-    let header = Header::read(path)?;
-    let facts = Facts::from_header(&header)?;
-    fit_facts(&header, &facts, limits)
+    let file = ModelFile::read(path)?;
+    let architecture = Architecture::read(&file)?;
+    fit_file(&file, &architecture, limits)
 }
 
-fn fit_facts(header: &Header, facts: &Facts, limits: Limits) -> Result<Need, LoadError> {
-    let weights = facts
-        .weights(header, linear::kernels())
-        .ok_or_else(|| header.unsupported("its matrices have sizes no kernel takes"))?;
-    let shape = &facts.shape;
+fn fit_file(file: &ModelFile, architecture: &Architecture, limits: Limits) -> Result<Need, LoadError> {
+    let weights = architecture
+        .weights(file, linear::kernels())
+        .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
+    let shape = &architecture.shape;
     // Vectors are padded to whole lanes.
     let per_token =
         Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape }.kv_per_token(KV_ELEMENT);
@@ -81,7 +93,7 @@ fn fit_facts(header: &Header, facts: &Facts, limits: Limits) -> Result<Need, Loa
     let least = LEAST_TOKENS.min(shape.context);
     let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences);
     fit(weights, per_token, activations, RESERVE, least..=most, limits.memory)
-        .map_err(|source| LoadError::DoesNotFit { path: header.path.clone(), source })
+        .map_err(|source| LoadError::DoesNotFit { path: file.path().to_owned(), source })
 }
 
 /// A loaded model.
@@ -109,27 +121,29 @@ impl CandleEngine {
     /// Loads the file and starts the model's thread. Takes seconds; not for an async thread.
     pub fn load(model: ModelId, path: &Path, limits: Limits, changes: Arc<Changes>) -> Result<Self, LoadError> {
         let began = Instant::now();
-        let header = Header::read(path)?;
-        let facts = Facts::from_header(&header)?;
-        let vocabulary = Arc::new(Vocabulary::from_header(&header)?);
-        if vocabulary.len() as u64 > facts.shape.vocabulary {
-            let (tokens, rows) = (vocabulary.len(), facts.shape.vocabulary);
-            return Err(header.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
+        let file = ModelFile::read(path)?;
+        let architecture = Architecture::read(&file)?;
+        let vocabulary = Arc::new(Vocabulary::read(&file)?);
+        if vocabulary.len() as u64 > architecture.shape.vocabulary {
+            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
+            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
         }
-        let template = Arc::new(ChatTemplate::from_header(&header, &vocabulary)?);
-        let need = fit_facts(&header, &facts, limits)?;
+        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
+        let need = fit_file(&file, &architecture, limits)?;
         tracing::info!(%model, %need, "loading model");
-        let context = facts.shape.context;
+        let context = architecture.shape.context;
         let weights = |source| LoadError::Weights { path: path.to_owned(), source };
-        let llama = Llama::load(&header, facts, linear::kernels()).map_err(weights)?;
-        let load_rate = header.size as f64 / began.elapsed().as_secs_f64();
-        let held = llama.stored_bytes() as u64;
+        let network = Model::load(&file, architecture, linear::kernels()).map_err(weights)?;
+        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
+        let held = network.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
-        warm_up(&llama, &figures).map_err(weights)?;
-        let room = Room::new(need.kv_tokens, limits.max_sequences as usize, changes);
+        let blocks = need.kv_tokens as usize / BLOCK;
+        let mut pool = KvPool::new(network.kv_shape(), blocks);
+        warm_up(&network, &mut pool, &figures).map_err(weights)?;
+        let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
-        let batcher = Batcher::new(llama, vocabulary.clone(), receiver, room.clone(), figures.clone());
+        let batcher = Batcher::new(network, pool, vocabulary.clone(), receiver, room.clone(), figures.clone());
         std::thread::Builder::new()
             .name("batcher".to_owned())
             .spawn(move || batcher.run())
@@ -155,6 +169,11 @@ impl CandleEngine {
         self.weights
     }
 
+    /// Sequences put aside for want of room since the load; each went on later.
+    pub fn preemptions(&self) -> u64 {
+        self.figures.read().preemptions
+    }
+
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
@@ -162,26 +181,31 @@ impl CandleEngine {
 
 /// One prompt and a few tokens: the kernels make their repacked copies now, not in somebody's first answer, and the
 /// ledger has rates from the start.
-fn warm_up(model: &Llama, figures: &Figures) -> candle_core::Result<()> {
+fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
     const PROMPT: usize = 64;
-    let mut kv = model.new_sequence(PROMPT + 4);
-    let tokens: Vec<u32> = (0..PROMPT as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
+    let tokens: Vec<u32> =
+        (0..PROMPT as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
     // The first pass pays for the copies; the second is measured.
     for round in 0..2 {
-        let mut fresh = model.new_sequence(PROMPT);
+        let mut kv = pool.begin(&[], false, false);
+        pool.grow(&mut kv, PROMPT);
         let began = Instant::now();
-        model.forward(&mut [Part { kv: &mut fresh, tokens: &tokens, scored: true }])?;
+        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
         if round == 1 {
             figures.prefilled(PROMPT, began.elapsed());
         }
+        pool.discard(kv);
     }
+    let mut kv = pool.begin(&[], false, false);
+    pool.grow(&mut kv, 1);
     for round in 0..4 {
         let began = Instant::now();
-        model.forward(&mut [Part { kv: &mut kv, tokens: &tokens[..1], scored: true }])?;
+        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens[..1], scored: 1 }], false)?;
         if round > 0 {
             figures.decoded(began.elapsed());
         }
     }
+    pool.discard(kv);
     Ok(())
 }
 
@@ -238,7 +262,10 @@ impl Engine for CandleEngine {
                 return Err(Refused::NotNow { need: count + 1, have: 0 });
             }
             let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
-            let held = self.room.hold(longest).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
+            let expected = count + self.room.expected(longest - count);
+            // A sequence takes whole blocks.
+            let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
+            let held = self.room.hold(expected).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
@@ -274,13 +301,10 @@ fn prepare(
     if tokens.is_empty() {
         return Err(rejected("the prompt is empty".to_owned()));
     }
-    let grammar = match &prompt.format {
-        OutputFormat::Text => None,
-        OutputFormat::JsonSchema { schema } => Some(grammars.json_schema(schema).map_err(|error| match error {
-            GrammarError::Schema { .. } => rejected(error.to_string()),
-            GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
-        })?),
-    };
+    let grammar = grammars.of(&prompt.format).map_err(|error| match error {
+        GrammarError::Unusable { .. } => rejected(error.to_string()),
+        GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
+    })?;
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
     Ok(Prepared { tokens, bytes, sampling: prompt.sampling, grammar })
 }

@@ -1,24 +1,57 @@
 //! The room of one model and its measured figures: written by its batcher, read by whoever admits and by the ledger.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cfq_memory::{KvPool, NoRoom, Reservation};
 use tokio::sync::watch;
 
+use crate::engine::candle::lookup::Cost;
+
 /// Told whenever a ledger would read differently.
 pub type Changes = watch::Sender<()>;
+
+/// Finished outputs the expectation is taken from, and how few are too few to expect anything from.
+const LENGTHS: usize = 64;
+const LENGTHS_LEAST: usize = 16;
 
 /// KV tokens and sequence slots.
 pub struct Room {
     pool: Mutex<KvPool>,
+    /// Of the last finished outputs, in tokens.
+    lengths: Mutex<VecDeque<u64>>,
     max_sequences: usize,
     changes: Arc<Changes>,
 }
 
 impl Room {
     pub fn new(tokens: u64, max_sequences: usize, changes: Arc<Changes>) -> Arc<Self> {
-        Arc::new(Self { pool: Mutex::new(KvPool::new(tokens)), max_sequences: max_sequences.max(1), changes })
+        let lengths = Mutex::new(VecDeque::with_capacity(LENGTHS));
+        Arc::new(Self { pool: Mutex::new(KvPool::new(tokens)), lengths, max_sequences: max_sequences.max(1), changes })
+    }
+
+    fn lengths(&self) -> MutexGuard<'_, VecDeque<u64>> {
+        self.lengths.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sequence ended by itself after so many tokens of output.
+    pub fn wrote(&self, tokens: usize) {
+        let mut lengths = self.lengths();
+        if lengths.len() == LENGTHS {
+            lengths.pop_front();
+        }
+        lengths.push_back(tokens as u64);
+    }
+
+    /// What a sequence that may write `most` tokens is expected to write: nine of ten wrote no more.
+    pub fn expected(&self, most: u64) -> u64 {
+        let mut lengths: Vec<u64> = self.lengths().iter().copied().collect();
+        if lengths.len() < LENGTHS_LEAST {
+            return most;
+        }
+        lengths.sort_unstable();
+        lengths.get(lengths.len() * 9 / 10).map_or(most, |length| most.min(*length))
     }
 
     fn pool(&self) -> MutexGuard<'_, KvPool> {
@@ -82,6 +115,8 @@ pub struct Numbers {
     /// Bytes per second.
     pub load_rate: f64,
     pub tokens_per_byte: f64,
+    /// Sequences put aside for want of room since the load.
+    pub preemptions: u64,
     pub broken: Option<String>,
 }
 
@@ -104,6 +139,17 @@ impl Figures {
         self.lock().prefill_rate
     }
 
+    /// What a pass over `rows` decoding sequences costs, as far as it was measured. Unmeasured, rows are worth what a pass is.
+    pub fn cost(&self, rows: usize) -> Cost {
+        let numbers = self.lock();
+        if numbers.prefill_rate <= 0.0 || numbers.decode_rate <= 0.0 {
+            return Cost { pass: 0.0, row: 1.0 };
+        }
+        let row = 1.0 / numbers.prefill_rate;
+        // The measured step had about as many rows as this one has.
+        Cost { pass: (1.0 / numbers.decode_rate - row * rows.max(1) as f64).max(0.0), row }
+    }
+
     pub fn prefilled(&self, tokens: usize, took: Duration) {
         let rate = tokens as f64 / took.as_secs_f64().max(1e-6);
         let mut numbers = self.lock();
@@ -124,6 +170,10 @@ impl Figures {
         }
     }
 
+    pub fn preempted(&self) {
+        self.lock().preemptions += 1;
+    }
+
     pub fn broken(&self, reason: String) {
         self.lock().broken = Some(reason);
         self.changes.send_replace(());
@@ -137,6 +187,16 @@ fn smooth(old: f64, new: f64, weight: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_expected_is_what_nine_of_ten_wrote() {
+        let room = Room::new(100, 2, Arc::default());
+        assert_eq!(room.expected(500), 500);
+        for length in 1..=100 {
+            room.wrote(length);
+        }
+        assert_eq!((room.expected(500), room.expected(10)), (94, 10), "of the last 64");
+    }
 
     #[test]
     fn room_comes_back_and_slots_count() {

@@ -93,6 +93,13 @@ fn body(remote: &str, prompt: &Prompt) -> Value {
     if sampling.repetition_penalty != 1.0 {
         set("repetition_penalty", json!(sampling.repetition_penalty));
     }
+    for (name, penalty) in
+        [("frequency_penalty", sampling.frequency_penalty), ("presence_penalty", sampling.presence_penalty)]
+    {
+        if penalty != 0.0 {
+            set(name, json!(penalty));
+        }
+    }
     if !sampling.stop.is_empty() {
         // OpenAI takes four; all of them are applied here again.
         set("stop", json!(sampling.stop.iter().take(4).collect::<Vec<_>>()));
@@ -121,6 +128,10 @@ pub(super) async fn complete(
     outbox: &Outbox,
     began: Instant,
 ) -> Result<Completion, JobFailure> {
+    if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
+        let reason = "the OpenAI protocol has no words for output by regular expression or grammar; take a model that runs in-process, or a JSON schema";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
     let peer = &Peer { url: format!("{}/chat/completions", server.url), key: server.key.as_ref() };
     let request = server.authorized(server.client.post(&peer.url)).json(&body(remote, prompt));
     let mut answer = request.send().await.map_err(|error| peer.unreachable(&error))?;
@@ -206,6 +217,7 @@ pub(super) async fn complete(
         output_tokens: said.map_or(reply.pieces, |u| u.completion_tokens),
         first_token_ms: reply.first_token_ms.unwrap_or(total_ms),
         total_ms,
+        ..Usage::default()
     };
     Ok(Completion { text: reply.text, finish, usage })
 }

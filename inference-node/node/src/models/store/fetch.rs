@@ -8,7 +8,7 @@ use cfq_link::clock;
 use cfq_proto::model::{ModelId, ModelSource};
 
 use super::{Held, Place, Pull, Source, Store};
-use crate::models::header::Header;
+use crate::models::file::ModelFile;
 use crate::models::hub;
 use crate::models::record::{self, Lock, Origin, Record, StoredFile};
 use crate::models::{ModelError, Step, file_error};
@@ -17,7 +17,7 @@ impl Store {
     /// The model's file, fetched if it is not there, checked, and its header read. Blocks; not for asynchronous code.
     pub fn pull(&self, model: &ModelId, pull: Pull, report: &mut dyn FnMut(Step)) -> Result<Held, ModelError> {
         if let ModelSource::Path(path) = model.source() {
-            Header::read(&path)?;
+            ModelFile::read(&path)?;
             return Ok(Held { path, _lock: None });
         }
         let place = self.place(model)?;
@@ -37,9 +37,7 @@ impl Store {
         if let Source::Package(package) = &place.source {
             package.check(&path)?;
         }
-        if path.extension().is_some_and(|e| e == "gguf") {
-            Header::read(&path)?;
-        }
+        ModelFile::read(&path)?;
         Ok(Held { path, _lock: lock })
     }
 

@@ -1,0 +1,212 @@
+//! The engine beside llama.cpp: the same file, the same threads, in turns within one run.
+//!
+//!     python3 -m venv /somewhere && /somewhere/bin/pip install llama-cpp-python
+//!     cargo run --release -p cfq-benches --bin engine_speed -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
+//!     ... -- random-q4k:/tmp/random.gguf    makes a 415 million parameter file of random Q4_K weights first
+#![allow(clippy::print_stdout)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use cfq_benches::random_model;
+use cfq_inference_node::engine::candle::{CandleEngine, Limits};
+use cfq_inference_node::engine::{Engine, Event};
+use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
+
+const ROUNDS: usize = 5;
+const STEPS: u32 = 64;
+
+struct Arguments {
+    file: PathBuf,
+    threads: String,
+    python: Option<String>,
+}
+
+fn arguments() -> anyhow::Result<Arguments> {
+    let mut args = std::env::args().skip(1);
+    let file = args.next().context("first argument: a GGUF file, or random-q4k:FILE")?;
+    let file = match file.strip_prefix("random-q4k:") {
+        Some(path) => {
+            if !Path::new(path).exists() {
+                random_model::write(Path::new(path))?;
+            }
+            PathBuf::from(path)
+        }
+        None => PathBuf::from(file),
+    };
+    let mut parsed = Arguments { file, threads: "2".to_owned(), python: None };
+    while let Some(name) = args.next() {
+        let value = args.next().with_context(|| format!("{name} wants a value"))?;
+        match name.as_str() {
+            "--threads" => parsed.threads = value,
+            "--llama-cpp" => parsed.python = Some(value),
+            other => bail!("unknown argument {other}"),
+        }
+    }
+    Ok(parsed)
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = arguments()?;
+    if std::env::var_os("CFQ_BENCH_CHILD").is_none() {
+        // The kernels read their number of threads once, before anything else runs.
+        let status = Command::new(std::env::current_exe()?)
+            .args(std::env::args().skip(1))
+            .env("CFQ_BENCH_CHILD", "1")
+            .env("CANDLE_NUM_THREADS", &args.threads)
+            .env("RAYON_NUM_THREADS", &args.threads)
+            .status()?;
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(args))
+}
+
+async fn bench(args: Arguments) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let limits = Limits { memory: 12 << 30, max_sequences: 8 };
+    let engine = CandleEngine::load("path:bench".parse()?, &args.file, limits, Arc::default())?;
+    println!(
+        "{}: loaded in {:.2} s, {:.0} MiB resident, {} threads",
+        args.file.display(),
+        began.elapsed().as_secs_f64(),
+        resident(),
+        args.threads
+    );
+    let mut yardstick = args.python.as_deref().map(|p| Yardstick::start(p, &args.file, &args.threads)).transpose()?;
+    if let Some(y) = &yardstick {
+        println!("llama.cpp: loaded in {:.2} s; {}", y.load, y.system);
+    }
+    let measures: [(&str, &str); 3] =
+        [("prefill 512", "prefill 512"), ("decode, 1 sequence", "decode 1 64"), ("decode, 8 sequences", "decode 8 64")];
+    let mut ours = [const { Vec::new() }; 3];
+    let mut theirs = [const { Vec::new() }; 3];
+    for round in 0..ROUNDS {
+        for (at, (_, ask)) in measures.iter().enumerate() {
+            ours[at].push(match at {
+                0 => prefill(&engine, round).await?,
+                1 => decode(&engine, 1).await?,
+                _ => decode(&engine, 8).await?,
+            });
+            if let Some(yardstick) = &mut yardstick {
+                theirs[at].push(yardstick.ask(ask)?);
+            }
+        }
+    }
+    for (at, (name, _)) in measures.iter().enumerate() {
+        let ours = median(&mut ours[at]);
+        match theirs[at].is_empty() {
+            true => println!("{name:20} {ours:8.1} tokens/s"),
+            false => {
+                let theirs = median(&mut theirs[at]);
+                println!("{name:20} {ours:8.1} tokens/s, llama.cpp {theirs:8.1}, ratio {:.2}", ours / theirs);
+            }
+        }
+    }
+    println!("8 sequences together are {:.2} times one", median(&mut ours[2]) / median(&mut ours[1]));
+    Ok(())
+}
+
+fn prompt(content: String, max_tokens: u32) -> Prompt {
+    let sampling = Sampling { max_tokens, prompt_lookup: false, temperature: 1.0, ..Sampling::default() };
+    Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format: OutputFormat::Text }
+}
+
+/// Runs prompts together; the usage of each.
+async fn run(engine: &CandleEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<Usage>> {
+    let mut running = Vec::new();
+    for prompt in prompts {
+        running.push(engine.admit(prompt).await?.start());
+    }
+    let mut done = Vec::new();
+    for mut generation in running {
+        loop {
+            if let Event::Done(how) = generation.next().await {
+                done.push(how?.usage);
+                break;
+            }
+        }
+    }
+    Ok(done)
+}
+
+async fn prefill(engine: &CandleEngine, round: usize) -> anyhow::Result<f64> {
+    // Another beginning each time, or it would be found.
+    let text = format!("Round {round}. {}", "The quick brown fox jumps over the lazy dog. ".repeat(48));
+    let usage = run(engine, vec![prompt(text, 1)]).await?;
+    let Some(usage) = usage.first().filter(|u| u.cached_tokens < 16) else { bail!("the prompt was cached") };
+    Ok(f64::from(usage.prompt_tokens) * 1e3 / usage.first_token_ms as f64)
+}
+
+/// Tokens a second of `sequences` together, while all of them decode.
+async fn decode(engine: &CandleEngine, sequences: usize) -> anyhow::Result<f64> {
+    let prompts = (0..sequences).map(|n| prompt(format!("Tell me a long story about {n} lighthouses."), STEPS));
+    let usages = run(engine, prompts.collect()).await?;
+    let rate = |u: &Usage| f64::from(u.output_tokens - 1) * 1e3 / (u.total_ms - u.first_token_ms).max(1) as f64;
+    Ok(usages.iter().map(rate).sum())
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or("0 kB");
+    line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
+}
+
+struct Yardstick {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    load: f64,
+    system: String,
+}
+
+impl Yardstick {
+    fn start(python: &str, file: &Path, threads: &str) -> anyhow::Result<Self> {
+        let mut child = Command::new(python)
+            .args(["-c", include_str!("../llama_cpp.py")])
+            .arg(file)
+            .arg(threads)
+            // Its threads must not spin while ours are measured.
+            .env("OMP_WAIT_POLICY", "passive")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {python}"))?;
+        let stdin = child.stdin.take().context("no pipe")?;
+        let stdout = BufReader::new(child.stdout.take().context("no pipe")?);
+        let mut this = Self { child, stdin, stdout, load: 0.0, system: String::new() };
+        let hello = this.line()?;
+        let (load, system) = hello.split_once(' ').context("no figures from llama.cpp")?;
+        (this.load, this.system) = (load.parse()?, system.to_owned());
+        Ok(this)
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        if line.is_empty() {
+            bail!("llama.cpp ended; is llama-cpp-python installed there?");
+        }
+        Ok(line.trim().to_owned())
+    }
+
+    fn ask(&mut self, what: &str) -> anyhow::Result<f64> {
+        writeln!(self.stdin, "{what}")?;
+        Ok(self.line()?.parse()?)
+    }
+}
+
+impl Drop for Yardstick {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

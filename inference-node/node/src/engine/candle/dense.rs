@@ -1,0 +1,166 @@
+//! Products with unquantised matrices, in a fixed order of every sum.
+//!
+//! A general matrix product chooses its blocking by the number of rows, so a row's last bits depend on what else is in the
+//! batch. Here each value is one dot product in 16 lanes, added pairwise at the end, whatever the batch: that is what
+//! lets F32 models promise the same text in any company. Two rows of each side are worked on at once, so that both are
+//! read half as often.
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use crate::engine::candle::attention::{LANES, add_lanes};
+
+/// Weight rows of one piece of work.
+const PIECE: usize = 32;
+/// Multiply-adds below which threads cost more than they bring.
+const WORTH_THREADS: usize = 1 << 19;
+
+/// A matrix of `rows` rows, applied to (n, columns).
+pub struct Dense {
+    /// (rows, columns).
+    pub weights: Vec<f32>,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl Dense {
+    pub fn new(values: &Tensor) -> Result<Self> {
+        let (rows, cols) = values.dims2()?;
+        Ok(Self { weights: values.flatten_all()?.to_vec1()?, rows, cols })
+    }
+
+    /// `x` is (n, columns); the result is (n, rows).
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.contiguous()?.apply_op1_no_bwd(&Product(self))
+    }
+
+    fn multiply(&self, x: &[f32]) -> Vec<f32> {
+        let n = x.len() / self.cols.max(1);
+        let arch = Arch::new();
+        let piece = |(at, weights): (usize, &[f32])| {
+            let mut out = vec![0.0; n * weights.len() / self.cols];
+            arch.dispatch(Piece { x, weights, cols: self.cols, out: &mut out });
+            (at, out)
+        };
+        let pieces = self.weights.chunks(PIECE * self.cols).enumerate();
+        let done: Vec<(usize, Vec<f32>)> =
+            if n * self.weights.len() >= WORTH_THREADS && rayon::current_num_threads() > 1 {
+                pieces.collect::<Vec<_>>().into_par_iter().map(piece).collect()
+            } else {
+                pieces.map(piece).collect()
+            };
+        let mut out = vec![0.0; n * self.rows];
+        for (at, values) in done {
+            let width = values.len() / n.max(1);
+            for (row, values) in values.chunks_exact(width.max(1)).enumerate() {
+                out[row * self.rows + at * PIECE..][..width].copy_from_slice(values);
+            }
+        }
+        out
+    }
+}
+
+/// The product as candle's graph sees it.
+struct Product<'a>(&'a Dense);
+
+impl CustomOp1 for Product<'_> {
+    fn name(&self) -> &'static str {
+        "dense"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (n, cols) = layout.shape().dims2()?;
+        let Some((from, to)) = layout.contiguous_offsets().filter(|_| cols == self.0.cols) else {
+            candle_core::bail!("{n} x {cols} values for a matrix of {} columns", self.0.cols)
+        };
+        let out = self.0.multiply(&storage.as_slice::<f32>()?[from..to]);
+        Ok((CpuStorage::F32(out), Shape::from((n, self.0.rows))))
+    }
+}
+
+/// Some rows of the matrix with all rows of the input; `out` is (input rows, rows of the piece).
+struct Piece<'a> {
+    x: &'a [f32],
+    weights: &'a [f32],
+    cols: usize,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Piece<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let (cols, width) = (self.cols, self.weights.len() / self.cols);
+        let row = |values: &[f32], at: usize, count: usize| {
+            at.min(count - 1) * cols..at.min(count - 1) * cols + values.len().min(cols)
+        };
+        let n = self.x.len() / cols;
+        for i in (0..n).step_by(2) {
+            let x = [&self.x[row(self.x, i, n)], &self.x[row(self.x, i + 1, n)]];
+            for j in (0..width).step_by(2) {
+                let w = [&self.weights[row(self.weights, j, width)], &self.weights[row(self.weights, j + 1, width)]];
+                let sums = dots(x, w);
+                for (a, sums) in sums.iter().enumerate().take(n - i) {
+                    for (b, sum) in sums.iter().enumerate().take(width - j) {
+                        self.out[(i + a) * width + j + b] = *sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The four dot products of two rows with two rows.
+#[inline(always)]
+fn dots(x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
+    let mut sums = [[[0.0; LANES]; 2]; 2];
+    let (x0, x0_rest) = x[0].as_chunks::<LANES>();
+    let (x1, x1_rest) = x[1].as_chunks::<LANES>();
+    let (w0, w0_rest) = w[0].as_chunks::<LANES>();
+    let (w1, w1_rest) = w[1].as_chunks::<LANES>();
+    for (((x0, x1), w0), w1) in x0.iter().zip(x1).zip(w0).zip(w1) {
+        for lane in 0..LANES {
+            sums[0][0][lane] += x0[lane] * w0[lane];
+            sums[0][1][lane] += x0[lane] * w1[lane];
+            sums[1][0][lane] += x1[lane] * w0[lane];
+            sums[1][1][lane] += x1[lane] * w1[lane];
+        }
+    }
+    for (a, x) in [x0_rest, x1_rest].into_iter().enumerate() {
+        for (b, w) in [w0_rest, w1_rest].into_iter().enumerate() {
+            for (sum, (x, w)) in sums[a][b].iter_mut().zip(x.iter().zip(w)) {
+                *sum += x * w;
+            }
+        }
+    }
+    sums.map(|row| row.map(add_lanes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    fn numbers(count: usize, step: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * step) % 101) as f32 / 50.0 - 1.0).collect()
+    }
+
+    #[test]
+    fn it_is_a_product_and_company_changes_no_bit() {
+        for (n, rows, cols) in [(1, 1, 1), (3, 33, 50), (5, 70, 64), (1, 31, 16)] {
+            let dense = Dense { weights: numbers(rows * cols, 37), rows, cols };
+            let x = numbers(n * cols, 13);
+            let got = dense.forward(&Tensor::from_slice(&x, (n, cols), &Device::Cpu).unwrap()).unwrap();
+            let got = got.to_vec2::<f32>().unwrap();
+            for (row, got) in x.chunks_exact(cols).zip(&got) {
+                for (weights, got) in dense.weights.chunks_exact(cols).zip(got) {
+                    let want: f64 = row.iter().zip(weights).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    assert!((f64::from(*got) - want).abs() < 1e-4, "{got} {want}");
+                }
+                assert_eq!(&dense.multiply(row), got, "alone");
+            }
+        }
+    }
+}

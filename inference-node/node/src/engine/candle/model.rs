@@ -1,0 +1,306 @@
+//! A decoder-only transformer, as its [`Architecture`] describes it, run as a ragged batch.
+//!
+//! One forward pass takes any mix of prefill chunks and single decode tokens, each at its own position of its own
+//! sequence. Every row is computed on its own: what else is in the batch, and where a prompt was cut into chunks,
+//! changes no bit of a row's result where the kernels for its row count agree; asked to be exact, it uses only such.
+
+use candle_core::{Device, Result, Storage, Tensor};
+use candle_nn::ops::{rms_norm, silu};
+use cfq_memory::Kernels;
+
+use crate::engine::candle::architecture::Architecture;
+use crate::engine::candle::attention::{Sizes, attend};
+use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
+use crate::engine::candle::linear::{Linear, shared};
+use crate::engine::candle::rope::rotate;
+use crate::engine::candle::tensors::Part;
+use crate::engine::candle::weights::Weights;
+use crate::models::file::ModelFile;
+
+/// Queries, keys and values.
+enum Projections {
+    Apart([Linear; 3]),
+    Fused(Linear),
+}
+
+enum GateUp {
+    Apart([Linear; 2]),
+    Fused(Linear),
+}
+
+struct Layer {
+    attention_norm: Tensor,
+    projections: Projections,
+    /// Of queries and keys, a head each.
+    head_norms: Option<[Vec<f32>; 2]>,
+    output: Linear,
+    post_attention_norm: Option<Tensor>,
+    feed_forward_norm: Tensor,
+    gate_up: GateUp,
+    down: Linear,
+    post_feed_forward_norm: Option<Tensor>,
+}
+
+pub struct Model {
+    architecture: Architecture,
+    embedding: Linear,
+    layers: Vec<Layer>,
+    norm: Tensor,
+    /// `None` when tied to the embedding.
+    output: Option<Linear>,
+}
+
+/// One sequence's part of a forward pass.
+pub struct Rows<'a> {
+    /// With room for `tokens`, see [`KvPool::grow`].
+    pub kv: &'a SequenceKv,
+    /// Tokens at the positions after those `kv` holds.
+    pub tokens: &'a [u32],
+    /// After how many of them, counted from the last, the scores are wanted.
+    pub scored: usize,
+}
+
+/// Cosines and sines of a batch's rows for one rotation.
+struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Values a row.
+    pairs: usize,
+}
+
+impl Model {
+    pub fn load(file: &ModelFile, architecture: Architecture, kernels: Kernels) -> Result<Self> {
+        let mut weights = Weights::open(file, &architecture, kernels)?;
+        let layers = (0..architecture.shape.layers)
+            .map(|l| Layer::load(&mut weights, &architecture, l))
+            .collect::<Result<_>>()?;
+        let embedding = weights.linear(Part::Embedding, None, 0)?;
+        let output = if architecture.tied { None } else { Some(weights.linear(Part::Output, None, 0)?) };
+        let norm = weights.norm(Part::OutputNorm, 0)?;
+        Ok(Self { embedding, layers, norm, output, architecture })
+    }
+
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    pub fn kv_shape(&self) -> KvShape {
+        let s = &self.architecture.shape;
+        KvShape { layers: s.layers as usize, heads: s.kv_heads as usize, head_dim: s.head_dim as usize }
+    }
+
+    /// Bytes of all matrices as stored.
+    pub fn stored_bytes(&self) -> usize {
+        let layers = self.layers.iter().flat_map(Layer::linears);
+        layers.chain([&self.embedding]).chain(&self.output).map(Linear::stored_bytes).sum()
+    }
+
+    /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
+    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
+    /// depends on the others, also with kernels that are faster otherwise.
+    pub fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {
+        let a = &self.architecture;
+        let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
+        let mut x = self.embedding.rows(&Tensor::new(ids, &Device::Cpu)?)?;
+        if a.embedding_scale != 1.0 {
+            x = (x * f64::from(a.embedding_scale))?;
+        }
+        for (at, layer) in self.layers.iter().enumerate() {
+            let normed = rms_norm(&x, &layer.attention_norm, a.epsilon)?;
+            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
+            let mut out = layer.output.forward(&mixed, exact)?;
+            if let Some(norm) = &layer.post_attention_norm {
+                out = rms_norm(&out, norm, a.epsilon)?;
+            }
+            x = (x + out)?;
+            let normed = rms_norm(&x, &layer.feed_forward_norm, a.epsilon)?;
+            let mut out = layer.feed_forward(&normed, a, exact)?;
+            if let Some(norm) = &layer.post_feed_forward_norm {
+                out = rms_norm(&out, norm, a.epsilon)?;
+            }
+            x = (x + out)?;
+        }
+        let mut scored = Vec::new();
+        let mut end = 0;
+        for part in parts {
+            end += part.tokens.len() as u32;
+            scored.extend(end - part.scored.min(part.tokens.len()) as u32..end);
+        }
+        if scored.is_empty() {
+            return Ok(None);
+        }
+        let x = x.index_select(&Tensor::new(scored, &Device::Cpu)?, 0)?;
+        let x = rms_norm(&x, &self.norm, a.epsilon)?;
+        let scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&x, exact)?;
+        match a.output_cap {
+            Some(cap) => ((scores / f64::from(cap))?.tanh()? * f64::from(cap)).map(Some),
+            None => Ok(Some(scores)),
+        }
+    }
+
+    fn angles(&self, parts: &[Rows<'_>], rope: usize) -> Angles {
+        let plain = &self.architecture.ropes[rope];
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for part in parts {
+            let long = self.architecture.long.as_ref().filter(|_| part.kv.long && rope == 0);
+            let rope = long.map_or(plain, |long| &long.rope);
+            for position in part.kv.len()..part.kv.len() + part.tokens.len() {
+                rope.angles(position, &mut cos, &mut sin);
+            }
+        }
+        Angles { cos, sin, pairs: plain.frequencies.len() }
+    }
+
+    /// Attention of every part over its own sequence: (all tokens, heads x head dim).
+    fn attend(
+        &self,
+        layer: usize,
+        pool: &mut KvPool,
+        parts: &[Rows<'_>],
+        x: &Tensor,
+        angles: &Angles,
+        exact: bool,
+    ) -> Result<Tensor> {
+        let a = &self.architecture;
+        let s = &a.shape;
+        let (heads, kv_heads, head_dim) = (s.heads as usize, s.kv_heads as usize, s.head_dim as usize);
+        let (query_row, key_row) = (heads * head_dim, kv_heads * head_dim);
+        let [mut q, mut k, v] = self.layers[layer].project(x, query_row, key_row, exact)?;
+        let rows = angles.cos.chunks_exact(angles.pairs).zip(angles.sin.chunks_exact(angles.pairs));
+        for (row, (cos, sin)) in rows.enumerate() {
+            let vectors = [(&mut q, query_row, 0), (&mut k, key_row, 1)];
+            for (values, width, which) in vectors {
+                let row = &mut values[row * width..(row + 1) * width];
+                if let Some(norms) = &self.layers[layer].head_norms {
+                    normalise(row, &norms[which], a.epsilon);
+                }
+                rotate(row, head_dim, a.pairs, cos, sin);
+            }
+        }
+        let mut mixed = Vec::with_capacity(parts.len());
+        let mut from = 0;
+        for part in parts {
+            let new = part.tokens.len();
+            let keys = from * key_row..(from + new) * key_row;
+            if !pool.write(part.kv, layer, &k[keys.clone()], &v[keys]) {
+                candle_core::bail!("a sequence has no room for {new} more tokens")
+            }
+            let sizes = Sizes {
+                heads,
+                kv_heads,
+                head_dim,
+                past: part.kv.len(),
+                new,
+                scale: a.scale,
+                cap: a.attention_cap,
+                window: a.layers[layer].window,
+            };
+            let queries = &q[from * query_row..(from + new) * query_row];
+            let out = attend(queries, pool.view(part.kv, layer), sizes);
+            let out = Tensor::from_vec(out, (heads, new, head_dim), &Device::Cpu)?;
+            mixed.push(out.transpose(0, 1)?.reshape((new, query_row))?);
+            from += new;
+        }
+        if mixed.len() == 1 { Ok(mixed.remove(0)) } else { Tensor::cat(&mixed, 0) }
+    }
+}
+
+/// Root-mean-square norm of each head's vector, in place.
+fn normalise(row: &mut [f32], weights: &[f32], epsilon: f32) {
+    for head in row.chunks_exact_mut(weights.len()) {
+        let mean = head.iter().map(|v| v * v).sum::<f32>() / weights.len() as f32;
+        let factor = 1.0 / (mean + epsilon).sqrt();
+        head.iter_mut().zip(weights).for_each(|(v, w)| *v = *v * factor * w);
+    }
+}
+
+/// The values of an F32 tensor on the CPU, in order.
+fn values(tensor: &Tensor) -> Result<Vec<f32>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(values), Some((from, to))) => Ok(values.as_slice::<f32>()?[from..to].to_vec()),
+        _ => tensor.flatten_all()?.to_vec1(),
+    }
+}
+
+impl Layer {
+    fn load(weights: &mut Weights<'_>, a: &Architecture, layer: u64) -> Result<Self> {
+        let projections = if a.fused {
+            Projections::Fused(weights.linear(Part::QueryKeyValue, None, layer)?)
+        } else {
+            Projections::Apart([
+                weights.linear(Part::Query, Some(Part::QueryBias), layer)?,
+                weights.linear(Part::Key, Some(Part::KeyBias), layer)?,
+                weights.linear(Part::Value, Some(Part::ValueBias), layer)?,
+            ])
+        };
+        let gate_up = if a.fused {
+            GateUp::Fused(weights.linear(Part::GateUp, None, layer)?)
+        } else {
+            GateUp::Apart([weights.linear(Part::Gate, None, layer)?, weights.linear(Part::Up, None, layer)?])
+        };
+        let mut norm = |part: Part| weights.norm(part, layer);
+        let head_norms =
+            if a.head_norms { Some([values(&norm(Part::QueryNorm)?)?, values(&norm(Part::KeyNorm)?)?]) } else { None };
+        let post_norms =
+            if a.post_norms { Some((norm(Part::PostAttentionNorm)?, norm(Part::PostFeedForwardNorm)?)) } else { None };
+        let (post_attention_norm, post_feed_forward_norm) = post_norms.unzip();
+        let (attention_norm, feed_forward_norm) = (norm(Part::AttentionNorm)?, norm(Part::FeedForwardNorm)?);
+        Ok(Self {
+            attention_norm,
+            projections,
+            head_norms,
+            output: weights.linear(Part::AttentionOutput, Some(Part::AttentionOutputBias), layer)?,
+            post_attention_norm,
+            feed_forward_norm,
+            gate_up,
+            down: weights.linear(Part::Down, None, layer)?,
+            post_feed_forward_norm,
+        })
+    }
+
+    fn linears(&self) -> Vec<&Linear> {
+        let mut all = vec![&self.output, &self.down];
+        match &self.projections {
+            Projections::Apart(three) => all.extend(three),
+            Projections::Fused(one) => all.push(one),
+        }
+        match &self.gate_up {
+            GateUp::Apart(two) => all.extend(two),
+            GateUp::Fused(one) => all.push(one),
+        }
+        all
+    }
+
+    /// Queries, keys and values of every row.
+    fn project(&self, x: &Tensor, query_row: usize, key_row: usize, exact: bool) -> Result<[Vec<f32>; 3]> {
+        match &self.projections {
+            Projections::Apart([query, key, value]) => {
+                let [q, k, v] = shared([query, key, value], x, exact)?;
+                Ok([values(&q)?, values(&k)?, values(&v)?])
+            }
+            Projections::Fused(one) => {
+                let all = one.forward(x, exact)?;
+                let part = |from, width| all.narrow(1, from, width).and_then(|t| values(&t));
+                Ok([part(0, query_row)?, part(query_row, key_row)?, part(query_row + key_row, key_row)?])
+            }
+        }
+    }
+
+    fn feed_forward(&self, x: &Tensor, a: &Architecture, exact: bool) -> Result<Tensor> {
+        let (gate, up) = match &self.gate_up {
+            GateUp::Apart([gate, up]) => {
+                let [gate, up] = shared([gate, up], x, exact)?;
+                (gate, up)
+            }
+            GateUp::Fused(both) => {
+                let both = both.forward(x, exact)?;
+                let width = a.shape.feed_forward as usize;
+                (both.narrow(1, 0, width)?.contiguous()?, both.narrow(1, width, width)?.contiguous()?)
+            }
+        };
+        let gate = if a.gelu { gate.gelu()? } else { silu(&gate)? };
+        self.down.forward(&(gate * up)?, exact)
+    }
+}

@@ -1,0 +1,69 @@
+//! Reading a model's tensors, one after the other, out of whichever container they are in.
+
+use std::fs::File;
+use std::io::BufReader;
+
+use candle_core::{Device, Result, Tensor};
+use cfq_memory::Kernels;
+
+use crate::engine::candle::architecture::Architecture;
+use crate::engine::candle::linear::{Linear, Raw, plan};
+use crate::engine::candle::tensors::Part;
+use crate::models::file::ModelFile;
+
+pub struct Weights<'a> {
+    file: &'a ModelFile,
+    architecture: &'a Architecture,
+    kernels: Kernels,
+    /// Of a GGUF file.
+    reader: Option<BufReader<File>>,
+}
+
+impl<'a> Weights<'a> {
+    pub fn open(file: &'a ModelFile, architecture: &'a Architecture, kernels: Kernels) -> Result<Self> {
+        let reader = match file {
+            ModelFile::Gguf(header) => Some(BufReader::with_capacity(1 << 20, File::open(&header.path)?)),
+            ModelFile::Folder(_) => None,
+        };
+        Ok(Self { file, architecture, kernels, reader })
+    }
+
+    fn raw(&mut self, name: &str) -> Result<Raw> {
+        match (self.file, &mut self.reader) {
+            (ModelFile::Gguf(header), Some(reader)) => {
+                header.content.tensor(reader, name, &Device::Cpu).map(Raw::Quantized)
+            }
+            (ModelFile::Folder(folder), _) => folder.tensor(name).map(Raw::Plain),
+            (ModelFile::Gguf(_), None) => candle_core::bail!("the model's file is not open"),
+        }
+    }
+
+    /// A matrix, with its bias if the file has one.
+    pub fn linear(&mut self, part: Part, bias: Option<Part>, layer: u64) -> Result<Linear> {
+        let name = self.architecture.tensor(self.file, part, layer);
+        let placed = self.file.tensor(&name).and_then(|facts| plan(&facts, self.kernels));
+        let Some(placed) = placed else { candle_core::bail!("{name} is not a matrix") };
+        let bias = bias.and_then(|part| {
+            let name = self.architecture.tensor(self.file, part, layer);
+            self.file.tensor(&name).map(|_| self.vector(&name))
+        });
+        Linear::new(self.raw(&name)?, &placed, bias.transpose()?)
+    }
+
+    fn vector(&mut self, name: &str) -> Result<Tensor> {
+        match self.raw(name)? {
+            Raw::Quantized(read) => read.dequantize(&Device::Cpu),
+            Raw::Plain(values) => Ok(values),
+        }
+    }
+
+    /// A norm's weights, as they are multiplied with.
+    pub fn norm(&mut self, part: Part, layer: u64) -> Result<Tensor> {
+        let name = self.architecture.tensor(self.file, part, layer);
+        let weights = self.vector(&name)?;
+        match self.architecture.norm_offset {
+            0.0 => Ok(weights),
+            offset => weights + f64::from(offset),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A model folder as the hub keeps it: config.json, safetensors files, read without trusting them.
+//!
+//! Each file opens with eight bytes of length and that much JSON naming its tensors; every extent is checked against the
+//! file's size before anything is read. Format: <https://github.com/huggingface/safetensors#format>.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use cfq_memory::{Bytes, Format};
+use serde::Deserialize;
+
+use crate::models::header::HeaderError;
+
+/// Of one file's JSON; the format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
+/// Of config.json and its like.
+const MAX_JSON: u64 = 64 << 20;
+
+#[derive(Debug, Clone, Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+/// Where a tensor lies.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    pub format: Format,
+    pub dims: Vec<u64>,
+    file: usize,
+    from: u64,
+    bytes: u64,
+}
+
+/// A folder whose every size was checked.
+#[derive(Debug)]
+pub struct Folder {
+    pub path: PathBuf,
+    /// Bytes of all its tensor files.
+    pub size: u64,
+    pub config: serde_json::Value,
+    files: Vec<PathBuf>,
+    pub tensors: BTreeMap<String, Stored>,
+}
+
+impl Folder {
+    pub fn read(path: &Path) -> Result<Self, HeaderError> {
+        let config = read_json(&path.join("config.json"))?.ok_or_else(|| {
+            unsupported(path, "it has no config.json: cfq loads GGUF files and folders in the hub's layout")
+        })?;
+        let files = tensor_files(path)?;
+        let mut tensors = BTreeMap::new();
+        let mut size = 0;
+        for (at, file) in files.iter().enumerate() {
+            size += read_file(at, file, &mut tensors)?;
+        }
+        Ok(Self { path: path.to_owned(), size, config, files, tensors })
+    }
+
+    /// A JSON file beside the weights; `None` where there is none.
+    pub fn json(&self, name: &str) -> Result<Option<serde_json::Value>, HeaderError> {
+        read_json(&self.path.join(name))
+    }
+
+    /// A text file beside the weights.
+    pub fn text(&self, name: &str) -> Result<Option<String>, HeaderError> {
+        read_text(&self.path.join(name))
+    }
+
+    pub fn unsupported(&self, what: impl Into<String>) -> HeaderError {
+        unsupported(&self.path, what)
+    }
+
+    /// The tensor as F32.
+    pub fn tensor(&self, name: &str) -> candle_core::Result<Tensor> {
+        let Some(stored) = self.tensors.get(name) else { candle_core::bail!("tensor {name} is missing") };
+        let mut file = File::open(&self.files[stored.file])?;
+        file.seek(SeekFrom::Start(stored.from))?;
+        let mut bytes = vec![0; stored.bytes as usize];
+        file.read_exact(&mut bytes)?;
+        let dtype = match stored.format {
+            Format::F16 => DType::F16,
+            Format::Bf16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let dims: Vec<usize> = stored.dims.iter().map(|d| *d as usize).collect();
+        Tensor::from_raw_buffer(&bytes, dtype, &dims, &Device::Cpu)?.to_dtype(DType::F32)
+    }
+}
+
+fn unsupported(path: &Path, what: impl Into<String>) -> HeaderError {
+    HeaderError::Unsupported { path: path.to_owned(), what: what.into() }
+}
+
+fn corrupt(path: &Path, what: impl Into<String>) -> HeaderError {
+    HeaderError::Corrupt { path: path.to_owned(), what: what.into() }
+}
+
+fn read_text(path: &Path) -> Result<Option<String>, HeaderError> {
+    let open = |source| HeaderError::Open { path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(open(error)),
+    };
+    let mut text = String::new();
+    let read = file.take(MAX_JSON + 1).read_to_string(&mut text);
+    match read {
+        Ok(length) if length as u64 > MAX_JSON => Err(corrupt(path, format!("it is larger than {}", Bytes(MAX_JSON)))),
+        Ok(_) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(corrupt(path, "it is not UTF-8")),
+        Err(error) => Err(open(error)),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Option<serde_json::Value>, HeaderError> {
+    let parse = |text: String| serde_json::from_str(&text).map_err(|e| corrupt(path, e.to_string()));
+    read_text(path)?.map(parse).transpose()
+}
+
+/// The one file, or those the index names.
+fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>, HeaderError> {
+    let one = folder.join("model.safetensors");
+    if one.exists() {
+        return Ok(vec![one]);
+    }
+    let index = folder.join("model.safetensors.index.json");
+    let none = || unsupported(folder, "it has neither model.safetensors nor model.safetensors.index.json");
+    let map = read_json(&index)?.ok_or_else(none)?;
+    let map =
+        map.get("weight_map").and_then(|m| m.as_object()).ok_or_else(|| corrupt(&index, "it has no weight_map"))?;
+    let mut names: Vec<&str> = map.values().filter_map(|v| v.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    // A name with a folder in it could lead anywhere.
+    if names.iter().any(|n| Path::new(n).components().count() != 1 || *n == "..") {
+        return Err(corrupt(&index, "it names files outside its folder"));
+    }
+    Ok(names.into_iter().map(|n| folder.join(n)).collect())
+}
+
+/// Adds the tensors of file `at`; returns its size.
+fn read_file(at: usize, path: &Path, tensors: &mut BTreeMap<String, Stored>) -> Result<u64, HeaderError> {
+    let open = |source| HeaderError::Open { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(open)?;
+    let size = file.metadata().map_err(open)?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(|_| corrupt(path, "it is too short"))?;
+    let length = u64::from_le_bytes(length);
+    let Some(start) = length.checked_add(8).filter(|start| *start <= size && length <= MAX_HEADER) else {
+        return Err(corrupt(path, format!("its header claims {}, the file has {}", Bytes(length), Bytes(size))));
+    };
+    let mut json = vec![0; length as usize];
+    file.read_exact(&mut json).map_err(open)?;
+    let entries: BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(&json).map_err(|e| corrupt(path, format!("its header: {e}")))?;
+    for (name, entry) in entries {
+        if name == "__metadata__" {
+            continue;
+        }
+        let entry: Entry = serde_json::from_value(entry).map_err(|e| corrupt(path, format!("tensor {name}: {e}")))?;
+        let format = match entry.dtype.as_str() {
+            "F32" => Format::F32,
+            "F16" => Format::F16,
+            "BF16" => Format::Bf16,
+            // Buffers some exporters write; nothing the engine reads.
+            "I64" | "I32" | "BOOL" | "U8" => continue,
+            other => {
+                return Err(unsupported(path, format!("tensor {name} is {other}; cfq reads F32, F16 and BF16")));
+            }
+        };
+        let values = entry.shape.iter().try_fold(1u64, |all, d| all.checked_mul(*d));
+        let bytes = values.and_then(|v| format.bytes(v));
+        let [from, to] = entry.data_offsets;
+        let end = start.checked_add(to);
+        if bytes.is_none_or(|bytes| from.checked_add(bytes) != Some(to)) || end.is_none_or(|end| end > size) {
+            return Err(corrupt(path, format!("tensor {name} does not lie within its {}", Bytes(size))));
+        }
+        let stored = Stored { format, dims: entry.shape, file: at, from: start + from, bytes: to - from };
+        tensors.insert(name, stored);
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(header: &str, data: usize) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(vec![0; data]);
+        std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_tensor_outside_its_file_is_corrupt() {
+        let header = r#"{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}"#;
+        assert_eq!(Folder::read(folder(header, 16).path()).unwrap().tensors["a"].dims, [2, 2]);
+        let error = Folder::read(folder(header, 15).path()).unwrap_err().to_string();
+        assert!(error.contains("tensor a does not lie within"), "{error}");
+        let wrapped = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296,2],"data_offsets":[0,16]}}"#;
+        assert!(matches!(Folder::read(folder(wrapped, 16).path()), Err(HeaderError::Corrupt { .. })));
+    }
+
+    #[test]
+    fn a_folder_without_weights_and_an_index_that_leads_away_are_refused() {
+        let empty = tempfile::tempdir().unwrap();
+        assert!(Folder::read(empty.path()).unwrap_err().to_string().contains("no config.json"));
+        std::fs::write(empty.path().join("config.json"), "{}").unwrap();
+        assert!(Folder::read(empty.path()).unwrap_err().to_string().contains("neither model.safetensors"));
+        let index = r#"{"weight_map":{"a":"../../etc/passwd"}}"#;
+        std::fs::write(empty.path().join("model.safetensors.index.json"), index).unwrap();
+        assert!(Folder::read(empty.path()).unwrap_err().to_string().contains("outside its folder"));
+    }
+}

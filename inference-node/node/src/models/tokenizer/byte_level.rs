@@ -1,0 +1,140 @@
+//! Byte-level BPE, as GPT-2 introduced it.
+//!
+//! Vocabulary and merges are in a GGUF file, but the rule that cuts text into words before merging is only named there
+//! (`tokenizer.ggml.pre`). A wrong rule gives text that looks right and answers that are worse, so names this build does
+//! not know are refused instead of guessed at. The rules below are those of the models' own tokenizer.json files.
+
+use tokenizers::Tokenizer;
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::tokenizer::SplitDelimiterBehavior;
+
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+pub fn build(tokens: &[&str], merges: &[&str], pre: &str) -> Result<Tokenizer, String> {
+    let (rule, normalize, ignore_merges) = pre_tokenizer(pre)?;
+    let vocabulary: tokenizers::models::bpe::Vocab = tokens.iter().map(|t| (*t).to_owned()).zip(0u32..).collect();
+    let merges = merges
+        .iter()
+        .map(|merge| {
+            // A merge's first half may be a space only in files that do not map bytes to characters: not byte-level.
+            let (left, right) = merge.split_once(' ').ok_or_else(|| format!("its merge {merge:?} is no pair"))?;
+            Ok((left.to_owned(), right.to_owned()))
+        })
+        .collect::<Result<Vec<_>, String>>()?;
+    let bpe = BPE::builder()
+        .vocab_and_merges(vocabulary, merges)
+        .ignore_merges(ignore_merges)
+        .build()
+        .map_err(|error| format!("its merges do not match its vocabulary: {error}"))?;
+    let mut tokenizer = Tokenizer::new(bpe);
+    tokenizer.with_pre_tokenizer(Some(rule));
+    if normalize {
+        tokenizer.with_normalizer(Some(NFC)).map_err(|error| error.to_string())?;
+    }
+    Ok(tokenizer)
+}
+
+/// The cutting rule, whether text is put into NFC first, and whether a whole word in the vocabulary wins over merging.
+fn pre_tokenizer(name: &str) -> Result<(PreTokenizerWrapper, bool, bool), String> {
+    let split = |regex: &str| -> Result<PreTokenizerWrapper, String> {
+        let split = Split::new(SplitPattern::Regex(regex.to_owned()), SplitDelimiterBehavior::Isolated, false)
+            .map_err(|error| error.to_string())?;
+        Ok(Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]).into())
+    };
+    match name {
+        "smollm" | "starcoder" | "refact" | "command-r" => {
+            let steps = vec![Digits::new(true).into(), ByteLevel::new(false, true, true).into()];
+            Ok((Sequence::new(steps).into(), false, false))
+        }
+        "gpt-2" | "gpt2" => Ok((ByteLevel::new(false, true, true).into(), false, false)),
+        "qwen2" | "deepseek-r1-qwen" => Ok((split(QWEN2)?, true, false)),
+        "llama-bpe" | "llama3" | "llama-v3" => Ok((split(LLAMA3)?, false, true)),
+        other => Err(format!(
+            "its pre-tokenizer is {other:?}; this version knows smollm, starcoder, refact, command-r, gpt-2, qwen2, \
+             deepseek-r1-qwen and llama-bpe"
+        )),
+    }
+}
+
+/// GPT-2's table: every byte has a printable character; bytes without one of their own take those from U+0100 on.
+pub fn byte_map() -> std::collections::HashMap<char, u8> {
+    let mut next = 0x100u32;
+    (0..=255u8)
+        .filter_map(|byte| {
+            let own = char::from(byte);
+            if matches!(own, '!'..='~' | '\u{A1}'..='\u{AC}' | '\u{AE}'..='\u{FF}') {
+                return Some((own, byte));
+            }
+            let taken = char::from_u32(next);
+            next += 1;
+            taken.map(|c| (c, byte))
+        })
+        .collect()
+}
+
+pub fn decode_bytes(token: &str, map: &std::collections::HashMap<char, u8>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(token.len());
+    for c in token.chars() {
+        match map.get(&c) {
+            Some(byte) => bytes.push(*byte),
+            None => bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use tokenizers::tokenizer::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    fn words(pre: &str, text: &str) -> Vec<String> {
+        let (rule, _, _) = pre_tokenizer(pre).unwrap();
+        let mut cut = PreTokenizedString::from(text);
+        rule.pre_tokenize(&mut cut).unwrap();
+        let map = byte_map();
+        cut.get_splits(OffsetReferential::Original, OffsetType::Byte)
+            .into_iter()
+            .map(|(word, _, _)| String::from_utf8_lossy(&decode_bytes(word, &map)).into_owned())
+            .collect()
+    }
+
+    // Expected words: the pattern of each model's tokenizer.json, run by Python's `regex` module.
+    #[test]
+    fn words_are_cut_as_each_family_does() {
+        let text = "I'LL pay 1234 €\r\n\n  x+=1";
+        assert_eq!(
+            words("smollm", text),
+            ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", " €", "\r\n\n ", " x", "+=", "1"]
+        );
+        assert_eq!(words("gpt-2", text), ["I", "'", "LL", " pay", " 1234", " €", "\r\n\n ", " x", "+=", "1"]);
+        assert_eq!(
+            words("qwen2", text),
+            ["I", "'LL", " pay", " ", "1", "2", "3", "4", " €\r\n\n", " ", " x", "+=", "1"]
+        );
+        assert_eq!(words("llama-bpe", text), ["I", "'LL", " pay", " ", "123", "4", " €\r\n\n", " ", " x", "+=", "1"]);
+    }
+
+    #[test]
+    fn an_unknown_rule_is_refused_by_name() {
+        assert!(pre_tokenizer("tekken").unwrap_err().contains("\"tekken\""));
+    }
+
+    #[test]
+    fn the_byte_table_is_whole() {
+        let map = byte_map();
+        let bytes: BTreeSet<u8> = map.values().copied().collect();
+        assert_eq!((map.len(), bytes.len()), (256, 256));
+        assert_eq!(map[&'Ġ'], b' ');
+    }
+}

@@ -1,0 +1,87 @@
+//! SentencePiece vocabularies (Llama 2, Mistral, Phi-3, Gemma), as GGUF files carry them: pieces with scores, no merges.
+//!
+//! SentencePiece's BPE merges the pair whose result has the best score. That is ordinary BPE over the list of all pairs
+//! that make a piece, the best scores first, which is how the models' own tokenizer.json files were made too. A character
+//! the vocabulary does not know falls back to its bytes.
+
+use std::collections::HashMap;
+
+use tokenizers::Tokenizer;
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
+
+use crate::models::tokenizer::{NORMAL, USER_DEFINED};
+
+/// Stands for a space.
+const SPACE: &str = "\u{2581}";
+
+pub fn build(tokens: &[&str], scores: &[f32], kinds: &[i64], prefix: bool) -> Result<Tokenizer, String> {
+    let ids: HashMap<&str, u32> = tokens.iter().copied().zip(0u32..).collect();
+    let pieces = tokens.iter().zip(scores).zip(kinds);
+    let pieces =
+        pieces.filter(|(_, kind)| matches!(**kind, NORMAL | USER_DEFINED)).map(|((token, score), _)| (*token, *score));
+    let mut merges = Vec::new();
+    for (piece, score) in pieces {
+        let pairs = piece.char_indices().skip(1).map(|(at, _)| piece.split_at(at));
+        let mut pairs: Vec<_> =
+            pairs.filter_map(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?, left, right))).collect();
+        pairs.sort_unstable();
+        merges.extend(pairs.into_iter().map(|(_, _, left, right)| (score, left, right)));
+    }
+    let length = |text: &str| text.chars().count();
+    merges.sort_by(|a, b| {
+        let by_length = || (length(b.1), length(b.2)).cmp(&(length(a.1), length(a.2)));
+        b.0.total_cmp(&a.0).then_with(by_length)
+    });
+    let merges = merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect();
+    let unknown = tokens.iter().zip(kinds).find(|(_, kind)| **kind == 2).map(|(token, _)| (*token).to_owned());
+    let vocabulary: tokenizers::models::bpe::Vocab =
+        ids.into_iter().map(|(token, id)| (token.to_owned(), id)).collect();
+    let mut bpe = BPE::builder().vocab_and_merges(vocabulary, merges).byte_fallback(true).fuse_unk(true);
+    if let Some(unknown) = unknown {
+        bpe = bpe.unk_token(unknown);
+    }
+    let bpe = bpe.build().map_err(|error| format!("its vocabulary cannot be used: {error}"))?;
+    let mut tokenizer = Tokenizer::new(bpe);
+    let spaces = Replace::new(" ", SPACE).map_err(|error| error.to_string())?;
+    let mut steps: Vec<NormalizerWrapper> = Vec::new();
+    if prefix {
+        steps.push(Prepend::new(SPACE.to_owned()).into());
+    }
+    steps.push(spaces.into());
+    tokenizer.with_normalizer(Some(Sequence::new(steps))).map_err(|error| error.to_string())?;
+    Ok(tokenizer)
+}
+
+/// What a piece stands for.
+pub fn bytes(piece: &str, is_byte: bool) -> Vec<u8> {
+    match byte(piece).filter(|_| is_byte) {
+        Some(byte) => vec![byte],
+        None => piece.replace(SPACE, " ").into_bytes(),
+    }
+}
+
+/// The value of a piece like `<0x0A>`.
+pub fn byte(piece: &str) -> Option<u8> {
+    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(digits, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_score_is_merged_first_and_unknown_characters_are_bytes() {
+        let tokens = ["<unk>", "<0xC3>", "<0xA9>", "\u{2581}", "a", "b", "ab", "\u{2581}a", "ba"];
+        let kinds = [2, 6, 6, 1, 1, 1, 1, 1, 1];
+        let scores = [0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -2.0, -3.0, -1.0];
+        let tokenizer = build(&tokens, &scores, &kinds, true).unwrap();
+        let ids = |text: &str| tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec();
+        assert_eq!(ids("ab"), [3, 6], "ab scores better than the space with a");
+        assert_eq!(ids("aba"), [7, 8], "and ba better than ab");
+        assert_eq!(ids("\u{e9}"), [3, 1, 2]);
+        assert_eq!((bytes("<0xA9>", true), bytes("\u{2581}a", false)), (vec![0xA9], b" a".to_vec()));
+        assert_eq!(bytes("<0xA9>", false), b"<0xA9>");
+    }
+}

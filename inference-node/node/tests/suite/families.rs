@@ -1,0 +1,103 @@
+//! Whole engines over the small models of fixtures/models: the text transformers writes, whatever is beside it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cfq_inference_node::engine::candle::{CandleEngine, Limits, LoadError, need};
+use cfq_inference_node::engine::{Engine, Generation};
+use cfq_proto::job::{Completion, FinishReason, Prompt};
+
+use crate::smollm::{ask, finish};
+
+const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"];
+
+#[derive(serde::Deserialize)]
+struct Case {
+    text: String,
+    greedy: Vec<u32>,
+}
+
+fn folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family)
+}
+
+fn cases(family: &str) -> Vec<Case> {
+    serde_json::from_str(&std::fs::read_to_string(folder(family).join("expected.json")).unwrap()).unwrap()
+}
+
+fn load(path: &Path, limits: Limits) -> CandleEngine {
+    CandleEngine::load("path:fixture".parse().unwrap(), path, limits, Arc::default()).unwrap()
+}
+
+fn prompt(case: &Case, lookup: bool) -> Prompt {
+    let mut prompt = ask(&case.text);
+    prompt.sampling.max_tokens = case.greedy.len() as u32;
+    prompt.sampling.prompt_lookup = lookup;
+    prompt
+}
+
+async fn together(engine: &CandleEngine, prompts: impl IntoIterator<Item = Prompt>) -> Vec<Completion> {
+    let mut running: Vec<Generation> = Vec::new();
+    for prompt in prompts {
+        running.push(engine.admit(prompt).await.unwrap().start());
+    }
+    let mut done = Vec::new();
+    for generation in running {
+        let (how, streamed) = finish(generation).await;
+        let completion = how.unwrap();
+        assert_eq!(completion.text, streamed);
+        done.push(completion);
+    }
+    done
+}
+
+/// What the tokens of a case read as.
+fn text(engine: &CandleEngine, case: &Case) -> String {
+    let bytes: Vec<u8> = case.greedy.iter().flat_map(|id| engine.vocabulary().bytes_of(*id)).copied().collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn every_family_writes_the_references_text_in_both_containers() {
+    for family in FAMILIES {
+        let cases = cases(family);
+        for path in [folder(family), folder(family).join("model.gguf")] {
+            let engine = load(&path, Limits { memory: 1 << 30, max_sequences: 16 });
+            for lookup in [false, true] {
+                for known in [lookup, true] {
+                    let done = together(&engine, cases.iter().map(|case| prompt(case, lookup))).await;
+                    for (done, case) in done.iter().zip(&cases) {
+                        let said = format!("{} lookup {lookup}: {:?}", path.display(), case.text);
+                        assert_eq!(done.text, text(&engine, case), "{said}");
+                        assert_eq!((done.finish, done.usage.output_tokens), (FinishReason::Length, 64), "{said}");
+                        assert!(!known || done.usage.prompt_tokens < 6 || done.usage.cached_tokens > 0, "{said}");
+                        assert!(lookup || done.usage.guessed_tokens == 0, "{said}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn sequences_put_aside_for_want_of_room_write_the_same() {
+    let path = folder("llama");
+    let Err(LoadError::DoesNotFit { source, .. }) = need(&path, Limits { memory: 0, max_sequences: 16 }) else {
+        panic!("no memory is enough")
+    };
+    let engine = load(&path, Limits { memory: source.need.total(), max_sequences: 16 });
+    assert_eq!(engine.state().kv_tokens_free, 512);
+    let cases = cases("llama");
+    // Many short answers: a short one is expected of the next.
+    for _ in 0..16 {
+        let mut short = prompt(&cases[0], true);
+        short.sampling.max_tokens = 2;
+        together(&engine, [short]).await;
+    }
+    let done = together(&engine, cases.iter().map(|case| prompt(case, true))).await;
+    assert!(engine.preemptions() > 0, "9 x 64 tokens and their prompts do not fit into 512");
+    for (done, case) in done.iter().zip(&cases) {
+        assert_eq!(done.text, text(&engine, case), "{:?}", case.text);
+    }
+    assert_eq!((engine.state().running, engine.state().kv_tokens_free), (0, 512));
+}
