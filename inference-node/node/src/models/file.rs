@@ -5,7 +5,7 @@ use std::path::Path;
 use cfq_memory::Format;
 
 use crate::models::header::{Header, HeaderError, format_of};
-use crate::models::safetensors::Folder;
+use crate::models::safetensors::{self, Folder};
 
 /// One fact under both of its names: in a GGUF header (after the architecture's name and a dot), and in config.json.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,11 @@ pub enum ModelFile {
 impl ModelFile {
     /// Reads what stands before the weights.
     pub fn read(path: &Path) -> Result<Self, HeaderError> {
-        if path.is_dir() { Folder::read(path).map(Self::Folder) } else { Header::read(path).map(Self::Gguf) }
+        if path.is_dir() || safetensors::is_named(path) {
+            Folder::read(path).map(Self::Folder)
+        } else {
+            Header::read(path).map(Self::Gguf)
+        }
     }
 
     pub fn path(&self) -> &Path {

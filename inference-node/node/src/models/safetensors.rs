@@ -48,11 +48,17 @@ pub struct Folder {
 }
 
 impl Folder {
-    pub fn read(path: &Path) -> Result<Self, HeaderError> {
+    /// Of the folder itself, or of one of its weight files or their index.
+    pub fn read(named: &Path) -> Result<Self, HeaderError> {
+        let path = if named.is_dir() { named } else { named.parent().unwrap_or(Path::new(".")) };
         let config = read_json(&path.join("config.json"))?.ok_or_else(|| {
             unsupported(path, "it has no config.json: cfq loads GGUF files and folders in the hub's layout")
         })?;
-        let files = tensor_files(path)?;
+        let files = match named {
+            folder if folder.is_dir() => tensor_files(folder)?,
+            file if is_index(file) => indexed(file)?,
+            file => vec![file.to_owned()],
+        };
         let mut tensors = BTreeMap::new();
         let mut size = 0;
         for (at, file) in files.iter().enumerate() {
@@ -129,18 +135,34 @@ fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>, HeaderError> {
         return Ok(vec![one]);
     }
     let index = folder.join("model.safetensors.index.json");
-    let none = || unsupported(folder, "it has neither model.safetensors nor model.safetensors.index.json");
-    let map = read_json(&index)?.ok_or_else(none)?;
+    if !index.exists() {
+        return Err(unsupported(folder, "it has neither model.safetensors nor model.safetensors.index.json"));
+    }
+    indexed(&index)
+}
+
+/// Whether `path` is named as weights of this layout are, in one file or by their index.
+pub fn is_named(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "safetensors") || is_index(path)
+}
+
+fn is_index(path: &Path) -> bool {
+    path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(".safetensors.index.json"))
+}
+
+/// The files an index names.
+fn indexed(index: &Path) -> Result<Vec<PathBuf>, HeaderError> {
+    let map = read_json(index)?.ok_or_else(|| unsupported(index, "it does not exist"))?;
     let map =
-        map.get("weight_map").and_then(|m| m.as_object()).ok_or_else(|| corrupt(&index, "it has no weight_map"))?;
+        map.get("weight_map").and_then(|m| m.as_object()).ok_or_else(|| corrupt(index, "it has no weight_map"))?;
     let mut names: Vec<&str> = map.values().filter_map(|v| v.as_str()).collect();
     names.sort_unstable();
     names.dedup();
     // A name with a folder in it could lead anywhere.
     if names.iter().any(|n| Path::new(n).components().count() != 1 || *n == "..") {
-        return Err(corrupt(&index, "it names files outside its folder"));
+        return Err(corrupt(index, "it names files outside its folder"));
     }
-    Ok(names.into_iter().map(|n| folder.join(n)).collect())
+    Ok(names.into_iter().map(|n| index.with_file_name(n)).collect())
 }
 
 /// Adds the tensors of file `at`; returns its size.
