@@ -7,5 +7,6 @@ mod faults;
 mod grants;
 mod imports;
 mod loop_paths;
+mod postgres_faults;
 mod small_model;
 mod two_commands;
