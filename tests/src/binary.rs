@@ -8,11 +8,16 @@ pub fn cfq() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "cfq", "--bin", "cfq"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo can be run");
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--package", "cfq", "--bin", "cfq"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        // What `cargo test` says about the package under test. Build scripts that look at it (ring's) would run again, and
+        // with them everything above would be built twice, and once more by the next command from a shell.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
+                build.env_remove(name);
+            }
+        }
+        let built = build.status().expect("cargo can be run");
         assert!(built.success(), "the cfq binary could not be built");
         // target/debug/deps/suite-... -> target/debug/cfq
         let test = std::env::current_exe().unwrap();

@@ -25,7 +25,7 @@ use cfq_proto::timing::Timing;
 use crate::postgres::Database;
 use crate::repo::UserRepo;
 use crate::scripted::ModelServer;
-use crate::{binary, nats, wait};
+use crate::{binary, nats, signal, wait};
 
 /// Long enough for a loaded two-core machine; a healthy run needs a fraction.
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -45,6 +45,8 @@ pub struct Options {
     pub hub: HubConfig,
     /// (service, failpoint): the service aborts there, once.
     pub failpoint: Option<(String, String)>,
+    /// A Postgres server of its own, which the test may hurt.
+    pub own_postgres: bool,
 }
 
 impl Default for Options {
@@ -61,6 +63,7 @@ impl Default for Options {
             model_dir: None,
             hub: HubConfig::default(),
             failpoint: None,
+            own_postgres: false,
         }
     }
 }
@@ -68,9 +71,10 @@ impl Default for Options {
 pub struct Cluster {
     pub client: Client,
     pub models: ModelServer,
-    pub dir: tempfile::TempDir,
     pub nats: nats::Server,
     pub database: Database,
+    // Dropped after the servers that work in it.
+    pub dir: tempfile::TempDir,
     pub options: Options,
     bind: SocketAddr,
     services: Mutex<BTreeMap<String, Child>>,
@@ -93,7 +97,10 @@ impl Cluster {
         let node = NodeId::new("n1").unwrap();
         let runner = RunnerId::new("r1").unwrap();
         let nats = nats::Server::start(dir.path(), &node, &runner).await;
-        let database = Database::fresh().await;
+        let database = match options.own_postgres {
+            true => Database::with_a_server_of_its_own(dir.path()).await,
+            false => Database::fresh().await,
+        };
         let bind = free_address();
         let http = cfq_link::outbound::api_client().unwrap();
         let client = Client::new(http, &format!("http://{bind}"), TOKEN);
@@ -200,11 +207,7 @@ impl Cluster {
 
     pub fn signal(&self, service: &str, signal: i32) {
         let services = self.services.lock().unwrap();
-        let pid = services[service].id() as i32;
-        // SAFETY: a plain system call on a process this harness started.
-        #[allow(unsafe_code)]
-        let sent = unsafe { libc::kill(pid, signal) };
-        assert_eq!(sent, 0);
+        signal::send(services[service].id(), signal);
     }
 
     /// True once the armed failpoint was reached; the aborted process is then started again.
@@ -377,11 +380,7 @@ impl Cluster {
         let mut services = std::mem::take(&mut *self.services.lock().unwrap());
         for service in ["runner", "node", "scheduler"] {
             let Some(mut child) = services.remove(service) else { continue };
-            // SAFETY: a plain system call on a process this harness started.
-            #[allow(unsafe_code)]
-            unsafe {
-                libc::kill(child.id() as i32, libc::SIGTERM);
-            }
+            signal::send(child.id(), libc::SIGTERM);
             let status = wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {
                 let done = child.try_wait().unwrap();
                 async move { done.ok_or_else(|| "still running".to_owned()) }

@@ -10,4 +10,5 @@ pub mod nats;
 pub mod postgres;
 pub mod repo;
 pub mod scripted;
+pub mod signal;
 pub mod wait;

@@ -1,8 +1,11 @@
 //! One Postgres for a test run, started at first use; a database for every cluster, copied from a migrated template that
-//! nobody connects to.
+//! nobody connects to. A test that hurts Postgres itself gets a server of its own, on a copy of a migrated data folder that
+//! is made once a run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use cfq_deploy::engines::{EngineOptions, Finder, Kind};
 use cfq_deploy::postgres::{Postgres, PostgresFacts};
@@ -13,6 +16,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use tokio::sync::OnceCell;
 
 const TEMPLATE: &str = "cfq_template";
+/// A killed process is gone at once; a loaded machine may take a while to notice.
+const GONE: Duration = Duration::from_secs(20);
 
 struct Shared {
     facts: PostgresFacts,
@@ -29,28 +34,7 @@ async fn shared() -> &'static Shared {
     static SHARED: OnceCell<Shared> = OnceCell::const_new();
     SHARED
         .get_or_init(|| async {
-            let account = account::for_engines().unwrap();
-            let data = scratch();
-            crate::nats::open_to_all(&data);
-            let paths = Paths { data: data.join("data"), ..engine_paths() };
-            paths.prepare(account).unwrap();
-            let for_finder = paths.clone();
-            let engine = tokio::task::spawn_blocking(move || {
-                let options = EngineOptions::default();
-                let finder = Finder {
-                    paths: &for_finder,
-                    options: &options,
-                    account,
-                    pinned: None,
-                    may_fetch: true,
-                    talk: Talk::Stderr,
-                };
-                finder.find(Kind::Postgres).unwrap()
-            })
-            .await
-            .unwrap();
-            let postgres = Postgres::prepare(&paths, &engine, account).await.unwrap();
-            let process = postgres.start().await.unwrap();
+            let (postgres, process) = start(&scratch().join("shared")).await;
             let facts = postgres.facts();
             let mut admin = connect(&facts, &facts.database).await;
             sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {TEMPLATE}"))).execute(&mut admin).await.unwrap();
@@ -60,8 +44,38 @@ async fn shared() -> &'static Shared {
         .await
 }
 
+/// A Postgres on this data folder of cfq, which is made if it is not there.
+async fn start(data: &Path) -> (Postgres, Process) {
+    let account = account::for_engines().unwrap();
+    let paths = Paths { data: data.to_owned(), ..engine_paths() };
+    paths.prepare(account).unwrap();
+    let for_finder = paths.clone();
+    let engine = tokio::task::spawn_blocking(move || {
+        let options = EngineOptions::default();
+        let finder = Finder {
+            paths: &for_finder,
+            options: &options,
+            account,
+            pinned: None,
+            may_fetch: true,
+            talk: Talk::Stderr,
+        };
+        finder.find(Kind::Postgres).unwrap()
+    })
+    .await
+    .unwrap();
+    let postgres = Postgres::prepare(&paths, &engine, account).await.unwrap();
+    let process = postgres.start().await.unwrap();
+    (postgres, process)
+}
+
 /// A folder of this run; those of runs that are over are removed.
 fn scratch() -> PathBuf {
+    static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
+    SCRATCH.get_or_init(make_scratch).clone()
+}
+
+fn make_scratch() -> PathBuf {
     let root = std::env::temp_dir();
     for entry in std::fs::read_dir(&root).unwrap().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -74,6 +88,7 @@ fn scratch() -> PathBuf {
     // An earlier process had this id, and its folder was not removed.
     drop(std::fs::remove_dir_all(&dir));
     std::fs::create_dir_all(&dir).unwrap();
+    crate::nats::open_to_all(&dir);
     dir
 }
 
@@ -100,9 +115,15 @@ async fn connect(facts: &PostgresFacts, database: &str) -> PgConnection {
         .unwrap()
 }
 
+mod own;
+
+pub use own::{OwnPostgres, copy_seed};
+
 pub struct Database {
     facts: PostgresFacts,
     name: String,
+    /// The server, where it is this cluster's alone.
+    own: Option<OwnPostgres>,
 }
 
 impl Database {
@@ -115,7 +136,19 @@ impl Database {
             .execute(&mut admin)
             .await
             .unwrap();
-        Self { facts: shared.facts.clone(), name }
+        Self { facts: shared.facts.clone(), name, own: None }
+    }
+
+    /// In a server of its own, whose folder lies in `dir`.
+    pub async fn with_a_server_of_its_own(dir: &Path) -> Self {
+        let own = OwnPostgres::start(dir).await;
+        let facts = own.facts();
+        Self { name: facts.database.clone(), facts, own: Some(own) }
+    }
+
+    /// The server to hurt; only clusters that asked for one have it.
+    pub fn server(&self) -> &OwnPostgres {
+        self.own.as_ref().expect("the cluster was started with `own_postgres`")
     }
 
     pub fn config(&self) -> cfq_scheduler::DatabaseConfig {

@@ -9,5 +9,6 @@ mod hub;
 mod hub_models;
 mod imports;
 mod loop_paths;
+mod postgres_faults;
 mod small_model;
 mod two_commands;

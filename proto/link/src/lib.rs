@@ -7,6 +7,7 @@ pub mod clock;
 pub mod failpoint;
 pub mod lease;
 pub mod outbound;
+pub mod refusal;
 pub mod secret;
 pub mod session;
 pub mod stop;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::{ConnectOptions, Message, Subscriber};
+use async_nats::{ConnectErrorKind, ConnectOptions, Event, Message, ServerError, Subscriber};
 use bytes::Bytes;
 use cfq_proto::envelope::{self, EnvelopeError};
 use cfq_proto::subject::Identity;
@@ -16,6 +16,8 @@ use cfq_proto::timing::Timing;
 use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::refusal::{Heard, Refusal, Refusals};
 
 /// Where NATS is and which key proves who we are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +43,20 @@ pub enum LinkError {
         #[source]
         source: async_nats::ConnectError,
     },
+    /// The server is there and will not have us: waiting does not help.
+    #[error(
+        "the NATS server at {url} refuses {}; another server may have taken that port, or the key is not one it knows",
+        key.as_ref().map_or_else(|| "a connection without a key".to_owned(), |key| format!("the key in {}", key.display()))
+    )]
+    Unwelcome {
+        url: String,
+        key: Option<PathBuf>,
+        #[source]
+        source: async_nats::ConnectError,
+    },
+    /// The server said so: asking again does not help.
+    #[error("the NATS server does not let this client speak on {subject}")]
+    Forbidden { subject: String },
     /// Nobody answered in time, or nobody listens: asking again may help.
     #[error("no answer on {subject}")]
     NoAnswer { subject: String },
@@ -63,14 +79,18 @@ pub enum LinkError {
     },
 }
 
+/// A server that accepts and then says nothing is given up after this.
+const CONNECT: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Clone)]
 pub struct Session {
     client: async_nats::Client,
     request: Duration,
+    refusals: Refusals,
 }
 
 impl Session {
-    /// Fails only if the key cannot be read or NATS refuses the first connection.
+    /// One try, which takes a few seconds at most: fails if the key cannot be read, nobody answers, or we are refused.
     pub async fn connect(config: &NatsConfig, identity: Identity, timing: &Timing) -> Result<Self, LinkError> {
         crate::outbound::install_crypto();
         let mut options = ConnectOptions::new();
@@ -80,21 +100,38 @@ impl Session {
             options = options.nkey(seed.trim().to_owned());
         }
         let name = identity.inbox_prefix().trim_start_matches("_INBOX_").to_owned();
+        let refusals = Refusals::new();
+        let teller = refusals.clone();
         let client = options
             .name(name)
             .custom_inbox_prefix(identity.inbox_prefix())
             .request_timeout(Some(timing.request()))
-            .connection_timeout(Duration::from_secs(5))
+            .connection_timeout(CONNECT)
             .ping_interval(Duration::from_secs(10))
             .max_reconnects(None)
             .reconnect_delay_callback(|tries| Duration::from_millis((50 * tries as u64).min(1_000)))
-            .event_callback(|event| async move {
-                tracing::info!(%event, "nats connection");
+            .event_callback(move |event| {
+                let told = matches!(&event, Event::ServerError(ServerError::Other(said)) if teller.tell(said));
+                async move {
+                    if !told {
+                        tracing::info!(%event, "nats connection");
+                    }
+                }
             })
             .connect(&config.url)
             .await
-            .map_err(|source| LinkError::Connect { url: config.url.clone(), source })?;
-        Ok(Self { client, request: timing.request() })
+            .map_err(|source| match source.kind() {
+                ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+                    LinkError::Unwelcome { url: config.url.clone(), key: config.seed_file.clone(), source }
+                }
+                _ => LinkError::Connect { url: config.url.clone(), source },
+            })?;
+        Ok(Self { client, request: timing.request(), refusals })
+    }
+
+    /// What the server refuses this session from now on.
+    pub fn refusals(&self) -> Heard {
+        self.refusals.listen()
     }
 
     pub fn client(&self) -> &async_nats::Client {
@@ -105,12 +142,18 @@ impl Session {
         self.client.connection_state() == State::Connected
     }
 
-    /// One try. [`LinkError::NoAnswer`] after the configured request time.
+    /// One try. [`LinkError::NoAnswer`] after the configured request time; [`LinkError::Forbidden`] as soon as the server
+    /// says so.
     pub async fn request<Q: Serialize, A: DeserializeOwned>(&self, subject: &str, body: &Q) -> Result<A, LinkError> {
         let bytes = encode(subject, body)?;
+        let mut refusals = self.refusals();
         let asked = self.client.request(subject.to_owned(), bytes.into());
         // The client's own limit starts when the request is written; this one also covers a full send queue.
-        let answer = match tokio::time::timeout(self.request * 2, asked).await {
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(self.request * 2, asked) => answer,
+            forbidden = forbidden(&mut refusals, subject) => return Err(forbidden),
+        };
+        let answer = match answer {
             Ok(Ok(message)) => message,
             Ok(Err(error)) => {
                 tracing::debug!(subject, %error, "request failed");
@@ -192,12 +235,16 @@ impl Session {
         let listen =
             |error: async_nats::SubscribeError| LinkError::Listen { subject: inbox.clone(), reason: error.to_string() };
         let mut replies = self.client.subscribe(inbox.clone()).await.map_err(listen)?;
+        let mut refusals = self.refusals();
         let ask = serde_json::json!({ "batch": 1, "expires": expires.as_nanos() as u64 }).to_string();
         self.client
             .publish_with_reply(subject.clone(), inbox, ask.into())
             .await
             .map_err(|error| LinkError::Send { subject: subject.clone(), reason: error.to_string() })?;
-        let reply = tokio::time::timeout(expires + Duration::from_secs(1), replies.next()).await;
+        let reply = tokio::select! {
+            reply = tokio::time::timeout(expires + Duration::from_secs(1), replies.next()) => reply,
+            forbidden = forbidden(&mut refusals, &subject) => return Err(forbidden),
+        };
         let Ok(Some(message)) = reply else { return Ok(None) };
         match message.status.map(|s| s.as_u16()) {
             // No messages, or the wait is over.
@@ -207,6 +254,11 @@ impl Session {
             None => Ok(Some(Delivery { body: envelope::decode(&message.payload), message, session: self.clone() })),
         }
     }
+}
+
+async fn forbidden(refusals: &mut Heard, subject: &str) -> LinkError {
+    refusals.heard(&Refusal::Publish { subject: subject.to_owned() }).await;
+    LinkError::Forbidden { subject: subject.to_owned() }
 }
 
 fn encode<T: Serialize>(subject: &str, body: &T) -> Result<Vec<u8>, LinkError> {

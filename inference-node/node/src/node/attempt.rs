@@ -215,6 +215,8 @@ fn for_good(error: &LinkError) -> Option<Refusal> {
         }
         LinkError::Seed { .. }
         | LinkError::Connect { .. }
+        | LinkError::Unwelcome { .. }
+        | LinkError::Forbidden { .. }
         | LinkError::NoAnswer { .. }
         | LinkError::Send { .. }
         | LinkError::Listen { .. }
