@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod connect;
 mod exit;
+mod live;
 mod machine;
 mod output;
 mod repo;
@@ -109,7 +110,7 @@ async fn ask(client: &cfq_proto::client::Client, out: Output, command: Command) 
         Command::Submit(args) => commands::submit::run(client, out, args).await,
         Command::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
         Command::Show { task } => commands::show::run(client, out, task).await,
-        Command::Watch { task, no_tokens } => commands::watch::follow(client, out, task, 0, !no_tokens).await,
+        Command::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
         Command::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
         Command::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
         Command::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,

@@ -76,6 +76,11 @@ pub fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
+/// `1 defect`, `2 defects`.
+pub fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
 /// Duration for people: `0.4 s`, `12 s`, `3 min`.
 pub fn duration(ms: u64) -> String {
     match ms {

@@ -84,7 +84,11 @@ fn iteration_lines(it: &IterationView, best: Option<u32>, say: &mut impl FnMut(S
     }
     if let Some(review) = &it.review {
         let by = it.reviewer_model.as_deref().unwrap_or("?");
-        say(format!("    review  {:.0}/100 by {by}, {} defects", review.quality_score, review.defects.len()));
+        say(format!(
+            "    review  {:.0}/100 by {by}, {}",
+            review.quality_score,
+            output::count(review.defects.len(), "defect")
+        ));
         for defect in &review.defects {
             say(format!(
                 "      {:8} {}: {}",

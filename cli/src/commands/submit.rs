@@ -24,7 +24,7 @@ pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Resu
         format!("{} accepted{again}", r.number)
     })?;
     if args.watch {
-        return watch::follow(client, out, TaskKey::Id(reply.id), 0, true).await;
+        return watch::run(client, out, TaskKey::Number(reply.number), 0, true).await;
     }
     out.talk(&format!("follow it: cfq watch {}", reply.number));
     Ok(Code::Done)
