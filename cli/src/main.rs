@@ -90,10 +90,11 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     if let Some(data) = cli.data {
         paths.data = std::path::absolute(data)?;
     }
-    let load = || Config::load(cli.config.as_deref(), &paths.config);
+    let file = cli.config.or_else(|| std::env::var_os("CFQ_CONFIG_FILE").filter(|f| !f.is_empty()).map(Into::into));
+    let load = || Config::load(file.as_deref(), &paths.config);
 
     match command {
-        Command::Up(args) => commands::up::run(out, &paths, load()?, args, cli.config.as_deref()).await,
+        Command::Up(args) => commands::up::run(out, &paths, load()?, args, file.as_deref()).await,
         Command::Down => commands::down::run(out, &paths).await,
         Command::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         Command::Doctor => commands::doctor::run(out, &paths, &load()?).await,

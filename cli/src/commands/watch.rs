@@ -19,17 +19,25 @@ use crate::output::{self, Output};
 
 /// Away for longer than this, the server is not coming back by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A call that waited this long without news is asked why.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// [`follow`] for somebody who may leave at any time; the task goes on without them.
 pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
-    tokio::select! {
-        code = follow(client, out, task, seen, tokens) => code,
-        () = cfq_link::stop::signalled() => Err(exit::Coded {
+    let code = tokio::select! {
+        code = follow(client, out, task, seen, tokens) => code?,
+        () = cfq_link::stop::signalled() => return Err(exit::Coded {
             code: Code::Interrupted,
             message: format!("no longer watching; the task goes on: `cfq watch {task}` follows it, `cfq cancel {task}` ends it"),
         }
         .into()),
-    }
+    };
+    out.talk(&match code {
+        Code::NeedsHuman => format!("it needs you: `cfq show {task}` says why, and what can be done"),
+        Code::Done => format!("look at it: cfq diff {task}      all of it: cfq show {task}"),
+        _ => format!("what happened: cfq show {task}"),
+    });
+    Ok(code)
 }
 
 /// Shows what came after event `seen`. Returns the code of the state the task rests in.
@@ -74,7 +82,19 @@ async fn once(
     }
     let frames = view.screen.during(client.watch(task, view.read)).await?;
     let mut frames = std::pin::pin!(frames);
-    while let Some(frame) = view.screen.during(frames.next()).await {
+    loop {
+        let quiet = tokio::time::timeout(QUIET, view.screen.during(frames.next())).await;
+        let frame = match quiet {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            Err(_) => {
+                if view.screen.is_live() && view.screen.progress.is_waiting() {
+                    let detail = view.screen.during(client.task(task)).await?;
+                    view.screen.progress.explain(&detail.jobs);
+                }
+                continue;
+            }
+        };
         *away_since = None;
         match frame? {
             Frame::Event(event) if event.task_seq > view.read => {
@@ -89,7 +109,6 @@ async fn once(
             Frame::Tokens(tokens) => view.tokens(&tokens),
         }
     }
-    Ok(None)
 }
 
 struct View {

@@ -48,6 +48,11 @@ impl Screen {
         Self { bottom, text: Text::None, progress: Progress::default(), start: Instant::now() }
     }
 
+    /// Whether somebody sees [`Screen::progress`].
+    pub fn is_live(&self) -> bool {
+        self.bottom.is_some()
+    }
+
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }

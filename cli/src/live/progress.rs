@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cfq_proto::blob::Carried;
 use cfq_proto::event::{Event, EventBody};
-use cfq_proto::http::TokensData;
+use cfq_proto::http::{JobSummary, TokensData};
 use cfq_proto::ids::TaskNumber;
 use cfq_proto::job::JobState;
 use cfq_proto::looping::{Decision, EscalationAction, Step};
@@ -36,6 +36,8 @@ pub struct Progress {
     spent: u32,
     creating: bool,
     doing: Doing,
+    /// Why the call is not placed, if it was asked.
+    waits: String,
     /// Nothing is heard from the server.
     pub away: bool,
     bytes_a_token: HashMap<ModelId, f64>,
@@ -72,7 +74,18 @@ impl Progress {
         self.max_iterations = max_iterations;
     }
 
+    /// Events say when a call waits, not why: that changes too often, and is asked for.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.doing, Doing::Call { phase: Phase::Queued, .. })
+    }
+
+    pub fn explain(&mut self, jobs: &[JobSummary]) {
+        let queued = jobs.iter().rev().find(|job| job.state == JobState::Queued);
+        self.waits = queued.map(|job| output::plain(&job.placement)).unwrap_or_default();
+    }
+
     pub fn event(&mut self, event: &Event) {
+        self.waits.clear();
         match &event.body {
             EventBody::TaskSubmitted => self.doing = Doing::Named("waiting for a runner"),
             EventBody::StepCommitted { step, .. } => self.step(step),
@@ -179,7 +192,8 @@ impl Progress {
 
     fn phase(&self, phase: &Phase, model: &ModelId, now: Duration) -> String {
         match phase {
-            Phase::Queued => "waiting for a node".to_owned(),
+            Phase::Queued if self.waits.is_empty() => "waiting for a node".to_owned(),
+            Phase::Queued => self.waits.clone(),
             Phase::Placed => "waiting for the node".to_owned(),
             Phase::Prefill => "prefill".to_owned(),
             Phase::Decode { bytes, since, before } => {

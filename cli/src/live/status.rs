@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use console::measure_text_width;
+use console::{measure_text_width, truncate_str};
 
 pub struct Parts {
     pub task: Option<String>,
@@ -39,7 +39,10 @@ pub fn fit(parts: &Parts, width: usize) -> String {
         form(&None, &None, &None, &terse, " "),
     ];
     let fits = forms.iter().find(|text| measure_text_width(text) <= width).cloned();
-    fits.unwrap_or_else(|| elapsed.chars().take(width).collect())
+    fits.unwrap_or_else(|| {
+        let room = width.saturating_sub(elapsed.len() + 1);
+        truncate_str(&format!("{} {elapsed}", truncate_str(&terse, room, "...")), width, "").into_owned()
+    })
 }
 
 /// `0:07`, `12:34`, `1:02:03`.
@@ -74,7 +77,7 @@ mod tests {
         assert_eq!(at(55), "t12  2/3  alpha  generating ~117 tokens, 48/s  0:23");
         assert_eq!(at(38), "2/3 alpha ~117 tok, 48/s 0:23");
         assert_eq!(at(20), "~117 tok, 48/s 0:23");
-        assert_eq!(at(4), "0:23");
+        assert_eq!(at(15), "~117 to... 0:23");
     }
 
     #[test]
