@@ -6,6 +6,7 @@
 //! text, so nothing ever has to be written behind half a row that something else was drawn under.
 
 mod bottom;
+mod call;
 mod progress;
 mod rows;
 mod status;

@@ -1,8 +1,5 @@
 //! What a run is at, from its events and the text that arrives: pure, so that what a person sees can be tested without a
 //! terminal. `now` is the time since the watch began.
-//!
-//! Frames carry text, not tokens; while a model generates, tokens are told from bytes, as the scheduler does it, with the
-//! ratio that this model showed in its finished calls. Such figures carry a `~`; the exact ones come with the call's end.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,13 +14,9 @@ use cfq_proto::model::ModelId;
 use cfq_proto::pr::PrState;
 use cfq_proto::task::Agent;
 
+use super::call::{Call, Phase};
 use super::status;
 use crate::output;
-
-/// Bytes a token, before any call of a model has ended: common for English and code.
-const BYTES_A_TOKEN: f64 = 4.0;
-/// A rate over less than this says nothing.
-const RATE_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -36,10 +29,13 @@ pub struct Progress {
     spent: u32,
     creating: bool,
     doing: Doing,
+    /// The last call that is not over: another runner may take the task while it goes on.
+    call: Option<Call>,
     /// Why the call is not placed, if it was asked.
     waits: String,
     /// Nothing is heard from the server.
     pub away: bool,
+    /// As the finished calls of each model showed it.
     bytes_a_token: HashMap<ModelId, f64>,
 }
 
@@ -48,24 +44,7 @@ enum Doing {
     #[default]
     Joining,
     Named(&'static str),
-    Call {
-        role: Agent,
-        model: ModelId,
-        phase: Phase,
-    },
-}
-
-#[derive(Debug)]
-enum Phase {
-    Queued,
-    Placed,
-    Prefill,
-    Decode {
-        bytes: u64,
-        /// When the first frame had come, and the bytes there were then.
-        since: Duration,
-        before: u64,
-    },
+    Calling,
 }
 
 impl Progress {
@@ -76,7 +55,7 @@ impl Progress {
 
     /// Events say when a call waits, not why: that changes too often, and is asked for.
     pub fn is_waiting(&self) -> bool {
-        matches!(self.doing, Doing::Call { phase: Phase::Queued, .. })
+        matches!((&self.doing, &self.call), (Doing::Calling, Some(Call { phase: Phase::Queued, .. })))
     }
 
     pub fn explain(&mut self, jobs: &[JobSummary]) {
@@ -89,23 +68,23 @@ impl Progress {
         match &event.body {
             EventBody::TaskSubmitted => self.doing = Doing::Named("waiting for a runner"),
             EventBody::StepCommitted { step, .. } => self.step(step),
-            EventBody::JobChanged { role, model, state, usage, .. } => {
-                if let (Some(usage), Doing::Call { phase: Phase::Decode { bytes, .. }, .. }) = (usage, &self.doing)
-                    && usage.output_tokens > 0
-                    && *bytes > 0
-                {
-                    self.bytes_a_token.insert(model.clone(), *bytes as f64 / f64::from(usage.output_tokens));
-                }
-                let call = |phase| Doing::Call { role: *role, model: model.clone(), phase };
-                self.doing = match state {
-                    JobState::Queued => call(Phase::Queued),
-                    JobState::Placed => call(Phase::Placed),
-                    JobState::Running => call(Phase::Prefill),
-                    JobState::Done if *role == Agent::Alpha => Doing::Named("checks"),
+            EventBody::JobChanged { job, role, model, state, usage, .. } => {
+                let phase = match state {
+                    JobState::Queued => Phase::Queued,
+                    JobState::Placed => Phase::Placed,
+                    JobState::Running => Phase::Prefill,
                     JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled => {
-                        Doing::Named("deciding")
+                        let bytes = self.call.take().map_or(0, |call| call.bytes());
+                        if let Some(usage) = usage.filter(|u| u.output_tokens > 0 && bytes > 0) {
+                            self.bytes_a_token.insert(model.clone(), bytes as f64 / f64::from(usage.output_tokens));
+                        }
+                        let made = *state == JobState::Done && *role == Agent::Alpha;
+                        self.doing = Doing::Named(if made { "checks" } else { "deciding" });
+                        return;
                     }
                 };
+                self.call = Some(Call { job: *job, role: *role, model: model.clone(), phase });
+                self.doing = Doing::Calling;
             }
             EventBody::RunnerChanged { what, .. } if what.starts_with("lost") => {
                 self.doing = Doing::Named("waiting for a runner");
@@ -159,16 +138,10 @@ impl Progress {
     }
 
     pub fn tokens(&mut self, tokens: &TokensData, now: Duration) {
-        let end = tokens.offset + tokens.text.len() as u64;
-        // A frame may overtake the event that says its call runs, or come for a call that is over.
-        let Doing::Call { role, phase, .. } = &mut self.doing else { return };
-        if *role != tokens.role {
-            return;
-        }
-        match phase {
-            Phase::Decode { bytes, .. } if end >= *bytes => *bytes = end,
-            _ => *phase = Phase::Decode { bytes: end, since: now, before: end },
-        }
+        // A frame may come before the event that says its call runs, and after the one that says it is over.
+        let Some(call) = self.call.as_mut().filter(|call| call.job == tokens.job) else { return };
+        self.doing = Doing::Calling;
+        call.frame(tokens, now);
     }
 
     /// One line of at most `width` columns.
@@ -178,43 +151,18 @@ impl Progress {
         let (who, model, what) = if self.away {
             (None, None, "the server is away, trying again".to_owned())
         } else {
-            match &self.doing {
-                Doing::Joining => (None, None, "joining".to_owned()),
-                Doing::Named(what) => (None, None, (*what).to_owned()),
-                Doing::Call { role, model, phase } => {
-                    (Some(role.to_string()), Some(short(model)), self.phase(phase, model, now))
+            match (&self.doing, &self.call) {
+                (Doing::Named(what), _) => (None, None, (*what).to_owned()),
+                (Doing::Calling, Some(call)) => {
+                    let ratio = self.bytes_a_token.get(&call.model).copied();
+                    (Some(call.role.to_string()), Some(call.name()), call.words(&self.waits, ratio, now))
                 }
+                (Doing::Joining | Doing::Calling, _) => (None, None, "joining".to_owned()),
             }
         };
         let task = self.number.map(|n| n.to_string());
         status::fit(&status::Parts { task, iteration, who, model, what, elapsed: now }, width)
     }
-
-    fn phase(&self, phase: &Phase, model: &ModelId, now: Duration) -> String {
-        match phase {
-            Phase::Queued if self.waits.is_empty() => "waiting for a node".to_owned(),
-            Phase::Queued => self.waits.clone(),
-            Phase::Placed => "waiting for the node".to_owned(),
-            Phase::Prefill => "prefill".to_owned(),
-            Phase::Decode { bytes, since, before } => {
-                let ratio = self.bytes_a_token.get(model).copied().unwrap_or(BYTES_A_TOKEN);
-                let tokens = *bytes as f64 / ratio;
-                let spent = now.saturating_sub(*since);
-                let mut text = format!("generating ~{}", output::count(tokens.round() as usize, "token"));
-                if spent >= RATE_AFTER {
-                    let rate = (bytes - before) as f64 / ratio / spent.as_secs_f64();
-                    text += &format!(", {rate:.0}/s");
-                }
-                text
-            }
-        }
-    }
-}
-
-/// The name a person calls it by, without where it comes from: `qwen2.5-coder:14b`.
-fn short(model: &ModelId) -> String {
-    let name = model.as_str().split_once(':').map_or(model.as_str(), |(_, name)| name);
-    name.rsplit('/').next().unwrap_or(name).to_owned()
 }
 
 #[cfg(test)]
@@ -236,9 +184,13 @@ mod tests {
         event(json!({ "type": "step_committed", "seq": 0, "step": step, "loop_state": "generating" }))
     }
 
+    fn id(role: &str) -> String {
+        format!("01890000-0000-7000-8000-00000000000{}", if role == "alpha" { 4 } else { 5 })
+    }
+
     fn job(role: &str, state: &str, usage: serde_json::Value) -> Event {
         event(json!({
-            "type": "job_changed", "job": "01890000-0000-7000-8000-000000000002", "role": role, "model": "openai:box/m:7b",
+            "type": "job_changed", "job": id(role), "role": role, "model": "openai:box/m:7b",
             "attempt": 1, "state": state, "usage": usage,
         }))
     }
@@ -260,7 +212,7 @@ mod tests {
 
     fn tokens(role: Agent, offset: u64, text: &str) -> TokensData {
         serde_json::from_value(json!({
-            "job": "01890000-0000-7000-8000-000000000002", "attempt": 1, "role": role, "offset": offset, "text": text,
+            "job": id(role.as_str()), "attempt": 1, "role": role, "offset": offset, "text": text,
         }))
         .unwrap()
     }
@@ -326,6 +278,11 @@ mod tests {
         assert!(p.line(at(2.0), 100).contains("~1 token "), "{}", p.line(at(2.0), 100));
         p.tokens(&tokens(Agent::Beta, 0, "abcdefghabcdefgh"), at(3.0));
         assert!(p.line(at(3.0), 100).contains("alpha"), "{}", p.line(at(3.0), 100));
+        let taken = json!({ "type": "runner_changed", "runner": "r", "attempt": 2, "what": "took the task" });
+        p.event(&event(taken));
+        assert!(p.line(at(3.0), 100).contains("preparing"), "{}", p.line(at(3.0), 100));
+        p.tokens(&tokens(Agent::Alpha, 4, "more"), at(3.5));
+        assert!(p.line(at(3.5), 100).contains("generating ~2 tokens"), "the call outlives its runner");
         p.event(&job("alpha", "done", json!(null)));
         p.tokens(&tokens(Agent::Alpha, 4, "late"), at(4.0));
         assert!(p.line(at(4.0), 100).contains("checks"), "{}", p.line(at(4.0), 100));
