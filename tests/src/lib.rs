@@ -8,4 +8,5 @@ pub mod nats;
 pub mod postgres;
 pub mod repo;
 pub mod scripted;
+pub mod terminal;
 pub mod wait;

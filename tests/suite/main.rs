@@ -8,4 +8,5 @@ mod grants;
 mod imports;
 mod loop_paths;
 mod small_model;
+mod terminal;
 mod two_commands;
