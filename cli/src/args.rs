@@ -13,18 +13,19 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
     name = "cfq",
     version,
     about = "A job queue for language-model work on machines you own",
-    max_term_width = 100
+    max_term_width = 100,
+    arg_required_else_help = true
 )]
 #[command(after_help = "Exit codes: 0 done, 2 usage, 3 needs a human, 4 failed, 5 unreachable, 130 interrupted.")]
 pub struct Cli {
     /// Print data as JSON, one value a line
     #[arg(long, global = true)]
     pub json: bool,
-    /// Data folder [default: XDG data folder; /var/lib/cfq as root]
-    #[arg(long, global = true, value_name = "DIR", env = "CFQ_DATA")]
+    /// Data folder [default: CFQ_DATA, else the XDG data folder; /var/lib/cfq as root]
+    #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Configuration file [default: cfq.toml in the configuration folder]
-    #[arg(long, global = true, value_name = "FILE", env = "CFQ_CONFIG_FILE")]
+    /// Configuration file [default: CFQ_CONFIG_FILE, else cfq.toml in the configuration folder]
+    #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
@@ -90,6 +91,7 @@ pub enum Command {
     /// Answer an escalation
     Resolve(ResolveArgs),
     /// Internal pull requests
+    #[command(arg_required_else_help = true)]
     Pr {
         #[command(subcommand)]
         command: PrCommand,
@@ -97,11 +99,13 @@ pub enum Command {
     /// List nodes with their devices and models
     Nodes,
     /// Models on this machine
+    #[command(arg_required_else_help = true)]
     Models {
         #[command(subcommand)]
         command: ModelsCommand,
     },
     /// The private Postgres and NATS
+    #[command(arg_required_else_help = true)]
     Engines {
         #[command(subcommand)]
         command: EnginesCommand,
@@ -258,7 +262,10 @@ pub enum PrCommand {
     /// List pull requests
     Ls,
     /// Show one with its history
-    Show { number: i64 },
+    Show {
+        #[arg(value_parser = pr_number)]
+        number: i64,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -303,4 +310,8 @@ pub enum ServeCommand {
     Scheduler { config: PathBuf },
     Node { config: PathBuf },
     Runner { config: PathBuf },
+}
+
+fn pr_number(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| format!("{text:?} is not the number of a pull request; `cfq pr ls` shows them"))
 }

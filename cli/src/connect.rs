@@ -28,6 +28,9 @@ const START: &str = "start cfq with `cfq up -d`, or set CFQ_URL and CFQ_TOKEN fo
 pub fn client(data: &Path) -> anyhow::Result<Client> {
     let http = cfq_link::outbound::api_client().context("cannot make an HTTP client")?;
     if let Ok(url) = std::env::var("CFQ_URL") {
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            return Err(exit::usage(format!("CFQ_URL is {url:?}: it must be like http://127.0.0.1:7710")));
+        }
         let token = match std::env::var("CFQ_TOKEN") {
             Ok(token) => token,
             Err(_) => read_token(&token_file(data))?,

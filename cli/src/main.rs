@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod connect;
 mod exit;
+mod live;
 mod machine;
 mod output;
 mod repo;
@@ -89,10 +90,11 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     if let Some(data) = cli.data {
         paths.data = std::path::absolute(data)?;
     }
-    let load = || Config::load(cli.config.as_deref(), &paths.config);
+    let file = cli.config.or_else(|| std::env::var_os("CFQ_CONFIG_FILE").filter(|f| !f.is_empty()).map(Into::into));
+    let load = || Config::load(file.as_deref(), &paths.config);
 
     match command {
-        Command::Up(args) => commands::up::run(out, &paths, load()?, args, cli.config.as_deref()).await,
+        Command::Up(args) => commands::up::run(out, &paths, load()?, args, file.as_deref()).await,
         Command::Down => commands::down::run(out, &paths).await,
         Command::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         Command::Doctor => commands::doctor::run(out, &paths, &load()?).await,
@@ -109,7 +111,7 @@ async fn ask(client: &cfq_proto::client::Client, out: Output, command: Command) 
         Command::Submit(args) => commands::submit::run(client, out, args).await,
         Command::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
         Command::Show { task } => commands::show::run(client, out, task).await,
-        Command::Watch { task, no_tokens } => commands::watch::follow(client, out, task, 0, !no_tokens).await,
+        Command::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
         Command::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
         Command::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
         Command::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,

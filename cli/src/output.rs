@@ -5,6 +5,8 @@ use std::io::Write;
 
 use serde::Serialize;
 
+use crate::exit::Code;
+
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     pub json: bool,
@@ -26,19 +28,26 @@ impl Output {
     }
 }
 
-/// A closed pipe (`cfq ls | head`) is not an error worth a panic.
 pub fn line(text: &str) {
     let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
-    }
+    settle(out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()));
 }
 
 /// Text without a line end, as it is generated.
 pub fn raw(text: &str) {
     let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
+    settle(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+}
+
+/// A closed pipe (`cfq ls | head`) has seen enough. Any other failure is one: what was asked for is not all there.
+fn settle(written: std::io::Result<()>) {
+    match written {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            talk(&format!("cfq: cannot write the output: {error}"));
+            std::process::exit(i32::from(Code::Failed as u8));
+        }
     }
 }
 
@@ -74,6 +83,11 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 /// What comes from a model or a repository is shown without its control characters: it must not drive the terminal.
 pub fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}
+
+/// `1 defect`, `2 defects`.
+pub fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 /// Duration for people: `0.4 s`, `12 s`, `3 min`.

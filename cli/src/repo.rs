@@ -12,6 +12,25 @@ pub struct Start {
     pub base: String,
 }
 
+impl Start {
+    /// A file that the base does not have is most likely a slip of the keyboard, or not committed yet.
+    pub fn check_context(&self, paths: &[String]) -> anyhow::Result<()> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        let repository = Repository::open(&self.root)?;
+        let tree = repository.find_commit(git2::Oid::from_str(&self.base)?)?.tree()?;
+        match paths.iter().find(|path| tree.get_path(Path::new(path)).is_err()) {
+            None => Ok(()),
+            Some(path) => Err(exit::usage(format!(
+                "the context file {path} is not in {} at commit {}: name it from the repository's root, and commit it first",
+                self.root.display(),
+                self.base.get(..12).unwrap_or(&self.base)
+            ))),
+        }
+    }
+}
+
 /// From any folder inside the repository; `base` is a commit, branch or tag, HEAD if absent.
 pub fn start(dir: &Path, base: Option<&str>) -> anyhow::Result<Start> {
     let dir = dir

@@ -32,7 +32,7 @@ impl Talk {
             Self::Stderr => ProgressDrawTarget::stderr(),
         };
         let bar = ProgressBar::with_draw_target(Some(bytes), target).with_message(what.to_owned());
-        match ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}") {
+        match ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}") {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,
         }

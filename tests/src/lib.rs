@@ -11,4 +11,5 @@ pub mod postgres;
 pub mod repo;
 pub mod scripted;
 pub mod signal;
+pub mod terminal;
 pub mod wait;

@@ -9,12 +9,16 @@ use cfq_tests::cluster::{Cluster, TOKEN};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 
-fn cfq(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+fn command(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary::cfq());
     command.args(args).env_remove("CFQ_URL").env_remove("CFQ_TOKEN").current_dir(home);
     command.env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
     command.envs(env.iter().copied()).stdin(std::process::Stdio::null());
-    command.output().unwrap()
+    command
+}
+
+fn cfq(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+    command(home, args, env).output().unwrap()
 }
 
 #[track_caller]
@@ -33,6 +37,7 @@ fn mistakes_are_named_with_the_next_step() {
     let dir = home.path();
     refused(&cfq(dir, &["ls"], &[]), 5, &["no cfq server", "cfq up"]);
     refused(&cfq(dir, &["submit"], &[]), 5, &["cfq up"]);
+    refused(&cfq(dir, &[], &[]), 2, &["Usage: cfq", "submit", "Exit codes"]);
     refused(&cfq(dir, &["lss"], &[]), 2, &["ls"]);
     refused(&cfq(dir, &["show", "x7"], &[]), 2, &["t42"]);
     refused(&cfq(dir, &["ls", "--state", "done"], &[]), 2, &["merged"]);
@@ -42,6 +47,8 @@ fn mistakes_are_named_with_the_next_step() {
     refused(&cfq(dir, &["up", "--bind", "127.0.0.1:0", "--postgres-bin", "/nowhere"], &[]), 4, &["/nowhere"]);
     let away = [("CFQ_URL", "http://127.0.0.1:9"), ("CFQ_TOKEN", "x")];
     refused(&cfq(dir, &["ls"], &away), 5, &["127.0.0.1:9"]);
+    refused(&cfq(dir, &["ls"], &[("CFQ_URL", "localhost"), ("CFQ_TOKEN", "x")]), 2, &["CFQ_URL", "http://"]);
+    refused(&cfq(dir, &["pr", "show", "x"], &[]), 2, &["cfq pr ls"]);
     refused(&cfq(dir, &["models", "pull", "gpt"], &[]), 2, &["pypi:"]);
     assert_eq!(cfq(dir, &["--help"], &[]).status.code(), Some(0));
     assert_eq!(cfq(dir, &["down"], &[]).status.code(), Some(0), "nothing to stop is not an error");
@@ -102,6 +109,16 @@ async fn a_task_from_submit_to_pull_through_the_binary() {
     refused(&run(&["submit", "x", "--repo", plain]), 2, &["not in a git repository"]);
     std::fs::write(home.path().join("t.yaml"), "description: x\nthresold: 3\n").unwrap();
     refused(&run(&["submit", "-f", "t.yaml", "--repo", repo_arg]), 2, &["thresold"]);
+    std::fs::write(home.path().join("t.yaml"), "description: x\nagents: {alpha: {seed: many}}\n").unwrap();
+    refused(&run(&["submit", "-f", "t.yaml", "--repo", repo_arg]), 2, &["t.yaml", "agents.alpha.seed"]);
+    std::fs::write(home.path().join("t.yaml"), "description: [x\n").unwrap();
+    refused(&run(&["submit", "-f", "t.yaml", "--repo", repo_arg]), 2, &["t.yaml", "line 1"]);
+    refused(&run(&["submit", "-f", "none.yaml", "--repo", repo_arg]), 2, &["none.yaml"]);
+    refused(&run(&["submit", "--repo", repo_arg]), 2, &["empty", "cfq submit"]);
+    refused(&run(&["submit", "x", "--repo", repo_arg, "--context", "none.py"]), 2, &["none.py", "commit"]);
+    let mut full = command(home.path(), &["ls"], &[("CFQ_URL", url.as_str()), ("CFQ_TOKEN", TOKEN)]);
+    full.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    refused(&tokio::task::block_in_place(|| full.output().unwrap()), 4, &["cannot write the output"]);
     let env = [("CFQ_URL", url.as_str()), ("CFQ_TOKEN", "wrong")];
     let wrong = tokio::task::block_in_place(|| cfq(home.path(), &["ls"], &env));
     refused(&wrong, 2, &["token"]);

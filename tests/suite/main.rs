@@ -11,4 +11,5 @@ mod imports;
 mod loop_paths;
 mod postgres_faults;
 mod small_model;
+mod terminal;
 mod two_commands;

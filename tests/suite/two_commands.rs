@@ -1,198 +1,285 @@
-//! `cfq up` itself: private engines, kill -9 of the whole of it, one holder a folder, and nothing left running.
+//! `cfq up` and `cfq demo` themselves: private engines, kill -9 of the whole of it, one holder a folder, a result to look at,
+//! and nothing left running.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use cfq_proto::client::Client;
+use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
-use cfq_proto::task::TaskState;
+use cfq_proto::task::{TaskSpec, TaskState};
 use cfq_tests::cluster::{PATIENCE, die_with_parent, tail};
-use cfq_tests::repo::UserRepo;
+use cfq_tests::repo::{Fingerprint, UserRepo};
 use cfq_tests::scripted::{ModelServer, Reply, file, review};
 use cfq_tests::{binary, nats, wait};
 
-fn write_config(dir: &Path, models: &ModelServer) {
-    let text = format!(
-        "[agents.alpha]\nmodel = \"openai:s/alpha\"\n[agents.beta]\nmodel = \"openai:s/beta\"\n[endpoints.s]\nurl = \"{}\"\n\
-         max_sequences = 2\n[timing]\nlease_ttl_ms = 1500\nlease_margin_ms = 300\nbeat_ms = 400\nsweep_ms = 200\npoll_ms = 200\n",
-        models.url()
-    );
-    std::fs::write(dir.join("cfq.toml"), text).unwrap();
-}
+/// A folder of its own, with a configuration; whatever still runs on it at the end is killed.
+struct Place(tempfile::TempDir);
 
-fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(binary::cfq());
-    command.arg("--config").arg(dir.join("cfq.toml")).arg("--data").arg(dir.join("data")).args(args);
-    command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN").stdin(Stdio::null());
-    command
-}
-
-fn up(dir: &Path) -> Child {
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("up.log")).unwrap();
-    let mut command = command(dir, &["up", "--bind", &cfq_tests::cluster::free_address().to_string()]);
-    command.stdout(log.try_clone().unwrap()).stderr(log);
-    die_with_parent(&mut command);
-    command.spawn().unwrap()
-}
-
-async fn client(dir: &Path) -> cfq_proto::client::Client {
-    let file = dir.join("data/run/server.json");
-    wait::until("cfq up to be ready", PATIENCE, || async {
-        let text = std::fs::read_to_string(&file).map_err(|e| format!("{e}: {}", tail(&dir.join("up.log"))))?;
-        let server: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
-        let token = std::fs::read_to_string(dir.join("data/keys/api.token")).map_err(|e| e.to_string())?;
-        let http = cfq_link::outbound::api_client().unwrap();
-        let client = cfq_proto::client::Client::new(http, server["url"].as_str().unwrap(), token.trim());
-        client.ready().await.map_err(|e| e.to_string())?;
-        Ok(client)
-    })
-    .await
-}
-
-/// Processes whose command line names this folder.
-fn processes(dir: &Path) -> Vec<String> {
-    let needle = dir.to_str().unwrap();
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        if !entry.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()) {
-            continue;
-        }
-        let Ok(line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        if line.contains(needle) {
-            found.push(line);
-        }
+impl Place {
+    fn new(config: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("cfq-up-").tempdir().unwrap();
+        nats::open_to_all(dir.path());
+        std::fs::write(dir.path().join("cfq.toml"), config).unwrap();
+        Self(dir)
     }
-    found
-}
 
-#[tokio::test(flavor = "multi_thread")]
-async fn kill_9_of_everything_in_the_middle_then_up_again_finishes_the_task() {
-    let dir = tempfile::Builder::new().prefix("cfq-up-").tempdir().unwrap();
-    nats::open_to_all(dir.path());
-    let models = ModelServer::start().await;
-    let slow = Duration::from_millis(30);
-    models.script("alpha", vec![Reply::Slow(file("add.py", "def add(a, b):\n    return a + b"), slow)]);
-    models.script("beta", vec![Reply::Text(review(95, &[]))]);
-    write_config(dir.path(), &models);
-    let repo = UserRepo::with_uncommitted_changes();
-    let before = repo.fingerprint();
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
 
-    let mut first = up(dir.path());
-    let api = client(dir.path()).await;
-    let spec = serde_json::from_value(serde_json::json!({
-        "description": "Write add(a, b) in add.py", "language": "python", "repo": repo.path(), "base": before.commit,
-    }))
-    .unwrap();
-    let reply = api.submit(&spec, Some("k")).await.unwrap();
-    wait::until("a call to the model", PATIENCE, || async {
-        if models.calls("alpha") > 0 { Ok(()) } else { Err("none".to_owned()) }
-    })
-    .await;
+    /// With its data folder below this one.
+    fn command(&self, data: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(binary::cfq());
+        command.arg("--config").arg(self.path().join("cfq.toml")).arg("--data").arg(self.path().join(data)).args(args);
+        command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN").stdin(Stdio::null());
+        command
+    }
 
-    // A second one on the same folder is told who holds it.
-    let second = command(dir.path(), &["up"]).output().unwrap();
-    let said = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(
-        second.status.code() == Some(2) && said.contains("in use by") && said.contains(&first.id().to_string()),
-        "{said}"
-    );
+    fn run(&self, data: &str, args: &[&str]) -> Output {
+        tokio::task::block_in_place(|| self.command(data, args).output().unwrap())
+    }
 
-    first.kill().unwrap();
-    first.wait().unwrap();
-    for pid in pids(dir.path()) {
-        // SAFETY: plain system calls on processes this test started.
-        #[allow(unsafe_code)]
-        unsafe {
-            libc::kill(pid, libc::SIGKILL);
+    #[track_caller]
+    fn succeeds(&self, data: &str, args: &[&str]) -> String {
+        let output = self.run(data, args);
+        assert!(output.status.success(), "{args:?}: {output:?}; {}", tail(&self.path().join(data).join("log/up.log")));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// `cfq up` in the foreground.
+    fn up(&self) -> Child {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path().join("up.log")).unwrap();
+        let mut command = self.command("data", &["up", "--bind", &cfq_tests::cluster::free_address().to_string()]);
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        die_with_parent(&mut command);
+        command.spawn().unwrap()
+    }
+
+    async fn client(&self) -> Client {
+        let data = self.path().join("data");
+        wait::until("cfq up to be ready", PATIENCE, || async {
+            let text = std::fs::read_to_string(data.join("run/server.json"))
+                .map_err(|e| format!("{e}: {}", tail(&self.path().join("up.log"))))?;
+            let server: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+            let token = std::fs::read_to_string(data.join("keys/api.token")).map_err(|e| e.to_string())?;
+            let http = cfq_link::outbound::api_client().unwrap();
+            let client = Client::new(http, server["url"].as_str().unwrap(), token.trim());
+            client.ready().await.map_err(|e| e.to_string())?;
+            Ok(client)
+        })
+        .await
+    }
+
+    /// Processes whose command line names this folder: id and line.
+    fn processes(&self) -> Vec<(i32, String)> {
+        let needle = self.path().to_str().unwrap();
+        let named = |entry: std::fs::DirEntry| {
+            let pid: i32 = entry.file_name().to_string_lossy().parse().ok()?;
+            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.contains(needle).then_some((pid, line))
+        };
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(named).collect()
+    }
+
+    fn kill_9_of_everything(&self) {
+        for (pid, _) in self.processes() {
+            kill_9(pid);
         }
     }
 
-    // What the dead server left behind does not mislead: nothing answers there.
-    let asked = command(dir.path(), &["ls"]).output().unwrap();
-    assert_eq!(asked.status.code(), Some(5), "{asked:?}");
-
-    let mut again = up(dir.path());
-    let api = client(dir.path()).await;
-    let task = TaskKey::Id(reply.id);
-    let detail = wait::until("the task to end", PATIENCE, || async {
-        let detail = api.task(task).await.map_err(|e| e.to_string())?;
-        if detail.summary.state.is_resting() { Ok(detail) } else { Err(format!("{:?}", detail.summary)) }
-    })
-    .await;
-    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
-    assert_eq!(api.submit(&spec, Some("k")).await.unwrap().id, reply.id, "still one task");
-    assert_eq!(api.prs().await.unwrap().len(), 1);
-    assert_eq!(repo.commits_since(&detail.delivered_branch.unwrap(), &before.commit), 1);
-    assert_eq!(repo.fingerprint(), before);
-
-    let down = command(dir.path(), &["down"]).output().unwrap();
-    assert!(down.status.success(), "{down:?}");
-    assert!(again.wait().unwrap().success(), "{}", tail(&dir.path().join("up.log")));
-    wait::until("no process to be left", Duration::from_secs(10), || async {
-        let left = processes(dir.path());
-        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
-    })
-    .await;
+    async fn nothing_is_left_running(&self) {
+        wait::until("no process to be left", Duration::from_secs(10), || async {
+            let left = self.processes();
+            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        })
+        .await;
+    }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_killed_in_the_middle_comes_back_and_nothing_is_lost() {
-    let dir = tempfile::Builder::new().prefix("cfq-pg-").tempdir().unwrap();
-    nats::open_to_all(dir.path());
-    let models = ModelServer::start().await;
-    let long = file("add.py", &format!("# {}\ndef add(a, b):\n    return a + b", "word ".repeat(60)));
-    models.script("alpha", vec![Reply::Slow(long, Duration::from_millis(40))]);
-    models.script("beta", vec![Reply::Text(review(95, &[]))]);
-    write_config(dir.path(), &models);
-    let repo = UserRepo::with_uncommitted_changes();
-    let base = repo.fingerprint().commit;
+impl Drop for Place {
+    /// What a failed test left in the background would go on for ever.
+    fn drop(&mut self) {
+        self.kill_9_of_everything();
+    }
+}
 
-    let mut up = up(dir.path());
-    let api = client(dir.path()).await;
-    let spec = serde_json::from_value(serde_json::json!({
-        "description": "Write add(a, b) in add.py", "language": "python", "repo": repo.path(), "base": base,
-    }))
-    .unwrap();
-    let reply = api.submit(&spec, Some("k")).await.unwrap();
-    wait::until("a call to the model", PATIENCE, || async {
-        if models.calls("alpha") > 0 { Ok(()) } else { Err("none".to_owned()) }
-    })
-    .await;
-    let data = dir.path().join("data/postgres");
-    let postmaster = std::fs::read_to_string(data.join("postmaster.pid")).unwrap();
-    let pid: i32 = postmaster.lines().next().unwrap().trim().parse().unwrap();
-    // SAFETY: a plain system call on the server that this test's cfq started.
+fn kill_9(pid: i32) {
+    // SAFETY: a plain system call on a process that this test started.
     #[allow(unsafe_code)]
     unsafe {
         libc::kill(pid, libc::SIGKILL);
     }
-    let task = TaskKey::Id(reply.id);
-    let detail = wait::until("the task to end", PATIENCE, || async {
-        let detail = api.task(task).await.map_err(|e| e.to_string())?;
-        if detail.summary.state.is_resting() { Ok(detail) } else { Err(format!("{:?}", detail.summary)) }
-    })
-    .await;
-    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
-    assert_eq!(api.submit(&spec, Some("k")).await.unwrap().id, reply.id, "the acknowledged task is still there, once");
-    assert_eq!(api.prs().await.unwrap().len(), 1);
-    assert_eq!(repo.commits_since(&detail.delivered_branch.unwrap(), &base), 1);
-    assert!(detail.jobs.iter().all(|j| j.failures == 0), "{:?}", detail.jobs);
-
-    let down = command(dir.path(), &["down"]).output().unwrap();
-    assert!(down.status.success(), "{down:?}");
-    assert!(up.wait().unwrap().success(), "{}", tail(&dir.path().join("up.log")));
 }
 
-fn pids(dir: &Path) -> Vec<i32> {
-    let needle = dir.to_str().unwrap();
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|e| {
-            let pid: i32 = e.file_name().to_string_lossy().parse().ok()?;
-            let line = std::fs::read(e.path().join("cmdline")).ok()?;
-            String::from_utf8_lossy(&line).contains(needle).then_some(pid)
+/// Both roles scripted; leases so short that a loss is noticed soon.
+fn scripted_config(models: &ModelServer) -> String {
+    format!(
+        "[agents.alpha]\nmodel = \"openai:s/alpha\"\n[agents.beta]\nmodel = \"openai:s/beta\"\n[endpoints.s]\nurl = \"{}\"\n\
+         max_sequences = 2\n[timing]\nlease_ttl_ms = 1500\nlease_margin_ms = 300\nbeat_ms = 400\nsweep_ms = 200\npoll_ms = 200\n",
+        models.url()
+    )
+}
+
+/// `cfq up` with a task that Alpha is writing at.
+struct AtWork {
+    place: Place,
+    repo: UserRepo,
+    before: Fingerprint,
+    // Alpha's and Beta's words come from here.
+    _models: ModelServer,
+    up: Child,
+    api: Client,
+    spec: TaskSpec,
+    task: TaskKey,
+}
+
+impl AtWork {
+    async fn start(alpha: Reply) -> Self {
+        let models = ModelServer::start().await;
+        models.script("alpha", vec![alpha]);
+        models.script("beta", vec![Reply::Text(review(95, &[]))]);
+        let place = Place::new(&scripted_config(&models));
+        let repo = UserRepo::with_uncommitted_changes();
+        let before = repo.fingerprint();
+        let up = place.up();
+        let api = place.client().await;
+        let spec = serde_json::from_value(serde_json::json!({
+            "description": "Write add(a, b) in add.py", "language": "python", "repo": repo.path(), "base": before.commit,
+        }))
+        .unwrap();
+        let task = TaskKey::Id(api.submit(&spec, Some("k")).await.unwrap().id);
+        wait::until("a call to the model", PATIENCE, || async {
+            if models.calls("alpha") > 0 { Ok(()) } else { Err("none".to_owned()) }
         })
-        .collect()
+        .await;
+        Self { place, repo, before, _models: models, up, api, spec, task }
+    }
+
+    /// The task is merged: one task, one pull request, one commit on one branch, and nothing else of the user's changed.
+    async fn ends_merged_once(&self) -> TaskDetail {
+        let detail = wait::until("the task to end", PATIENCE, || async {
+            let detail = self.api.task(self.task).await.map_err(|e| e.to_string())?;
+            if detail.summary.state.is_resting() { Ok(detail) } else { Err(format!("{:?}", detail.summary)) }
+        })
+        .await;
+        assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+        let again = self.api.submit(&self.spec, Some("k")).await.unwrap();
+        assert_eq!(again.id, detail.summary.id, "the acknowledged task is still there, once");
+        assert_eq!(self.api.prs().await.unwrap().len(), 1);
+        let branch = detail.delivered_branch.as_deref().unwrap();
+        assert_eq!(self.repo.commits_since(branch, &self.before.commit), 1);
+        assert_eq!(self.repo.fingerprint(), self.before);
+        detail
+    }
+
+    async fn stop(mut self) {
+        self.place.succeeds("data", &["down"]);
+        assert!(self.up.wait().unwrap().success(), "{}", tail(&self.place.path().join("up.log")));
+        self.place.nothing_is_left_running().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_of_everything_in_the_middle_then_up_again_finishes_the_task() {
+    let slow = Duration::from_millis(30);
+    let mut run = AtWork::start(Reply::Slow(file("add.py", "def add(a, b):\n    return a + b"), slow)).await;
+
+    // A second one on the same folder is told who holds it.
+    let second = run.place.run("data", &["up"]);
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(
+        second.status.code() == Some(2) && said.contains("in use by") && said.contains(&run.up.id().to_string()),
+        "{said}"
+    );
+
+    run.up.kill().unwrap();
+    run.up.wait().unwrap();
+    run.place.kill_9_of_everything();
+
+    // What the dead server left behind does not mislead: nothing answers there.
+    let asked = run.place.run("data", &["ls"]);
+    assert_eq!(asked.status.code(), Some(5), "{asked:?}");
+
+    run.up = run.place.up();
+    run.api = run.place.client().await;
+    run.ends_merged_once().await;
+    run.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_killed_in_the_middle_comes_back_and_nothing_is_lost() {
+    let long = file("add.py", &format!("# {}\ndef add(a, b):\n    return a + b", "word ".repeat(60)));
+    let run = AtWork::start(Reply::Slow(long, Duration::from_millis(40))).await;
+    let postmaster = std::fs::read_to_string(run.place.path().join("data/postgres/postmaster.pid")).unwrap();
+    kill_9(postmaster.lines().next().unwrap().trim().parse().unwrap());
+    let detail = run.ends_merged_once().await;
+    assert!(detail.jobs.iter().all(|j| j.failures == 0), "{:?}", detail.jobs);
+    run.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn up_in_the_background_starts_again_on_the_same_data() {
+    let models = ModelServer::start().await;
+    models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
+    models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let place = Place::new(&scripted_config(&models));
+    let repo = UserRepo::with_uncommitted_changes();
+    let up = ["up", "-d", "--bind", "127.0.0.1:0"];
+
+    assert!(place.succeeds("data", &up).contains("cfq is ready at http://127.0.0.1:"));
+    let repo = repo.path();
+    let submit = ["submit", "Write add(a, b) in add.py", "--language", "python", "--watch", "--repo"];
+    place.succeeds("data", &[&submit[..], &[repo.to_str().unwrap()]].concat());
+    let before = place.succeeds("data", &["--json", "show", "t1"]);
+    // Somebody who forgot that it runs is told; what runs is left alone.
+    assert_eq!(place.run("data", &up).status.code(), Some(2));
+    assert_eq!(place.succeeds("data", &["down"]).trim(), "stopped");
+    place.nothing_is_left_running().await;
+
+    let second = place.succeeds("data", &["--json", "up", "-d", "--bind", "127.0.0.1:0"]);
+    let server: serde_json::Value = serde_json::from_str(&second).unwrap();
+    assert!(server["url"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{second}");
+    assert_eq!(place.succeeds("data", &["--json", "show", "t1"]), before, "what was is still there, to the letter");
+    place.succeeds("data", &["down"]);
+    place.nothing_is_left_running().await;
+}
+
+/// The first of the two commands that the README names, as it is: nothing configured, the real small model.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demo_ends_with_a_branch_to_look_at_and_leaves_its_data_readable() {
+    let place = Place::new("");
+    let mut demo = place.command("data", &["demo"]);
+    die_with_parent(&mut demo);
+    let output = tokio::task::block_in_place(|| demo.output().unwrap());
+    let said = String::from_utf8(output.stdout).unwrap();
+    let talk = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{:?}\n{said}\n{talk}", output.status);
+    assert_eq!(place.processes(), [], "everything has stopped before it ends");
+    assert!(!said.contains('\x1b') && !talk.contains('\x1b'), "no terminal, no drawing: {said:?} {talk:?}");
+
+    // The line it prints for looking at the result names a branch that is there and differs.
+    let look =
+        said.lines().find_map(|line| line.trim().strip_prefix("look at it:")).unwrap_or_else(|| panic!("{said}"));
+    let words: Vec<&str> = look.split_whitespace().collect();
+    let ["git", "-C", repo, "diff", range] = words[..] else { panic!("{look}") };
+    let branch = range.strip_prefix("HEAD...").unwrap();
+    assert!(branch.starts_with("cfq/t1-"), "{look}");
+    let repo = git2::Repository::open(repo).unwrap();
+    let head = repo.head().unwrap().peel_to_tree().unwrap();
+    let made = repo.find_branch(branch, git2::BranchType::Local).unwrap().get().peel_to_tree().unwrap();
+    let diff = repo.diff_tree_to_tree(Some(&head), Some(&made), None).unwrap();
+    assert!(diff.stats().unwrap().insertions() > 0, "{said}");
+    assert!(repo.statuses(None).unwrap().is_empty(), "the working tree of the sample is as it was");
+
+    // So does the line for all of it.
+    place.succeeds("data/demo", &["up", "-d", "--bind", "127.0.0.1:0"]);
+    let detail: TaskDetail = serde_json::from_str(&place.succeeds("data/demo", &["--json", "show", "t1"])).unwrap();
+    assert!(matches!(detail.summary.state, TaskState::Merged | TaskState::Escalated), "{}", detail.reason);
+    assert!(!detail.iterations.is_empty());
+    assert!(place.succeeds("data/demo", &["diff", "t1"]).contains("+def "));
+    place.succeeds("data/demo", &["down"]);
+    place.nothing_is_left_running().await;
 }

@@ -1,16 +1,16 @@
 //! `cfq demo`: the main job once, for real, on a sample repository of its own; then everything stops and the data stays.
 
+mod epilogue;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cfq_deploy::{Paths, Talk};
-use cfq_inference_node::models::curated;
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
-use cfq_proto::node::{Device, DeviceKind};
-use cfq_proto::task::{AgentBinding, AgentBindings, TaskSpec, TaskState};
+use cfq_proto::task::{AgentBinding, AgentBindings, TaskSpec};
 
 use crate::args::DemoArgs;
 use crate::commands::{models, pull, watch};
@@ -57,7 +57,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     machine.stop().await?;
     let detail = worked?;
     if !out.json {
-        output::line(&epilogue(&detail, &paths, &config));
+        output::line(&epilogue::words(&detail, &paths, &config));
         output::line(&format!("took {:.0} s", start.elapsed().as_secs_f64()));
     } else {
         output::line(&serde_json::to_string(&detail)?);
@@ -72,6 +72,52 @@ async fn work(
     config: &Config,
     args: &DemoArgs,
 ) -> anyhow::Result<TaskDetail> {
+    let (number, task) = match unfinished(client, args).await? {
+        Some(found) => {
+            if !args.quiet {
+                out.talk(&format!("{} of a demo that was interrupted goes on: {TASK}", found.summary.number));
+            }
+            (found.summary.number, found.summary.id)
+        }
+        None => {
+            let reply = client.submit(&spec(paths, config, args)?, None).await?;
+            if !args.quiet {
+                out.talk(&format!("{} submitted: {TASK}", reply.number));
+            }
+            (reply.number, reply.id)
+        }
+    };
+    if args.quiet {
+        rest(client, TaskKey::Id(task)).await?;
+    } else {
+        watch::follow(client, out, TaskKey::Number(number), 0, true).await?;
+    }
+    let mut detail = client.task(TaskKey::Id(task)).await?;
+    // What the loop was not content with is still worth looking at.
+    if detail.delivered_branch.is_none() && detail.best_iteration.is_some() {
+        let repo = PathBuf::from(&detail.spec.repo);
+        let delivery = pull::bring(client, &detail, &repo, detail.best_iteration).await?;
+        detail.delivered_branch = Some(delivery.branch);
+        detail.delivered_commit = Some(delivery.commit);
+    }
+    Ok(detail)
+}
+
+/// The task of an earlier demo, if that was broken off and asked for the same: it goes on anyhow, and two at once would
+/// only hold each other up.
+async fn unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<TaskDetail>> {
+    for summary in client.tasks(None, 20).await?.tasks.iter().filter(|task| !task.state.is_resting()) {
+        let detail = client.task(TaskKey::Id(summary.id)).await?;
+        let alpha = &detail.spec.agents.alpha;
+        let same_model = args.model.is_none() || alpha.model == args.model;
+        if detail.spec.description == TASK && alpha.seed == Some(args.seed) && same_model {
+            return Ok(Some(detail));
+        }
+    }
+    Ok(None)
+}
+
+fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskSpec> {
     let sample = sample_repository(&paths.data)?;
     let facts = repo::start(&sample, None).context("the sample repository is damaged")?;
     let bound = config.agents();
@@ -81,7 +127,7 @@ async fn work(
         max_tokens: binding.max_tokens.or(Some(LONGEST_REPLY)),
         ..binding.clone()
     };
-    let spec = TaskSpec {
+    Ok(TaskSpec {
         description: TASK.to_owned(),
         language: "python".to_owned(),
         context_files: Vec::new(),
@@ -95,27 +141,7 @@ async fn work(
         timeout_minutes: Some(5.0),
         priority: cfq_proto::task::Priority::default(),
         deadline: None,
-    };
-    let reply = client.submit(&spec, None).await?;
-    let task = TaskKey::Id(reply.id);
-    if !args.quiet {
-        out.talk(&format!("{} submitted: {TASK}", reply.number));
-    }
-    let view = if args.quiet { Output { json: false } } else { out };
-    if args.quiet {
-        rest(client, task).await?;
-    } else {
-        watch::follow(client, view, task, 0, true).await?;
-    }
-    let mut detail = client.task(task).await?;
-    // What the loop was not content with is still worth looking at.
-    if detail.delivered_branch.is_none() && detail.best_iteration.is_some() {
-        let repo = PathBuf::from(&detail.spec.repo);
-        let delivery = pull::bring(client, &detail, &repo, detail.best_iteration).await?;
-        detail.delivered_branch = Some(delivery.branch);
-        detail.delivered_commit = Some(delivery.commit);
-    }
-    Ok(detail)
+    })
 }
 
 async fn rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
@@ -141,66 +167,6 @@ fn sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
     let author = git2::Signature::now("cfq demo", "demo@localhost")?;
     repo.commit(Some("HEAD"), &author, &author, "Start the sample", &tree, &[])?;
     Ok(dir)
-}
-
-fn epilogue(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
-    let repo = &detail.spec.repo;
-    let task = detail.summary.number;
-    let cfq = std::env::current_exe().map_or_else(|_| "cfq".to_owned(), |path| path.display().to_string());
-    let cfq = format!("{cfq} --data {}", paths.data.display());
-    let escalated = detail.summary.state == TaskState::Escalated;
-    let mut lines = vec![String::new()];
-    if escalated {
-        lines.push(format!("the loop stopped for a human: {}", detail.reason));
-    } else if detail.delivered_branch.is_none() {
-        lines.push(format!("the task is {}: {}", detail.summary.state, detail.reason));
-    }
-    if let Some(branch) = &detail.delivered_branch {
-        let what = if escalated { "its best try" } else { "the result" };
-        lines.push(format!("{what} is branch {branch} in {repo}"));
-        lines.push(format!("  look at it:   git -C {repo} diff HEAD...{branch}"));
-        lines.push(format!("  merge it:     git -C {repo} merge {branch}"));
-    }
-    lines.push(format!("  all of it:    {cfq} up -d --bind 127.0.0.1:0 && {cfq} show {task}"));
-    if escalated {
-        lines.push(format!(
-            "  go on:        {cfq} resolve {task} --action retry_with_constraints --constraint \"...\" --watch"
-        ));
-    }
-    lines.push(format!("  stop it:      {cfq} down"));
-    if let Some(artifact) = detail.iterations.iter().find(|i| Some(i.iteration) == detail.best_iteration) {
-        lines.push(format!("best of {} tries: {}", detail.iterations.len(), artifact.paths.join(", ")));
-    }
-    lines.push(String::new());
-    if config.models().iter().any(|m| m.as_str() == config::SMALL_MODEL) {
-        lines.push(
-            "This was a 135-million-parameter model: it shows that the system works, its scores are no judgement."
-                .to_owned(),
-        );
-        lines.push(switching(&cfq_inference_node::gpu::inventory().devices));
-    }
-    lines.join("\n")
-}
-
-/// How to go on with a model worth its name: the largest curated coding model that the best card found could hold.
-fn switching(devices: &[Device]) -> String {
-    let card = devices.iter().filter(|d| d.kind == DeviceKind::Cuda).max_by_key(|d| d.memory_total);
-    let entry = card.and_then(|card| curated::for_card(card.memory_total));
-    let why = match card {
-        None => "no card was found here".to_owned(),
-        Some(card) => format!("{} with {} GiB", card.name, card.memory_total >> 30),
-    };
-    let choice = match entry {
-        Some(entry) => format!("{why}: {} fits; its licence: {}", entry.name, entry.licence),
-        None => format!("{why}; `cfq models suggest` lists some"),
-    };
-    let model = entry.map_or("hf:ORG/REPO:FILE.gguf", |entry| entry.model);
-    format!(
-        "To use a code model ({choice}), fetch it and bind it in cfq.toml:\n  \
-         cfq models pull {model}\n  [agents.alpha]\n  model = \"{model}\"\n\
-         or, where this build does not compute on cards, serve one with any OpenAI-compatible server and bind that:\n  \
-         [endpoints.box]\n  url = \"http://127.0.0.1:11434/v1\"\n  [agents.alpha]\n  model = \"openai:box/qwen2.5-coder:7b\""
-    )
 }
 
 fn free_address() -> anyhow::Result<std::net::SocketAddr> {

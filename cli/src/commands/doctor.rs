@@ -12,20 +12,25 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     let mut checks = doctor::checks(paths, &config.engines).await;
     checks.extend(devices());
     checks.extend(model_checks(config, paths));
-    out.data(&checks, |checks| checks.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+    out.data(&checks, |checks| render(checks))?;
     let worst = checks.iter().map(|c| c.status).max();
     Ok(if worst == Some(Status::Fail) { Code::Failed } else { Code::Done })
 }
 
-fn line(check: &Check) -> String {
+fn render(checks: &[Check]) -> String {
+    let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
+    checks.iter().map(|check| line(check, width)).collect::<Vec<_>>().join("\n")
+}
+
+fn line(check: &Check, width: usize) -> String {
     let mark = match check.status {
         Status::Ok => "ok  ",
         Status::Warn => "warn",
         Status::Fail => "FAIL",
     };
-    let mut text = format!("{mark}  {:22} {}", check.name, check.what);
+    let mut text = format!("{mark}  {:width$}  {}", check.name, check.what);
     if let Some(step) = &check.next_step {
-        text.push_str(&format!("\n      {:22} -> {step}", ""));
+        text.push_str(&format!("\n      {:width$}  -> {step}", ""));
     }
     text
 }

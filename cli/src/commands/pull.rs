@@ -51,7 +51,7 @@ pub async fn bring(
     iteration: Option<u32>,
 ) -> anyhow::Result<Delivery> {
     let task = detail.summary.number;
-    let chain = client.artifacts(TaskKey::Id(detail.summary.id), iteration).await?;
+    let chain = client.artifacts(TaskKey::Number(task), iteration).await?;
     let Some(asked) = chain.artifacts.last().map(|a| a.iteration) else {
         return Err(exit::usage(format!("{task} has made nothing yet; `cfq watch {task}` shows it at work")));
     };

@@ -14,7 +14,7 @@ pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Res
     let seen = client.events(args.task, 0).await?.events.last().map_or(0, |e| e.task_seq);
     let reply = client.resolve(args.task, action).await?;
     out.data(&reply, |r| format!("{} is {}", r.number, r.state))?;
-    if args.watch { watch::follow(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
+    if args.watch { watch::run(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
 }
 
 fn action(args: &ResolveArgs) -> anyhow::Result<EscalationAction> {

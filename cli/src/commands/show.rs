@@ -3,7 +3,8 @@
 use cfq_proto::client::Client;
 use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
 use cfq_proto::ids::TaskKey;
-use cfq_proto::looping::Decision;
+use cfq_proto::job::JobState;
+use cfq_proto::looping::{ActionKind, Decision};
 
 use crate::exit::Code;
 use crate::output::{self, Output};
@@ -62,6 +63,9 @@ pub fn render(detail: &TaskDetail) -> String {
                 output::duration(usage.first_token_ms)
             );
         }
+        if job.state == JobState::Queued && !job.placement.is_empty() {
+            line += &format!(", {}", output::plain(&job.placement));
+        }
         if job.losses > 0 || job.failures > 0 {
             line += &format!(", {} lost, {} failed", job.losses, job.failures);
         }
@@ -84,7 +88,11 @@ fn iteration_lines(it: &IterationView, best: Option<u32>, say: &mut impl FnMut(S
     }
     if let Some(review) = &it.review {
         let by = it.reviewer_model.as_deref().unwrap_or("?");
-        say(format!("    review  {:.0}/100 by {by}, {} defects", review.quality_score, review.defects.len()));
+        say(format!(
+            "    review  {:.0}/100 by {by}, {}",
+            review.quality_score,
+            output::count(review.defects.len(), "defect")
+        ));
         for defect in &review.defects {
             say(format!(
                 "      {:8} {}: {}",
@@ -93,7 +101,7 @@ fn iteration_lines(it: &IterationView, best: Option<u32>, say: &mut impl FnMut(S
                 output::plain(&defect.description)
             ));
         }
-        for change in &review.required_changes {
+        for change in review.required_changes.iter().filter(|change| !change.trim().is_empty()) {
             say(format!("      required {}", output::plain(change)));
         }
     }
@@ -112,6 +120,11 @@ fn escalation_lines(escalation: &EscalationView, task: String, say: &mut impl Fn
     say(format!("  needs you: {}", escalation.why));
     say(format!("  {}", escalation.recommendation));
     for action in &escalation.available_actions {
-        say(format!("    cfq resolve {task} --action {}", action.as_str()));
+        let with = match action {
+            ActionKind::SwitchLlm => " --model MODEL",
+            ActionKind::RetryWithConstraints => " --constraint \"...\"",
+            ActionKind::AcceptBestEffort | ActionKind::Abort | ActionKind::Fail => "",
+        };
+        say(format!("    cfq resolve {task} --action {}{with}", action.as_str()));
     }
 }

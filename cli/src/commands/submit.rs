@@ -24,7 +24,7 @@ pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Resu
         format!("{} accepted{again}", r.number)
     })?;
     if args.watch {
-        return watch::follow(client, out, TaskKey::Id(reply.id), 0, true).await;
+        return watch::run(client, out, TaskKey::Number(reply.number), 0, true).await;
     }
     out.talk(&format!("follow it: cfq watch {}", reply.number));
     Ok(Code::Done)
@@ -47,13 +47,18 @@ fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
     };
     fields.insert("repo".into(), repo.to_string_lossy().into());
     let what = args.file.as_ref().map_or_else(|| "the task".to_owned(), |p| p.display().to_string());
+    let fields = serde_json::Value::from(fields);
     let mut spec: TaskSpec =
-        serde_json::from_value(fields.into()).map_err(|error| exit::usage(format!("{what}: {error}")))?;
+        serde_path_to_error::deserialize(fields).map_err(|error| exit::usage(format!("{what}: {error}")))?;
     lay_over(&mut spec, args);
     if spec.description.trim().is_empty() {
-        return Err(exit::usage("the task's description is empty: say what is to be done"));
+        return Err(exit::usage(
+            "the task's description is empty: say what is to be done, as `cfq submit \"...\"`, on standard input, or in the \
+             `description` of a task file",
+        ));
     }
     let start = repo::start(Path::new(&spec.repo), spec.base.as_deref())?;
+    start.check_context(&spec.context_files)?;
     spec.repo = start.root.to_string_lossy().into_owned();
     spec.base = Some(start.base);
     Ok(spec)

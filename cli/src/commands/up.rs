@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cfq_deploy::{Options, Paths, Talk, stack};
+use cfq_deploy::{Options, Paths, Talk, files, stack};
 use serde::Serialize;
 
 use crate::args::UpArgs;
@@ -84,7 +84,7 @@ async fn detach(
 
     let log_path = paths.log("up");
     if let Some(folder) = log_path.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        files::folder(folder, 0o700, None)?;
     }
     let log = OpenOptions::new()
         .create(true)

@@ -14,61 +14,90 @@ use cfq_proto::task::TaskState;
 use futures::StreamExt;
 
 use crate::exit::{self, Code};
+use crate::live::Screen;
 use crate::output::{self, Output};
 
 /// Away for longer than this, the server is not coming back by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A call that waited this long without news is asked why.
+const QUIET: Duration = Duration::from_secs(1);
 
-/// Follows from after event `seen`. Returns the code of the state the task rests in.
+/// [`follow`] for somebody who may leave at any time; the task goes on without them.
+pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
+    let code = tokio::select! {
+        code = follow(client, out, task, seen, tokens) => code?,
+        () = cfq_link::stop::signalled() => return Err(exit::Coded {
+            code: Code::Interrupted,
+            message: format!("no longer watching; the task goes on: `cfq watch {task}` follows it, `cfq cancel {task}` ends it"),
+        }
+        .into()),
+    };
+    out.talk(&match code {
+        Code::NeedsHuman => format!("it needs you: `cfq show {task}` says why, and what can be done"),
+        Code::Done => format!("look at it: cfq diff {task}      all of it: cfq show {task}"),
+        _ => format!("what happened: cfq show {task}"),
+    });
+    Ok(code)
+}
+
+/// Shows what came after event `seen`. Returns the code of the state the task rests in.
 pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
-    let mut view = View { out, tokens, in_text: false, offset: 0 };
-    let mut seen = seen;
+    let mut view = View { out, tokens, offset: 0, seen, read: 0, screen: Screen::new(!out.json) };
     let mut away_since: Option<Instant> = None;
     loop {
-        match once(client, task, &mut seen, &mut view, &mut away_since).await {
-            Ok(Some(state)) => {
-                view.end_text();
-                return Ok(exit::of_state(state));
-            }
+        match once(client, task, &mut view, &mut away_since).await {
+            Ok(Some(state)) => return Ok(exit::of_state(state)),
             Ok(None) | Err(ClientError::Unreachable { .. }) => {}
             Err(ClientError::Refused { status: 503, .. }) => {}
             Err(error) => return Err(error.into()),
         }
+        view.screen.progress.away = true;
         let since = *away_since.get_or_insert_with(Instant::now);
         if since.elapsed() > PATIENCE {
-            view.end_text();
             return Err(exit::unreachable(format!(
                 "lost the server while watching {task}; the task is safe: `cfq watch {task}` goes on when the server is back"
             )));
         }
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        view.screen.during(tokio::time::sleep(Duration::from_millis(300))).await;
     }
 }
 
 async fn once(
     client: &Client,
     task: TaskKey,
-    seen: &mut i64,
     view: &mut View,
     away_since: &mut Option<Instant>,
 ) -> Result<Option<TaskState>, ClientError> {
     // What it is now, so that a task that rested long ago ends the watch after its past was shown.
-    let detail = client.task(task).await?;
+    let detail = view.screen.during(client.task(task)).await?;
     *away_since = None;
-    let past = client.events(task, *seen).await?;
+    view.screen.progress.away = false;
+    view.screen.progress.of(detail.summary.number, detail.summary.max_iterations);
+    let past = view.screen.during(client.events(task, view.read)).await?;
     for event in past.events {
-        *seen = event.task_seq;
         view.event(&event);
     }
     if detail.summary.state.is_resting() {
         return Ok(Some(detail.summary.state));
     }
-    let mut frames = std::pin::pin!(client.watch(task, *seen).await?);
-    while let Some(frame) = frames.next().await {
+    let frames = view.screen.during(client.watch(task, view.read)).await?;
+    let mut frames = std::pin::pin!(frames);
+    loop {
+        let quiet = tokio::time::timeout(QUIET, view.screen.during(frames.next())).await;
+        let frame = match quiet {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            Err(_) => {
+                if view.screen.is_live() && view.screen.progress.is_waiting() {
+                    let detail = view.screen.during(client.task(task)).await?;
+                    view.screen.progress.explain(&detail.jobs);
+                }
+                continue;
+            }
+        };
         *away_since = None;
         match frame? {
-            Frame::Event(event) if event.task_seq > *seen => {
-                *seen = event.task_seq;
+            Frame::Event(event) if event.task_seq > view.read => {
                 view.event(&event);
                 if let EventBody::TaskStateChanged { to, .. } = &event.body
                     && to.is_resting()
@@ -80,25 +109,23 @@ async fn once(
             Frame::Tokens(tokens) => view.tokens(&tokens),
         }
     }
-    Ok(None)
 }
 
 struct View {
     out: Output,
     tokens: bool,
-    in_text: bool,
+    /// Where the text shown so far ends in the output, in bytes.
     offset: u64,
+    /// Events up to this one were seen before the watch began: they say where the run is and are not shown.
+    seen: i64,
+    /// The last event that was read.
+    read: i64,
+    screen: Screen,
 }
 
 impl View {
-    fn end_text(&mut self) {
-        if self.in_text {
-            output::line("");
-            self.in_text = false;
-        }
-    }
-
     fn tokens(&mut self, tokens: &TokensData) {
+        self.screen.progress.tokens(tokens, self.screen.now());
         if !self.tokens {
             return;
         }
@@ -108,18 +135,19 @@ impl View {
             }
             return;
         }
-        if self.in_text && tokens.offset > self.offset {
-            output::raw(" [...] ");
+        if self.screen.is_in_text() && tokens.offset > self.offset {
+            self.screen.text(tokens.role, " [...] ");
         }
-        if !self.in_text {
-            output::raw(&format!("  {} | ", tokens.role));
-        }
-        self.in_text = true;
         self.offset = tokens.offset + tokens.text.len() as u64;
-        output::raw(&output::plain(&tokens.text).replace('\n', "\n        | "));
+        self.screen.text(tokens.role, &output::plain(&tokens.text));
     }
 
     fn event(&mut self, event: &Event) {
+        self.read = event.task_seq;
+        self.screen.progress.event(event);
+        if event.task_seq <= self.seen {
+            return;
+        }
         if self.out.json {
             if let Ok(text) = serde_json::to_string(event) {
                 output::line(&text);
@@ -127,8 +155,7 @@ impl View {
             return;
         }
         if let Some(text) = describe(&event.body) {
-            self.end_text();
-            output::line(&format!("{} {}", event.number, output::plain(&text)));
+            self.screen.line(&event.number.to_string(), &output::plain(&text));
         }
     }
 }
@@ -187,7 +214,7 @@ fn describe_step(step: &Step) -> Option<String> {
             format!("checks found {}", all.join("; "))
         }
         Step::Reviewed { review, .. } => {
-            format!("reviewed: {:.0}/100, {} defects", review.quality_score, review.defects.len())
+            format!("reviewed: {:.0}/100, {}", review.quality_score, output::count(review.defects.len(), "defect"))
         }
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Converged => format!("converged: {}", decided.why),
