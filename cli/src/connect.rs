@@ -33,7 +33,16 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         }
         let token = match std::env::var("CFQ_TOKEN") {
             Ok(token) => token,
-            Err(_) => read_token(&token_file(data))?,
+            // The token of this data folder is for its own server and nobody else.
+            Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => {
+                read_token(&token_file(data))?
+            }
+            Err(_) => {
+                return Err(exit::usage(format!(
+                    "CFQ_URL names {url}, which is not the server of {}: set CFQ_TOKEN to that server's token",
+                    data.display()
+                )));
+            }
         };
         return Ok(Client::new(http, &url, token.trim()));
     }
@@ -57,6 +66,12 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         Err(_) => read_token(&token_file(data))?,
     };
     Ok(Client::new(http, &server.url, token.trim()))
+}
+
+/// Where the server of this data folder said it listens.
+fn own_url(data: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(server_file(data)).ok()?;
+    serde_json::from_str::<ServerFile>(&text).ok().map(|server| server.url)
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {

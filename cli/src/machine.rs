@@ -12,6 +12,7 @@ use cfq_proto::subject::Identity;
 use crate::config::Config;
 use crate::connect::{self, ServerFile};
 use crate::exit;
+use crate::output;
 use crate::supervise::{self, Service};
 
 /// Longest wait for the API after the services were started.
@@ -37,6 +38,11 @@ impl Machine {
     ) -> anyhow::Result<Self> {
         check_holder(paths)?;
         let bind = check_bind(bind)?;
+        if !bind.ip().is_loopback() {
+            output::talk(&format!(
+                "cfq: {bind} is open to the network without TLS: who can listen there can read the API token"
+            ));
+        }
         let node = NodeId::new(host_name())?;
         let runner = RunnerId::new(host_name())?;
         let identities = vec![Identity::Node(node.clone()), Identity::Runner(runner.clone())];

@@ -13,9 +13,9 @@ pub struct Output {
 }
 
 impl Output {
-    /// One result: JSON, or the lines a person reads.
+    /// One result: JSON, or the lines a person reads, which may hold words of a model.
     pub fn data<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string(value)? } else { human(value) };
+        let text = if self.json { serde_json::to_string(value)? } else { plain(&human(value)) };
         line(&text);
         Ok(())
     }

@@ -20,9 +20,11 @@ async fn main() -> anyhow::Result<()> {
     let (mut right, mut merged, mut escalated) = (0, 0, 0);
     let start = Instant::now();
     for seed in 1..=seeds {
+        // As `cfq demo` binds them.
+        let agent = serde_json::json!({ "seed": seed, "max_tokens": 320 });
         let spec = serde_json::from_value(serde_json::json!({
             "description": TASK, "language": "python", "repo": repo, "max_iterations": 3,
-            "agents": { "alpha": { "seed": seed }, "beta": { "seed": seed } },
+            "agents": { "alpha": agent, "beta": agent },
         }))?;
         let task = TaskKey::Id(client.submit(&spec, None).await?.id);
         let detail = loop {

@@ -57,7 +57,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     machine.stop().await?;
     let detail = worked?;
     if !out.json {
-        output::line(&epilogue::words(&detail, &paths, &config));
+        output::line(&output::plain(&epilogue::words(&detail, &paths, &config)));
         output::line(&format!("took {:.0} s", start.elapsed().as_secs_f64()));
     } else {
         output::line(&serde_json::to_string(&detail)?);

@@ -16,10 +16,13 @@ pub fn install_crypto() {
     });
 }
 
+/// The event feed says something every ten seconds; a peer that is silent for longer than this is gone.
+const API_SILENCE: Duration = Duration::from_secs(30);
+
 /// For cfq's own API: a proxy must never see the token.
 pub fn api_client() -> Result<reqwest::Client, reqwest::Error> {
     install_crypto();
-    reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(5)).build()
+    reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(5)).read_timeout(API_SILENCE).build()
 }
 
 /// For model endpoints the user configured. No redirects: a key must not follow one elsewhere. No overall timeout, since a
