@@ -7,6 +7,8 @@ pub mod cluster;
 pub mod nats;
 pub mod postgres;
 pub mod repo;
+pub mod room;
 pub mod scripted;
 pub mod signal;
+pub mod up;
 pub mod wait;

@@ -4,7 +4,9 @@
 mod api;
 mod command_line;
 mod faults;
+mod full_disk;
 mod grants;
+mod hostile_machine;
 mod imports;
 mod loop_paths;
 mod postgres_faults;
