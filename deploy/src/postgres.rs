@@ -54,16 +54,20 @@ pub enum PostgresError {
     PasswordLost { path: PathBuf },
     #[error("the socket folder {path} belongs to somebody else or is open to others; remove it and try again")]
     SocketFolder { path: PathBuf },
-    #[error("cannot {action} in the private Postgres")]
+    #[error("cannot {action} in the private Postgres{}", full_disk(source))]
     Query { action: &'static str, source: sqlx::Error },
 }
 
+const FULL: &str = ": no space is left for the data folder; free some, or choose another with CFQ_DATA";
+
 fn full(tail: &str) -> &'static str {
-    if tail.contains("No space left on device") {
-        ": no space is left for the data folder; free some, or choose another with CFQ_DATA"
-    } else {
-        ""
-    }
+    if tail.contains("No space left on device") { FULL } else { "" }
+}
+
+fn full_disk(error: &sqlx::Error) -> &'static str {
+    // disk_full
+    let full = error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53100");
+    if full { FULL } else { "" }
 }
 
 /// How to reach the database.

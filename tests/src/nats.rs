@@ -4,15 +4,15 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use cfq_deploy::Paths;
-use cfq_deploy::engines::{EngineOptions, Finder, Kind};
+use cfq_deploy::account;
+use cfq_deploy::engines::Kind;
 use cfq_deploy::nats::{Nats, NatsFacts, NatsOptions};
-use cfq_deploy::{Talk, account};
 use cfq_link::NatsConfig;
 use cfq_link::child::{Process, Signal};
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
 
-use crate::postgres::engine_paths;
+use crate::postgres::{engine_paths, found_engine};
 
 pub struct Server {
     nats: Nats,
@@ -26,24 +26,10 @@ pub struct Server {
 impl Server {
     pub async fn start(dir: &Path, node: &NodeId, runner: &RunnerId) -> Self {
         let account = account::for_engines().unwrap();
-        let machine = engine_paths();
-        let paths = Paths { data: dir.join("nats-data"), ..machine.clone() };
+        let paths = Paths { data: dir.join("nats-data"), ..engine_paths() };
         open_to_all(dir);
         paths.prepare(account).unwrap();
-        let engine = tokio::task::spawn_blocking(move || {
-            let options = EngineOptions::default();
-            let finder = Finder {
-                paths: &machine,
-                options: &options,
-                account,
-                pinned: None,
-                may_fetch: true,
-                talk: Talk::Stderr,
-            };
-            finder.find(Kind::Nats).unwrap()
-        })
-        .await
-        .unwrap();
+        let engine = found_engine(Kind::Nats).await;
         let identities = vec![Identity::Scheduler, Identity::Node(node.clone()), Identity::Runner(runner.clone())];
         let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
         let mut nats = Nats::prepare(&paths, &engine, account, options).unwrap();

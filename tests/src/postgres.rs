@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use cfq_deploy::engines::{EngineOptions, Finder, Kind};
+use cfq_deploy::engines::{Engine, EngineOptions, Finder, Kind};
 use cfq_deploy::postgres::{Postgres, PostgresFacts};
 use cfq_deploy::{Paths, Talk, account};
 use cfq_link::child::Process;
@@ -44,26 +44,24 @@ async fn shared() -> &'static Shared {
         .await
 }
 
+/// The engine that tests use: the machine's own, else fetched once.
+pub async fn found_engine(kind: Kind) -> Engine {
+    let find = move || {
+        let (paths, options) = (engine_paths(), EngineOptions::default());
+        let account = account::for_engines().unwrap();
+        Finder { paths: &paths, options: &options, account, pinned: None, may_fetch: true, talk: Talk::Stderr }
+            .find(kind)
+            .unwrap()
+    };
+    tokio::task::spawn_blocking(find).await.unwrap()
+}
+
 /// A Postgres on this data folder of cfq, which is made if it is not there.
 async fn start(data: &Path) -> (Postgres, Process) {
     let account = account::for_engines().unwrap();
     let paths = Paths { data: data.to_owned(), ..engine_paths() };
     paths.prepare(account).unwrap();
-    let for_finder = paths.clone();
-    let engine = tokio::task::spawn_blocking(move || {
-        let options = EngineOptions::default();
-        let finder = Finder {
-            paths: &for_finder,
-            options: &options,
-            account,
-            pinned: None,
-            may_fetch: true,
-            talk: Talk::Stderr,
-        };
-        finder.find(Kind::Postgres).unwrap()
-    })
-    .await
-    .unwrap();
+    let engine = found_engine(Kind::Postgres).await;
     let postgres = Postgres::prepare(&paths, &engine, account).await.unwrap();
     let process = postgres.start().await.unwrap();
     (postgres, process)

@@ -4,9 +4,11 @@
 mod api;
 mod command_line;
 mod faults;
+mod full_disk;
 mod grants;
 mod hub;
 mod hub_models;
+mod hostile_machine;
 mod imports;
 mod loop_paths;
 mod postgres_faults;
