@@ -3,6 +3,9 @@
 //! Every beat lists what is held and how old the last step of each is; the answer extends exactly those. A holder's own
 //! deadline is the *send* time of the last confirmed beat + TTL - margin, on monotonic time: past it the lease is suspended
 //! (state kept, nothing published). A later confirmation resumes it; the scheduler's word that it is lost ends it.
+//!
+//! Monotonic time stands still while a machine sleeps, but the lease runs on elsewhere: deadlines count the sleep too. The
+//! age of a step does not, because nothing stood still that could have moved.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,7 +38,9 @@ pub struct BeatExtras {
 }
 
 struct Entry {
+    /// With the machine's sleep, see [`Shared::now`].
     deadline: Instant,
+    /// Without it.
     last_step: Instant,
     status: watch::Sender<LeaseStatus>,
 }
@@ -100,9 +105,16 @@ struct Shared {
     stop: watch::Sender<bool>,
     ttl: Duration,
     margin: Duration,
+    /// How long the machine slept so far.
+    slept: fn() -> Duration,
 }
 
 impl Shared {
+    /// Monotonic time that goes on while the machine sleeps; only for comparing deadlines.
+    fn now(&self) -> Instant {
+        Instant::now() + (self.slept)()
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         // The table is plain data: it is whole even if a holder panicked.
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -138,6 +150,7 @@ impl LeaseKeeper {
             stop: watch::Sender::new(false),
             ttl: timing.lease_ttl(),
             margin: timing.lease_margin(),
+            slept: crate::clock::slept,
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -161,6 +174,8 @@ impl LeaseKeeper {
 
     /// Takes up a lease. `asked_at` is when the request that granted it was sent.
     pub fn hold(&self, lease: LeaseId, asked_at: Instant) -> HeldLease {
+        let now = self.shared.now();
+        let asked_at = now.checked_sub(asked_at.elapsed()).unwrap_or(now);
         let entry = Entry {
             deadline: asked_at + self.shared.ttl.saturating_sub(self.shared.margin),
             last_step: Instant::now(),
@@ -231,7 +246,7 @@ impl HeldLease {
             return said;
         }
         let overdue = match self.inner.shared.table().entries.get(&self.inner.lease) {
-            Some(entry) => entry.deadline <= Instant::now(),
+            Some(entry) => entry.deadline <= self.inner.shared.now(),
             None => true,
         };
         if overdue { LeaseStatus::Suspended } else { LeaseStatus::Live }
@@ -285,8 +300,8 @@ async fn beats(
         }
     };
     loop {
-        let sent = Instant::now();
-        let next_deadline = shared.table().suspend_overdue(sent);
+        let (sent, sent_at) = (Instant::now(), shared.now());
+        let next_deadline = shared.table().suspend_overdue(sent_at);
         let BeatExtras { ledger, devices } = extras();
         let beat = Beat { boot, held: shared.table().held(sent), ledger, devices };
         // A lost answer must leave time for another beat before the lease runs out.
@@ -299,17 +314,17 @@ async fn beats(
         };
         let overdue = async {
             match next_deadline {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
+                Some(at) => tokio::time::sleep(at.saturating_duration_since(sent_at)).await,
                 None => std::future::pending().await,
             }
         };
         tokio::pin!(answer);
         tokio::select! {
-            reply = &mut answer => settle(shared, reply, sent),
+            reply = &mut answer => settle(shared, reply, sent_at),
             () = overdue => {
-                shared.table().suspend_overdue(Instant::now());
+                shared.table().suspend_overdue(shared.now());
                 let reply = answer.await;
-                settle(shared, reply, sent);
+                settle(shared, reply, sent_at);
             }
         }
         let wake = (sent + timing.beat()).into();
@@ -332,12 +347,36 @@ fn settle(shared: &Shared, reply: Result<BeatReply, LinkError>, sent: Instant) {
         }
         Err(error) => tracing::warn!(%error, "beat not confirmed"),
     }
-    shared.table().suspend_overdue(Instant::now());
+    shared.table().suspend_overdue(shared.now());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    thread_local! {
+        static ASLEEP: std::cell::Cell<Duration> = const { std::cell::Cell::new(Duration::ZERO) };
+    }
+
+    fn asleep() -> Duration {
+        ASLEEP.get()
+    }
+
+    #[test]
+    fn a_machine_that_slept_does_not_take_its_lease_for_live() {
+        let keeper = keeper();
+        let lease = keeper.hold(LeaseId::fresh(), Instant::now());
+        assert_eq!(lease.status(), LeaseStatus::Live);
+        ASLEEP.set(Duration::from_secs(3600));
+        assert_eq!(lease.status(), LeaseStatus::Suspended, "monotonic time stood still, the lease did not");
+        let held = keeper.shared.table().held(Instant::now());
+        assert!(held[0].step_age_ms < 1000, "but its work did not stand still: {held:?}");
+        let extended = BeatReply { extended: vec![lease.id()], ..BeatReply::default() };
+        settle(&keeper.shared, Ok(extended), keeper.shared.now());
+        assert_eq!(lease.status(), LeaseStatus::Live);
+        let taken_after = keeper.hold(LeaseId::fresh(), Instant::now());
+        assert_eq!(taken_after.status(), LeaseStatus::Live);
+    }
 
     fn keeper() -> LeaseKeeper {
         LeaseKeeper {
@@ -348,6 +387,7 @@ mod tests {
                 stop: watch::Sender::new(false),
                 ttl: Duration::from_secs(6),
                 margin: Duration::from_secs(1),
+                slept: asleep,
             }),
         }
     }

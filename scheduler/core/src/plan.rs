@@ -40,6 +40,20 @@ pub enum Effect {
     Explain { job: JobId, attempt: i32, waiting: Waiting, no_node_ms: u64 },
 }
 
+impl Effect {
+    /// The job whose row it writes.
+    pub fn job(&self) -> JobId {
+        match self {
+            Self::Place { job, .. }
+            | Self::Resend { job, .. }
+            | Self::Unplace { job, .. }
+            | Self::Fail { job, .. }
+            | Self::Unavailable { job, .. }
+            | Self::Explain { job, .. } => *job,
+        }
+    }
+}
+
 /// Why a queued job is not placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {

@@ -75,6 +75,7 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Requests of one kind over NATS that are worked on at once.
     pub concurrency: usize,
+    /// Connections for HTTP, feeds and requests over NATS; beats and the leader have a few of their own besides.
     pub database_connections: u32,
     /// Event feeds open at once.
     pub feeds: usize,

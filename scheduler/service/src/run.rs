@@ -18,7 +18,7 @@ use crate::lead::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
 use crate::pulse::Pulse;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, StoreSet};
 
 /// Between two tries to reach a database or NATS that is away.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -60,7 +60,8 @@ pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let bind = config.http.bind;
     let token = Token::load(&config.http.token_file)?;
-    let store = Store::new(&config.database, config.timing.clone(), config.limits.clone())?;
+    let stores = StoreSet::new(&config.database, &config.timing, &config.limits)?;
+    let store = stores.requests.clone();
     let listener = TcpListener::bind(bind).await.map_err(|source| Error::Bind { bind, source })?;
     tracing::info!(address = %listener.local_addr().unwrap_or(bind), "listening");
     let (stopper, stop) = pair();
@@ -83,7 +84,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         let served = axum::serve(listener, router).with_graceful_shutdown(async move { http_stop.raised().await });
         served.await.map_err(|source| Error::Http { source })
     });
-    parts.spawn(work(config.clone(), store.clone(), link, pulse, metrics, stop.clone()));
+    parts.spawn(work(config.clone(), stores.clone(), link, pulse, metrics, stop.clone()));
     tokio::pin!(shutdown);
     let mut failed = None;
     tokio::select! {
@@ -100,7 +101,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         tracing::warn!("some requests were not finished in time");
         parts.shutdown().await;
     }
-    store.close().await;
+    stores.close().await;
     tracing::info!("stopped");
     failed.map_or(Ok(()), Err)
 }
@@ -112,12 +113,13 @@ fn why(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), E
 /// Everything behind HTTP, as soon as the database and NATS are there.
 async fn work(
     config: Config,
-    store: Store,
+    stores: StoreSet,
     link: Link,
     pulse: Pulse,
     metrics: Metrics,
     stop: Stop,
 ) -> Result<(), Error> {
+    let StoreSet { requests: store, beats, leader } = stores;
     if !migrated(&store, stop.clone()).await? {
         return Ok(());
     }
@@ -135,7 +137,8 @@ async fn work(
         Ok(())
     });
     let bus = Bus {
-        store: store.clone(),
+        store,
+        beats,
         link: link.clone(),
         session: session.clone(),
         metrics: metrics.clone(),
@@ -143,7 +146,7 @@ async fn work(
     };
     let bus_stop = stop.clone();
     parts.spawn(async move { bus.run(bus_stop).await.map_err(Error::from) });
-    let leader = Leader { store, link, session, metrics };
+    let leader = Leader { store: leader, link, session, metrics };
     let lead_stop = stop.clone();
     parts.spawn(async move {
         leader.run(lead_stop).await;

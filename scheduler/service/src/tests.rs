@@ -1,5 +1,7 @@
 //! The whole service over a real Postgres and NATS: a node and a runner that this test plays, and the HTTP client.
 
+mod faults;
+
 use std::time::Duration;
 
 use cfq_link::Session;
@@ -25,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 type Service = (oneshot::Sender<()>, tokio::task::JoinHandle<Result<(), crate::Error>>);
 
 struct Running {
-    _lab: Lab,
+    lab: Lab,
     client: Client,
     node: Session,
     node_boot: BootId,
@@ -51,6 +53,10 @@ fn free_port() -> u16 {
 
 impl Running {
     async fn start() -> Self {
+        Self::within(Limits::default()).await
+    }
+
+    async fn within(limits: Limits) -> Self {
         let timing = Timing::default().faster(4);
         let lab = Lab::alone(timing.clone()).await;
         let folder = tempfile::tempdir().unwrap();
@@ -63,7 +69,7 @@ impl Running {
                 allowed_hosts: vec![],
             },
             defaults: Defaults::default(),
-            limits: Limits::default(),
+            limits,
             timing: timing.clone(),
         };
         let service = serve(&config);
@@ -77,7 +83,7 @@ impl Running {
             runner: Session::connect(&lab.nats(&runner_identity), runner_identity, &timing).await.unwrap(),
             node_boot: BootId::fresh(),
             runner_boot: BootId::fresh(),
-            _lab: lab,
+            lab,
             client,
             service: Some(service),
             config,

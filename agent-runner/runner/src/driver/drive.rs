@@ -41,6 +41,13 @@ impl Problem {
         }
     }
 
+    fn is_in_the_request(&self) -> bool {
+        match self {
+            Self::Git(error) => error.is_in_the_request(),
+            Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => false,
+        }
+    }
+
     fn in_words(&self) -> String {
         match self {
             Self::Git(error) => error.in_words(),
@@ -142,6 +149,10 @@ impl<P: TaskPort> Drive<P> {
             self.prepared = None;
             tokio::time::sleep(self.backoff(tries)).await;
             return Ok(());
+        }
+        // Nothing is there yet that an answer could accept, and no answer names another repository or commit.
+        if self.history.iterations.is_empty() && problem.is_in_the_request() {
+            return self.fail(why, 0).await;
         }
         self.give_up(EscalationReason::WorkflowError, why, 0).await
     }

@@ -503,9 +503,10 @@ async fn a_repository_that_cannot_be_used_is_said() {
     bench1.spec.repo = "/nonexistent/repository".into();
     bench1.script(vec![add(1)], vec![score(93)]);
     let history = bench1.drive().await.unwrap();
-    let (why, _, text) = reason(&history, &bench1.steps());
-    assert_eq!(why, EscalationReason::WorkflowError);
-    assert!(text.contains("/nonexistent/repository"), "{text}");
+    assert_eq!(history.state, LoopState::Failed, "no answer to an escalation could mend it");
+    let steps = bench1.steps();
+    let Step::Decided { decided, .. } = &steps.last().unwrap().step else { panic!("a decision") };
+    assert!(decided.why.contains("/nonexistent/repository"), "{}", decided.why);
     let mut bench2 = bench();
     let empty = bench2.user.folder.path().join("empty");
     git2::Repository::init(&empty).unwrap();

@@ -45,6 +45,21 @@ pub enum GitError {
 }
 
 impl GitError {
+    /// The task names what is not there: only another submit can mend it.
+    pub fn is_in_the_request(&self) -> bool {
+        match self {
+            Self::Missing { .. } | Self::NotARepository { .. } | Self::NoCommit { .. } | Self::BadId { .. } => true,
+            Self::Unreadable { .. }
+            | Self::Owner { .. }
+            | Self::Empty { .. }
+            | Self::Shallow { .. }
+            | Self::NotReproduced { .. }
+            | Self::NamesTaken { .. }
+            | Self::Git { .. }
+            | Self::Io { .. } => false,
+        }
+    }
+
     /// True where the same call may work later without anybody changing what was asked (a full disk, a busy lock).
     pub fn may_pass(&self) -> bool {
         match self {

@@ -122,6 +122,9 @@ async fn every_bad_field_is_named() {
         ("agents.beta.tone", json!({"description": "x", "repo": "/r", "agents": {"beta": {"tone": "kind"}}})),
         ("agents.beta.temperature", json!({"description": "x", "repo": "/r", "agents": {"beta": {"temperature": 9}}})),
         ("base", json!({"description": "x", "repo": "/r", "base": "--upload-pack=x"})),
+        ("base", json!({"description": "x", "repo": "/r", "base": "main"})),
+        ("base", json!({"description": "x", "repo": "/r", "base": "1234abc"})),
+        ("base", json!({"description": "x", "repo": "/r", "base": "g".repeat(40)})),
         ("description", json!({"description": "x\u{0}", "repo": "/r"})),
         ("Idempotency-Key", json!(null)),
     ];

@@ -12,6 +12,8 @@ const TITLE: usize = 80;
 /// A description beyond this belongs in a file of the repository.
 const DESCRIPTION: usize = 200_000;
 const LIST: usize = 200;
+/// SHA-1, the only kind of repository that libgit2 reads.
+const COMMIT_DIGITS: usize = 40;
 
 /// A request's body as its type; the error names the field.
 pub fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
@@ -65,10 +67,9 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
     if !spec.repo.starts_with('/') {
         return bad("repo", "must be an absolute path, as in /home/me/project");
     }
-    if spec.base.as_ref().is_some_and(|b| {
-        b.is_empty() || b.starts_with('-') || b.len() > 200 || b.contains(|c: char| c.is_whitespace() || c.is_control())
-    }) {
-        return bad("base", "must be a commit");
+    // A branch would mean another commit whenever it is read, and the repository may be on another machine.
+    if spec.base.as_ref().is_some_and(|b| b.len() != COMMIT_DIGITS || !b.bytes().all(|c| c.is_ascii_hexdigit())) {
+        return bad("base", "must be a commit's whole id, 40 hexadecimal digits, as `git rev-parse HEAD` prints it");
     }
     for path in &spec.context_files {
         if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {

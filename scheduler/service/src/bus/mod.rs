@@ -1,7 +1,8 @@
 //! Answers nodes and runners over NATS. Any scheduler may answer (they share a queue group), because every write is fenced;
 //! a request whose answer is lost comes again with the same body.
 //!
-//! Each verb has its own subscription and its own bound on requests in work, so that beats never wait behind blobs.
+//! Each verb has its own subscription and its own bound on requests in work, and beats have database connections that
+//! nothing else takes, so that they never wait behind blobs or feeds.
 
 mod node;
 mod runner;
@@ -30,6 +31,8 @@ const GROUP: &str = "scheduler";
 #[derive(Debug, Clone)]
 pub struct Bus {
     pub store: Store,
+    /// The same database over connections of its own.
+    pub beats: Store,
     pub link: Link,
     pub session: Session,
     pub metrics: Metrics,

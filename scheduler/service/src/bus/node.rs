@@ -57,7 +57,7 @@ async fn hello(bus: Arc<Bus>, sender: String, hello: NodeHello) -> Option<HelloR
 
 async fn beat(bus: Arc<Bus>, sender: String, beat: Beat) -> Option<BeatReply> {
     let node: NodeId = sender.parse().ok()?;
-    match bus.store.node_beat(&node, &beat).await {
+    match bus.beats.node_beat(&node, &beat).await {
         Ok(reply) => {
             bus.link.tell(vec![Hint::Leader(LeaderHint::Node(node))]).await;
             Some(reply)

@@ -50,7 +50,7 @@ async fn hello(bus: Arc<Bus>, sender: String, hello: RunnerHello) -> Option<Hell
 
 async fn beat(bus: Arc<Bus>, sender: String, beat: Beat) -> Option<BeatReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    match bus.store.runner_beat(&runner, &beat).await {
+    match bus.beats.runner_beat(&runner, &beat).await {
         Ok(reply) => Some(reply),
         Err(error) => {
             reason(&error, "runner beat");

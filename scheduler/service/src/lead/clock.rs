@@ -11,10 +11,28 @@ pub struct DatabaseClock {
 
 impl DatabaseClock {
     pub fn new(read_ms: i64) -> Self {
-        Self { read_ms, at: Instant::now() }
+        Self::at_instant(read_ms, Instant::now())
+    }
+
+    pub fn at_instant(read_ms: i64, at: Instant) -> Self {
+        Self { read_ms, at }
+    }
+
+    pub fn at(&self) -> Instant {
+        self.at
     }
 
     pub fn now_ms(&self) -> i64 {
-        self.read_ms.saturating_add(i64::try_from(self.at.elapsed().as_millis()).unwrap_or(i64::MAX))
+        self.ms_at(Instant::now())
+    }
+
+    /// By how much this reading is ahead of where `before`, carried on monotonically, would be.
+    pub fn ahead_of(&self, before: &Self) -> i64 {
+        self.read_ms.saturating_sub(before.ms_at(self.at))
+    }
+
+    fn ms_at(&self, at: Instant) -> i64 {
+        let passed = at.saturating_duration_since(self.at).as_millis();
+        self.read_ms.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX))
     }
 }

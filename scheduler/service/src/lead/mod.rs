@@ -1,6 +1,7 @@
 //! Leading: one scheduler at a time holds the leader row and places work; the others wait for the row to expire.
 
 mod clock;
+mod grace;
 mod term;
 
 use std::time::Instant;
@@ -15,6 +16,7 @@ use crate::store::{Leadership, Store};
 
 #[derive(Debug, Clone)]
 pub struct Leader {
+    /// Of its own: with it, a connection that is not to be had means that Postgres is away.
     pub store: Store,
     pub link: Link,
     pub session: Session,

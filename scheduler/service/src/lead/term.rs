@@ -2,8 +2,8 @@
 //! compare-and-set at a time, and reads back what each left. Hints say which row to read; once every sweep all live rows
 //! are read again, so a lost hint costs a second.
 //!
-//! **Grace.** After an election, and after Postgres or NATS was away, holders could not beat although they live; nothing is
-//! swept until one TTL has passed with both of them answering.
+//! What one row makes fail ends that row's turn and nothing else: the rest of the plan and of the sweep goes on. Only what
+//! says that Postgres or NATS was away renews the grace (see `grace`).
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -16,6 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
 use super::clock::DatabaseClock;
+use super::grace::Grace;
 use crate::bus::stream::{self, StreamError};
 use crate::store::{LeaderHint, Leadership, PlaceOrder, StoreError};
 
@@ -26,9 +27,9 @@ struct Term<'a> {
     leader: &'a Leader,
     lead: Leadership,
     state: State,
-    clock: DatabaseClock,
-    /// Nothing is swept before.
-    grace: Instant,
+    /// `None` until it was read for the first time.
+    clock: Option<DatabaseClock>,
+    grace: Grace,
 }
 
 /// Returns when the term is over because somebody else leads, or the hints cannot be heard.
@@ -50,8 +51,8 @@ pub async fn serve(leader: &Leader, lead: Leadership) {
         leader,
         lead,
         state: State::new(limits),
-        clock: DatabaseClock::new(0),
-        grace: Instant::now() + timing.lease_ttl(),
+        clock: None,
+        grace: Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin()),
     };
     let mut sweeps = interval(timing.sweep());
     sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -93,7 +94,9 @@ pub async fn serve(leader: &Leader, lead: Leadership) {
             }
             Err(error) => {
                 tracing::warn!(%error, cause = ?std::error::Error::source(&error), "the leader cannot work now");
-                term.grace = Instant::now() + timing.lease_ttl();
+                if error.is_outage() {
+                    term.grace.renew(Instant::now());
+                }
                 tokio::time::sleep(timing.sweep()).await;
             }
         }
@@ -112,11 +115,32 @@ impl Term<'_> {
         Ok(())
     }
 
+    /// A row that is left alone is no part of the plan: it would keep room free that it cannot take.
     async fn job(&mut self, job: JobId) -> Result<(), StoreError> {
-        match self.leader.store.job_now(job).await? {
-            Some((Some(row), changed_ms)) => self.state.job(row, changed_ms),
-            Some((None, over_ms)) => self.state.job_over(job, over_ms),
-            None => self.state.job_over(job, 0),
+        let store = &self.leader.store;
+        if store.aside().holds(job.0) {
+            self.state.job_over(job, 0);
+            return Ok(());
+        }
+        match store.job_now(job).await {
+            Ok(Some((Some(row), changed_ms))) => self.state.job(row, changed_ms),
+            Ok(Some((None, over_ms))) => self.state.job_over(job, over_ms),
+            Ok(None) => self.state.job_over(job, 0),
+            Err(error) => self.at_fault(job, error)?,
+        }
+        Ok(())
+    }
+
+    /// An error that is this job's alone ends its turn; one that may pass by itself is met again with the next plan.
+    fn at_fault(&mut self, job: JobId, error: StoreError) -> Result<(), StoreError> {
+        if !error.spares_others() {
+            return Err(error);
+        }
+        if error.may_retry() {
+            tracing::warn!(%job, %error, cause = ?std::error::Error::source(&error), "a job's row is not free now");
+        } else {
+            self.leader.store.aside().put("job", job.0, &error);
+            self.state.job_over(job, 0);
         }
         Ok(())
     }
@@ -133,8 +157,12 @@ impl Term<'_> {
     /// Reads everything again, looks after the stream, and ends what ran out of time.
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let store = &self.leader.store;
-        let timing = store.timing();
-        self.clock = DatabaseClock::new(store.clock_ms().await?);
+        let asked = Instant::now();
+        let read = DatabaseClock::new(store.clock_ms().await?);
+        if self.grace.reading(self.clock.as_ref(), &read, asked.elapsed()) {
+            tracing::warn!("the database's clock jumped or answered late; leases get one TTL before they are swept");
+        }
+        self.clock = Some(read);
         self.nodes().await?;
         let rows = store.live_jobs().await?;
         let over: Vec<JobId> = self.state.job_ids().filter(|id| !rows.iter().any(|(r, _)| r.id == *id)).collect();
@@ -147,10 +175,10 @@ impl Term<'_> {
             Ok(true) => self.consumers().await,
             Err(error) => {
                 tracing::warn!(%error, "nats does not answer");
-                self.grace = Instant::now() + timing.lease_ttl();
+                self.grace.renew(Instant::now());
             }
         }
-        if Instant::now() < self.grace {
+        if self.grace.holds(Instant::now()) {
             return Ok(());
         }
         let (hints, jobs, tasks) = store.sweep(self.lead).await?;
@@ -185,9 +213,12 @@ impl Term<'_> {
 
     /// Plans and carries the plan out. An effect that the database rejects leaves its row as it is; it is read again.
     async fn plan(&mut self) -> Result<(), StoreError> {
-        let now_ms = self.clock.now_ms();
+        let Some(now_ms) = self.clock.map(|clock| clock.now_ms()) else { return Ok(()) };
         for effect in plan(&self.state, now_ms) {
-            self.carry_out(effect, now_ms).await?;
+            let job = effect.job();
+            if let Err(error) = self.carry_out(effect, now_ms).await {
+                self.at_fault(job, error)?;
+            }
         }
         Ok(())
     }

@@ -34,13 +34,8 @@ impl Store {
         .doing("finding passed deadlines")?;
         let mut hints = Vec::new();
         for task in due.into_iter().map(TaskId) {
-            match self.pass_deadline(lead, task).await {
-                Ok(told) => hints.extend(told),
-                Err(error @ (StoreError::Unreadable { .. } | StoreError::Refused { .. })) => {
-                    tracing::error!(%task, %error, cause = ?std::error::Error::source(&error), "a deadline cannot be kept");
-                }
-                Err(error) => return Err(error),
-            }
+            let passed = self.pass_deadline(lead, task).await;
+            hints.extend(self.swept("task", task.0, passed)?);
         }
         Ok(hints)
     }

@@ -68,6 +68,35 @@ impl StoreError {
         }
     }
 
+    /// Postgres was away, or could not serve anybody: nobody could beat meanwhile. A lock that was not free, or a
+    /// statement that took too long, says nothing of the kind.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Unavailable { source, .. } => is_outage(source),
+            Self::Password { .. }
+            | Self::TooSlow { .. }
+            | Self::Refused { .. }
+            | Self::Unreadable { .. }
+            | Self::Newer { .. }
+            | Self::Altered { .. }
+            | Self::Migration { .. }
+            | Self::NotLeader { .. } => false,
+        }
+    }
+
+    /// One row, or the wait for one, is at fault: the others can be worked on.
+    pub fn spares_others(&self) -> bool {
+        match self {
+            Self::Unavailable { source, .. } => !is_outage(source),
+            Self::TooSlow { .. } | Self::Refused { .. } | Self::Unreadable { .. } => true,
+            Self::Password { .. }
+            | Self::Newer { .. }
+            | Self::Altered { .. }
+            | Self::Migration { .. }
+            | Self::NotLeader { .. } => false,
+        }
+    }
+
     pub(super) fn from_migration(error: MigrateError) -> Self {
         match error {
             MigrateError::VersionMissing(version) => Self::Newer { version },
@@ -96,6 +125,22 @@ fn is_transient(error: &sqlx::Error) -> bool {
             ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
                 || code == "55P03"
                 || code == "25006"
+        }),
+        _ => false,
+    }
+}
+
+/// Of what is transient: the connection, or the whole server (class 53 resources, 57P shutting down or starting, 58 I/O,
+/// 25006 read only), and not one statement (40 deadlock, 55P03 lock not free, 57014 statement timeout).
+fn is_outage(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::Protocol(_) => true,
+        sqlx::Error::Database(database) => database.code().is_some_and(|code| {
+            ["08", "53", "57P", "58"].iter().any(|class| code.starts_with(class)) || code == "25006"
         }),
         _ => false,
     }

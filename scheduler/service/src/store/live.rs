@@ -12,8 +12,36 @@ use super::error::{Doing, read};
 use super::{Store, StoreError};
 
 impl Store {
-    /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from.
+    /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from. Those that cannot
+    /// be read are left out.
     pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
+        match self.live_jobs_at_once().await {
+            Err(error) if error.spares_others() && !error.may_retry() => self.live_jobs_one_by_one().await,
+            read => read,
+        }
+    }
+
+    async fn live_jobs_one_by_one(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
+        let live = sqlx::query_scalar!(
+            "select id from jobs where state in ('queued', 'placed', 'running') and id <> all($1) order by created_at",
+            &self.aside.rows()
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("finding the live jobs")?;
+        let mut jobs = Vec::new();
+        for id in live {
+            match self.job_now(JobId(id)).await {
+                Ok(Some((Some(job), changed_ms))) => jobs.push((job, changed_ms)),
+                Ok(Some((None, _)) | None) => {}
+                Err(error) if error.spares_others() && !error.may_retry() => self.aside.put("job", id, &error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(jobs)
+    }
+
+    async fn live_jobs_at_once(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
         let rows = sqlx::query_as!(
             LiveRow,
             r#"select id, task, role, model, priority,
@@ -25,7 +53,8 @@ impl Store {
                 (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
                 (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
                 (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
-            from jobs where state in ('queued', 'placed', 'running') order by created_at"#
+            from jobs where state in ('queued', 'placed', 'running') and id <> all($1) order by created_at"#,
+            &self.aside.rows()
         )
         .fetch_all(&self.pool)
         .await

@@ -4,6 +4,7 @@
 mod accept;
 mod artifacts;
 mod as_json;
+mod aside;
 mod attempts;
 mod beats;
 mod blobs;
@@ -26,6 +27,7 @@ mod project;
 mod resolve;
 mod result;
 mod runners;
+mod set;
 mod steps;
 mod submit;
 mod sweep;
@@ -51,9 +53,11 @@ pub use hint::{Hint, LeaderHint};
 pub use leader::Leadership;
 pub use place::PlaceOrder;
 pub use resolve::Resolution;
+pub use set::StoreSet;
 pub use submit::{NewTask, Submitted};
 
 use crate::config::{DatabaseConfig, Limits};
+use aside::Aside;
 use error::{Doing, unavailable};
 
 /// How long one statement may run, and wait for a lock. A queue's statements take milliseconds; what takes longer is stuck,
@@ -68,6 +72,7 @@ pub struct Store {
     pool: PgPool,
     timing: Timing,
     limits: Limits,
+    aside: Aside,
 }
 
 impl Store {
@@ -96,7 +101,7 @@ impl Store {
             .acquire_timeout(Duration::from_secs(2))
             .test_before_acquire(true)
             .connect_lazy_with(options);
-        Ok(Self { pool, timing, limits })
+        Ok(Self { pool, timing, limits, aside: Aside::default() })
     }
 
     /// Brings the schema to this build's version; one scheduler does it at a time (sqlx takes an advisory lock).
@@ -140,6 +145,11 @@ impl Store {
 
     pub fn timing(&self) -> &Timing {
         &self.timing
+    }
+
+    /// Rows that are left alone for a while.
+    pub fn aside(&self) -> &Aside {
+        &self.aside
     }
 
     async fn begin(&self) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, StoreError> {

@@ -159,27 +159,35 @@ impl Store {
         Ok(listed.answer(known, extended, &live))
     }
 
-    /// Every node's row.
+    /// Every node's row. One that cannot be read is left out: its next hello, or its next ledger, writes it anew.
     pub async fn core_nodes(&self) -> Result<Vec<core::Node>, StoreError> {
         let rows = sqlx::query!(
-            r#"select id, boot, ledger as "ledger: Json<Ledger>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
+            r#"select id, boot, ledger as "ledger: Json<serde_json::Value>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
                       left_out_version, (extract(epoch from left_out_at) * 1000)::bigint as left_out_ms
                from nodes"#
         )
         .fetch_all(&self.pool)
         .await
         .doing("reading the nodes")?;
-        rows.into_iter()
-            .map(|r| {
-                let left_out = r.left_out_version.zip(r.left_out_ms);
-                Ok(core::Node {
-                    id: read("node", &r.id)?,
-                    boot: BootId(r.boot),
-                    ledger: r.ledger.0,
-                    seen_ms: r.seen_ms,
-                    left_out: left_out.map(|(version, at_ms)| core::LeftOut { version: version.max(0) as u64, at_ms }),
-                })
-            })
-            .collect()
+        let mut nodes = Vec::new();
+        for r in rows {
+            let ledger = serde_json::from_value::<Ledger>(r.ledger.0);
+            let (id, ledger) = match (r.id.parse::<NodeId>(), ledger) {
+                (Ok(id), Ok(ledger)) => (id, ledger),
+                (_, ledger) => {
+                    tracing::error!(node = r.id, error = ?ledger.err(), "a node's row cannot be read and is left out");
+                    continue;
+                }
+            };
+            let left_out = r.left_out_version.zip(r.left_out_ms);
+            nodes.push(core::Node {
+                id,
+                boot: BootId(r.boot),
+                ledger,
+                seen_ms: r.seen_ms,
+                left_out: left_out.map(|(version, at_ms)| core::LeftOut { version: version.max(0) as u64, at_ms }),
+            });
+        }
+        Ok(nodes)
     }
 }

@@ -1,5 +1,5 @@
 //! What ran out of time goes back. Each row is one leader transaction that compares the lease it saw and its expiry again,
-//! so a beat, a completion or a cancel that came first wins.
+//! so a beat, a completion or a cancel that came first wins; and each row by itself, so that one at fault stops no other.
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{JobId, LeaseId, TaskId};
@@ -35,16 +35,38 @@ impl Store {
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
             let why = format!("{} was not heard from", job.node);
-            let told = self.lose_job(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &why).await?;
+            let lost = self.lose_job(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &why).await;
+            let told = self.swept("job", job.id, lost)?;
             jobs_lost += usize::from(!told.is_empty());
             hints.extend(told);
         }
         for task in tasks {
-            let told = self.lose_task(lead, TaskId(task.id), LeaseId(task.lease)).await?;
+            let lost = self.lose_task(lead, TaskId(task.id), LeaseId(task.lease)).await;
+            let told = self.swept("task", task.id, lost)?;
             tasks_lost += usize::from(!told.is_empty());
             hints.extend(told);
         }
         Ok((hints, jobs_lost, tasks_lost))
+    }
+
+    /// A row that cannot be swept keeps no other from it.
+    pub(super) fn swept(
+        &self,
+        what: &'static str,
+        row: uuid::Uuid,
+        lost: Result<Vec<Hint>, StoreError>,
+    ) -> Result<Vec<Hint>, StoreError> {
+        match lost {
+            Err(error) if error.spares_others() && error.may_retry() => {
+                tracing::warn!(what, %row, %error, cause = ?std::error::Error::source(&error), "a row is not free now");
+                Ok(vec![])
+            }
+            Err(error) if error.spares_others() => {
+                self.aside.put(what, row, &error);
+                Ok(vec![])
+            }
+            lost => lost,
+        }
     }
 
     async fn lose_job(

@@ -19,6 +19,24 @@ impl Store {
     /// Grants the ready task that goes first. The order is the planner's (`cfq_scheduler_core::rank`): a class, one better
     /// for every ten minutes of age, then the deadline, then the age; older than forty minutes goes before all.
     pub async fn grant(&self, runner: &RunnerId, boot: BootId) -> Result<LeaseReply, StoreError> {
+        loop {
+            let mut picked = None;
+            match (self.grant_next(runner, boot, &mut picked).await, picked) {
+                // One task at fault would otherwise be every runner's next, for ever.
+                (Err(error), Some(task)) if error.spares_others() && !error.may_retry() => {
+                    self.aside.put("task", task, &error);
+                }
+                (answer, _) => return answer,
+            }
+        }
+    }
+
+    async fn grant_next(
+        &self,
+        runner: &RunnerId,
+        boot: BootId,
+        picked: &mut Option<uuid::Uuid>,
+    ) -> Result<LeaseReply, StoreError> {
         let mut tx = self.begin().await?;
         let known = sqlx::query_scalar!(
             r#"select true as "known!" from runners where id = $1 and boot = $2"#,
@@ -35,22 +53,27 @@ impl Store {
             )
             .await;
         }
-        let picked = sqlx::query!(
-            r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!",
-                      spec as "spec: Json<TaskSpec>"
-               from tasks where state = 'ready'
+        let ready = sqlx::query!(
+            r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
+               from tasks where state = 'ready' and id <> all($3)
                order by case when now() - created_at >= $1::float8 * interval '1 millisecond' then -1
                         else greatest(priority - floor(extract(epoch from now() - created_at) * 1000 / $2::float8), 0) end,
                         case when now() - created_at >= $1::float8 * interval '1 millisecond' then null else deadline end
                         nulls last, created_at, number
                limit 1 for update skip locked"#,
             cfq_scheduler_core::OVERDUE_MS as f64,
-            cfq_scheduler_core::AGE_STEP_MS as f64
+            cfq_scheduler_core::AGE_STEP_MS as f64,
+            &self.aside.rows()
         )
         .fetch_optional(&mut *tx)
         .await
         .doing("picking a ready task")?;
-        let Some(row) = picked else { return nothing(tx, LeaseReply::None).await };
+        let Some(row) = ready else { return nothing(tx, LeaseReply::None).await };
+        *picked = Some(row.id);
+        let spec = sqlx::query_scalar!(r#"select spec as "spec: Json<TaskSpec>" from tasks where id = $1"#, row.id)
+            .fetch_one(&mut *tx)
+            .await
+            .doing("reading a task")?;
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
@@ -81,7 +104,7 @@ impl Store {
         let grant = Grant {
             fence,
             number: TaskNumber(row.number),
-            spec: row.spec.0,
+            spec: spec.0,
             created_at: row.created_at,
             steps: steps(&mut tx, fence.task).await?,
         };
