@@ -14,6 +14,7 @@ use cfq_proto::looping::{
     ActionKind, Artifact, Decision, EscalationAction, EscalationReason, LoopState, Step, StepRecord,
 };
 use cfq_proto::pr::PrState;
+use cfq_proto::review::Quarantine;
 use cfq_proto::task::{Agent, Priority, TaskSpec};
 use cfq_proto::timing::Timing;
 
@@ -23,6 +24,8 @@ use crate::workstream::testing::UserRepo;
 #[derive(Clone)]
 enum Reply {
     Text(String),
+    /// As much of it as fitted.
+    Cut(String),
     Failed(JobFailure),
     /// Never ends; each look at it finds so many milliseconds more.
     Running(u64),
@@ -97,10 +100,8 @@ impl TaskPort for Port {
             failure: None,
         };
         match reply {
-            Reply::Text(text) => {
-                let usage = Usage { prompt_tokens: 5, output_tokens: 7, ..Usage::default() };
-                view.completion = Some(Carried::Inline(Completion { text, finish: FinishReason::Stop, usage }));
-            }
+            Reply::Text(text) => view.completion = Some(completion(text, FinishReason::Stop)),
+            Reply::Cut(text) => view.completion = Some(completion(text, FinishReason::Length)),
             Reply::Failed(failure) => {
                 view.state = JobState::Failed;
                 view.failure = Some(failure);
@@ -140,6 +141,11 @@ impl TaskPort for Port {
     }
 
     fn progressed(&self) {}
+}
+
+fn completion(text: String, finish: FinishReason) -> Carried<Completion> {
+    let usage = Usage { prompt_tokens: 5, output_tokens: 7, ..Usage::default() };
+    Carried::Inline(Completion { text, finish, usage })
 }
 
 struct Bench {
@@ -381,6 +387,37 @@ async fn an_unreadable_report_is_asked_for_twice_more_then_escalates() {
     bench2.resolve(EscalationAction::AcceptBestEffort);
     assert_eq!(bench2.drive().await.unwrap().state, LoopState::Idle);
     assert_eq!(bench2.delivered().len(), 1);
+}
+
+#[tokio::test]
+async fn a_report_that_was_cut_off_is_asked_for_again_and_never_passes() {
+    let cut = || Reply::Cut("{\"quality_score\": 92, \"defects\": [{\"severity\": \"critical\",".into());
+    let bench1 = bench();
+    bench1.script(vec![add(1)], vec![cut(), score(90)]);
+    assert_eq!(bench1.drive().await.unwrap().state, LoopState::Idle);
+    assert_eq!(bench1.port.0.lock().unwrap().jobs.len(), 3, "asked again, and whole the second time");
+    let bench2 = bench();
+    bench2.script(vec![add(1), add(2)], vec![cut(), cut(), cut(), score(90)]);
+    let history = bench2.drive().await.unwrap();
+    let first = &history.iterations[0];
+    assert_eq!(first.decided.as_ref().unwrap().decision, Decision::Revise, "92, but nobody knows what was cut");
+    assert!(first.review.as_ref().unwrap().has_critical());
+    assert_eq!((history.iterations.len(), history.state), (2, LoopState::Idle));
+}
+
+#[tokio::test]
+async fn a_file_that_was_cut_off_is_not_committed() {
+    let bench = bench();
+    // It parses, and half of it is missing.
+    let cut = Reply::Cut("add.py\n```python\ndef add(a, b):\n    return a + b\n".into());
+    bench.script(vec![cut, add(2)], vec![score(93)]);
+    let history = bench.drive().await.unwrap();
+    let first = &history.iterations[0];
+    assert_eq!((first.quarantine, first.artifact.commit.as_ref()), (Some(Quarantine::Unparsable), None));
+    assert!(first.findings[0].message.contains("cut") && first.findings[0].message.contains("add.py"), "{first:?}");
+    assert_eq!(history.state, LoopState::Idle);
+    let branch = history.hand_off.delivered.unwrap().0;
+    assert!(bench.show(&branch, "add.py").contains("# try 2"));
 }
 
 #[tokio::test]
