@@ -118,11 +118,17 @@ impl Database {
         Self { facts: shared.facts.clone(), name }
     }
 
+    /// Damages what cfq wrote, behind its back.
+    pub async fn raw(&self, statement: &'static str) {
+        let mut connection = connect(&self.facts, &self.name).await;
+        sqlx::raw_sql(statement).execute(&mut connection).await.unwrap();
+    }
+
     pub fn config(&self) -> cfq_scheduler::DatabaseConfig {
         config(&self.facts, &self.name)
     }
 
-    /// For looking at what cfq wrote; the tests change nothing.
+    /// For looking at what cfq wrote; nothing is changed through it.
     pub async fn connect(&self) -> PgConnection {
         connect(&self.facts, &self.name).await
     }

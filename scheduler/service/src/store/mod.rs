@@ -11,6 +11,7 @@ mod effects;
 mod error;
 mod events;
 mod gauges;
+mod give_up;
 mod hint;
 mod jobs;
 mod leader;
