@@ -149,11 +149,17 @@ impl Database {
         self.own.as_ref().expect("the cluster was started with `own_postgres`")
     }
 
+    /// Damages what cfq wrote, behind its back.
+    pub async fn raw(&self, statement: &'static str) {
+        let mut connection = connect(&self.facts, &self.name).await;
+        sqlx::raw_sql(statement).execute(&mut connection).await.unwrap();
+    }
+
     pub fn config(&self) -> cfq_scheduler::DatabaseConfig {
         config(&self.facts, &self.name)
     }
 
-    /// For looking at what cfq wrote; the tests change nothing.
+    /// For looking at what cfq wrote; nothing is changed through it.
     pub async fn connect(&self) -> PgConnection {
         connect(&self.facts, &self.name).await
     }

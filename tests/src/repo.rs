@@ -64,6 +64,13 @@ impl UserRepo {
         names
     }
 
+    /// A branch of the user's own, where HEAD stands.
+    pub fn branch(&self, name: &str) {
+        let repo = self.open();
+        let commit = repo.head().unwrap().peel_to_commit().unwrap();
+        repo.branch(name, &commit, false).unwrap();
+    }
+
     /// A file's text on a branch.
     pub fn show(&self, branch: &str, path: &str) -> Option<String> {
         let repo = self.open();

@@ -23,7 +23,9 @@ use serde_json::{Value, json};
 pub enum Reply {
     /// This text, in pieces of a few bytes.
     Text(String),
-    /// The same, with a wait before each piece.
+    /// The same, as a reply that reached its longest length.
+    Cut(String),
+    /// The same as `Text`, with a wait before each piece.
     Slow(String, Duration),
     /// An HTTP status with a message, instead of an answer.
     Status(u16, String),
@@ -142,19 +144,21 @@ async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response 
             let pieces = futures::stream::repeat_with(|| piece("all work and no play "));
             sse(pieces.map(Ok::<Bytes, Infallible>))
         }
-        Some(Reply::Text(text)) if !stream => whole(&text),
+        Some(Reply::Text(text)) if !stream => whole(&text, "stop"),
+        Some(Reply::Cut(text)) if !stream => whole(&text, "length"),
         Some(Reply::Slow(text, wait)) if !stream => {
             tokio::time::sleep(wait).await;
-            whole(&text)
+            whole(&text, "stop")
         }
-        Some(Reply::Text(text)) => streamed(text, Duration::ZERO),
-        Some(Reply::Slow(text, wait)) => streamed(text, wait),
+        Some(Reply::Text(text)) => streamed(text, "stop", Duration::ZERO),
+        Some(Reply::Cut(text)) => streamed(text, "length", Duration::ZERO),
+        Some(Reply::Slow(text, wait)) => streamed(text, "stop", wait),
     }
 }
 
-fn whole(text: &str) -> Response {
+fn whole(text: &str, finish: &str) -> Response {
     Json(json!({
-        "choices": [{ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": "stop" }],
+        "choices": [{ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": finish }],
         "usage": { "prompt_tokens": 10, "completion_tokens": text.len() / 4, "total_tokens": 10 + text.len() / 4 },
     }))
     .into_response()
@@ -165,10 +169,10 @@ fn piece(text: &str) -> Bytes {
     format!("data: {chunk}\n\n").into()
 }
 
-fn streamed(text: String, wait: Duration) -> Response {
+fn streamed(text: String, finish: &str, wait: Duration) -> Response {
     let characters: Vec<char> = text.chars().collect();
     let mut pieces: Vec<Bytes> = characters.chunks(8).map(|c| piece(&c.iter().collect::<String>())).collect();
-    let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }] });
+    let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
     let usage = json!({ "choices": [], "usage": { "prompt_tokens": 10, "completion_tokens": text.len() / 4, "total_tokens": 0 } });
     pieces.push(format!("data: {end}\n\ndata: {usage}\n\ndata: [DONE]\n\n").into());
     let stream = futures::stream::iter(pieces).then(move |p| async move {

@@ -124,3 +124,47 @@ async fn a_task_from_submit_to_pull_through_the_binary() {
     refused(&wrong, 2, &["token"]);
     cluster.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_could_not_be_delivered_exits_with_3_and_names_the_next_command() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    repo.branch("cfq");
+    let home = tempfile::tempdir().unwrap();
+    let url = cluster.client.url().to_owned();
+    let run = |args: &[&str]| {
+        let env = [("CFQ_URL", url.as_str()), ("CFQ_TOKEN", TOKEN)];
+        tokio::task::block_in_place(|| cfq(home.path(), args, &env))
+    };
+    let out = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let path = repo.path();
+
+    let submitted =
+        run(&["submit", "Write add(a, b)", "--language", "python", "--repo", path.to_str().unwrap(), "--watch"]);
+    assert_eq!(submitted.status.code(), Some(3), "{submitted:?}");
+    let text = out(&submitted);
+    assert!(text.contains("t1 is waiting_on_human") && text.contains("`cfq pull t1`"), "{text}");
+    let shown = out(&run(&["show", "t1"]));
+    for words in ["waiting_on_human", "needs you", "cfq pull t1", "cfq pr show 1", "--action accept_best_effort"] {
+        assert!(shown.contains(words), "{words:?} is not in {shown}");
+    }
+
+    // Where it is refused it says the same as the task; a clone takes it.
+    refused(&run(&["pull", "t1"]), 2, &["git branch -m cfq"]);
+    let clone = home.path().join("clone");
+    git2::build::RepoBuilder::new().clone(path.to_str().unwrap(), &clone).unwrap();
+    let pulled = run(&["pull", "t1", "--repo", clone.to_str().unwrap()]);
+    assert_eq!(pulled.status.code(), Some(0), "{pulled:?}");
+    assert!(
+        String::from_utf8_lossy(&pulled.stderr).contains("cfq resolve t1 --action accept_best_effort"),
+        "{pulled:?}"
+    );
+
+    let ended = run(&["resolve", "t1", "--action", "accept_best_effort", "--watch"]);
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(out(&ended).contains("t1 is accepted: accepted as it is: no branch could be made"), "{ended:?}");
+    assert!(!out(&run(&["ls"])).contains("merged"), "what was not delivered is not called merged");
+    cluster.finish().await;
+}

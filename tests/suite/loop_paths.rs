@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cfq_proto::looping::{ActionKind, Decision, EscalationAction, EscalationReason, LoopState};
+use cfq_proto::review::Quarantine;
 use cfq_proto::task::{Agent, TaskState};
 use cfq_tests::cluster::Cluster;
 use cfq_tests::repo::UserRepo;
@@ -233,6 +234,93 @@ async fn a_syntax_error_goes_back_as_a_finding_and_is_mended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_cut_off_is_neither_committed_nor_passed() {
+    let cluster = Cluster::start().await;
+    let half = "Here it is.\n\nadd.py\n```python\ndef add(a, b):\n    return a + b\n";
+    cluster.models.script("alpha", vec![Reply::Cut(half.into()), add(2), add(3)]);
+    let half = r#"{"quality_score":92,"defects":[{"severity":"critical","#;
+    cluster.models.script("beta", vec![Reply::Cut(half.into()), score(95)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.rests(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let [file, report, whole] = detail.iterations.as_slice() else { panic!("{:#?}", detail.iterations) };
+    assert_eq!((file.quarantine, &file.commit), (Some(Quarantine::Unparsable), &None));
+    assert!(file.findings[0].message.contains("cut"), "{:?}", file.findings);
+    assert!(report.review.as_ref().unwrap().has_critical(), "92, but what was cut off is not known");
+    assert_eq!(report.decided.as_ref().unwrap().decision, Decision::Revise);
+    assert_eq!(cluster.models.calls("beta"), 4, "a report that was cut is asked for twice more");
+    assert_eq!(whole.review.as_ref().unwrap().quality_score, 95.0);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_cannot_be_merged_is_delivered_and_waits_for_a_human() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![add(1), add(2)]);
+    cluster.models.script("beta", vec![score(93)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let first = cluster.submit(&cluster.spec(&repo)).await;
+    assert_eq!(cluster.rests(first).await.summary.state, TaskState::Merged);
+    let mut spec = cluster.spec(&repo);
+    spec.description = "Write add(a, b) in add.py once more.".into();
+    let before = repo.fingerprint();
+    let second = cluster.submit(&spec).await;
+    let detail = cluster.rests(second).await;
+
+    assert_eq!(detail.summary.state, TaskState::WaitingOnHuman, "{}", detail.reason);
+    assert_eq!(detail.summary.loop_state, LoopState::Converged);
+    assert!(detail.runner.is_none(), "a task that waits holds no lease");
+    let pr = cluster.client.pr(detail.pr.unwrap()).await.unwrap();
+    assert_eq!(pr.state, cfq_proto::pr::PrState::Closed);
+    for words in ["add.py", "cfq pull t2", "cfq pr show 2", "cfq resolve t2"] {
+        assert!(detail.reason.contains(words), "{words:?} is not in {:?}", detail.reason);
+    }
+    let branch = detail.delivered_branch.clone().unwrap();
+    assert!(repo.show(&branch, "add.py").unwrap().contains("# try 2"), "nothing is lost");
+    assert_eq!(repo.fingerprint(), before);
+    let actions = detail.escalation.unwrap().available_actions;
+    assert_eq!(actions, [ActionKind::AcceptBestEffort, ActionKind::Abort]);
+    let again = EscalationAction::RetryWithConstraints { additional_constraints: vec!["x".into()] };
+    assert!(cluster.client.resolve(second, again).await.is_err(), "the loop is over");
+
+    cluster.client.resolve(second, EscalationAction::AcceptBestEffort).await.unwrap();
+    let done = cluster.becomes(second, TaskState::Accepted).await;
+    assert!(done.reason.contains(&branch) && done.reason.contains("not merged"), "{}", done.reason);
+    assert_eq!(done.summary.loop_state, LoopState::Idle);
+    let after = cluster.oracle(second, &repo).await;
+    assert_eq!(after.delivered_branch, Some(branch));
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_is_refused_waits_for_a_human_and_ends_as_merged_once_it_is_possible() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![add(1)]);
+    cluster.models.script("beta", vec![score(93)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    repo.branch("cfq");
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.rests(task).await;
+
+    assert_eq!(detail.summary.state, TaskState::WaitingOnHuman, "{}", detail.reason);
+    assert_eq!(detail.delivered_branch, None);
+    for words in ["branch named cfq", "cfq pull t1", "cfq pr show 1"] {
+        assert!(detail.reason.contains(words), "{words:?} is not in {:?}", detail.reason);
+    }
+    let late = cluster.client.cancel(task, "").await.unwrap_err().to_string();
+    assert!(late.contains("merge has begun"), "{late}");
+
+    repo.open().find_branch("cfq", git2::BranchType::Local).unwrap().rename("mine", false).unwrap();
+    cluster.client.resolve(task, EscalationAction::AcceptBestEffort).await.unwrap();
+    let done = cluster.becomes(task, TaskState::Merged).await;
+    assert!(repo.show(&done.delivered_branch.unwrap(), "add.py").unwrap().contains("def add"));
+    assert!(done.escalation.is_none());
+    cluster.oracle(task, &repo).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_down_beyond_the_ceiling_fails_the_task() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Status(503, "no".into())]);
@@ -313,5 +401,22 @@ async fn an_escalation_can_be_aborted_failed_or_given_another_model() {
     let failed = cluster.becomes(key, TaskState::Failed).await;
     assert_eq!(failed.summary.loop_state, LoopState::Failed);
     assert!(failed.reason.contains("not worth it"), "{}", failed.reason);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_no_runner_can_drive_fails_with_the_reason() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Hang]);
+    cluster.models.script("beta", vec![score(90)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    cluster.generates(task).await;
+    cluster.kill9("runner");
+    // What is there does not follow from nothing, whoever reads it.
+    cluster.database.raw(r#"update steps set step = '{"kind": "merged", "commit": "c"}'"#).await;
+    cluster.start_service("runner");
+    let detail = cluster.becomes(task, TaskState::Failed).await;
+    assert!(detail.reason.contains("step 0 does not follow"), "{}", detail.reason);
     cluster.finish().await;
 }

@@ -82,6 +82,8 @@ pub struct HandOff {
     pub pr_state: Option<PrState>,
     pub intent: Option<MergeIntent>,
     pub merged: Option<String>,
+    /// Why the pull request was closed unmerged.
+    pub closed: Option<String>,
     /// Branch and commit in the user's repository.
     pub delivered: Option<(String, String)>,
     pub done: bool,
@@ -171,7 +173,12 @@ impl History {
                 self.hand_off.pr_head = Some(head.clone());
                 self.hand_off.pr_state = Some(PrState::PendingQc);
             }
-            Step::PrMoved { to, .. } => self.hand_off.pr_state = Some(*to),
+            Step::PrMoved { to, why } => {
+                self.hand_off.pr_state = Some(*to);
+                if *to == PrState::Closed {
+                    self.hand_off.closed = Some(why.clone());
+                }
+            }
             Step::MergeIntent { old, new, commit_time } => {
                 let intent = MergeIntent { old: old.clone(), new: new.clone(), commit_time: *commit_time };
                 self.hand_off.intent = Some(intent);
@@ -181,8 +188,8 @@ impl History {
                 self.hand_off.pr_state = Some(PrState::Merged);
             }
             Step::Delivered { branch, commit } => self.hand_off.delivered = Some((branch.clone(), commit.clone())),
-            Step::HandedOff => self.hand_off.done = true,
-            Step::Cancelled { .. } => {}
+            Step::HandedOff { .. } => self.hand_off.done = true,
+            Step::HandOffHeld { .. } | Step::Cancelled { .. } => {}
         }
         self.facts = self.facts.after(&record.step);
         self.state = state;
@@ -376,9 +383,9 @@ pub(crate) mod tests {
     #[test]
     fn a_step_that_does_not_follow_is_refused() {
         let mut history = Records::started().history();
-        let late = StepRecord { seq: 5, step: Step::HandedOff, active_ms: 0, at: 0 };
+        let late = StepRecord { seq: 5, step: Step::HandedOff { why: String::new() }, active_ms: 0, at: 0 };
         assert_eq!(history.push(&late), Err(HistoryError::Gap { expected: 1, found: 5 }));
-        let wrong = StepRecord { seq: 1, step: Step::HandedOff, active_ms: 0, at: 0 };
+        let wrong = StepRecord { seq: 1, step: Step::HandedOff { why: String::new() }, active_ms: 0, at: 0 };
         assert!(matches!(history.push(&wrong), Err(HistoryError::Illegal { seq: 1, .. })));
         let generated = Step::Generated { artifact: Carried::Inline(artifact(2, "x")) };
         let wrong = StepRecord { seq: 1, step: generated, active_ms: 0, at: 0 };

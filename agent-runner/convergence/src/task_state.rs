@@ -31,9 +31,13 @@ pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
             EscalationAction::Abort => TaskState::Cancelled,
             EscalationAction::Fail { .. } => TaskState::Failed,
         },
-        Step::HandedOff => {
-            // What is not in the mirror's main is not merged, however good it is.
-            if facts.best_effort || facts.unmerged { TaskState::Accepted } else { TaskState::Merged }
+        Step::HandOffHeld { .. } => TaskState::WaitingOnHuman,
+        Step::HandedOff { .. } => {
+            if facts.merged && facts.delivered && !facts.best_effort {
+                TaskState::Merged
+            } else {
+                TaskState::Accepted
+            }
         }
         Step::Cancelled { .. } => TaskState::Cancelled,
     }
@@ -42,8 +46,7 @@ pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transition::tests::{decided, escalate, every_step, resolved, started};
-    use cfq_proto::pr::PrState;
+    use crate::transition::tests::{decided, escalate, every_step, handed_off, held, resolved, started};
 
     #[test]
     fn the_ends_of_a_task() {
@@ -52,29 +55,34 @@ mod tests {
         assert_eq!(after(&decided(1, escalate())), TaskState::Escalated);
         assert_eq!(after(&decided(1, Decision::Fail { reason: "down".into() })), TaskState::Failed);
         assert_eq!(after(&decided(1, Decision::Converged)), TaskState::Running);
-        assert_eq!(after(&Step::HandedOff), TaskState::Merged);
+        assert_eq!(after(&held()), TaskState::WaitingOnHuman);
         assert_eq!(after(&Step::Cancelled { by: "me".into() }), TaskState::Cancelled);
         assert_eq!(after(&resolved(EscalationAction::Abort)), TaskState::Cancelled);
         assert_eq!(after(&resolved(EscalationAction::Fail { reason: None })), TaskState::Failed);
         assert_eq!(after(&resolved(EscalationAction::AcceptBestEffort)), TaskState::Ready);
-        let accepted = plain.after(&resolved(EscalationAction::AcceptBestEffort));
-        assert_eq!(task_state_after(accepted, &Step::HandedOff), TaskState::Accepted);
-        let closed = plain.after(&Step::PrMoved { to: PrState::Closed, why: "overtaken".into() });
-        assert_eq!(task_state_after(closed, &Step::HandedOff), TaskState::Accepted, "no merge, not merged");
+    }
+
+    #[test]
+    fn merged_is_only_what_was_merged_and_delivered() {
+        let end = |facts: Facts| task_state_after(facts, &handed_off());
+        let merged = Facts { merged: true, delivered: true, ..Facts::default() };
+        assert_eq!(end(merged), TaskState::Merged);
+        let released = Facts { released: true, ..Facts::default() };
+        assert_eq!(end(Facts { released: true, ..merged }), TaskState::Merged, "in the end it could be delivered");
+        for facts in [
+            Facts { best_effort: true, ..merged },
+            Facts { delivered: true, ..released },
+            Facts { merged: true, ..released },
+        ] {
+            assert_eq!(end(facts), TaskState::Accepted, "{facts:?}");
+        }
     }
 
     #[test]
     fn no_step_makes_a_state_that_only_the_scheduler_may_give() {
         for step in every_step() {
             let state = task_state_after(Facts::default(), &step);
-            assert!(
-                !matches!(
-                    state,
-                    TaskState::Queued | TaskState::Blocked | TaskState::Paused | TaskState::WaitingOnHuman
-                ),
-                "{}",
-                step.kind()
-            );
+            assert!(!matches!(state, TaskState::Queued | TaskState::Blocked | TaskState::Paused), "{}", step.kind());
         }
     }
 }

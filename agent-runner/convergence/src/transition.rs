@@ -8,15 +8,19 @@
 //! |            | decided: escalate, fail             | escalated, failed                            |
 //! | reviewing  | reviewed                            | reviewing                                    |
 //! |            | decided                             | converged, revising, escalated, failed       |
-//! | converged  | pr_opened, pr_moved, merge_intent, merged, delivered | converged                   |
-//! |            | handed_off                          | idle                                         |
+//! | converged  | pr_opened, pr_moved, merge_intent, merged, delivered, hand_off_held | converged    |
+//! |            | handed_off                          | idle, if delivered and merged (or accepted)  |
+//! |            | resolved, while held: accept_best_effort, abort | converged, idle                  |
 //! | escalated  | resolved: switch_llm, retry_with_constraints | revising; generating without artifact |
 //! |            | resolved: accept_best_effort        | converged                                    |
 //! |            | resolved: abort, fail               | idle, failed                                 |
-//! | all but idle and failed | cancelled              | idle, unless the merge is intended           |
+//! | all but idle and failed | cancelled              | idle, unless merge or delivery has begun     |
 //!
 //! An escalated task is active for cancelling: a human's cancel and abort are the same wish. From failed no step leads
 //! anywhere; the acknowledgement (failed -> idle) concerns the session, and the task stays failed.
+//!
+//! Past converged there is no way back into the loop. A hand-off that cannot end by itself is held: the state stays converged
+//! until a human lets it end as it is, and only what is both merged and delivered ends without one.
 
 use cfq_proto::looping::{Decision, EscalationAction, LoopState, Step};
 use cfq_proto::review::Quarantine;
@@ -48,7 +52,8 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::MergeIntent { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. }
-            | Step::HandedOff
+            | Step::HandOffHeld { .. }
+            | Step::HandedOff { .. }
             | Step::Cancelled { .. } => refuse("no loop is running"),
         },
         LoopState::Generating | LoopState::Revising => match step {
@@ -79,7 +84,8 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::MergeIntent { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. }
-            | Step::HandedOff => refuse("the creator is at work"),
+            | Step::HandOffHeld { .. }
+            | Step::HandedOff { .. } => refuse("the creator is at work"),
         },
         LoopState::Reviewing => match step {
             Step::Reviewed { .. } => Ok(LoopState::Reviewing),
@@ -99,16 +105,42 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::MergeIntent { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. }
-            | Step::HandedOff => refuse("the critic is at work"),
+            | Step::HandOffHeld { .. }
+            | Step::HandedOff { .. } => refuse("the critic is at work"),
         },
         LoopState::Converged => match step {
+            Step::Resolved { action, .. } if facts.held => match action {
+                EscalationAction::AcceptBestEffort => Ok(LoopState::Converged),
+                EscalationAction::Abort if !facts.merge_intended => Ok(LoopState::Idle),
+                EscalationAction::Abort => refuse("its merge has begun"),
+                EscalationAction::SwitchLlm { .. }
+                | EscalationAction::RetryWithConstraints { .. }
+                | EscalationAction::Fail { .. } => refuse("the loop is over, only the hand-off is left"),
+            },
+            Step::PrOpened { .. }
+            | Step::PrMoved { .. }
+            | Step::MergeIntent { .. }
+            | Step::Merged { .. }
+            | Step::Delivered { .. }
+            | Step::HandOffHeld { .. }
+            | Step::HandedOff { .. }
+                if facts.held =>
+            {
+                refuse("its hand-off waits for a human")
+            }
             Step::PrOpened { .. }
             | Step::PrMoved { .. }
             | Step::MergeIntent { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. } => Ok(LoopState::Converged),
-            Step::HandedOff => Ok(LoopState::Idle),
+            Step::HandOffHeld { .. } if facts.may_end() => refuse("nothing keeps its hand-off from ending"),
+            Step::HandOffHeld { .. } => Ok(LoopState::Converged),
+            Step::HandedOff { .. } if !facts.may_end() => {
+                refuse("it is not both merged and delivered, and nobody accepted that")
+            }
+            Step::HandedOff { .. } => Ok(LoopState::Idle),
             Step::Cancelled { .. } if facts.merge_intended => refuse("its merge has begun"),
+            Step::Cancelled { .. } if facts.closed && !facts.held => refuse("its delivery has begun"),
             Step::Cancelled { .. } => Ok(LoopState::Idle),
             Step::Started { .. }
             | Step::Generated { .. }
@@ -138,7 +170,8 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::MergeIntent { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. }
-            | Step::HandedOff => refuse("its question is open"),
+            | Step::HandOffHeld { .. }
+            | Step::HandedOff { .. } => refuse("its question is open"),
         },
         LoopState::Failed => refuse("it has failed, a retry is a new task"),
     }
@@ -174,6 +207,18 @@ pub(crate) mod tests {
         Decision::Escalate { reason: EscalationReason::AgentError, available_actions: vec![ActionKind::Abort] }
     }
 
+    pub fn merge_intent() -> Step {
+        Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 }
+    }
+
+    pub fn held() -> Step {
+        Step::HandOffHeld { why: "a conflict".into(), available_actions: vec![ActionKind::Abort] }
+    }
+
+    pub fn handed_off() -> Step {
+        Step::HandedOff { why: String::new() }
+    }
+
     pub fn resolved(action: EscalationAction) -> Step {
         Step::Resolved { action, by: "somebody".into() }
     }
@@ -207,10 +252,11 @@ pub(crate) mod tests {
             resolved(EscalationAction::Fail { reason: None }),
             Step::PrOpened { head: "h".into(), base: "b".into(), branch: "w".into() },
             Step::PrMoved { to: PrState::QcApproved, why: String::new() },
-            Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 },
+            merge_intent(),
             Step::Merged { commit: "n".into() },
             Step::Delivered { branch: "cfq/t42-x".into(), commit: "n".into() },
-            Step::HandedOff,
+            held(),
+            handed_off(),
             Step::Cancelled { by: "me".into() },
         ]
     }
@@ -220,8 +266,9 @@ pub(crate) mod tests {
     }
 
     /// Rows: [`every_step`]; columns: [`LoopState::ALL`] (idle, generating, reviewing, revising, converged, escalated,
-    /// failed). `.` is refused. Facts: a reply is durable; unchecked where the step is a check.
-    const TABLE: [&str; 23] = [
+    /// failed). `.` is refused. Facts: a reply is durable; unchecked where the step is a check, merged and delivered where it
+    /// ends the hand-off.
+    const TABLE: [&str; 24] = [
         "g . . . . . .", // started
         ". g . v . . .", // generated
         ". r . r . . .", // checked
@@ -243,6 +290,7 @@ pub(crate) mod tests {
         ". . . . c . .", // merge_intent
         ". . . . c . .", // merged
         ". . . . c . .", // delivered
+        ". . . . c . .", // hand_off_held
         ". . . . i . .", // handed_off
         ". i i i i i .", // cancelled
     ];
@@ -253,7 +301,8 @@ pub(crate) mod tests {
         assert_eq!(steps.len(), TABLE.len());
         for (step, row) in steps.iter().zip(TABLE) {
             let unchecked = matches!(step, Step::Checked { .. });
-            let facts = Facts { has_artifact: true, unchecked, ..Facts::default() };
+            let done = matches!(step, Step::HandedOff { .. });
+            let facts = Facts { has_artifact: true, unchecked, merged: done, delivered: done, ..Facts::default() };
             for (state, cell) in LoopState::ALL.into_iter().zip(row.split(' ')) {
                 let expected = match cell {
                     "i" => Some(LoopState::Idle),
@@ -290,10 +339,42 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cancel_comes_too_late_once_the_merge_is_intended() {
-        let facts = Facts { merge_intended: true, ..Facts::default() };
-        let refused = transition(LoopState::Converged, facts, &Step::Cancelled { by: "me".into() }).unwrap_err();
+    fn a_cancel_comes_too_late_once_the_merge_or_the_delivery_has_begun() {
+        let cancel = Step::Cancelled { by: "me".into() };
+        let converged = |facts| transition(LoopState::Converged, facts, &cancel);
+        let refused = converged(Facts { merge_intended: true, ..Facts::default() }).unwrap_err();
         assert!(refused.to_string().contains("merge has begun"), "{refused}");
+        let closed = Facts { closed: true, ..Facts::default() };
+        let refused = converged(closed).unwrap_err();
+        assert!(refused.to_string().contains("delivery has begun"), "{refused}");
+        assert_eq!(converged(Facts { held: true, ..closed }), Ok(LoopState::Idle), "it waits, nothing is on its way");
+    }
+
+    #[test]
+    fn only_what_is_merged_and_delivered_ends_without_a_human() {
+        let end = |facts| transition(LoopState::Converged, facts, &handed_off());
+        let none = Facts::default();
+        for unfinished in [none, Facts { delivered: true, ..none }, Facts { merged: true, ..none }] {
+            assert!(end(unfinished).is_err(), "{unfinished:?}");
+            assert_eq!(transition(LoopState::Converged, unfinished, &held()), Ok(LoopState::Converged));
+        }
+        let done = Facts { merged: true, delivered: true, ..none };
+        for done in [done, Facts { released: true, ..none }, Facts { delivered: true, best_effort: true, ..none }] {
+            assert_eq!(end(done), Ok(LoopState::Idle), "{done:?}");
+            assert!(transition(LoopState::Converged, done, &held()).is_err(), "{done:?}");
+        }
+    }
+
+    #[test]
+    fn a_held_hand_off_takes_an_answer_and_nothing_else() {
+        let facts = Facts { held: true, has_artifact: true, ..Facts::default() };
+        let legal = |facts| -> Vec<Step> {
+            every_step().into_iter().filter(|s| transition(LoopState::Converged, facts, s).is_ok()).collect()
+        };
+        let cancelled = Step::Cancelled { by: "me".into() };
+        let (accept, abort) = (resolved(EscalationAction::AcceptBestEffort), resolved(EscalationAction::Abort));
+        assert_eq!(legal(facts), [accept.clone(), abort, cancelled]);
+        assert_eq!(legal(Facts { merge_intended: true, ..facts }), [accept], "what is merged is not cancelled");
     }
 
     #[test]

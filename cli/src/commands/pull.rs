@@ -7,6 +7,7 @@ use cfq_agent_runner::workstream::{self, Delivery};
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
+use cfq_proto::task::TaskState;
 use serde::Serialize;
 
 use crate::exit::{self, Code};
@@ -33,6 +34,10 @@ pub async fn run(
         None => PathBuf::from(&detail.spec.repo),
     };
     let delivery = bring(client, &detail, &repo, iteration).await?;
+    if detail.summary.state == TaskState::WaitingOnHuman {
+        let task = detail.summary.number;
+        out.talk(&format!("{task} still waits for you: `cfq resolve {task} --action accept_best_effort` ends it"));
+    }
     out.data(&Pulled { branch: delivery.branch, commit: delivery.commit, repo }, |p| {
         format!(
             "branch {0} in {1}\nlook at it: git diff HEAD...{0}\nmerge it:   git merge {0}",

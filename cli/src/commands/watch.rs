@@ -228,7 +228,8 @@ fn describe_step(step: &Step) -> Option<String> {
         Step::MergeIntent { .. } => return None,
         Step::Merged { commit } => format!("merged as {}", commit.get(..12).unwrap_or(commit)),
         Step::Delivered { branch, .. } => format!("delivered as branch {branch}"),
-        Step::HandedOff => return None,
+        // What the task becomes by it says it.
+        Step::HandOffHeld { .. } | Step::HandedOff { .. } => return None,
         Step::Cancelled { by } => format!("cancelled by {by}"),
     })
 }

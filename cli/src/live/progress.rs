@@ -133,7 +133,8 @@ impl Progress {
             Step::PrOpened { .. } | Step::MergeIntent { .. } => at("merging"),
             Step::PrMoved { to, .. } => at(if *to == PrState::Merged { "delivering" } else { "merging" }),
             Step::Merged { .. } => at("delivering"),
-            Step::Delivered { .. } | Step::HandedOff | Step::Cancelled { .. } => at("finishing"),
+            Step::Delivered { .. } | Step::HandedOff { .. } | Step::Cancelled { .. } => at("finishing"),
+            Step::HandOffHeld { .. } => at("waiting for you"),
         }
     }
 

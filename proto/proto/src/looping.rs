@@ -253,7 +253,8 @@ pub enum Step {
         iteration: u32,
         decided: Decided,
     },
-    /// Written by the scheduler for a client: escalated -> revising, generating, converged, idle or failed.
+    /// Written by the scheduler for a client: escalated -> revising, generating, converged, idle or failed; for a hand-off that
+    /// is held, converged -> converged or idle.
     Resolved {
         action: EscalationAction,
         by: String,
@@ -282,8 +283,18 @@ pub enum Step {
         branch: String,
         commit: String,
     },
+    /// The hand-off cannot end by itself, because the result is unmerged or undelivered: the state stays converged, the task
+    /// waits for a human.
+    HandOffHeld {
+        why: String,
+        available_actions: Vec<ActionKind>,
+    },
     /// converged -> idle; the task is merged or accepted.
-    HandedOff,
+    HandedOff {
+        /// In words, for people: where the result is, and what was not done with it.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        why: String,
+    },
     /// Written by the scheduler for a client: any active state -> idle.
     Cancelled {
         by: String,
@@ -304,7 +315,8 @@ impl Step {
             Self::MergeIntent { .. } => "merge_intent",
             Self::Merged { .. } => "merged",
             Self::Delivered { .. } => "delivered",
-            Self::HandedOff => "handed_off",
+            Self::HandOffHeld { .. } => "hand_off_held",
+            Self::HandedOff { .. } => "handed_off",
             Self::Cancelled { .. } => "cancelled",
         }
     }

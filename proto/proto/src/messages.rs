@@ -297,6 +297,14 @@ pub struct Release {
     pub fence: TaskFence,
 }
 
+/// A runner that cannot drive its task says why and lets go of it: running -> ready, counted as a loss, or failed with this
+/// reason if that went on too often.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GiveUp {
+    pub fence: TaskFence,
+    pub reason: String,
+}
+
 /// One chunk of a blob. The blob exists once all its chunks are there and the hash matches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlobPut {

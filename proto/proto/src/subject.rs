@@ -39,7 +39,8 @@ pub fn tokens_of(job: &str) -> String {
     format!("cfq.v1.node.*.tokens.{job}")
 }
 
-/// `verb` is the last token: `hello`, `lease`, `beat`, `step`, `job`, `job_look`, `job_cancel`, `release`, `blob_put`, `blob_get`.
+/// `verb` is the last token: `hello`, `lease`, `beat`, `step`, `job`, `job_look`, `job_cancel`, `release`, `give_up`, `blob_put`,
+/// `blob_get`.
 pub fn runner(runner: &RunnerId, verb: &str) -> String {
     format!("cfq.v1.runner.{runner}.{verb}")
 }

@@ -195,14 +195,14 @@ pub enum TaskState {
     Ready,
     /// A runner holds its lease.
     Running,
+    /// It converged, but could not be merged or delivered; a question is open; no lease is held.
     WaitingOnHuman,
     Paused,
     /// The loop gave up; a question is open; no lease is held.
     Escalated,
-    /// Done: converged and merged.
+    /// Done: converged, merged and delivered.
     Merged,
-    /// Done otherwise: best effort that a human accepted, or a converged result that could not be merged and is a branch of
-    /// its own.
+    /// Done: accepted by a human, as best effort or although it could not be merged or delivered.
     Accepted,
     Failed,
     Cancelled,

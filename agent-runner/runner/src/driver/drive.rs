@@ -17,8 +17,11 @@ use super::port::{Stopped, TaskPort};
 use crate::pipeline::PromptError;
 use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
 
-/// So often an action is tried again in the loop before it escalates; in the hand-off it is tried for ever.
+/// So often an action is tried in the loop before it escalates.
 const TRIES: u32 = 3;
+/// In the hand-off a human is asked only after ten minutes of waits, as for an endpoint that is down: what there is to do
+/// needs nobody but a disk or a repository that comes back.
+const HAND_OFF_TRIES: u32 = 10;
 
 /// What kept an action from being done.
 #[derive(Debug, thiserror::Error)]
@@ -133,22 +136,27 @@ impl<P: TaskPort> Drive<P> {
             NextAction::PlanMerge => self.plan_merge().await,
             NextAction::Merge(intent) => self.merge(&intent).await,
             NextAction::Deliver => self.deliver().await,
-            NextAction::HandOff => Ok(self.commit(Step::HandedOff, 0).await?),
+            NextAction::Hold { why } => Ok(self.held(why).await?),
+            NextAction::HandOff => Ok(self.hand_off().await?),
             NextAction::Rest => Ok(()),
         }
     }
 
-    /// A problem of this machine: once more after a wait, and if that does not help, a human is asked. Past the decision
-    /// there is nobody to ask any more (the loop has converged), so it is tried until it works.
+    /// A problem of this machine: once more after a wait, and if that does not help, a human is asked.
     async fn recover(&mut self, problem: Problem, tries: u32) -> Result<(), Stopped> {
         use cfq_proto::looping::LoopState;
         let why = problem.in_words();
         tracing::warn!(task = %self.number, tries, why, "an action failed");
         let in_hand_off = self.history.state == LoopState::Converged;
-        if in_hand_off || (problem.may_pass() && tries < TRIES) {
+        let enough = if in_hand_off { HAND_OFF_TRIES } else { TRIES };
+        if problem.may_pass() && tries < enough {
             self.prepared = None;
+            self.port.progressed();
             tokio::time::sleep(self.backoff(tries)).await;
             return Ok(());
+        }
+        if in_hand_off {
+            return self.cannot_hand_off(format!("the hand-off cannot go on: {why}")).await;
         }
         // Nothing is there yet that an answer could accept, and no answer names another repository or commit.
         if self.history.iterations.is_empty() && problem.is_in_the_request() {

@@ -8,7 +8,7 @@ use cfq_proto::job::{Completion, FinishReason};
 use cfq_proto::looping::Artifact;
 use cfq_proto::task::TaskSpec;
 
-use crate::edits::{Target, apply, parse, target};
+use crate::edits::{ReplyProblem, Target, apply, parse, target};
 use crate::pipeline::is_basis;
 use crate::workstream::{CommitPlan, GitError, Mirror, Snapshot, content_hash, unified};
 
@@ -68,7 +68,8 @@ pub(super) fn make(
     let iteration = history.next_iteration();
     let before = basis(history).map(|i| i.artifact.files.as_slice()).unwrap_or_default();
     let text = &reply.completion.text;
-    let files = parse(text, &target_of(spec, history)).and_then(|edits| apply(&edits, before, &snapshot));
+    let cut = reply.completion.finish == FinishReason::Length;
+    let files = parse(text, &target_of(spec, history), cut).and_then(|edits| apply(&edits, before, &snapshot));
     let mut artifact = Artifact {
         id: ArtifactId::fresh(),
         iteration,
@@ -103,9 +104,9 @@ pub(super) fn make(
             artifact.commit = Some(commit);
         }
         Err(problem) => {
-            let cut = match reply.completion.finish {
-                FinishReason::Length => " (the reply was cut at its longest length: be shorter)",
-                FinishReason::Stop => "",
+            let cut = match (cut, &problem) {
+                (true, ReplyProblem::Cut { .. }) | (false, _) => "",
+                (true, _) => " (the reply was cut at its longest length: be shorter)",
             };
             artifact.content_hash = BlobHash::of(text.as_bytes()).to_string();
             artifact.commit_message = format!("{problem}{cut}");

@@ -1,6 +1,11 @@
 //! From converged to handed off: internal pull request, merge into the mirror's main, a branch in the user's repository.
+//!
+//! A task is called merged only if all three were done. What keeps it from that (another task's change of the same lines, a
+//! repository that refuses the branch) is told to a human: the hand-off is held with the result kept, and ends when they say
+//! that it will do.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cfq_convergence::{Iteration, MergeIntent};
 use cfq_link::failpoint;
@@ -41,12 +46,9 @@ impl<P: TaskPort> Drive<P> {
         let step = match self.look_at_merge(head, commit_time).await? {
             MergeOutcome::Planned(plan) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time },
             // The mirror's main follows cfq's merges only: the user may have discarded the other branch, or has yet to see
-            // both. So it is no question to stop for; the result is delivered as its own branch.
+            // both. So the result is delivered as its own branch before anybody is asked.
             MergeOutcome::Conflict { paths } => {
-                let why = format!(
-                    "an earlier cfq task changed the same lines of {}; delivered as a branch of its own, unmerged",
-                    paths.join(", ")
-                );
+                let why = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
                 Step::PrMoved { to: PrState::Closed, why }
             }
         };
@@ -79,16 +81,17 @@ impl<P: TaskPort> Drive<P> {
         }
     }
 
-    /// A repository that cannot take the branch (gone, read-only) does not keep the task from ending: the result is in the
-    /// records, and `cfq pull` brings it anywhere.
+    /// A repository that cannot take the branch (gone, read-only) keeps nothing from being kept: the result is in the records,
+    /// and `cfq pull` brings it anywhere.
     pub(super) async fn deliver(&mut self) -> Result<(), Problem> {
         let (result, _) = self.result()?;
         let base = self.base()?.commit;
         let artifacts = chain(&self.history, result.artifact.iteration);
         let branch = branch_name(self.number, &self.spec.description);
         let repository = PathBuf::from(&self.spec.repo);
-        let ceiling = self.timing.retry_ceiling();
-        let mut waited = std::time::Duration::ZERO;
+        // Somebody who let it end as it is waits for one more try, not for ten minutes of them.
+        let ceiling = if self.history.facts.released { Duration::ZERO } else { self.timing.retry_ceiling() };
+        let mut waited = Duration::ZERO;
         for tries in 1.. {
             let (repository, branch, base, artifacts) =
                 (repository.clone(), branch.clone(), base.clone(), artifacts.clone());
@@ -110,12 +113,36 @@ impl<P: TaskPort> Drive<P> {
                     tokio::time::sleep(wait).await;
                 }
                 Err(error) => {
-                    let why = error.in_words();
-                    tracing::error!(task = %self.number, why, "cannot deliver; `cfq pull` fetches the result");
-                    return Ok(self.commit(Step::HandedOff, 0).await?);
+                    let why = format!("no branch could be made in {}: {}", self.spec.repo, error.in_words());
+                    return Ok(self.cannot_hand_off(why).await?);
                 }
             }
         }
         Ok(())
+    }
+
+    /// A human is asked, unless one has said already that it will do as it is.
+    pub(super) async fn cannot_hand_off(&mut self, why: String) -> Result<(), Stopped> {
+        tracing::warn!(task = %self.number, why, "cannot hand off");
+        if !self.history.facts.released {
+            return self.held(why).await;
+        }
+        let why = format!("accepted as it is: {why}; `cfq pull {}` brings the result into a clone", self.number);
+        self.commit(Step::HandedOff { why }, 0).await
+    }
+
+    pub(super) async fn held(&mut self, why: String) -> Result<(), Stopped> {
+        let available_actions = self.history.facts.held_actions();
+        self.commit(Step::HandOffHeld { why, available_actions }, 0).await
+    }
+
+    pub(super) async fn hand_off(&mut self) -> Result<(), Stopped> {
+        let hand_off = &self.history.hand_off;
+        let why = match (&hand_off.delivered, &hand_off.closed) {
+            (Some((branch, _)), None) => format!("delivered as branch {branch}"),
+            (Some((branch, _)), Some(closed)) => format!("delivered as branch {branch}, not merged: {closed}"),
+            (None, _) => String::new(),
+        };
+        self.commit(Step::HandedOff { why }, 0).await
     }
 }

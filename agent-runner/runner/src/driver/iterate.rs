@@ -11,7 +11,7 @@ use super::drive::{Drive, Problem};
 use super::generate::{Reply, make, target_of};
 use super::port::{Stopped, TaskPort};
 use crate::checks::check;
-use crate::pipeline::{Budget, creator, critic, parse_review, review_format};
+use crate::pipeline::{Budget, creator, critic, parse_review, review_format, salvage_review};
 use crate::workstream::Snapshot;
 
 impl<P: TaskPort> Drive<P> {
@@ -29,7 +29,7 @@ impl<P: TaskPort> Drive<P> {
                 })
             }
         };
-        let Some(answer) = self.answer(Agent::Alpha, OutputFormat::Text, prompt, |_| Ok(())).await? else {
+        let Some(answer) = self.answer(Agent::Alpha, OutputFormat::Text, prompt, |_, _| Ok(())).await? else {
             return Ok(());
         };
         let reply = Reply { completion: answer.completion, job: answer.job, model: answer.model.to_string() };
@@ -84,7 +84,10 @@ impl<P: TaskPort> Drive<P> {
                 })
             }
         };
-        let read = |completion: &cfq_proto::job::Completion| parse_review(&completion.text).map_err(|e| e.to_string());
+        let read = |completion: &cfq_proto::job::Completion, last_try: bool| {
+            let read = if last_try { salvage_review } else { parse_review };
+            read(&completion.text, completion.finish).map_err(|e| e.to_string())
+        };
         let Some(answer) = self.answer(Agent::Beta, review_format(), prompt, read).await? else { return Ok(()) };
         let step = Step::Reviewed { iteration, review: answer.value, job: answer.job, model: answer.model.to_string() };
         Ok(self.commit(step, answer.spent_ms).await?)

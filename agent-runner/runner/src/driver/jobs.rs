@@ -42,14 +42,15 @@ enum Ending {
 }
 
 impl<P: TaskPort> Drive<P> {
-    /// Asks `agent` until `read` accepts an answer. `None`: a decision was committed instead. `prompt` gets the budget of
-    /// each try; everything it depends on is recorded, so that a repeated step asks for the same jobs.
+    /// Asks `agent` until `read` accepts an answer; it is told when there is no further try. `None`: a decision was committed
+    /// instead. `prompt` gets the budget of each try; everything it depends on is recorded, so that a repeated step asks for
+    /// the same jobs.
     pub(super) async fn answer<T>(
         &mut self,
         agent: Agent,
         format: OutputFormat,
         prompt: impl Fn(Budget) -> Written,
-        read: impl Fn(&Completion) -> Result<T, String>,
+        read: impl Fn(&Completion, bool) -> Result<T, String>,
     ) -> Result<Option<Answer<T>>, Problem> {
         let binding = self.spec.agents.of(agent).clone();
         let Some(model) = self.history.switched_model(agent).or(binding.model.as_ref()).cloned() else {
@@ -68,7 +69,7 @@ impl<P: TaskPort> Drive<P> {
             let (view, ending) = self.call(agent, n, &model, prompt, spent_ms).await?;
             spent_ms += view.running_ms;
             let problem = match ending {
-                Ending::Done(completion) => match read(&completion) {
+                Ending::Done(completion) => match read(&completion, repeats == REPEATS) {
                     Ok(value) => {
                         return Ok(Some(Answer { value, completion, job: view.id, model: view.model, spent_ms }));
                     }

@@ -30,6 +30,10 @@ pub enum NextAction {
     Merge(MergeIntent),
     /// Put the result on a branch of the user's repository.
     Deliver,
+    /// It is delivered, but a human must say that it will do unmerged.
+    Hold {
+        why: String,
+    },
     HandOff,
     /// Nothing for a runner: it waits for a human, or it is over.
     Rest,
@@ -67,11 +71,15 @@ fn within_limits(history: &History, limits: &Limits) -> Option<NextAction> {
 /// what converged or what a human accepted.
 fn hand_off(history: &History) -> NextAction {
     let hand_off = &history.hand_off;
-    if hand_off.done {
+    if hand_off.done || history.facts.held {
         return NextAction::Rest;
     }
-    if hand_off.delivered.is_some() {
-        return NextAction::HandOff;
+    if let Some((branch, _)) = &hand_off.delivered {
+        if history.facts.may_end() {
+            return NextAction::HandOff;
+        }
+        let closed = hand_off.closed.as_deref().unwrap_or("its pull request is not merged");
+        return NextAction::Hold { why: format!("delivered as branch {branch}, not merged: {closed}") };
     }
     let moved = |to, why: &str| NextAction::MovePr { to, why: why.to_owned() };
     let accepted = history.facts.best_effort;
@@ -209,7 +217,27 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_request_is_delivered_all_the_same_and_a_new_intent_replaces_the_old() {
+    fn a_closed_request_is_delivered_all_the_same_and_then_a_human_is_asked() {
+        let closed = |open: Steps| {
+            open.approved()
+                .then(Step::PrMoved { to: PrState::Closed, why: "conflict in a.py".into() })
+                .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })
+        };
+        let converged = Steps::started().made(1, "a", None).reviewed(1, 90.0).decided();
+        let delivered = closed(converged);
+        let NextAction::Hold { why } = next(&delivered) else { panic!("held") };
+        assert!(why.contains("cfq/t1") && why.contains("conflict in a.py"), "{why}");
+        let held = delivered.then(Step::HandOffHeld { why, available_actions: vec![] });
+        assert_eq!(next(&held), NextAction::Rest);
+        assert_eq!(next(&held.resolved(EscalationAction::AcceptBestEffort)), NextAction::HandOff);
+        // Somebody who accepted it as best effort has been asked already.
+        let decided = cfq_convergence::escalate(&History::default(), EscalationReason::AgentError, "down".into());
+        let accepted = Steps::started().made(1, "a", None).then(Step::Decided { iteration: 1, decided });
+        assert_eq!(next(&closed(accepted.resolved(EscalationAction::AcceptBestEffort))), NextAction::HandOff);
+    }
+
+    #[test]
+    fn a_new_intent_replaces_the_old() {
         let open = || Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().approved();
         let closed = open().then(Step::PrMoved { to: PrState::Closed, why: "conflict".into() });
         assert_eq!(next(&closed), NextAction::Deliver);

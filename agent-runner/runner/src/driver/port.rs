@@ -13,8 +13,8 @@ pub enum Stopped {
     /// The task is somebody else's now, or cancelled: drop everything.
     #[error("the lease is lost")]
     Lost,
-    /// The scheduler and this runner disagree about what is legal, or a record cannot be read: a bug on one side. The lease
-    /// is let go without release, so that it counts against the task and cannot go round for ever.
+    /// The scheduler and this runner disagree about what is legal, or a record cannot be read: a bug on one side. The task is
+    /// given up with the reason, which counts against it, so that it cannot go round for ever.
     #[error("the task cannot be driven: {reason}")]
     Refused { reason: String },
 }

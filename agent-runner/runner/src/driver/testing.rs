@@ -90,6 +90,6 @@ impl Steps {
             .then(Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 })
             .then(Step::Merged { commit: "n".into() })
             .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })
-            .then(Step::HandedOff)
+            .then(Step::HandedOff { why: String::new() })
     }
 }

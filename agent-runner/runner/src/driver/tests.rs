@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cfq_convergence::{History, Limits, transition};
+use cfq_convergence::{History, Limits, task_state_after, transition};
 use cfq_proto::blob::Carried;
 use cfq_proto::ids::{JobId, TaskId, TaskNumber};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, JobRequest, JobState, JobView, Prompt, Usage};
@@ -14,7 +14,8 @@ use cfq_proto::looping::{
     ActionKind, Artifact, Decision, EscalationAction, EscalationReason, LoopState, Step, StepRecord,
 };
 use cfq_proto::pr::PrState;
-use cfq_proto::task::{Agent, Priority, TaskSpec};
+use cfq_proto::review::Quarantine;
+use cfq_proto::task::{Agent, Priority, TaskSpec, TaskState};
 use cfq_proto::timing::Timing;
 
 use super::{Assignment, Drive, Stopped, TaskPort};
@@ -23,6 +24,8 @@ use crate::workstream::testing::UserRepo;
 #[derive(Clone)]
 enum Reply {
     Text(String),
+    /// As much of it as fitted.
+    Cut(String),
     Failed(JobFailure),
     /// Never ends; each look at it finds so many milliseconds more.
     Running(u64),
@@ -96,10 +99,8 @@ impl TaskPort for Port {
             failure: None,
         };
         match reply {
-            Reply::Text(text) => {
-                let usage = Usage { prompt_tokens: 5, output_tokens: 7, ..Usage::default() };
-                view.completion = Some(Carried::Inline(Completion { text, finish: FinishReason::Stop, usage }));
-            }
+            Reply::Text(text) => view.completion = Some(completion(text, FinishReason::Stop)),
+            Reply::Cut(text) => view.completion = Some(completion(text, FinishReason::Length)),
             Reply::Failed(failure) => {
                 view.state = JobState::Failed;
                 view.failure = Some(failure);
@@ -148,6 +149,11 @@ impl TaskPort for Port {
     }
 
     fn progressed(&self) {}
+}
+
+fn completion(text: String, finish: FinishReason) -> Carried<Completion> {
+    let usage = Usage { prompt_tokens: 5, output_tokens: 7, ..Usage::default() };
+    Carried::Inline(Completion { text, finish, usage })
 }
 
 struct Bench {
@@ -233,6 +239,21 @@ impl Bench {
             active_ms,
             at: 1_700_000_100,
         });
+    }
+
+    /// Why the hand-off is held, and what may be answered.
+    fn held(&self) -> (String, Vec<ActionKind>) {
+        match self.steps().pop().unwrap().step {
+            Step::HandOffHeld { why, available_actions } => (why, available_actions),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the last step made of the task.
+    fn ends_as(&self) -> TaskState {
+        let steps = self.steps();
+        let (last, before) = steps.split_last().unwrap();
+        task_state_after(History::of(before).unwrap().facts, &last.step)
     }
 
     fn delivered(&self) -> Vec<String> {
@@ -393,6 +414,37 @@ async fn an_unreadable_report_is_asked_for_twice_more_then_escalates() {
 }
 
 #[tokio::test]
+async fn a_report_that_was_cut_off_is_asked_for_again_and_never_passes() {
+    let cut = || Reply::Cut("{\"quality_score\": 92, \"defects\": [{\"severity\": \"critical\",".into());
+    let bench1 = bench();
+    bench1.script(vec![add(1)], vec![cut(), score(90)]);
+    assert_eq!(bench1.drive().await.unwrap().state, LoopState::Idle);
+    assert_eq!(bench1.port.0.lock().unwrap().jobs.len(), 3, "asked again, and whole the second time");
+    let bench2 = bench();
+    bench2.script(vec![add(1), add(2)], vec![cut(), cut(), cut(), score(90)]);
+    let history = bench2.drive().await.unwrap();
+    let first = &history.iterations[0];
+    assert_eq!(first.decided.as_ref().unwrap().decision, Decision::Revise, "92, but nobody knows what was cut");
+    assert!(first.review.as_ref().unwrap().has_critical());
+    assert_eq!((history.iterations.len(), history.state), (2, LoopState::Idle));
+}
+
+#[tokio::test]
+async fn a_file_that_was_cut_off_is_not_committed() {
+    let bench = bench();
+    // It parses, and half of it is missing.
+    let cut = Reply::Cut("add.py\n```python\ndef add(a, b):\n    return a + b\n".into());
+    bench.script(vec![cut, add(2)], vec![score(93)]);
+    let history = bench.drive().await.unwrap();
+    let first = &history.iterations[0];
+    assert_eq!((first.quarantine, first.artifact.commit.as_ref()), (Some(Quarantine::Unparsable), None));
+    assert!(first.findings[0].message.contains("cut") && first.findings[0].message.contains("add.py"), "{first:?}");
+    assert_eq!(history.state, LoopState::Idle);
+    let branch = history.hand_off.delivered.unwrap().0;
+    assert!(bench.show(&branch, "add.py").contains("# try 2"));
+}
+
+#[tokio::test]
 async fn a_prompt_that_is_too_long_is_made_shorter() {
     let mut bench = bench();
     let big = "x = 1\n".repeat(4_000);
@@ -470,7 +522,7 @@ async fn the_best_is_delivered_when_a_human_accepts() {
 }
 
 #[tokio::test]
-async fn a_result_that_conflicts_with_earlier_cfq_work_is_delivered_unmerged() {
+async fn a_result_that_conflicts_with_earlier_cfq_work_is_delivered_and_waits_for_a_human() {
     let mut bench = bench();
     bench.script(vec![add(1)], vec![score(93)]);
     bench.drive().await.unwrap();
@@ -480,21 +532,25 @@ async fn a_result_that_conflicts_with_earlier_cfq_work_is_delivered_unmerged() {
     bench.port.0.lock().unwrap().jobs.clear();
     bench.script(vec![add(2)], vec![score(93)]);
     let history = bench.drive().await.unwrap();
-    assert_eq!((history.state, history.hand_off.pr_state), (LoopState::Idle, Some(PrState::Closed)));
+    assert_eq!((history.state, history.hand_off.pr_state), (LoopState::Converged, Some(PrState::Closed)));
     let branch = history.hand_off.delivered.unwrap().0;
     assert!(bench.show(&branch, "add.py").contains("# try 2"));
     assert_eq!(bench.delivered().len(), 2);
-    let steps = bench.steps();
-    let closed = steps.iter().find_map(|record| match &record.step {
-        Step::PrMoved { to: PrState::Closed, why } => Some(why.as_str()),
-        _ => None,
-    });
-    assert!(closed.unwrap().contains("add.py"), "{closed:?}");
+    let (why, actions) = bench.held();
+    assert!(why.contains("add.py") && why.contains(&branch), "{why}");
+    assert_eq!(actions, [ActionKind::AcceptBestEffort, ActionKind::Abort]);
     // The decision is the one the records alone lead to.
+    let steps = bench.steps();
     let at = steps.iter().position(|record| matches!(record.step, Step::Decided { .. })).unwrap();
     let Step::Decided { decided, .. } = &steps[at].step else { panic!("a decision") };
     let before = History::of(&steps[..at]).unwrap();
     assert_eq!(&cfq_convergence::decide(&Limits::default(), &before).unwrap(), decided);
+    // A runner that finds it waiting leaves it alone; an answer ends it.
+    assert_eq!(bench.drive().await.unwrap().next_seq, steps.len() as i32);
+    bench.resolve(EscalationAction::AcceptBestEffort);
+    let history = bench.drive().await.unwrap();
+    assert_eq!((history.state, bench.ends_as()), (LoopState::Idle, TaskState::Accepted));
+    assert_eq!(bench.delivered().len(), 2);
 }
 
 #[tokio::test]
@@ -519,16 +575,57 @@ async fn a_repository_that_cannot_be_used_is_said() {
     assert!(decided.why.contains("no commits yet"), "{}", decided.why);
 }
 
-#[tokio::test]
-async fn a_repository_that_went_away_does_not_keep_the_task_from_ending() {
+/// Converged and merged, and the branch is still to be made.
+async fn before_delivery() -> Bench {
     let bench = bench();
     bench.script(vec![add(1)], vec![score(93)]);
     let delivering = AT_ONCE.iter().position(|k| *k == "delivered").unwrap();
     bench.port.0.lock().unwrap().cut = Some(Cut::After(delivering - 1));
     assert_eq!(bench.drive().await, Err(Stopped::Lost));
     bench.port.0.lock().unwrap().cut = None;
+    bench
+}
+
+#[tokio::test]
+async fn a_repository_that_went_away_is_told_and_its_return_ends_the_task_as_merged() {
+    let bench = before_delivery().await;
     let moved: PathBuf = bench.user.folder.path().join("moved");
-    std::fs::rename(bench.user.path(), moved).unwrap();
+    std::fs::rename(bench.user.path(), &moved).unwrap();
+    let history = bench.drive().await.unwrap();
+    assert!(history.facts.held && !history.hand_off.done && history.hand_off.delivered.is_none());
+    let (why, actions) = bench.held();
+    assert!(why.contains(bench.user.path().to_str().unwrap()), "{why}");
+    assert_eq!(actions, [ActionKind::AcceptBestEffort], "merged in the mirror, it cannot be aborted");
+    std::fs::rename(&moved, bench.user.path()).unwrap();
+    bench.resolve(EscalationAction::AcceptBestEffort);
+    assert!(bench.drive().await.unwrap().hand_off.delivered.is_some());
+    assert_eq!((bench.ends_as(), bench.delivered().len()), (TaskState::Merged, 1));
+}
+
+#[tokio::test]
+async fn a_repository_that_stays_away_does_not_keep_the_task_from_ending_as_accepted() {
+    let bench = before_delivery().await;
+    std::fs::rename(bench.user.path(), bench.user.folder.path().join("moved")).unwrap();
+    bench.drive().await.unwrap();
+    bench.resolve(EscalationAction::AcceptBestEffort);
     let history = bench.drive().await.unwrap();
     assert!(history.hand_off.done && history.hand_off.delivered.is_none());
+    assert_eq!(bench.ends_as(), TaskState::Accepted, "nothing was delivered, so it is not merged");
+    let Some(Step::HandedOff { why }) = bench.steps().last().map(|r| r.step.clone()) else { panic!("handed off") };
+    assert!(why.contains("cfq pull t42"), "{why}");
+}
+
+#[tokio::test]
+async fn a_merge_that_cannot_be_looked_at_asks_a_human_instead_of_trying_for_ever() {
+    let bench = bench();
+    bench.script(vec![add(1)], vec![score(93)]);
+    let merging = AT_ONCE.iter().position(|k| *k == "merge_intent").unwrap();
+    bench.port.0.lock().unwrap().cut = Some(Cut::Before(merging));
+    assert_eq!(bench.drive().await, Err(Stopped::Lost));
+    bench.port.0.lock().unwrap().cut = None;
+    // Mirror and repository are both gone: nothing is left to merge.
+    std::fs::remove_dir_all(bench.data.path().join("mirrors")).unwrap();
+    std::fs::rename(bench.user.path(), bench.user.folder.path().join("moved")).unwrap();
+    assert!(bench.drive().await.unwrap().facts.held);
+    assert_eq!(bench.held().1, [ActionKind::AcceptBestEffort, ActionKind::Abort]);
 }

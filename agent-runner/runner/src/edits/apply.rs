@@ -106,7 +106,7 @@ mod tests {
     fn hunks_see_the_last_artifact() {
         with_base(&[("a.py", "x = 1\n")], |base| {
             let reply = "a.py\n<<<<<<< SEARCH\nx = 2\n=======\nx = 3\n>>>>>>> REPLACE";
-            let edits = parse(reply, &Target { path: "a.py".into(), language: None }).unwrap();
+            let edits = parse(reply, &Target { path: "a.py".into(), language: None }, false).unwrap();
             assert!(apply(&edits, &[], base).is_err());
             assert_eq!(apply(&edits, &[file("a.py", "x = 2\n")], base).unwrap(), [file("a.py", "x = 3\n")]);
         });

@@ -1,5 +1,5 @@
 //! Fenced code blocks of a Markdown text. A fence is closed by one at least as long, so a file that itself contains
-//! fences can be sent in a longer one; a block that is never closed goes to the end (the reply was cut).
+//! fences can be sent in a longer one; a block that is never closed goes to the end.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block<'t> {
@@ -8,6 +8,8 @@ pub(super) struct Block<'t> {
     /// The nearest line above that is not empty, if it is not part of another block.
     pub above: Option<&'t str>,
     pub lines: Vec<&'t str>,
+    /// Its closing fence came.
+    pub closed: bool,
 }
 
 /// How far above a block its name may stand, in lines.
@@ -24,14 +26,15 @@ pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
         };
         let above = outside.iter().rev().take(REACH).copied().find(|l| !l.trim().is_empty());
         outside.clear();
-        let mut body = Vec::new();
+        let (mut body, mut closed) = (Vec::new(), false);
         for line in lines.by_ref() {
             if closes(line, mark, length) {
+                closed = true;
                 break;
             }
             body.push(dedent(line, indent));
         }
-        blocks.push(Block { info, above, lines: body });
+        blocks.push(Block { info, above, lines: body, closed });
     }
     blocks
 }
@@ -65,14 +68,16 @@ mod tests {
     fn blocks_with_info_and_the_line_above() {
         let text = "Hello\n\n### a.py\n\n```python\nx = 1\n\n```\ntext\n~~~~\n```\ninner\n```\n~~~~\n";
         let found = blocks(text);
-        assert_eq!(found[0], Block { info: "python", above: Some("### a.py"), lines: vec!["x = 1", ""] });
-        assert_eq!(found[1], Block { info: "", above: Some("text"), lines: vec!["```", "inner", "```"] });
+        assert_eq!(found[0], Block { info: "python", above: Some("### a.py"), lines: vec!["x = 1", ""], closed: true });
+        assert_eq!(found[1].lines, ["```", "inner", "```"]);
+        assert_eq!((found[1].info, found[1].above), ("", Some("text")));
         assert_eq!(found.len(), 2);
     }
 
     #[test]
     fn an_unclosed_block_goes_to_the_end_and_indented_ones_are_moved() {
-        assert_eq!(blocks("```py\na\nb").remove(0).lines, ["a", "b"]);
+        let open = blocks("```py\na\nb").remove(0);
+        assert_eq!((open.lines, open.closed), (vec!["a", "b"], false));
         assert_eq!(blocks("1. x\n   ```py\n   if a:\n       b\n   ```\n").remove(0).lines, ["if a:", "    b"]);
         assert!(blocks("inline ``` is none\nso is ```a``` this").is_empty());
     }

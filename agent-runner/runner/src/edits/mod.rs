@@ -34,6 +34,10 @@ pub enum ReplyProblem {
     NotFound { path: String, line: String },
     #[error("{path}: the text to search for is there {times} times, give more lines around it: `{line}`")]
     Ambiguous { path: String, line: String, times: usize },
+    #[error(
+        "{path}: the reply was cut at its longest length before the file's end: be shorter, or change less at once"
+    )]
+    Cut { path: String },
     #[error("{path}: the search/replace block is not complete")]
     Incomplete { path: String },
     #[error("{count} files are more than the {most} that one reply may change")]

@@ -24,14 +24,20 @@ impl Edit {
     }
 }
 
-/// Reads a creator's reply. Every path in the result is plain and inside the repository.
-pub fn parse(reply: &str, target: &Target) -> Result<Vec<Edit>, ReplyProblem> {
+/// Reads a creator's reply. Every path in the result is plain and inside the repository. Of a reply that was `cut` at its
+/// longest length, only what was closed before counts: half a file may well parse, and its tail would be lost unseen.
+pub fn parse(reply: &str, target: &Target, cut: bool) -> Result<Vec<Edit>, ReplyProblem> {
     let reply = without_thoughts(reply);
+    let whole = |block: &Block<'_>, path: &str| match cut && !block.closed {
+        true => Err(ReplyProblem::Cut { path: path.to_owned() }),
+        false => Ok(()),
+    };
     let blocks = blocks(&reply);
     let mut edits = Vec::new();
     for block in &blocks {
         if let Some((path, first_line)) = labelled(block) {
             let path = repo_path(&path)?;
+            whole(block, &path)?;
             let lines = if first_line { &block.lines[1..] } else { &block.lines[..] };
             edits.push(edit(path, lines)?);
         }
@@ -43,6 +49,7 @@ pub fn parse(reply: &str, target: &Target) -> Result<Vec<Edit>, ReplyProblem> {
         return Ok(vec![edit]);
     }
     if let Some(block) = unlabelled(&blocks, target) {
+        whole(block, &target.path)?;
         return Ok(vec![edit(repo_path(&target.path)?, &block.lines)?]);
     }
     if blocks.iter().any(|b| language_of(b) == "diff") {
@@ -50,6 +57,9 @@ pub fn parse(reply: &str, target: &Target) -> Result<Vec<Edit>, ReplyProblem> {
     }
     match target.language {
         Some(language) if blocks.is_empty() && is_code(language, &reply) => {
+            if cut {
+                return Err(ReplyProblem::Cut { path: target.path.clone() });
+            }
             Ok(vec![Edit::Write { path: repo_path(&target.path)?, content: ended(reply.trim()) }])
         }
         Some(_) | None => Err(ReplyProblem::NoBlock),
@@ -155,7 +165,7 @@ mod tests {
     }
 
     fn files(reply: &str) -> Vec<(String, String)> {
-        parse(reply, &target())
+        parse(reply, &target(), false)
             .unwrap()
             .into_iter()
             .map(|e| match e {
@@ -209,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_said() {
-        let problem = |reply: &str| parse(reply, &target()).unwrap_err();
+        let problem = |reply: &str| parse(reply, &target(), false).unwrap_err();
         assert_eq!(problem("I cannot help with that."), ReplyProblem::NoBlock);
         assert_eq!(problem(""), ReplyProblem::NoBlock);
         assert_eq!(problem("```diff\n-a\n+b\n```"), ReplyProblem::OnlyDiff);
@@ -218,10 +228,28 @@ mod tests {
         assert!(matches!(problem("### a.py\n```\n<<<<<<< SEARCH\nx\n```"), ReplyProblem::Incomplete { .. }));
     }
 
+    #[test]
+    fn of_a_reply_that_was_cut_only_what_was_closed_counts() {
+        let cut = |reply: &str| parse(reply, &target(), true);
+        let at = |path: &str| Err(ReplyProblem::Cut { path: path.into() });
+        assert_eq!(cut("### a.py\n```python\nx = 1\ny = 2\n"), at("a.py"));
+        assert_eq!(cut("```python\nx = 1\ny = 2\n``"), at("add.py"));
+        assert_eq!(cut("def add(a, b):\n    return a + b\n"), at("add.py"));
+        assert_eq!(cut("### a.py\n```\nx = 1\n```\n### b.py\n```\ny = 1\n"), at("b.py"));
+        let whole = "### a.py\n```\nx = 1\n```\n";
+        for rest in ["It is called", "Run it:\n```bash\npython", ""] {
+            assert_eq!(cut(&format!("{whole}{rest}")), parse(whole, &target(), false), "{rest}");
+        }
+        assert_eq!(
+            cut("```python\nx = 1\n```\nUse:\n```python\nadd(").unwrap(),
+            parse("```python\nx = 1\n```", &target(), false).unwrap()
+        );
+    }
+
     proptest! {
         #[test]
-        fn any_reply_is_read_without_a_panic(reply in "(```|~~~|###|`|a\\.py|\\.\\./|<<<<<<< SEARCH|=======|>>>>>>> REPLACE|<think>|</think>|x = 1|é|[ \n]){0,30}") {
-            if let Ok(edits) = parse(&reply, &target()) {
+        fn any_reply_is_read_without_a_panic(reply in "(```|~~~|###|`|a\\.py|\\.\\./|<<<<<<< SEARCH|=======|>>>>>>> REPLACE|<think>|</think>|x = 1|é|[ \n]){0,30}", cut: bool) {
+            if let Ok(edits) = parse(&reply, &target(), cut) {
                 for edit in edits {
                     let path = repo_path(edit.path());
                     prop_assert_eq!(path.as_deref(), Ok(edit.path()));

@@ -13,5 +13,5 @@ pub use context::{ContextFile, context_files};
 pub use limits::limits;
 pub use prompt::{PromptError, creator, critic};
 pub(crate) use prompt::{is_basis, review_format};
-pub use review::{UnreadableReview, parse_review};
+pub use review::{UnreadableReview, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

@@ -304,7 +304,7 @@ mod tests {
     fn a_creator_that_follows_the_form_is_understood() {
         let f = fixture();
         let asked = &f.creator(&History::default())[1].content;
-        let edits = parse(&asked[asked.find("# What to do").unwrap()..], &target(&f.spec, &[])).unwrap();
+        let edits = parse(&asked[asked.find("# What to do").unwrap()..], &target(&f.spec, &[]), false).unwrap();
         assert_eq!(edits, [Edit::Write { path: "add.py".into(), content: "# the code of add.py\n".into() }]);
     }
 

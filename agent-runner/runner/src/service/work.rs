@@ -6,7 +6,7 @@ use cfq_convergence::History;
 use cfq_link::lease::HeldLease;
 use cfq_proto::blob::Carried;
 use cfq_proto::looping::{Step, StepRecord};
-use cfq_proto::messages::{FenceReply, Grant, Release, TaskFence};
+use cfq_proto::messages::{FenceReply, GiveUp, Grant, Release, TaskFence};
 use cfq_proto::subject;
 
 use super::Shared;
@@ -52,7 +52,10 @@ impl Worker {
             ended = driven => match ended {
                 Ok(history) => tracing::info!(%task, state = %history.state, "the task rests"),
                 Err(Stopped::Lost) => tracing::info!(%task, "lost the task"),
-                Err(Stopped::Refused { reason }) => tracing::error!(%task, reason, "let go of a task"),
+                Err(Stopped::Refused { reason }) => {
+                    tracing::error!(%task, reason, "cannot drive a task, giving it up");
+                    give_up(&shared, &lease, GiveUp { fence, reason }).await;
+                }
             },
             () = lease.lost() => tracing::info!(%task, "lost the task"),
             end = ended(&mut ear) => match end {
@@ -116,5 +119,25 @@ async fn release(shared: &Shared, fence: TaskFence) {
             tracing::warn!(task = %fence.task, reason, "could not hand a task back")
         }
         Err(error) => tracing::warn!(task = %fence.task, %error, "could not hand a task back"),
+    }
+}
+
+/// Tells the scheduler why. After a wait, because the same runner may be the next to try; as long as the lease lives, because
+/// without it nobody would know the reason.
+async fn give_up(shared: &Shared, lease: &HeldLease, ask: GiveUp) {
+    let subject = subject::runner(&shared.config.runner, "give_up");
+    let told = async {
+        loop {
+            tokio::time::sleep(shared.config.timing.backoff_base()).await;
+            match shared.session.request::<_, FenceReply>(&subject, &ask).await {
+                Ok(FenceReply::Committed | FenceReply::Stale) => return,
+                Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "cannot give a task up yet"),
+                Err(error) => tracing::debug!(%error, "cannot give a task up yet"),
+            }
+        }
+    };
+    tokio::select! {
+        () = told => {}
+        () = lease.lost() => {}
     }
 }

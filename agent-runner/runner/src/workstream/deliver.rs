@@ -7,7 +7,7 @@ use cfq_proto::looping::Artifact;
 use git2::{ErrorCode, Repository};
 
 use super::commit::rebuild;
-use super::error::{GitError, git, oid};
+use super::error::{GitError, oid};
 use super::source::open_source;
 
 /// Longest slug, in bytes: branch names are typed.
@@ -43,30 +43,57 @@ pub fn branch_name(number: TaskNumber, description: &str) -> String {
 }
 
 /// Puts the commits of `artifacts` (oldest first) on a new branch. HEAD, the index and the working tree are not touched.
-/// May be called again: a branch of that name that already stands there is the delivery; another's gets a number.
+/// May be called again: a branch of that name that already stands there is the delivery, and needs no leave to write;
+/// another's gets a number.
 pub fn deliver(repository: &Path, branch: &str, base: &str, artifacts: &[Artifact]) -> Result<Delivery, GitError> {
     let opened = open_source(repository)?;
-    let commit = rebuild(&opened, base, artifacts)?;
+    let recorded = artifacts.last().and_then(|a| a.commit.clone());
+    let mut rebuilt = None;
     for n in 1..=VARIANTS {
         let branch = if n == 1 { branch.to_owned() } else { format!("{branch}-{n}") };
-        if claim(&opened, &branch, &commit)? {
+        match tip(&opened, &branch)? {
+            Some(there) if Some(&there) == recorded.as_ref() => return Ok(Delivery { branch, commit: there }),
+            Some(_) => continue,
+            None => {}
+        }
+        let commit = match &rebuilt {
+            Some(commit) => String::clone(commit),
+            None => rebuilt.insert(rebuild(&opened, base, artifacts)?).clone(),
+        };
+        if claim(repository, &opened, &branch, &commit)? {
             return Ok(Delivery { branch, commit });
         }
     }
     Err(GitError::NamesTaken { path: repository.to_owned(), branch: branch.to_owned() })
 }
 
+/// Where a branch stands, if there is one.
+fn tip(repository: &Repository, branch: &str) -> Result<Option<String>, GitError> {
+    match repository.refname_to_id(&format!("refs/heads/{branch}")) {
+        Ok(id) => Ok(Some(id.to_string())),
+        Err(error) if error.code() == ErrorCode::NotFound => Ok(None),
+        Err(source) => Err(GitError::Git { doing: format!("read {branch}"), source }),
+    }
+}
+
 /// True if the branch stands at `commit`, now or already before; false if it is taken.
-fn claim(repository: &Repository, branch: &str, commit: &str) -> Result<bool, GitError> {
-    let name = format!("refs/heads/{branch}");
-    let id = oid(commit)?;
-    match repository.reference(&name, id, false, "cfq: deliver") {
+fn claim(path: &Path, repository: &Repository, branch: &str, commit: &str) -> Result<bool, GitError> {
+    match repository.reference(&format!("refs/heads/{branch}"), oid(commit)?, false, "cfq: deliver") {
         Ok(_) => Ok(true),
-        Err(error) if error.code() == ErrorCode::Exists => {
-            let there = git(format!("read {branch}"), repository.refname_to_id(&name))?;
-            Ok(there == id)
+        Err(source) => {
+            if let Some(there) = tip(repository, branch)? {
+                return Ok(there == commit);
+            }
+            // A branch cannot be where another needs a folder.
+            for (end, _) in branch.match_indices('/') {
+                let other = &branch[..end];
+                if tip(repository, other)?.is_some() {
+                    let (path, branch, other) = (path.to_owned(), branch.to_owned(), other.to_owned());
+                    return Err(GitError::InTheWay { path, branch, other });
+                }
+            }
+            Err(GitError::Git { doing: format!("make the branch {branch}"), source })
         }
-        Err(source) => Err(GitError::Git { doing: format!("make the branch {branch}"), source }),
     }
 }
 
@@ -118,6 +145,26 @@ mod tests {
         assert_eq!(deliver(&two), "cfq/t1-2");
         assert_eq!(deliver(&two), "cfq/t1-2");
         assert_eq!(deliver(&one), "cfq/t1");
+    }
+
+    #[test]
+    fn what_is_there_already_is_found_without_writing() {
+        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
+        let mut made = artifact(&user.repo(), &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
+        let first = deliver(&user.path(), "cfq/t1", &user.base, std::slice::from_ref(&made)).unwrap();
+        // What would have to be written could not be.
+        made.parent = "0".repeat(40);
+        assert_eq!(deliver(&user.path(), "cfq/t1", &user.base, &[made]).unwrap(), first);
+    }
+
+    #[test]
+    fn a_branch_in_the_way_is_named() {
+        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
+        let repository = user.repo();
+        repository.reference("refs/heads/cfq", oid(&user.base).unwrap(), false, "mine").unwrap();
+        let made = artifact(&repository, &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
+        let error = deliver(&user.path(), "cfq/t1", &user.base, &[made]).unwrap_err();
+        assert!(!error.may_pass() && error.to_string().contains("git branch -m cfq "), "{error}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What can go wrong with a repository, in words that name it and the next step.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,10 @@ pub enum GitError {
     NotReproduced { made: String, recorded: String },
     #[error("{branch} already exists in {path} with other content, as do its numbered variants: delete or rename some")]
     NamesTaken { path: PathBuf, branch: String },
+    #[error(
+        "{path} has a branch named {other}, so there can be no {branch}: `git branch -m {other} NAME` moves it away"
+    )]
+    InTheWay { path: PathBuf, branch: String, other: String },
     #[error("cannot {doing}")]
     Git {
         doing: String,
@@ -55,6 +60,7 @@ impl GitError {
             | Self::Shallow { .. }
             | Self::NotReproduced { .. }
             | Self::NamesTaken { .. }
+            | Self::InTheWay { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
         }
@@ -63,7 +69,10 @@ impl GitError {
     /// True where the same call may work later without anybody changing what was asked (a full disk, a busy lock).
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Git { .. } | Self::Io { .. } => true,
+            Self::Git { source, .. } => !is_denied(source),
+            Self::Io { source, .. } => {
+                !matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+            }
             Self::Missing { .. }
             | Self::Unreadable { .. }
             | Self::NotARepository { .. }
@@ -73,7 +82,8 @@ impl GitError {
             | Self::NoCommit { .. }
             | Self::BadId { .. }
             | Self::NotReproduced { .. }
-            | Self::NamesTaken { .. } => false,
+            | Self::NamesTaken { .. }
+            | Self::InTheWay { .. } => false,
         }
     }
 
@@ -89,6 +99,13 @@ impl GitError {
     }
 }
 
+/// What no waiting changes. libgit2 has no code for it, only the system's words.
+fn is_denied(error: &git2::Error) -> bool {
+    let words = error.message();
+    error.class() == git2::ErrorClass::Os
+        && (words.contains("Permission denied") || words.contains("Read-only file system"))
+}
+
 /// Names what was being done when git failed.
 pub(crate) fn git<T>(doing: impl Into<String>, result: Result<T, git2::Error>) -> Result<T, GitError> {
     result.map_err(|source| GitError::Git { doing: doing.into(), source })
@@ -100,4 +117,22 @@ pub(crate) fn io<T>(doing: impl Into<String>, result: std::io::Result<T>) -> Res
 
 pub(crate) fn oid(text: &str) -> Result<git2::Oid, GitError> {
     git2::Oid::from_str(text).map_err(|_| GitError::BadId { text: text.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_helps_a_full_disk_and_not_a_repository_that_may_not_be_written() {
+        let passes = |words: &str| {
+            let source = git2::Error::new(git2::ErrorCode::GenericError, git2::ErrorClass::Os, words);
+            GitError::Git { doing: "make the branch".into(), source }.may_pass()
+        };
+        assert!(passes("failed to write chunk: No space left on device"));
+        assert!(!passes("failed to create locked file: Permission denied"));
+        assert!(!passes("failed to make directory: Read-only file system"));
+        let io = |kind: ErrorKind| GitError::Io { doing: "lock".into(), source: kind.into() }.may_pass();
+        assert!(io(ErrorKind::StorageFull) && !io(ErrorKind::ReadOnlyFilesystem));
+    }
 }

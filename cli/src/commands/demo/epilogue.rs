@@ -17,7 +17,7 @@ pub fn words(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     let mut lines = vec![String::new()];
     if escalated {
         lines.push(format!("the loop stopped for a human: {}", detail.reason));
-    } else if detail.delivered_branch.is_none() {
+    } else if !matches!(detail.summary.state, TaskState::Merged | TaskState::Accepted) {
         lines.push(format!("the task is {}: {}", detail.summary.state, detail.reason));
     }
     if let Some(branch) = &detail.delivered_branch {

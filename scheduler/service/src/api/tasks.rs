@@ -76,9 +76,9 @@ pub async fn resolve(
             api.link.tell(hints).await;
             Ok(Json(StateReply { id: task, number, state }))
         }
-        Resolution::NotEscalated { number, state } => {
-            Err(ApiError::conflict(format!("{number} is {state}; only an escalated task has something to resolve")))
-        }
+        Resolution::NotWaiting { number, state } => Err(ApiError::conflict(format!(
+            "{number} is {state}; only a task that is escalated or waits for a human has something to resolve"
+        ))),
         Resolution::NotOffered { number, offered } => {
             let offered: Vec<&str> = offered.into_iter().map(ActionKind::as_str).collect();
             let message =

@@ -158,7 +158,7 @@ mod tests {
     fn a_sender_of_another_version_hears_why_in_the_type_it_waits_for() {
         let HelloReply::Refused { reason } = heard("hello") else { panic!("refused") };
         assert!(reason.contains("version 9"), "{reason}");
-        for verb in ["accept", "refuse", "result", "job_cancel", "release"] {
+        for verb in ["accept", "refuse", "result", "job_cancel", "release", "give_up"] {
             assert!(matches!(heard(verb), FenceReply::Unavailable { .. }), "{verb}");
         }
         assert!(matches!(heard("lease"), LeaseReply::Unavailable { .. }));

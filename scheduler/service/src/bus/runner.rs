@@ -6,8 +6,8 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
-    Beat, BeatReply, FenceReply, HelloReply, JobAsk, JobDrop, JobLook, JobReply, LeaseReply, LeaseRequest, Release,
-    RunnerHello, StepReply, StepRequest,
+    Beat, BeatReply, FenceReply, GiveUp, HelloReply, JobAsk, JobDrop, JobLook, JobReply, LeaseReply, LeaseRequest,
+    Release, RunnerHello, StepReply, StepRequest,
 };
 use tokio::task::JoinSet;
 
@@ -23,6 +23,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "runner", "job_look", job_look).await?;
     bus.answer(loops, stop, "runner", "job_cancel", job_cancel).await?;
     bus.answer(loops, stop, "runner", "release", release).await?;
+    bus.answer(loops, stop, "runner", "give_up", give_up).await?;
     bus.answer(loops, stop, "runner", "blob_put", blob_put).await?;
     bus.answer(loops, stop, "runner", "blob_get", blob_get).await
 }
@@ -107,4 +108,10 @@ async fn release(bus: Arc<Bus>, sender: String, ask: Release) -> Option<FenceRep
     let runner: RunnerId = sender.parse().ok()?;
     let answer = bus.store.release(&runner, &ask).await;
     Some(fenced(&bus, "release", answer).await)
+}
+
+async fn give_up(bus: Arc<Bus>, sender: String, ask: GiveUp) -> Option<FenceReply> {
+    let runner: RunnerId = sender.parse().ok()?;
+    let answer = bus.store.give_up(&runner, &ask).await;
+    Some(fenced(&bus, "give_up", answer).await)
 }

@@ -1,10 +1,10 @@
 //! What follows when a step changes the task's state: why it stands there, the question an escalation opens, the pull
 //! request an ending closes.
 
-use cfq_convergence::{Facts, recommendation};
+use cfq_convergence::recommendation;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::QuestionId;
-use cfq_proto::looping::{Decided, Decision, EscalationAction, EscalationReason, Step};
+use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationAction, EscalationReason, Step};
 use cfq_proto::pr::PrState;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
@@ -17,7 +17,7 @@ use super::project::move_pr;
 use super::tasks::TaskRow;
 
 /// The task's reason, for people.
-pub(super) fn reason(facts: Facts, step: &Step) -> String {
+pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
     match step {
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Escalate { reason, .. } => format!("{reason}: {}", decided.why),
@@ -38,10 +38,9 @@ pub(super) fn reason(facts: Facts, step: &Step) -> String {
             EscalationAction::Fail { reason: None } => format!("failed by {by}"),
         },
         Step::Cancelled { by } => format!("cancelled by {by}"),
-        Step::HandedOff if facts.unmerged => {
-            "handed off as a branch of its own: its pull request was closed unmerged".to_owned()
-        }
-        Step::HandedOff => "handed off".to_owned(),
+        Step::HandOffHeld { why, .. } => format!("{why}; {}", next_commands(task)),
+        Step::HandedOff { why } if why.is_empty() => "handed off".to_owned(),
+        Step::HandedOff { why } => why.clone(),
         Step::Started { .. }
         | Step::Generated { .. }
         | Step::Checked { .. }
@@ -54,7 +53,17 @@ pub(super) fn reason(facts: Facts, step: &Step) -> String {
     }
 }
 
-/// An escalation opens one question; whatever ends it closes the one that is open.
+/// What to type where a hand-off is held.
+fn next_commands(task: &TaskRow) -> String {
+    let number = task.number;
+    let way = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far it came, ")).unwrap_or_default();
+    format!(
+        "{way}`cfq pull {number}` brings the result into a clone, `cfq resolve {number} --action accept_best_effort` \
+         tries what is left once more and ends the task"
+    )
+}
+
+/// An escalation or a held hand-off opens one question; whatever ends it closes the one that is open.
 pub(super) async fn questions(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -62,25 +71,12 @@ pub(super) async fn questions(
     decided: Option<&Decided>,
 ) -> Result<(), StoreError> {
     if let Some(Decided { decision: Decision::Escalate { reason, available_actions }, why, best_score, .. }) = decided {
-        let question = QuestionId::fresh();
-        // Dangerous output is the one escalation that interrupts at once (L13).
-        let priority = if *reason == EscalationReason::DangerousOutputDetected { 0i16 } else { 1 };
-        let text = format!("{reason}: {why}");
-        sqlx::query!(
-            r#"insert into questions (id, task, priority, text, reason, actions, recommendation)
-               values ($1, $2, $3, $4, $5, $6, $7)"#,
-            question.0,
-            task.id.0,
-            priority,
-            plain(&text),
-            AsJson(reason) as _,
-            AsJson(available_actions) as _,
-            recommendation(*reason, *best_score, task.threshold)
-        )
-        .execute(&mut *connection)
-        .await
-        .doing("opening a question")?;
-        return append(connection, task.id, &EventBody::QuestionOpened { question, text }).await;
+        let advice = recommendation(*reason, *best_score, task.threshold);
+        return open(connection, task, *reason, available_actions, format!("{reason}: {why}"), &advice).await;
+    }
+    if let Step::HandOffHeld { why, available_actions } = step {
+        let reason = EscalationReason::WorkflowError;
+        return open(connection, task, reason, available_actions, why.clone(), &next_commands(task)).await;
     }
     let (state, answer, by) = match step {
         Step::Resolved { action, by } => ("answered", Some(action), by.as_str()),
@@ -95,7 +91,8 @@ pub(super) async fn questions(
         | Step::MergeIntent { .. }
         | Step::Merged { .. }
         | Step::Delivered { .. }
-        | Step::HandedOff => return Ok(()),
+        | Step::HandOffHeld { .. }
+        | Step::HandedOff { .. } => return Ok(()),
     };
     let closed = sqlx::query_scalar!(
         r#"update questions set state = $2, answer = $3, answered_by = $4, answered_at = now()
@@ -113,6 +110,34 @@ pub(super) async fn questions(
         append(connection, task.id, &EventBody::QuestionAnswered { question, answer, by: by.to_owned() }).await?;
     }
     Ok(())
+}
+
+async fn open(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    reason: EscalationReason,
+    actions: &[ActionKind],
+    text: String,
+    advice: &str,
+) -> Result<(), StoreError> {
+    let question = QuestionId::fresh();
+    // Dangerous output is the one escalation that interrupts at once (L13).
+    let priority = if reason == EscalationReason::DangerousOutputDetected { 0i16 } else { 1 };
+    sqlx::query!(
+        r#"insert into questions (id, task, priority, text, reason, actions, recommendation)
+               values ($1, $2, $3, $4, $5, $6, $7)"#,
+        question.0,
+        task.id.0,
+        priority,
+        plain(&text),
+        AsJson(&reason) as _,
+        AsJson(actions) as _,
+        advice
+    )
+    .execute(&mut *connection)
+    .await
+    .doing("opening a question")?;
+    append(connection, task.id, &EventBody::QuestionOpened { question, text }).await
 }
 
 /// A task that ended without merging leaves no pull request open.

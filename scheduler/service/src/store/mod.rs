@@ -17,6 +17,7 @@ mod events;
 mod failures;
 mod first_token;
 mod gauges;
+mod give_up;
 mod hint;
 mod jobs;
 mod leader;

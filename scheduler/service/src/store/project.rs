@@ -32,7 +32,8 @@ pub(super) async fn project(
         Step::Started { .. }
         | Step::Resolved { .. }
         | Step::Cancelled { .. }
-        | Step::HandedOff
+        | Step::HandOffHeld { .. }
+        | Step::HandedOff { .. }
         | Step::MergeIntent { .. } => {}
         Step::Generated { artifact } => {
             let artifact = Store::carried(connection, artifact.clone()).await?;

@@ -1,5 +1,5 @@
-//! Answering an escalation (L7): only while the task is escalated, only with an action its question offers, and never best
-//! effort for what is quarantined. The answer is a step like any other, so the runner that takes the task over replays it.
+//! Answering an escalation (L7) or a held hand-off: only while the task waits for it, only with an action its question
+//! offers, and never best effort for what is quarantined. The answer is a step like any other, so the runner that takes the task over replays it.
 
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::looping::{ActionKind, EscalationAction, Step};
@@ -14,7 +14,7 @@ use super::{Store, StoreError, nothing, steps};
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resolution {
     Done { number: TaskNumber, state: TaskState, hints: Vec<Hint> },
-    NotEscalated { number: TaskNumber, state: TaskState },
+    NotWaiting { number: TaskNumber, state: TaskState },
     NotOffered { number: TaskNumber, offered: Vec<ActionKind> },
     Refused { number: TaskNumber, why: String },
     Unknown,
@@ -25,8 +25,8 @@ impl Store {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, Resolution::Unknown).await };
         let number = task.number;
-        if task.state != TaskState::Escalated {
-            return nothing(tx, Resolution::NotEscalated { number, state: task.state }).await;
+        if !matches!(task.state, TaskState::Escalated | TaskState::WaitingOnHuman) {
+            return nothing(tx, Resolution::NotWaiting { number, state: task.state }).await;
         }
         let offered = sqlx::query_scalar!(
             r#"select actions as "actions: Json<Vec<ActionKind>>" from questions where task = $1 and state = 'open'"#,

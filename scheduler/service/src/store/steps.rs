@@ -134,7 +134,7 @@ pub(super) async fn write(
     append(connection, task.id, &event).await?;
     let mut hints = Vec::new();
     if to != task.state {
-        let reason = effects::reason(facts, step);
+        let reason = effects::reason(task, step);
         move_task(connection, task, to, &reason).await?;
         effects::questions(connection, task, step, shown.decided.as_ref()).await?;
         if to != TaskState::Ready && to != TaskState::Running {

@@ -163,7 +163,7 @@ pub(super) async fn take_back(
     let mut hints = Vec::new();
     if losses > max_losses {
         let reason = format!(
-            "{losses} runners in a row were lost with this task before its next step ({runner} last); it is not tried again"
+            "{losses} runners in a row were lost with this task before its next step ({runner} last, which {why}); it is not tried again"
         );
         move_task(connection, task, TaskState::Failed, &reason).await?;
         sqlx::query!("update tasks set loop_state = $2 where id = $1", task.id.0, LoopState::Failed.as_str())

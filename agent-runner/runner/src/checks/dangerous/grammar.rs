@@ -125,7 +125,7 @@ fn in_strings(node: Node<'_>, text: &str, name: &str) -> impl Iterator<Item = Wh
             found.push(What::DeletesFiles);
         }
         if database {
-            found.extend(strings.iter().flat_map(|s| sql::destructive(s)).map(|(what, _)| what));
+            found.extend(strings.iter().flat_map(|s| sql::destructive(s, sql::Source::Call)).map(|(what, _)| what));
         }
     }
     found.dedup();
@@ -252,6 +252,10 @@ mod tests {
         assert_eq!(kinds(Python, "cursor.execute('DROP TABLE users')"), [What::DropsTable]);
         assert_eq!(kinds(JavaScript, "db.query(\"DELETE FROM users;\")"), [What::DeletesAllRows]);
         assert_eq!(kinds(Python, "cursor.execute('DELETE FROM users WHERE id = %s', x)"), []);
+        for bad in ["DELETE FROM users RETURNING id;", "DELETE FROM a USING b;", "DELETE FROM users"] {
+            assert_eq!(kinds(Python, &format!("cursor.execute('{bad}')")), [What::DeletesAllRows], "{bad}");
+        }
+        assert_eq!(kinds(Python, "client.text('please delete from the list all that is old')"), []);
         for good in
             ["print('rm -rf /')", "x = 'DROP TABLE users'", "'''rm -rf /'''", "# rm -rf /", "raise E('rm -rf /')"]
         {

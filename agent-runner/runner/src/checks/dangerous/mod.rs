@@ -2,12 +2,15 @@
 //! path, `DROP TABLE`/`DATABASE`, `DELETE FROM x` without `WHERE`, loops that nothing leaves, `eval`/`exec` calls.
 //!
 //! Where a grammar exists, code is read by its nodes: comments and string literals do not count, except strings that are
-//! arguments of a call that runs a shell or a database statement. Elsewhere patterns are matched on the text without its
-//! comments; prose (Markdown and the like) is not looked at.
+//! arguments of a call that runs a shell or a database statement. Scripts in pages and commands in JSON files are found where
+//! they stand and read as what they are. Elsewhere patterns are matched on the text without its comments; prose (Markdown and
+//! the like) is not looked at.
 //!
 //! A danger is reported if the new text has more of its kind and wording than the old text had.
 
 mod grammar;
+mod html;
+mod json;
 mod loops;
 mod plain;
 mod shell;

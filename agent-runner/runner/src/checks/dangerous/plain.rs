@@ -1,8 +1,8 @@
 //! Dangers in files without a grammar: patterns on the text without comments, and for code without string literals.
 
-use super::{Danger, What, at, shell, sql};
+use super::{Danger, What, at, html, json, shell, sql};
 
-/// How a kind of file is read.
+/// How a kind of file is read by its lines.
 struct Style {
     /// What starts a comment to the end of the line.
     comments: &'static [&'static str],
@@ -16,13 +16,18 @@ struct Style {
     code: bool,
 }
 
+fn extension(path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.rsplit_once('.').map_or("", |(_, e)| e).to_ascii_lowercase()
+}
+
 fn style(path: &str) -> Option<Style> {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
-    let extension = name.rsplit_once('.').map_or("", |(_, e)| e);
+    let extension = extension(path);
     let hash: &[&str] = &["#"];
-    Some(match (name.as_str(), extension) {
+    Some(match (name.as_str(), extension.as_str()) {
         // Prose and data: nobody runs it.
-        (_, "md" | "rst" | "txt" | "adoc" | "html" | "css" | "json" | "csv" | "svg" | "xml" | "lock") => return None,
+        (_, "md" | "rst" | "txt" | "adoc" | "css" | "csv" | "xml" | "lock") => return None,
         (_, "sql" | "psql" | "ddl") => Style { comments: &["--"], blocks: true, shell: false, sql: true, code: false },
         (_, "sh" | "bash" | "zsh" | "ksh" | "fish" | "yml" | "yaml" | "mk" | "toml" | "service" | "cfg" | "ini")
         | ("dockerfile" | "makefile" | "justfile" | "gnumakefile" | "containerfile", _) => {
@@ -44,6 +49,11 @@ fn style(path: &str) -> Option<Style> {
 }
 
 pub(super) fn dangers(path: &str, text: &str) -> Vec<Danger> {
+    match extension(path).as_str() {
+        "html" | "htm" | "xhtml" | "svg" | "vue" | "svelte" => return html::dangers(text),
+        "json" | "jsonc" | "json5" | "webmanifest" => return json::dangers(text),
+        _ => {}
+    }
     let Some(style) = style(path) else { return Vec::new() };
     let uncommented = blank(text, &style, false);
     let mut found = Vec::new();
@@ -66,7 +76,7 @@ pub(super) fn dangers(path: &str, text: &str) -> Vec<Danger> {
         }
     }
     if style.sql {
-        for (what, offset) in sql::destructive(&uncommented) {
+        for (what, offset) in sql::destructive(&uncommented, sql::Source::File) {
             found.push(at(what, text, row_of(&uncommented, offset)));
         }
     }
@@ -211,6 +221,18 @@ mod tests {
         assert_eq!(kinds("x.sql", "-- DROP TABLE a;\nSELECT 1;\nDROP TABLE b;\n"), [(What::DropsTable, 3)]);
         assert_eq!(kinds("x.sql", "/* DELETE FROM a; */ DELETE FROM a WHERE b;\n"), []);
         assert_eq!(kinds("README.md", "DROP TABLE a; rm -rf /\n"), []);
+        assert_eq!(kinds("x.sql", "SELECT 1;\nDELETE FROM users\nRETURNING id;\n"), [(What::DeletesAllRows, 2)]);
+        assert_eq!(kinds("x.sql", "DELETE FROM a USING b;\n"), [(What::DeletesAllRows, 1)]);
+    }
+
+    #[test]
+    fn pages_and_data_that_run_something() {
+        assert_eq!(
+            kinds("package.json", "{\"scripts\": {\n\"postinstall\": \"rm -rf ~\"}}"),
+            [(What::DeletesFiles, 2)]
+        );
+        assert_eq!(kinds("web/index.html", "<body>\n<script>eval(x)</script>"), [(What::DynamicCode, 2)]);
+        assert_eq!(kinds("data.json", "{\"note\": \"rm -rf /; eval(x)\"}"), []);
     }
 
     #[test]
@@ -228,7 +250,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_read_without_a_panic(text in ".{0,80}", lines in "[a-z(){};'\"#/*\\\\\n -]{0,80}") {
-            for path in ["a.sh", "a.sql", "a.java", "a.php", "a.lua", "x"] {
+            for path in ["a.sh", "a.sql", "a.java", "a.php", "a.lua", "a.html", "a.json", "x"] {
                 dangers(path, &text);
                 dangers(path, &lines);
             }

@@ -1,6 +1,6 @@
 use cfq_proto::ids::LeaseId;
 use cfq_proto::job::JobState;
-use cfq_proto::messages::{Beat, FenceReply, Held, LeaseReply, Release, RunnerHello};
+use cfq_proto::messages::{Beat, FenceReply, GiveUp, Held, LeaseReply, Release, RunnerHello};
 use cfq_proto::task::{Priority, TaskState};
 
 use super::*;
@@ -67,6 +67,27 @@ async fn the_sweep_leaves_what_was_renewed_or_ended_meanwhile() {
     let (_, jobs, _) = r.lab.store.sweep(r.lead).await.unwrap();
     assert_eq!(jobs, 0);
     assert_eq!(state_of(&r.lab, r.job.job).await, JobState::Done);
+}
+
+#[tokio::test]
+async fn a_task_that_nobody_can_drive_fails_with_the_reason() {
+    let lab = Lab::new().await;
+    let (id, _) = lab.submit().await;
+    let boot = lab.join_runner().await;
+    let reason = "step 3 does not follow from those before it".to_owned();
+    for round in 1..=11 {
+        let fence = grant(&lab, boot).await.fence;
+        let ask = GiveUp { fence, reason: reason.clone() };
+        let (reply, hints) = lab.store.give_up(&runner(), &ask).await.unwrap();
+        assert_eq!(reply, FenceReply::Committed);
+        assert_eq!(hints.contains(&crate::store::Hint::WorkWaits), round < 11, "another may try");
+        let (again, _) = lab.store.give_up(&runner(), &ask).await.unwrap();
+        assert_eq!(again, FenceReply::Stale, "told twice, counted once");
+        let task = lab.store.task_detail(id).await.unwrap().unwrap();
+        let state = if round < 11 { TaskState::Ready } else { TaskState::Failed };
+        assert_eq!(task.summary.state, state);
+        assert!(task.reason.contains(&reason), "{}", task.reason);
+    }
 }
 
 #[tokio::test]

@@ -21,6 +21,10 @@ fn escalate(actions: Vec<ActionKind>) -> Decision {
     Decision::Escalate { reason: EscalationReason::StagnationDetected, available_actions: actions }
 }
 
+fn handed_off() -> Step {
+    Step::HandedOff { why: String::new() }
+}
+
 fn all_actions() -> Vec<ActionKind> {
     use ActionKind::{Abort, AcceptBestEffort, Fail, RetryWithConstraints, SwitchLlm};
     vec![SwitchLlm, RetryWithConstraints, AcceptBestEffort, Abort, Fail]
@@ -74,8 +78,8 @@ async fn a_loop_runs_from_start_to_merged_and_every_row_is_there() {
     assert!(matches!(late, Cancelled::TooLate { .. }), "{late:?}");
     committed(&lab, fence, 14, Step::Merged { commit: "m1".into() }).await;
     committed(&lab, fence, 15, Step::Delivered { branch: "cfq/t1-x".into(), commit: "m1".into() }).await;
-    committed(&lab, fence, 16, Step::HandedOff).await;
-    committed(&lab, fence, 16, Step::HandedOff).await;
+    committed(&lab, fence, 16, handed_off()).await;
+    committed(&lab, fence, 16, handed_off()).await;
     let task = detail(&lab, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Merged, LoopState::Idle));
     assert_eq!(task.delivered_branch.as_deref(), Some("cfq/t1-x"));
@@ -94,34 +98,13 @@ async fn a_loop_runs_from_start_to_merged_and_every_row_is_there() {
 }
 
 #[tokio::test]
-async fn a_result_that_could_not_be_merged_is_not_called_merged() {
-    let (lab, _, fence) = reviewed(None).await;
-    committed(&lab, fence, 4, decided(1, Decision::Converged, Some(1))).await;
-    let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "worker-1/task-1".into() };
-    let pr = committed(&lab, fence, 5, open).await.unwrap();
-    for (seq, to) in (6..).zip([PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved]) {
-        committed(&lab, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
-    }
-    // Another task's merge came between the intent and its carrying out.
-    committed(&lab, fence, 9, Step::MergeIntent { old: "b0".into(), new: "m1".into(), commit_time: 1 }).await;
-    committed(&lab, fence, 10, Step::PrMoved { to: PrState::Closed, why: "overtaken".into() }).await;
-    committed(&lab, fence, 11, Step::Delivered { branch: "cfq/t1-x".into(), commit: "c1".into() }).await;
-    committed(&lab, fence, 12, Step::HandedOff).await;
-    let task = detail(&lab, fence.task).await;
-    assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Accepted, LoopState::Idle));
-    assert!(task.reason.contains("closed unmerged"), "{}", task.reason);
-    assert_eq!(task.delivered_branch.as_deref(), Some("cfq/t1-x"));
-    assert_eq!(lab.store.prs(Some(pr)).await.unwrap()[0].state, PrState::Closed);
-}
-
-#[tokio::test]
 async fn a_repeated_step_is_committed_once_and_another_in_its_place_is_stale() {
     let (lab, _, fence) = reviewed(None).await;
     committed(&lab, fence, 0, started()).await;
     let other = Step::Started { base: "other".into(), branch: "x".into() };
     assert_eq!(step(&lab, fence, 0, other).await, StepReply::Stale);
     assert_eq!(step(&lab, fence, 9, started()).await, StepReply::Stale, "a gap");
-    let illegal = step(&lab, fence, 4, Step::HandedOff).await;
+    let illegal = step(&lab, fence, 4, handed_off()).await;
     assert!(matches!(illegal, StepReply::Illegal { .. }), "{illegal:?}");
     let forged = step(&lab, fence, 4, Step::Cancelled { by: "runner".into() }).await;
     assert!(matches!(forged, StepReply::Illegal { .. }), "{forged:?}");
@@ -145,7 +128,7 @@ async fn an_escalation_ends_the_lease_opens_a_question_and_its_answer_makes_the_
     assert_eq!(state, TaskState::Ready);
     assert!(hints.contains(&crate::store::Hint::WorkWaits));
     let again = lab.store.resolve(fence.task, &retry, "me").await.unwrap();
-    assert!(matches!(again, Resolution::NotEscalated { .. }), "{again:?}");
+    assert!(matches!(again, Resolution::NotWaiting { .. }), "{again:?}");
     let next = grant(&lab, boot).await;
     assert_eq!(next.steps.len(), 6);
     assert_eq!(detail(&lab, fence.task).await.summary.loop_state, LoopState::Revising);
@@ -170,8 +153,65 @@ async fn best_effort_is_accepted_only_where_offered_and_never_for_what_is_quaran
     let next = grant(&lab, boot).await.fence;
     let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };
     committed(&lab, next, 6, open).await;
-    committed(&lab, next, 7, Step::HandedOff).await;
+    committed(&lab, next, 7, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
+    committed(&lab, next, 8, handed_off()).await;
     assert_eq!(detail(&lab, next.task).await.summary.state, TaskState::Accepted);
+}
+
+/// A converged task whose pull request is approved; the next step is 9.
+async fn approved(lab: &Lab, fence: TaskFence) -> i64 {
+    committed(lab, fence, 4, decided(1, Decision::Converged, Some(1))).await;
+    let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };
+    let pr = committed(lab, fence, 5, open).await.unwrap();
+    for (seq, to) in (6..).zip([PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved]) {
+        committed(lab, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
+    }
+    pr
+}
+
+#[tokio::test]
+async fn a_held_hand_off_waits_for_a_human_with_the_next_commands_and_ends_as_accepted() {
+    let (lab, boot, fence) = reviewed(None).await;
+    let pr = approved(&lab, fence).await;
+    committed(&lab, fence, 9, Step::PrMoved { to: PrState::Closed, why: "same lines of a.py".into() }).await;
+    let late = lab.store.cancel(fence.task, "me").await.unwrap();
+    assert!(matches!(late, Cancelled::TooLate { .. }), "the delivery is on its way: {late:?}");
+    committed(&lab, fence, 10, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
+    let early = step(&lab, fence, 11, handed_off()).await;
+    assert!(matches!(early, StepReply::Illegal { .. }), "unmerged, and nobody accepted it: {early:?}");
+    let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
+    let held = Step::HandOffHeld { why: "not merged: same lines of a.py".into(), available_actions: actions.clone() };
+    committed(&lab, fence, 11, held).await;
+    let task = detail(&lab, fence.task).await;
+    assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::WaitingOnHuman, LoopState::Converged));
+    assert_eq!((task.runner, task.delivered_branch.as_deref()), (None, Some("cfq/t1")));
+    for words in ["same lines of a.py", "cfq pull t1", &format!("cfq pr show {pr}"), "cfq resolve t1"] {
+        assert!(task.reason.contains(words), "{}", task.reason);
+    }
+    let escalation = task.escalation.unwrap();
+    assert_eq!((escalation.available_actions, escalation.reason), (actions, EscalationReason::WorkflowError));
+    let accept = EscalationAction::AcceptBestEffort;
+    let done = lab.store.resolve(fence.task, &accept, "me").await.unwrap();
+    assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
+    let next = grant(&lab, boot).await.fence;
+    committed(&lab, next, 13, Step::HandedOff { why: "delivered as branch cfq/t1, not merged".into() }).await;
+    let task = detail(&lab, fence.task).await;
+    assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Accepted, LoopState::Idle));
+    assert!(task.reason.contains("not merged") && task.escalation.is_none(), "{}", task.reason);
+    assert_eq!(lab.store.prs(Some(pr)).await.unwrap()[0].state, PrState::Closed);
+}
+
+#[tokio::test]
+async fn a_held_hand_off_that_is_not_merged_can_be_cancelled() {
+    let (lab, _, fence) = reviewed(None).await;
+    approved(&lab, fence).await;
+    committed(&lab, fence, 9, Step::PrMoved { to: PrState::Closed, why: "conflict".into() }).await;
+    let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
+    committed(&lab, fence, 10, Step::HandOffHeld { why: "conflict".into(), available_actions: actions }).await;
+    assert!(matches!(lab.store.cancel(fence.task, "me").await.unwrap(), Cancelled::Done { .. }));
+    let task = detail(&lab, fence.task).await;
+    assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Cancelled, LoopState::Idle));
+    assert!(task.escalation.is_none());
 }
 
 #[tokio::test]
@@ -212,16 +252,16 @@ async fn cancel_against_completion_leaves_exactly_one_end() {
     let boot = lab.join_runner().await;
     for round in 1..=8 {
         let fence = reviewed_in(&lab, boot, None).await;
-        committed(&lab, fence, 4, decided(1, Decision::Converged, Some(1))).await;
-        let finish = step(&lab, fence, 5, Step::HandedOff);
+        let failed = Decision::Fail { reason: "endpoint down".into() };
+        let finish = step(&lab, fence, 4, decided(1, failed, Some(1)));
         let (finished, cancelled) = tokio::join!(finish, lab.store.cancel(fence.task, "me"));
         let state = detail(&lab, fence.task).await.summary.state;
         match (finished, cancelled.unwrap()) {
-            (StepReply::Committed { .. }, Cancelled::TooLate { .. }) => assert_eq!(state, TaskState::Merged),
+            (StepReply::Committed { .. }, Cancelled::TooLate { .. }) => assert_eq!(state, TaskState::Failed),
             (StepReply::Stale, Cancelled::Done { .. }) => assert_eq!(state, TaskState::Cancelled),
             other => panic!("{other:?}"),
         }
-        let ends = r#"select count(*) from events where body::text ~ '"to":"(merged|cancelled)"'"#;
+        let ends = r#"select count(*) from events where body::text ~ '"to":"(failed|cancelled)"'"#;
         assert_eq!(lab.store.count(ends).await, round);
     }
 }

@@ -1,0 +1,173 @@
+//! Scripts inside a page: what stands in `<script>` elements and in event attributes (`onclick="..."`) runs in a browser and is
+//! read as the language it is. Text, comments and data blocks are not.
+
+use super::{Danger, at, grammar};
+use crate::checks::language::Language;
+
+pub(super) fn dangers(text: &str) -> Vec<Danger> {
+    pieces(text)
+        .into_iter()
+        .flat_map(|(code, language)| {
+            let dangers = grammar::dangers(language, code);
+            // `code` is a slice of `text`.
+            let offset = code.as_ptr() as usize - text.as_ptr() as usize;
+            let before = if dangers.is_empty() { 0 } else { text[..offset].matches('\n').count() };
+            dangers.into_iter().map(move |danger| at(danger.what, text, before + danger.line as usize - 1))
+        })
+        .collect()
+}
+
+/// The scripts of a page, in order.
+fn pieces(text: &str) -> Vec<(&str, Language)> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(open) = rest.find('<') {
+        rest = &rest[open..];
+        if rest.starts_with("<!--") {
+            rest = rest.find("-->").map_or("", |end| &rest[end..]);
+            continue;
+        }
+        let tag = tag(rest);
+        found.extend(handlers(tag).map(|code| (code, Language::JavaScript)));
+        rest = &rest[tag.len()..];
+        if is_script(tag) {
+            let body = &rest[..end_of_script(rest)];
+            rest = &rest[body.len()..];
+            found.extend(language(tag).map(|language| (body, language)));
+        }
+    }
+    found
+}
+
+/// From `<` to the `>` that ends the tag, quotes respected; the `<` alone where it begins none.
+fn tag(text: &str) -> &str {
+    if !text[1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') {
+        return &text[..1];
+    }
+    let mut quote = None;
+    for (i, c) in text.char_indices().skip(1) {
+        match (quote, c) {
+            (None, '>') => return &text[..=i],
+            (None, '"' | '\'') => quote = Some(c),
+            (Some(open), c) if open == c => quote = None,
+            // It was never ended; the next one begins here.
+            (None, '<') => return &text[..i],
+            _ => {}
+        }
+    }
+    // A quote that nothing ends: what follows is still looked at.
+    &text[..1]
+}
+
+fn is_script(tag: &str) -> bool {
+    let name = tag.get(1..7).is_some_and(|name| name.eq_ignore_ascii_case("script"));
+    name && tag[7..].starts_with(|c: char| c.is_whitespace() || matches!(c, '>' | '/')) && !tag.ends_with("/>")
+}
+
+/// Where the element's text ends: at `</script`, or with the file.
+fn end_of_script(text: &str) -> usize {
+    let ends = |at: &usize| text.get(at + 2..at + 8).is_some_and(|name| name.eq_ignore_ascii_case("script"));
+    text.match_indices("</").map(|(at, _)| at).find(ends).unwrap_or(text.len())
+}
+
+/// What runs it; `None` for a block of data or a template.
+fn language(tag: &str) -> Option<Language> {
+    let kind = attributes(tag).into_iter().find(|(name, _)| matches!(name.as_str(), "type" | "lang"));
+    let Some((_, kind)) = kind else { return Some(Language::JavaScript) };
+    let kind = kind.trim().to_ascii_lowercase();
+    match kind.as_str() {
+        "ts" | "typescript" | "text/typescript" => Some(Language::TypeScript),
+        "tsx" | "text/tsx" => Some(Language::Tsx),
+        "" | "module" | "js" | "jsx" | "text/babel" | "text/jsx" => Some(Language::JavaScript),
+        kind if kind.ends_with("javascript") || kind.ends_with("ecmascript") => Some(Language::JavaScript),
+        _ => None,
+    }
+}
+
+/// The values of attributes that hold code: `on...`, and addresses that are scripts.
+fn handlers(tag: &str) -> impl Iterator<Item = &str> {
+    attributes(tag).into_iter().filter_map(|(name, value)| {
+        let scripted = value.trim_start().get(..11).filter(|p| p.eq_ignore_ascii_case("javascript:"));
+        match (name.strip_prefix("on"), scripted) {
+            (Some(event), _) if !event.is_empty() => Some(value),
+            (_, Some(_)) => value.split_once(':').map(|(_, code)| code),
+            _ => None,
+        }
+    })
+}
+
+/// Names in lower case, with their values where they have one in quotes.
+fn attributes(tag: &str) -> Vec<(String, &str)> {
+    let mut found = Vec::new();
+    let mut rest = tag;
+    while let Some(equals) = rest.find('=') {
+        let name: String = rest[..equals]
+            .trim_end()
+            .chars()
+            .rev()
+            .take_while(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect();
+        let after = rest[equals + 1..].trim_start();
+        let (value, left) = match after.chars().next() {
+            Some(quote @ ('"' | '\'')) => {
+                let inner = &after[1..];
+                let end = inner.find(quote).unwrap_or(inner.len());
+                (&inner[..end], inner.get(end + 1..).unwrap_or_default())
+            }
+            Some(_) | None => {
+                let end = after.find(|c: char| c.is_whitespace() || c == '>').unwrap_or(after.len());
+                after.split_at(end)
+            }
+        };
+        found.push((name.to_ascii_lowercase(), value));
+        rest = left;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checks::dangerous::What;
+    use proptest::prelude::*;
+
+    fn kinds(text: &str) -> Vec<(What, u32)> {
+        dangers(text).into_iter().map(|d| (d.what, d.line)).collect()
+    }
+
+    #[test]
+    fn scripts_are_read_as_what_they_are() {
+        assert_eq!(kinds("<p>x</p>\n<script>\neval(x)\n</script>\n"), [(What::DynamicCode, 3)]);
+        assert_eq!(kinds("<SCRIPT type='module' src=\"a.js\">while (true) { x++ }</SCRIPT>"), [(What::EndlessLoop, 1)]);
+        assert_eq!(kinds("<script lang=\"ts\">const f: number = 1; eval(x)</script>"), [(What::DynamicCode, 1)]);
+        assert_eq!(kinds("<script>eval(x)"), [(What::DynamicCode, 1)]);
+        assert_eq!(kinds("<a title=\"a > b\"\n onclick=\"eval(x)\">y</a>"), [(What::DynamicCode, 2)]);
+        assert_eq!(kinds("<a href='javascript:eval(x)'>y</a>"), [(What::DynamicCode, 1)]);
+        assert_eq!(kinds("<p>1 < 2</p><script>eval(x)</script>"), [(What::DynamicCode, 1)]);
+    }
+
+    #[test]
+    fn text_comments_and_data_are_not() {
+        for good in [
+            "<p>eval(x) and <code>while (true) {}</code></p>",
+            "<!-- <script>eval(x)</script> -->",
+            "<script type=\"application/json\">{\"a\": \"eval(x)\"}</script>",
+            "<script>// eval(x)\nf('eval(x)')</script>",
+            "<a on=\"eval(x)\" title='javascript'>x</a>",
+            "<scripted>eval(x)</scripted>",
+            "<p>it is < 'that</p>",
+        ] {
+            assert_eq!(kinds(good), [], "{good}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_is_read_without_a_panic(text in "(<script|</script>|<!--|-->|<a |on|=|\"|'|>|<|/|eval\\(x\\)|é|[a-z \n]){0,30}") {
+            dangers(&text);
+        }
+    }
+}
