@@ -46,8 +46,14 @@ async fn main() -> anyhow::Result<()> {
     println!("cfq --version (yardstick)                 {version:6.3} s");
     println!("Postgres and NATS alone, first (yardstick) {bare_first:5.2} s");
     println!("Postgres and NATS alone, again (yardstick) {bare_again:5.2} s");
-    println!("cfq up -d, first start to ready            {first:5.2} s   {:.2} times the yardstick", first / bare_first);
-    println!("cfq up -d, second start to ready           {again:5.2} s   {:.2} times the yardstick", again / bare_again);
+    println!(
+        "cfq up -d, first start to ready            {first:5.2} s   {:.2} times the yardstick",
+        first / bare_first
+    );
+    println!(
+        "cfq up -d, second start to ready           {again:5.2} s   {:.2} times the yardstick",
+        again / bare_again
+    );
     Ok(())
 }
 
