@@ -7,9 +7,15 @@ use std::sync::OnceLock;
 pub fn cfq() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
+        // target/PROFILE/deps/suite-... -> target/PROFILE
+        let test = std::env::current_exe().unwrap();
+        let folder = test.parent().unwrap().parent().unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.args(["build", "--quiet", "--package", "cfq", "--bin", "cfq"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if folder.ends_with("release") {
+            build.arg("--release");
+        }
         // What `cargo test` says about the package under test. Build scripts that look at it (ring's) would run again, and
         // with them everything above would be built twice, and once more by the next command from a shell.
         for (name, _) in std::env::vars_os() {
@@ -19,9 +25,7 @@ pub fn cfq() -> PathBuf {
         }
         let built = build.status().expect("cargo can be run");
         assert!(built.success(), "the cfq binary could not be built");
-        // target/debug/deps/suite-... -> target/debug/cfq
-        let test = std::env::current_exe().unwrap();
-        let path = test.parent().unwrap().parent().unwrap().join("cfq");
+        let path = folder.join("cfq");
         assert!(path.exists(), "{} does not exist", path.display());
         path
     })
