@@ -28,3 +28,4 @@ bench REPO:
     cargo build --package cfq --package cfq-benches
     cargo run --package cfq-benches --bin submit_latency -- target/debug/cfq {{REPO}}
     cargo run --package cfq-benches --bin seeds -- {{REPO}} 20
+    cargo run --package cfq-benches --bin start_up -- target/debug/cfq

@@ -73,7 +73,7 @@ fn up(cfq: &Path, folder: &Path) -> anyhow::Result<Duration> {
         command.arg("--data").arg(folder.join("cfq")).arg("--config").arg(folder.join("cfq.toml")).args(args);
         command
     };
-    let took = timed(&mut command(&["up", "-d", "--bind", "127.0.0.1:0"]))?;
+    let took = timed(&mut command(&["--json", "up", "-d", "--bind", "127.0.0.1:0"]))?;
     timed(&mut command(&["down"]))?;
     Ok(took)
 }
