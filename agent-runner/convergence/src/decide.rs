@@ -54,10 +54,11 @@ pub fn decide(limits: &Limits, history: &History) -> Result<Decided, NotDecidabl
         return Ok(with_best(history, Decision::Converged, why));
     }
     if used >= limits.max_iterations as usize {
-        let why = format!(
-            "{used} of {} iterations are used, the threshold of {:.0} is not met",
-            limits.max_iterations, limits.threshold
-        );
+        let lacks = match score {
+            Some(score) if critical && score >= limits.threshold => "a critical defect is open".to_owned(),
+            Some(_) | None => format!("the threshold of {:.0} is not met", limits.threshold),
+        };
+        let why = format!("{used} of {} iterations are used, {lacks}", limits.max_iterations);
         return Ok(escalate(history, EscalationReason::MaxIterationsReached, why));
     }
     if let Some(earlier) = repeats(window) {

@@ -7,9 +7,7 @@
 //! a reused id is never taken for our process. Without parent-death signals (macOS) the pidfiles alone do the work.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,14 +20,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 pub use identity::ProcessIdentity;
+pub use log::log_tail;
 use pidfile::Record;
 pub use pidfile::{Leftover, leftovers};
 
 mod identity;
+mod log;
 mod pidfile;
-
-/// A log larger than this is moved aside when its process starts again; one older log is kept.
-const LOG_ROTATE: u64 = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
@@ -45,7 +42,7 @@ pub enum ChildError {
     Signal { name: String, pid: u32, source: io::Error },
     #[error("{name} (process {pid}) is left from an earlier run and does not end, not even by SIGKILL")]
     Immortal { name: String, pid: u32 },
-    #[error("the thread that starts processes could not be started")]
+    #[error("a thread that looks after processes could not be started")]
     Thread(#[source] io::Error),
     #[error("the thread that starts processes is gone")]
     ThreadGone,
@@ -100,7 +97,7 @@ pub struct Spec {
     pub clear_env: bool,
     pub env: Vec<(OsString, OsString)>,
     pub cwd: PathBuf,
-    /// Its stdout and stderr, appended.
+    /// Its stdout and stderr, appended; moved aside when it grows too large.
     pub log: PathBuf,
     pub pidfile: PathBuf,
     pub run_as: Option<Account>,
@@ -257,7 +254,7 @@ pub fn spawn(spec: Spec) -> Result<Process, ChildError> {
 fn start(spec: Spec) -> Result<Process, ChildError> {
     let Spec { name, program, args, clear_env, env, cwd, log, pidfile, run_as, stop_signal } = spec;
     let log_failed = |source| ChildError::Log { name: name.clone(), path: log.clone(), source };
-    let out = open_log(&log).map_err(log_failed)?;
+    let out = log::open(&log).map_err(log_failed)?;
     let err = out.try_clone().map_err(log_failed)?;
     let mut command = Command::new(&program);
     command.args(args).current_dir(cwd).stdin(Stdio::null()).stdout(out).stderr(err);
@@ -290,6 +287,7 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
         command.pre_exec(prepare);
     }
     let spawn_failed = |source| ChildError::Spawn { name: name.clone(), program: program.clone(), source };
+    let bounded = log::bound(&log).map_err(ChildError::Thread)?;
     let mut child = command.spawn().map_err(spawn_failed)?;
     let pid = child.id();
     let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -313,6 +311,7 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
         .spawn(move || {
             let exit = reap(&watched.0, child);
             pidfile::remove(&pidfile, &watched.0.identity);
+            drop(bounded);
             sender.send_replace(Some(exit));
         })
         .map_err(ChildError::Thread)?;
@@ -330,28 +329,6 @@ fn reap(inner: &Inner, mut child: Child) -> Exit {
         Ok(status) => status.code().map(Exit::Code).or(status.signal().map(Exit::Signalled)).unwrap_or(Exit::Unknown),
         Err(_) => Exit::Unknown,
     }
-}
-
-fn open_log(path: &Path) -> io::Result<File> {
-    if fs::metadata(path).is_ok_and(|meta| meta.len() > LOG_ROTATE) {
-        let mut older = path.as_os_str().to_owned();
-        older.push(".1");
-        fs::rename(path, older)?;
-    }
-    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
-}
-
-/// The end of a log, for an error message.
-pub fn log_tail(path: &Path, bytes: u64) -> String {
-    let read = || -> io::Result<Vec<u8>> {
-        let mut file = File::open(path)?;
-        let len = file.metadata()?.len();
-        file.seek(SeekFrom::Start(len.saturating_sub(bytes)))?;
-        let mut tail = Vec::new();
-        file.take(bytes).read_to_end(&mut tail)?;
-        Ok(tail)
-    };
-    read().map(|tail| String::from_utf8_lossy(&tail).trim().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits, LoadError, need};
-use cfq_inference_node::engine::{Engine, Generation};
+use cfq_inference_node::engine::{Admitted, Engine, Generation};
 use cfq_proto::job::{Completion, FinishReason, Prompt};
 
 use crate::smollm::{ask, finish};
@@ -37,10 +37,12 @@ fn prompt(case: &Case, lookup: bool) -> Prompt {
 }
 
 async fn together(engine: &CandleEngine, prompts: impl IntoIterator<Item = Prompt>) -> Vec<Completion> {
-    let mut running: Vec<Generation> = Vec::new();
+    let mut admitted = Vec::new();
     for prompt in prompts {
-        running.push(engine.admit(prompt).await.unwrap().start());
+        admitted.push(engine.admit(prompt).await.unwrap());
     }
+    // All at once, or a quick one is done before the next begins.
+    let running: Vec<Generation> = admitted.into_iter().map(Admitted::start).collect();
     let mut done = Vec::new();
     for generation in running {
         let (how, streamed) = finish(generation).await;

@@ -1,6 +1,5 @@
-//! The node against a scripted scheduler over a real nats-server.
-//!
-//! Needs the server's program in `CFQ_NATS_BIN`; without one the cluster tests, which fetch theirs, cover the same ways.
+//! The node against a scripted scheduler over a real nats-server, which is found or fetched as the product does it: what no
+//! real scheduler would send in one run (an order twice, a blob that is gone, a lease taken away in the middle).
 
 use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
@@ -8,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::jetstream;
+use cfq_deploy::engines::{EngineOptions, Finder, Kind};
+use cfq_deploy::{Paths, Talk};
 use cfq_inference_node::{Config, run};
 use cfq_link::{NatsConfig, Session};
 use cfq_proto::blob::{BlobHash, BlobRef, Carried};
@@ -37,7 +38,15 @@ impl Drop for Nats {
 }
 
 async fn nats() -> Nats {
-    let program = std::env::var("CFQ_NATS_BIN").expect("CFQ_NATS_BIN names the nats-server program");
+    let program = tokio::task::spawn_blocking(|| {
+        let (paths, options) = (Paths::from_environment().unwrap(), EngineOptions::default());
+        Finder { paths: &paths, options: &options, account: None, pinned: None, may_fetch: true, talk: Talk::Stderr }
+            .find(Kind::Nats)
+            .unwrap()
+            .path
+    })
+    .await
+    .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let child = Command::new(program)
         .args(["-a", "127.0.0.1", "-p", "-1", "-js", "-sd"])
@@ -206,7 +215,6 @@ impl Scheduler {
 }
 
 #[tokio::test]
-#[ignore = "needs a nats-server in CFQ_NATS_BIN"]
 async fn an_order_becomes_frames_and_a_report() {
     let nats = nats().await;
     let node = NodeId::new("den").unwrap();
