@@ -19,8 +19,8 @@ use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
 
 /// So often an action is tried in the loop before it escalates.
 const TRIES: u32 = 3;
-/// In the hand-off a human is asked only after ten minutes of waits, as for an endpoint that is down: what there is to do
-/// needs nobody but a disk or a repository that comes back.
+/// In the hand-off a human is asked only after some nine minutes of waits, about as long as an endpoint is waited for: the work
+/// is done, and what is left needs nobody but a disk or a repository that comes back.
 const HAND_OFF_TRIES: u32 = 10;
 
 /// What kept an action from being done.
@@ -148,7 +148,8 @@ impl<P: TaskPort> Drive<P> {
         let why = problem.in_words();
         tracing::warn!(task = %self.number, tries, why, "an action failed");
         let in_hand_off = self.history.state == LoopState::Converged;
-        let enough = if in_hand_off { HAND_OFF_TRIES } else { TRIES };
+        // Who let it end as it is does not wait long for it.
+        let enough = if in_hand_off && !self.history.facts.released { HAND_OFF_TRIES } else { TRIES };
         if problem.may_pass() && tries < enough {
             self.prepared = None;
             self.port.progressed();

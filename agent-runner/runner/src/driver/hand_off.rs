@@ -81,8 +81,8 @@ impl<P: TaskPort> Drive<P> {
         }
     }
 
-    /// A repository that cannot take the branch (gone, read-only) keeps nothing from being kept: the result is in the records,
-    /// and `cfq pull` brings it anywhere.
+    /// Where a repository cannot take the branch (gone, read-only) nothing is lost: the result is in the records, and `cfq pull`
+    /// brings it anywhere.
     pub(super) async fn deliver(&mut self) -> Result<(), Problem> {
         let (result, _) = self.result()?;
         let base = self.base()?.commit;
