@@ -24,6 +24,18 @@ fn gguf(size: usize, seed: u32) -> Vec<u8> {
     bytes
 }
 
+/// A safetensors file of `size` bytes with one tensor.
+fn weights(tensor: &str, size: usize, seed: u32) -> Vec<u8> {
+    let values = (size - 200) / 4;
+    let header = serde_json::json!({ tensor: { "dtype": "F32", "shape": [values], "data_offsets": [0, values * 4] } })
+        .to_string();
+    let header = format!("{header:width$}", width = size - 8 - values * 4);
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.into_bytes());
+    bytes.extend(&gguf(values * 4, seed));
+    bytes
+}
+
 fn store(dir: &Path, hub: Hub) -> Store {
     Store { dir: dir.to_owned(), quota: None, bound: Vec::new(), hub }
 }
@@ -297,7 +309,7 @@ async fn a_busy_hub_is_asked_again_when_it_says_and_not_for_ever() {
 #[tokio::test(flavor = "multi_thread")]
 async fn safetensors_come_with_what_they_need_and_nothing_else() {
     let (server, folder) = (HubServer::start().await, tempfile::tempdir().unwrap());
-    let (a, b, unused) = (gguf(50_000, 13), gguf(60_000, 14), gguf(70_000, 15));
+    let (a, b, unused) = (weights("x", 50_000, 13), weights("y", 60_000, 14), gguf(70_000, 15));
     let index = br#"{"weight_map":{"x":"model-00001-of-00002.safetensors","y":"model-00002-of-00002.safetensors"}}"#;
     let tokenizer = gguf(2_000, 16);
     server.commit(

@@ -177,26 +177,6 @@ async fn a_deadline_ends_a_running_generation_and_a_later_answer_lifts_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_that_cannot_be_merged_is_delivered_and_not_called_merged() {
-    let cluster = Cluster::start().await;
-    cluster.models.script("alpha", vec![add(1)]);
-    cluster.models.script("beta", vec![score(95)]);
-    let repo = UserRepo::with_uncommitted_changes();
-    let spec = cluster.spec(&repo);
-    let first = cluster.submit(&spec).await;
-    cluster.becomes(first, TaskState::Merged).await;
-    cluster.models.script("alpha", vec![add(2)]);
-    let second = cluster.submit(&spec).await;
-    let detail = cluster.rests(second).await;
-    assert_eq!(detail.summary.state, TaskState::Accepted, "{}", detail.reason);
-    assert!(detail.reason.contains("closed unmerged"), "{}", detail.reason);
-    assert!(repo.show(&detail.delivered_branch.unwrap(), "add.py").unwrap().contains("# try 2"));
-    let pr = cluster.client.pr(detail.pr.unwrap()).await.unwrap();
-    assert_eq!(pr.state, cfq_proto::pr::PrState::Closed);
-    cluster.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn dangerous_output_is_quarantined_and_never_acceptable() {
     let cluster = Cluster::start().await;
     let bad = file("add.py", "import os\n\ndef add(a, b):\n    os.system(\"rm -rf /\")\n    return a + b");
