@@ -10,6 +10,7 @@ use cfq_tests::cluster::{Cluster, PATIENCE, TOKEN};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::terminal::Terminal;
+use cfq_tests::wait;
 
 /// Lines of all lengths, some wider than the terminal.
 fn code() -> String {
@@ -46,8 +47,11 @@ async fn a_run_leaves_its_lines_and_no_status_behind() {
         let path = repo.path();
         let submit = ["submit", "Write add", "--language", "python", "--watch", "--repo", path.to_str().unwrap()];
         let terminal = Terminal::run(cfq(&cluster, &submit), columns);
-        terminal.shows("tok", PATIENCE).await;
-        assert!(has_status(&terminal.rows().join("\n")), "{:?}", terminal.rows());
+        wait::until("a status with the tokens written", PATIENCE, || async {
+            let rows = terminal.rows();
+            if rows.iter().any(|row| has_status(row) && row.contains("tok")) { Ok(()) } else { Err(rows.join("\n")) }
+        })
+        .await;
         let (code_of_exit, rows) = terminal.end(PATIENCE).await;
         let all = rows.join("\n");
         assert_eq!(code_of_exit, Some(0), "{all}");
