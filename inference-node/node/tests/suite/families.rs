@@ -96,9 +96,11 @@ async fn sequences_put_aside_for_want_of_room_write_the_same() {
         short.sampling.max_tokens = 2;
         together(&engine, [short]).await;
     }
+    // All but the long one: their prompts find room together, what they write does not.
+    let cases = &cases[..8];
     let done = together(&engine, cases.iter().map(|case| prompt(case, true))).await;
-    assert!(engine.preemptions() > 0, "9 x 64 tokens and their prompts do not fit into 512");
-    for (done, case) in done.iter().zip(&cases) {
+    assert!(engine.preemptions() > 0, "8 x 64 tokens and their prompts do not fit into 512");
+    for (done, case) in done.iter().zip(cases) {
         assert_eq!(done.text, text(&engine, case), "{:?}", case.text);
     }
     assert_eq!((engine.state().running, engine.state().kv_tokens_free), (0, 512));
