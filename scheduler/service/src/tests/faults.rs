@@ -40,10 +40,7 @@ async fn a_beat_is_answered_while_every_connection_for_requests_waits() {
     let mut r = Running::within(Limits { database_connections: 2, ..Limits::default() }).await;
     r.client.submit(&spec(), None).await.unwrap();
     let fence = r.take_task().await;
-    let store = r.lab.store.clone();
-    let blocked = tokio::spawn(async move {
-        store.raw("begin; lock table tasks in exclusive mode; select pg_sleep(4); commit").await;
-    });
+    let blocked = r.lab.store.hold("lock table tasks in exclusive mode").await;
     let asks: Vec<_> = (0..6)
         .map(|_| {
             let (session, body) = (r.runner.clone(), cfq_proto::messages::Release { fence });
@@ -59,8 +56,8 @@ async fn a_beat_is_answered_while_every_connection_for_requests_waits() {
     let beat = Beat { boot: r.node_boot, held: vec![], ledger: None, devices: None };
     let reply: BeatReply = r.node.request(&subject::node(&node(), "beat"), &beat).await.unwrap();
     assert!(!reply.hello_again);
-    assert!(r.lab.store.count(waiting).await >= 2, "they still wait");
-    soon(blocked).await.unwrap();
+    // Only now: the beat was answered while every connection for requests waited.
+    blocked.rollback().await.unwrap();
     for ask in asks {
         // Answered, or said to be unavailable: what matters is the beat.
         let _answer = soon(ask).await.unwrap();

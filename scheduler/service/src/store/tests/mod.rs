@@ -33,6 +33,13 @@ impl Store {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
     }
 
+    /// A transaction that has done `sql` and holds what it locked until it is dropped.
+    pub(crate) async fn hold(&self, sql: &'static str) -> sqlx::Transaction<'static, sqlx::Postgres> {
+        let mut transaction = self.pool.begin().await.unwrap();
+        sqlx::raw_sql(sql).execute(&mut *transaction).await.unwrap();
+        transaction
+    }
+
     pub(crate) async fn count(&self, sql: &str) -> i64 {
         sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
     }
