@@ -208,6 +208,16 @@ impl BlockTable {
         }
     }
 
+    /// Gives one reference to each back and forgets what only this holder vouched for.
+    pub fn discard(&mut self, blocks: &[BlockId]) {
+        for block in blocks {
+            if self.slots[block.index()].references == 1 {
+                self.forget(*block);
+            }
+        }
+        self.release(blocks);
+    }
+
     /// Forgets the contents of every block nobody references.
     pub fn clear(&mut self) {
         while let Some((_, block)) = self.idle.pop_first() {
@@ -279,6 +289,19 @@ mod tests {
         assert_eq!(table.available(), 3);
         table.release(&[a]);
         assert_eq!((table.available(), table.idle()), (3, 0), "the other still holds it");
+    }
+
+    #[test]
+    fn what_is_discarded_is_found_no_more_but_where_others_share_it() {
+        let mut table = BlockTable::new(4, 2);
+        let (first, _) = compute(&mut table, &[1, 1, 2, 2]);
+        let (second, _) = compute(&mut table, &[1, 1, 3, 3]);
+        table.discard(&second);
+        assert_eq!(table.find(0, &[1, 1, 3, 3], 4).blocks, first[..1]);
+        table.release(&first[..1]);
+        table.discard(&first);
+        let found = table.find(0, &[1, 1, 2, 2], 4);
+        assert_eq!((found.blocks.len(), found.tail, table.available()), (0, None, 4));
     }
 
     #[derive(Debug, Clone)]

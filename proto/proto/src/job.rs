@@ -58,7 +58,7 @@ pub struct Sampling {
     /// The same text to the last bit whatever else the engine computes beside it, also on quantised files, where that
     /// takes slower kernels.
     pub deterministic: bool,
-    /// Guess tokens from the prompt and verify them together. Changes the speed, never the text.
+    /// Guess tokens from the prompt and verify them together. For speed; with `deterministic` never a bit of the text.
     pub prompt_lookup: bool,
 }
 

@@ -33,6 +33,12 @@ impl TokenizerEnv for Tokens {
         &self.trie
     }
 
+    /// Where text is opened with a space of the tokenizer's own, the tokens of a piece in the middle are not those of the
+    /// whole, and must not be forced.
+    fn tokenize_is_canonical(&self) -> bool {
+        !self.vocabulary.opens_with_space()
+    }
+
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         // Text that cannot be tokenized as a whole is still covered byte by byte.
         self.trie.tokenize_with_greedy_fallback(bytes, |text| match self.vocabulary.encode(text) {

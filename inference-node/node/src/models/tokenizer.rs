@@ -100,7 +100,7 @@ impl Vocabulary {
             .collect();
         let map = byte_level::byte_map();
         let bytes = tokens.iter().zip(&kinds).map(|(text, kind)| match *kind {
-            USER_DEFINED => text.as_bytes().to_vec(),
+            USER_DEFINED if !sentence_piece => text.as_bytes().to_vec(),
             _ if sentence_piece => sentence_piece::bytes(text, *kind == BYTE),
             _ => byte_level::decode_bytes(text, &map),
         });
@@ -140,6 +140,12 @@ impl Vocabulary {
             ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// Whether text is encoded with a space before it that was not there.
+    pub fn opens_with_space(&self) -> bool {
+        let ids = self.encode("x").unwrap_or_default();
+        ids.first().is_some_and(|id| self.bytes_of(*id).starts_with(b" "))
     }
 
     pub fn len(&self) -> usize {

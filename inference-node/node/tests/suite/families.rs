@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits, LoadError, need};
 use cfq_inference_node::engine::{Admitted, Engine, Generation};
-use cfq_proto::job::{Completion, FinishReason, Prompt};
+use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt};
 
 use crate::smollm::{ask, finish};
 
@@ -76,6 +76,34 @@ async fn every_family_writes_the_references_text_in_both_containers() {
                         assert!(lookup || done.usage.guessed_tokens == 0, "{said}");
                     }
                 }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn constrained_output_parses_with_every_kind_of_tokenizer() {
+    let schema = serde_json::json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "count", "words"],
+        "properties": {
+            "name": { "enum": ["alpha", "beta of two words"] },
+            "count": { "type": "integer", "minimum": 0, "maximum": 99 },
+            "words": { "type": "array", "maxItems": 2, "items": { "enum": ["a", "bc d"] } },
+        },
+    });
+    for family in FAMILIES {
+        for path in [folder(family), folder(family).join("model.gguf")] {
+            let engine = load(&path, Limits { memory: 1 << 30, max_sequences: 4 });
+            for seed in 0..4 {
+                let mut prompt = ask("def");
+                prompt.format = OutputFormat::JsonSchema { schema: schema.clone() };
+                prompt.sampling.max_tokens = 200;
+                prompt.sampling.temperature = 1.0;
+                prompt.sampling.seed = seed;
+                let done = together(&engine, [prompt]).await.remove(0);
+                let value: serde_json::Value = serde_json::from_str(&done.text)
+                    .unwrap_or_else(|e| panic!("{}: {e} in {:?}", path.display(), done.text));
+                assert!(value["count"].is_u64() && value["words"].is_array(), "{value}");
             }
         }
     }

@@ -60,7 +60,7 @@ const FAMILIES: [Family; 6] = [
 ];
 
 /// What people should read when theirs is not among them.
-const KNOWN: &str = "llama (with Mistral, SmolLM2 and DeepSeek-distill), qwen2, qwen3, phi3, gemma2 and gemma3";
+const KNOWN: &str = "llama (with Mistral, SmolLM2 and DeepSeek-distill), qwen2, qwen3, phi3, gemma2 and gemma3 (text only: a folder of type gemma3_text, or a GGUF file)";
 
 const fn key(gguf: &'static str, config: &'static str) -> Key {
     Key { gguf, config }
@@ -260,11 +260,6 @@ impl Architecture {
             sum.add(&linear::plan(&file.tensor(&self.tensor(file, part, layer))?, kernels)?)?;
         }
         Some(sum)
-    }
-
-    /// Whether a sequence that may grow to `longest` positions wants the rotation for long ones.
-    pub fn needs_long(&self, longest: usize) -> bool {
-        self.long.as_ref().is_some_and(|long| longest > long.original)
     }
 }
 

@@ -33,7 +33,7 @@ const CHUNK_TIME: Duration = Duration::from_millis(250);
 const CHUNK_LEAST: usize = 8;
 pub const CHUNK_MOST: usize = 512;
 /// Guessed rows of one pass, shared by its sequences.
-const GUESSED_ROWS: usize = 32;
+pub const GUESSED_ROWS: usize = 32;
 
 /// An admitted sequence on its way to the thread.
 pub struct Job {
@@ -42,6 +42,8 @@ pub struct Job {
     pub grammar: Option<Grammar>,
     /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
+    /// Rotated for long sequences; a matter of what was asked for, not of this node's room.
+    pub long: bool,
     pub held: Held,
     pub outbox: Outbox,
 }
@@ -53,7 +55,9 @@ struct Sequence {
     /// Prompt and output so far.
     tokens: Vec<u32>,
     prompt: usize,
-    cached: usize,
+    /// Found when it began first; what it finds of itself later does not count.
+    cached: Option<usize>,
+    long: bool,
     sampling: Sampling,
     grammar: Option<Grammar>,
     longest: usize,
@@ -165,7 +169,8 @@ impl Batcher {
             serial: self.serial,
             prompt: job.prompt.len(),
             tokens: job.prompt,
-            cached: 0,
+            cached: None,
+            long: job.long,
             stream: TextStream::new(&job.sampling.stop),
             sampling: job.sampling,
             grammar: job.grammar,
@@ -187,11 +192,8 @@ impl Batcher {
     }
 
     fn begin(&mut self, mut sequence: Sequence) {
-        let long = self.model.architecture().needs_long(sequence.longest);
-        let kv = self.pool.begin(&sequence.tokens, long, sequence.sampling.deterministic);
-        if sequence.tokens.len() == sequence.prompt && sequence.first_token.is_none() {
-            sequence.cached = kv.len();
-        }
+        let kv = self.pool.begin(&sequence.tokens, sequence.long, sequence.sampling.deterministic);
+        sequence.cached.get_or_insert(kv.len());
         let at = self.running.partition_point(|r| r.sequence.serial < sequence.serial);
         self.running.insert(at, Running { sequence, kv });
     }
@@ -244,7 +246,8 @@ impl Batcher {
         let cost = self.figures.cost(self.running.len());
         // Guesses are for passes that have nothing better to do.
         let guesses = if prefilling > 0 { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
-        let mut plan: Vec<Share> = Vec::with_capacity(self.running.len());
+        let running = self.running.len();
+        let mut plan: Vec<Share> = Vec::with_capacity(running);
         while plan.len() < self.running.len() {
             let next = &mut self.running[plan.len()];
             let take = next.waiting().len().min(share);
@@ -257,8 +260,10 @@ impl Batcher {
             if take == 1 && next.sequence.sampling.prompt_lookup {
                 let Sequence { lookup, tokens: all, longest, .. } = &mut next.sequence;
                 let proposed = lookup.propose(all, guesses.min(longest.saturating_sub(all.len() + 1)), cost);
-                // Room that would cost somebody else's is not for guesses.
-                if !proposed.is_empty() && self.pool.available() > 0 && self.pool.grow(&mut next.kv, 1 + proposed.len())
+                // Everybody else needs a block more at most: those are not for guesses.
+                if !proposed.is_empty()
+                    && self.pool.available() > running
+                    && self.pool.grow(&mut next.kv, 1 + proposed.len())
                 {
                     guessed = proposed.len();
                     tokens.extend(proposed);
@@ -387,7 +392,7 @@ impl Sequence {
                 guessed_tokens: guessed as u32,
                 accepted_tokens: accepted as u32,
                 prompt_tokens: self.prompt as u32,
-                cached_tokens: self.cached as u32,
+                cached_tokens: self.cached.unwrap_or(0) as u32,
                 output_tokens: (self.tokens.len() - self.prompt) as u32,
                 first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
                 total_ms: self.began.elapsed().as_millis() as u64,

@@ -162,7 +162,7 @@ impl KvPool {
 
     /// Ends a sequence whose keys and values are not to be trusted.
     pub fn discard(&mut self, sequence: SequenceKv) {
-        self.table.release(&sequence.blocks);
+        self.table.discard(&sequence.blocks);
     }
 
     /// Forgets everything that no sequence uses.

@@ -2,7 +2,8 @@
 //!
 //! A revision mostly repeats its input. Where the last tokens stood before, what followed them is guessed to follow again;
 //! the guesses go through the forward pass beside the token they follow, and those the model would have chosen itself are
-//! kept. The text is the same with and without; only its speed changes. Saxena, 2023:
+//! kept. The text is the same with and without, as far as the kernels compute one row as they compute several (asked to be
+//! deterministic, always); only its speed changes. Saxena, 2023:
 //! <https://github.com/apoorvumang/prompt-lookup-decoding>.
 //!
 //! How many to guess is a sum: rows cost what the pool's measured rates say, and a guess is right as often as this

@@ -30,7 +30,7 @@ use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::LANES;
-use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, Job};
+use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS, Job};
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::model::{Model, Rows};
 pub use crate::engine::candle::room::Changes;
@@ -91,7 +91,7 @@ fn fit_file(file: &ModelFile, architecture: &Architecture, limits: Limits) -> Re
     let sequences = u64::from(limits.max_sequences.max(1));
     let most = shape.context.saturating_mul(sequences);
     let least = LEAST_TOKENS.min(shape.context);
-    let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences);
+    let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
     fit(weights, per_token, activations, RESERVE, least..=most, limits.memory)
         .map_err(|source| LoadError::DoesNotFit { path: file.path().to_owned(), source })
 }
@@ -103,6 +103,8 @@ pub struct CandleEngine {
     /// Bytes of the weights as held, counted after loading.
     weights: u64,
     context: u64,
+    /// Longest sequence that is not rotated as a long one, where the model tells them apart.
+    original: Option<u64>,
     vocabulary: Arc<Vocabulary>,
     template: Arc<ChatTemplate>,
     grammars: Arc<Grammars>,
@@ -132,6 +134,7 @@ impl CandleEngine {
         let need = fit_file(&file, &architecture, limits)?;
         tracing::info!(%model, %need, "loading model");
         let context = architecture.shape.context;
+        let original = architecture.long.as_ref().map(|long| long.original as u64);
         let weights = |source| LoadError::Weights { path: path.to_owned(), source };
         let network = Model::load(&file, architecture, linear::kernels()).map_err(weights)?;
         let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
@@ -157,7 +160,7 @@ impl CandleEngine {
             "model loaded"
         );
         let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self { model, need, weights: held, context, vocabulary, template, grammars, room, figures, jobs })
+        Ok(Self { model, need, weights: held, context, original, vocabulary, template, grammars, room, figures, jobs })
     }
 
     pub fn need(&self) -> &Need {
@@ -262,6 +265,8 @@ impl Engine for CandleEngine {
                 return Err(Refused::NotNow { need: count + 1, have: 0 });
             }
             let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
+            let asked = (count + u64::from(sampling.max_tokens.max(1))).min(self.context);
+            let long = self.original.is_some_and(|original| asked > original);
             let expected = count + self.room.expected(longest - count);
             // A sequence takes whole blocks.
             let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
@@ -269,7 +274,7 @@ impl Engine for CandleEngine {
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
-                let job = Job { prompt: tokens, sampling, grammar, longest: longest as usize, held, outbox };
+                let job = Job { prompt: tokens, sampling, grammar, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
                 if jobs.try_send(job).is_err() {
                     tracing::warn!("the engine's thread takes no more work");

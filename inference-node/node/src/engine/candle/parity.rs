@@ -46,7 +46,8 @@ struct Sequence {
 }
 
 fn begin(model: &Model, pool: &mut KvPool, case: &Case) -> Sequence {
-    let long = model.architecture().needs_long(case.ids.len() + case.greedy.len());
+    let longest = case.ids.len() + case.greedy.len();
+    let long = model.architecture().long.as_ref().is_some_and(|long| longest > long.original);
     Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, false) }
 }
 

@@ -44,7 +44,12 @@ fn gguf_ropes(
     let plain = rope.clone();
     let factors = |part: Part| {
         let name = part.gguf(0);
-        file.tensor(&name).map(|_| header.vector(&name)).transpose()
+        let Some(facts) = file.tensor(&name) else { return Ok(None) };
+        // Before it is read: a crafted file may claim any size.
+        if facts.dims != [dims / 2] {
+            return Err(file.unsupported(format!("tensor {name} is {:?}, expected [{}]", facts.dims, dims / 2)));
+        }
+        header.vector(&name).map(Some)
     };
     match header.text(&format!("{}.rope.scaling.type", file.architecture())) {
         None | Some("none") => {}

@@ -9,6 +9,9 @@ use crate::models::header::HeaderError;
 use crate::models::safetensors::Folder;
 use crate::models::tokenizer::{Vocabulary, byte_level, sentence_piece};
 
+/// The largest real vocabularies have 300 thousand tokens; a table for absurd numbers would be allocated.
+const MOST_TOKENS: usize = 1 << 22;
+
 /// How the text of a token is spelled in the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spelling {
@@ -28,8 +31,14 @@ pub fn read(folder: &Folder) -> Result<Vocabulary, HeaderError> {
 
     let added = tokenizer.get_added_tokens_decoder();
     let count = tokenizer.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
+    if count > MOST_TOKENS {
+        return Err(folder.unsupported(format!("its tokenizer.json numbers a token {}", count - 1)));
+    }
     let map = byte_level::byte_map();
     let bytes = (0..count as u32).map(|id| match (added.get(&id), tokenizer.id_to_token(id)) {
+        (Some(token), _) if spelling == Spelling::SentencePiece && !token.special => {
+            sentence_piece::bytes(&token.content, false)
+        }
         (Some(token), _) => token.content.as_bytes().to_vec(),
         (None, Some(text)) if spelling == Spelling::ByteLevel => byte_level::decode_bytes(&text, &map),
         (None, Some(text)) => sentence_piece::bytes(&text, true),
