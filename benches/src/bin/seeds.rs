@@ -17,13 +17,19 @@ async fn main() -> anyhow::Result<()> {
     let repo = args.next().context("first argument: a git repository")?;
     let seeds: u64 = args.next().map_or(Ok(20), |n| n.parse())?;
     let client = client()?;
+    let copies = std::env::temp_dir().join(format!("cfq-seeds-{}", std::process::id()));
+    std::fs::create_dir_all(&copies)?;
     let (mut right, mut merged, mut escalated) = (0, 0, 0);
     let start = Instant::now();
     for seed in 1..=seeds {
+        // A copy for each, as every demo has a repository of its own: merges of the same lines into one would conflict.
+        let copy = copies.join(format!("seed-{seed}"));
+        let cloned = std::process::Command::new("git").args(["clone", "--quiet", &repo]).arg(&copy).status()?;
+        anyhow::ensure!(cloned.success(), "cannot clone {repo}");
         // As `cfq demo` binds them.
         let agent = serde_json::json!({ "seed": seed, "max_tokens": 320 });
         let spec = serde_json::from_value(serde_json::json!({
-            "description": TASK, "language": "python", "repo": repo, "max_iterations": 3,
+            "description": TASK, "language": "python", "repo": copy, "max_iterations": 3,
             "agents": { "alpha": agent, "beta": agent },
         }))?;
         let task = TaskKey::Id(client.submit(&spec, None).await?.id);

@@ -74,11 +74,22 @@ async fn once(
     view.screen.progress.away = false;
     view.screen.progress.of(detail.summary.number, detail.summary.max_iterations);
     let past = view.screen.during(client.events(task, view.read)).await?;
+    let mut state = detail.summary.state;
     for event in past.events {
+        if let EventBody::TaskStateChanged { to, .. } = &event.body {
+            state = *to;
+        }
         view.event(&event);
     }
     if detail.summary.state.is_resting() {
         return Ok(Some(detail.summary.state));
+    }
+    // It came to rest between the two answers: the event was among these, and the feed does not say it again.
+    if state.is_resting() {
+        let now = view.screen.during(client.task(task)).await?.summary.state;
+        if now.is_resting() {
+            return Ok(Some(now));
+        }
     }
     let frames = view.screen.during(client.watch(task, view.read)).await?;
     let mut frames = std::pin::pin!(frames);
