@@ -174,8 +174,6 @@ impl Yardstick {
             .args(["-c", include_str!("../llama_cpp.py")])
             .arg(file)
             .arg(threads)
-            // Its threads must not spin while ours are measured.
-            .env("OMP_WAIT_POLICY", "passive")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
