@@ -11,6 +11,7 @@ mod hub;
 mod hub_models;
 mod imports;
 mod loop_paths;
+mod neighbours;
 mod postgres_faults;
 mod small_model;
 mod terminal;

@@ -17,6 +17,7 @@
 //! | `cfq.v1.runner.<id>.job_look`    | [`JobLook`]        | [`JobReply`]        |
 //! | `cfq.v1.runner.<id>.job_cancel`  | [`JobDrop`]        | [`FenceReply`]      |
 //! | `cfq.v1.runner.<id>.release`     | [`Release`]        | [`FenceReply`]      |
+//! | `cfq.v1.runner.<id>.give_up`     | [`GiveUp`]         | [`FenceReply`]      |
 //! | `cfq.v1.{node,runner}.<id>.blob_put` | [`BlobPut`]    | [`BlobPutReply`]    |
 //! | `cfq.v1.{node,runner}.<id>.blob_get` | [`BlobGet`]    | [`BlobGetReply`]    |
 //! | `cfq.v1.cmd.node.<id>`           | [`NodeCommand`], published by the scheduler |
@@ -132,8 +133,14 @@ pub struct Accept {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Refusal {
-    /// No room now; the node is left out until its ledger's version differs.
-    NotNow { need: u64, have: u64, ledger_version: u64 },
+    /// No room for this model now; the node gets no more work for it until its ledger is a later one.
+    NotNow {
+        /// Tokens it would take, where the node counted them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        need: Option<u64>,
+        have: u64,
+        ledger_version: u64,
+    },
     /// This node can never run it; counts against the requirement.
     Never { reason: String },
 }
@@ -161,6 +168,8 @@ pub enum FenceReply {
     Committed,
     /// The attempt or lease is not the current one: nothing was changed; drop the work.
     Stale,
+    /// It cannot be written, now or later: asking again does not help.
+    Refused { reason: String },
     /// Not now (no leader, database away): ask again.
     Unavailable { reason: String },
 }
@@ -291,10 +300,13 @@ pub struct JobDrop {
     pub job: JobId,
 }
 
-/// A draining runner hands its task back: running -> ready, nothing counted.
+/// A runner hands its task back: running -> ready, nothing counted. Either it drains, or the task waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Release {
     pub fence: TaskFence,
+    /// A job that waits for a place: until it has one, the task is granted to nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<JobId>,
 }
 
 /// A runner that cannot drive its task says why and lets go of it: running -> ready, counted as a loss, or failed with this

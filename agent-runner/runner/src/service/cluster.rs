@@ -126,6 +126,7 @@ impl TaskPort for Cluster {
         self.request("job_cancel", &ask, |reply| match reply {
             FenceReply::Committed => Ok(Verdict::Settled(())),
             FenceReply::Stale => Ok(Verdict::Stale),
+            FenceReply::Refused { reason } => Err(Stopped::Refused { reason }),
             FenceReply::Unavailable { reason } => Ok(Verdict::Again(reason)),
         })
         .await

@@ -58,9 +58,9 @@ impl Admitted {
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refused {
-    /// No room at the moment, in tokens.
-    #[error("needs room for {need} tokens, {have} are free")]
-    NotNow { need: u64, have: u64 },
+    /// No room at the moment; `need` and `have` in tokens, `need` where it was counted.
+    #[error("no room for it now, {have} tokens are free")]
+    NotNow { need: Option<u64>, have: u64 },
     /// This engine can never run it, though another might.
     #[error("{reason}")]
     Never { reason: String },

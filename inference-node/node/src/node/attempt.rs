@@ -64,7 +64,7 @@ impl Attempt {
         failpoint::hit("node.before_accept");
         let asked_at = Instant::now();
         if self.settle("accept", &Accept { fence, boot: self.shared.boot }).await != Some(FenceReply::Committed) {
-            tracing::info!(job = %fence.job, "order is not current any more");
+            tracing::info!(job = %fence.job, "order is not taken up");
             return;
         }
         let lease = self.shared.keeper.hold(fence.lease, asked_at);
@@ -97,7 +97,7 @@ impl Attempt {
         };
         let engine = match self.shared.fleet.standing(model) {
             Some(Standing::Ready(engine)) => engine,
-            Some(Standing::Loading | Standing::Unusable(_)) => return not_now(1, 0),
+            Some(Standing::Loading | Standing::Unusable(_)) => return not_now(None, 0),
             None => return Start::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") }),
         };
         match engine.admit(prompt).await {
@@ -115,6 +115,10 @@ impl Attempt {
             loop {
                 match self.shared.session.request::<_, FenceReply>(&subject, body).await {
                     Ok(FenceReply::Unavailable { reason }) => tracing::debug!(verb, reason, "asking again"),
+                    Ok(FenceReply::Refused { reason }) => {
+                        tracing::error!(verb, reason, "the scheduler cannot write this");
+                        return FenceReply::Refused { reason };
+                    }
                     Ok(settled) => return settled,
                     Err(error) => tracing::debug!(verb, %error, "asking again"),
                 }
@@ -175,10 +179,12 @@ impl Attempt {
         }
     }
 
-    /// Repeats the report until it is committed or not wanted, as long as the lease holds.
+    /// Repeats the report until it is committed or not wanted, as long as the lease holds. A result that can never be written
+    /// is reported as a failure instead, once: kept alive, it would look like work for ever.
     async fn report(&self, outcome: Outcome, lease: &HeldLease) {
         let fence = self.in_hand.fence;
-        let report = JobReport { fence, boot: self.shared.boot, outcome };
+        let mut report = JobReport { fence, boot: self.shared.boot, outcome };
+        let mut refused = false;
         let subject = self.shared.subject("result");
         failpoint::hit("node.before_report");
         loop {
@@ -197,6 +203,17 @@ impl Attempt {
                 Ok(FenceReply::Stale) => {
                     tracing::info!(job = %fence.job, attempt = fence.attempt, "report is stale");
                     return;
+                }
+                Ok(FenceReply::Refused { reason }) if refused => {
+                    tracing::error!(job = %fence.job, reason, "not even the failure can be written; its lease runs out");
+                    return;
+                }
+                Ok(FenceReply::Refused { reason }) => {
+                    tracing::error!(job = %fence.job, reason, "the result cannot be written, reported as a failure");
+                    refused = true;
+                    let reason = format!("the result could not be written: {reason}");
+                    report.outcome = Outcome::Failed { failure: JobFailure::Engine { reason } };
+                    continue;
                 }
                 Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "reporting again"),
                 Err(error) => tracing::debug!(%error, "reporting again"),

@@ -283,7 +283,7 @@ mod tests {
         }
 
         fn admit(&self, _: cfq_proto::job::Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
-            Box::pin(async { Err(Refused::NotNow { need: 1, have: 0 }) })
+            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
         }
     }
 

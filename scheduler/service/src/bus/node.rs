@@ -97,7 +97,10 @@ pub(super) async fn fenced(
             bus.link.tell(hints).await;
             reply
         }
-        Err(error) => FenceReply::Unavailable { reason: reason(&error, doing) },
+        Err(error) if error.may_retry() || matches!(error, StoreError::NotLeader { .. }) => {
+            FenceReply::Unavailable { reason: reason(&error, doing) }
+        }
+        Err(error) => FenceReply::Refused { reason: reason(&error, doing) },
     }
 }
 

@@ -15,12 +15,14 @@ pub struct Leadership {
 }
 
 impl Store {
-    /// Takes the row if its holder let it expire.
+    /// Takes the row if its holder let it expire. One that expires later than any holder could have said was written before
+    /// the clock was set back: its holder renews it at once, if there is one.
     pub async fn take_lead(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
         let generation = sqlx::query_scalar!(
             r#"update leader set generation = generation + 1, holder = $1,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
-               where expires_at < now() returning generation"#,
+               where expires_at not between now() and now() + 2 * $2::float8 * interval '1 millisecond'
+               returning generation"#,
             holder,
             self.timing.leader_ttl_ms as f64
         )

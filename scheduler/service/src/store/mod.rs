@@ -32,6 +32,7 @@ mod set;
 mod steps;
 mod submit;
 mod sweep;
+mod take_back;
 mod task_lease;
 mod tasks;
 mod views;
@@ -159,6 +160,11 @@ impl Store {
 
     fn lease_ttl_ms(&self) -> f64 {
         self.timing.lease_ttl_ms as f64
+    }
+
+    /// No beat makes a lease longer than one TTL; another is for a scheduler that is configured otherwise.
+    fn longest_lease_ms(&self) -> f64 {
+        2.0 * self.lease_ttl_ms()
     }
 }
 

@@ -8,6 +8,7 @@ use cfq_proto::messages::{JobFence, WorkOrder};
 use cfq_scheduler_core::Waiting;
 use sqlx::types::Json;
 
+use super::accept::hints;
 use super::as_json::AsJson;
 use super::attempts;
 use super::error::{Doing, plain, read};
@@ -140,7 +141,7 @@ impl Store {
         let Some(task) = self.task_of(job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
         hold_lead(&mut tx, lead).await?;
-        let runner = lock_task(&mut tx, task).await?.and_then(|t| t.runner);
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, None).await };
         let done = sqlx::query!(
             r#"update jobs set state = 'failed', failure = $3, updated_at = now()
                where id = $1 and attempt = $2 and state = 'queued'"#,
@@ -154,9 +155,9 @@ impl Store {
         if done.rows_affected() == 0 {
             return nothing(tx, None).await;
         }
-        changed(&mut tx, task, job, &failure.to_string()).await?;
+        changed(&mut tx, task.id, job, &failure.to_string()).await?;
         tx.commit().await.doing("failing a job")?;
-        Ok(Some(runner.map(|runner| Hint::JobChanged { runner, task, job }).into_iter().collect()))
+        Ok(Some(hints(&task, job)))
     }
 
     /// Every node that has the model says it cannot serve it: from now on the retry ceiling counts.

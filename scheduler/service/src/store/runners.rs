@@ -6,8 +6,9 @@ use cfq_proto::messages::{Beat, BeatReply, RunnerHello};
 use super::beats::Listed;
 use super::error::{Doing, plain};
 use super::hint::Hint;
+use super::take_back::{Lost, take_back};
 use super::tasks::lock_task;
-use super::{Store, StoreError, in_beat_time, nothing, sweep};
+use super::{Store, StoreError, in_beat_time, nothing};
 
 impl Store {
     /// Writes the runner's row. A new boot hands back at once what the old one held. `None` if a later boot is up, as for a
@@ -17,7 +18,8 @@ impl Store {
             r#"insert into runners (id, boot, version) values ($1, $2, $3)
                on conflict (id) do update set boot = excluded.boot, version = excluded.version, last_seen = now()
                where runners.boot <= excluded.boot
-                  or runners.last_seen < now() - $4::float8 * interval '1 millisecond'"#,
+                  or runners.last_seen not between now() - $4::float8 * interval '1 millisecond'
+                                               and now() + $4::float8 * interval '1 millisecond'"#,
             hello.runner.as_str(),
             hello.boot.0,
             plain(&hello.version),
@@ -46,7 +48,9 @@ impl Store {
                 nothing(tx, ()).await?;
                 continue;
             };
-            hints.extend(sweep::take_back(&mut tx, &task, "started anew", self.limits.max_task_losses).await?);
+            hints.extend(
+                take_back(&mut tx, &task, &Lost::Gone("started anew".to_owned()), self.limits.max_task_losses).await?,
+            );
             tx.commit().await.doing("releasing the tasks of an earlier start")?;
         }
         Ok(Some(hints))

@@ -262,7 +262,7 @@ impl Engine for CandleEngine {
                 return Err(Refused::Never { reason });
             }
             if self.figures.read().broken.is_some() {
-                return Err(Refused::NotNow { need: count + 1, have: 0 });
+                return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
             }
             let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
             let asked = (count + u64::from(sampling.max_tokens.max(1))).min(self.context);
@@ -270,7 +270,8 @@ impl Engine for CandleEngine {
             let expected = count + self.room.expected(longest - count);
             // A sequence takes whole blocks.
             let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
-            let held = self.room.hold(expected).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
+            let held =
+                self.room.hold(expected).map_err(|full| Refused::NotNow { need: Some(full.need), have: full.have })?;
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();

@@ -241,7 +241,8 @@ impl Engine for ProxyEngine {
                     reader
                 }))
             }
-            Err(_) => Err(Refused::NotNow { need: u64::from(prompt.sampling.max_tokens), have: 0 }),
+            // Its server counts the tokens, and here only slots are short.
+            Err(_) => Err(Refused::NotNow { need: None, have: 0 }),
         };
         async move { admitted }.boxed()
     }

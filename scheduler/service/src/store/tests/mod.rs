@@ -10,6 +10,7 @@ mod leases;
 mod loops;
 mod migrations;
 mod submits;
+mod taken_back;
 mod waits;
 
 use cfq_proto::blob::Carried;
