@@ -60,7 +60,8 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let server: ServerFile = serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    let server: ServerFile = serde_json::from_str(&text)
+        .with_context(|| format!("{} is damaged: `cfq down`, then `cfq up -d`, writes it anew", path.display()))?;
     let token = match std::env::var("CFQ_TOKEN") {
         Ok(token) => token,
         Err(_) => read_token(&token_file(data))?,

@@ -62,6 +62,12 @@ killed_at! {
     scheduler_before_placement_commits: "scheduler", "scheduler.place.before_commit";
     scheduler_after_placement_commits: "scheduler", "scheduler.place.after_commit";
     scheduler_after_placement_is_published: "scheduler", "scheduler.place.after_publish";
+    scheduler_before_a_grant_commits: "scheduler", "scheduler.grant.before_commit";
+    scheduler_after_a_grant_commits: "scheduler", "scheduler.grant.after_commit";
+    scheduler_before_a_job_commits: "scheduler", "scheduler.job.before_commit";
+    scheduler_after_a_job_commits: "scheduler", "scheduler.job.after_commit";
+    scheduler_before_an_acceptance_commits: "scheduler", "scheduler.accept.before_commit";
+    scheduler_after_an_acceptance_commits: "scheduler", "scheduler.accept.after_commit";
     scheduler_before_result_commits: "scheduler", "scheduler.result.before_commit";
     scheduler_after_result_commits: "scheduler", "scheduler.result.after_commit";
     scheduler_before_step_commits: "scheduler", "scheduler.step.before_commit:3";

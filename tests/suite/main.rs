@@ -3,6 +3,7 @@
 
 mod api;
 mod command_line;
+mod durable_requests;
 mod faults;
 mod full_disk;
 mod grants;

@@ -81,7 +81,9 @@ impl Store {
         .await
         .doing("finding a job")?;
         let view = view(&mut tx, JobId(found)).await?;
+        cfq_link::failpoint::hit("scheduler.job.before_commit");
         tx.commit().await.doing("committing a job")?;
+        cfq_link::failpoint::hit("scheduler.job.after_commit");
         Ok((JobReply::Job { job: view }, hints))
     }
 

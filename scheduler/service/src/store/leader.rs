@@ -7,6 +7,8 @@ use uuid::Uuid;
 use super::error::Doing;
 use super::{Store, StoreError};
 
+const UNDEFINED_TABLE: &str = "42P01";
+
 /// Proof of having been elected; worth something only as long as the row says the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leadership {
@@ -62,10 +64,13 @@ impl Store {
 
     /// Whether some scheduler leads now.
     pub async fn has_leader(&self) -> Result<bool, StoreError> {
-        sqlx::query_scalar!(r#"select expires_at >= now() as "led!" from leader"#)
-            .fetch_one(&self.pool)
-            .await
-            .doing("asking who leads")
+        let asked =
+            sqlx::query_scalar!(r#"select expires_at >= now() as "led!" from leader"#).fetch_one(&self.pool).await;
+        match asked {
+            // A new database, before its first migration.
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(false),
+            asked => asked.doing("asking who leads"),
+        }
     }
 }
 
