@@ -74,3 +74,37 @@ async fn the_small_model_writes_and_a_server_reviews() {
     assert_eq!(detail.iterations[0].model, SMALL);
     cluster.finish().await;
 }
+
+/// The tokens each attempt of the first job had told, oldest first.
+async fn journals(cluster: &Cluster) -> Vec<Vec<i32>> {
+    let mut connection = cluster.database.connect().await;
+    let told = "select journal from attempts order by placed_at limit 2";
+    sqlx::query_scalar(told).fetch_all(&mut connection).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_killed_in_the_middle_of_a_text_costs_only_what_it_had_not_told() {
+    let failpoint = Some(("node".to_owned(), "node.journalled".to_owned()));
+    let cluster = Cluster::with(Options { failpoint, ..options(SMALL, "openai:scripted/beta") }).await;
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.max_iterations = Some(1);
+    spec.agents.alpha.max_tokens = Some(300);
+    let task = cluster.submit(&spec).await;
+    cluster.failpoint_hit().await;
+    cluster.job_lost(task).await;
+    let told = journals(&cluster).await.remove(0);
+    assert!(!told.is_empty());
+    let detail = cluster.rests(task).await;
+    assert!(matches!(detail.summary.state, TaskState::Merged | TaskState::Escalated), "{}", detail.reason);
+    let writer = &detail.jobs[0];
+    assert_eq!((writer.attempt, writer.losses, writer.failures), (2, 1, 0), "{writer:?}");
+    let usage = writer.usage.unwrap();
+    assert_eq!(usage.resumed_tokens as usize, told.len() - 1, "all but the last, which is drawn again");
+    assert!(usage.output_tokens as usize >= told.len(), "{usage:?}");
+    let second = journals(&cluster).await.remove(1);
+    assert!(second.starts_with(&told[..told.len() - 1]), "{told:?} then {second:?}");
+    cluster.oracle(task, &repo).await;
+    cluster.finish().await;
+}

@@ -194,6 +194,8 @@ pub struct Usage {
     /// Of those, found in the prefix cache.
     pub cached_tokens: u32,
     pub output_tokens: u32,
+    /// Of those, written by an earlier attempt on a node that was lost, and taken over from its journal.
+    pub resumed_tokens: u32,
     /// Tokens that prompt lookup guessed, and those of them that were right.
     pub guessed_tokens: u32,
     pub accepted_tokens: u32,
@@ -201,6 +203,22 @@ pub struct Usage {
     pub first_token_ms: u64,
     /// From start of the work on the node to the end, in milliseconds.
     pub total_ms: u64,
+}
+
+impl Usage {
+    /// Tokens a second that this attempt wrote, from its start to its end.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.output_tokens.saturating_sub(self.resumed_tokens)) * 1000.0 / self.total_ms.max(1) as f64
+    }
+}
+
+/// What earlier attempts at a job wrote, as tokens, so that the next one goes on from there.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Written {
+    /// Names the vocabulary the tokens are of: with another one they mean nothing.
+    pub vocabulary: i64,
+    pub tokens: Vec<u32>,
 }
 
 /// Finished text with its figures.

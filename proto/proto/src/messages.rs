@@ -7,6 +7,7 @@
 //! | `cfq.v1.node.<id>.beat`          | [`Beat`]           | [`BeatReply`]       |
 //! | `cfq.v1.node.<id>.accept`        | [`Accept`]         | [`FenceReply`]      |
 //! | `cfq.v1.node.<id>.refuse`        | [`Refuse`]         | [`FenceReply`]      |
+//! | `cfq.v1.node.<id>.journal`       | [`Journal`]        | [`FenceReply`]      |
 //! | `cfq.v1.node.<id>.result`        | [`JobReport`]      | [`FenceReply`]      |
 //! | `cfq.v1.node.<id>.tokens.<job>`  | [`TokenFrame`], published, no answer      |
 //! | `cfq.v1.runner.<id>.hello`       | [`RunnerHello`]    | [`HelloReply`]      |
@@ -32,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blob::{BlobHash, Carried};
 use crate::ids::{BootId, JobId, LeaseId, NodeId, RunnerId, TaskId, TaskNumber};
-use crate::job::{JobRequest, JobView, Outcome, Prompt};
+use crate::job::{JobRequest, JobView, Outcome, Prompt, Written};
 use crate::looping::{Step, StepRecord};
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
@@ -121,6 +122,22 @@ pub struct WorkOrder {
     pub role: Agent,
     pub model: ModelId,
     pub prompt: Carried<Prompt>,
+    /// What an attempt before it had written when its node was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<Written>,
+}
+
+/// More than this is not journalled: whoever takes the job over begins after so many.
+pub const JOURNAL_MOST: usize = 16_384;
+
+/// Tokens an attempt wrote since it last said so. Told twice it changes nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Journal {
+    pub fence: JobFence,
+    pub boot: BootId,
+    /// Tokens before these, those taken over included; what was kept beyond it is dropped.
+    pub after: u32,
+    pub written: Written,
 }
 
 /// The node took an order: placed -> running. Sent before any work begins; `Stale` means drop it.

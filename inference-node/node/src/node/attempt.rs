@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::engine::{Admitted, Ended, Event, Generation, Refused};
 use crate::node::fleet::Standing;
+use crate::node::journal::Notes;
 use crate::node::{InHand, Shared};
 
 /// Tokens are gathered for this long before they are published: fast enough to read along, few enough messages.
@@ -31,7 +32,8 @@ pub(super) struct Attempt {
 
 /// What admission came to.
 enum Start {
-    Work(Admitted),
+    /// With the name of its vocabulary, if it tells of tokens.
+    Work(Admitted, Option<i64>),
     /// Accepted only to report this.
     Fail(JobFailure),
     Refuse(Refusal),
@@ -70,12 +72,15 @@ impl Attempt {
         let lease = self.shared.keeper.hold(fence.lease, asked_at);
         failpoint::hit("node.accepted");
         let outcome = match start {
-            Start::Work(admitted) => match self.generate(admitted.start(), &lease).await {
-                Some(Ok(completion)) => self.carry(completion, &lease).await,
-                Some(Err(Ended::Failed(failure))) => Some(Outcome::Failed { failure }),
-                Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: "stopped on its node".to_owned() }),
-                None => None,
-            },
+            Start::Work(admitted, vocabulary) => {
+                let journal = Notes::of(&self, vocabulary, admitted.resumed());
+                match self.generate(admitted.start(), journal, &lease).await {
+                    Some(Ok(completion)) => self.carry(completion, &lease).await,
+                    Some(Err(Ended::Failed(failure))) => Some(Outcome::Failed { failure }),
+                    Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: "stopped on its node".to_owned() }),
+                    None => None,
+                }
+            }
             Start::Fail(failure) => Some(Outcome::Failed { failure }),
             Start::Refuse(_) => None,
         };
@@ -100,8 +105,8 @@ impl Attempt {
             Some(Standing::Loading | Standing::Unusable(_)) => return not_now(None, 0),
             None => return Start::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") }),
         };
-        match engine.admit(prompt).await {
-            Ok(admitted) => Start::Work(admitted),
+        match engine.admit_after(prompt, self.order.written.clone().unwrap_or_default()).await {
+            Ok(admitted) => Start::Work(admitted, engine.vocabulary()),
             Err(Refused::NotNow { need, have }) => not_now(need, have),
             Err(Refused::Never { reason }) => Start::Refuse(Refusal::Never { reason }),
             Err(Refused::Failed(failure)) => Start::Fail(failure),
@@ -129,7 +134,12 @@ impl Attempt {
     }
 
     /// Reads the generation to its end while the lease holds. `None`: the lease is lost.
-    async fn generate(&mut self, mut generation: Generation, lease: &HeldLease) -> Option<Result<Completion, Ended>> {
+    async fn generate(
+        &mut self,
+        mut generation: Generation,
+        mut journal: Notes,
+        lease: &HeldLease,
+    ) -> Option<Result<Completion, Ended>> {
         let mut frames = Frames { attempt: self, text: String::new(), offset: 0 };
         let mut stop = frames.attempt.in_hand.stop.clone();
         let mut stopped = false;
@@ -140,8 +150,9 @@ impl Attempt {
         loop {
             tokio::select! {
                 event = generation.next() => match event {
-                    Event::Step { text } => {
+                    Event::Step { text, tokens } => {
                         lease.step();
+                        journal.wrote(tokens);
                         frames.text.push_str(&text);
                     }
                     Event::Done(how) => {

@@ -11,6 +11,7 @@ mod memory;
 mod node;
 #[cfg(test)]
 mod proxy;
+mod resume;
 #[cfg(test)]
 mod smollm;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
-    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport,
+    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport, Journal,
     NodeHello, Refuse,
 };
 use cfq_proto::subject;
@@ -22,6 +22,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "node", "hello", hello).await?;
     bus.answer(loops, stop, "node", "accept", accept).await?;
     bus.answer(loops, stop, "node", "refuse", refuse).await?;
+    bus.answer(loops, stop, "node", "journal", journal).await?;
     bus.answer(loops, stop, "node", "result", result).await?;
     bus.answer(loops, stop, "node", "blob_put", blob_put).await?;
     bus.answer(loops, stop, "node", "blob_get", blob_get).await
@@ -79,6 +80,12 @@ async fn refuse(bus: Arc<Bus>, sender: String, ask: Refuse) -> Option<FenceReply
     let node: NodeId = sender.parse().ok()?;
     let answer = bus.store.refuse(&node, &ask).await;
     Some(fenced(&bus, "refuse", answer).await)
+}
+
+async fn journal(bus: Arc<Bus>, sender: String, ask: Journal) -> Option<FenceReply> {
+    let node: NodeId = sender.parse().ok()?;
+    let answer = bus.store.journal(&node, &ask).await.map(|reply| (reply, vec![]));
+    Some(fenced(&bus, "journal", answer).await)
 }
 
 async fn result(bus: Arc<Bus>, sender: String, ask: JobReport) -> Option<FenceReply> {

@@ -20,6 +20,7 @@ mod gauges;
 mod give_up;
 mod hint;
 mod jobs;
+mod journal;
 mod leader;
 mod live;
 mod nodes;

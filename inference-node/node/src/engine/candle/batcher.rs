@@ -20,6 +20,7 @@ use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, Usage};
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::opening::Opening;
 use crate::engine::candle::room::{Figures, Held, Room};
 use crate::engine::grammar::Grammar;
 use crate::engine::sampling::sample;
@@ -37,9 +38,8 @@ pub const GUESSED_ROWS: usize = 32;
 
 /// An admitted sequence on its way to the thread.
 pub struct Job {
-    pub prompt: Vec<u32>,
+    pub opening: Opening,
     pub sampling: Sampling,
-    pub grammar: Option<Grammar>,
     /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
     /// Rotated for long sequences; a matter of what was asked for, not of this node's room.
@@ -55,6 +55,8 @@ struct Sequence {
     /// Prompt and output so far.
     tokens: Vec<u32>,
     prompt: usize,
+    /// Of the output, written by an earlier attempt.
+    resumed: usize,
     /// Found when it began first; what it finds of itself later does not count.
     cached: Option<usize>,
     long: bool,
@@ -165,18 +167,23 @@ impl Batcher {
     }
 
     fn join(&mut self, job: Job) {
+        let Opening { tokens, prompt, grammar, stream, text } = job.opening;
+        if !text.is_empty() {
+            job.outbox.step(&text);
+        }
         let sequence = Sequence {
             serial: self.serial,
-            prompt: job.prompt.len(),
-            tokens: job.prompt,
+            resumed: tokens.len() - prompt,
+            prompt,
+            tokens,
             cached: None,
             long: job.long,
-            stream: TextStream::new(&job.sampling.stop),
+            stream,
             sampling: job.sampling,
-            grammar: job.grammar,
+            grammar,
             longest: job.longest,
             lookup: Lookup::new(),
-            text: String::new(),
+            text,
             began: Instant::now(),
             first_token: None,
             outbox: job.outbox,
@@ -394,6 +401,7 @@ impl Sequence {
                 prompt_tokens: self.prompt as u32,
                 cached_tokens: self.cached.unwrap_or(0) as u32,
                 output_tokens: (self.tokens.len() - self.prompt) as u32,
+                resumed_tokens: self.resumed as u32,
                 first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
                 total_ms: self.began.elapsed().as_millis() as u64,
             };
@@ -437,7 +445,7 @@ impl Sequence {
             text.push_str(&self.stream.finish());
         }
         self.text.push_str(&text);
-        self.outbox.step(&text);
+        self.outbox.wrote(&text, &[token]);
         match finish {
             Some(finish) => After::Finished(finish),
             None => After::GoesOn,

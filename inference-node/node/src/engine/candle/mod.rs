@@ -8,6 +8,7 @@ mod kv;
 mod linear;
 mod lookup;
 mod model;
+mod opening;
 #[cfg(test)]
 mod parity;
 mod room;
@@ -22,7 +23,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
 use cfq_memory::{DoesNotFit, Need, Shape, fit};
-use cfq_proto::job::{JobFailure, Prompt};
+use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 use futures::FutureExt;
@@ -33,6 +34,7 @@ use crate::engine::candle::attention::LANES;
 use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS, Job};
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::grammar::{GrammarError, Grammars};
@@ -239,20 +241,25 @@ impl Engine for CandleEngine {
         self.figures.read().broken
     }
 
-    fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
+    fn vocabulary(&self) -> Option<i64> {
+        Some(self.vocabulary.name())
+    }
+
+    fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>> {
         async move {
             let prepared = {
                 let (template, vocabulary, grammars) =
                     (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
                 // Long prompts and new grammars take milliseconds to seconds of one core.
-                tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt)).await
+                tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &written)).await
             };
             let prepared = prepared.unwrap_or_else(|panic| {
                 Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
             });
-            let Prepared { tokens, bytes, sampling, grammar } = prepared.map_err(Refused::Failed)?;
-            self.figures.counted(tokens.len(), bytes);
-            let count = tokens.len() as u64;
+            let Prepared { opening, bytes, sampling } = prepared.map_err(Refused::Failed)?;
+            self.figures.counted(opening.prompt, bytes);
+            let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
+            let count = prompt + resumed;
             if count + 1 > self.context {
                 return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.context }));
             }
@@ -264,10 +271,10 @@ impl Engine for CandleEngine {
             if self.figures.read().broken.is_some() {
                 return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
             }
-            let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
-            let asked = (count + u64::from(sampling.max_tokens.max(1))).min(self.context);
+            let asked = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.context);
+            let longest = asked.min(capacity);
             let long = self.original.is_some_and(|original| asked > original);
-            let expected = count + self.room.expected(longest - count);
+            let expected = count + self.room.expected(longest.saturating_sub(count));
             // A sequence takes whole blocks.
             let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
             let held =
@@ -275,24 +282,24 @@ impl Engine for CandleEngine {
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
-                let job = Job { prompt: tokens, sampling, grammar, longest: longest as usize, long, held, outbox };
+                let job = Job { opening, sampling, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
                 if jobs.try_send(job).is_err() {
                     tracing::warn!("the engine's thread takes no more work");
                 }
                 reader
-            }))
+            })
+            .after(resumed as u32))
         }
         .boxed()
     }
 }
 
 struct Prepared {
-    tokens: Vec<u32>,
+    opening: Opening,
     /// Of the messages' contents.
     bytes: usize,
     sampling: cfq_proto::job::Sampling,
-    grammar: Option<crate::engine::grammar::Grammar>,
 }
 
 fn prepare(
@@ -300,6 +307,7 @@ fn prepare(
     vocabulary: &Vocabulary,
     grammars: &Grammars,
     prompt: Prompt,
+    written: &Written,
 ) -> Result<Prepared, JobFailure> {
     let rejected = |reason: String| JobFailure::Rejected { reason };
     let text = template.render(&prompt.messages).map_err(|e| rejected(e.to_string()))?;
@@ -307,12 +315,13 @@ fn prepare(
     if tokens.is_empty() {
         return Err(rejected("the prompt is empty".to_owned()));
     }
-    let grammar = grammars.of(&prompt.format).map_err(|error| match error {
+    let opening = Opening::new(tokens, &prompt.sampling, &prompt.format, written, (vocabulary, grammars));
+    let opening = opening.map_err(|error| match error {
         GrammarError::Unusable { .. } => rejected(error.to_string()),
         GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
     })?;
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(Prepared { tokens, bytes, sampling: prompt.sampling, grammar })
+    Ok(Prepared { opening, bytes, sampling: prompt.sampling })
 }
 
 /// Two significant digits: a rate that only trembles is no change of the ledger.

@@ -6,6 +6,7 @@ mod election;
 mod failures;
 mod feed;
 mod jobs;
+mod journal;
 mod leases;
 mod loops;
 mod migrations;

@@ -1,0 +1,51 @@
+use cfq_proto::job::{JobFailure, Written};
+use cfq_proto::messages::Journal;
+
+use super::*;
+
+async fn tell(r: &Running, fence: JobFence, after: u32, tokens: &[u32]) -> FenceReply {
+    let written = Written { vocabulary: -7, tokens: tokens.to_vec() };
+    r.lab.store.journal(&node(), &Journal { fence, boot: r.node, after, written }).await.unwrap()
+}
+
+#[tokio::test]
+async fn the_next_attempt_begins_with_what_the_lost_one_wrote() {
+    let r = running().await;
+    assert_eq!(tell(&r, r.job, 0, &[1, 2, 3]).await, FenceReply::Committed);
+    assert_eq!(tell(&r, r.job, 3, &[4]).await, FenceReply::Committed);
+    assert_eq!(tell(&r, r.job, 3, &[4]).await, FenceReply::Committed, "told twice");
+    assert_eq!(tell(&r, r.job, 9, &[5]).await, FenceReply::Stale, "a gap");
+    r.lab.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
+    r.lab.store.sweep(r.lead).await.unwrap();
+    assert_eq!(tell(&r, r.job, 4, &[5]).await, FenceReply::Stale, "the lease is lost");
+    let order = place(&r.lab, r.lead, r.job.job, r.node).await;
+    let expected = Written { vocabulary: -7, tokens: vec![1, 2, 3, 4] };
+    assert_eq!(order.written, Some(expected.clone()));
+    let again = r.lab.store.placed_order(order.fence).await.unwrap().unwrap();
+    assert_eq!(again.written, Some(expected), "sent again it says the same");
+    assert_eq!(tell(&r, order.fence, 4, &[5]).await, FenceReply::Stale, "not accepted yet");
+    accept(&r.lab, order.fence, r.node).await;
+    // The node could use only a part of it.
+    assert_eq!(tell(&r, order.fence, 2, &[8]).await, FenceReply::Committed);
+    let released = Outcome::Released { reason: "draining".into() };
+    report(&r.lab, order.fence, r.node, released).await;
+    let order = place(&r.lab, r.lead, r.job.job, r.node).await;
+    assert_eq!(order.written.unwrap().tokens, [1, 2, 8]);
+}
+
+#[tokio::test]
+async fn an_attempt_that_failed_leaves_nothing_to_go_on_from() {
+    let r = running().await;
+    tell(&r, r.job, 0, &[1, 2, 3]).await;
+    let failure = JobFailure::Engine { reason: "not a number".into() };
+    report(&r.lab, r.job, r.node, Outcome::Failed { failure }).await;
+    assert_eq!(place(&r.lab, r.lead, r.job.job, r.node).await.written, None);
+}
+
+#[tokio::test]
+async fn a_journal_has_an_end() {
+    let r = running().await;
+    let reply = tell(&r, r.job, 0, &vec![1; cfq_proto::messages::JOURNAL_MOST + 1]).await;
+    assert!(matches!(reply, FenceReply::Refused { .. }), "{reply:?}");
+    assert!(matches!(tell(&r, r.job, 0, &[u32::MAX]).await, FenceReply::Refused { .. }));
+}
