@@ -3,10 +3,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
@@ -20,12 +17,8 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::looping::LoopState;
 use cfq_proto::task::Priority;
 use cfq_proto::task::TaskState::{self, Escalated, Failed, Merged, Ready, Running};
-use cfq_tests::cluster::{TOKEN, die_with_parent};
-use cfq_tests::{binary, wait};
+use cfq_tests::started::Started;
 use futures::StreamExt;
-
-/// The client asks a handful of times and waits for nothing: seconds are for a loaded machine.
-const BOUND: Duration = Duration::from_secs(20);
 
 /// What the double says. The n-th answer is the n-th of a list, and the last one from then on.
 struct Script {
@@ -147,39 +140,12 @@ async fn resolve(State(double): State<Arc<Double>>) -> Json<StateReply> {
     Json(StateReply { id: double.id, number: TaskNumber(1), state: Ready })
 }
 
-/// Killed when a test leaves early.
-struct Watch(Child);
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
 /// Runs `cfq ARGS` against the double to its end; returns its exit code, and what it said.
 async fn ends(addr: SocketAddr, args: &[&str]) -> (Option<i32>, String) {
     let home = tempfile::tempdir().unwrap();
-    let said = home.path().join("said");
-    let mut command = cfq(home.path(), &said, args);
-    command.env("CFQ_URL", format!("http://{addr}")).env("CFQ_TOKEN", TOKEN);
-    let mut watch = Watch(command.spawn().unwrap());
-    let status = wait::until(&format!("cfq {args:?} to end"), BOUND, || {
-        let done = watch.0.try_wait().unwrap();
-        let so_far = std::fs::read_to_string(&said);
-        async move { done.ok_or_else(|| format!("it still watches; it said {so_far:?}")) }
-    })
-    .await;
-    (status.code(), std::fs::read_to_string(&said).unwrap())
-}
-
-fn cfq(home: &Path, said: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
-    let out = std::fs::File::create(said).unwrap();
-    command.args(args).current_dir(home).stdin(Stdio::null()).stderr(out.try_clone().unwrap()).stdout(out);
-    command.env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
-    die_with_parent(&mut command);
-    command
+    let mut watch = Started::start(home.path(), args, &format!("http://{addr}"));
+    let status = watch.ends().await;
+    (status.code(), watch.said())
 }
 
 #[tokio::test(flavor = "multi_thread")]
