@@ -10,8 +10,10 @@ pub mod nats;
 pub mod postgres;
 pub mod repo;
 pub mod room;
+
 pub mod scripted;
 pub mod signal;
+pub mod started;
 pub mod terminal;
 pub mod up;
 pub mod wait;

@@ -17,3 +17,4 @@ mod postgres_faults;
 mod small_model;
 mod terminal;
 mod two_commands;
+mod watch;
