@@ -8,8 +8,8 @@
 use candle_core::{Result, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::engine::candle::attention::{LANES, add_lanes};
 use crate::engine::candle::team::{self, Slots};
+use crate::engine::lanes::{LANES, add_lanes};
 
 /// Weight rows of one piece of work.
 const PIECE: usize = 32;

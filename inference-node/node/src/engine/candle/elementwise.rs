@@ -3,8 +3,8 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::engine::candle::attention::{LANES, add_lanes, exp, tanh};
 use crate::engine::candle::team;
+use crate::engine::lanes::{LANES, add_lanes, exp, tanh};
 
 /// Values below which threads cost more than they bring.
 const WORTH_THREADS: usize = 1 << 15;

@@ -32,13 +32,13 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::attention::LANES;
 use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS, Job};
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::model::{Model, Rows};
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::grammar::{GrammarError, Grammars};
+use crate::engine::lanes::LANES;
 use crate::engine::{Admitted, Engine, Refused, generation};
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;

@@ -78,7 +78,7 @@ unsafe fn some_rows<const K: u8, const N: usize>(range: &Range<'_>, tile: &[u8],
     let kind = const { kind(K) };
     let cols = range.x.cols();
     let blocks = cols / BLOCK;
-    let (quants, meta) = range.x.from_row(row);
+    let (quants, meta) = range.x.rows_from(row);
     assert!(quants.len() >= N * cols && meta.len() >= N * blocks && tile.len() == range.tile_bytes);
     let (quants, meta) = (quants.as_ptr(), meta.as_ptr());
     let mut totals = [_mm512_setzero_ps(); N];

@@ -71,7 +71,7 @@ impl Input {
     }
 
     /// All values and blocks from row `row` on.
-    pub fn from_row(&self, row: usize) -> (&[i8], &[Meta]) {
+    pub fn rows_from(&self, row: usize) -> (&[i8], &[Meta]) {
         (&self.quants[row * self.cols..], &self.meta[row * (self.cols / BLOCK)..])
     }
 
