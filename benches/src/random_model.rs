@@ -1,5 +1,5 @@
-//! A GGUF file of random Q4_K weights, with the tokenizer of the packaged model: for speed, which does not ask what the
-//! numbers mean.
+//! A GGUF file of random weights, quantised as llama.cpp's Q4_K_M does it, with the tokenizer of the packaged model: for
+//! speed, which does not ask what the numbers mean.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 
-const HIDDEN: usize = 1024;
-const FEED_FORWARD: usize = 4096;
+const HIDDEN: usize = 1536;
+const FEED_FORWARD: usize = 4608;
 const LAYERS: u32 = 24;
-const HEADS: u32 = 16;
-const KV_HEADS: u32 = 4;
+const HEADS: u32 = 24;
+const KV_HEADS: u32 = 6;
 
-/// 415 million parameters, 250 MB.
+/// 726 million parameters, 460 MB.
 pub fn write(path: &Path) -> anyhow::Result<()> {
     let cache = path.parent().context("a file in a folder")?;
     let hub = Hub::new(&HubConfig::default(), |_| None);
@@ -35,14 +35,14 @@ pub fn write(path: &Path) -> anyhow::Result<()> {
         metadata.insert(format!("llama.{key}"), Value::U32(value));
     }
     metadata.retain(|key, _| !key.ends_with("key_length") && !key.ends_with("value_length"));
-    let random = |rows: usize, cols: usize, spread: f32| -> candle_core::Result<QTensor> {
-        QTensor::quantize(&Tensor::randn(0f32, spread, (rows, cols), &Device::Cpu)?, GgmlDType::Q4K)
+    let random = |rows: usize, cols: usize, spread: f32, dtype: GgmlDType| -> candle_core::Result<QTensor> {
+        QTensor::quantize(&Tensor::randn(0f32, spread, (rows, cols), &Device::Cpu)?, dtype)
     };
     let ones = || QTensor::quantize(&Tensor::ones(HIDDEN, candle_core::DType::F32, &Device::Cpu)?, GgmlDType::F32);
     let keys = HIDDEN / HEADS as usize * KV_HEADS as usize;
     let spread = 1.0 / (HIDDEN as f32).sqrt();
-    let mut tensors =
-        vec![("token_embd.weight".to_owned(), random(words, HIDDEN, 0.5)?), ("output_norm.weight".to_owned(), ones()?)];
+    let embedding = random(words, HIDDEN, 0.5, GgmlDType::Q6K)?;
+    let mut tensors = vec![("token_embd.weight".to_owned(), embedding), ("output_norm.weight".to_owned(), ones()?)];
     for layer in 0..LAYERS {
         for (name, rows, cols) in [
             ("attn_q", HIDDEN, HIDDEN),
@@ -53,7 +53,10 @@ pub fn write(path: &Path) -> anyhow::Result<()> {
             ("ffn_up", FEED_FORWARD, HIDDEN),
             ("ffn_down", HIDDEN, FEED_FORWARD),
         ] {
-            tensors.push((format!("blk.{layer}.{name}.weight"), random(rows, cols, spread)?));
+            // The mixture keeps every second layer's most sensitive matrices in six bits.
+            let sensitive = matches!(name, "attn_v" | "ffn_down") && layer % 2 == 0;
+            let dtype = if sensitive { GgmlDType::Q6K } else { GgmlDType::Q4K };
+            tensors.push((format!("blk.{layer}.{name}.weight"), random(rows, cols, spread, dtype)?));
         }
         for name in ["attn_norm", "ffn_norm"] {
             tensors.push((format!("blk.{layer}.{name}.weight"), ones()?));

@@ -2,7 +2,7 @@
 //!
 //!     python3 -m venv /somewhere && /somewhere/bin/pip install llama-cpp-python
 //!     cargo run --release -p cfq-benches --bin engine_speed -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
-//!     ... -- random-q4k:/tmp/random.gguf    makes a 415 million parameter file of random Q4_K weights first
+//!     ... -- random-q4km:/tmp/random.gguf    makes a file of 726 million random weights in Q4_K and Q6_K first
 #![allow(clippy::print_stdout)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -28,8 +28,8 @@ struct Arguments {
 
 fn arguments() -> anyhow::Result<Arguments> {
     let mut args = std::env::args().skip(1);
-    let file = args.next().context("first argument: a GGUF file, or random-q4k:FILE")?;
-    let file = match file.strip_prefix("random-q4k:") {
+    let file = args.next().context("first argument: a GGUF file, or random-q4km:FILE")?;
+    let file = match file.strip_prefix("random-q4km:") {
         Some(path) => {
             if !Path::new(path).exists() {
                 random_model::write(Path::new(path))?;

@@ -45,10 +45,8 @@ impl Shape {
 /// The sum for one model on one device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
-    /// Weights as stored.
+    /// Weights as held.
     pub weights: u64,
-    /// Copies in the kernels' own layout.
-    pub repacked: u64,
     pub kv_per_token: u64,
     /// Tokens of the KV pool.
     pub kv_tokens: u64,
@@ -64,7 +62,7 @@ impl Need {
     }
 
     fn fixed(&self) -> u64 {
-        [self.weights, self.repacked, self.scratch, self.reserve].into_iter().fold(0, u64::saturating_add)
+        [self.weights, self.scratch, self.reserve].into_iter().fold(0, u64::saturating_add)
     }
 
     pub fn total(&self) -> u64 {
@@ -76,9 +74,8 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "weights {} + repacked copies {} + KV {} tokens x {} = {} + scratch {} + reserve {} = {}",
+            "weights {} + KV {} tokens x {} = {} + scratch {} + reserve {} = {}",
             Bytes(self.weights),
-            Bytes(self.repacked),
             self.kv_tokens,
             Bytes(self.kv_per_token),
             Bytes(self.kv()),
@@ -108,7 +105,6 @@ pub fn fit(
 ) -> Result<Need, DoesNotFit> {
     let need = Need {
         weights: weights.stored,
-        repacked: weights.repacked,
         kv_per_token,
         kv_tokens: *tokens.start(),
         scratch: activations.max(weights.transient),
@@ -144,11 +140,11 @@ mod tests {
 
     #[test]
     fn a_refusal_prints_its_arithmetic() {
-        let sum = WeightSum { stored: 100 << 20, repacked: 100 << 20, transient: 0 };
+        let sum = WeightSum { stored: 200 << 20, transient: 0 };
         let refusal = fit(sum, SMOL.kv_per_token(4), 10 << 20, 64 << 20, 2048..=8192, 256 << 20).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "needs 364.0 MiB, 256.0 MiB are available: weights 100.0 MiB + repacked copies 100.0 MiB + KV 2048 tokens x \
+            "needs 364.0 MiB, 256.0 MiB are available: weights 200.0 MiB + KV 2048 tokens x \
              45.0 KiB = 90.0 MiB + scratch 10.0 MiB + reserve 64.0 MiB = 364.0 MiB"
         );
     }
@@ -156,10 +152,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_fits_is_within_what_there_is(
-            stored in 0u64..1 << 40, repacked in 0u64..1 << 40, per_token in 1u64..1 << 22,
+            stored in 0u64..1 << 41, per_token in 1u64..1 << 22,
             activations in 0u64..1 << 34, least in 1u64..8192, more in 0u64..1 << 20, have in 0u64..1 << 41,
         ) {
-            let sum = WeightSum { stored, repacked, transient: 0 };
+            let sum = WeightSum { stored, transient: 0 };
             match fit(sum, per_token, activations, 1 << 20, least..=least + more, have) {
                 Ok(need) => {
                     prop_assert!(need.total() <= have);

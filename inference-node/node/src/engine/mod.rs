@@ -7,6 +7,7 @@
 
 pub mod candle;
 pub mod grammar;
+mod lanes;
 pub mod proxy;
 pub mod sampling;
 mod sse;

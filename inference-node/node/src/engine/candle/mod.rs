@@ -4,6 +4,7 @@ mod architecture;
 mod attention;
 mod batcher;
 mod dense;
+mod elementwise;
 mod kv;
 mod linear;
 mod lookup;
@@ -14,7 +15,9 @@ mod parity;
 mod room;
 mod rope;
 mod stretch;
+mod team;
 mod tensors;
+mod tiles;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -30,7 +33,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::attention::LANES;
 use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS, Job};
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::model::{Model, Rows};
@@ -38,6 +40,7 @@ use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::grammar::{GrammarError, Grammars};
+use crate::engine::lanes::LANES;
 use crate::engine::{Admitted, Engine, Refused, generation};
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
@@ -184,13 +187,13 @@ impl CandleEngine {
     }
 }
 
-/// One prompt and a few tokens: the kernels make their repacked copies now, not in somebody's first answer, and the
-/// ledger has rates from the start.
+/// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
+/// has rates from the start.
 fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
     const PROMPT: usize = 64;
     let tokens: Vec<u32> =
         (0..PROMPT as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
-    // The first pass pays for the copies; the second is measured.
+    // The first pass pays for what is new; the second is measured.
     for round in 0..2 {
         let mut kv = pool.begin(&[], false, false);
         pool.grow(&mut kv, PROMPT);

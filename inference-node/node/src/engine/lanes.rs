@@ -1,0 +1,59 @@
+//! Arithmetic on many values at a time, in a fixed order of every sum.
+//!
+//! Loops over arrays of [`LANES`] values become vector instructions where they are inlined into a function compiled for
+//! them (`pulp`'s dispatch). Functions of the standard library would undo that, so the few that are needed are here.
+
+/// Values of a vector; keys and values in the cache are padded with zeros to a multiple of this.
+pub const LANES: usize = 16;
+
+pub type Lanes = [f32; LANES];
+
+#[inline(always)]
+pub fn add_lanes(lanes: Lanes) -> f32 {
+    let half = |at: usize| lanes[at] + lanes[at + 8];
+    let eight: [f32; 8] = std::array::from_fn(half);
+    let four: [f32; 4] = std::array::from_fn(|at| eight[at] + eight[at + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// e^x for x <= 0 to about two units in the last place; a library call a lane would undo the vectors.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2: 2^n is put into the exponent, e^r is the polynomial of Cephes' expf.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Below this the result is not a normal number any more.
+    let x = if x > -87.0 { x } else { -87.0 };
+    // Adding 1.5 x 2^23 rounds to a whole number and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4f32;
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
+        p = p * r + c;
+    }
+    let power = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    (p * r * r + r + 1.0) * f32::from_bits(power)
+}
+
+/// The hyperbolic tangent by [`exp`].
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let t = exp(-2.0 * x.abs());
+    ((1.0 - t) / (1.0 + t)).copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_exp() {
+        for i in 0..100_000 {
+            let x = -87.0 * i as f32 / 100_000.0;
+            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((got - want).abs() <= want * 3e-7, "e^{x} is {want}, not {got}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+    }
+}
