@@ -129,3 +129,20 @@ async fn a_result_that_can_never_be_written_ends_as_a_failure_that_says_so() {
     assert_eq!(cluster.models.calls("alpha"), u64::from(detail.jobs[0].attempt.unsigned_abs()), "{:?}", detail.jobs);
     cluster.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_can_never_be_written_ends_the_task_with_the_databases_word() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Text(add())]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    cluster.database.raw("alter table steps add constraint no_checks check (kind <> 'checked')").await;
+    let (bad, good) = (UserRepo::with_uncommitted_changes(), UserRepo::with_uncommitted_changes());
+    let task = cluster.submit(&cluster.spec(&bad)).await;
+    let detail = cluster.rests(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    assert!(detail.reason.contains("Postgres refused a statement (writing a step)"), "{}", detail.reason);
+    cluster.database.raw("alter table steps drop constraint no_checks").await;
+    let task = cluster.submit(&cluster.spec(&good)).await;
+    assert_eq!(cluster.rests(task).await.summary.state, TaskState::Merged, "the runner works on");
+    cluster.finish().await;
+}

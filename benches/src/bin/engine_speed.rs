@@ -5,14 +5,14 @@
 //!     ... -- random-q4km:/tmp/random.gguf    makes a file of 726 million random weights in Q4_K and Q6_K first
 #![allow(clippy::print_stdout)]
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use cfq_benches::random_model;
+use cfq_benches::yardstick::Yardstick;
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Engine, Event};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
@@ -158,53 +158,4 @@ fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or("0 kB");
     line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
-}
-
-struct Yardstick {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    load: f64,
-    system: String,
-}
-
-impl Yardstick {
-    fn start(python: &str, file: &Path, threads: &str) -> anyhow::Result<Self> {
-        let mut child = Command::new(python)
-            .args(["-c", include_str!("../llama_cpp.py")])
-            .arg(file)
-            .arg(threads)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {python}"))?;
-        let stdin = child.stdin.take().context("no pipe")?;
-        let stdout = BufReader::new(child.stdout.take().context("no pipe")?);
-        let mut this = Self { child, stdin, stdout, load: 0.0, system: String::new() };
-        let hello = this.line()?;
-        let (load, system) = hello.split_once(' ').context("no figures from llama.cpp")?;
-        (this.load, this.system) = (load.parse()?, system.to_owned());
-        Ok(this)
-    }
-
-    fn line(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        if line.is_empty() {
-            bail!("llama.cpp ended; is llama-cpp-python installed there?");
-        }
-        Ok(line.trim().to_owned())
-    }
-
-    fn ask(&mut self, what: &str) -> anyhow::Result<f64> {
-        writeln!(self.stdin, "{what}")?;
-        Ok(self.line()?.parse()?)
-    }
-}
-
-impl Drop for Yardstick {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -135,7 +135,9 @@ pub const JOURNAL_MOST: usize = 16_384;
 pub struct Journal {
     pub fence: JobFence,
     pub boot: BootId,
-    /// Tokens before these, those taken over included; what was kept beyond it is dropped.
+    /// Tokens the attempt took over.
+    pub resumed: u32,
+    /// Tokens before these, those taken over included.
     pub after: u32,
     pub written: Written,
 }
@@ -278,7 +280,7 @@ pub enum StepReply {
     },
     /// Lease, attempt or seq are not current: stop and drop.
     Stale,
-    /// The step is illegal in the loop's state: a bug on one side; the task is not changed.
+    /// The step is illegal in the loop's state, or can never be written: a bug on one side; the task is not changed.
     Illegal {
         reason: String,
     },
@@ -305,9 +307,17 @@ pub struct JobLook {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobReply {
-    Job { job: JobView },
+    Job {
+        job: JobView,
+    },
     Stale,
-    Unavailable { reason: String },
+    /// It cannot be written or read, now or later.
+    Refused {
+        reason: String,
+    },
+    Unavailable {
+        reason: String,
+    },
 }
 
 /// The runner gives up on a job (a limit was reached): it ends as cancelled.

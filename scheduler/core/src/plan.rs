@@ -235,8 +235,8 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
     let before = state.explained.get(&job.id).map(|e| &e.waiting);
     let ends_a_count = waiting.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
     let worth_a_word = match &waiting {
-        // The common case of a busy cluster, which passes by itself: not worth a write.
-        Waiting::Room => matches!(before, Some(Waiting::NoNode { .. })),
+        // The common case of a busy cluster, which passes by itself: not worth a write, unless something else stands there.
+        Waiting::Room => before.is_some_and(|before| *before != Waiting::Room),
         Waiting::NoNode { .. } => {
             before != Some(&waiting)
                 || no_node_ms >= job.no_node_ms.saturating_add((state.limits.retry_ceiling_ms / KEPT_PARTS).max(1))

@@ -90,6 +90,7 @@ fn judge_job(reply: JobReply) -> Result<Verdict<JobView>, Stopped> {
     Ok(match reply {
         JobReply::Job { job } => Verdict::Settled(job),
         JobReply::Stale => Verdict::Stale,
+        JobReply::Refused { reason } => return Err(Stopped::Refused { reason }),
         JobReply::Unavailable { reason } => Verdict::Again(reason),
     })
 }

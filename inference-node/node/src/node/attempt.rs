@@ -65,9 +65,17 @@ impl Attempt {
         }
         failpoint::hit("node.before_accept");
         let asked_at = Instant::now();
-        if self.settle("accept", &Accept { fence, boot: self.shared.boot }).await != Some(FenceReply::Committed) {
-            tracing::info!(job = %fence.job, "order is not taken up");
-            return;
+        match self.settle("accept", &Accept { fence, boot: self.shared.boot }).await {
+            Some(FenceReply::Committed) => {}
+            Some(FenceReply::Refused { reason }) => {
+                let refusal = Refusal::Never { reason: format!("its acceptance cannot be written: {reason}") };
+                self.settle("refuse", &Refuse { fence, boot: self.shared.boot, refusal }).await;
+                return;
+            }
+            Some(FenceReply::Stale | FenceReply::Unavailable { .. }) | None => {
+                tracing::info!(job = %fence.job, "order is not current any more");
+                return;
+            }
         }
         let lease = self.shared.keeper.hold(fence.lease, asked_at);
         failpoint::hit("node.accepted");

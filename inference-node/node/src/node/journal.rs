@@ -19,12 +19,12 @@ const TOKENS: usize = 64;
 pub(super) struct Notes(Option<UnboundedSender<Vec<u32>>>);
 
 impl Notes {
-    /// `after`: tokens it took over. Nothing is told of an engine without a vocabulary.
-    pub fn of(attempt: &Attempt, vocabulary: Option<i64>, after: u32) -> Self {
+    /// `resumed`: tokens it took over. Nothing is told of an engine without a vocabulary.
+    pub fn of(attempt: &Attempt, vocabulary: Option<i64>, resumed: u32) -> Self {
         Self(vocabulary.map(|vocabulary| {
             let (sender, receiver) = unbounded_channel();
-            let teller = Teller { shared: attempt.shared.clone(), fence: attempt.in_hand.fence, vocabulary };
-            tokio::spawn(teller.run(receiver, after));
+            let teller = Teller { shared: attempt.shared.clone(), fence: attempt.in_hand.fence, vocabulary, resumed };
+            tokio::spawn(teller.run(receiver));
             sender
         }))
     }
@@ -43,48 +43,49 @@ struct Teller {
     shared: Arc<Shared>,
     fence: JobFence,
     vocabulary: i64,
+    resumed: u32,
 }
 
 impl Teller {
-    async fn run(self, mut written: UnboundedReceiver<Vec<u32>>, mut after: u32) {
-        let mut untold: Vec<u32> = Vec::new();
+    async fn run(self, mut written: UnboundedReceiver<Vec<u32>>) {
+        let mut tokens: Vec<u32> = Vec::new();
+        let mut told = 0;
         let mut due = Instant::now() + EVERY;
         loop {
             tokio::select! {
                 more = written.recv() => match more {
-                    Some(tokens) => untold.extend(tokens),
+                    Some(more) => tokens.extend(more),
                     // The generation is over; its end says the rest.
                     None => return,
                 },
                 () = sleep_until(due) => {}
             }
-            if untold.is_empty() {
+            if tokens.len() == told {
                 due = due.max(Instant::now() + EVERY);
                 continue;
             }
-            if untold.len() < TOKENS && Instant::now() < due {
+            if tokens.len() - told < TOKENS && Instant::now() < due {
                 continue;
             }
-            if after as usize + untold.len() > JOURNAL_MOST {
+            if self.resumed as usize + tokens.len() > JOURNAL_MOST {
                 return;
             }
-            match self.tell(after, &untold).await {
-                Some(true) => {
-                    after += untold.len() as u32;
-                    untold.clear();
-                }
+            match self.tell(told, &tokens[told..]).await {
+                Some(true) => told = tokens.len(),
                 Some(false) => return,
-                None => {}
+                // Not heard, or the other side has less than was told: all of it again.
+                None => told = 0,
             }
             due = Instant::now() + EVERY;
         }
     }
 
-    /// `None` if it was not heard, false if it is not wanted.
-    async fn tell(&self, after: u32, tokens: &[u32]) -> Option<bool> {
-        let Self { shared, fence, vocabulary } = self;
+    /// `None` if it was not kept, false if it is not wanted.
+    async fn tell(&self, told: usize, tokens: &[u32]) -> Option<bool> {
+        let Self { shared, fence, vocabulary, resumed } = self;
         let written = Written { vocabulary: *vocabulary, tokens: tokens.to_vec() };
-        let ask = Journal { fence: *fence, boot: shared.boot, after, written };
+        let ask =
+            Journal { fence: *fence, boot: shared.boot, resumed: *resumed, after: resumed + told as u32, written };
         match shared.session.request::<_, FenceReply>(&shared.subject("journal"), &ask).await {
             Ok(FenceReply::Committed) => {
                 cfq_link::failpoint::hit("node.journalled");

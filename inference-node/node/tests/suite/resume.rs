@@ -1,5 +1,8 @@
 //! A generation that goes on from what an earlier attempt wrote ends as if nothing had been.
 
+use std::sync::Arc;
+
+use cfq_inference_node::engine::candle::{CandleEngine, Limits, need};
 use cfq_inference_node::engine::{Engine, Event};
 use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt, Sampling, Written};
 
@@ -82,4 +85,30 @@ async fn what_does_not_fit_the_prompt_is_left_out() {
     let admitted = engine().admit_after(short, long).await.unwrap();
     assert_eq!(admitted.resumed(), 0, "more than was asked for");
     assert_eq!(finish(admitted.start()).await.0.unwrap().finish, FinishReason::Length);
+}
+
+#[tokio::test]
+async fn what_was_written_where_there_was_more_room_does_not_keep_a_prompt_out() {
+    let name = engine().vocabulary().name();
+    // The smallest pool there is: 2,048 tokens.
+    let limits = Limits { memory: smallest(), max_sequences: 1 };
+    let small = CandleEngine::load(smollm::id(), &smollm::file(), limits, Arc::default()).unwrap();
+    let room = small.state().kv_tokens_free as usize;
+    let prompt = Prompt { sampling: Sampling { max_tokens: 4096, ..Sampling::default() }, ..ask("Hi") };
+    let story = whole(seeded("Tell me a story about a lighthouse.", 40)).await.1;
+    let word = *story.iter().find(|t| !engine().vocabulary().bytes_of(**t).is_empty()).unwrap();
+    let written = Written { vocabulary: name, tokens: vec![word; room] };
+    let admitted = small.admit_after(prompt, written).await.unwrap();
+    assert_eq!(admitted.resumed(), 0);
+}
+
+/// Memory that fits the model with a pool of its least size.
+fn smallest() -> u64 {
+    let fits = |memory| need(&smollm::file(), Limits { memory, max_sequences: 1 }).is_ok();
+    let (mut short, mut enough) = (0u64, 4 << 30);
+    while enough - short > 1 << 20 {
+        let middle = (short + enough) / 2;
+        if fits(middle) { enough = middle } else { short = middle }
+    }
+    enough
 }

@@ -130,7 +130,7 @@ fn refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
     let kind = match (verb, error) {
         ("beat", _) => return None,
         ("hello", _) => "refused",
-        ("lease" | "job" | "job_look", _) | (_, EnvelopeError::Version { .. }) => "unavailable",
+        ("lease", _) | (_, EnvelopeError::Version { .. }) => "unavailable",
         ("step", EnvelopeError::Malformed(_)) => "illegal",
         (_, EnvelopeError::Malformed(_)) => "refused",
     };
@@ -168,7 +168,7 @@ mod tests {
         assert!(matches!(serde_json::from_value(heard("blob_put")).unwrap(), BlobPutReply::Refused { .. }));
         assert!(matches!(serde_json::from_value(heard("blob_get")).unwrap(), BlobGetReply::Refused { .. }));
         assert!(matches!(serde_json::from_value(heard("lease")).unwrap(), LeaseReply::Unavailable { .. }));
-        assert!(matches!(serde_json::from_value(heard("job")).unwrap(), JobReply::Unavailable { .. }));
+        assert!(matches!(serde_json::from_value(heard("job")).unwrap(), JobReply::Refused { .. }));
     }
 
     #[test]

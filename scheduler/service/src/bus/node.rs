@@ -94,6 +94,11 @@ async fn result(bus: Arc<Bus>, sender: String, ask: JobReport) -> Option<FenceRe
     Some(fenced(&bus, "result", answer).await)
 }
 
+/// The same request may be served later, by this scheduler or another.
+pub(super) fn may_pass(error: &StoreError) -> bool {
+    error.may_retry() || matches!(error, StoreError::NotLeader { .. })
+}
+
 pub(super) async fn fenced(
     bus: &Bus,
     doing: &'static str,
@@ -104,9 +109,7 @@ pub(super) async fn fenced(
             bus.link.tell(hints).await;
             reply
         }
-        Err(error) if error.may_retry() || matches!(error, StoreError::NotLeader { .. }) => {
-            FenceReply::Unavailable { reason: reason(&error, doing) }
-        }
+        Err(error) if may_pass(&error) => FenceReply::Unavailable { reason: reason(&error, doing) },
         Err(error) => FenceReply::Refused { reason: reason(&error, doing) },
     }
 }

@@ -20,10 +20,16 @@ impl Store {
         };
         let mut tx = self.begin().await?;
         sqlx::query!("set local synchronous_commit = off").execute(&mut *tx).await.doing("keeping a journal")?;
-        let kept = sqlx::query!(
-            r#"update attempts a set journal = a.journal[1:$4] || $5::int[], vocabulary = $6 from jobs j
-               where a.job = $1 and a.attempt = $2 and a.lease = $3 and cardinality(a.journal) >= $4
-                 and j.id = a.job and j.lease = a.lease and j.state = 'running' and j.node = $7 and j.node_boot = $8"#,
+        // Only the first word of an attempt shortens what an earlier one left: one that was overtaken changes nothing.
+        let kept = sqlx::query_scalar!(
+            r#"update attempts a set vocabulary = $6, journal =
+                   case when $4 > $9 and cardinality(a.journal) >= $4 + cardinality($5::int[]) then a.journal
+                        when cardinality(a.journal) >= $4 then a.journal[1:$4] || $5::int[]
+                        else a.journal end
+               from jobs j
+               where a.job = $1 and a.attempt = $2 and a.lease = $3
+                 and j.id = a.job and j.lease = a.lease and j.state = 'running' and j.node = $7 and j.node_boot = $8
+               returning cardinality(a.journal) >= $4 + cardinality($5::int[]) as "kept!""#,
             ask.fence.job.0,
             ask.fence.attempt,
             ask.fence.lease.0,
@@ -31,13 +37,19 @@ impl Store {
             &tokens,
             ask.written.vocabulary,
             node.as_str(),
-            ask.boot.0
+            ask.boot.0,
+            i32::try_from(ask.resumed).unwrap_or(i32::MAX)
         )
-        .execute(&mut *tx)
+        .fetch_optional(&mut *tx)
         .await
         .doing("keeping a journal")?;
-        if kept.rows_affected() == 0 {
-            return nothing(tx, FenceReply::Stale).await;
+        match kept {
+            Some(true) => {}
+            Some(false) => {
+                let reason = format!("the journal has fewer than {} tokens", ask.after);
+                return nothing(tx, FenceReply::Unavailable { reason }).await;
+            }
+            None => return nothing(tx, FenceReply::Stale).await,
         }
         tx.commit().await.doing("keeping a journal")?;
         Ok(FenceReply::Committed)

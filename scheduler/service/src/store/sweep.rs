@@ -39,7 +39,7 @@ impl Store {
         .doing("finding expired task leases")?;
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
-            let why = format!("{} was not heard from", job.node);
+            let why = format!("its lease on {} ran out: not heard from, or no step done", job.node);
             let lost = self.lose_job(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &why).await;
             let told = self.swept("job", job.id, lost)?;
             jobs_lost += usize::from(!told.is_empty());
@@ -112,14 +112,11 @@ impl Store {
             return nothing(tx, vec![]).await;
         };
         let expired = sqlx::query_scalar!(
-            r#"select exists (select from runners r where r.id = t.runner and r.boot = t.runner_boot
-                              and r.last_seen > now() - $4::float8 * interval '1 millisecond') as "beats!"
-               from tasks t where t.id = $1 and t.lease = $2
-                 and t.lease_expires not between now() and now() + $3::float8 * interval '1 millisecond'"#,
+            r#"select stuck from tasks where id = $1 and lease = $2
+                 and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond'"#,
             task.id.0,
             lease.0,
-            self.longest_lease_ms(),
-            self.lease_ttl_ms()
+            self.longest_lease_ms()
         )
         .fetch_optional(&mut *tx)
         .await

@@ -78,7 +78,7 @@ impl Store {
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
-                      reason = '', waits_for = null,
+                      reason = '', waits_for = null, stuck = false,
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,

@@ -185,6 +185,17 @@ impl CandleEngine {
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
+
+    async fn prepare(&self, prompt: Prompt, written: Written) -> Result<Prepared, Refused> {
+        let (template, vocabulary, grammars) = (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
+        // Long prompts and new grammars take milliseconds to seconds of one core.
+        let prepared =
+            tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &written)).await;
+        let prepared = prepared.unwrap_or_else(|panic| {
+            Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
+        });
+        prepared.map_err(Refused::Failed)
+    }
 }
 
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
@@ -250,16 +261,13 @@ impl Engine for CandleEngine {
 
     fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>> {
         async move {
-            let prepared = {
-                let (template, vocabulary, grammars) =
-                    (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
-                // Long prompts and new grammars take milliseconds to seconds of one core.
-                tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &written)).await
-            };
-            let prepared = prepared.unwrap_or_else(|panic| {
-                Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
-            });
-            let Prepared { opening, bytes, sampling } = prepared.map_err(Refused::Failed)?;
+            let mut prepared = self.prepare(prompt.clone(), written).await?;
+            let most = self.context.min(self.room.capacity());
+            if prepared.opening.resumed() > 0 && prepared.opening.tokens.len() as u64 + 1 > most {
+                // Written where there was more room; the prompt alone may fit.
+                prepared = self.prepare(prompt, Written::default()).await?;
+            }
+            let Prepared { opening, bytes, sampling } = prepared;
             self.figures.counted(opening.prompt, bytes);
             let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
             let count = prompt + resumed;

@@ -1,7 +1,7 @@
 //! Tasks that are taken from their runners, and those that wait for a place without one.
 
 use cfq_proto::looping::{ActionKind, Decision, LoopState};
-use cfq_proto::messages::{GiveUp, Release};
+use cfq_proto::messages::{Beat, GiveUp, Held, Release, RunnerHello};
 use cfq_proto::pr::PrState;
 use cfq_proto::review::Quarantine;
 use cfq_proto::task::TaskState;
@@ -78,6 +78,13 @@ async fn a_record_that_nobody_can_read_still_ends() {
     assert_eq!(lab.store.count(ended).await, 1);
 }
 
+async fn beats(lab: &Lab, boot: BootId, lease: cfq_proto::ids::LeaseId, step_age_ms: u64) {
+    let beat = Beat { boot, held: vec![Held { lease, step_age_ms }], ledger: None, devices: None };
+    lab.store.runner_beat(&runner(), &beat).await.unwrap();
+}
+
+const EXPIRE: &str = "update tasks set lease_expires = now() - interval '1 second'";
+
 #[tokio::test]
 async fn a_runner_that_beats_and_gets_no_further_is_given_four_tries() {
     let lab = Lab::new().await;
@@ -85,14 +92,52 @@ async fn a_runner_that_beats_and_gets_no_further_is_given_four_tries() {
     let (boot, lead) = (lab.join_runner().await, lab.lead().await);
     for round in 1..=4 {
         assert_ne!(lab.store.task_detail(id).await.unwrap().unwrap().summary.state, TaskState::Failed, "{round}");
-        grant(&lab, boot).await;
-        lab.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-        lab.store.raw("update runners set last_seen = now()").await;
+        let fence = grant(&lab, boot).await.fence;
+        beats(&lab, boot, fence.lease, 0).await;
+        beats(&lab, boot, fence.lease, 601_000).await;
+        lab.store.raw(EXPIRE).await;
         lab.store.sweep(lead).await.unwrap();
     }
     let detail = lab.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
     assert!(detail.reason.contains("got no step done in 600 s"), "{}", detail.reason);
+}
+
+#[tokio::test]
+async fn a_runner_that_never_heard_of_its_task_or_moves_again_is_not_stuck() {
+    let lab = Lab::new().await;
+    let (id, _) = lab.submit().await;
+    let (boot, lead) = (lab.join_runner().await, lab.lead().await);
+    let losses = "select losses::bigint from tasks";
+    grant(&lab, boot).await;
+    lab.store.raw("update runners set last_seen = now()").await;
+    lab.store.raw(EXPIRE).await;
+    lab.store.sweep(lead).await.unwrap();
+    assert_eq!(lab.store.count(losses).await, 1, "the answer was lost, and it beats");
+    let fence = grant(&lab, boot).await.fence;
+    beats(&lab, boot, fence.lease, 601_000).await;
+    beats(&lab, boot, fence.lease, 0).await;
+    lab.store.raw(EXPIRE).await;
+    lab.store.sweep(lead).await.unwrap();
+    assert_eq!(lab.store.count(losses).await, 2);
+    let detail = lab.store.task_detail(id).await.unwrap().unwrap();
+    assert!(detail.reason.contains("was not heard from"), "{}", detail.reason);
+}
+
+#[tokio::test]
+async fn one_task_that_cannot_be_taken_back_keeps_no_runner_out() {
+    let lab = Lab::new().await;
+    let boot = lab.join_runner().await;
+    lab.submit().await;
+    let bad = grant(&lab, boot).await.fence;
+    lab.submit().await;
+    let good = grant(&lab, boot).await.fence;
+    lab.store.raw("alter table tasks add constraint broken check (number <> 1 or losses = 0)").await;
+    let hello = RunnerHello { runner: runner(), boot: BootId::fresh(), version: "0.1.0".into() };
+    assert!(lab.store.runner_hello(&hello).await.unwrap().is_some(), "welcome");
+    assert_eq!(grant(&lab, hello.boot).await.fence.task, good.task);
+    let detail = lab.store.task_detail(bad.task).await.unwrap().unwrap();
+    assert_eq!(detail.summary.state, TaskState::Running, "it is left alone");
 }
 
 #[tokio::test]
@@ -107,6 +152,11 @@ async fn a_task_whose_job_waits_for_a_place_is_granted_once_it_has_one() {
     let detail = r.lab.store.task_detail(r.task.task).await.unwrap().unwrap();
     assert_eq!((detail.summary.state, detail.reason.as_str()), (TaskState::Ready, "waits: no node is up"));
     assert_eq!(r.lab.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None);
+    // What it waits for is another thing now, and its own row was not touched.
+    let waiting = cfq_scheduler_core::Waiting::Room;
+    r.lab.store.explain(r.lead, r.job.job, 1, &waiting, 0).await.unwrap();
+    let detail = r.lab.store.task_detail(r.task.task).await.unwrap().unwrap();
+    assert_eq!(detail.reason, "waits for room on a node");
     // Another task has the slot meanwhile.
     let (other, _) = r.lab.submit().await;
     assert_eq!(grant(&r.lab, r.runner).await.fence.task, other);
