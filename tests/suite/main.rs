@@ -10,6 +10,7 @@ mod hostile_machine;
 mod hub;
 mod hub_models;
 mod imports;
+mod late_results;
 mod loop_paths;
 mod postgres_faults;
 mod small_model;
