@@ -97,3 +97,16 @@ pub fn explain(error: &ClientError) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_of_0_1_is_found() {
+        let text = include_str!("../tests/fixtures/server-0.1.json");
+        let server: ServerFile = serde_json::from_str(text).unwrap();
+        assert_eq!(server, ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid: 4711 });
+        assert_eq!(serde_json::to_string(&server).unwrap(), text.trim());
+    }
+}

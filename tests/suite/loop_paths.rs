@@ -44,6 +44,7 @@ async fn converges_at_once_and_delivers_one_branch() {
     assert_eq!(repo.show(&new[0], "README.md").unwrap(), "# sample\n");
     let pr = cluster.client.pr(detail.pr.unwrap()).await.unwrap();
     assert_eq!(pr.state, cfq_proto::pr::PrState::Merged);
+    cluster.oracle(task, &repo).await;
     cluster.finish().await;
 }
 
@@ -63,6 +64,7 @@ async fn converges_after_two_revisions_and_beta_never_sees_alphas_words() {
     assert_eq!(scores, vec![40.0, 60.0, 90.0]);
     assert!(cluster.models.prompts("beta").iter().all(|p| !p.contains("cabbage")), "beta saw alpha's reasoning");
     assert!(cluster.models.prompts("alpha")[1].contains("mend it"), "feedback did not reach alpha");
+    cluster.oracle(task, &repo).await;
     cluster.finish().await;
 }
 

@@ -11,6 +11,7 @@ mod hostile_machine;
 mod hub;
 mod hub_models;
 mod imports;
+mod late_results;
 mod loop_paths;
 mod neighbours;
 mod postgres_faults;
