@@ -84,9 +84,10 @@ async fn killed_and_not(cluster: &Cluster, small: Agent) -> [(JobSummary, TaskDe
         let repo = UserRepo::with_uncommitted_changes();
         let mut spec = cluster.spec(&repo);
         // A long answer, so that there is a middle to die in.
-        spec.description = "Write twelve Python functions: add, subtract, multiply, divide, power, modulo, negate, absolute, \
+        spec.description =
+            "Write twelve Python functions: add, subtract, multiply, divide, power, modulo, negate, absolute, \
                             maximum, minimum, is_even and is_odd, each with a docstring."
-            .to_owned();
+                .to_owned();
         spec.max_iterations = Some(1);
         let binding = spec.agents.of_mut(small);
         (binding.max_tokens, binding.seed, binding.deterministic) = (Some(300), Some(7), Some(true));

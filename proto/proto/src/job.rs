@@ -195,6 +195,7 @@ pub struct Usage {
     pub cached_tokens: u32,
     pub output_tokens: u32,
     /// Of those, written by an earlier attempt on a node that was lost, and taken over from its journal.
+    #[serde(skip_serializing_if = "is_none")]
     pub resumed_tokens: u32,
     /// Tokens that prompt lookup guessed, and those of them that were right.
     pub guessed_tokens: u32,
@@ -203,6 +204,10 @@ pub struct Usage {
     pub first_token_ms: u64,
     /// From start of the work on the node to the end, in milliseconds.
     pub total_ms: u64,
+}
+
+fn is_none(tokens: &u32) -> bool {
+    *tokens == 0
 }
 
 impl Usage {

@@ -18,7 +18,7 @@ use cfq_proto::http::{
 use cfq_proto::looping::Step;
 use cfq_proto::messages::{
     Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, GiveUp, HelloReply, JobAsk,
-    JobDrop, JobLook, JobReply, JobReport, LeaseReply, LeaseRequest, NodeCommand, NodeHello, Refuse, Release,
+    JobDrop, JobLook, JobReply, JobReport, Journal, LeaseReply, LeaseRequest, NodeCommand, NodeHello, Refuse, Release,
     RunnerCommand, RunnerHello, StepReply, StepRequest, TokenFrame, WorkOrder,
 };
 use serde::Serialize;
@@ -88,6 +88,7 @@ fn messages_on_nats() {
             ("job_look", on_nats::<JobLook>),
             ("job_reply", on_nats::<JobReply>),
             ("job_report", on_nats::<JobReport>),
+            ("journal", on_nats::<Journal>),
             ("lease_reply", on_nats::<LeaseReply>),
             ("lease_request", on_nats::<LeaseRequest>),
             ("node_command", on_nats::<NodeCommand>),

@@ -160,7 +160,7 @@ impl Attempt {
                 event = generation.next() => match event {
                     Event::Step { text, tokens } => {
                         lease.step();
-                        journal.wrote(tokens);
+                        journal.wrote(&tokens);
                         frames.text.push_str(&text);
                     }
                     Event::Done(how) => {

@@ -1,12 +1,12 @@
 //! What an attempt has written is told every second, or every 64 tokens, beside the generation and without holding it up. A
 //! node that is lost then costs what it wrote since, not all of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cfq_proto::job::Written;
 use cfq_proto::messages::{FenceReply, JOURNAL_MOST, JobFence, Journal};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
@@ -15,26 +15,46 @@ use super::attempt::Attempt;
 const EVERY: Duration = Duration::from_secs(1);
 const TOKENS: usize = 64;
 
-/// Dropped with its generation; what was not told by then is in the result, or is written again.
-pub(super) struct Notes(Option<UnboundedSender<Vec<u32>>>);
+/// What was written since the start, for the task that tells of it.
+#[derive(Default)]
+struct Pad {
+    tokens: Mutex<Vec<u32>>,
+    news: Notify,
+}
+
+impl Pad {
+    fn tokens(&self) -> MutexGuard<'_, Vec<u32>> {
+        // Plain data: whole even if a holder panicked.
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Dropped with its generation, which its teller sees within a moment; what was not told by then is in the result, or is
+/// written again.
+pub(super) struct Notes(Option<Arc<Pad>>);
 
 impl Notes {
     /// `resumed`: tokens it took over. Nothing is told of an engine without a vocabulary.
     pub fn of(attempt: &Attempt, vocabulary: Option<i64>, resumed: u32) -> Self {
         Self(vocabulary.map(|vocabulary| {
-            let (sender, receiver) = unbounded_channel();
+            let pad = Arc::new(Pad::default());
             let teller = Teller { shared: attempt.shared.clone(), fence: attempt.in_hand.fence, vocabulary, resumed };
-            tokio::spawn(teller.run(receiver));
-            sender
+            tokio::spawn(teller.run(pad.clone()));
+            pad
         }))
     }
 
-    pub fn wrote(&mut self, tokens: Vec<u32>) {
-        if let Some(sender) = &self.0
+    pub fn wrote(&mut self, tokens: &[u32]) {
+        if let Some(pad) = &self.0
             && !tokens.is_empty()
-            && sender.send(tokens).is_err()
         {
-            self.0 = None;
+            let mut all = pad.tokens();
+            // Longer than is ever told.
+            if all.len() <= JOURNAL_MOST {
+                all.extend_from_slice(tokens);
+            }
+            drop(all);
+            pad.news.notify_one();
         }
     }
 }
@@ -47,31 +67,29 @@ struct Teller {
 }
 
 impl Teller {
-    async fn run(self, mut written: UnboundedReceiver<Vec<u32>>) {
-        let mut tokens: Vec<u32> = Vec::new();
+    async fn run(self, pad: Arc<Pad>) {
         let mut told = 0;
         let mut due = Instant::now() + EVERY;
-        loop {
+        // Alone with the pad: the generation is over, and its end says the rest.
+        while Arc::strong_count(&pad) > 1 {
             tokio::select! {
-                more = written.recv() => match more {
-                    Some(more) => tokens.extend(more),
-                    // The generation is over; its end says the rest.
-                    None => return,
-                },
+                () = pad.news.notified() => {}
                 () = sleep_until(due) => {}
             }
-            if tokens.len() == told {
-                due = due.max(Instant::now() + EVERY);
+            let untold = pad.tokens().get(told..).unwrap_or_default().to_vec();
+            let now = Instant::now();
+            if untold.is_empty() {
+                due = due.max(now + EVERY);
                 continue;
             }
-            if tokens.len() - told < TOKENS && Instant::now() < due {
+            if untold.len() < TOKENS && now < due {
                 continue;
             }
-            if self.resumed as usize + tokens.len() > JOURNAL_MOST {
+            if self.resumed as usize + told + untold.len() > JOURNAL_MOST {
                 return;
             }
-            match self.tell(told, &tokens[told..]).await {
-                Some(true) => told = tokens.len(),
+            match self.tell(told, &untold).await {
+                Some(true) => told += untold.len(),
                 Some(false) => return,
                 // Not heard, or the other side has less than was told: all of it again.
                 None => told = 0,

@@ -11,6 +11,7 @@ mod memory;
 mod node;
 #[cfg(test)]
 mod proxy;
+#[cfg(test)]
 mod resume;
 #[cfg(test)]
 mod smollm;
