@@ -1,9 +1,10 @@
 //! Activations as the kernels want them: 8 bits each, in blocks of 32 with a scale.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::team::{self, Slots};
 use crate::engine::candle::tiles::layout::BLOCK;
+use crate::engine::lanes::vectorised;
 
 /// Rows from which on rounding is shared out.
 const WORTH_THREADS: usize = 8;
@@ -40,9 +41,8 @@ impl Input {
         let rows = values.len() / cols;
         let mut quants = vec![[0; BLOCK / 4]; values.len() / BLOCK];
         let mut meta = vec![Meta::default(); values.len() / BLOCK];
-        let arch = Arch::new();
         if rows < WORTH_THREADS {
-            arch.dispatch(Round { values, quants: &mut quants, meta: &mut meta });
+            vectorised(Round { values, quants: &mut quants, meta: &mut meta });
         } else {
             let share = team::share(rows) * cols;
             let (quants, meta) = (Slots::new(&mut quants), Slots::new(&mut meta));
@@ -54,7 +54,7 @@ impl Input {
                     let blocks = (piece * share / BLOCK, values.len() / BLOCK);
                     (quants.slice(blocks.0, blocks.1), meta.slice(blocks.0, blocks.1))
                 };
-                arch.dispatch(Round { values, quants, meta });
+                vectorised(Round { values, quants, meta });
             });
         }
         Self { quants, meta, rows, cols }
