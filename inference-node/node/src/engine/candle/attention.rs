@@ -192,14 +192,15 @@ impl Block<'_> {
                 let values: &[Lanes] = self.kv.values(shared, from / BLOCK).as_chunks().0;
                 let weights = &weights[from - begin..span.min(from - begin + BLOCK)];
                 for (at, sums) in sums[..count].iter_mut().enumerate() {
+                    // Taken out of memory that could be anybody's: only so they become vectors.
+                    let mut own = *sums;
                     for (value, weights) in values.chunks_exact(chunks).zip(weights) {
-                        let value = &value[chunk_from + at];
+                        let (value, weights) = (value[chunk_from + at], *weights);
                         for row in 0..R {
-                            for lane in 0..LANES {
-                                sums[row][lane] = weights[row].mul_add(value[lane], sums[row][lane]);
-                            }
+                            own[row] = accumulate(own[row], weights[row], value);
                         }
                     }
+                    *sums = own;
                 }
             }
             for (at, sums) in sums[..count].iter().enumerate() {
@@ -214,6 +215,12 @@ impl Block<'_> {
             }
         }
     }
+}
+
+/// `sums` and `weight` times `values`.
+#[inline(always)]
+fn accumulate(sums: Lanes, weight: f32, values: Lanes) -> Lanes {
+    std::array::from_fn(|lane| weight.mul_add(values[lane], sums[lane]))
 }
 
 /// Turns scores into weights relative to the highest, and returns their sum.
