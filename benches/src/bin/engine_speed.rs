@@ -69,16 +69,13 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let limits = Limits { memory: 12 << 30, max_sequences: 8 };
     let engine = CandleEngine::load("path:bench".parse()?, &args.file, limits, Arc::default())?;
-    println!(
-        "{}: loaded in {:.2} s, {:.0} MiB resident, {} threads",
-        args.file.display(),
-        began.elapsed().as_secs_f64(),
-        resident(),
-        args.threads
-    );
+    let (took, held) = (began.elapsed().as_secs_f64(), memory("self"));
+    println!("{}: loaded in {took:.2} s, {held}, {} threads", args.file.display(), args.threads);
     let mut yardstick = args.python.as_deref().map(|p| Yardstick::start(p, &args.file, &args.threads)).transpose()?;
     if let Some(y) = &yardstick {
-        println!("llama.cpp: loaded in {:.2} s; {}", y.load, y.system);
+        let amx = if y.system.contains("AMX") { "with" } else { "without" };
+        let held = memory(&y.child.id().to_string());
+        println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {held}; {}", y.load, y.system);
     }
     let measures: [(&str, &str); 3] =
         [("prefill 512", "prefill 512"), ("decode, 1 sequence", "decode 1 64"), ("decode, 8 sequences", "decode 8 64")];
@@ -154,8 +151,12 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn resident() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or("0 kB");
-    line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
+/// What a process holds, and the most it held.
+fn memory(process: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mib = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("0 kB");
+        line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
+    };
+    format!("{:.0} MiB resident, {:.0} at most", mib("VmRSS:"), mib("VmHWM:"))
 }

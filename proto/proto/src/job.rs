@@ -55,8 +55,8 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Longest output, in tokens.
     pub max_tokens: u32,
-    /// The same text to the last bit whatever else the engine computes beside it, also on quantised files, where that
-    /// takes slower kernels (on x86; elsewhere it was not tried).
+    /// The same text to the last bit whatever else the engine computes beside it, also on quantised files: for nothing in
+    /// the formats that have tiles, by slower kernels in others (on x86; elsewhere it was not tried).
     pub deterministic: bool,
     /// Guess tokens from the prompt and verify them together. For speed; with `deterministic` never a bit of the text.
     pub prompt_lookup: bool,

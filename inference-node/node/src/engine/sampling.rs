@@ -10,9 +10,9 @@
 use std::collections::HashMap;
 
 use cfq_proto::job::Sampling;
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
-use crate::engine::lanes::{LANES, add_lanes, exp};
+use crate::engine::lanes::{LANES, add_lanes, exp, vectorised};
 
 /// Tokens back that the repetition penalty looks at; llama.cpp's default.
 const PENALTY_WINDOW: usize = 64;
@@ -36,7 +36,7 @@ pub fn sample(logits: &mut [f32], history: &[u32], prompt: usize, sampling: &Sam
     }
     let top = logits[best as usize];
     let weights = logits;
-    Arch::new().dispatch(Weigh { scores: weights, top, temperature: sampling.temperature });
+    vectorised(Weigh { scores: weights, top, temperature: sampling.temperature });
     keep_best(weights, sampling);
     if let Some(p) = sampling.min_p {
         // The best token's weight is 1.
@@ -179,7 +179,7 @@ fn penalize_written(logits: &mut [f32], written: &[u32], sampling: &Sampling) {
 
 /// The first of the highest.
 fn argmax(logits: &[f32]) -> Result<u32, NotNumbers> {
-    let highest = Arch::new().dispatch(Highest(logits)).ok_or(NotNumbers)?;
+    let highest = vectorised(Highest(logits)).ok_or(NotNumbers)?;
     logits.iter().position(|logit| *logit == highest).map(|at| at as u32).ok_or(NotNumbers)
 }
 

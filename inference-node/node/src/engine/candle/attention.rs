@@ -8,11 +8,11 @@
 //! Sums run in 16 lanes and the lanes are added pairwise at the end. Positions a row may not see get weight zero, which
 //! adds exactly nothing. The softmax keeps all scores of a row instead of rescaling as it goes: they fit the cache.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::kv::{BLOCK, KvView};
 use crate::engine::candle::team::{self, Slots};
-use crate::engine::lanes::{LANES, Lanes, add_lanes, exp, tanh};
+use crate::engine::lanes::{LANES, Lanes, add_lanes, exp, tanh, vectorised};
 
 /// Query rows that share a pass over keys and values: their sums stay in registers.
 const ROWS: usize = 4;
@@ -69,7 +69,6 @@ pub fn attend(parts: &[Part<'_>]) -> Vec<f32> {
         work += heads * new * (past + new) * head_dim * 2;
         from += part.queries.len();
     }
-    let arch = Arch::new();
     let run = |blocks: &[(&Part<'_>, usize, usize, usize)]| {
         let (mut room, mut local) = (Room::default(), Vec::new());
         for &(part, head, first, from) in blocks {
@@ -77,7 +76,7 @@ pub fn attend(parts: &[Part<'_>]) -> Vec<f32> {
             local.clear();
             local.resize(ROWS.min(new - first) * head_dim, 0.0);
             let (queries, kv, sizes) = (part.queries, part.kv, part.sizes);
-            arch.dispatch(Block { queries, kv, sizes, head, first, room: &mut room, out: &mut local });
+            vectorised(Block { queries, kv, sizes, head, first, room: &mut room, out: &mut local });
             for (row, values) in local.chunks_exact(head_dim).enumerate() {
                 let to = from + ((first + row) * heads + head) * head_dim;
                 // SAFETY: each head of each position is in one block, and each block in one piece.
@@ -159,7 +158,7 @@ impl Block<'_> {
                     let mut sums = [0.0; LANES];
                     for (q, k) in query.iter().zip(key) {
                         for lane in 0..LANES {
-                            sums[lane] += q[lane] * k[lane];
+                            sums[lane] = q[lane].mul_add(k[lane], sums[lane]);
                         }
                     }
                     scores[row * span + position] = add_lanes(sums) * scale;
@@ -193,14 +192,15 @@ impl Block<'_> {
                 let values: &[Lanes] = self.kv.values(shared, from / BLOCK).as_chunks().0;
                 let weights = &weights[from - begin..span.min(from - begin + BLOCK)];
                 for (at, sums) in sums[..count].iter_mut().enumerate() {
+                    // Taken out of memory that could be anybody's: only so they become vectors.
+                    let mut own = *sums;
                     for (value, weights) in values.chunks_exact(chunks).zip(weights) {
-                        let value = &value[chunk_from + at];
+                        let (value, weights) = (value[chunk_from + at], *weights);
                         for row in 0..R {
-                            for lane in 0..LANES {
-                                sums[row][lane] += weights[row] * value[lane];
-                            }
+                            own[row] = accumulate(own[row], weights[row], value);
                         }
                     }
+                    *sums = own;
                 }
             }
             for (at, sums) in sums[..count].iter().enumerate() {
@@ -215,6 +215,12 @@ impl Block<'_> {
             }
         }
     }
+}
+
+/// `sums` and `weight` times `values`.
+#[inline(always)]
+fn accumulate(sums: Lanes, weight: f32, values: Lanes) -> Lanes {
+    std::array::from_fn(|lane| weight.mul_add(values[lane], sums[lane]))
 }
 
 /// Turns scores into weights relative to the highest, and returns their sum.

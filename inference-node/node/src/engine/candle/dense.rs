@@ -6,10 +6,10 @@
 //! read half as often.
 
 use candle_core::{Result, Tensor};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::team::{self, Slots};
-use crate::engine::lanes::{LANES, add_lanes};
+use crate::engine::lanes::{LANES, add_lanes, vectorised};
 
 /// Weight rows of one piece of work.
 const PIECE: usize = 32;
@@ -35,13 +35,12 @@ impl Dense {
         let n = x.len() / self.cols.max(1);
         let mut out = vec![0.0; n * self.rows];
         let slots = Slots::new(&mut out);
-        let arch = Arch::new();
         let piece = |at: usize| {
             let begin = at * PIECE;
             let width = PIECE.min(self.rows - begin);
             let weights = &self.weights[begin * self.cols..][..width * self.cols];
             let mut out = vec![0.0; n * width];
-            arch.dispatch(Piece { x, weights, cols: self.cols, out: &mut out });
+            vectorised(Piece { x, weights, cols: self.cols, out: &mut out });
             for (row, values) in out.chunks_exact(width).enumerate() {
                 // SAFETY: this piece alone writes these columns.
                 #[allow(unsafe_code)]
@@ -101,16 +100,16 @@ fn dots(x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
     let (w1, w1_rest) = w[1].as_chunks::<LANES>();
     for (((x0, x1), w0), w1) in x0.iter().zip(x1).zip(w0).zip(w1) {
         for lane in 0..LANES {
-            sums[0][0][lane] += x0[lane] * w0[lane];
-            sums[0][1][lane] += x0[lane] * w1[lane];
-            sums[1][0][lane] += x1[lane] * w0[lane];
-            sums[1][1][lane] += x1[lane] * w1[lane];
+            sums[0][0][lane] = x0[lane].mul_add(w0[lane], sums[0][0][lane]);
+            sums[0][1][lane] = x0[lane].mul_add(w1[lane], sums[0][1][lane]);
+            sums[1][0][lane] = x1[lane].mul_add(w0[lane], sums[1][0][lane]);
+            sums[1][1][lane] = x1[lane].mul_add(w1[lane], sums[1][1][lane]);
         }
     }
     for (a, x) in [x0_rest, x1_rest].into_iter().enumerate() {
         for (b, w) in [w0_rest, w1_rest].into_iter().enumerate() {
             for (sum, (x, w)) in sums[a][b].iter_mut().zip(x.iter().zip(w)) {
-                *sum += x * w;
+                *sum = x.mul_add(*w, *sum);
             }
         }
     }

@@ -1,10 +1,10 @@
 //! What lies between the matrix products: norms, gates, sums. In place where it can be, and on all threads where a prompt
 //! makes it worth while. Sums run in a fixed order, so that a row's result is its own.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::team;
-use crate::engine::lanes::{LANES, add_lanes, exp, tanh};
+use crate::engine::lanes::{LANES, add_lanes, exp, tanh, vectorised};
 
 /// Values below which threads cost more than they bring.
 const WORTH_THREADS: usize = 1 << 15;
@@ -21,8 +21,7 @@ pub fn rows(values: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) +
 
 /// Root-mean-square norm of each row of `weights.len()` values, in place.
 pub fn normalise(values: &mut [f32], weights: &[f32], epsilon: f32) {
-    let arch = Arch::new();
-    rows(values, weights.len(), |_, values| arch.dispatch(Norm { values, weights, epsilon }));
+    rows(values, weights.len(), |_, values| vectorised(Norm { values, weights, epsilon }));
 }
 
 /// The same into a new vector.
@@ -38,10 +37,9 @@ pub fn add(to: &mut [f32], values: &[f32]) {
 
 /// `gate` becomes `up` times its activation, SiLU or (the tanh form of) GELU.
 pub fn activate(gate: &mut [f32], up: &[f32], width: usize, gelu: bool) {
-    let arch = Arch::new();
     rows(gate, width, |first, gate| {
         let up = &up[first * width..][..gate.len()];
-        arch.dispatch(Activate { gate, up, gelu });
+        vectorised(Activate { gate, up, gelu });
     });
 }
 

@@ -5,9 +5,11 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 use crate::engine::candle::tiles::Range;
-use crate::engine::candle::tiles::layout::{BLOCK, Kind, ROWS, at};
+use crate::engine::candle::tiles::layout::code::{EIGHT, FIVE_K, FOUR, FOUR_K, SIX_K, kind};
+use crate::engine::candle::tiles::layout::{Kind, ROWS, at, take, unrolled};
 
 /// Input rows whose blocks stay in the cache while a piece's tiles pass by.
 const PASS: usize = 64;
@@ -33,21 +35,90 @@ pub fn range(kind: Kind, range: &Range<'_>) {
     }
 }
 
-// The kinds once more, as parameters of functions.
-const FOUR: u8 = 0;
-const EIGHT: u8 = 1;
-const FOUR_K: u8 = 2;
-const FIVE_K: u8 = 3;
-const SIX_K: u8 = 4;
-
-const fn kind(of: u8) -> Kind {
-    match of {
-        FOUR => Kind::Four1,
-        EIGHT => Kind::Eight,
-        FOUR_K => Kind::FourK,
-        FIVE_K => Kind::FiveK,
-        _ => Kind::SixK,
-    }
+/// A block's values, four columns a vector; its scales; and its minima, or the scales of its last 16 columns: of the first
+/// or the second eight rows. `$step` is a step of kind `K`, `$part` is one of its blocks, `$half` 0 or 1. A macro,
+/// since a function would pass ten vectors through memory.
+macro_rules! unpack {
+    ($k:ident, $step:ident, $part:ident, $half:ident) => {{
+        macro_rules! vector {
+            ($at:expr) => {
+                transmute::<[u8; 32], __m256i>(take($step, $at + $half * 32))
+            };
+        }
+        macro_rules! half {
+            ($at:expr) => {
+                _mm256_cvtph_ps(transmute::<[u8; 16], __m128i>(take($step, $at + $half * 16)))
+            };
+        }
+        let mut weights = [_mm256_setzero_si256(); 8];
+        let quants = match $k {
+            FOUR => at::FOUR_QUANTS,
+            EIGHT => at::EIGHT_QUANTS,
+            FOUR_K | FIVE_K => at::K_QUANTS + $part * 256,
+            _ => at::SIX_QUANTS + $part * at::SIX_BLOCK,
+        };
+        if $k == EIGHT {
+            for (j, weights) in weights.iter_mut().enumerate() {
+                *weights = vector!(quants + j * 64);
+            }
+        } else {
+            let low = _mm256_set1_epi8(15);
+            for j in 0..4 {
+                let both = vector!(quants + j * 64);
+                weights[j] = _mm256_and_si256(both, low);
+                weights[j + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
+            }
+        }
+        if $k == FIVE_K {
+            // Byte i of a vector takes bit i of four bytes: each is brought to eight bytes, and its own bit kept.
+            let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            for (j, weights) in weights.iter_mut().enumerate() {
+                let bits = i32::from_le_bytes(take($step, at::K_FIFTH + $part * 64 + j * 8 + $half * 4));
+                let own = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread), bit);
+                let set = _mm256_cmpeq_epi8(own, bit);
+                *weights = _mm256_or_si256(*weights, _mm256_and_si256(set, _mm256_set1_epi8(16)));
+            }
+        }
+        if $k == SIX_K {
+            let mask = _mm256_set1_epi8(0x30);
+            for which in 0..2 {
+                let upper = vector!(quants + at::SIX_HIGH + which * 64);
+                let shifted = [
+                    _mm256_slli_epi16::<4>(upper),
+                    _mm256_slli_epi16::<2>(upper),
+                    upper,
+                    _mm256_srli_epi16::<2>(upper),
+                ];
+                for (j, shifted) in shifted.into_iter().enumerate() {
+                    let weights = &mut weights[which * 4 + j];
+                    *weights = _mm256_or_si256(*weights, _mm256_and_si256(shifted, mask));
+                }
+            }
+        }
+        macro_rules! bytes {
+            ($cvt:ident, $at:expr) => {
+                _mm256_cvtepi32_ps($cvt(_mm_set_epi64x(0, i64::from_le_bytes(take($step, $at + $half * HALF)))))
+            };
+        }
+        let (scales, other) = match $k {
+            FOUR => (half!(at::FOUR_SCALE), half!(at::FOUR_MIN)),
+            EIGHT => (half!(at::EIGHT_SCALE), _mm256_setzero_ps()),
+            FOUR_K | FIVE_K => {
+                let scales = bytes!(_mm256_cvtepu8_epi32, at::K_SCALES + $part * ROWS);
+                let mins = bytes!(_mm256_cvtepu8_epi32, at::K_MINS + $part * ROWS);
+                let mins = _mm256_mul_ps(half!(at::K_MIN_UNIT), mins);
+                (_mm256_mul_ps(half!(at::K_UNIT), scales), _mm256_sub_ps(_mm256_setzero_ps(), mins))
+            }
+            _ => {
+                let unit = half!(at::SIX_UNIT);
+                let first = bytes!(_mm256_cvtepi8_epi32, at::SIX_SCALES + 2 * $part * ROWS);
+                let second = bytes!(_mm256_cvtepi8_epi32, at::SIX_SCALES + (2 * $part + 1) * ROWS);
+                (_mm256_mul_ps(unit, first), _mm256_mul_ps(unit, second))
+            }
+        };
+        (weights, scales, other)
+    }};
 }
 
 /// # Safety
@@ -80,57 +151,37 @@ unsafe fn tiles<const K: u8>(range: &Range<'_>) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn some_rows<const K: u8, const N: usize>(range: &Range<'_>, tile: &[u8], column: usize, row: usize) -> usize {
     let kind = const { kind(K) };
-    let cols = range.x.cols();
-    let blocks = cols / BLOCK;
-    let (quants, meta) = range.x.rows_from(row);
-    assert!(quants.len() >= N * cols && meta.len() >= N * blocks && tile.len() == range.tile_bytes);
-    let (quants, meta) = (quants.as_ptr(), meta.as_ptr());
+    let inputs: [_; N] = std::array::from_fn(|n| range.x.row(row + n));
     for half in 0..2 {
         let mut totals = [_mm256_setzero_ps(); N];
         let mut block = 0;
         for step in tile.chunks_exact(kind.step_bytes()) {
             for part in 0..kind.step_blocks() {
-                // SAFETY: `step` is a whole step, `part` one of its blocks, `half` one of two.
-                let (weights, scales, other) = unsafe { unpack::<K>(step, part, half) };
-                for (n, total) in totals.iter_mut().enumerate() {
-                    // SAFETY: the assertion above: row `n` has `cols` values and `blocks` blocks, and the tile's steps
-                    // have as many blocks as those columns.
-                    unsafe {
-                        let x = quants.add(n * cols + block * BLOCK).cast::<i32>();
-                        let meta = &*meta.add(n * blocks + block);
-                        let scale = _mm256_set1_ps(meta.scale);
-                        let add = |sum: __m256i, weights: __m256i, j: usize| {
-                            let x = _mm256_set1_epi32(x.add(j).read_unaligned());
-                            let pairs = if K == EIGHT {
-                                // From plus 128 back to signed.
-                                let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-                                _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
-                            } else {
-                                _mm256_maddubs_epi16(weights, x)
-                            };
-                            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-                        };
-                        if K == SIX_K {
-                            let mut sums = meta.six.map(|start| _mm256_set1_epi32(start));
-                            for j in 0..4 {
-                                sums[0] = add(sums[0], weights[j], j);
-                                sums[1] = add(sums[1], weights[j + 4], j + 4);
-                            }
-                            let sums = sums.map(|sum| _mm256_cvtepi32_ps(sum));
-                            *total = _mm256_fmadd_ps(sums[0], _mm256_mul_ps(scales, scale), *total);
-                            *total = _mm256_fmadd_ps(sums[1], _mm256_mul_ps(other, scale), *total);
-                        } else {
-                            let mut sum = _mm256_setzero_si256();
-                            for (j, weights) in weights.iter().enumerate() {
-                                sum = add(sum, *weights, j);
-                            }
-                            *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scales, scale), *total);
-                            if K != EIGHT {
-                                *total = _mm256_fmadd_ps(other, _mm256_set1_ps(meta.sum), *total);
-                            }
+                // SAFETY: arrays of bytes become vectors of their size.
+                let (weights, scales, other) = unsafe { unpack!(K, step, part, half) };
+                unrolled!(n < N, {
+                    let (words, meta) = (&inputs[n].0[block], &inputs[n].1[block]);
+                    let scale = _mm256_set1_ps(meta.scale);
+                    if K == SIX_K {
+                        let mut sums = [_mm256_set1_epi32(meta.six[0]), _mm256_set1_epi32(meta.six[1])];
+                        for j in 0..4 {
+                            sums[0] = add::<K>(sums[0], weights[j], words[j]);
+                            sums[1] = add::<K>(sums[1], weights[j + 4], words[j + 4]);
+                        }
+                        let sums = [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])];
+                        totals[n] = _mm256_fmadd_ps(sums[0], _mm256_mul_ps(scales, scale), totals[n]);
+                        totals[n] = _mm256_fmadd_ps(sums[1], _mm256_mul_ps(other, scale), totals[n]);
+                    } else {
+                        let mut sum = _mm256_setzero_si256();
+                        for j in 0..8 {
+                            sum = add::<K>(sum, weights[j], words[j]);
+                        }
+                        totals[n] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scales, scale), totals[n]);
+                        if K != EIGHT {
+                            totals[n] = _mm256_fmadd_ps(other, _mm256_set1_ps(meta.sum), totals[n]);
                         }
                     }
-                }
+                });
                 block += 1;
             }
         }
@@ -151,83 +202,17 @@ unsafe fn some_rows<const K: u8, const N: usize>(range: &Range<'_>, tile: &[u8],
     N
 }
 
-/// A block's values, four columns a vector; its scales; and its minima, or the scales of its last 16 columns: of the first
-/// or the second eight rows.
-///
-/// # Safety
-/// `step` is a step of kind `K`, `part` less than its blocks, `half` 0 or 1.
+/// Adds the products of four columns with the four values of `word`, a row a lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<const K: u8>(step: &[u8], part: usize, half: usize) -> ([__m256i; 8], __m256, __m256) {
-    let kind = const { kind(K) };
-    debug_assert!(step.len() == kind.step_bytes() && part < kind.step_blocks() && half < 2);
-    let step = step.as_ptr();
-    // SAFETY: all offsets are inside a step by [`at`]'s table; the second half of a vector is within it.
-    unsafe {
-        let vector = |at: usize| _mm256_loadu_si256(step.add(at + half * 32).cast());
-        let float = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(step.add(at + half * 16).cast()));
-        let bytes = |at: usize| _mm_loadl_epi64(step.add(at + half * HALF).cast());
-        let four = |from: usize| {
-            let low = _mm256_set1_epi8(15);
-            let mut weights = [_mm256_setzero_si256(); 8];
-            for j in 0..4 {
-                let both = vector(from + j * 64);
-                weights[j] = _mm256_and_si256(both, low);
-                weights[j + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
-            }
-            weights
-        };
-        match K {
-            FOUR => (four(at::FOUR_QUANTS), float(at::FOUR_SCALE), float(at::FOUR_MIN)),
-            EIGHT => {
-                let mut weights = [_mm256_setzero_si256(); 8];
-                for (j, weights) in weights.iter_mut().enumerate() {
-                    *weights = vector(at::EIGHT_QUANTS + j * 64);
-                }
-                (weights, float(at::EIGHT_SCALE), _mm256_setzero_ps())
-            }
-            FOUR_K | FIVE_K => {
-                let mut weights = four(at::K_QUANTS + part * 256);
-                if K == FIVE_K {
-                    // Byte i of a vector takes bit i of four bytes: each is brought to eight bytes, and its own bit kept.
-                    let spread =
-                        _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-                    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-                    for (j, weights) in weights.iter_mut().enumerate() {
-                        let bits = step.add(at::K_FIFTH + part * 64 + j * 8 + half * 4).cast::<i32>().read_unaligned();
-                        let own = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread), bit);
-                        let set = _mm256_cmpeq_epi8(own, bit);
-                        *weights = _mm256_or_si256(*weights, _mm256_and_si256(set, _mm256_set1_epi8(16)));
-                    }
-                }
-                let six = |at: usize| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes(at + part * ROWS)));
-                let scales = _mm256_mul_ps(float(at::K_UNIT), six(at::K_SCALES));
-                let mins = _mm256_mul_ps(float(at::K_MIN_UNIT), six(at::K_MINS));
-                (weights, scales, _mm256_sub_ps(_mm256_setzero_ps(), mins))
-            }
-            _ => {
-                let from = at::SIX_QUANTS + part * at::SIX_BLOCK;
-                let mut weights = four(from);
-                let mask = _mm256_set1_epi8(0x30);
-                for which in 0..2 {
-                    let upper = vector(from + at::SIX_HIGH + which * 64);
-                    let shifted = [
-                        _mm256_slli_epi16::<4>(upper),
-                        _mm256_slli_epi16::<2>(upper),
-                        upper,
-                        _mm256_srli_epi16::<2>(upper),
-                    ];
-                    for (j, shifted) in shifted.into_iter().enumerate() {
-                        let weights = &mut weights[which * 4 + j];
-                        *weights = _mm256_or_si256(*weights, _mm256_and_si256(shifted, mask));
-                    }
-                }
-                let scales = |which: usize| {
-                    let eight = bytes(at::SIX_SCALES + (2 * part + which) * ROWS);
-                    _mm256_mul_ps(float(at::SIX_UNIT), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)))
-                };
-                (weights, scales(0), scales(1))
-            }
-        }
-    }
+fn add<const K: u8>(sum: __m256i, weights: __m256i, word: i32) -> __m256i {
+    let x = _mm256_set1_epi32(word);
+    let pairs = if K == EIGHT {
+        // From plus 128 back to signed.
+        let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+        _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
+    } else {
+        _mm256_maddubs_epi16(weights, x)
+    };
+    _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }

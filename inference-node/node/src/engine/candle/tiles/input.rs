@@ -1,9 +1,10 @@
 //! Activations as the kernels want them: 8 bits each, in blocks of 32 with a scale.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::team::{self, Slots};
 use crate::engine::candle::tiles::layout::BLOCK;
+use crate::engine::lanes::vectorised;
 
 /// Rows from which on rounding is shared out.
 const WORTH_THREADS: usize = 8;
@@ -22,9 +23,12 @@ pub struct Meta {
     pub six: [i32; 2],
 }
 
+/// The 8-bit values of a block, four to a word as the kernels take them, the first in the lowest bits.
+pub type Words = [i32; BLOCK / 4];
+
 /// Rows of activations.
 pub struct Input {
-    quants: Vec<i8>,
+    quants: Vec<Words>,
     meta: Vec<Meta>,
     rows: usize,
     cols: usize,
@@ -35,11 +39,10 @@ impl Input {
     pub fn new(values: &[f32], cols: usize) -> Self {
         assert!(cols > 0 && cols.is_multiple_of(BLOCK) && values.len().is_multiple_of(cols), "{cols} columns");
         let rows = values.len() / cols;
-        let mut quants = vec![0; values.len()];
+        let mut quants = vec![[0; BLOCK / 4]; values.len() / BLOCK];
         let mut meta = vec![Meta::default(); values.len() / BLOCK];
-        let arch = Arch::new();
         if rows < WORTH_THREADS {
-            arch.dispatch(Round { values, quants: &mut quants, meta: &mut meta });
+            vectorised(Round { values, quants: &mut quants, meta: &mut meta });
         } else {
             let share = team::share(rows) * cols;
             let (quants, meta) = (Slots::new(&mut quants), Slots::new(&mut meta));
@@ -49,9 +52,9 @@ impl Input {
                 #[allow(unsafe_code)]
                 let (quants, meta) = unsafe {
                     let blocks = (piece * share / BLOCK, values.len() / BLOCK);
-                    (quants.slice(piece * share, values.len()), meta.slice(blocks.0, blocks.1))
+                    (quants.slice(blocks.0, blocks.1), meta.slice(blocks.0, blocks.1))
                 };
-                arch.dispatch(Round { values, quants, meta });
+                vectorised(Round { values, quants, meta });
             });
         }
         Self { quants, meta, rows, cols }
@@ -65,28 +68,29 @@ impl Input {
         self.cols
     }
 
-    pub fn block(&self, row: usize, block: usize) -> (&[i8], &Meta) {
-        let at = row * (self.cols / BLOCK) + block;
-        (&self.quants[at * BLOCK..][..BLOCK], &self.meta[at])
-    }
-
-    /// All values and blocks from row `row` on.
-    pub fn rows_from(&self, row: usize) -> (&[i8], &[Meta]) {
-        (&self.quants[row * self.cols..], &self.meta[row * (self.cols / BLOCK)..])
+    /// The blocks of a row.
+    pub fn row(&self, row: usize) -> (&[Words], &[Meta]) {
+        let blocks = self.cols / BLOCK;
+        (&self.quants[row * blocks..][..blocks], &self.meta[row * blocks..][..blocks])
     }
 
     /// What the values are after rounding.
     #[cfg(test)]
     pub fn values(&self) -> Vec<f32> {
-        let blocks = self.quants.chunks_exact(BLOCK).zip(&self.meta);
-        blocks.flat_map(|(quants, meta)| quants.iter().map(|q| f32::from(*q) * meta.scale)).collect()
+        let blocks = self.quants.iter().zip(&self.meta);
+        blocks.flat_map(|(words, meta)| quants(words).map(|q| f32::from(q) * meta.scale)).collect()
     }
+}
+
+/// The values of a block one by one.
+pub fn quants(words: &Words) -> [i8; BLOCK] {
+    std::array::from_fn(|at| (words[at / 4] >> (at % 4 * 8)) as i8)
 }
 
 /// Rounds whole blocks.
 struct Round<'a> {
     values: &'a [f32],
-    quants: &'a mut [i8],
+    quants: &'a mut [Words],
     meta: &'a mut [Meta],
 }
 
@@ -95,15 +99,15 @@ impl WithSimd for Round<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let blocks = self.values.as_chunks::<BLOCK>().0.iter().zip(self.quants.as_chunks_mut::<BLOCK>().0);
-        for ((values, quants), meta) in blocks.zip(self.meta) {
-            *meta = round(values, quants);
+        let blocks = self.values.as_chunks::<BLOCK>().0.iter().zip(self.quants);
+        for ((values, words), meta) in blocks.zip(self.meta) {
+            *meta = round(values, words);
         }
     }
 }
 
 #[inline(always)]
-fn round(values: &[f32; BLOCK], quants: &mut [i8; BLOCK]) -> Meta {
+fn round(values: &[f32; BLOCK], words: &mut Words) -> Meta {
     // As whole numbers, magnitudes order like floats, and what is no number is above all: it stays in the scale.
     let mut largest = 0u32;
     for value in values {
@@ -114,8 +118,12 @@ fn round(values: &[f32; BLOCK], quants: &mut [i8; BLOCK]) -> Meta {
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
     // Adding 1.5 x 2^23 rounds to a whole number and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    for (value, quant) in values.iter().zip(quants.iter_mut()) {
+    let mut quants = [0i8; BLOCK];
+    for (value, quant) in values.iter().zip(&mut quants) {
         *quant = (value * inverse + ROUND).to_bits() as i8;
+    }
+    for (word, four) in words.iter_mut().zip(quants.as_chunks::<4>().0) {
+        *word = i32::from_le_bytes(four.map(i8::cast_unsigned));
     }
     let mut sums = [0i32; 2];
     for (at, sum) in sums.iter_mut().enumerate() {

@@ -27,6 +27,27 @@ pub enum Kind {
     SixK,
 }
 
+/// The kinds as parameters of the kernels' functions.
+pub mod code {
+    use super::Kind;
+
+    pub const FOUR: u8 = 0;
+    pub const EIGHT: u8 = 1;
+    pub const FOUR_K: u8 = 2;
+    pub const FIVE_K: u8 = 3;
+    pub const SIX_K: u8 = 4;
+
+    pub const fn kind(code: u8) -> Kind {
+        match code {
+            FOUR => Kind::Four1,
+            EIGHT => Kind::Eight,
+            FOUR_K => Kind::FourK,
+            FIVE_K => Kind::FiveK,
+            _ => Kind::SixK,
+        }
+    }
+}
+
 /// Offsets within a step.
 pub mod at {
     /// f16 a row each.
@@ -82,6 +103,26 @@ impl Kind {
         cols.is_multiple_of(columns).then_some(cols / columns)?.checked_mul(self.step_bytes())
     }
 }
+
+/// `N` bytes of a step from `at` on.
+#[inline(always)]
+pub fn take<const N: usize>(step: &[u8], at: usize) -> [u8; N] {
+    step[at..at + N].as_chunks::<N>().0[0]
+}
+
+/// `$body` for each `$n` of 0..`$count`, at most 8, one after the other: a loop would keep its sums in memory.
+macro_rules! unrolled {
+    ($n:ident < $count:ident, $body:block) => {
+        unrolled!($n < $count, $body, 0 1 2 3 4 5 6 7)
+    };
+    ($n:ident < $count:ident, $body:block, $($at:literal)*) => {
+        $(if $at < $count {
+            let $n = $at;
+            $body
+        })*
+    };
+}
+pub(super) use unrolled;
 
 /// Byte and shift of a column's low four bits within its block's 256 bytes.
 pub fn nibble(row: usize, col: usize) -> (usize, u32) {

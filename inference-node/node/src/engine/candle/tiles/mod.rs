@@ -163,11 +163,12 @@ fn scalar(kind: Kind, range: &Range<'_>) {
         for column in from..(from + ROWS).min(range.columns.end) {
             for row in 0..range.x.rows() {
                 let mut sum = 0.0;
+                let (words, meta) = range.x.row(row);
                 for (at, step) in tile.chunks_exact(kind.step_bytes()).enumerate() {
                     for block in 0..kind.step_blocks() {
                         let weights = Row::read(kind, step, block, column - from);
-                        let (quants, meta) = range.x.block(row, at * kind.step_blocks() + block);
-                        sum += weights.dot(quants, meta.scale);
+                        let at = at * kind.step_blocks() + block;
+                        sum += weights.dot(&input::quants(&words[at]), meta[at].scale);
                     }
                 }
                 // SAFETY: this piece alone writes these columns.
