@@ -44,6 +44,10 @@ impl Yardstick {
         Ok(line.trim().to_owned())
     }
 
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// One figure; llama_cpp.py lists what can be asked.
     pub fn ask(&mut self, what: &str) -> anyhow::Result<f64> {
         writeln!(self.stdin, "{what}")?;

@@ -74,7 +74,7 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
     let mut yardstick = args.python.as_deref().map(|p| Yardstick::start(p, &args.file, &args.threads)).transpose()?;
     if let Some(y) = &yardstick {
         let amx = if y.system.contains("AMX") { "with" } else { "without" };
-        let held = memory(&y.child.id().to_string());
+        let held = memory(&y.process().to_string());
         println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {held}; {}", y.load, y.system);
     }
     let measures: [(&str, &str); 3] =
