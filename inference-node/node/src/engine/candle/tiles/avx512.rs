@@ -10,6 +10,8 @@ use crate::engine::candle::tiles::layout::{Kind, ROWS, at, take, unrolled};
 
 /// Input rows whose blocks stay in the cache while a piece's tiles pass by.
 const PASS: usize = 64;
+/// Bytes ahead that are asked for: several rows at once compute too long on each line for the hardware to run ahead of.
+const AHEAD: usize = 4096;
 
 /// Panics where the machine has no such instructions, or the tiles are not those of the input's columns.
 pub fn range(kind: Kind, range: &Range<'_>) {
@@ -147,6 +149,11 @@ unsafe fn some_rows<const K: u8, const N: usize>(range: &Range<'_>, tile: &[u8],
     let mut block = 0;
     for step in tile.chunks_exact(kind.step_bytes()) {
         for part in 0..kind.step_blocks() {
+            let block_bytes = kind.step_bytes() / kind.step_blocks();
+            for line in (0..block_bytes).step_by(64) {
+                // A hint, whatever the address: tiles lie one behind the other.
+                _mm_prefetch::<_MM_HINT_T0>(step.as_ptr().wrapping_add(AHEAD + part * block_bytes + line).cast());
+            }
             // SAFETY: arrays of bytes become vectors of their size.
             let (weights, scales, other) = unsafe { unpack!(K, step, part) };
             unrolled!(n < N, {
