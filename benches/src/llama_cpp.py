@@ -20,11 +20,18 @@ llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
 llama_cpp.llama_backend_init()
 began = time.monotonic()
 model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
-params = llama_cpp.llama_context_default_params()
-params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 8 * 1024, 512, 512, 8
-params.n_threads = params.n_threads_batch = threads
-context = llama_cpp.llama_init_from_model(model, params)
-memory = llama_cpp.llama_get_memory(context)
+
+
+def fresh(sequences, length):
+    """A context for so many sequences of this length."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = sequences * length, 512, 512, sequences
+    params.n_threads = params.n_threads_batch = threads
+    return llama_cpp.llama_init_from_model(model, params)
+
+
+context = many = fresh(8, 1024)
+alone = None
 words = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 print(time.monotonic() - began, llama_cpp.llama_print_system_info().decode(), flush=True)
 batch = llama_cpp.llama_batch_init(512, 0, 8)
@@ -43,7 +50,10 @@ def run(rows):
 
 for line in sys.stdin:
     what, *numbers = line.split()
-    llama_cpp.llama_memory_clear(memory, True)
+    if what == "turn" and alone is None:
+        alone = fresh(1, 8192)
+    context = alone if what == "turn" else many
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
     word = lambda: random.randrange(100, words)
     if what == "prefill":
         count = int(numbers[0])

@@ -129,5 +129,6 @@ async fn a_disk_that_fills_up_in_the_middle_loses_nothing_that_was_accepted() {
     }
     assert_eq!(api.tasks(None, 500).await.unwrap().tasks.len(), accepted.len(), "no task was made twice");
     assert_eq!(repo.fingerprint(), before);
-    assert!(up.stop().await.success());
+    let status = up.stop().await;
+    assert!(status.success(), "{status}");
 }

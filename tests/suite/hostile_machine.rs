@@ -182,7 +182,8 @@ async fn half_a_model_file_is_refused_with_the_reason_and_the_node_lives() {
         if merged { Ok(()) } else { Err(format!("{:?} {}\n{}", detail.summary, detail.reason, up.story())) }
     })
     .await;
-    assert!(up.stop().await.success());
+    let status = up.stop().await;
+    assert!(status.success(), "{status}");
 }
 
 struct Stranger(Child);
@@ -240,6 +241,7 @@ async fn leftovers_that_say_nonsense_hurt_nobody() {
     assert!(api.tasks(None, 10).await.unwrap().tasks.is_empty());
     let pidfile = std::fs::read_to_string(data.join("run/scheduler.pid")).unwrap();
     assert!(!pidfile.contains("before/1"), "{pidfile}");
-    assert!(up.stop().await.success());
+    let status = up.stop().await;
+    assert!(status.success(), "{status}");
     assert_eq!(stranger.0.try_wait().unwrap(), None, "the stranger lives");
 }

@@ -20,7 +20,7 @@ use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Engine, Event};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 /// Lines of the file that is revised, and of those around it in the prompt.
 const REVISED: usize = 34;
 const AROUND: usize = 82;

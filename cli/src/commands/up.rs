@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cfq_deploy::{Options, Paths, Talk, files, stack};
+use cfq_link::stop::Signals;
 use serde::Serialize;
 
 use crate::args::UpArgs;
@@ -18,6 +19,9 @@ use crate::connect;
 use crate::exit::{self, Code};
 use crate::machine::{self, Machine};
 use crate::output::Output;
+
+/// What shells show for a program that Ctrl-C ended.
+const INTERRUPTED: i32 = 130;
 
 #[derive(Serialize)]
 struct Up {
@@ -41,7 +45,17 @@ pub async fn run(
     let engines = config::engines(&config.engines, &args.engines);
     models::ensure(out, &config, paths).await;
     models::hint(out, &config);
-    let mut machine = Machine::start(paths, &config, engines, bind, talk).await?;
+    // Listened for before anybody is told that it runs: whoever stops it then stops it in order.
+    let mut told = Signals::listen().context("cannot listen for signals")?;
+    let mut machine = tokio::select! {
+        biased;
+        machine = Machine::start(paths, &config, engines, bind, talk) => machine?,
+        () = told.next() => {
+            out.talk("stopped before it was ready; what was started ends with it");
+            // A fetch on another thread would be waited for otherwise.
+            std::process::exit(INTERRUPTED);
+        }
+    };
     let up = Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string() };
     out.data(&up, |up| {
         format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
@@ -52,12 +66,10 @@ pub async fn run(
     {
         let tend = machine.tend();
         tokio::pin!(tend);
-        let stop = cfq_link::stop::signalled();
-        tokio::pin!(stop);
         loop {
             tokio::select! {
                 () = &mut tend => {}
-                () = &mut stop => break,
+                () = told.next() => break,
                 _ = hangup.recv() => {}
             }
         }

@@ -1,17 +1,37 @@
 //! Being told to stop.
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+
+/// SIGTERM and SIGINT. From the moment it is made they do not end the process any more.
+#[derive(Debug)]
+pub struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    /// Completes at the next one.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
 
 /// Completes at the first SIGTERM or SIGINT.
 pub async fn signalled() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
-        tracing::error!("cannot listen for signals; stop this process with SIGKILL");
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+    match Signals::listen() {
+        Ok(mut signals) => signals.next().await,
+        Err(error) => {
+            tracing::error!(%error, "cannot listen for signals; stop this process with SIGKILL");
+            std::future::pending().await
+        }
     }
 }
 

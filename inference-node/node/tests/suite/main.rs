@@ -14,6 +14,8 @@ mod proxy;
 #[cfg(test)]
 mod resume;
 #[cfg(test)]
+mod schemas;
+#[cfg(test)]
 mod smollm;
 #[cfg(test)]
 mod tokens;

@@ -1,6 +1,6 @@
 //! Token ids against llama.cpp.
 //!
-//! The fixture was made once with llama.cpp's tokenizer on the same file (special tokens parsed, none added): prose, code
+//! The fixture was made with llama.cpp's tokenizer on the same file (fixtures/make_token_ids.py): prose, code
 //! in several languages, blanks, digits, scripts, emoji, control tokens written in text, and random mixtures.
 
 use cfq_inference_node::models::file::ModelFile;
@@ -21,7 +21,7 @@ fn ids_equal_the_reference() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert!(lines.len() > 200);
+    assert!(lines.len() >= 1000);
     let wrong: Vec<String> = lines
         .iter()
         .filter_map(|line| {
