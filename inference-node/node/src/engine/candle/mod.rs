@@ -12,6 +12,8 @@ mod model;
 mod parity;
 mod room;
 mod rope;
+mod sequence;
+mod share;
 mod stretch;
 mod tensors;
 mod weights;
@@ -30,11 +32,12 @@ use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::LANES;
-use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS, Job};
+use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS};
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::model::{Model, Rows};
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
+use crate::engine::candle::sequence::Job;
 use crate::engine::grammar::{GrammarError, Grammars};
 use crate::engine::{Admitted, Engine, Refused, generation};
 use crate::models::file::ModelFile;
@@ -146,7 +149,8 @@ impl CandleEngine {
         let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
-        let batcher = Batcher::new(network, pool, vocabulary.clone(), receiver, room.clone(), figures.clone());
+        let (words, cost) = (vocabulary.clone(), Figures::cost);
+        let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures.clone(), cost);
         std::thread::Builder::new()
             .name("batcher".to_owned())
             .spawn(move || batcher.run())
