@@ -19,6 +19,13 @@ use crate::models::header::{Header, HeaderError};
 const END_NAMES: [&str; 8] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>", "<end_of_turn>"];
 
+/// A token found in the text before anything is cut or merged. Phi-3's take the blanks after them along; the GGUF format has
+/// no place for that, so it is known here, as llama.cpp knows it. Which ones: the added tokens of the model's tokenizer.json.
+fn added(text: &str, kind: i64, phi3: bool) -> AddedToken {
+    let takes_blanks = phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
+    AddedToken::from(text.to_owned(), kind != USER_DEFINED).normalized(false).rstrip(takes_blanks)
+}
+
 /// Text to token ids and back.
 #[derive(Debug)]
 pub struct Vocabulary {
@@ -82,11 +89,12 @@ impl Vocabulary {
             byte_level::build(&tokens, &merges, pre)
         };
         let mut tokenizer = built.map_err(|what| header.unsupported(what))?;
+        let phi3 = sentence_piece && header.text("general.architecture") == Some("phi3");
         let special: Vec<AddedToken> = tokens
             .iter()
             .zip(&kinds)
             .filter(|(text, kind)| matches!(**kind, 2..=5) && !text.is_empty())
-            .map(|(text, kind)| AddedToken::from((*text).to_owned(), *kind != USER_DEFINED).normalized(false))
+            .map(|(text, kind)| added(text, *kind, phi3))
             .collect();
         tokenizer.add_tokens(special).map_err(|error| header.unsupported(error.to_string()))?;
 
@@ -191,4 +199,27 @@ impl Vocabulary {
 #[error("the prompt cannot be tokenized: {reason}")]
 pub struct TokenizeError {
     reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Expected: the `tokenizers` package, on the same vocabulary with the added tokens as Phi-3's tokenizer.json has them.
+    #[test]
+    fn phi3s_tokens_take_the_blanks_after_them_along() {
+        let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "a", "\u{2581}a", "<|user|>", "<|end|>", "\n", "<0x0A>"];
+        let kinds = [2, 3, 3, 1, 1, 1, 3, 3, 1, 6];
+        let ids = |phi3: bool, text: &str| {
+            let scores: Vec<f32> = (0..tokens.len()).map(|at| -(at as f32)).collect();
+            let mut tokenizer = sentence_piece::build(&tokens, &scores, &kinds, true).unwrap();
+            let special = tokens.iter().zip(kinds).filter(|(_, kind)| matches!(kind, 2..=5));
+            tokenizer.add_tokens(special.map(|(text, kind)| added(text, kind, phi3))).unwrap();
+            tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
+        };
+        assert_eq!(ids(true, "<|user|>\na<|end|>\n<|user|>"), [6, 5, 7, 6]);
+        assert_eq!(ids(true, "<|user|>  a"), [6, 5]);
+        assert_eq!(ids(true, "<s>\na"), [1, 3, 8, 4], "but those three do not");
+        assert_eq!(ids(false, "<|user|>\na<|end|>\n<|user|>"), [6, 3, 8, 4, 7, 3, 8, 6]);
+    }
 }
