@@ -13,6 +13,7 @@ mod parity;
 mod room;
 mod rope;
 mod sequence;
+mod settings;
 mod share;
 mod stretch;
 mod tensors;
