@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use cfq_benches::random_model;
+use cfq_benches::random_model::Q4K_415M;
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Engine, Event};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
@@ -32,7 +32,7 @@ fn arguments() -> anyhow::Result<Arguments> {
     let file = match file.strip_prefix("random-q4k:") {
         Some(path) => {
             if !Path::new(path).exists() {
-                random_model::write(Path::new(path))?;
+                Q4K_415M.write(Path::new(path))?;
             }
             PathBuf::from(path)
         }

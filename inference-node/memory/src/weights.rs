@@ -81,7 +81,7 @@ pub struct Placed {
     pub cols: u64,
     pub stored: u64,
     pub repacked: u64,
-    /// Bytes needed only while it is loaded.
+    /// Bytes needed beside `stored` only while it is loaded.
     pub transient: u64,
 }
 
@@ -96,7 +96,15 @@ pub fn place(matrix: Matrix, kernels: Kernels) -> Option<Placed> {
         Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_1 => Format::Q8_0,
         // Half-precision matrices have no kernel of their own here: they are held, and multiplied, as F32.
         Format::F16 | Format::Bf16 => Format::F32,
-        kept => kept,
+        Format::F32
+        | Format::Q4_0
+        | Format::Q8_0
+        | Format::Q2K
+        | Format::Q3K
+        | Format::Q4K
+        | Format::Q5K
+        | Format::Q6K
+        | Format::Q8K => format,
     };
     let tiled_rows = rows.is_multiple_of(TILE_ROWS);
     let held_cols =
@@ -109,10 +117,24 @@ pub fn place(matrix: Matrix, kernels: Kernels) -> Option<Placed> {
         Format::Q4K if tiled && kernels.k_tiles => 192 + if kernels.amx { 320 } else { 0 },
         Format::Q6K if tiled && kernels.k_tiles => 320,
         Format::Q8_0 if tiled && kernels.q8_tiles => 272,
-        _ => 0,
+        Format::Q4K | Format::Q6K | Format::Q8_0 => 0,
+        Format::F32 | Format::F16 | Format::Bf16 => 0,
+        Format::Q4_0 | Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_1 => 0,
+        Format::Q2K | Format::Q3K | Format::Q5K | Format::Q8K => 0,
     };
-    let changed = target != format || held_cols != cols;
-    let transient = if changed { read.checked_add(rows.checked_mul(held_cols)?.checked_mul(8)?)? } else { read };
+    // A value as F32, before and after padding.
+    let (plain, padded) = (rows.checked_mul(cols)?.checked_mul(4)?, rows.checked_mul(held_cols)?.checked_mul(4)?);
+    let transient = if target == Format::F32 {
+        // As read and as F32, while the engine's own copy is made.
+        read.checked_add(plain)?
+    } else if held_cols != cols {
+        plain.checked_add(padded)?
+    } else if target != format {
+        read.max(plain)
+    } else {
+        // The bytes of the file, copied into blocks.
+        read
+    };
     Some(Placed { format: target, cols: held_cols, stored, repacked: blocks.checked_mul(per_block)?, transient })
 }
 

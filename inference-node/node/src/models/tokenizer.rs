@@ -10,6 +10,7 @@ mod sentence_piece;
 
 use std::collections::BTreeSet;
 
+use cfq_memory::VocabularySize;
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::models::file::ModelFile;
@@ -45,6 +46,22 @@ pub struct Vocabulary {
 const NORMAL: i64 = 1;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
+
+/// How large the vocabulary is, without building it: for the ledger.
+pub fn vocabulary_size(file: &ModelFile) -> Result<VocabularySize, HeaderError> {
+    let header = match file {
+        ModelFile::Gguf(header) => header,
+        ModelFile::Folder(folder) => return json::size(folder),
+    };
+    let tokens = header.texts("tokenizer.ggml.tokens").unwrap_or_default();
+    let text = tokens.iter().map(|t| t.len() as u64).sum();
+    let merges = match header.texts("tokenizer.ggml.merges") {
+        Some(merges) => merges.len(),
+        // SentencePiece: one for most pieces, and another for every other way to cut them.
+        None => tokens.len() * 2,
+    };
+    Ok(VocabularySize { tokens: tokens.len() as u64, text, merges: merges as u64 })
+}
 
 impl Vocabulary {
     pub fn read(file: &ModelFile) -> Result<Self, HeaderError> {

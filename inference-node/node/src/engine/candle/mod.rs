@@ -5,6 +5,7 @@ mod attention;
 mod batcher;
 mod dense;
 mod kv;
+mod ledger;
 mod linear;
 mod lookup;
 mod model;
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
-use cfq_memory::{DoesNotFit, Need, Shape, fit};
+use cfq_memory::DoesNotFit;
+pub use cfq_memory::{Bytes, Need};
 use cfq_proto::job::{JobFailure, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
@@ -32,9 +34,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::attention::LANES;
-use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS};
+use crate::engine::candle::batcher::{Batcher, GUESSED_ROWS};
 use crate::engine::candle::kv::{BLOCK, KvPool};
+use crate::engine::candle::ledger::fit_file;
+pub use crate::engine::candle::ledger::{Estimate, estimate, need};
 use crate::engine::candle::model::{Model, Rows};
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
@@ -45,13 +48,6 @@ use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
 use crate::models::template::ChatTemplate;
 use crate::models::tokenizer::Vocabulary;
-
-/// Bytes of one key or value: the pool is F32 on the CPU.
-const KV_ELEMENT: u64 = 4;
-/// Left for the rest of the process: its runtime, message buffers, tokenizer and grammar tables.
-const RESERVE: u64 = 256 << 20;
-/// A pool smaller than this is no use: a prompt with one file and its answer.
-const LEAST_TOKENS: u64 = 2048;
 
 /// How much of the machine a model may take.
 #[derive(Debug, Clone, Copy)]
@@ -75,29 +71,6 @@ pub enum LoadError {
     },
     #[error("cannot start the engine's thread")]
     Thread(#[source] std::io::Error),
-}
-
-/// What a model would need, from its header alone.
-pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
-    let file = ModelFile::read(path)?;
-    let architecture = Architecture::read(&file)?;
-    fit_file(&file, &architecture, limits)
-}
-
-fn fit_file(file: &ModelFile, architecture: &Architecture, limits: Limits) -> Result<Need, LoadError> {
-    let weights = architecture
-        .weights(file, linear::kernels())
-        .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
-    let shape = &architecture.shape;
-    // Vectors are padded to whole lanes.
-    let per_token =
-        Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape }.kv_per_token(KV_ELEMENT);
-    let sequences = u64::from(limits.max_sequences.max(1));
-    let most = shape.context.saturating_mul(sequences);
-    let least = LEAST_TOKENS.min(shape.context);
-    let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
-    fit(weights, per_token, activations, RESERVE, least..=most, limits.memory)
-        .map_err(|source| LoadError::DoesNotFit { path: file.path().to_owned(), source })
 }
 
 /// A loaded model.
@@ -190,22 +163,30 @@ impl CandleEngine {
 /// One prompt and a few tokens: the kernels make their repacked copies now, not in somebody's first answer, and the
 /// ledger has rates from the start.
 fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
-    const PROMPT: usize = 64;
+    let prompt = 64.min(pool.available() * BLOCK);
+    // As many scored as there may ever be matters to the copies: some are made for many rows only.
+    let scored = (GUESSED_ROWS + 1).min(prompt);
+    let begin = |pool: &mut KvPool, positions: usize| {
+        let mut kv = pool.begin(&[], false, false);
+        match pool.grow(&mut kv, positions) {
+            true => Ok(kv),
+            false => candle_core::bail!("the KV pool has no room for {positions} tokens to warm up with"),
+        }
+    };
     let tokens: Vec<u32> =
-        (0..PROMPT as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
+        (0..prompt as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
     // The first pass pays for the copies; the second is measured.
     for round in 0..2 {
-        let mut kv = pool.begin(&[], false, false);
-        pool.grow(&mut kv, PROMPT);
+        let kv = begin(pool, prompt)?;
         let began = Instant::now();
-        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
+        let scored = if round == 0 { scored } else { 1 };
+        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored }], false)?;
         if round == 1 {
-            figures.prefilled(PROMPT, began.elapsed());
+            figures.prefilled(prompt, began.elapsed());
         }
         pool.discard(kv);
     }
-    let mut kv = pool.begin(&[], false, false);
-    pool.grow(&mut kv, 1);
+    let kv = begin(pool, 1)?;
     for round in 0..4 {
         let began = Instant::now();
         model.forward(pool, &[Rows { kv: &kv, tokens: &tokens[..1], scored: 1 }], false)?;
