@@ -2,6 +2,7 @@
 //! were seen, with the commands, are in docs/benchmarks.md.
 
 pub mod random_model;
+pub mod yardstick;
 
 use anyhow::Context;
 use cfq_proto::client::Client;

@@ -1,4 +1,5 @@
-"""llama.cpp as the yardstick: reads "prefill N", "decode SEQUENCES STEPS" on standard input, answers each with tokens per second."""
+"""llama.cpp as the yardstick: reads "prefill N", "decode SEQUENCES STEPS" on standard input, answers each with tokens per second;
+"turn PROMPT STEPS", a prompt from cold and then an answer, with seconds."""
 
 import ctypes
 import random
@@ -50,6 +51,15 @@ for line in sys.stdin:
         began = time.monotonic()
         run(rows)
         rate = count / (time.monotonic() - began)
+    elif what == "turn":
+        count, steps = map(int, numbers)
+        began = time.monotonic()
+        for start in range(0, count, 512):
+            end = min(start + 512, count)
+            run([(word(), at, 0, at == count - 1) for at in range(start, end)])
+        for step in range(steps):
+            run([(word(), count + step, 0, True)])
+        rate = time.monotonic() - began
     else:
         sequences, steps = map(int, numbers)
         for s in range(sequences):

@@ -1,5 +1,5 @@
 //! GGUF files of random weights, with the tokenizer of the packaged model: for speed and memory, which do not ask what the
-//! numbers mean. A few hundred rows are drawn and repeated, which makes a file in the time it takes to write it.
+//! numbers mean.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,6 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 
-/// Rows that are drawn; the others repeat them.
-const DRAWN: usize = 256;
-
 /// A Llama of random numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct RandomModel {
@@ -22,22 +19,30 @@ pub struct RandomModel {
     pub heads: usize,
     pub kv_heads: usize,
     pub context: usize,
-    /// Of every matrix but the output's.
+    /// Of the matrices not named below.
     pub format: GgmlDType,
+    /// Of every second layer's values and down projections: what mixtures keep in more bits.
+    pub sensitive: GgmlDType,
+    pub embedding: GgmlDType,
     /// An output matrix of its own; `None`: the embedding's.
     pub output: Option<GgmlDType>,
+    /// Rows of a matrix that are drawn; the others repeat them. A few make a file in the time it takes to write it.
+    pub drawn: usize,
 }
 
-/// 415 million parameters, 250 MB.
-pub const Q4K_415M: RandomModel = RandomModel {
-    hidden: 1024,
-    feed_forward: 4096,
+/// As llama.cpp's Q4_K_M does it: 726 million parameters, 460 MB, each drawn.
+pub const Q4KM_726M: RandomModel = RandomModel {
+    hidden: 1536,
+    feed_forward: 4608,
     layers: 24,
-    heads: 16,
-    kv_heads: 4,
+    heads: 24,
+    kv_heads: 6,
     context: 8192,
     format: GgmlDType::Q4K,
+    sensitive: GgmlDType::Q6K,
+    embedding: GgmlDType::Q6K,
     output: None,
+    drawn: usize::MAX,
 };
 
 /// Where the tests keep fetched models too: `CFQ_CACHE`, else the user's cache folder.
@@ -72,10 +77,10 @@ impl RandomModel {
         let keys = hidden / self.heads * self.kv_heads;
         let spread = 1.0 / (hidden as f32).sqrt();
         let ones = || QTensor::quantize(&Tensor::ones(hidden, DType::F32, &Device::Cpu)?, GgmlDType::F32);
-        let embedding = random(words, hidden, 0.5, self.format)?;
+        let embedding = self.random(words, hidden, 0.5, self.embedding)?;
         let mut tensors = vec![("token_embd.weight".to_owned(), embedding), ("output_norm.weight".to_owned(), ones()?)];
         if let Some(format) = self.output {
-            tensors.push(("output.weight".to_owned(), random(words, hidden, 0.5, format)?));
+            tensors.push(("output.weight".to_owned(), self.random(words, hidden, 0.5, format)?));
         }
         for layer in 0..self.layers {
             for (name, rows, cols) in [
@@ -87,7 +92,9 @@ impl RandomModel {
                 ("ffn_up", feed_forward, hidden),
                 ("ffn_down", hidden, feed_forward),
             ] {
-                tensors.push((format!("blk.{layer}.{name}.weight"), random(rows, cols, spread, self.format)?));
+                let sensitive = matches!(name, "attn_v" | "ffn_down") && layer % 2 == 0;
+                let format = if sensitive { self.sensitive } else { self.format };
+                tensors.push((format!("blk.{layer}.{name}.weight"), self.random(rows, cols, spread, format)?));
             }
             for name in ["attn_norm", "ffn_norm"] {
                 tensors.push((format!("blk.{layer}.{name}.weight"), ones()?));
@@ -99,16 +106,16 @@ impl RandomModel {
         gguf_file::write(&mut file, &metadata, &tensors)?;
         Ok(())
     }
-}
 
-fn random(rows: usize, cols: usize, spread: f32, format: GgmlDType) -> candle_core::Result<QTensor> {
-    let drawn = Tensor::randn(0f32, spread, (rows.min(DRAWN), cols), &Device::Cpu)?;
-    let drawn = QTensor::quantize(&drawn, format)?;
-    let row = drawn.storage_size_in_bytes() / rows.min(DRAWN);
-    let mut bytes = Vec::with_capacity(rows * row);
-    while bytes.len() < rows * row {
-        bytes.extend_from_slice(&drawn.data()?);
+    fn random(&self, rows: usize, cols: usize, spread: f32, format: GgmlDType) -> candle_core::Result<QTensor> {
+        let count = rows.min(self.drawn);
+        let drawn = QTensor::quantize(&Tensor::randn(0f32, spread, (count, cols), &Device::Cpu)?, format)?;
+        let row = drawn.storage_size_in_bytes() / count;
+        let mut bytes = Vec::with_capacity(rows * row);
+        while bytes.len() < rows * row {
+            bytes.extend_from_slice(&drawn.data()?);
+        }
+        bytes.truncate(rows * row);
+        qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
     }
-    bytes.truncate(rows * row);
-    qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
 }

@@ -228,6 +228,32 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_of_0_1_means_what_it_meant() {
+        let config = parse(include_str!("../tests/fixtures/cfq-0.1.toml")).unwrap();
+        assert_eq!(config.agents.alpha.model, Some("openai:box/coder".parse().unwrap()));
+        assert_eq!((config.agents.alpha.temperature, config.agents.alpha.seed), (Some(0.25), Some(7)));
+        assert_eq!(config.agents.alpha.max_tokens, Some(900));
+        assert_eq!(config.agents.beta.model, Some(SMALL_MODEL.parse().unwrap()));
+        let endpoint = &config.endpoints["box"];
+        assert_eq!((endpoint.url.as_str(), endpoint.max_sequences), ("http://127.0.0.1:8080/v1", 2));
+        assert_eq!(endpoint.key.as_deref(), Some("env:BOX_KEY"));
+        let Loop { threshold, max_iterations, timeout_minutes } = config.looping;
+        assert_eq!((threshold, max_iterations, timeout_minutes), (80.0, 4, 20.0));
+        assert_eq!(config.server.bind.port(), 7711);
+        assert_eq!(config.server.allowed_hosts, ["queue.lan"]);
+        assert_eq!(config.node.models, ["path:/models/a.gguf".parse().unwrap()]);
+        assert_eq!(config.node.model_dir, Some("/models".into()));
+        assert_eq!((config.node.model_quota, config.node.memory_limit), (Some(100_000_000_000), Some(8_000_000_000)));
+        assert_eq!((config.node.threads, config.node.max_sequences), (Some(6), 3));
+        assert_eq!(config.hub.endpoint.as_deref(), Some("https://hub.lan"));
+        assert_eq!((config.hub.patience.tries, config.hub.patience.stall_bytes), (3, 1024));
+        assert_eq!(config.runner.concurrency, 3);
+        assert_eq!(config.engines.postgres_bin, Some("/usr/lib/postgresql/18/bin".into()));
+        assert_eq!((config.timing.lease_ttl_ms, config.timing.drain_ms), (10_000, 30_000));
+        assert_eq!(config.log.level, "debug");
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, word) in [
             ("[agents.alpha]\nmodle = \"x\"", "modle"),

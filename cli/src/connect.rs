@@ -60,7 +60,8 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         }
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
-    let server: ServerFile = serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    let server: ServerFile = serde_json::from_str(&text)
+        .with_context(|| format!("{} is damaged: `cfq down`, then `cfq up -d`, writes it anew", path.display()))?;
     let token = match std::env::var("CFQ_TOKEN") {
         Ok(token) => token,
         Err(_) => read_token(&token_file(data))?,
@@ -94,5 +95,18 @@ pub fn explain(error: &ClientError) -> String {
                 "{url} did not answer as cfq does ({source}): is another program on that port, or another version of cfq?"
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_of_0_1_is_found() {
+        let text = include_str!("../tests/fixtures/server-0.1.json");
+        let server: ServerFile = serde_json::from_str(text).unwrap();
+        assert_eq!(server, ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid: 4711 });
+        assert_eq!(serde_json::to_string(&server).unwrap(), text.trim());
     }
 }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use cfq_inference_node::Endpoint;
 use cfq_inference_node::models::HubConfig;
 use cfq_proto::client::Client;
-use cfq_proto::event::EventBody;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::{NodeId, RunnerId, TaskKey};
 use cfq_proto::job::JobState;
@@ -340,39 +339,6 @@ impl Cluster {
             if running == 0 && nodes.iter().all(|n| n.running == 0) { Ok(()) } else { Err(format!("{nodes:?}")) }
         })
         .await;
-    }
-
-    /// What must hold of every finished task, seen from outside: each job's effect happened once, one pull request, one
-    /// commit an iteration, and the event sequence has no gap.
-    pub async fn oracle(&self, task: TaskKey, repo: &UserRepo) -> TaskDetail {
-        let detail = self.client.task(task).await.unwrap();
-        let events = self.client.events(task, 0).await.unwrap().events;
-        let seqs: Vec<i64> = events.iter().map(|e| e.task_seq).collect();
-        assert_eq!(seqs, (1..=events.len() as i64).collect::<Vec<_>>(), "the feed has gaps or repeats");
-        let mut done = BTreeMap::new();
-        let mut terminal = 0;
-        for event in &events {
-            match &event.body {
-                EventBody::JobChanged { job, state: JobState::Done, .. } => {
-                    *done.entry(job.to_string()).or_insert(0) += 1
-                }
-                EventBody::TaskStateChanged { to, .. } if to.is_terminal() => terminal += 1,
-                _ => {}
-            }
-        }
-        assert!(done.values().all(|n| *n == 1), "a job was done twice: {done:?}");
-        assert!(terminal <= 1, "more than one terminal state");
-        let prs = self.client.prs().await.unwrap();
-        let mine = prs.iter().filter(|p| p.task == detail.summary.number).count();
-        if detail.summary.state == TaskState::Merged {
-            assert_eq!(mine, 1, "one pull request");
-            let branches: Vec<String> = repo.branches().into_iter().filter(|b| b.starts_with("cfq/")).collect();
-            assert_eq!(branches.len(), 1, "one new branch, not {branches:?}");
-            let base = detail.spec.base.clone().unwrap();
-            let commits = repo.commits_since(&branches[0], &base);
-            assert_eq!(commits, detail.iterations.len(), "one commit an iteration");
-        }
-        detail
     }
 
     /// Stops everything in order and checks that nothing crashed that was not killed.

@@ -7,11 +7,15 @@ pub mod binary;
 pub mod cluster;
 pub mod hub;
 pub mod nats;
+pub mod oracle;
 pub mod postgres;
 pub mod repo;
 pub mod room;
+
+pub mod rows;
 pub mod scripted;
 pub mod signal;
+pub mod started;
 pub mod terminal;
 pub mod up;
 pub mod wait;

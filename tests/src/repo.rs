@@ -80,14 +80,25 @@ impl UserRepo {
         String::from_utf8(blob.content().to_vec()).ok()
     }
 
-    /// Commits of a branch that are not on `base`.
-    pub fn commits_since(&self, branch: &str, base: &str) -> usize {
+    /// Commits of a branch that are not on `base`, oldest first.
+    pub fn history(&self, branch: &str, base: &str) -> Vec<String> {
         let repo = self.open();
         let tip = repo.find_branch(branch, git2::BranchType::Local).unwrap().get().peel_to_commit().unwrap().id();
         let mut walk = repo.revwalk().unwrap();
+        walk.set_sorting(git2::Sort::TOPOLOGICAL | git2::Sort::REVERSE).unwrap();
         walk.push(tip).unwrap();
         walk.hide(git2::Oid::from_str(base).unwrap()).unwrap();
-        walk.count()
+        walk.map(|id| id.unwrap().to_string()).collect()
+    }
+
+    /// Path and text of what a branch adds to `base` or has otherwise.
+    pub fn changed(&self, branch: &str, base: &str) -> Vec<(String, String)> {
+        let repo = self.open();
+        let tip = repo.find_branch(branch, git2::BranchType::Local).unwrap().get().peel_to_tree().unwrap();
+        let base = repo.find_commit(git2::Oid::from_str(base).unwrap()).unwrap().tree().unwrap();
+        let diff = repo.diff_tree_to_tree(Some(&base), Some(&tip), None).unwrap();
+        let paths = diff.deltas().map(|d| d.new_file().path().unwrap().to_str().unwrap().to_owned());
+        paths.filter_map(|path| self.show(branch, &path).map(|text| (path, text))).collect()
     }
 }
 

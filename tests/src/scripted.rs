@@ -5,18 +5,41 @@
 //! as a seeded model would answer. The last reply serves for all later prompts.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
 use axum::extract::{Json, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::sync::watch;
+
+mod answer;
+mod calls;
+
+use answer::{Pieces, endless, streamed, whole};
+pub use calls::{Call, Calls, End};
+
+/// Holds replies back until a test has seen what it waits for.
+#[derive(Debug, Clone)]
+pub struct Gate(watch::Sender<bool>);
+
+impl Gate {
+    pub fn closed() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    pub fn open(&self) {
+        self.0.send_replace(true);
+    }
+
+    async fn passed(&self) {
+        // It cannot fail: the sender is here.
+        drop(self.0.subscribe().wait_for(|open| *open).await);
+    }
+}
 
 /// What a call gets.
 #[derive(Debug, Clone)]
@@ -27,6 +50,8 @@ pub enum Reply {
     Cut(String),
     /// The same as `Text`, with a wait before each piece.
     Slow(String, Duration),
+    /// The first text at once, the second once the gate is open.
+    Held(String, String, Gate),
     /// An HTTP status with a message, instead of an answer.
     Status(u16, String),
     /// The connection stays open and nothing comes.
@@ -46,6 +71,7 @@ struct Model {
 struct Inner {
     models: HashMap<String, Model>,
     requests: Vec<Value>,
+    seen: Calls,
     down: bool,
 }
 
@@ -92,6 +118,12 @@ impl ModelServer {
         self.inner.lock().unwrap().models.get(model).map_or_else(Vec::new, |m| m.prompts.clone())
     }
 
+    /// All calls so far, what was sent, and how each ended.
+    pub fn seen(&self) -> Vec<Call> {
+        let seen = self.inner.lock().unwrap().seen.clone();
+        seen.all()
+    }
+
     /// Bodies of all calls.
     pub fn requests(&self) -> Vec<Value> {
         self.inner.lock().unwrap().requests.clone()
@@ -110,16 +142,20 @@ async fn models(State(inner): State<Shared>) -> Response {
 }
 
 async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response {
+    let call = inner.lock().unwrap().seen.begin(&body);
+    let refused = |status: u16, body: Value| {
+        call.ends(End::Refused);
+        (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
+    };
     let reply = {
         let mut inner = inner.lock().unwrap();
         inner.requests.push(body.clone());
         if inner.down {
-            return (StatusCode::SERVICE_UNAVAILABLE, "the model server is down").into_response();
+            return refused(503, json!("the model server is down"));
         }
         let name = body["model"].as_str().unwrap_or_default().to_owned();
         let Some(model) = inner.models.get_mut(&name) else {
-            let error = json!({ "error": { "message": format!("model {name} does not exist") } });
-            return (StatusCode::NOT_FOUND, Json(error)).into_response();
+            return refused(404, json!({ "error": { "message": format!("model {name} does not exist") } }));
         };
         model.calls += 1;
         let prompt = body["messages"].to_string();
@@ -132,58 +168,23 @@ async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response 
         };
         model.replies.get(index).or(model.replies.last()).cloned()
     };
-    let stream = body["stream"].as_bool().unwrap_or(false);
-    match reply {
-        None => (StatusCode::INTERNAL_SERVER_ERROR, "nothing scripted").into_response(),
-        Some(Reply::Status(status, message)) => {
-            let error = json!({ "error": { "message": message } });
-            (StatusCode::from_u16(status).unwrap(), Json(error)).into_response()
+    let (pieces, finish, wait) = match reply {
+        None => return refused(500, json!("nothing scripted")),
+        Some(Reply::Status(status, message)) => return refused(status, json!({ "error": { "message": message } })),
+        Some(Reply::Hang) => {
+            let _noted_when_the_client_leaves = call;
+            return std::future::pending().await;
         }
-        Some(Reply::Hang) => std::future::pending().await,
-        Some(Reply::Endless) => {
-            let pieces = futures::stream::repeat_with(|| piece("all work and no play "));
-            sse(pieces.map(Ok::<Bytes, Infallible>))
-        }
-        Some(Reply::Text(text)) if !stream => whole(&text, "stop"),
-        Some(Reply::Cut(text)) if !stream => whole(&text, "length"),
-        Some(Reply::Slow(text, wait)) if !stream => {
-            tokio::time::sleep(wait).await;
-            whole(&text, "stop")
-        }
-        Some(Reply::Text(text)) => streamed(text, "stop", Duration::ZERO),
-        Some(Reply::Cut(text)) => streamed(text, "length", Duration::ZERO),
-        Some(Reply::Slow(text, wait)) => streamed(text, "stop", wait),
+        Some(Reply::Endless) => return endless(call),
+        Some(Reply::Text(text)) => (Pieces::of(&text), "stop", Duration::ZERO),
+        Some(Reply::Cut(text)) => (Pieces::of(&text), "length", Duration::ZERO),
+        Some(Reply::Slow(text, wait)) => (Pieces::of(&text), "stop", wait),
+        Some(Reply::Held(first, rest, gate)) => (Pieces::held(&first, &rest, gate), "stop", Duration::ZERO),
+    };
+    match body["stream"].as_bool().unwrap_or(false) {
+        true => streamed(pieces, finish, wait, call),
+        false => whole(pieces, finish, wait, call).await,
     }
-}
-
-fn whole(text: &str, finish: &str) -> Response {
-    Json(json!({
-        "choices": [{ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": finish }],
-        "usage": { "prompt_tokens": 10, "completion_tokens": text.len() / 4, "total_tokens": 10 + text.len() / 4 },
-    }))
-    .into_response()
-}
-
-fn piece(text: &str) -> Bytes {
-    let chunk = json!({ "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] });
-    format!("data: {chunk}\n\n").into()
-}
-
-fn streamed(text: String, finish: &str, wait: Duration) -> Response {
-    let characters: Vec<char> = text.chars().collect();
-    let mut pieces: Vec<Bytes> = characters.chunks(8).map(|c| piece(&c.iter().collect::<String>())).collect();
-    let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
-    let usage = json!({ "choices": [], "usage": { "prompt_tokens": 10, "completion_tokens": text.len() / 4, "total_tokens": 0 } });
-    pieces.push(format!("data: {end}\n\ndata: {usage}\n\ndata: [DONE]\n\n").into());
-    let stream = futures::stream::iter(pieces).then(move |p| async move {
-        tokio::time::sleep(wait).await;
-        Ok::<Bytes, Infallible>(p)
-    });
-    sse(stream)
-}
-
-fn sse(stream: impl futures::Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
-    Response::builder().header("content-type", "text/event-stream").body(Body::from_stream(stream)).unwrap()
 }
 
 /// A creator's reply: one file in the form the prompt asks for.

@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use cfq_proto::client::{Client, ClientError, Frame};
+use cfq_proto::event::EventBody;
 use cfq_proto::http::ErrorCode;
+use cfq_proto::job::JobState;
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::{Cluster, PATIENCE, TOKEN};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::scripted::{Reply, file, review};
+use cfq_tests::scripted::{Gate, Reply, file, review};
+use cfq_tests::started::Started;
+use cfq_tests::wait;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
@@ -101,7 +105,7 @@ async fn without_the_token_from_elsewhere_or_under_another_name_nothing_is_told(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_feed_skips_nothing_and_tokens_come_while_the_model_writes() {
+async fn the_feed_skips_nothing_over_two_connections() {
     let cluster = Cluster::start().await;
     let long = file("add.py", &format!("# {}\n{ADD}", "word ".repeat(60)));
     cluster.models.script("alpha", vec![Reply::Slow(long, Duration::from_millis(20))]);
@@ -111,8 +115,6 @@ async fn the_feed_skips_nothing_and_tokens_come_while_the_model_writes() {
 
     // Two listeners; one is cut off in the middle and goes on from where it was.
     let mut seen = Vec::new();
-    let mut text = String::new();
-    let mut tokens_before_done = false;
     let client: Client = cluster.client.clone();
     let read = async {
         'again: loop {
@@ -121,10 +123,7 @@ async fn the_feed_skips_nothing_and_tokens_come_while_the_model_writes() {
             let mut frames = std::pin::pin!(frames);
             while let Some(frame) = frames.next().await {
                 match frame {
-                    Ok(Frame::Tokens(tokens)) => {
-                        tokens_before_done = true;
-                        text.push_str(&tokens.text);
-                    }
+                    Ok(Frame::Tokens(_)) => {}
                     Ok(Frame::Event(event)) => {
                         seen.push(event.task_seq);
                         if let cfq_proto::event::EventBody::TaskStateChanged { to, .. } = event.body
@@ -142,12 +141,57 @@ async fn the_feed_skips_nothing_and_tokens_come_while_the_model_writes() {
         }
     };
     tokio::time::timeout(PATIENCE, read).await.expect("the feed ends");
-    assert!(tokens_before_done && text.contains("word word"), "{text:?}");
     let all = cluster.client.events(task, 0).await.unwrap().events;
     let expected: Vec<i64> = (1..=all.len() as i64).collect();
     assert_eq!(all.iter().map(|e| e.task_seq).collect::<Vec<_>>(), expected);
     let last = *seen.last().unwrap();
     assert_eq!(seen, (1..=last).collect::<Vec<_>>(), "each event once, in order, over two connections");
     assert_eq!(cluster.client.task(task).await.unwrap().summary.state, TaskState::Merged);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_reach_the_feed_and_watch_while_the_model_still_writes() {
+    let cluster = Cluster::start().await;
+    let gate = Gate::closed();
+    let text = file("add.py", &format!("# early words\n{ADD}"));
+    let (first, rest) = text.split_at(text.find("early words").unwrap() + "early words\n".len());
+    cluster.models.script("alpha", vec![Reply::Held(first.into(), rest.into(), gate.clone())]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let home = tempfile::tempdir().unwrap();
+    let mut watch = Started::start(home.path(), &["watch", "t1"], cluster.client.url());
+
+    let mut frames = std::pin::pin!(cluster.client.watch(task, 0).await.unwrap());
+    let (mut seen, mut told) = (Vec::new(), String::new());
+    let read = async {
+        while !told.contains("early words") {
+            match frames.next().await.expect("the feed stays open").unwrap() {
+                Frame::Tokens(tokens) => told.push_str(&tokens.text),
+                Frame::Event(event) => seen.push(event.body),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("tokens come although the reply is not whole");
+    wait::until("cfq watch to show them", PATIENCE, || async {
+        let said = watch.said();
+        if said.contains("early words") { Ok(()) } else { Err(said) }
+    })
+    .await;
+
+    // The model is in the middle of its reply: the rest of it is held back here, and nobody says that the job is over.
+    let calls = cluster.models.seen();
+    assert_eq!(calls.len(), 1);
+    assert_eq!((calls[0].end, calls[0].sent.as_str()), (None, first));
+    let jobs = cluster.client.task(task).await.unwrap().jobs;
+    assert_eq!(jobs.iter().map(|j| j.state).collect::<Vec<_>>(), [JobState::Running]);
+    let over = |body: &EventBody| matches!(body, EventBody::JobChanged { state, .. } if state.is_over());
+    assert!(!seen.is_empty() && !seen.iter().any(over), "{seen:?}");
+
+    gate.open();
+    assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
+    assert!(watch.said().contains("return a + b"), "{}", watch.said());
+    cluster.oracle(task, &repo).await;
     cluster.finish().await;
 }

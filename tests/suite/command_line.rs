@@ -68,12 +68,12 @@ fn what_a_model_takes_is_told_without_a_server() {
         let cpu = &said["places"][0];
         let longest = cpu["lengths"].as_array().unwrap().last().unwrap();
         assert_eq!((&longest["tokens"], &longest["fits"]), (&said["context"], &true.into()), "{said}");
-        let running = term("repacked") + 512 * term("kv_per_token") + term("scratch");
+        let running = 512 * term("kv_per_token") + term("scratch");
         let sum = term("weights") + term("tables") + term("reserve") + running.max(term("loading"));
         assert_eq!(longest["total"].as_u64(), Some(sum), "{said}");
         let words = cfq(dir, &["models", "fit", &model], &[]).stdout;
         let words = String::from_utf8_lossy(&words).into_owned();
-        for part in ["weights", "repacked copies", "KV", "a token", "reserve", "ONE SEQUENCE OF"] {
+        for part in ["weights", "tables", "KV", "a token", "reserve", "ONE SEQUENCE OF"] {
             assert!(words.contains(part), "{words}");
         }
     }

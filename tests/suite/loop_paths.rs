@@ -1,13 +1,14 @@
 //! Every path of the loop, with scripted models behind the real protocol and everything else real.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cfq_proto::looping::{ActionKind, Decision, EscalationAction, EscalationReason, LoopState};
 use cfq_proto::review::Quarantine;
 use cfq_proto::task::{Agent, TaskState};
-use cfq_tests::cluster::Cluster;
+use cfq_tests::cluster::{Cluster, PATIENCE};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::scripted::{Reply, file, review};
+use cfq_tests::scripted::{End, Reply, file, review};
+use cfq_tests::wait;
 
 const ADD: &str = "def add(a, b):\n    return a + b\n";
 
@@ -43,6 +44,7 @@ async fn converges_at_once_and_delivers_one_branch() {
     assert_eq!(repo.show(&new[0], "README.md").unwrap(), "# sample\n");
     let pr = cluster.client.pr(detail.pr.unwrap()).await.unwrap();
     assert_eq!(pr.state, cfq_proto::pr::PrState::Merged);
+    cluster.oracle(task, &repo).await;
     cluster.finish().await;
 }
 
@@ -62,6 +64,7 @@ async fn converges_after_two_revisions_and_beta_never_sees_alphas_words() {
     assert_eq!(scores, vec![40.0, 60.0, 90.0]);
     assert!(cluster.models.prompts("beta").iter().all(|p| !p.contains("cabbage")), "beta saw alpha's reasoning");
     assert!(cluster.models.prompts("alpha")[1].contains("mend it"), "feedback did not reach alpha");
+    cluster.oracle(task, &repo).await;
     cluster.finish().await;
 }
 
@@ -331,14 +334,29 @@ async fn an_endpoint_that_comes_back_in_time_does_no_harm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_reaches_a_running_generation() {
+    // The documents say about a second; the rest is for a loaded machine.
+    const BOUND: Duration = Duration::from_secs(10);
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Slow("word ".repeat(5_000), Duration::from_millis(30))]);
     cluster.models.script("beta", vec![score(90)]);
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
-    cluster.generates(task).await;
+    wait::until("a model that writes", PATIENCE, || async {
+        let calls = cluster.models.seen();
+        if calls.iter().any(|c| !c.sent.is_empty()) { Ok(()) } else { Err(format!("{calls:?}")) }
+    })
+    .await;
+    let asked = Instant::now();
     let reply = cluster.client.cancel(task, "changed my mind").await.unwrap();
     assert_eq!(reply.state, TaskState::Cancelled);
+    // The model server sees its client leave: nothing is computed any more.
+    let ends = wait::until("the model's call to end", BOUND, || async {
+        let ends: Vec<End> = cluster.models.seen().iter().filter_map(|c| c.end).collect();
+        if ends.is_empty() { Err("it goes on".to_owned()) } else { Ok(ends) }
+    })
+    .await;
+    println!("the model server saw its client leave {:?} after the cancel was asked for", asked.elapsed());
+    assert_eq!(ends, [End::Left], "one call, which was broken off");
     cluster.node_is_idle().await;
     let detail = cluster.client.task(task).await.unwrap();
     assert_eq!(detail.summary.state, TaskState::Cancelled);

@@ -3,6 +3,7 @@
 
 mod api;
 mod command_line;
+mod durable_requests;
 mod faults;
 mod full_disk;
 mod grants;
@@ -10,8 +11,11 @@ mod hostile_machine;
 mod hub;
 mod hub_models;
 mod imports;
+mod late_results;
 mod loop_paths;
+mod neighbours;
 mod postgres_faults;
 mod small_model;
 mod terminal;
 mod two_commands;
+mod watch;

@@ -43,11 +43,7 @@ async fn goes_on(cluster: Cluster, repo: UserRepo, task: TaskKey) {
     assert_eq!(cluster.models.calls("alpha"), 1, "generated once");
     assert_eq!(cluster.models.calls("beta"), 1);
 
-    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
-    let other = UserRepo::with_uncommitted_changes();
-    let again = cluster.submit_again(&cluster.spec(&other), "fresh").await;
-    let detail = cluster.rests(TaskKey::Id(again.id)).await;
-    assert_eq!(detail.summary.state, TaskState::Merged, "a fresh task works: {}", detail.reason);
+    cluster.a_fresh_task_works().await;
     cluster.finish().await;
 }
 

@@ -1,6 +1,7 @@
 //! The real small model, alone and together with a scripted one.
 
-use cfq_proto::task::TaskState;
+use cfq_proto::http::{JobSummary, TaskDetail};
+use cfq_proto::task::{Agent, TaskState};
 use cfq_tests::cluster::{Cluster, Options};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
@@ -72,5 +73,76 @@ async fn the_small_model_writes_and_a_server_reviews() {
     let detail = cluster.rests(task).await;
     assert!(matches!(detail.summary.state, TaskState::Merged | TaskState::Escalated), "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, SMALL);
+    cluster.finish().await;
+}
+
+/// One task whose node dies while the small model writes (as creator, or as critic whose report is constrained to a schema),
+/// and the same task again without a fault. Returns the job that was lost, its twin, and both tasks.
+async fn killed_and_not(cluster: &Cluster, small: Agent) -> [(JobSummary, TaskDetail); 2] {
+    let mut both = Vec::new();
+    for killed in [true, false] {
+        let repo = UserRepo::with_uncommitted_changes();
+        let mut spec = cluster.spec(&repo);
+        // A long answer, so that there is a middle to die in.
+        spec.description =
+            "Write twelve Python functions: add, subtract, multiply, divide, power, modulo, negate, absolute, \
+                            maximum, minimum, is_even and is_odd, each with a docstring."
+                .to_owned();
+        spec.max_iterations = Some(1);
+        let binding = spec.agents.of_mut(small);
+        (binding.max_tokens, binding.seed, binding.deterministic) = (Some(300), Some(7), Some(true));
+        let task = cluster.submit(&spec).await;
+        if killed {
+            cluster.failpoint_hit().await;
+        }
+        let detail = cluster.rests(task).await;
+        assert!(matches!(detail.summary.state, TaskState::Merged | TaskState::Escalated), "{}", detail.reason);
+        cluster.oracle(task, &repo).await;
+        let job = detail.jobs.iter().find(|j| j.role == small).unwrap().clone();
+        both.push((job, detail));
+    }
+    both.try_into().unwrap()
+}
+
+/// What became of the job that was lost, beside its twin that was not.
+async fn went_on(cluster: &Cluster, lost: &JobSummary, twin: &JobSummary) {
+    assert_eq!((lost.attempt, lost.losses, lost.failures), (2, 1, 0), "{lost:?}");
+    assert_eq!((twin.attempt, twin.losses, twin.failures), (1, 0, 0), "{twin:?}");
+    let [first, second] = journals(cluster, lost).await.try_into().unwrap();
+    assert!(!first.is_empty());
+    let (usage, uncut) = (lost.usage.unwrap(), twin.usage.unwrap());
+    assert_eq!(usage.resumed_tokens as usize, first.len() - 1, "all but the last, which is drawn again");
+    assert!(second.starts_with(&first[..first.len() - 1]), "{first:?} then {second:?}");
+    assert_eq!((usage.output_tokens, uncut.resumed_tokens), (uncut.output_tokens, 0));
+}
+
+/// The tokens each attempt of a job had told, oldest first.
+async fn journals(cluster: &Cluster, job: &JobSummary) -> Vec<Vec<i32>> {
+    let mut connection = cluster.database.connect().await;
+    let told = "select journal from attempts where job = $1 order by attempt";
+    sqlx::query_scalar(told).bind(job.id.0).fetch_all(&mut connection).await.unwrap()
+}
+
+fn dies_writing() -> Option<(String, String)> {
+    Some(("node".to_owned(), "node.journalled".to_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_killed_in_the_middle_of_a_text_costs_only_what_it_had_not_told() {
+    let cluster = Cluster::with(Options { failpoint: dies_writing(), ..options(SMALL, "openai:scripted/beta") }).await;
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let [(lost, cut), (twin, uncut)] = killed_and_not(&cluster, Agent::Alpha).await;
+    went_on(&cluster, &lost, &twin).await;
+    assert_eq!(cut.iterations[0].content_hash, uncut.iterations[0].content_hash, "the same files to the last byte");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_killed_in_the_middle_of_a_report_costs_only_what_it_had_not_told() {
+    let cluster = Cluster::with(Options { failpoint: dies_writing(), ..options("openai:scripted/alpha", SMALL) }).await;
+    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
+    let [(lost, cut), (twin, uncut)] = killed_and_not(&cluster, Agent::Beta).await;
+    went_on(&cluster, &lost, &twin).await;
+    assert_eq!(cut.iterations[0].review, uncut.iterations[0].review);
     cluster.finish().await;
 }

@@ -170,7 +170,7 @@ impl AtWork {
         assert_eq!(again.id, detail.summary.id, "the acknowledged task is still there, once");
         assert_eq!(self.api.prs().await.unwrap().len(), 1);
         let branch = detail.delivered_branch.as_deref().unwrap();
-        assert_eq!(self.repo.commits_since(branch, &self.before.commit), 1);
+        assert_eq!(self.repo.history(branch, &self.before.commit).len(), 1);
         assert_eq!(self.repo.fingerprint(), self.before);
         detail
     }

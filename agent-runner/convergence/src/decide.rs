@@ -13,7 +13,7 @@
 //! 7. otherwise revise; what does not parse goes back with the checks' findings, unreviewed, and counts to the cap.
 //!    It has no score, so it neither ends nor prolongs a stagnation.
 
-use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationReason, LoopState};
+use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationReason, LoopState, Step};
 use cfq_proto::review::Quarantine;
 
 use crate::history::{History, Iteration};
@@ -107,6 +107,26 @@ pub fn overdue(history: &History) -> Option<Decided> {
     };
     asks_a_model
         .then(|| escalate(history, EscalationReason::TimeoutExceeded, "the deadline of the task has passed".to_owned()))
+}
+
+/// The step that ends a task which no runner gets any further with. `None` where no loop runs, or a human is asked already.
+/// What there is stays: a hand-off is held, a result can be accepted, and only a task without one fails.
+pub fn abandoned(history: &History, reason: String) -> Option<Step> {
+    let decided = |decided| Some(Step::Decided { iteration: history.current_iteration(), decided });
+    match history.state {
+        LoopState::Idle | LoopState::Escalated | LoopState::Failed => None,
+        LoopState::Generating | LoopState::Reviewing | LoopState::Revising => {
+            match history.facts.dangerous || !history.iterations.is_empty() {
+                true => decided(escalate(history, EscalationReason::WorkflowError, reason)),
+                false => decided(fail(history, reason)),
+            }
+        }
+        LoopState::Converged if history.facts.held => None,
+        LoopState::Converged if history.facts.may_end() => Some(Step::HandedOff { why: reason }),
+        LoopState::Converged => {
+            Some(Step::HandOffHeld { why: reason, available_actions: history.facts.held_actions() })
+        }
+    }
 }
 
 /// The end when an endpoint stayed down beyond the ceiling.

@@ -13,7 +13,7 @@ mod recommendation;
 mod task_state;
 mod transition;
 
-pub use decide::{NotDecidable, decide, escalate, fail, overdue};
+pub use decide::{NotDecidable, abandoned, decide, escalate, fail, overdue};
 pub use facts::Facts;
 pub use history::{Base, Best, HandOff, History, HistoryError, Iteration, MergeIntent};
 pub use limits::Limits;

@@ -2,17 +2,17 @@
 //!
 //!     python3 -m venv /somewhere && /somewhere/bin/pip install llama-cpp-python
 //!     cargo run --release -p cfq-benches --bin engine_speed -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
-//!     ... -- random-q4k:/tmp/random.gguf    makes a 415 million parameter file of random Q4_K weights first
+//!     ... -- random-q4km:/tmp/random.gguf    makes a file of 726 million random weights in Q4_K and Q6_K first
 #![allow(clippy::print_stdout)]
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use cfq_benches::random_model::Q4K_415M;
+use cfq_benches::random_model::Q4KM_726M;
+use cfq_benches::yardstick::Yardstick;
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Engine, Event};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
@@ -28,11 +28,11 @@ struct Arguments {
 
 fn arguments() -> anyhow::Result<Arguments> {
     let mut args = std::env::args().skip(1);
-    let file = args.next().context("first argument: a GGUF file, or random-q4k:FILE")?;
-    let file = match file.strip_prefix("random-q4k:") {
+    let file = args.next().context("first argument: a GGUF file, or random-q4km:FILE")?;
+    let file = match file.strip_prefix("random-q4km:") {
         Some(path) => {
             if !Path::new(path).exists() {
-                Q4K_415M.write(Path::new(path))?;
+                Q4KM_726M.write(Path::new(path))?;
             }
             PathBuf::from(path)
         }
@@ -69,16 +69,13 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let limits = Limits { memory: 12 << 30, max_sequences: 8 };
     let engine = CandleEngine::load("path:bench".parse()?, &args.file, limits, Arc::default())?;
-    println!(
-        "{}: loaded in {:.2} s, {:.0} MiB resident, {} threads",
-        args.file.display(),
-        began.elapsed().as_secs_f64(),
-        resident(),
-        args.threads
-    );
+    let (took, held) = (began.elapsed().as_secs_f64(), memory("self"));
+    println!("{}: loaded in {took:.2} s, {held}, {} threads", args.file.display(), args.threads);
     let mut yardstick = args.python.as_deref().map(|p| Yardstick::start(p, &args.file, &args.threads)).transpose()?;
     if let Some(y) = &yardstick {
-        println!("llama.cpp: loaded in {:.2} s; {}", y.load, y.system);
+        let amx = if y.system.contains("AMX") { "with" } else { "without" };
+        let held = memory(&y.process().to_string());
+        println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {held}; {}", y.load, y.system);
     }
     let measures: [(&str, &str); 3] =
         [("prefill 512", "prefill 512"), ("decode, 1 sequence", "decode 1 64"), ("decode, 8 sequences", "decode 8 64")];
@@ -154,57 +151,12 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn resident() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or("0 kB");
-    line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
-}
-
-struct Yardstick {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-    load: f64,
-    system: String,
-}
-
-impl Yardstick {
-    fn start(python: &str, file: &Path, threads: &str) -> anyhow::Result<Self> {
-        let mut child = Command::new(python)
-            .args(["-c", include_str!("../llama_cpp.py")])
-            .arg(file)
-            .arg(threads)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {python}"))?;
-        let stdin = child.stdin.take().context("no pipe")?;
-        let stdout = BufReader::new(child.stdout.take().context("no pipe")?);
-        let mut this = Self { child, stdin, stdout, load: 0.0, system: String::new() };
-        let hello = this.line()?;
-        let (load, system) = hello.split_once(' ').context("no figures from llama.cpp")?;
-        (this.load, this.system) = (load.parse()?, system.to_owned());
-        Ok(this)
-    }
-
-    fn line(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        if line.is_empty() {
-            bail!("llama.cpp ended; is llama-cpp-python installed there?");
-        }
-        Ok(line.trim().to_owned())
-    }
-
-    fn ask(&mut self, what: &str) -> anyhow::Result<f64> {
-        writeln!(self.stdin, "{what}")?;
-        Ok(self.line()?.parse()?)
-    }
-}
-
-impl Drop for Yardstick {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// What a process holds, and the most it held.
+fn memory(process: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mib = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("0 kB");
+        line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
+    };
+    format!("{:.0} MiB resident, {:.0} at most", mib("VmRSS:"), mib("VmHWM:"))
 }

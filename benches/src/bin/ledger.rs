@@ -3,7 +3,7 @@
 //!     cargo run -p cfq-benches --bin ledger
 //!
 //! Each shape is loaded by a process of its own, warmed up, and runs one sequence until the KV pool is full. What is then
-//! held (weights, tables, repacked copies, the pool) was predicted from the file's header; the error is the share of the
+//! held (weights, tables, the pool) was predicted from the file's header; the error is the share of the
 //! count by which the prediction is off. The peaks, while loading and while computing, must stay below what was predicted
 //! for them: passes are smaller than the largest there may be. Ends with 1 where either does not hold.
 #![allow(clippy::print_stdout, unsafe_code)]
@@ -49,7 +49,19 @@ const CONTEXT: usize = 512;
 
 const fn shape(hidden: usize, feed_forward: usize, layers: usize, heads: [usize; 2], format: F) -> RandomModel {
     let [heads, kv_heads] = heads;
-    RandomModel { hidden, feed_forward, layers, heads, kv_heads, context: CONTEXT, format, output: None }
+    RandomModel {
+        hidden,
+        feed_forward,
+        layers,
+        heads,
+        kv_heads,
+        context: CONTEXT,
+        format,
+        sensitive: format,
+        embedding: format,
+        output: None,
+        drawn: 256,
+    }
 }
 
 const SHAPES: [RandomModel; 10] = [

@@ -187,11 +187,15 @@ pub fn describe(body: &EventBody) -> Option<String> {
             }
             JobState::Running => None,
             JobState::Done => usage.map(|u| {
-                let rate = f64::from(u.output_tokens) * 1000.0 / (u.total_ms.max(1) as f64);
+                let resumed = match u.resumed_tokens {
+                    0 => String::new(),
+                    some => format!(", {some} of them kept from a lost node"),
+                };
                 format!(
-                    "{role} done: {} tokens in {}, {rate:.0} tokens/s",
+                    "{role} done: {} tokens in {}, {:.0} tokens/s{resumed}",
                     u.output_tokens,
-                    output::duration(u.total_ms)
+                    output::duration(u.total_ms),
+                    u.rate()
                 )
             }),
             JobState::Failed | JobState::Dead | JobState::Cancelled => {

@@ -1,9 +1,9 @@
 //! Whether a model fits, as a sum that can be printed.
 //!
 //! KV bytes per token = 2 x layers x KV heads x head dim x bytes per element. The pool gets what is left after weights,
-//! their repacked copies, tables, scratch and reserve, at most what the node could ever run at once; a model whose smallest
-//! useful pool does not fit is refused with the numbers. Loading takes room of its own, before there are any copies, keys
-//! or values: the sum is the larger of the two.
+//! tables, scratch and reserve, at most what the node could ever run at once; a model whose smallest useful pool does not
+//! fit is refused with the numbers. Loading takes room of its own, before there are any keys or values: the sum is the
+//! larger of the two.
 
 use std::fmt;
 
@@ -31,41 +31,42 @@ impl Shape {
     }
 
     /// Activations of one forward pass over `rows` tokens, of which `scored` get logits, in F32: the largest of what lives
-    /// at once in the projections, the attention, the feed-forward (`fused`: gate and up in one matrix) and the logits.
-    pub fn activations(&self, rows: u64, scored: u64, fused: bool) -> u64 {
+    /// at once in the projections, the attention, the feed-forward and the logits.
+    pub fn activations(&self, rows: u64, scored: u64) -> u64 {
         let sum = |parts: &[u64]| parts.iter().fold(0u64, |all, part| all.saturating_add(*part));
         let (queries, keys) = (self.heads.saturating_mul(self.head_dim), self.kv_heads.saturating_mul(self.head_dim));
         let heads = sum(&[queries, keys, keys]);
         // The stream and its normalised copy.
         let stream = self.hidden.saturating_mul(2);
         let project = sum(&[stream, input(self.hidden), heads, heads]);
-        // Per sequence and joined; and turned from heads to rows.
-        let attend = sum(&[stream, heads, queries.saturating_mul(3)]);
-        let wide = self.feed_forward.saturating_mul(if fused { 6 } else { 4 });
-        let feed_forward = sum(&[stream, wide, input(self.feed_forward), self.hidden]);
-        let layer = project.max(attend).max(feed_forward).saturating_add(self.head_dim.saturating_mul(2));
+        // And a list, which grows, of which four rows of a head belong together: 32 bytes each.
+        let attend = sum(&[stream, heads, queries, self.heads.saturating_mul(6)]);
+        // What attention said, and the stream normalised again.
+        let mixed = sum(&[stream, queries, stream]);
+        let output = mixed.saturating_add(input(queries));
+        let wide = self.feed_forward.saturating_mul(2);
+        let gate = sum(&[mixed, input(self.hidden), wide, wide]);
+        let down = sum(&[mixed, wide, input(self.feed_forward), stream]);
+        let angles = self.head_dim.saturating_mul(4);
+        let layer = [project, attend, output, gate, down].into_iter().fold(0, u64::max).saturating_add(angles);
         // The product and its copy for sampling.
-        let logits = scored.saturating_mul(self.vocabulary).saturating_mul(2);
-        let output = rows.saturating_mul(self.hidden).saturating_add(logits);
+        let logits = scored.saturating_mul(sum(&[self.vocabulary, self.vocabulary, stream, input(self.hidden)]));
+        let output = rows.saturating_mul(self.hidden.saturating_add(angles)).saturating_add(logits);
         rows.saturating_mul(layer).max(output).saturating_mul(4)
     }
 }
 
-/// What a product with a quantised matrix makes of each row of its input, in values: a padded copy, where the width is no
-/// multiple of 256, and the row in 8 bits with a scale and 16 sums for every 256 values.
+/// What a product with a quantised matrix makes of each row of its input, in values: a copy and the row in 8 bits with
+/// scales and sums. So candle's kernels do, which copy what comes out too; our own need only the latter.
 fn input(width: u64) -> u64 {
-    let padded = width.checked_next_multiple_of(256).unwrap_or(u64::MAX);
-    let copy = if padded == width { 0 } else { padded };
-    copy.saturating_add((padded / 256).saturating_mul(73))
+    width.saturating_add(width.div_ceil(2))
 }
 
 /// The sum for one model on one device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
-    /// Weights as stored.
+    /// Weights as held.
     pub weights: u64,
-    /// Copies in the kernels' own layout.
-    pub repacked: u64,
     /// Norms, biases, and the tokenizer's tables.
     pub tables: u64,
     pub kv_per_token: u64,
@@ -73,7 +74,7 @@ pub struct Need {
     pub kv_tokens: u64,
     /// Activations of the largest forward pass.
     pub scratch: u64,
-    /// The largest temporary of loading. It is gone before the copies are made and the pool is used.
+    /// The largest temporary of loading. It is gone before the pool is used.
     pub loading: u64,
     /// Left alone for everything else in the process.
     pub reserve: u64,
@@ -91,12 +92,12 @@ impl Need {
 
     /// What it holds once it runs, with the pool in use and nothing to compute.
     pub fn held(&self) -> u64 {
-        [self.weights, self.tables, self.repacked, self.kv()].into_iter().fold(0, u64::saturating_add)
+        [self.weights, self.tables, self.kv()].into_iter().fold(0, u64::saturating_add)
     }
 
     /// The most it takes at once.
     pub fn total(&self) -> u64 {
-        let running = [self.repacked, self.kv(), self.scratch].into_iter().fold(0, u64::saturating_add);
+        let running = self.kv().saturating_add(self.scratch);
         self.base().saturating_add(running.max(self.loading))
     }
 
@@ -110,10 +111,9 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "weights {} + tables {} + repacked copies {} + KV {} tokens x {} = {} + scratch {} + reserve {} = {}",
+            "weights {} + tables {} + KV {} tokens x {} = {} + scratch {} + reserve {} = {}",
             Bytes(self.weights),
             Bytes(self.tables),
-            Bytes(self.repacked),
             self.kv_tokens,
             Bytes(self.kv_per_token),
             Bytes(self.kv()),
@@ -121,9 +121,9 @@ impl fmt::Display for Need {
             Bytes(self.reserve),
             Bytes(self.total()),
         )?;
-        let running = self.repacked.saturating_add(self.kv()).saturating_add(self.scratch);
+        let running = self.kv().saturating_add(self.scratch);
         if self.loading > running {
-            write!(f, ", with {} for loading where copies, KV and scratch are later", Bytes(self.loading))?;
+            write!(f, ", with {} for loading where KV and scratch are later", Bytes(self.loading))?;
         }
         Ok(())
     }
@@ -151,7 +151,6 @@ pub struct Parts {
 pub fn fit(parts: Parts, tokens: std::ops::RangeInclusive<u64>, have: u64) -> Result<Need, DoesNotFit> {
     let need = Need {
         weights: parts.weights.stored,
-        repacked: parts.weights.repacked,
         tables: parts.tables,
         kv_per_token: parts.kv_per_token,
         kv_tokens: *tokens.start(),
@@ -163,7 +162,7 @@ pub fn fit(parts: Parts, tokens: std::ops::RangeInclusive<u64>, have: u64) -> Re
     if need.total() > have {
         return Err(DoesNotFit { need, have });
     }
-    let without_pool = need.base().saturating_add(need.repacked).saturating_add(need.scratch);
+    let without_pool = need.base().saturating_add(need.scratch);
     let room = have.saturating_sub(without_pool) / need.kv_per_token.max(1);
     Ok(need.with_tokens(room.min(*tokens.end()).max(*tokens.start())))
 }
@@ -191,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_refusal_prints_its_arithmetic() {
-        let sum = WeightSum { stored: 100 << 20, repacked: 100 << 20, transient: 0 };
+        let sum = WeightSum { stored: 200 << 20, transient: 0 };
         let parts = Parts {
             weights: sum,
             tables: 4 << 20,
@@ -202,23 +201,23 @@ mod tests {
         let refusal = fit(parts, 2048..=8192, 256 << 20).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "needs 368.0 MiB, 256.0 MiB are available: weights 100.0 MiB + tables 4.0 MiB + repacked copies 100.0 MiB + KV \
-             2048 tokens x 45.0 KiB = 90.0 MiB + scratch 10.0 MiB + reserve 64.0 MiB = 368.0 MiB"
+            "needs 368.0 MiB, 256.0 MiB are available: weights 200.0 MiB + tables 4.0 MiB + KV 2048 \
+             tokens x 45.0 KiB = 90.0 MiB + scratch 10.0 MiB + reserve 64.0 MiB = 368.0 MiB"
         );
         let heavy = Parts { weights: WeightSum { transient: 300 << 20, ..sum }, ..parts };
         let refusal = fit(heavy, 2048..=8192, 256 << 20).unwrap_err().to_string();
-        let said = "= 472.0 MiB, with 304.0 MiB for loading where copies, KV and scratch are later";
+        let said = "= 472.0 MiB, with 304.0 MiB for loading where KV and scratch are later";
         assert!(refusal.ends_with(said), "{refusal}");
     }
 
     proptest! {
         #[test]
         fn what_fits_is_within_what_there_is(
-            stored in 0u64..1 << 40, repacked in 0u64..1 << 40, per_token in 1u64..1 << 22,
+            stored in 0u64..1 << 41, per_token in 1u64..1 << 22,
             transient in 0u64..1 << 40, activations in 0u64..1 << 34, least in 1u64..8192, more in 0u64..1 << 20,
             have in 0u64..1 << 41,
         ) {
-            let weights = WeightSum { stored, repacked, transient };
+            let weights = WeightSum { stored, transient };
             let parts = Parts { weights, tables: 1 << 22, kv_per_token: per_token, activations, reserve: 1 << 20 };
             match fit(parts, least..=least + more, have) {
                 Ok(need) => {

@@ -1,8 +1,8 @@
 //! The memory ledger: what a model needs before it is loaded, and which sequences its KV pool admits.
 //!
 //! Pure arithmetic over a model file's header. Memory is a hard wall: a load that does not fit is refused with the sum,
-//! and a pool never admits more tokens than it holds. What a process holds is not the file's size: kernels keep
-//! repacked copies beside the stored blocks, so both are counted.
+//! and a pool never admits more tokens than it holds. What a process holds is not the file's size: matrices are held in
+//! the kernels' own order, and that is what is counted.
 
 mod blocks;
 mod bytes;

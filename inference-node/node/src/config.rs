@@ -60,11 +60,11 @@ fn default_sequences() -> u32 {
     4
 }
 
-/// Environment variables a node process must be started with, since candle reads them when its first kernel runs.
+/// Environment variables a node process must be started with, since they are read when the first kernel runs.
 ///
-/// One core stays free: candle's threads meet at spinning barriers, so a single one that has to wait for its core stalls
-/// every matrix product. On a two-core machine with a busy neighbour, two threads decoded at 7 to 25 tokens per second
-/// where one reached 70 to 80.
+/// One core stays free for the rest of the machine. Candle's own kernels, which still compute formats without tiles, need
+/// that: their threads meet at spinning barriers, and on a two-core machine with a busy neighbour two threads decoded at 7
+/// to 25 tokens per second where one reached 70 to 80.
 pub fn thread_environment(threads: Option<usize>) -> [(&'static str, String); 2] {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(cores.saturating_sub(1)).max(1).to_string();

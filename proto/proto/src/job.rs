@@ -55,8 +55,8 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Longest output, in tokens.
     pub max_tokens: u32,
-    /// The same text to the last bit whatever else the engine computes beside it, also on quantised files, where that
-    /// takes slower kernels (on x86; elsewhere it was not tried).
+    /// The same text to the last bit whatever else the engine computes beside it, also on quantised files: for nothing in
+    /// the formats that have tiles, by slower kernels in others (on x86; elsewhere it was not tried).
     pub deterministic: bool,
     /// Guess tokens from the prompt and verify them together. For speed; with `deterministic` never a bit of the text.
     pub prompt_lookup: bool,
@@ -194,6 +194,9 @@ pub struct Usage {
     /// Of those, found in the prefix cache.
     pub cached_tokens: u32,
     pub output_tokens: u32,
+    /// Of those, written by an earlier attempt on a node that was lost, and taken over from its journal.
+    #[serde(skip_serializing_if = "is_none")]
+    pub resumed_tokens: u32,
     /// Tokens that prompt lookup guessed, and those of them that were right.
     pub guessed_tokens: u32,
     pub accepted_tokens: u32,
@@ -201,6 +204,26 @@ pub struct Usage {
     pub first_token_ms: u64,
     /// From start of the work on the node to the end, in milliseconds.
     pub total_ms: u64,
+}
+
+fn is_none(tokens: &u32) -> bool {
+    *tokens == 0
+}
+
+impl Usage {
+    /// Tokens a second that this attempt wrote, from its start to its end.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.output_tokens.saturating_sub(self.resumed_tokens)) * 1000.0 / self.total_ms.max(1) as f64
+    }
+}
+
+/// What earlier attempts at a job wrote, as tokens, so that the next one goes on from there.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Written {
+    /// Names the vocabulary the tokens are of: with another one they mean nothing.
+    pub vocabulary: i64,
+    pub tokens: Vec<u32>,
 }
 
 /// Finished text with its figures.

@@ -7,6 +7,7 @@
 //! | `cfq.v1.node.<id>.beat`          | [`Beat`]           | [`BeatReply`]       |
 //! | `cfq.v1.node.<id>.accept`        | [`Accept`]         | [`FenceReply`]      |
 //! | `cfq.v1.node.<id>.refuse`        | [`Refuse`]         | [`FenceReply`]      |
+//! | `cfq.v1.node.<id>.journal`       | [`Journal`]        | [`FenceReply`]      |
 //! | `cfq.v1.node.<id>.result`        | [`JobReport`]      | [`FenceReply`]      |
 //! | `cfq.v1.node.<id>.tokens.<job>`  | [`TokenFrame`], published, no answer      |
 //! | `cfq.v1.runner.<id>.hello`       | [`RunnerHello`]    | [`HelloReply`]      |
@@ -17,6 +18,7 @@
 //! | `cfq.v1.runner.<id>.job_look`    | [`JobLook`]        | [`JobReply`]        |
 //! | `cfq.v1.runner.<id>.job_cancel`  | [`JobDrop`]        | [`FenceReply`]      |
 //! | `cfq.v1.runner.<id>.release`     | [`Release`]        | [`FenceReply`]      |
+//! | `cfq.v1.runner.<id>.give_up`     | [`GiveUp`]         | [`FenceReply`]      |
 //! | `cfq.v1.{node,runner}.<id>.blob_put` | [`BlobPut`]    | [`BlobPutReply`]    |
 //! | `cfq.v1.{node,runner}.<id>.blob_get` | [`BlobGet`]    | [`BlobGetReply`]    |
 //! | `cfq.v1.cmd.node.<id>`           | [`NodeCommand`], published by the scheduler |
@@ -31,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blob::{BlobHash, Carried};
 use crate::ids::{BootId, JobId, LeaseId, NodeId, RunnerId, TaskId, TaskNumber};
-use crate::job::{JobRequest, JobView, Outcome, Prompt};
+use crate::job::{JobRequest, JobView, Outcome, Prompt, Written};
 use crate::looping::{Step, StepRecord};
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
@@ -120,6 +122,24 @@ pub struct WorkOrder {
     pub role: Agent,
     pub model: ModelId,
     pub prompt: Carried<Prompt>,
+    /// What an attempt before it had written when its node was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<Written>,
+}
+
+/// More than this is not journalled: whoever takes the job over begins after so many.
+pub const JOURNAL_MOST: usize = 16_384;
+
+/// Tokens an attempt wrote since it last said so. Told twice it changes nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Journal {
+    pub fence: JobFence,
+    pub boot: BootId,
+    /// Tokens the attempt took over.
+    pub resumed: u32,
+    /// Tokens before these, those taken over included.
+    pub after: u32,
+    pub written: Written,
 }
 
 /// The node took an order: placed -> running. Sent before any work begins; `Stale` means drop it.
@@ -132,8 +152,14 @@ pub struct Accept {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Refusal {
-    /// No room now; the node is left out until its ledger's version differs.
-    NotNow { need: u64, have: u64, ledger_version: u64 },
+    /// No room for this model now; the node gets no more work for it until its ledger is a later one.
+    NotNow {
+        /// Tokens it would take, where the node counted them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        need: Option<u64>,
+        have: u64,
+        ledger_version: u64,
+    },
     /// This node can never run it; counts against the requirement.
     Never { reason: String },
 }
@@ -161,6 +187,8 @@ pub enum FenceReply {
     Committed,
     /// The attempt or lease is not the current one: nothing was changed; drop the work.
     Stale,
+    /// It cannot be written, now or later: asking again does not help.
+    Refused { reason: String },
     /// Not now (no leader, database away): ask again.
     Unavailable { reason: String },
 }
@@ -252,7 +280,7 @@ pub enum StepReply {
     },
     /// Lease, attempt or seq are not current: stop and drop.
     Stale,
-    /// The step is illegal in the loop's state: a bug on one side; the task is not changed.
+    /// The step is illegal in the loop's state, or can never be written: a bug on one side; the task is not changed.
     Illegal {
         reason: String,
     },
@@ -279,9 +307,17 @@ pub struct JobLook {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobReply {
-    Job { job: JobView },
+    Job {
+        job: JobView,
+    },
     Stale,
-    Unavailable { reason: String },
+    /// It cannot be written or read, now or later.
+    Refused {
+        reason: String,
+    },
+    Unavailable {
+        reason: String,
+    },
 }
 
 /// The runner gives up on a job (a limit was reached): it ends as cancelled.
@@ -291,10 +327,13 @@ pub struct JobDrop {
     pub job: JobId,
 }
 
-/// A draining runner hands its task back: running -> ready, nothing counted.
+/// A runner hands its task back: running -> ready, nothing counted. Either it drains, or the task waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Release {
     pub fence: TaskFence,
+    /// A job that waits for a place: until it has one, the task is granted to nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<JobId>,
 }
 
 /// A runner that cannot drive its task says why and lets go of it: running -> ready, counted as a loss, or failed with this

@@ -27,6 +27,8 @@ pub struct Timing {
     pub job_step_ms: u64,
     /// A task whose runner completed nothing for this long is taken from it.
     pub task_step_ms: u64,
+    /// A runner lets go of a task whose job waits for a place for this long: its slot is for work.
+    pub slot_wait_ms: u64,
     /// First wait after a failed call to an endpoint; it doubles with each further one.
     pub backoff_base_ms: u64,
     /// Longest single wait between two calls to an endpoint.
@@ -52,7 +54,9 @@ impl Default for Timing {
             poll_ms: 2_000,
             // The first token of a long prompt on a slow machine: prefill reports progress as steps too.
             job_step_ms: 120_000,
-            task_step_ms: 1_800_000,
+            // The longest single step is a clone of a large repository; waiting for a model counts as steps.
+            task_step_ms: 600_000,
+            slot_wait_ms: 60_000,
             backoff_base_ms: 1_000,
             backoff_cap_ms: 256_000,
             retry_ceiling_ms: 600_000,
@@ -75,7 +79,7 @@ macro_rules! durations {
 durations! {
     beat_ms => beat, lease_ttl_ms => lease_ttl, lease_margin_ms => lease_margin, accept_ms => accept,
     leader_beat_ms => leader_beat, leader_ttl_ms => leader_ttl, sweep_ms => sweep, poll_ms => poll,
-    job_step_ms => job_step, task_step_ms => task_step, backoff_base_ms => backoff_base, backoff_cap_ms => backoff_cap,
+    job_step_ms => job_step, task_step_ms => task_step, slot_wait_ms => slot_wait, backoff_base_ms => backoff_base, backoff_cap_ms => backoff_cap,
     retry_ceiling_ms => retry_ceiling, request_ms => request, drain_ms => drain,
 }
 
@@ -94,6 +98,7 @@ impl Timing {
             poll_ms: f(self.poll_ms),
             job_step_ms: f(self.job_step_ms),
             task_step_ms: f(self.task_step_ms),
+            slot_wait_ms: f(self.slot_wait_ms),
             backoff_base_ms: f(self.backoff_base_ms),
             backoff_cap_ms: f(self.backoff_cap_ms),
             retry_ceiling_ms: f(self.retry_ceiling_ms),

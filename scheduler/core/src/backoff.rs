@@ -13,6 +13,9 @@ pub struct Ladder {
     pub cap_ms: u64,
 }
 
+/// Longer than the cap of any sensible ladder.
+const LONGEST_MS: u64 = 3_600_000;
+
 impl Ladder {
     /// The wait after the `failures`-th failure (from 1): between three quarters of the rung and the rung. The jitter keeps
     /// jobs that failed together from coming back together; it is a hash of the job and the rung, so it can be replayed.
@@ -54,8 +57,9 @@ impl Setbacks {
         self.0.insert(node, Setback { failures, until_ms });
     }
 
+    /// A wait longer than any rung was written before the database's clock was set back, and is over.
     pub fn blocks(&self, node: &NodeId, now_ms: i64) -> bool {
-        self.0.get(node).is_some_and(|s| now_ms < s.until_ms)
+        self.0.get(node).is_some_and(|s| now_ms < s.until_ms && s.until_ms.abs_diff(now_ms) <= LONGEST_MS)
     }
 }
 
@@ -81,6 +85,14 @@ mod tests {
                 assert_eq!(wait, LADDER.wait_ms(job, failures));
             }
         }
+    }
+
+    #[test]
+    fn a_wait_from_before_the_clock_was_set_back_is_over() {
+        let node = NodeId::new("a").unwrap();
+        let mut setbacks = Setbacks::default();
+        setbacks.record(JobId::fresh(), node.clone(), 10_000_000, LADDER);
+        assert!(setbacks.blocks(&node, 10_000_000) && !setbacks.blocks(&node, 10_000_000 - 7_200_000));
     }
 
     #[test]

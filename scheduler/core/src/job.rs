@@ -29,6 +29,8 @@ pub struct Job {
     pub first_failure_ms: Option<i64>,
     /// How long it waited beside live nodes of which none has the model, as far as that is written down.
     pub no_node_ms: u64,
+    /// Attempts that were lost with their node.
+    pub losses: u32,
     /// The last failure in words, empty if there was none.
     pub failure: String,
     pub attempt: i32,
@@ -52,7 +54,16 @@ pub enum Phase {
     },
 }
 
+/// So often a job may be lost beside others before it has a node to itself.
+const LOST_IN_COMPANY: u32 = 2;
+
 impl Job {
+    /// Its node was lost under it more than once: it may be what breaks the node, or only have run beside what does. Alone it
+    /// shows which, and takes nobody with it.
+    pub fn is_suspect(&self) -> bool {
+        self.losses >= LOST_IN_COMPANY
+    }
+
     /// The ceiling counts although no attempt of its own failed: every node that has the model said it cannot serve it.
     pub fn noted_unavailable(&self) -> bool {
         self.first_failure_ms.is_some() && self.setbacks.0.is_empty()

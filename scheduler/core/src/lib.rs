@@ -18,6 +18,8 @@ mod state;
 mod task_state;
 
 #[cfg(test)]
+mod company_tests;
+#[cfg(test)]
 mod properties;
 
 pub use backoff::{Ladder, Setback, Setbacks};

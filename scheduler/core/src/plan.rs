@@ -2,7 +2,8 @@
 //!
 //! - a node never gets more than its last ledger admits, in tokens and in sequences;
 //! - a plan that was carried out leaves nothing more to do: planning twice changes nothing;
-//! - a job that outranks another is never passed by it on a model both wait for, so nobody starves.
+//! - a job that outranks another is never passed by it on a model both wait for, so nobody starves;
+//! - a job under which nodes were lost more than once runs alone on its node, and one node is kept free for it meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::job::{Job, Phase};
 use crate::node::Node;
 use crate::order::rank;
 use crate::price::{Price, price};
-use crate::state::{Room, State};
+use crate::state::{Company, Room, State};
 
 /// Times a placed attempt is published again to a node that beats but does not accept it.
 const RESENDS: u32 = 2;
@@ -70,6 +71,8 @@ pub enum Waiting {
     },
     /// The ladder after a failure.
     Backoff,
+    /// For a node that does nothing else.
+    Alone,
     Room,
 }
 
@@ -78,7 +81,7 @@ impl Waiting {
     /// only failures of the job's own attempts still count.
     pub fn is_served(&self) -> bool {
         match self {
-            Self::Loading { .. } | Self::Backoff | Self::Room => true,
+            Self::Loading { .. } | Self::Backoff | Self::Alone | Self::Room => true,
             Self::NoNode { .. } | Self::NoNodeUp | Self::Unusable { .. } => false,
         }
     }
@@ -92,13 +95,41 @@ impl std::fmt::Display for Waiting {
             Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
             Self::Unusable { reasons } => write!(f, "waits: {reasons}"),
             Self::Backoff => f.write_str("waits before it is tried again"),
+            Self::Alone => f.write_str("waits for a node that does nothing else: nodes were lost while they ran it"),
             Self::Room => f.write_str("waits for room on a node"),
         }
     }
 }
 
-/// Room left while this plan is made.
-type Rooms<'a> = BTreeMap<(&'a NodeId, &'a ModelId), Room>;
+/// What is left while this plan is made.
+struct Free<'a> {
+    rooms: BTreeMap<(&'a NodeId, &'a ModelId), Room>,
+    company: BTreeMap<&'a NodeId, Company>,
+}
+
+impl<'a> Free<'a> {
+    fn company(&self, node: &'a NodeId) -> Company {
+        self.company.get(node).copied().unwrap_or_default()
+    }
+
+    fn take(&mut self, job: &'a Job, node: &'a NodeId, room: Room, need: u64) {
+        self.rooms.insert((node, &job.model), room.without(need));
+        self.company.entry(node).or_default().take(job);
+    }
+
+    /// What a job waits for is kept from those behind it: its place, or for one that runs alone the node that is soonest empty.
+    fn keep_for(&mut self, job: &'a Job, open: &[(&'a Node, &'a ModelState)]) {
+        if job.is_suspect() {
+            if let Some((node, _)) = open.iter().min_by_key(|(node, _)| self.company(&node.id).jobs) {
+                self.company.entry(&node.id).or_default().closed = true;
+            }
+            return;
+        }
+        for (node, _) in open {
+            self.rooms.insert((&node.id, &job.model), Room { tokens: 0, slots: 0, beside: u32::MAX });
+        }
+    }
+}
 
 /// Pure: the same state and time give the same effects, in the order they should be carried out.
 pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
@@ -106,9 +137,9 @@ pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
         state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
     let mut queued: Vec<&Job> = state.jobs.values().filter(|j| matches!(j.phase, Phase::Queued)).collect();
     queued.sort_by_key(|job| rank(job, now_ms));
-    let mut rooms = Rooms::new();
+    let mut free = Free { rooms: BTreeMap::new(), company: state.company() };
     for job in queued {
-        effects.extend(place(state, job, now_ms, &mut rooms));
+        effects.extend(place(state, job, now_ms, &mut free));
     }
     effects
 }
@@ -124,7 +155,8 @@ fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
     }
     let resent = state.resent.get(&job.id).filter(|r| r.lease == *lease);
     let since = resent.map_or(*placed_ms, |r| r.last_ms);
-    if now_ms < since.saturating_add_unsigned(state.limits.accept_ms) {
+    // Placed far in the future: the database's clock was set back since, and says nothing about how long it waits.
+    if now_ms.abs_diff(since) < state.limits.accept_ms {
         return None;
     }
     if resent.is_some_and(|r| r.times >= RESENDS) {
@@ -133,7 +165,7 @@ fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
     Some(Effect::Resend { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), boot: *boot })
 }
 
-fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>) -> Option<Effect> {
+fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -> Option<Effect> {
     let holders: Vec<(&Node, &ModelState)> = state.serving(&job.model, now_ms).collect();
     let able: Vec<_> = holders.iter().copied().filter(|(n, _)| !job.never.contains_key(&n.id)).collect();
     if !holders.is_empty() && able.is_empty() {
@@ -145,11 +177,14 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
     let open: Vec<_> = resident
         .iter()
         .copied()
-        .filter(|(n, _)| !job.setbacks.blocks(&n.id, now_ms) && state.takes_work(n, now_ms))
+        .filter(|(n, _)| !job.setbacks.blocks(&n.id, now_ms) && state.takes_work(n, &job.model, now_ms))
         .collect();
     let mut best: Option<(Price, &Node, Room)> = None;
     for (node, model) in &open {
-        let room = *rooms.entry((&node.id, &job.model)).or_insert_with(|| state.room(node, model));
+        if !free.company(&node.id).admits(job) {
+            continue;
+        }
+        let room = *free.rooms.entry((&node.id, &job.model)).or_insert_with(|| state.room(node, model));
         let offer = price(job, model, room.beside);
         let Some(need) = fits(&offer, room) else { continue };
         let better = best.as_ref().is_none_or(|(other, ..)| offer.total_ms() < other.total_ms());
@@ -158,7 +193,7 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
         }
     }
     if let Some((price, node, room)) = best {
-        rooms.insert((&node.id, &job.model), room.without(price.need));
+        free.take(job, &node.id, room, price.need);
         let reason = reason(&price, node, room, open.len());
         return Some(Effect::Place {
             job: job.id,
@@ -168,10 +203,7 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
             reason,
         });
     }
-    // What it waits for is kept free of those behind it.
-    for (node, _) in &open {
-        rooms.insert((&node.id, &job.model), Room { tokens: 0, slots: 0, beside: u32::MAX });
-    }
+    free.keep_for(job, &open);
     // Only what fails counts: a node that drains, loads or has no room has not failed.
     let failing = |(n, m): &(&Node, &ModelState)| {
         job.setbacks.blocks(&n.id, now_ms) || matches!(m.residency, Residency::Unusable { .. })
@@ -203,13 +235,13 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, rooms: &mut Rooms<'a>)
     let before = state.explained.get(&job.id).map(|e| &e.waiting);
     let ends_a_count = waiting.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
     let worth_a_word = match &waiting {
-        // The common case of a busy cluster, which passes by itself: not worth a write.
-        Waiting::Room => matches!(before, Some(Waiting::NoNode { .. })),
+        // The common case of a busy cluster, which passes by itself: not worth a write, unless something else stands there.
+        Waiting::Room => before.is_some_and(|before| *before != Waiting::Room),
         Waiting::NoNode { .. } => {
             before != Some(&waiting)
                 || no_node_ms >= job.no_node_ms.saturating_add((state.limits.retry_ceiling_ms / KEPT_PARTS).max(1))
         }
-        Waiting::NoNodeUp | Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff => {
+        Waiting::NoNodeUp | Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff | Waiting::Alone => {
             before != Some(&waiting)
         }
     };
@@ -227,7 +259,7 @@ fn no_node_ms(state: &State, job: &Job, waiting: &Waiting, now_ms: i64) -> u64 {
         .map_or(0, |e| u64::try_from(now_ms.saturating_sub(e.at_ms)).unwrap_or(0));
     match waiting {
         Waiting::NoNode { .. } | Waiting::NoNodeUp => job.no_node_ms.saturating_add(since),
-        Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff | Waiting::Room => 0,
+        Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff | Waiting::Alone | Waiting::Room => 0,
     }
 }
 
@@ -271,7 +303,11 @@ fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_o
             Waiting::Loading { model: job.model.clone() }
         };
     }
-    if none_open && !job.setbacks.0.is_empty() { Waiting::Backoff } else { Waiting::Room }
+    match none_open {
+        true if !job.setbacks.0.is_empty() => Waiting::Backoff,
+        false if job.is_suspect() => Waiting::Alone,
+        true | false => Waiting::Room,
+    }
 }
 
 /// The decision's numbers, kept with the job and shown to people.

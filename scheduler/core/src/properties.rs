@@ -14,7 +14,7 @@ use crate::*;
 pub(crate) const LIMITS: Limits = Limits { lease_ttl_ms: 6_000, accept_ms: 3_000, retry_ceiling_ms: 600_000 };
 
 /// A new id each time, the same ones in every run.
-fn id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
+pub(crate) fn id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     format!("{:032x}", NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)).parse().unwrap()
 }
@@ -39,6 +39,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         setbacks: Setbacks::default(),
         first_failure_ms: None,
         no_node_ms: 0,
+        losses: 0,
         failure: String::new(),
         attempt: 0,
         phase: Phase::Queued,
@@ -62,12 +63,12 @@ pub(crate) fn model(kv_tokens_free: u64, max_sequences: u32) -> ModelState {
     }
 }
 
-fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
+pub(crate) fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
     let ledger = Ledger { version: 1, models, draining: false };
-    Node { id: NodeId::new(name).unwrap(), boot: id(), ledger, seen_ms, left_out: None }
+    Node { id: NodeId::new(name).unwrap(), boot: id(), ledger, seen_ms, left_out: BTreeMap::new() }
 }
 
-fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> State {
+pub(crate) fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> State {
     let mut state = State::new(LIMITS);
     nodes.into_iter().for_each(|n| state.node(n));
     jobs.into_iter().for_each(|j| state.job(j, 0));
@@ -75,7 +76,7 @@ fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> State {
 }
 
 /// Carries a plan out as Postgres would if every write is committed.
-fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
+pub(crate) fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
     for effect in effects {
         match effect.clone() {
             Effect::Place { job, attempt, node, boot, .. } => {
@@ -113,7 +114,7 @@ fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
     }
 }
 
-fn placed(effects: &[Effect]) -> Vec<(JobId, NodeId)> {
+pub(crate) fn placed(effects: &[Effect]) -> Vec<(JobId, NodeId)> {
     effects
         .iter()
         .filter_map(|e| match e {
@@ -249,7 +250,7 @@ fn room_between_two_beats_is_counted_both_ways() {
 #[test]
 fn a_node_that_said_not_now_is_left_out_until_its_ledger_is_later() {
     let mut n = node("a", vec![model(4096, 1)], 0);
-    n.left_out = Some(LeftOut { version: 3, at_ms: 0 });
+    n.left_out.insert(model_id(), LeftOut { version: 3, at_ms: 0 });
     let waiting = job(Priority::P2, 0);
     let mut s = state(vec![n.clone()], vec![waiting.clone()]);
     assert_eq!(placed(&plan(&s, 100)), vec![]);
@@ -321,7 +322,7 @@ fn an_endpoint_that_came_back_has_its_whole_ceiling_again() {
     // It is back, but somebody else has its only place.
     (n.seen_ms, n.ledger.version, n.ledger.models[0].residency) = (60_000, 2, Residency::Resident);
     s.node(n.clone());
-    other.phase = Phase::Placed { node: n.id.clone(), boot: n.boot, lease: id(), placed_ms: 700_000 };
+    other.phase = Phase::Running { node: n.id.clone(), boot: n.boot, accepted_ms: 60_000 };
     s.job(other, 60_000);
     let effects = plan(&s, 60_000);
     carry_out(&mut s, &effects, 60_000);
@@ -340,7 +341,7 @@ fn a_node_that_has_no_room_or_drains_is_not_one_that_fails() {
     let mut failed_once = job(Priority::P2, 0);
     failed_once.first_failure_ms = Some(0);
     failed_once.setbacks.record(failed_once.id, n.id.clone(), 0, Ladder { base_ms: 1_000, cap_ms: 256_000 });
-    let left_out = Node { left_out: Some(LeftOut { version: 1, at_ms: 699_000 }), ..n.clone() };
+    let left_out = Node { left_out: [(model_id(), LeftOut { version: 1, at_ms: 699_000 })].into(), ..n.clone() };
     let mut draining = n.clone();
     draining.ledger.draining = true;
     for busy in [left_out, draining] {
@@ -460,4 +461,17 @@ fn a_draining_node_and_one_that_loads_get_nothing() {
     let mut loading = node("b", vec![model(4096, 1)], 0);
     loading.ledger.models[0].residency = Residency::Loading;
     assert_eq!(placed(&plan(&state(vec![draining, loading], vec![job(Priority::P0, 0)]), 0)), vec![]);
+}
+
+#[test]
+fn a_database_clock_that_was_set_back_an_hour_neither_keeps_a_dead_node_alive_nor_a_lost_order_waiting() {
+    let hour = 3_600_000;
+    let dead = node("a", vec![model(4096, 1)], hour);
+    assert!(!dead.alive(1_000, LIMITS.lease_ttl_ms));
+    let live = node("b", vec![model(4096, 1)], 1_000);
+    let ordered = Job {
+        phase: Phase::Placed { node: live.id.clone(), boot: live.boot, lease: id(), placed_ms: hour },
+        ..job(Priority::P2, 0)
+    };
+    assert!(matches!(plan(&state(vec![live], vec![ordered]), 1_000).as_slice(), [Effect::Resend { .. }]));
 }

@@ -68,6 +68,25 @@ pub(crate) struct Room {
     pub beside: u32,
 }
 
+/// The jobs a node has, as far as it matters who runs beside whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Company {
+    pub jobs: u32,
+    /// It has, or is kept for, a job that runs alone.
+    pub closed: bool,
+}
+
+impl Company {
+    pub fn admits(self, job: &Job) -> bool {
+        !self.closed && (self.jobs == 0 || !job.is_suspect())
+    }
+
+    pub fn take(&mut self, job: &Job) {
+        self.jobs += 1;
+        self.closed |= job.is_suspect();
+    }
+}
+
 impl State {
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -178,15 +197,24 @@ impl State {
         self.nodes.keys()
     }
 
-    pub(crate) fn takes_work(&self, node: &Node, now_ms: i64) -> bool {
+    pub(crate) fn takes_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
         let longest = self.limits.accept_ms.saturating_mul(10);
-        let deaf = self.deaf.get(&node.id).is_some_and(|(_, left_out)| {
-            Node { left_out: Some(*left_out), ..node.clone() }.is_left_out(now_ms, longest)
-        });
+        let deaf = self.deaf.get(&node.id).is_some_and(|(_, since)| since.holds(&node.ledger, now_ms, longest));
         node.alive(now_ms, self.limits.lease_ttl_ms)
             && !node.ledger.draining
-            && !node.is_left_out(now_ms, longest)
+            && !node.leaves_out(model, now_ms, longest)
             && !deaf
+    }
+
+    /// Who has work of each node, placed or running.
+    pub(crate) fn company(&self) -> BTreeMap<&NodeId, Company> {
+        let mut company: BTreeMap<&NodeId, Company> = BTreeMap::new();
+        for job in self.jobs.values() {
+            if let Some((node, _)) = job.holder() {
+                company.entry(node).or_default().take(job);
+            }
+        }
+        company
     }
 
     pub(crate) fn room(&self, node: &Node, model: &ModelState) -> Room {

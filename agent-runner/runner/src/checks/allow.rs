@@ -72,6 +72,22 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_0_1_allows_what_it_allowed() {
+        let (allowed, problem) = Allowed::of(Some(include_str!("../../tests/fixtures/checks-0.1.toml")));
+        assert_eq!(problem, None);
+        for (what, folder) in [
+            (What::DeletesFiles, "deletes_files"),
+            (What::DropsTable, "drops_table"),
+            (What::DeletesAllRows, "deletes_all_rows"),
+            (What::EndlessLoop, "endless_loop"),
+            (What::DynamicCode, "dynamic_code"),
+        ] {
+            assert!(allowed.covers(what, &format!("{folder}/a.py")) && allowed.covers(what, "one.py"), "{folder}");
+            assert!(!allowed.covers(what, "elsewhere.py"), "{folder}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_read_allows_nothing_and_says_why() {
         assert!(Allowed::of(None).1.is_none());
         for bad in

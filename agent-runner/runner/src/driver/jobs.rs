@@ -1,7 +1,7 @@
 //! One answer of a model, through everything that may come between: the wait for placement, retries of the scheduler, a
 //! context that is too small, a reply that cannot be read, and the end of the working time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{ChatMessage, Completion, JobFailure, JobRequest, JobState, JobView, OutputFormat, Prompt};
@@ -128,11 +128,20 @@ impl<P: TaskPort> Drive<P> {
         };
         let before = self.history.active_ms.saturating_sub(self.history.window_active_ms) + spent_ms;
         let mut view = self.port.job(self.history.next_seq, request).await?;
+        let mut queued_since = None;
         loop {
             // Asking and being answered is what this runner's part of a generation is.
             self.port.progressed();
             if let Some(ending) = self.ending(&view).await? {
                 return Ok((view, ending));
+            }
+            if view.state == JobState::Queued {
+                let since: Instant = *queued_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= self.timing.slot_wait() {
+                    return Err(Stopped::Waits { job: view.id });
+                }
+            } else {
+                queued_since = None;
             }
             let worked = before + view.running_ms;
             if worked >= self.limits.timeout_ms {

@@ -13,6 +13,9 @@ pub enum Stopped {
     /// The task is somebody else's now, or cancelled: drop everything.
     #[error("the lease is lost")]
     Lost,
+    /// Its job has waited for a place for `slot_wait`, and may for long: whoever has a slot uses it for another task.
+    #[error("its job {job} waits for a place")]
+    Waits { job: JobId },
     /// The scheduler and this runner disagree about what is legal, or a record cannot be read: a bug on one side. The task is
     /// given up with the reason, which counts against it, so that it cannot go round for ever.
     #[error("the task cannot be driven: {reason}")]

@@ -38,6 +38,7 @@ pub fn sampling(
         // Servers take seeds as signed integers, some of 32 bits.
         seed: base.wrapping_add(u64::from(iteration)).wrapping_add(n * REPEAT) & 0x7fff_ffff,
         max_tokens: reply_tokens,
+        deterministic: binding.deterministic.unwrap_or(false),
         ..Sampling::default()
     }
 }

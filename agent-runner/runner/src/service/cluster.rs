@@ -90,6 +90,7 @@ fn judge_job(reply: JobReply) -> Result<Verdict<JobView>, Stopped> {
     Ok(match reply {
         JobReply::Job { job } => Verdict::Settled(job),
         JobReply::Stale => Verdict::Stale,
+        JobReply::Refused { reason } => return Err(Stopped::Refused { reason }),
         JobReply::Unavailable { reason } => Verdict::Again(reason),
     })
 }
@@ -126,6 +127,7 @@ impl TaskPort for Cluster {
         self.request("job_cancel", &ask, |reply| match reply {
             FenceReply::Committed => Ok(Verdict::Settled(())),
             FenceReply::Stale => Ok(Verdict::Stale),
+            FenceReply::Refused { reason } => Err(Stopped::Refused { reason }),
             FenceReply::Unavailable { reason } => Ok(Verdict::Again(reason)),
         })
         .await

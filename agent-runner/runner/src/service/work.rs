@@ -6,7 +6,7 @@ use cfq_convergence::History;
 use cfq_link::lease::HeldLease;
 use cfq_proto::blob::Carried;
 use cfq_proto::looping::{Step, StepRecord};
-use cfq_proto::messages::{FenceReply, GiveUp, Grant, Release, TaskFence};
+use cfq_proto::messages::{FenceReply, GiveUp, Grant, Release};
 use cfq_proto::subject;
 
 use super::Shared;
@@ -52,6 +52,7 @@ impl Worker {
             ended = driven => match ended {
                 Ok(history) => tracing::info!(%task, state = %history.state, "the task rests"),
                 Err(Stopped::Lost) => tracing::info!(%task, "lost the task"),
+                Err(Stopped::Waits { job }) => release(&shared, Release { fence, waits_for: Some(job) }).await,
                 Err(Stopped::Refused { reason }) => {
                     tracing::error!(%task, reason, "cannot drive a task, giving it up");
                     give_up(&shared, &lease, GiveUp { fence, reason }).await;
@@ -60,7 +61,7 @@ impl Worker {
             () = lease.lost() => tracing::info!(%task, "lost the task"),
             end = ended(&mut ear) => match end {
                 End::Cancelled => tracing::info!(%task, "the task was taken back"),
-                End::Drain => release(&shared, fence).await,
+                End::Drain => release(&shared, Release { fence, waits_for: None }).await,
             },
         }
         drop(lease);
@@ -110,12 +111,13 @@ async fn whole(port: &Cluster, record: StepRecord) -> Result<StepRecord, Stopped
 }
 
 /// Hands the task back. Whether or not it is answered, the lease is let go.
-async fn release(shared: &Shared, fence: TaskFence) {
+async fn release(shared: &Shared, ask: Release) {
+    let fence = ask.fence;
     let subject = subject::runner(&shared.config.runner, "release");
-    match shared.session.request_until_answered::<_, FenceReply>(&subject, &Release { fence }).await {
+    match shared.session.request_until_answered::<_, FenceReply>(&subject, &ask).await {
         Ok(FenceReply::Committed) => tracing::info!(task = %fence.task, "handed a task back"),
         Ok(FenceReply::Stale) => tracing::info!(task = %fence.task, "the task was not ours any more"),
-        Ok(FenceReply::Unavailable { reason }) => {
+        Ok(FenceReply::Refused { reason } | FenceReply::Unavailable { reason }) => {
             tracing::warn!(task = %fence.task, reason, "could not hand a task back")
         }
         Err(error) => tracing::warn!(task = %fence.task, %error, "could not hand a task back"),
@@ -131,6 +133,7 @@ async fn give_up(shared: &Shared, lease: &HeldLease, ask: GiveUp) {
             tokio::time::sleep(shared.config.timing.backoff_base()).await;
             match shared.session.request::<_, FenceReply>(&subject, &ask).await {
                 Ok(FenceReply::Committed | FenceReply::Stale) => return,
+                Ok(FenceReply::Refused { reason }) => return tracing::error!(reason, "cannot give a task up"),
                 Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "cannot give a task up yet"),
                 Err(error) => tracing::debug!(%error, "cannot give a task up yet"),
             }

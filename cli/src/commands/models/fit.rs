@@ -34,7 +34,6 @@ pub struct Fit {
 struct Terms {
     weights: u64,
     tables: u64,
-    repacked: u64,
     kv_per_token: u64,
     scratch: u64,
     loading: u64,
@@ -74,8 +73,8 @@ pub fn fit(store: &Store, config: &Config, model: ModelId) -> anyhow::Result<Fit
     })?;
     let limit = config.node.memory_limit.unwrap_or(u64::MAX);
     let places = gpu::inventory().devices.iter().map(|device| place(device, &sums, limit)).collect();
-    let Need { weights, tables, repacked, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
-    let terms = Terms { weights, tables, repacked, kv_per_token, scratch, loading, reserve };
+    let Need { weights, tables, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
+    let terms = Terms { weights, tables, kv_per_token, scratch, loading, reserve };
     Ok(Fit { model, path, file: sums.file, context: sums.context, terms, places })
 }
 
@@ -109,10 +108,9 @@ pub fn words(fit: &Fit) -> String {
     let rows: Vec<Vec<String>> = [
         ("weights", Bytes(t.weights).to_string(), "as the CPU's kernels want them"),
         ("tables", Bytes(t.tables).to_string(), "norms, biases, the tokenizer"),
-        ("repacked copies", Bytes(t.repacked).to_string(), "beside the weights, for the vector units"),
         ("KV", format!("{} a token", Bytes(t.kv_per_token)), "keys and values"),
         ("scratch", Bytes(t.scratch).to_string(), "activations of the largest pass"),
-        ("loading", Bytes(t.loading).to_string(), "beside weights and tables, before there are copies and KV"),
+        ("loading", Bytes(t.loading).to_string(), "beside weights and tables, before there are keys and values"),
         ("reserve", Bytes(t.reserve).to_string(), "the rest of the process"),
     ]
     .into_iter()

@@ -7,6 +7,7 @@
 
 pub mod candle;
 pub mod grammar;
+mod lanes;
 pub mod proxy;
 pub mod sampling;
 mod sse;
@@ -15,7 +16,7 @@ pub mod text;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cfq_proto::job::{Completion, JobFailure, Prompt};
+use cfq_proto::job::{Completion, JobFailure, Prompt, Written};
 use cfq_proto::node::ModelState;
 use futures::future::BoxFuture;
 use tokio::sync::Notify;
@@ -30,12 +31,23 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// Names the vocabulary of the tokens it tells of; `None` if it tells of none.
+    fn vocabulary(&self) -> Option<i64> {
+        None
+    }
+
     /// Counts the prompt and reserves its room, or says why not. Must be called within a tokio runtime.
-    fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>>;
+    fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
+        self.admit_after(prompt, Written::default())
+    }
+
+    /// The same, going on from what was written already, where that can be: tokens of another vocabulary are left out.
+    fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>>;
 }
 
 /// Room held for one sequence. Dropped unused, the room is free again.
 pub struct Admitted {
+    resumed: u32,
     start: Box<dyn FnOnce() -> Generation + Send>,
 }
 
@@ -47,7 +59,16 @@ impl std::fmt::Debug for Admitted {
 
 impl Admitted {
     pub fn new(start: impl FnOnce() -> Generation + Send + 'static) -> Self {
-        Self { start: Box::new(start) }
+        Self { resumed: 0, start: Box::new(start) }
+    }
+
+    /// It goes on after so many tokens of an earlier attempt.
+    pub fn after(self, resumed: u32) -> Self {
+        Self { resumed, ..self }
+    }
+
+    pub fn resumed(&self) -> u32 {
+        self.resumed
     }
 
     /// Begins the work.
@@ -58,9 +79,9 @@ impl Admitted {
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refused {
-    /// No room at the moment, in tokens.
-    #[error("needs room for {need} tokens, {have} are free")]
-    NotNow { need: u64, have: u64 },
+    /// No room at the moment; `need` and `have` in tokens, `need` where it was counted.
+    #[error("no room for it now, {have} tokens are free")]
+    NotNow { need: Option<u64>, have: u64 },
     /// This engine can never run it, though another might.
     #[error("{reason}")]
     Never { reason: String },
@@ -72,8 +93,9 @@ pub enum Refused {
 /// What happened since the reader last looked.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Work went on (a prefill chunk, tokens); `text` is what became final, perhaps nothing.
-    Step { text: String },
+    /// Work went on (a prefill chunk, tokens); `text` is what became final, perhaps nothing, and `tokens` what was written,
+    /// where the engine has tokens.
+    Step { text: String, tokens: Vec<u32> },
     /// The end; nothing comes after it. The completion holds the whole text.
     Done(Result<Completion, Ended>),
 }
@@ -90,6 +112,7 @@ pub enum Ended {
 #[derive(Default)]
 struct Slot {
     text: String,
+    tokens: Vec<u32>,
     stepped: bool,
     done: Option<Result<Completion, Ended>>,
 }
@@ -128,7 +151,8 @@ impl Generation {
                 let mut slot = self.mailbox.slot();
                 if slot.stepped {
                     slot.stepped = false;
-                    return Event::Step { text: std::mem::take(&mut slot.text) };
+                    let (text, tokens) = (std::mem::take(&mut slot.text), std::mem::take(&mut slot.tokens));
+                    return Event::Step { text, tokens };
                 }
                 if let Some(done) = slot.done.take() {
                     return Event::Done(done);
@@ -165,8 +189,14 @@ pub fn generation() -> (Outbox, Generation) {
 
 impl Outbox {
     pub fn step(&self, text: &str) {
+        self.wrote(text, &[]);
+    }
+
+    /// A step that wrote these tokens.
+    pub fn wrote(&self, text: &str, tokens: &[u32]) {
         let mut slot = self.mailbox.slot();
         slot.text.push_str(text);
+        slot.tokens.extend_from_slice(tokens);
         slot.stepped = true;
         drop(slot);
         self.mailbox.news.notify_one();
@@ -213,7 +243,7 @@ mod tests {
         outbox.step("a");
         outbox.step("b");
         outbox.end(Err(Ended::Cancelled));
-        assert_eq!(reader.next().await, Event::Step { text: "ab".into() });
+        assert_eq!(reader.next().await, Event::Step { text: "ab".into(), tokens: vec![] });
         assert_eq!(reader.next().await, Event::Done(Err(Ended::Cancelled)));
     }
 

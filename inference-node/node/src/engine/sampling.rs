@@ -3,10 +3,16 @@
 //! The order is: penalties, temperature, top-k, top-p, min-p, then one draw. Draws come from a counter-based hash
 //! of (seed, position), so the same seed gives the same text whatever else is in the batch, and a continuation on
 //! another machine goes on with the same draws.
+//!
+//! A vocabulary has tens of thousands of tokens and most scores are far from zero in a warm draw, so nothing here sorts
+//! them all: the cuts look for the best few, and the draw goes through the vocabulary in its own order.
 
 use std::collections::HashMap;
 
 use cfq_proto::job::Sampling;
+use pulp::{Simd, WithSimd};
+
+use crate::engine::lanes::{LANES, add_lanes, exp, vectorised};
 
 /// Tokens back that the repetition penalty looks at; llama.cpp's default.
 const PENALTY_WINDOW: usize = 64;
@@ -29,41 +35,114 @@ pub fn sample(logits: &mut [f32], history: &[u32], prompt: usize, sampling: &Sam
         return Ok(best);
     }
     let top = logits[best as usize];
-    let mut candidates: Vec<(u32, f32)> = (0u32..)
-        .zip(logits.iter())
-        .map(|(token, logit)| (token, (logit - top) / sampling.temperature))
-        .filter(|(_, score)| *score > -NEGLIGIBLE)
-        .map(|(token, score)| (token, score.exp()))
-        .collect();
-    // Equal weights keep vocabulary order, so the result does not depend on the sort.
-    candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    if let Some(k) = sampling.top_k.filter(|k| *k > 0) {
-        candidates.truncate(k as usize);
-    }
-    if let Some(p) = sampling.top_p.filter(|p| *p < 1.0) {
-        let total: f32 = candidates.iter().map(|(_, weight)| weight).sum();
-        let mut sum = 0.0;
-        let kept = candidates.iter().take_while(|(_, weight)| {
-            let keep = sum < p * total;
-            sum += weight;
-            keep
-        });
-        let kept = kept.count().max(1);
-        candidates.truncate(kept);
-    }
+    let weights = logits;
+    vectorised(Weigh { scores: weights, top, temperature: sampling.temperature });
+    keep_best(weights, sampling);
     if let Some(p) = sampling.min_p {
-        let least = p * candidates.first().map_or(0.0, |(_, weight)| *weight);
-        candidates.retain(|(_, weight)| *weight >= least);
+        // The best token's weight is 1.
+        weights.iter_mut().filter(|weight| **weight < p).for_each(|weight| *weight = 0.0);
     }
-    let total: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
-    let mut left = uniform(sampling.seed, history.len() as u64) * total;
-    for (token, weight) in &candidates {
-        left -= f64::from(*weight);
-        if left < 0.0 {
-            return Ok(*token);
+    Ok(draw(weights, uniform(sampling.seed, history.len() as u64)).unwrap_or(best))
+}
+
+/// Sets all weights to zero but those of the `top_k` best, and of those all but the best that make up `top_p`. Of equal
+/// ones the first in the vocabulary are better.
+fn keep_best(weights: &mut [f32], sampling: &Sampling) {
+    let top_p = sampling.top_p.filter(|p| *p < 1.0);
+    let top_k = sampling.top_k.filter(|k| *k > 0).map(|k| k as usize);
+    if top_p.is_none() && top_k.is_none() {
+        return;
+    }
+    let better = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let mut candidates: Vec<(u32, f32)> =
+        (0u32..).zip(weights.iter().copied()).filter(|(_, weight)| *weight > 0.0).collect();
+    if let Some(k) = top_k.filter(|k| *k < candidates.len()) {
+        candidates.select_nth_unstable_by(k - 1, better);
+        candidates.truncate(k);
+    }
+    if let Some(p) = top_p {
+        let enough = p * candidates.iter().map(|(_, weight)| weight).sum::<f32>();
+        let (mut sorted, mut sum) = (0, 0.0);
+        // Few tokens make up most: a growing head is sorted until it is enough.
+        while sorted < candidates.len() {
+            let head = (sorted * 4).clamp(64, candidates.len().max(64)).min(candidates.len());
+            let rest = &mut candidates[sorted..];
+            if head - sorted < rest.len() {
+                rest.select_nth_unstable_by(head - sorted - 1, better);
+            }
+            rest[..head - sorted].sort_unstable_by(better);
+            let within = candidates[sorted..head].iter().position(|(_, weight)| {
+                sum += weight;
+                sum >= enough
+            });
+            if let Some(last) = within {
+                candidates.truncate(sorted + last + 1);
+                break;
+            }
+            sorted = head;
         }
     }
-    Ok(candidates.last().map_or(best, |(token, _)| *token))
+    weights.fill(0.0);
+    for (token, weight) in candidates {
+        weights[token as usize] = weight;
+    }
+}
+
+/// Turns scores into weights relative to the best one's.
+struct Weigh<'a> {
+    scores: &'a mut [f32],
+    top: f32,
+    temperature: f32,
+}
+
+impl WithSimd for Weigh<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for score in self.scores {
+            let distance = (*score - self.top) / self.temperature;
+            *score = if distance > -NEGLIGIBLE { exp(distance) } else { 0.0 };
+        }
+    }
+}
+
+/// Tokens whose weights are added up at a time.
+const STRIDE: usize = 256;
+
+/// The token at `share` (of 1) of all weights; `None` if they are all zero.
+fn draw(weights: &[f32], share: f64) -> Option<u32> {
+    let sum = |weights: &[f32]| -> f64 {
+        let (chunks, rest) = weights.as_chunks::<LANES>();
+        let mut sums = [0.0; LANES];
+        for chunk in chunks {
+            for lane in 0..LANES {
+                sums[lane] += chunk[lane];
+            }
+        }
+        f64::from(add_lanes(sums) + rest.iter().sum::<f32>())
+    };
+    let sums: Vec<f64> = weights.chunks(STRIDE).map(sum).collect();
+    let mut left = share * sums.iter().sum::<f64>();
+    let strides = || weights.chunks(STRIDE).zip(&sums).enumerate().filter(|(_, (_, sum))| **sum > 0.0);
+    let within = strides().find(|(_, (_, sum))| {
+        let here = left < **sum;
+        if !here {
+            left -= **sum;
+        }
+        here
+    });
+    // None only by rounding: the share is less than one.
+    let (at, (weights, _)) = within.or_else(|| strides().next_back())?;
+    let mut last = None;
+    for (token, weight) in ((at * STRIDE) as u32..).zip(weights).filter(|(_, weight)| **weight > 0.0) {
+        last = Some(token);
+        left -= f64::from(*weight);
+        if left < 0.0 {
+            break;
+        }
+    }
+    last
 }
 
 fn penalize(logits: &mut [f32], history: &[u32], penalty: f32) {
@@ -100,18 +179,29 @@ fn penalize_written(logits: &mut [f32], written: &[u32], sampling: &Sampling) {
 
 /// The first of the highest.
 fn argmax(logits: &[f32]) -> Result<u32, NotNumbers> {
-    let mut best: Option<(u32, f32)> = None;
-    for (token, logit) in (0u32..).zip(logits) {
-        if logit.is_nan() || *logit == f32::INFINITY {
-            return Err(NotNumbers);
+    let highest = vectorised(Highest(logits)).ok_or(NotNumbers)?;
+    logits.iter().position(|logit| *logit == highest).map(|at| at as u32).ok_or(NotNumbers)
+}
+
+/// The highest of scores; `None` if one is no number or none is finite.
+struct Highest<'a>(&'a [f32]);
+
+impl WithSimd for Highest<'_> {
+    type Output = Option<f32>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Option<f32> {
+        let (chunks, rest) = self.0.as_chunks::<LANES>();
+        let (mut high, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
+        for chunk in chunks {
+            for lane in 0..LANES {
+                high[lane] = if chunk[lane] > high[lane] { chunk[lane] } else { high[lane] };
+                bad[lane] |= chunk[lane].is_nan();
+            }
         }
-        if best.is_none_or(|(_, high)| *logit > high) {
-            best = Some((token, *logit));
-        }
-    }
-    match best {
-        Some((token, high)) if high > f32::NEG_INFINITY => Ok(token),
-        Some(_) | None => Err(NotNumbers),
+        let highest = high.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
+        let bad = bad.contains(&true) || rest.iter().any(|score| score.is_nan());
+        (!bad && highest.is_finite()).then_some(highest)
     }
 }
 
@@ -168,6 +258,44 @@ mod tests {
             let tight = Sampling { top_p: Some(0.0), ..warm(seed) };
             assert_eq!(sample(&mut logits.clone(), &[], 0, &tight), Ok(0));
         }
+    }
+
+    #[test]
+    fn the_best_are_kept_whatever_the_size() {
+        // Weights fall by two parts in a thousand from token to token, in steps of 7 through the vocabulary.
+        for count in [1, 5, 300, 5000usize] {
+            let order: Vec<usize> = (0..count).map(|i| i * 7 % count).collect();
+            let mut weights = vec![0.0; count];
+            order.iter().enumerate().for_each(|(rank, at)| weights[*at] = 0.998f32.powi(rank as i32));
+            for (top_k, top_p) in [(Some(3), None), (None, Some(0.5)), (Some(400), Some(0.9)), (None, Some(0.999))] {
+                let mut kept = weights.clone();
+                keep_best(&mut kept, &Sampling { top_k, top_p, ..Sampling::default() });
+                let mut sorted = weights.clone();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                sorted.truncate(top_k.map_or(count, |k| k as usize));
+                let (total, mut sum) = (sorted.iter().sum::<f32>(), 0.0);
+                let enough = top_p.unwrap_or(1.0) * total;
+                let expected = sorted.iter().take_while(|weight| {
+                    let more = sum < enough;
+                    sum += **weight;
+                    more
+                });
+                let (expected, got) = (expected.count(), kept.iter().filter(|w| **w > 0.0).count());
+                assert!(expected.abs_diff(got) <= 1, "{count} {top_k:?} {top_p:?}: {got} kept, not {expected}");
+                let least = kept.iter().copied().filter(|w| *w > 0.0).fold(1.0, f32::min);
+                assert_eq!(weights.iter().filter(|w| **w >= least).count(), got, "the best");
+            }
+        }
+    }
+
+    #[test]
+    fn a_draw_is_where_its_share_is() {
+        let mut weights = vec![0.0; 1000];
+        (weights[3], weights[300], weights[999]) = (1.0, 2.0, 1.0);
+        for (share, token) in [(0.0, 3), (0.2, 3), (0.26, 300), (0.74, 300), (0.76, 999), (0.999, 999)] {
+            assert_eq!(draw(&weights, share), Some(token));
+        }
+        assert_eq!(draw(&[0.0; 10], 0.5), None);
     }
 
     #[test]

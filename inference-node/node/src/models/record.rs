@@ -175,6 +175,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn records_of_0_1_are_read_and_written_again_as_they_were() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/records");
+        for (name, files) in [("hub-0.1.json", 3), ("package-0.1.json", 1)] {
+            let record = Record::read(&folder.join(name)).unwrap().unwrap();
+            assert_eq!(record.files.len(), files);
+            let text = fs::read_to_string(folder.join(name)).unwrap();
+            assert_eq!(serde_json::to_string_pretty(&record).unwrap(), text.trim(), "{name}");
+        }
+    }
+
+    #[test]
     fn a_record_is_read_back_and_a_strange_one_is_refused_with_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/m.json");

@@ -11,6 +11,7 @@ mod sentence_piece;
 use std::collections::BTreeSet;
 
 use cfq_memory::VocabularySize;
+use sha2::{Digest, Sha256};
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::models::file::ModelFile;
@@ -40,6 +41,7 @@ pub struct Vocabulary {
     bos: Option<u32>,
     /// Put before a sequence that does not begin with it.
     opening: Option<u32>,
+    name: i64,
 }
 
 // llama.cpp's token types; the others (unknown 2, control 3, unused 5) never stand for text here.
@@ -149,7 +151,8 @@ impl Vocabulary {
                 bytes.clear();
             }
         }
-        Self { tokenizer, bytes, control, ends, eos, bos, opening }
+        let name = name(&bytes);
+        Self { tokenizer, bytes, control, ends, eos, bos, opening, name }
     }
 
     /// Token ids of `text`; control tokens written in it become themselves.
@@ -171,6 +174,11 @@ impl Vocabulary {
     pub fn opens_with_space(&self) -> bool {
         let ids = self.encode("x").unwrap_or_default();
         ids.first().is_some_and(|id| self.bytes_of(*id).starts_with(b" "))
+    }
+
+    /// The same for the same tokens under the same numbers, whatever file or machine they come from.
+    pub fn name(&self) -> i64 {
+        self.name
     }
 
     pub fn len(&self) -> usize {
@@ -216,6 +224,17 @@ impl Vocabulary {
 #[error("the prompt cannot be tokenized: {reason}")]
 pub struct TokenizeError {
     reason: String,
+}
+
+fn name(bytes: &[Vec<u8>]) -> i64 {
+    let mut hasher = Sha256::new();
+    for token in bytes {
+        hasher.update((token.len() as u64).to_le_bytes());
+        hasher.update(token);
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize()[..8]);
+    i64::from_le_bytes(first)
 }
 
 #[cfg(test)]

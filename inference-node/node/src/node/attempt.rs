@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::engine::{Admitted, Ended, Event, Generation, Refused};
 use crate::node::fleet::Standing;
+use crate::node::journal::Notes;
 use crate::node::{InHand, Shared};
 
 /// Tokens are gathered for this long before they are published: fast enough to read along, few enough messages.
@@ -31,7 +32,8 @@ pub(super) struct Attempt {
 
 /// What admission came to.
 enum Start {
-    Work(Admitted),
+    /// With the name of its vocabulary, if it tells of tokens.
+    Work(Admitted, Option<i64>),
     /// Accepted only to report this.
     Fail(JobFailure),
     Refuse(Refusal),
@@ -63,19 +65,30 @@ impl Attempt {
         }
         failpoint::hit("node.before_accept");
         let asked_at = Instant::now();
-        if self.settle("accept", &Accept { fence, boot: self.shared.boot }).await != Some(FenceReply::Committed) {
-            tracing::info!(job = %fence.job, "order is not current any more");
-            return;
+        match self.settle("accept", &Accept { fence, boot: self.shared.boot }).await {
+            Some(FenceReply::Committed) => {}
+            Some(FenceReply::Refused { reason }) => {
+                let refusal = Refusal::Never { reason: format!("its acceptance cannot be written: {reason}") };
+                self.settle("refuse", &Refuse { fence, boot: self.shared.boot, refusal }).await;
+                return;
+            }
+            Some(FenceReply::Stale | FenceReply::Unavailable { .. }) | None => {
+                tracing::info!(job = %fence.job, "order is not current any more");
+                return;
+            }
         }
         let lease = self.shared.keeper.hold(fence.lease, asked_at);
         failpoint::hit("node.accepted");
         let outcome = match start {
-            Start::Work(admitted) => match self.generate(admitted.start(), &lease).await {
-                Some(Ok(completion)) => self.carry(completion, &lease).await,
-                Some(Err(Ended::Failed(failure))) => Some(Outcome::Failed { failure }),
-                Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: "stopped on its node".to_owned() }),
-                None => None,
-            },
+            Start::Work(admitted, vocabulary) => {
+                let journal = Notes::of(&self, vocabulary, admitted.resumed());
+                match self.generate(admitted.start(), journal, &lease).await {
+                    Some(Ok(completion)) => self.carry(completion, &lease).await,
+                    Some(Err(Ended::Failed(failure))) => Some(Outcome::Failed { failure }),
+                    Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: "stopped on its node".to_owned() }),
+                    None => None,
+                }
+            }
             Start::Fail(failure) => Some(Outcome::Failed { failure }),
             Start::Refuse(_) => None,
         };
@@ -97,11 +110,11 @@ impl Attempt {
         };
         let engine = match self.shared.fleet.standing(model) {
             Some(Standing::Ready(engine)) => engine,
-            Some(Standing::Loading | Standing::Unusable(_)) => return not_now(1, 0),
+            Some(Standing::Loading | Standing::Unusable(_)) => return not_now(None, 0),
             None => return Start::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") }),
         };
-        match engine.admit(prompt).await {
-            Ok(admitted) => Start::Work(admitted),
+        match engine.admit_after(prompt, self.order.written.clone().unwrap_or_default()).await {
+            Ok(admitted) => Start::Work(admitted, engine.vocabulary()),
             Err(Refused::NotNow { need, have }) => not_now(need, have),
             Err(Refused::Never { reason }) => Start::Refuse(Refusal::Never { reason }),
             Err(Refused::Failed(failure)) => Start::Fail(failure),
@@ -115,6 +128,10 @@ impl Attempt {
             loop {
                 match self.shared.session.request::<_, FenceReply>(&subject, body).await {
                     Ok(FenceReply::Unavailable { reason }) => tracing::debug!(verb, reason, "asking again"),
+                    Ok(FenceReply::Refused { reason }) => {
+                        tracing::error!(verb, reason, "the scheduler cannot write this");
+                        return FenceReply::Refused { reason };
+                    }
                     Ok(settled) => return settled,
                     Err(error) => tracing::debug!(verb, %error, "asking again"),
                 }
@@ -125,7 +142,12 @@ impl Attempt {
     }
 
     /// Reads the generation to its end while the lease holds. `None`: the lease is lost.
-    async fn generate(&mut self, mut generation: Generation, lease: &HeldLease) -> Option<Result<Completion, Ended>> {
+    async fn generate(
+        &mut self,
+        mut generation: Generation,
+        mut journal: Notes,
+        lease: &HeldLease,
+    ) -> Option<Result<Completion, Ended>> {
         let mut frames = Frames { attempt: self, text: String::new(), offset: 0 };
         let mut stop = frames.attempt.in_hand.stop.clone();
         let mut stopped = false;
@@ -136,8 +158,9 @@ impl Attempt {
         loop {
             tokio::select! {
                 event = generation.next() => match event {
-                    Event::Step { text } => {
+                    Event::Step { text, tokens } => {
                         lease.step();
+                        journal.wrote(&tokens);
                         frames.text.push_str(&text);
                     }
                     Event::Done(how) => {
@@ -175,10 +198,12 @@ impl Attempt {
         }
     }
 
-    /// Repeats the report until it is committed or not wanted, as long as the lease holds.
+    /// Repeats the report until it is committed or not wanted, as long as the lease holds. A result that can never be written
+    /// is reported as a failure instead, once: kept alive, it would look like work for ever.
     async fn report(&self, outcome: Outcome, lease: &HeldLease) {
         let fence = self.in_hand.fence;
-        let report = JobReport { fence, boot: self.shared.boot, outcome };
+        let mut report = JobReport { fence, boot: self.shared.boot, outcome };
+        let mut refused = false;
         let subject = self.shared.subject("result");
         failpoint::hit("node.before_report");
         loop {
@@ -197,6 +222,17 @@ impl Attempt {
                 Ok(FenceReply::Stale) => {
                     tracing::info!(job = %fence.job, attempt = fence.attempt, "report is stale");
                     return;
+                }
+                Ok(FenceReply::Refused { reason }) if refused => {
+                    tracing::error!(job = %fence.job, reason, "not even the failure can be written; its lease runs out");
+                    return;
+                }
+                Ok(FenceReply::Refused { reason }) => {
+                    tracing::error!(job = %fence.job, reason, "the result cannot be written, reported as a failure");
+                    refused = true;
+                    let reason = format!("the result could not be written: {reason}");
+                    report.outcome = Outcome::Failed { failure: JobFailure::Engine { reason } };
+                    continue;
                 }
                 Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "reporting again"),
                 Err(error) => tracing::debug!(%error, "reporting again"),

@@ -282,8 +282,12 @@ mod tests {
             Some("index out of bounds".to_owned())
         }
 
-        fn admit(&self, _: cfq_proto::job::Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
-            Box::pin(async { Err(Refused::NotNow { need: 1, have: 0 }) })
+        fn admit_after(
+            &self,
+            _: cfq_proto::job::Prompt,
+            _: cfq_proto::job::Written,
+        ) -> BoxFuture<'_, Result<Admitted, Refused>> {
+            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod attempt;
 mod fleet;
+mod journal;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

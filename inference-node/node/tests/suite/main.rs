@@ -14,6 +14,8 @@ mod node;
 #[cfg(test)]
 mod proxy;
 #[cfg(test)]
+mod resume;
+#[cfg(test)]
 mod smollm;
 #[cfg(test)]
 mod tokens;

@@ -42,7 +42,7 @@ fn the_need_is_what_a_process_holds() {
     let line = said.lines().find_map(|l| l.split_once("MEASURED ")).unwrap_or_else(|| panic!("{said}")).1;
     let numbers: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap()).collect();
     let [loaded, worked, tokens] = numbers[..] else { panic!("{line}") };
-    let weights = need.weights + need.repacked;
+    let weights = need.weights;
     assert!(loaded < need.total() - need.kv(), "loading took {loaded}, predicted {need}");
     assert!(loaded > weights * 9 / 10, "the prediction is far too high: {loaded} of {need}");
     // Pages that loading used and gave back may serve the KV, so only the upper bound is certain.

@@ -162,6 +162,7 @@ impl Scheduler {
                                     );
                                     seen.reports.insert(report.fence.job, report.outcome);
                                 }
+                                "journal" => {}
                                 _ => panic!("{other}"),
                             }
                         }
@@ -203,6 +204,7 @@ impl Scheduler {
             role: Agent::Alpha,
             model: model.clone(),
             prompt: Carried::Inline(prompt),
+            written: None,
         };
         self.send(node, &order).await;
         order

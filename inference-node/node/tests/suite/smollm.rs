@@ -57,7 +57,7 @@ pub async fn finish(mut generation: Generation) -> (Result<Completion, Ended>, S
     let mut streamed = String::new();
     loop {
         match generation.next().await {
-            Event::Step { text } => streamed.push_str(&text),
+            Event::Step { text, .. } => streamed.push_str(&text),
             Event::Done(how) => return (how, streamed),
         }
     }

@@ -85,7 +85,7 @@ impl Guard {
         let host = text(header::HOST).unwrap_or_default();
         if !self.hosts.contains(&name_of(host)) {
             return Err(ApiError::forbidden(format!(
-                "this cfq does not answer for the host {host:?}; add it to http.allowed_hosts, or use http://127.0.0.1"
+                "this cfq does not answer for the host {host:?}; add it to allowed_hosts under [server], or use http://127.0.0.1"
             )));
         }
         if let Some(origin) = headers.get(header::ORIGIN) {

@@ -50,6 +50,7 @@ pub fn completed(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, Ap
         binding.model = binding.model.take().or_else(|| default.model.clone());
         binding.temperature = binding.temperature.or(default.temperature);
         binding.seed = binding.seed.or(default.seed);
+        binding.deterministic = binding.deterministic.or(default.deterministic);
         binding.max_tokens = binding.max_tokens.or(default.max_tokens);
     }
     checked(&spec)?;

@@ -123,13 +123,16 @@ impl Bus {
     }
 }
 
-/// What a sender hears whose message cannot be read; whoever speaks another version reads at least this envelope's. The
-/// answer to a beat has no words.
+/// What a sender hears whose message cannot be read; whoever speaks another version reads at least this envelope's. One side
+/// may be brought to the other's version any minute; what is no message of this version will never be one. The answer to a
+/// beat has no words.
 fn refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
-    let kind = match verb {
-        "beat" => return None,
-        "hello" => "refused",
-        _ => "unavailable",
+    let kind = match (verb, error) {
+        ("beat", _) => return None,
+        ("hello", _) => "refused",
+        ("lease", _) | (_, EnvelopeError::Version { .. }) => "unavailable",
+        ("step", EnvelopeError::Malformed(_)) => "illegal",
+        (_, EnvelopeError::Malformed(_)) => "refused",
     };
     Some(serde_json::json!({ "type": kind, "reason": error.to_string() }))
 }
@@ -152,6 +155,20 @@ mod tests {
 
     fn heard<T: DeserializeOwned>(verb: &str) -> T {
         serde_json::from_value(super::refusal(verb, &EnvelopeError::Version { found: 9 }).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused_for_good_where_the_answer_has_a_word_for_it() {
+        let malformed = || EnvelopeError::Malformed(serde_json::from_str::<u8>("x").unwrap_err());
+        let heard = |verb| super::refusal(verb, &malformed()).unwrap();
+        for verb in ["accept", "refuse", "result", "job_cancel", "release", "give_up"] {
+            assert!(matches!(serde_json::from_value(heard(verb)).unwrap(), FenceReply::Refused { .. }), "{verb}");
+        }
+        assert!(matches!(serde_json::from_value(heard("step")).unwrap(), StepReply::Illegal { .. }));
+        assert!(matches!(serde_json::from_value(heard("blob_put")).unwrap(), BlobPutReply::Refused { .. }));
+        assert!(matches!(serde_json::from_value(heard("blob_get")).unwrap(), BlobGetReply::Refused { .. }));
+        assert!(matches!(serde_json::from_value(heard("lease")).unwrap(), LeaseReply::Unavailable { .. }));
+        assert!(matches!(serde_json::from_value(heard("job")).unwrap(), JobReply::Refused { .. }));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
-    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport,
+    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport, Journal,
     NodeHello, Refuse,
 };
 use cfq_proto::subject;
@@ -22,6 +22,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "node", "hello", hello).await?;
     bus.answer(loops, stop, "node", "accept", accept).await?;
     bus.answer(loops, stop, "node", "refuse", refuse).await?;
+    bus.answer(loops, stop, "node", "journal", journal).await?;
     bus.answer(loops, stop, "node", "result", result).await?;
     bus.answer(loops, stop, "node", "blob_put", blob_put).await?;
     bus.answer(loops, stop, "node", "blob_get", blob_get).await
@@ -81,10 +82,21 @@ async fn refuse(bus: Arc<Bus>, sender: String, ask: Refuse) -> Option<FenceReply
     Some(fenced(&bus, "refuse", answer).await)
 }
 
+async fn journal(bus: Arc<Bus>, sender: String, ask: Journal) -> Option<FenceReply> {
+    let node: NodeId = sender.parse().ok()?;
+    let answer = bus.store.journal(&node, &ask).await.map(|reply| (reply, vec![]));
+    Some(fenced(&bus, "journal", answer).await)
+}
+
 async fn result(bus: Arc<Bus>, sender: String, ask: JobReport) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
     let answer = bus.store.report(&node, &ask).await;
     Some(fenced(&bus, "result", answer).await)
+}
+
+/// The same request may be served later, by this scheduler or another.
+pub(super) fn may_pass(error: &StoreError) -> bool {
+    error.may_retry() || matches!(error, StoreError::NotLeader { .. })
 }
 
 pub(super) async fn fenced(
@@ -97,7 +109,8 @@ pub(super) async fn fenced(
             bus.link.tell(hints).await;
             reply
         }
-        Err(error) => FenceReply::Unavailable { reason: reason(&error, doing) },
+        Err(error) if may_pass(&error) => FenceReply::Unavailable { reason: reason(&error, doing) },
+        Err(error) => FenceReply::Refused { reason: reason(&error, doing) },
     }
 }
 

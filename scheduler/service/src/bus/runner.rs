@@ -11,7 +11,7 @@ use cfq_proto::messages::{
 };
 use tokio::task::JoinSet;
 
-use super::node::{blob_get, blob_put, fenced, later_boot, too_old};
+use super::node::{blob_get, blob_put, fenced, later_boot, may_pass, too_old};
 use super::{Bus, reason};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
@@ -75,7 +75,8 @@ async fn step(bus: Arc<Bus>, sender: String, ask: StepRequest) -> Option<StepRep
             bus.link.tell(hints).await;
             reply
         }
-        Err(error) => StepReply::Unavailable { reason: reason(&error, "step") },
+        Err(error) if may_pass(&error) => StepReply::Unavailable { reason: reason(&error, "step") },
+        Err(error) => StepReply::Illegal { reason: reason(&error, "step") },
     })
 }
 
@@ -86,7 +87,8 @@ async fn job(bus: Arc<Bus>, sender: String, ask: JobAsk) -> Option<JobReply> {
             bus.link.tell(hints).await;
             reply
         }
-        Err(error) => JobReply::Unavailable { reason: reason(&error, "job") },
+        Err(error) if may_pass(&error) => JobReply::Unavailable { reason: reason(&error, "job") },
+        Err(error) => JobReply::Refused { reason: reason(&error, "job") },
     })
 }
 
@@ -94,7 +96,8 @@ async fn job_look(bus: Arc<Bus>, sender: String, ask: JobLook) -> Option<JobRepl
     let runner: RunnerId = sender.parse().ok()?;
     Some(match bus.store.look_at_job(&runner, &ask).await {
         Ok(reply) => reply,
-        Err(error) => JobReply::Unavailable { reason: reason(&error, "job look") },
+        Err(error) if may_pass(&error) => JobReply::Unavailable { reason: reason(&error, "job look") },
+        Err(error) => JobReply::Refused { reason: reason(&error, "job look") },
     })
 }
 

@@ -35,7 +35,7 @@ impl Grace {
     pub fn reading(&mut self, before: Option<&DatabaseClock>, read: &DatabaseClock, took: Duration) -> bool {
         let moved = before.map_or(0, |before| read.ahead_of(before));
         let margin = i64::try_from(self.margin.as_millis()).unwrap_or(i64::MAX);
-        let over = moved > margin || took > self.margin;
+        let over = moved.abs() > margin || took > self.margin;
         if over {
             self.renew(read.at());
         }
@@ -69,6 +69,16 @@ mod tests {
         let later = woken + TTL;
         let next = DatabaseClock::at_instant(1_010_300 + 3_601_000 + 6_000, later);
         assert!(!grace.reading(Some(&read), &next, Duration::ZERO) && !grace.holds(later));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_too_because_what_it_wrote_lies_in_the_future() {
+        let start = Instant::now();
+        let mut grace = Grace::new(start, TTL, MARGIN);
+        let after = start + Duration::from_secs(10);
+        let read = DatabaseClock::at_instant(1_010_000 - 3_600_000, after);
+        assert!(grace.reading(Some(&DatabaseClock::at_instant(1_000_000, start)), &read, Duration::ZERO));
+        assert!(grace.holds(after) && !grace.holds(after + TTL));
     }
 
     #[test]

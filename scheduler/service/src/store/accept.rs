@@ -1,6 +1,6 @@
 //! A node takes an order, or refuses it.
 
-use cfq_proto::ids::NodeId;
+use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Accept, FenceReply, JobFence, Refusal, Refuse};
 use sqlx::PgConnection;
@@ -45,8 +45,10 @@ impl Store {
         .await
         .doing("recording an acceptance")?;
         changed(&mut tx, task.id, ask.fence.job, "accepted").await?;
+        cfq_link::failpoint::hit("scheduler.accept.before_commit");
         tx.commit().await.doing("committing an acceptance")?;
-        Ok((FenceReply::Committed, hints(&task, ask.fence)))
+        cfq_link::failpoint::hit("scheduler.accept.after_commit");
+        Ok((FenceReply::Committed, hints(&task, ask.fence.job)))
     }
 
     /// Placed -> queued, nothing counted; the node, or the job, remembers why.
@@ -65,16 +67,19 @@ impl Store {
                 | JobState::Cancelled,
             )
             | None => {
-                let before = attempts::outcome(&mut tx, &ask.fence).await?;
-                let reply =
-                    if before.as_deref() == Some("refused") { FenceReply::Committed } else { FenceReply::Stale };
+                let reply = repeated(&mut tx, &ask.fence, "refused").await?;
                 return nothing(tx, (reply, vec![])).await;
             }
         }
         let why = match &ask.refusal {
             Refusal::NotNow { need, have, ledger_version } => {
-                self.leave_out(&mut tx, node, ask, *need, *ledger_version).await?;
-                format!("{node} has no room now: needs {need}, has {have} (ledger {ledger_version})")
+                leave_out(&mut tx, node, ask, *need, *ledger_version).await?;
+                match need {
+                    Some(need) => {
+                        format!("{node} has no room now: needs {need} tokens, has {have} (ledger {ledger_version})")
+                    }
+                    None => format!("{node} has no room now (ledger {ledger_version})"),
+                }
             }
             Refusal::Never { reason } => {
                 let reason = plain(reason);
@@ -93,40 +98,45 @@ impl Store {
         attempts::end_current(&mut tx, ask.fence.job, "refused", &why).await?;
         leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
         changed(&mut tx, task.id, ask.fence.job, &why).await?;
+        cfq_link::failpoint::hit("scheduler.refuse.before_commit");
         tx.commit().await.doing("committing a refusal")?;
-        let mut told = hints(&task, ask.fence);
+        cfq_link::failpoint::hit("scheduler.refuse.after_commit");
+        let mut told = hints(&task, ask.fence.job);
         told.push(Hint::Leader(LeaderHint::Node(node.clone())));
         Ok((FenceReply::Committed, told))
     }
+}
 
-    async fn leave_out(
-        &self,
-        connection: &mut PgConnection,
-        node: &NodeId,
-        ask: &Refuse,
-        need: u64,
-        ledger_version: u64,
-    ) -> Result<(), StoreError> {
-        sqlx::query!(
-            "update nodes set left_out_version = $3, left_out_at = now() where id = $1 and boot = $2",
-            node.as_str(),
-            ask.boot.0,
-            i64::try_from(ledger_version).unwrap_or(i64::MAX)
-        )
-        .execute(&mut *connection)
-        .await
-        .doing("leaving a node out")?;
-        // The node counted exactly; the number is kept.
-        sqlx::query!(
-            "update jobs set known_need = $2 where id = $1",
-            ask.fence.job.0,
-            i64::try_from(need).unwrap_or(i64::MAX)
-        )
-        .execute(connection)
-        .await
-        .doing("keeping a node's count")?;
-        Ok(())
-    }
+/// The node gets no more of this model until its ledger is a later one; what it counted exactly is kept with the job.
+async fn leave_out(
+    connection: &mut PgConnection,
+    node: &NodeId,
+    ask: &Refuse,
+    need: Option<u64>,
+    ledger_version: u64,
+) -> Result<(), StoreError> {
+    let need = need.map(|need| i64::try_from(need).unwrap_or(i64::MAX));
+    let model = sqlx::query_scalar!(
+        "update jobs set known_need = coalesce($2, known_need) where id = $1 returning model",
+        ask.fence.job.0,
+        need
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("keeping a node's count")?;
+    sqlx::query!(
+        r#"update nodes set left_out = (left_out::jsonb || jsonb_build_object($3::text,
+                      jsonb_build_object('version', $4::bigint, 'at_ms', (extract(epoch from now()) * 1000)::bigint)))::json
+           where id = $1 and boot = $2"#,
+        node.as_str(),
+        ask.boot.0,
+        model,
+        i64::try_from(ledger_version).unwrap_or(i64::MAX)
+    )
+    .execute(connection)
+    .await
+    .doing("leaving a node out")?;
+    Ok(())
 }
 
 /// The state of the job, locked, if this fence is its current one and this boot of the node holds it.
@@ -150,8 +160,21 @@ pub(super) async fn held(
     state.map(|s| read("job state", &s)).transpose()
 }
 
-pub(super) fn hints(task: &TaskRow, fence: JobFence) -> Vec<Hint> {
-    let runner = task.runner.clone().filter(|_| task.lease.is_some());
-    let changed = runner.map(|runner| Hint::JobChanged { runner, task: task.id, job: fence.job });
-    std::iter::once(Hint::Leader(LeaderHint::Job(fence.job))).chain(changed).collect()
+/// Whoever drives the task hears of its job; where nobody does, it may be what the task waits for.
+pub(super) fn hints(task: &TaskRow, job: JobId) -> Vec<Hint> {
+    let told = match (&task.runner, task.lease) {
+        (Some(runner), Some(_)) => Hint::JobChanged { runner: runner.clone(), task: task.id, job },
+        _ => Hint::WorkWaits,
+    };
+    vec![Hint::Leader(LeaderHint::Job(job)), told]
+}
+
+/// The answer to a report about an attempt that is not current: the same as before if this is what was committed then.
+pub(super) async fn repeated(
+    connection: &mut PgConnection,
+    fence: &JobFence,
+    told: &str,
+) -> Result<FenceReply, StoreError> {
+    let before = attempts::outcome(connection, fence).await?;
+    Ok(if before.as_deref() == Some(told) { FenceReply::Committed } else { FenceReply::Stale })
 }

@@ -60,7 +60,9 @@ impl Store {
             move_task(&mut tx, &task, TaskState::Cancelled, &format!("cancelled by {by}")).await?;
             hints.extend(cancel_jobs(&mut tx, task.id, "cancelled").await?);
         }
+        cfq_link::failpoint::hit("scheduler.cancel.before_commit");
         tx.commit().await.doing("cancelling a task")?;
+        cfq_link::failpoint::hit("scheduler.cancel.after_commit");
         if let (Some(runner), Some(fence)) = (task.runner.clone(), task.fence()) {
             hints.push(Hint::CancelTask { runner, fence });
         }

@@ -5,8 +5,7 @@
 //! loop to escalate, and fails. An answer to an escalation that comes after the deadline lifts it: whoever gives it knows
 //! the time. Like a cancel, all this races with the runner's own steps for the task's row, and the loser is stale.
 
-use cfq_convergence::{History, overdue};
-use cfq_proto::blob::Carried;
+use cfq_convergence::overdue;
 use cfq_proto::ids::TaskId;
 use cfq_proto::looping::{LoopState, Step};
 use cfq_proto::task::TaskState;
@@ -15,7 +14,7 @@ use sqlx::PgConnection;
 use super::error::Doing;
 use super::hint::Hint;
 use super::leader::{Leadership, hold_lead};
-use super::task_lease;
+use super::take_back;
 use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
 use super::{Store, StoreError, nothing, steps};
 
@@ -77,13 +76,7 @@ impl Store {
 /// Writes the escalation; `None` where no model is asked next, so that what is there is decided first.
 async fn escalated(connection: &mut PgConnection, task: &TaskRow) -> Result<Option<Vec<Hint>>, StoreError> {
     let unreadable = |text: String| StoreError::Unreadable { what: "step", text };
-    let mut records = task_lease::steps(connection, task.id).await?;
-    for record in &mut records {
-        if let Step::Generated { artifact } = &mut record.step {
-            *artifact = Carried::Inline(Store::carried(connection, artifact.clone()).await?);
-        }
-    }
-    let history = History::of(&records).map_err(|error| unreadable(error.to_string()))?;
+    let history = take_back::history(connection, task).await?.map_err(unreadable)?;
     let Some(decided) = overdue(&history) else { return Ok(None) };
     let step = Step::Decided { iteration: history.current_iteration(), decided };
     match steps::write(connection, task, None, &step, history.active_ms).await? {

@@ -7,8 +7,9 @@ use cfq_proto::messages::{FenceReply, GiveUp};
 
 use super::error::Doing;
 use super::hint::Hint;
+use super::take_back::{Lost, take_back};
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing, sweep};
+use super::{Store, StoreError, nothing};
 
 /// Longest reason kept, in bytes: it comes from another machine.
 const LONGEST: usize = 2_000;
@@ -20,8 +21,8 @@ impl Store {
             return nothing(tx, (FenceReply::Stale, vec![])).await;
         };
         let reason: String = ask.reason.chars().take(LONGEST).collect();
-        let why = format!("gave it up: {reason}");
-        let hints = sweep::take_back(&mut tx, &task, &why, self.limits.max_task_losses).await?;
+        let why = Lost::Gone(format!("gave it up: {reason}"));
+        let hints = take_back(&mut tx, &task, &why, self.limits.max_task_losses).await?;
         tx.commit().await.doing("giving a task up")?;
         Ok((FenceReply::Committed, hints))
     }

@@ -81,7 +81,9 @@ impl Store {
         .await
         .doing("finding a job")?;
         let view = view(&mut tx, JobId(found)).await?;
+        cfq_link::failpoint::hit("scheduler.job.before_commit");
         tx.commit().await.doing("committing a job")?;
+        cfq_link::failpoint::hit("scheduler.job.after_commit");
         Ok((JobReply::Job { job: view }, hints))
     }
 
@@ -186,7 +188,7 @@ pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: Jo
                   running_ms = running_ms + case when j.state = 'running' and t.first_token_at is not null
                       then (extract(epoch from now() - least(now(), greatest(j.accepted_at, t.first_token_at))) * 1000)::bigint
                       else 0 end,
-                  accepted_at = null, node = case when $2 in ('done', 'failed') then node end, updated_at = now()
+                  accepted_at = null, placement = case when $2 = 'queued' then '' else placement end, node = case when $2 in ('done', 'failed') then node end, updated_at = now()
            from tasks t where j.id = $1 and t.id = j.task"#,
         job.0,
         to.as_str()

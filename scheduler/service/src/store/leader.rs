@@ -7,6 +7,8 @@ use uuid::Uuid;
 use super::error::Doing;
 use super::{Store, StoreError};
 
+const UNDEFINED_TABLE: &str = "42P01";
+
 /// Proof of having been elected; worth something only as long as the row says the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leadership {
@@ -15,12 +17,14 @@ pub struct Leadership {
 }
 
 impl Store {
-    /// Takes the row if its holder let it expire.
+    /// Takes the row if its holder let it expire. One that expires later than any holder could have said was written before
+    /// the clock was set back: its holder renews it at once, if there is one.
     pub async fn take_lead(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
         let generation = sqlx::query_scalar!(
             r#"update leader set generation = generation + 1, holder = $1,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
-               where expires_at < now() returning generation"#,
+               where expires_at not between now() and now() + 2 * $2::float8 * interval '1 millisecond'
+               returning generation"#,
             holder,
             self.timing.leader_ttl_ms as f64
         )
@@ -60,10 +64,13 @@ impl Store {
 
     /// Whether some scheduler leads now.
     pub async fn has_leader(&self) -> Result<bool, StoreError> {
-        sqlx::query_scalar!(r#"select expires_at >= now() as "led!" from leader"#)
-            .fetch_one(&self.pool)
-            .await
-            .doing("asking who leads")
+        let asked =
+            sqlx::query_scalar!(r#"select expires_at >= now() as "led!" from leader"#).fetch_one(&self.pool).await;
+        match asked {
+            // A new database, before its first migration.
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(false),
+            asked => asked.doing("asking who leads"),
+        }
     }
 }
 

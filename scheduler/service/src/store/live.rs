@@ -11,6 +11,26 @@ use sqlx::types::Json;
 use super::error::{Doing, read};
 use super::{Store, StoreError};
 
+/// The columns of a [`LiveRow`], for the rows that a condition names.
+macro_rules! live_rows {
+    ($which:literal, $($argument:expr),*) => {
+        sqlx::query_as!(
+            LiveRow,
+            r#"select id, task, role, model, priority,
+                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
+                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
+                never as "never: _", setbacks as "setbacks: _",
+                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms, losses,
+                failure as "failure: _", attempt, state, node, node_boot, lease,
+                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
+                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
+            from jobs where "# + $which,
+            $($argument),*
+        )
+    };
+}
+
 impl Store {
     /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from. Those that cannot
     /// be read are left out.
@@ -42,18 +62,8 @@ impl Store {
     }
 
     async fn live_jobs_at_once(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
-        let rows = sqlx::query_as!(
-            LiveRow,
-            r#"select id, task, role, model, priority,
-                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
-                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
-                never as "never: _", setbacks as "setbacks: _",
-                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms,
-                failure as "failure: _", attempt, state, node, node_boot, lease,
-                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
-                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
-            from jobs where state in ('queued', 'placed', 'running') and id <> all($1) order by created_at"#,
+        let rows = live_rows!(
+            "state in ('queued', 'placed', 'running') and id <> all($1) order by created_at",
             &self.aside.rows()
         )
         .fetch_all(&self.pool)
@@ -64,23 +74,7 @@ impl Store {
 
     /// One job: its row while it lives, else since when it is over. `None` if there is no such job.
     pub async fn job_now(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
-        let row = sqlx::query_as!(
-            LiveRow,
-            r#"select id, task, role, model, priority,
-                (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
-                (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, max_tokens, known_need,
-                never as "never: _", setbacks as "setbacks: _",
-                (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms,
-                failure as "failure: _", attempt, state, node, node_boot, lease,
-                (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
-                (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
-            from jobs where id = $1"#,
-            job.0
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .doing("reading a job")?;
+        let row = live_rows!("id = $1", job.0).fetch_optional(&self.pool).await.doing("reading a job")?;
         let Some(row) = row else { return Ok(None) };
         let changed_ms = row.changed_ms;
         Ok(Some(row.into_core()?.map_or((None, changed_ms), |(job, at)| (Some(job), at))))
@@ -102,6 +96,7 @@ struct LiveRow {
     setbacks: Json<core::Setbacks>,
     first_failure_ms: Option<i64>,
     no_node_ms: i64,
+    losses: i32,
     failure: Option<Json<JobFailure>>,
     attempt: i32,
     state: String,
@@ -151,6 +146,7 @@ impl LiveRow {
             setbacks: self.setbacks.0,
             first_failure_ms: self.first_failure_ms,
             no_node_ms: self.no_node_ms.max(0) as u64,
+            losses: self.losses.max(0) as u32,
             failure: self.failure.map(|f| f.0.to_string()).unwrap_or_default(),
             attempt: self.attempt,
             phase,

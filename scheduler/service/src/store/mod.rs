@@ -20,6 +20,7 @@ mod gauges;
 mod give_up;
 mod hint;
 mod jobs;
+mod journal;
 mod leader;
 mod live;
 mod nodes;
@@ -32,6 +33,7 @@ mod set;
 mod steps;
 mod submit;
 mod sweep;
+mod take_back;
 mod task_lease;
 mod tasks;
 mod views;
@@ -159,6 +161,11 @@ impl Store {
 
     fn lease_ttl_ms(&self) -> f64 {
         self.timing.lease_ttl_ms as f64
+    }
+
+    /// No beat makes a lease longer than one TTL; another is for a scheduler that is configured otherwise.
+    fn longest_lease_ms(&self) -> f64 {
+        2.0 * self.lease_ttl_ms()
     }
 }
 

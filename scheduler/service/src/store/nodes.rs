@@ -1,6 +1,6 @@
 //! Nodes say hello and beat.
 
-use cfq_proto::ids::{BootId, JobId, NodeId, TaskId};
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Beat, BeatReply, NodeHello};
 use cfq_proto::node::Ledger;
@@ -35,8 +35,10 @@ impl Store {
         let written = sqlx::query!(
             r#"insert into nodes (id, boot, version, devices, ledger) values ($1, $2, $3, $4, $5)
                on conflict (id) do update set boot = excluded.boot, version = excluded.version, devices = excluded.devices,
-                   ledger = excluded.ledger, last_seen = now(), left_out_version = null, left_out_at = null
-               where nodes.boot <= excluded.boot or nodes.last_seen < now() - $6::float8 * interval '1 millisecond'"#,
+                   ledger = excluded.ledger, last_seen = now(), left_out = '{}'
+               where nodes.boot <= excluded.boot
+                  or nodes.last_seen not between now() - $6::float8 * interval '1 millisecond'
+                                             and now() + $6::float8 * interval '1 millisecond'"#,
             hello.node.as_str(),
             hello.boot.0,
             plain(&hello.version),
@@ -67,40 +69,44 @@ impl Store {
         .doing("finding the jobs of an earlier start")?;
         let mut hints = Vec::new();
         for row in held {
-            let mut tx = self.begin().await?;
-            let Some(task) = lock_task(&mut tx, TaskId(row.task)).await? else {
-                nothing(tx, ()).await?;
-                continue;
-            };
-            let state = sqlx::query_scalar!(
-                "select state from jobs where id = $1 and lease = $2 and node_boot <> $3 for update",
-                row.id,
-                row.lease,
-                boot.0
-            )
-            .fetch_optional(&mut *tx)
-            .await
-            .doing("checking a lease")?;
-            let job = JobId(row.id);
-            let why = format!("{node} started anew");
-            match state.map(|s| read::<JobState>("job state", &s)).transpose()? {
-                Some(JobState::Running) => {
-                    hints.extend(sweep::lose(&mut tx, &task, job, &why, self.limits.max_losses).await?);
-                }
-                Some(JobState::Placed) => {
-                    attempts::end_current(&mut tx, job, "unplaced", &why).await?;
-                    leave_node(&mut tx, job, JobState::Queued).await?;
-                    changed(&mut tx, task.id, job, &why).await?;
-                    hints.push(Hint::Leader(LeaderHint::Job(job)));
-                }
-                Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
-                | None => {
-                    nothing(tx, ()).await?;
-                    continue;
-                }
-            }
-            tx.commit().await.doing("releasing the jobs of an earlier start")?;
+            let lost = self.release_old(node, boot, TaskId(row.task), JobId(row.id), LeaseId(row.lease)).await;
+            hints.extend(self.swept("job", row.id, lost)?);
         }
+        Ok(hints)
+    }
+
+    async fn release_old(
+        &self,
+        node: &NodeId,
+        boot: BootId,
+        task: TaskId,
+        job: JobId,
+        lease: LeaseId,
+    ) -> Result<Vec<Hint>, StoreError> {
+        let mut tx = self.begin().await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, vec![]).await };
+        let state = sqlx::query_scalar!(
+            "select state from jobs where id = $1 and lease = $2 and node_boot <> $3 for update",
+            job.0,
+            lease.0,
+            boot.0
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("checking a lease")?;
+        let why = format!("{node} started anew");
+        let hints = match state.map(|s| read::<JobState>("job state", &s)).transpose()? {
+            Some(JobState::Running) => sweep::lose(&mut tx, &task, job, &why, self.limits.max_losses).await?,
+            Some(JobState::Placed) => {
+                attempts::end_current(&mut tx, job, "unplaced", &why).await?;
+                leave_node(&mut tx, job, JobState::Queued).await?;
+                changed(&mut tx, task.id, job, &why).await?;
+                vec![Hint::Leader(LeaderHint::Job(job))]
+            }
+            Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
+            | None => return nothing(tx, vec![]).await,
+        };
+        tx.commit().await.doing("releasing the jobs of an earlier start")?;
         Ok(hints)
     }
 
@@ -163,7 +169,7 @@ impl Store {
     pub async fn core_nodes(&self) -> Result<Vec<core::Node>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, boot, ledger as "ledger: Json<serde_json::Value>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
-                      left_out_version, (extract(epoch from left_out_at) * 1000)::bigint as left_out_ms
+                      left_out as "left_out: Json<serde_json::Value>"
                from nodes"#
         )
         .fetch_all(&self.pool)
@@ -179,14 +185,9 @@ impl Store {
                     continue;
                 }
             };
-            let left_out = r.left_out_version.zip(r.left_out_ms);
-            nodes.push(core::Node {
-                id,
-                boot: BootId(r.boot),
-                ledger,
-                seen_ms: r.seen_ms,
-                left_out: left_out.map(|(version, at_ms)| core::LeftOut { version: version.max(0) as u64, at_ms }),
-            });
+            // Only a hint about room: without it a node is asked once too often.
+            let left_out = serde_json::from_value(r.left_out.0).unwrap_or_default();
+            nodes.push(core::Node { id, boot: BootId(r.boot), ledger, seen_ms: r.seen_ms, left_out });
         }
         Ok(nodes)
     }

@@ -8,6 +8,7 @@ use cfq_proto::messages::{JobFence, WorkOrder};
 use cfq_scheduler_core::Waiting;
 use sqlx::types::Json;
 
+use super::accept::hints;
 use super::as_json::AsJson;
 use super::attempts;
 use super::error::{Doing, plain, read};
@@ -15,7 +16,7 @@ use super::hint::Hint;
 use super::jobs::{changed, leave_node};
 use super::leader::{Leadership, hold_lead};
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing};
+use super::{Store, StoreError, journal, nothing};
 
 /// One placement as the planner wants it. `attempt` is the new one.
 #[derive(Debug, Clone)]
@@ -67,6 +68,8 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("recording an attempt")?;
+        journal::pass_on(&mut tx, order.job, order.attempt).await?;
+        let written = journal::begun_with(&mut tx, order.job, order.attempt).await?;
         changed(&mut tx, task, order.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.place.before_commit");
         tx.commit().await.doing("committing a placement")?;
@@ -77,11 +80,13 @@ impl Store {
             role: read("role", &row.role)?,
             model: read("model", &row.model)?,
             prompt: row.prompt.0,
+            written,
         }))
     }
 
     /// The order of an attempt that is still only placed, to publish it again.
     pub async fn placed_order(&self, fence: JobFence) -> Result<Option<WorkOrder>, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("reading a placed job")?;
         let row = sqlx::query!(
             r#"select task, role, model, prompt as "prompt: Json<Carried<Prompt>>" from jobs
                where id = $1 and attempt = $2 and lease = $3 and state = 'placed'"#,
@@ -89,19 +94,18 @@ impl Store {
             fence.attempt,
             fence.lease.0
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *connection)
         .await
         .doing("reading a placed job")?;
-        row.map(|row| {
-            Ok(WorkOrder {
-                fence,
-                task: TaskId(row.task),
-                role: read("role", &row.role)?,
-                model: read("model", &row.model)?,
-                prompt: row.prompt.0,
-            })
-        })
-        .transpose()
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(WorkOrder {
+            fence,
+            task: TaskId(row.task),
+            role: read("role", &row.role)?,
+            model: read("model", &row.model)?,
+            prompt: row.prompt.0,
+            written: journal::begun_with(&mut connection, fence.job, fence.attempt).await?,
+        }))
     }
 
     /// Placed -> queued: nobody accepted it, so nothing is counted.
@@ -140,7 +144,7 @@ impl Store {
         let Some(task) = self.task_of(job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
         hold_lead(&mut tx, lead).await?;
-        let runner = lock_task(&mut tx, task).await?.and_then(|t| t.runner);
+        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, None).await };
         let done = sqlx::query!(
             r#"update jobs set state = 'failed', failure = $3, updated_at = now()
                where id = $1 and attempt = $2 and state = 'queued'"#,
@@ -154,9 +158,9 @@ impl Store {
         if done.rows_affected() == 0 {
             return nothing(tx, None).await;
         }
-        changed(&mut tx, task, job, &failure.to_string()).await?;
+        changed(&mut tx, task.id, job, &failure.to_string()).await?;
         tx.commit().await.doing("failing a job")?;
-        Ok(Some(runner.map(|runner| Hint::JobChanged { runner, task, job }).into_iter().collect()))
+        Ok(Some(hints(&task, job)))
     }
 
     /// Every node that has the model says it cannot serve it: from now on the retry ceiling counts.

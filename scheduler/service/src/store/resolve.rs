@@ -59,7 +59,9 @@ impl Store {
             Ok(written) => written,
             Err(why) => return nothing(tx, Resolution::Refused { number, why }).await,
         };
+        cfq_link::failpoint::hit("scheduler.resolve.before_commit");
         tx.commit().await.doing("answering an escalation")?;
+        cfq_link::failpoint::hit("scheduler.resolve.after_commit");
         Ok(Resolution::Done { number, state: written.to, hints: written.hints })
     }
 }

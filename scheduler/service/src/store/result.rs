@@ -7,7 +7,7 @@ use cfq_proto::job::{Completion, JobState, Outcome, Usage};
 use cfq_proto::messages::{FenceReply, JobReport};
 use sqlx::PgConnection;
 
-use super::accept::{held, hints};
+use super::accept::{held, hints, repeated};
 use super::as_json::AsJson;
 use super::attempts;
 use super::error::Doing;
@@ -39,8 +39,7 @@ impl Store {
                 | JobState::Cancelled,
             )
             | None => {
-                let before = attempts::outcome(&mut tx, &ask.fence).await?;
-                let reply = if before.as_deref() == Some(told) { FenceReply::Committed } else { FenceReply::Stale };
+                let reply = repeated(&mut tx, &ask.fence, told).await?;
                 return nothing(tx, (reply, vec![])).await;
             }
         }
@@ -82,7 +81,7 @@ impl Store {
         cfq_link::failpoint::hit("scheduler.result.before_commit");
         tx.commit().await.doing("committing a result")?;
         cfq_link::failpoint::hit("scheduler.result.after_commit");
-        Ok((FenceReply::Committed, hints(&task, ask.fence)))
+        Ok((FenceReply::Committed, hints(&task, ask.fence.job)))
     }
 }
 

@@ -1,13 +1,14 @@
 //! Runners say hello and beat.
 
-use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
+use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId};
 use cfq_proto::messages::{Beat, BeatReply, RunnerHello};
 
 use super::beats::Listed;
 use super::error::{Doing, plain};
 use super::hint::Hint;
+use super::take_back::{Lost, take_back};
 use super::tasks::lock_task;
-use super::{Store, StoreError, in_beat_time, nothing, sweep};
+use super::{Store, StoreError, in_beat_time, nothing};
 
 impl Store {
     /// Writes the runner's row. A new boot hands back at once what the old one held. `None` if a later boot is up, as for a
@@ -17,7 +18,8 @@ impl Store {
             r#"insert into runners (id, boot, version) values ($1, $2, $3)
                on conflict (id) do update set boot = excluded.boot, version = excluded.version, last_seen = now()
                where runners.boot <= excluded.boot
-                  or runners.last_seen < now() - $4::float8 * interval '1 millisecond'"#,
+                  or runners.last_seen not between now() - $4::float8 * interval '1 millisecond'
+                                               and now() + $4::float8 * interval '1 millisecond'"#,
             hello.runner.as_str(),
             hello.boot.0,
             plain(&hello.version),
@@ -39,17 +41,20 @@ impl Store {
         .doing("finding the tasks of an earlier start")?;
         let mut hints = Vec::new();
         for row in held {
-            let mut tx = self.begin().await?;
-            let task = lock_task(&mut tx, TaskId(row.id)).await?;
-            let old = |t: &super::tasks::TaskRow| t.lease == Some(LeaseId(row.lease)) && t.boot != Some(hello.boot);
-            let Some(task) = task.filter(old) else {
-                nothing(tx, ()).await?;
-                continue;
-            };
-            hints.extend(sweep::take_back(&mut tx, &task, "started anew", self.limits.max_task_losses).await?);
-            tx.commit().await.doing("releasing the tasks of an earlier start")?;
+            let lost = self.release_old_task(hello.boot, TaskId(row.id), LeaseId(row.lease)).await;
+            hints.extend(self.swept("task", row.id, lost)?);
         }
         Ok(Some(hints))
+    }
+
+    async fn release_old_task(&self, boot: BootId, task: TaskId, lease: LeaseId) -> Result<Vec<Hint>, StoreError> {
+        let mut tx = self.begin().await?;
+        let old = |t: &super::tasks::TaskRow| t.lease == Some(lease) && t.boot != Some(boot);
+        let Some(task) = lock_task(&mut tx, task).await?.filter(old) else { return nothing(tx, vec![]).await };
+        let why = Lost::Gone("started anew".to_owned());
+        let hints = take_back(&mut tx, &task, &why, self.limits.max_task_losses).await?;
+        tx.commit().await.doing("releasing the tasks of an earlier start")?;
+        Ok(hints)
     }
 
     /// Extends exactly the listed leases whose work moves.
@@ -73,7 +78,7 @@ impl Store {
             return Ok(listed.answer(known, vec![], &[]));
         }
         let extended = sqlx::query_scalar!(
-            r#"update tasks set lease_expires = now() + $4::float8 * interval '1 millisecond'
+            r#"update tasks set stuck = false, lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
                             order by id for update)
                returning lease as "lease!""#,
@@ -85,6 +90,18 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .doing("extending task leases")?;
+        if extended.len() < listed.all.len() {
+            let stuck: Vec<_> = listed.all.iter().filter(|l| !listed.moving.contains(l)).copied().collect();
+            sqlx::query!(
+                "update tasks set stuck = true where lease = any($1) and runner = $2 and runner_boot = $3 and not stuck",
+                &stuck,
+                runner.as_str(),
+                beat.boot.0
+            )
+            .execute(&self.pool)
+            .await
+            .doing("noting a task that does not move")?;
+        }
         let live = sqlx::query_scalar!(
             r#"select lease as "lease!" from tasks where lease = any($1) and runner = $2 and runner_boot = $3"#,
             &listed.all,

@@ -2,7 +2,7 @@
 
 use cfq_proto::blob::Carried;
 use cfq_proto::event::EventBody;
-use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId, TaskNumber};
+use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
 use cfq_proto::looping::{Step, StepRecord};
 use cfq_proto::messages::{FenceReply, Grant, LeaseReply, Release, TaskFence};
 use cfq_proto::task::{TaskSpec, TaskState};
@@ -56,6 +56,7 @@ impl Store {
         let ready = sqlx::query!(
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
                from tasks where state = 'ready' and id <> all($3)
+                 and not exists (select from jobs where jobs.id = tasks.waits_for and jobs.state in ('queued', 'placed'))
                order by case when now() - created_at >= $1::float8 * interval '1 millisecond' then -1
                         else greatest(priority - floor(extract(epoch from now() - created_at) * 1000 / $2::float8), 0) end,
                         case when now() - created_at >= $1::float8 * interval '1 millisecond' then null else deadline end
@@ -77,6 +78,7 @@ impl Store {
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
+                      reason = '', waits_for = null, stuck = false,
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,
@@ -109,7 +111,9 @@ impl Store {
             steps: steps(&mut tx, fence.task).await?,
         };
         let grant: Carried<Grant> = carried::carry(&mut tx, fence.task, grant).await?;
+        cfq_link::failpoint::hit("scheduler.grant.before_commit");
         tx.commit().await.doing("committing a grant")?;
+        cfq_link::failpoint::hit("scheduler.grant.after_commit");
         Ok(LeaseReply::Granted { lease: fence.lease, grant })
     }
 
@@ -125,13 +129,32 @@ impl Store {
                 && task.runner.as_ref() == Some(runner);
             return nothing(tx, (if again { FenceReply::Committed } else { FenceReply::Stale }, vec![])).await;
         }
-        let back = format!("handed back by {runner}");
+        let waits = match ask.waits_for {
+            Some(job) => waits_for(&mut tx, task.id, job).await?,
+            None => None,
+        };
+        let back = waits.unwrap_or_else(|| format!("handed back by {runner}"));
         if !move_task(&mut tx, &task, TaskState::Ready, &back).await? {
             return nothing(tx, (FenceReply::Stale, vec![])).await;
         }
         tx.commit().await.doing("taking a task back")?;
         Ok((FenceReply::Committed, vec![Hint::WorkWaits]))
     }
+}
+
+/// Notes the job that a task waits for, and says why it has no place. `None` if it has one by now.
+async fn waits_for(connection: &mut PgConnection, task: TaskId, job: JobId) -> Result<Option<String>, StoreError> {
+    let placement = sqlx::query_scalar!(
+        r#"update tasks set waits_for = jobs.id from jobs
+           where tasks.id = $1 and jobs.task = tasks.id and jobs.id = $2 and jobs.state in ('queued', 'placed')
+           returning jobs.placement"#,
+        task.0,
+        job.0
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("noting what a task waits for")?;
+    Ok(placement.map(|why| if why.is_empty() { "waits for room on a node".to_owned() } else { why }))
 }
 
 /// All committed steps, in order.

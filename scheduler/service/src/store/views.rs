@@ -84,8 +84,12 @@ impl Store {
         .doing("reading a task")?;
         let Some(summary) = summary else { return Ok(None) };
         let row = sqlx::query!(
-            r#"select spec as "spec: Json<TaskSpec>", reason, best_iteration, pr, delivered_branch, delivered_commit, runner,
-                      lease is not null as "held!", attempt, active_ms
+            // What a waiting task waits for changes without its own row.
+            r#"select spec as "spec: Json<TaskSpec>",
+                      coalesce((select case placement when '' then 'waits for room on a node' else placement end
+                                from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued'), reason) as "reason!",
+                      best_iteration, pr, delivered_branch, delivered_commit, runner, lease is not null as "held!",
+                      attempt, active_ms
                from tasks where id = $1"#,
             task.0
         )

@@ -43,7 +43,7 @@ async fn a_beat_is_answered_while_every_connection_for_requests_waits() {
     let blocked = r.lab.store.hold("lock table tasks in exclusive mode").await;
     let asks: Vec<_> = (0..6)
         .map(|_| {
-            let (session, body) = (r.runner.clone(), cfq_proto::messages::Release { fence });
+            let (session, body) = (r.runner.clone(), cfq_proto::messages::Release { fence, waits_for: None });
             tokio::spawn(async move {
                 let subject = subject::runner(&runner(), "release");
                 session.request::<_, FenceReply>(&subject, &body).await

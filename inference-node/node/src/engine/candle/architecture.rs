@@ -4,7 +4,7 @@
 //! them; sizes, bases and windows come from the model's own file. A file that says something this build would have to
 //! ignore is refused, by name: a model that runs almost right is worse than one that does not.
 
-use cfq_memory::{Placed, Shape, WeightSum};
+use cfq_memory::{Shape, WeightSum};
 
 use crate::engine::candle::linear;
 use crate::engine::candle::rope::{Pairs, Rope};
@@ -265,14 +265,9 @@ impl Architecture {
         let mut sum = WeightSum::default();
         let parts: Vec<Part> = self.matrices().into_iter().map(|(part, _)| part).collect();
         let layers = (0..self.shape.layers).flat_map(|l| parts.iter().map(move |p| (*p, l)));
-        let output = if self.tied { Part::Embedding } else { Part::Output };
-        for (part, layer) in layers.chain([(output, 0)]) {
+        let output = (!self.tied).then_some((Part::Output, 0));
+        for (part, layer) in layers.chain([(Part::Embedding, 0)]).chain(output) {
             sum.add(&linear::plan(&file.tensor(&self.tensor(file, part, layer))?, kernels)?)?;
-        }
-        if !self.tied {
-            // Only looked up: nothing is multiplied with it, so its copy is never made.
-            let embedding = linear::plan(&file.tensor(&self.tensor(file, Part::Embedding, 0))?, kernels)?;
-            sum.add(&Placed { repacked: 0, ..embedding })?;
         }
         Some(sum)
     }

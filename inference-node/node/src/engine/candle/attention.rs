@@ -8,21 +8,18 @@
 //! Sums run in 16 lanes and the lanes are added pairwise at the end. Positions a row may not see get weight zero, which
 //! adds exactly nothing. The softmax keeps all scores of a row instead of rescaling as it goes: they fit the cache.
 
-use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
+use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::kv::{BLOCK, KvView};
+use crate::engine::candle::team::{self, Slots};
+use crate::engine::lanes::{LANES, Lanes, add_lanes, exp, tanh, vectorised};
 
-/// Vectors in the cache are padded with zeros to a multiple of this.
-pub const LANES: usize = 16;
 /// Query rows that share a pass over keys and values: their sums stay in registers.
 const ROWS: usize = 4;
 /// Chunks of a head's vector summed in one walk over the blocks.
 const HEAD_CHUNKS: usize = 8;
 /// Multiply-adds below which threads cost more than they bring.
-const WORTH_THREADS: usize = 1 << 20;
-
-type Lanes = [f32; LANES];
+const WORTH_THREADS: usize = 1 << 16;
 
 /// Sizes of one call, and what the layer's attention is like.
 #[derive(Debug, Clone, Copy)]
@@ -50,23 +47,49 @@ impl Sizes {
     }
 }
 
-/// `queries` is (new, heads, head dim); the result is (heads, new, head dim).
-pub fn attend(queries: &[f32], kv: KvView<'_>, sizes: Sizes) -> Vec<f32> {
-    let Sizes { heads, head_dim, past, new, .. } = sizes;
-    let mut out = vec![0.0; heads * new * head_dim];
-    let arch = Arch::new();
-    let blocks = out.chunks_mut(new * head_dim).enumerate().flat_map(|(head, out)| {
-        out.chunks_mut(ROWS * head_dim).enumerate().map(move |(block, out)| (head, block * ROWS, out))
-    });
-    let run = |room: &mut Room, (head, first, out): (usize, usize, &mut [f32])| {
-        arch.dispatch(Block { queries, kv, sizes, head, first, room, out });
+/// One sequence's share of a pass.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// (new, heads, head dim).
+    pub queries: &'a [f32],
+    pub kv: KvView<'a>,
+    pub sizes: Sizes,
+}
+
+/// All parts in one parallel region; the result is (all new positions, heads, head dim), part after part.
+pub fn attend(parts: &[Part<'_>]) -> Vec<f32> {
+    let mut out = vec![0.0; parts.iter().map(|part| part.queries.len()).sum()];
+    let slots = Slots::new(&mut out);
+    let (mut blocks, mut work, mut from) = (Vec::new(), 0, 0);
+    for part in parts {
+        let Sizes { heads, head_dim, past, new, .. } = part.sizes;
+        for head in 0..heads {
+            blocks.extend((0..new).step_by(ROWS).map(|first| (part, head, first, from)));
+        }
+        work += heads * new * (past + new) * head_dim * 2;
+        from += part.queries.len();
+    }
+    let run = |blocks: &[(&Part<'_>, usize, usize, usize)]| {
+        let (mut room, mut local) = (Room::default(), Vec::new());
+        for &(part, head, first, from) in blocks {
+            let Sizes { heads, head_dim, new, .. } = part.sizes;
+            local.clear();
+            local.resize(ROWS.min(new - first) * head_dim, 0.0);
+            let (queries, kv, sizes) = (part.queries, part.kv, part.sizes);
+            vectorised(Block { queries, kv, sizes, head, first, room: &mut room, out: &mut local });
+            for (row, values) in local.chunks_exact(head_dim).enumerate() {
+                let to = from + ((first + row) * heads + head) * head_dim;
+                // SAFETY: each head of each position is in one block, and each block in one piece.
+                #[allow(unsafe_code)]
+                unsafe { slots.slice(to, head_dim) }.copy_from_slice(values);
+            }
+        }
     };
-    let work = heads * new * (past + new) * head_dim * 2;
-    if work >= WORTH_THREADS && rayon::current_num_threads() > 1 {
-        blocks.collect::<Vec<_>>().into_par_iter().for_each_init(Room::default, run);
+    if work >= WORTH_THREADS {
+        let share = team::share(blocks.len());
+        team::run(blocks.len().div_ceil(share), &|at| run(&blocks[at * share..((at + 1) * share).min(blocks.len())]));
     } else {
-        let mut room = Room::default();
-        blocks.for_each(|block| run(&mut room, block));
+        run(&blocks);
     }
     out
 }
@@ -135,7 +158,7 @@ impl Block<'_> {
                     let mut sums = [0.0; LANES];
                     for (q, k) in query.iter().zip(key) {
                         for lane in 0..LANES {
-                            sums[lane] += q[lane] * k[lane];
+                            sums[lane] = q[lane].mul_add(k[lane], sums[lane]);
                         }
                     }
                     scores[row * span + position] = add_lanes(sums) * scale;
@@ -169,14 +192,15 @@ impl Block<'_> {
                 let values: &[Lanes] = self.kv.values(shared, from / BLOCK).as_chunks().0;
                 let weights = &weights[from - begin..span.min(from - begin + BLOCK)];
                 for (at, sums) in sums[..count].iter_mut().enumerate() {
+                    // Taken out of memory that could be anybody's: only so they become vectors.
+                    let mut own = *sums;
                     for (value, weights) in values.chunks_exact(chunks).zip(weights) {
-                        let value = &value[chunk_from + at];
+                        let (value, weights) = (value[chunk_from + at], *weights);
                         for row in 0..R {
-                            for lane in 0..LANES {
-                                sums[row][lane] += weights[row] * value[lane];
-                            }
+                            own[row] = accumulate(own[row], weights[row], value);
                         }
                     }
+                    *sums = own;
                 }
             }
             for (at, sums) in sums[..count].iter().enumerate() {
@@ -191,6 +215,12 @@ impl Block<'_> {
             }
         }
     }
+}
+
+/// `sums` and `weight` times `values`.
+#[inline(always)]
+fn accumulate(sums: Lanes, weight: f32, values: Lanes) -> Lanes {
+    std::array::from_fn(|lane| weight.mul_add(values[lane], sums[lane]))
 }
 
 /// Turns scores into weights relative to the highest, and returns their sum.
@@ -219,55 +249,10 @@ fn softmax_weights(scores: &mut [f32]) -> f32 {
     add_lanes(sums)
 }
 
-#[inline(always)]
-pub fn add_lanes(lanes: Lanes) -> f32 {
-    let half = |at: usize| lanes[at] + lanes[at + 8];
-    let eight: [f32; 8] = std::array::from_fn(half);
-    let four: [f32; 4] = std::array::from_fn(|at| eight[at] + eight[at + 4]);
-    (four[0] + four[2]) + (four[1] + four[3])
-}
-
-/// e^x for x <= 0 to about two units in the last place; a library call a lane would undo the vectors.
-///
-/// x = n ln 2 + r with |r| <= ln 2 / 2: 2^n is put into the exponent, e^r is the polynomial of Cephes' expf.
-#[inline(always)]
-fn exp(x: f32) -> f32 {
-    // Below this the result is not a normal number any more.
-    let x = if x > -87.0 { x } else { -87.0 };
-    // Adding 1.5 x 2^23 rounds to a whole number and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
-    let mut p = 1.987_569_1e-4f32;
-    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
-        p = p * r + c;
-    }
-    let power = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
-    (p * r * r + r + 1.0) * f32::from_bits(power)
-}
-
-/// The hyperbolic tangent by [`exp`].
-#[inline(always)]
-fn tanh(x: f32) -> f32 {
-    let t = exp(-2.0 * x.abs());
-    ((1.0 - t) / (1.0 + t)).copysign(x)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
-
-    #[test]
-    fn exp_is_exp() {
-        for i in 0..100_000 {
-            let x = -87.0 * i as f32 / 100_000.0;
-            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
-            assert!((got - want).abs() <= want * 3e-7, "e^{x} is {want}, not {got}");
-        }
-        assert_eq!(exp(0.0), 1.0);
-    }
 
     fn numbers(count: usize, seed: u32) -> Vec<f32> {
         let mut state = seed;
@@ -291,12 +276,16 @@ mod tests {
         (pool, kv, rows)
     }
 
+    fn alone(queries: &[f32], kv: KvView<'_>, sizes: Sizes) -> Vec<f32> {
+        attend(&[Part { queries, kv, sizes }])
+    }
+
     /// By the definition, in f64.
     fn reference(queries: &[f32], [keys, values]: &[Vec<f32>; 2], s: Sizes) -> Vec<f64> {
         let mut out = Vec::new();
-        for head in 0..s.heads {
-            let shared = head / (s.heads / s.kv_heads);
-            for row in 0..s.new {
+        for row in 0..s.new {
+            for head in 0..s.heads {
+                let shared = head / (s.heads / s.kv_heads);
                 let query = &queries[(row * s.heads + head) * s.head_dim..][..s.head_dim];
                 let vector = |of: &[f32], at: usize| -> Vec<f64> {
                     of[(at * s.kv_heads + shared) * s.head_dim..][..s.head_dim].iter().map(|v| f64::from(*v)).collect()
@@ -334,7 +323,7 @@ mod tests {
             let sizes = Sizes { head_dim, past: 75, new: 23, cap, window, ..PLAIN };
             let (pool, kv, rows) = cache(sizes, 98);
             let queries = numbers(23 * 4 * head_dim, 3);
-            let got = attend(&queries, pool.view(&kv, 0), sizes);
+            let got = alone(&queries, pool.view(&kv, 0), sizes);
             let want = reference(&queries, &rows, sizes);
             assert_eq!(got.len(), want.len());
             for (got, want) in got.iter().zip(want) {
@@ -349,18 +338,25 @@ mod tests {
             let whole = Sizes { heads: 3, kv_heads: 1, new: 77, window, ..PLAIN };
             let (pool, kv, _) = cache(whole, 77);
             let queries = numbers(77 * 3 * 64, 6);
-            let expected = attend(&queries, pool.view(&kv, 0), whole);
+            let expected = alone(&queries, pool.view(&kv, 0), whole);
             for cut in 1..77 {
                 let rest = &queries[cut * 3 * 64..];
-                let got = attend(rest, pool.view(&kv, 0), Sizes { past: cut, new: 77 - cut, ..whole });
-                for head in 0..3 {
-                    let (got, want) = (
-                        &got[head * (77 - cut) * 64..(head + 1) * (77 - cut) * 64],
-                        &expected[(head * 77 + cut) * 64..(head + 1) * 77 * 64],
-                    );
-                    assert_eq!(got, want, "cut at {cut}");
-                }
+                let got = alone(rest, pool.view(&kv, 0), Sizes { past: cut, new: 77 - cut, ..whole });
+                assert_eq!(got, expected[cut * 3 * 64..], "cut at {cut}");
             }
         }
+    }
+
+    #[test]
+    fn parts_do_not_see_each_other() {
+        let kinds = [Sizes { past: 40, ..PLAIN }, Sizes { past: 3, new: 30, ..PLAIN }, PLAIN];
+        let caches = kinds.map(|sizes| (cache(sizes, sizes.past + sizes.new), numbers(sizes.new * 4 * 64, 8)));
+        let parts: Vec<Part<'_>> = kinds
+            .iter()
+            .zip(&caches)
+            .map(|(sizes, ((pool, kv, _), queries))| Part { queries, kv: pool.view(kv, 0), sizes: *sizes })
+            .collect();
+        let expected: Vec<f32> = parts.iter().flat_map(|part| alone(part.queries, part.kv, part.sizes)).collect();
+        assert_eq!(attend(&parts), expected);
     }
 }

@@ -5,11 +5,11 @@
 //! lets F32 models promise the same text in any company. Two rows of each side are worked on at once, so that both are
 //! read half as often.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
+use candle_core::{Result, Tensor};
+use pulp::{Simd, WithSimd};
 
-use crate::engine::candle::attention::{LANES, add_lanes};
+use crate::engine::candle::team::{self, Slots};
+use crate::engine::lanes::{LANES, add_lanes, vectorised};
 
 /// Weight rows of one piece of work.
 const PIECE: usize = 32;
@@ -31,51 +31,29 @@ impl Dense {
     }
 
     /// `x` is (n, columns); the result is (n, rows).
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.contiguous()?.apply_op1_no_bwd(&Product(self))
-    }
-
-    fn multiply(&self, x: &[f32]) -> Vec<f32> {
+    pub fn multiply(&self, x: &[f32]) -> Vec<f32> {
         let n = x.len() / self.cols.max(1);
-        let arch = Arch::new();
-        let piece = |(at, weights): (usize, &[f32])| {
-            let mut out = vec![0.0; n * weights.len() / self.cols];
-            arch.dispatch(Piece { x, weights, cols: self.cols, out: &mut out });
-            (at, out)
-        };
-        let pieces = self.weights.chunks(PIECE * self.cols).enumerate();
-        let done: Vec<(usize, Vec<f32>)> =
-            if n * self.weights.len() >= WORTH_THREADS && rayon::current_num_threads() > 1 {
-                pieces.collect::<Vec<_>>().into_par_iter().map(piece).collect()
-            } else {
-                pieces.map(piece).collect()
-            };
         let mut out = vec![0.0; n * self.rows];
-        for (at, values) in done {
-            let width = values.len() / n.max(1);
-            for (row, values) in values.chunks_exact(width.max(1)).enumerate() {
-                out[row * self.rows + at * PIECE..][..width].copy_from_slice(values);
+        let slots = Slots::new(&mut out);
+        let piece = |at: usize| {
+            let begin = at * PIECE;
+            let width = PIECE.min(self.rows - begin);
+            let weights = &self.weights[begin * self.cols..][..width * self.cols];
+            let mut out = vec![0.0; n * width];
+            vectorised(Piece { x, weights, cols: self.cols, out: &mut out });
+            for (row, values) in out.chunks_exact(width).enumerate() {
+                // SAFETY: this piece alone writes these columns.
+                #[allow(unsafe_code)]
+                unsafe { slots.slice(row * self.rows + begin, width) }.copy_from_slice(values);
             }
+        };
+        let pieces = self.rows.div_ceil(PIECE);
+        if n * self.weights.len() >= WORTH_THREADS {
+            team::run(pieces, &piece);
+        } else {
+            (0..pieces).for_each(piece);
         }
         out
-    }
-}
-
-/// The product as candle's graph sees it.
-struct Product<'a>(&'a Dense);
-
-impl CustomOp1 for Product<'_> {
-    fn name(&self) -> &'static str {
-        "dense"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (n, cols) = layout.shape().dims2()?;
-        let Some((from, to)) = layout.contiguous_offsets().filter(|_| cols == self.0.cols) else {
-            candle_core::bail!("{n} x {cols} values for a matrix of {} columns", self.0.cols)
-        };
-        let out = self.0.multiply(&storage.as_slice::<f32>()?[from..to]);
-        Ok((CpuStorage::F32(out), Shape::from((n, self.0.rows))))
     }
 }
 
@@ -122,16 +100,16 @@ fn dots(x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
     let (w1, w1_rest) = w[1].as_chunks::<LANES>();
     for (((x0, x1), w0), w1) in x0.iter().zip(x1).zip(w0).zip(w1) {
         for lane in 0..LANES {
-            sums[0][0][lane] += x0[lane] * w0[lane];
-            sums[0][1][lane] += x0[lane] * w1[lane];
-            sums[1][0][lane] += x1[lane] * w0[lane];
-            sums[1][1][lane] += x1[lane] * w1[lane];
+            sums[0][0][lane] = x0[lane].mul_add(w0[lane], sums[0][0][lane]);
+            sums[0][1][lane] = x0[lane].mul_add(w1[lane], sums[0][1][lane]);
+            sums[1][0][lane] = x1[lane].mul_add(w0[lane], sums[1][0][lane]);
+            sums[1][1][lane] = x1[lane].mul_add(w1[lane], sums[1][1][lane]);
         }
     }
     for (a, x) in [x0_rest, x1_rest].into_iter().enumerate() {
         for (b, w) in [w0_rest, w1_rest].into_iter().enumerate() {
             for (sum, (x, w)) in sums[a][b].iter_mut().zip(x.iter().zip(w)) {
-                *sum += x * w;
+                *sum = x.mul_add(*w, *sum);
             }
         }
     }
@@ -141,8 +119,6 @@ fn dots(x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
-
     fn numbers(count: usize, step: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * step) % 101) as f32 / 50.0 - 1.0).collect()
     }
@@ -152,14 +128,13 @@ mod tests {
         for (n, rows, cols) in [(1, 1, 1), (3, 33, 50), (5, 70, 64), (1, 31, 16)] {
             let dense = Dense { weights: numbers(rows * cols, 37), rows, cols };
             let x = numbers(n * cols, 13);
-            let got = dense.forward(&Tensor::from_slice(&x, (n, cols), &Device::Cpu).unwrap()).unwrap();
-            let got = got.to_vec2::<f32>().unwrap();
-            for (row, got) in x.chunks_exact(cols).zip(&got) {
+            let got = dense.multiply(&x);
+            for (row, got) in x.chunks_exact(cols).zip(got.chunks_exact(rows)) {
                 for (weights, got) in dense.weights.chunks_exact(cols).zip(got) {
                     let want: f64 = row.iter().zip(weights).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                     assert!((f64::from(*got) - want).abs() < 1e-4, "{got} {want}");
                 }
-                assert_eq!(&dense.multiply(row), got, "alone");
+                assert_eq!(dense.multiply(row), got, "alone");
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use cfq_memory::{BlockId, BlockTable, Prefix};
 
-use crate::engine::candle::attention::LANES;
+use crate::engine::lanes::LANES;
 
 /// Positions of a block: small enough to share most of a conversation's beginning, large enough that walking blocks
 /// costs the attention nothing.

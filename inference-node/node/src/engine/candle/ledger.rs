@@ -5,10 +5,10 @@ use std::path::Path;
 use cfq_memory::{Need, Parts, Shape, fit};
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::attention::LANES;
 use crate::engine::candle::batcher::{CHUNK_MOST, GUESSED_ROWS};
 use crate::engine::candle::kv::BLOCK;
 use crate::engine::candle::{Limits, LoadError, linear};
+use crate::engine::lanes::LANES;
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
 use crate::models::tokenizer::vocabulary_size;
@@ -17,7 +17,8 @@ use crate::models::tokenizer::vocabulary_size;
 const KV_ELEMENT: u64 = 4;
 /// On a card it would be F16.
 const CARD_KV_ELEMENT: u64 = 2;
-/// Left for the rest of the process: its runtime, message buffers, chat template and the tables of constrained decoding.
+/// Left for the rest of the process: its runtime, message buffers, chat template, the tables of constrained decoding, and
+/// what each thread holds of the scores of attention.
 const RESERVE: u64 = 256 << 20;
 /// A pool smaller than this is no use: a prompt with one file and its answer.
 const LEAST_TOKENS: u64 = 2048;
@@ -47,7 +48,7 @@ pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
     let architecture = Architecture::read(&file)?;
     let cpu = fit_file(&file, &architecture, Limits { memory: u64::MAX, max_sequences: 1 })?;
     let kv_per_token = architecture.shape.kv_per_token(CARD_KV_ELEMENT);
-    let card = Need { weights: file.size(), repacked: 0, tables: 0, loading: 0, kv_per_token, ..cpu };
+    let card = Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu };
     Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, card })
 }
 
@@ -74,7 +75,7 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         weights,
         tables: vectors(file).saturating_add(vocabulary_size(file)?.bytes()),
         kv_per_token: padded.kv_per_token(KV_ELEMENT),
-        activations: shape.activations(rows, scored, architecture.fused),
+        activations: shape.activations(rows, scored),
         reserve: RESERVE,
     })
 }

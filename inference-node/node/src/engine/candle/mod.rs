@@ -4,11 +4,13 @@ mod architecture;
 mod attention;
 mod batcher;
 mod dense;
+mod elementwise;
 mod kv;
 mod ledger;
 mod linear;
 mod lookup;
 mod model;
+mod opening;
 #[cfg(test)]
 mod parity;
 mod room;
@@ -17,7 +19,9 @@ mod sequence;
 mod settings;
 mod share;
 mod stretch;
+mod team;
 mod tensors;
+mod tiles;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -27,18 +31,19 @@ use std::time::Instant;
 
 use cfq_memory::DoesNotFit;
 pub use cfq_memory::{Bytes, Need};
-use cfq_proto::job::{JobFailure, Prompt};
+use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::batcher::{Batcher, GUESSED_ROWS};
+use crate::engine::candle::batcher::Batcher;
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::ledger::fit_file;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need};
 use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::Job;
@@ -145,7 +150,7 @@ impl CandleEngine {
         &self.need
     }
 
-    /// Bytes of the weights as held, without the kernels' own copies; what [`Need::weights`] predicted.
+    /// Bytes of the weights as held; what [`Need::weights`] predicted.
     pub fn weights(&self) -> u64 {
         self.weights
     }
@@ -158,14 +163,23 @@ impl CandleEngine {
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
+
+    async fn prepare(&self, prompt: Prompt, written: Written) -> Result<Prepared, Refused> {
+        let (template, vocabulary, grammars) = (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
+        // Long prompts and new grammars take milliseconds to seconds of one core.
+        let prepared =
+            tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &written)).await;
+        let prepared = prepared.unwrap_or_else(|panic| {
+            Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
+        });
+        prepared.map_err(Refused::Failed)
+    }
 }
 
-/// One prompt and a few tokens: the kernels make their repacked copies now, not in somebody's first answer, and the
-/// ledger has rates from the start.
+/// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
+/// has rates from the start.
 fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
     let prompt = 64.min(pool.available() * BLOCK);
-    // As many scored as there may ever be matters to the copies: some are made for many rows only.
-    let scored = (GUESSED_ROWS + 1).min(prompt);
     let begin = |pool: &mut KvPool, positions: usize| {
         let mut kv = pool.begin(&[], false, false);
         match pool.grow(&mut kv, positions) {
@@ -175,12 +189,11 @@ fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::
     };
     let tokens: Vec<u32> =
         (0..prompt as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
-    // The first pass pays for the copies; the second is measured.
+    // The first pass pays for what is new; the second is measured.
     for round in 0..2 {
         let kv = begin(pool, prompt)?;
         let began = Instant::now();
-        let scored = if round == 0 { scored } else { 1 };
-        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored }], false)?;
+        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
         if round == 1 {
             figures.prefilled(prompt, began.elapsed());
         }
@@ -225,20 +238,22 @@ impl Engine for CandleEngine {
         self.figures.read().broken
     }
 
-    fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
+    fn vocabulary(&self) -> Option<i64> {
+        Some(self.vocabulary.name())
+    }
+
+    fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>> {
         async move {
-            let prepared = {
-                let (template, vocabulary, grammars) =
-                    (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
-                // Long prompts and new grammars take milliseconds to seconds of one core.
-                tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt)).await
-            };
-            let prepared = prepared.unwrap_or_else(|panic| {
-                Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
-            });
-            let Prepared { tokens, bytes, sampling, grammar } = prepared.map_err(Refused::Failed)?;
-            self.figures.counted(tokens.len(), bytes);
-            let count = tokens.len() as u64;
+            let mut prepared = self.prepare(prompt.clone(), written).await?;
+            let most = self.context.min(self.room.capacity());
+            if prepared.opening.resumed() > 0 && prepared.opening.tokens.len() as u64 + 1 > most {
+                // Written where there was more room; the prompt alone may fit.
+                prepared = self.prepare(prompt, Written::default()).await?;
+            }
+            let Prepared { opening, bytes, sampling } = prepared;
+            self.figures.counted(opening.prompt, bytes);
+            let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
+            let count = prompt + resumed;
             if count + 1 > self.context {
                 return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.context }));
             }
@@ -248,36 +263,37 @@ impl Engine for CandleEngine {
                 return Err(Refused::Never { reason });
             }
             if self.figures.read().broken.is_some() {
-                return Err(Refused::NotNow { need: count + 1, have: 0 });
+                return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
             }
-            let longest = (count + u64::from(sampling.max_tokens.max(1))).min(self.context).min(capacity);
-            let asked = (count + u64::from(sampling.max_tokens.max(1))).min(self.context);
+            let asked = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.context);
+            let longest = asked.min(capacity);
             let long = self.original.is_some_and(|original| asked > original);
-            let expected = count + self.room.expected(longest - count);
+            let expected = count + self.room.expected(longest.saturating_sub(count));
             // A sequence takes whole blocks.
             let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
-            let held = self.room.hold(expected).map_err(|full| Refused::NotNow { need: full.need, have: full.have })?;
+            let held =
+                self.room.hold(expected).map_err(|full| Refused::NotNow { need: Some(full.need), have: full.have })?;
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
-                let job = Job { prompt: tokens, sampling, grammar, longest: longest as usize, long, held, outbox };
+                let job = Job { opening, sampling, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
                 if jobs.try_send(job).is_err() {
                     tracing::warn!("the engine's thread takes no more work");
                 }
                 reader
-            }))
+            })
+            .after(resumed as u32))
         }
         .boxed()
     }
 }
 
 struct Prepared {
-    tokens: Vec<u32>,
+    opening: Opening,
     /// Of the messages' contents.
     bytes: usize,
     sampling: cfq_proto::job::Sampling,
-    grammar: Option<crate::engine::grammar::Grammar>,
 }
 
 fn prepare(
@@ -285,6 +301,7 @@ fn prepare(
     vocabulary: &Vocabulary,
     grammars: &Grammars,
     prompt: Prompt,
+    written: &Written,
 ) -> Result<Prepared, JobFailure> {
     let rejected = |reason: String| JobFailure::Rejected { reason };
     let text = template.render(&prompt.messages).map_err(|e| rejected(e.to_string()))?;
@@ -292,12 +309,13 @@ fn prepare(
     if tokens.is_empty() {
         return Err(rejected("the prompt is empty".to_owned()));
     }
-    let grammar = grammars.of(&prompt.format).map_err(|error| match error {
+    let opening = Opening::new(tokens, &prompt.sampling, &prompt.format, written, (vocabulary, grammars));
+    let opening = opening.map_err(|error| match error {
         GrammarError::Unusable { .. } => rejected(error.to_string()),
         GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
     })?;
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(Prepared { tokens, bytes, sampling: prompt.sampling, grammar })
+    Ok(Prepared { opening, bytes, sampling: prompt.sampling })
 }
 
 /// Two significant digits: a rate that only trembles is no change of the ledger.

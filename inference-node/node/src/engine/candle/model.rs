@@ -4,12 +4,12 @@
 //! sequence. Every row is computed on its own: what else is in the batch, and where a prompt was cut into chunks,
 //! changes no bit of a row's result where the kernels for its row count agree; asked to be exact, it uses only such.
 
-use candle_core::{Device, Result, Storage, Tensor};
-use candle_nn::ops::{rms_norm, silu};
+use candle_core::{Device, Result, Tensor};
 use cfq_memory::Kernels;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::attention::{Sizes, attend};
+use crate::engine::candle::attention::{self, Sizes};
+use crate::engine::candle::elementwise::{self, activate, add, normalise, normalised};
 use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
 use crate::engine::candle::linear::{Linear, shared};
 use crate::engine::candle::rope::rotate;
@@ -29,23 +29,23 @@ enum GateUp {
 }
 
 struct Layer {
-    attention_norm: Tensor,
+    attention_norm: Vec<f32>,
     projections: Projections,
     /// Of queries and keys, a head each.
     head_norms: Option<[Vec<f32>; 2]>,
     output: Linear,
-    post_attention_norm: Option<Tensor>,
-    feed_forward_norm: Tensor,
+    post_attention_norm: Option<Vec<f32>>,
+    feed_forward_norm: Vec<f32>,
     gate_up: GateUp,
     down: Linear,
-    post_feed_forward_norm: Option<Tensor>,
+    post_feed_forward_norm: Option<Vec<f32>>,
 }
 
 pub struct Model {
     architecture: Architecture,
     embedding: Linear,
     layers: Vec<Layer>,
-    norm: Tensor,
+    norm: Vec<f32>,
     /// `None` when tied to the embedding.
     output: Option<Linear>,
 }
@@ -76,7 +76,7 @@ impl Model {
             .collect::<Result<_>>()?;
         let embedding = weights.linear(Part::Embedding, None, 0)?;
         let output = if architecture.tied { None } else { Some(weights.linear(Part::Output, None, 0)?) };
-        let norm = weights.norm(Part::OutputNorm, 0)?;
+        let norm = values(&weights.norm(Part::OutputNorm, 0)?)?;
         Ok(Self { embedding, layers, norm, output, architecture })
     }
 
@@ -102,41 +102,42 @@ impl Model {
         let a = &self.architecture;
         let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
         let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
-        let mut x = self.embedding.rows(&Tensor::new(ids, &Device::Cpu)?)?;
+        let mut x = self.embedding.rows(&ids)?;
         if a.embedding_scale != 1.0 {
-            x = (x * f64::from(a.embedding_scale))?;
+            x.iter_mut().for_each(|value| *value *= a.embedding_scale);
         }
         for (at, layer) in self.layers.iter().enumerate() {
-            let normed = rms_norm(&x, &layer.attention_norm, a.epsilon)?;
+            let normed = normalised(&x, &layer.attention_norm, a.epsilon);
             let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
             let mut out = layer.output.forward(&mixed, exact)?;
             if let Some(norm) = &layer.post_attention_norm {
-                out = rms_norm(&out, norm, a.epsilon)?;
+                normalise(&mut out, norm, a.epsilon);
             }
-            x = (x + out)?;
-            let normed = rms_norm(&x, &layer.feed_forward_norm, a.epsilon)?;
+            add(&mut x, &out);
+            let normed = normalised(&x, &layer.feed_forward_norm, a.epsilon);
             let mut out = layer.feed_forward(&normed, a, exact)?;
             if let Some(norm) = &layer.post_feed_forward_norm {
-                out = rms_norm(&out, norm, a.epsilon)?;
+                normalise(&mut out, norm, a.epsilon);
             }
-            x = (x + out)?;
+            add(&mut x, &out);
         }
+        let hidden = a.shape.hidden as usize;
         let mut scored = Vec::new();
         let mut end = 0;
         for part in parts {
-            end += part.tokens.len() as u32;
-            scored.extend(end - part.scored.min(part.tokens.len()) as u32..end);
+            end += part.tokens.len();
+            scored.extend_from_slice(&x[(end - part.scored.min(part.tokens.len())) * hidden..end * hidden]);
         }
         if scored.is_empty() {
             return Ok(None);
         }
-        let x = x.index_select(&Tensor::new(scored, &Device::Cpu)?, 0)?;
-        let x = rms_norm(&x, &self.norm, a.epsilon)?;
-        let scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&x, exact)?;
-        match a.output_cap {
-            Some(cap) => ((scores / f64::from(cap))?.tanh()? * f64::from(cap)).map(Some),
-            None => Ok(Some(scores)),
+        normalise(&mut scored, &self.norm, a.epsilon);
+        let mut scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&scored, exact)?;
+        if let Some(cap) = a.output_cap {
+            elementwise::squeeze(&mut scores, cap);
         }
+        let rows = scored.len() / hidden;
+        Tensor::from_vec(scores, (rows, a.shape.vocabulary as usize), &Device::Cpu).map(Some)
     }
 
     fn angles(&self, parts: &[Rows<'_>], rope: usize) -> Angles {
@@ -158,27 +159,26 @@ impl Model {
         layer: usize,
         pool: &mut KvPool,
         parts: &[Rows<'_>],
-        x: &Tensor,
+        x: &[f32],
         angles: &Angles,
         exact: bool,
-    ) -> Result<Tensor> {
+    ) -> Result<Vec<f32>> {
         let a = &self.architecture;
         let s = &a.shape;
         let (heads, kv_heads, head_dim) = (s.heads as usize, s.kv_heads as usize, s.head_dim as usize);
         let (query_row, key_row) = (heads * head_dim, kv_heads * head_dim);
         let [mut q, mut k, v] = self.layers[layer].project(x, query_row, key_row, exact)?;
-        let rows = angles.cos.chunks_exact(angles.pairs).zip(angles.sin.chunks_exact(angles.pairs));
-        for (row, (cos, sin)) in rows.enumerate() {
-            let vectors = [(&mut q, query_row, 0), (&mut k, key_row, 1)];
-            for (values, width, which) in vectors {
-                let row = &mut values[row * width..(row + 1) * width];
-                if let Some(norms) = &self.layers[layer].head_norms {
-                    normalise(row, &norms[which], a.epsilon);
+        for (values, width, which) in [(&mut q, query_row, 0), (&mut k, key_row, 1)] {
+            elementwise::rows(values, width, |first, rows| {
+                for (at, row) in (first..).zip(rows.chunks_exact_mut(width)) {
+                    if let Some(norms) = &self.layers[layer].head_norms {
+                        normalise(row, &norms[which], a.epsilon);
+                    }
+                    let own = at * angles.pairs..(at + 1) * angles.pairs;
+                    rotate(row, head_dim, a.pairs, &angles.cos[own.clone()], &angles.sin[own]);
                 }
-                rotate(row, head_dim, a.pairs, cos, sin);
-            }
+            });
         }
-        let mut mixed = Vec::with_capacity(parts.len());
         let mut from = 0;
         for part in parts {
             let new = part.tokens.len();
@@ -186,42 +186,42 @@ impl Model {
             if !pool.write(part.kv, layer, &k[keys.clone()], &v[keys]) {
                 candle_core::bail!("a sequence has no room for {new} more tokens")
             }
-            let sizes = Sizes {
-                heads,
-                kv_heads,
-                head_dim,
-                past: part.kv.len(),
-                new,
-                scale: a.scale,
-                cap: a.attention_cap,
-                window: a.layers[layer].window,
-            };
-            let queries = &q[from * query_row..(from + new) * query_row];
-            let out = attend(queries, pool.view(part.kv, layer), sizes);
-            let out = Tensor::from_vec(out, (heads, new, head_dim), &Device::Cpu)?;
-            mixed.push(out.transpose(0, 1)?.reshape((new, query_row))?);
             from += new;
         }
-        if mixed.len() == 1 { Ok(mixed.remove(0)) } else { Tensor::cat(&mixed, 0) }
+        let mut from = 0;
+        let shares: Vec<attention::Part<'_>> = parts
+            .iter()
+            .map(|part| {
+                let new = part.tokens.len();
+                let queries = &q[from * query_row..(from + new) * query_row];
+                from += new;
+                let sizes = Sizes {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    past: part.kv.len(),
+                    new,
+                    scale: a.scale,
+                    cap: a.attention_cap,
+                    window: a.layers[layer].window,
+                };
+                attention::Part { queries, kv: pool.view(part.kv, layer), sizes }
+            })
+            .collect();
+        Ok(attention::attend(&shares))
     }
 }
 
-/// Root-mean-square norm of each head's vector, in place.
-fn normalise(row: &mut [f32], weights: &[f32], epsilon: f32) {
-    for head in row.chunks_exact_mut(weights.len()) {
-        let mean = head.iter().map(|v| v * v).sum::<f32>() / weights.len() as f32;
-        let factor = 1.0 / (mean + epsilon).sqrt();
-        head.iter_mut().zip(weights).for_each(|(v, w)| *v = *v * factor * w);
-    }
-}
-
-/// The values of an F32 tensor on the CPU, in order.
+/// The values of a vector of the file.
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(values), Some((from, to))) => Ok(values.as_slice::<f32>()?[from..to].to_vec()),
-        _ => tensor.flatten_all()?.to_vec1(),
-    }
+    tensor.flatten_all()?.to_vec1()
+}
+
+/// Columns `from..from + width` of rows that are `row` long.
+fn columns(all: &[f32], row: usize, from: usize, width: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(all.len() / row * width);
+    all.chunks_exact(row).for_each(|row| out.extend_from_slice(&row[from..from + width]));
+    out
 }
 
 impl Layer {
@@ -240,9 +240,8 @@ impl Layer {
         } else {
             GateUp::Apart([weights.linear(Part::Gate, None, layer)?, weights.linear(Part::Up, None, layer)?])
         };
-        let mut norm = |part: Part| weights.norm(part, layer);
-        let head_norms =
-            if a.head_norms { Some([values(&norm(Part::QueryNorm)?)?, values(&norm(Part::KeyNorm)?)?]) } else { None };
+        let mut norm = |part: Part| weights.norm(part, layer).and_then(|norm| values(&norm));
+        let head_norms = if a.head_norms { Some([norm(Part::QueryNorm)?, norm(Part::KeyNorm)?]) } else { None };
         let post_norms =
             if a.post_norms { Some((norm(Part::PostAttentionNorm)?, norm(Part::PostFeedForwardNorm)?)) } else { None };
         let (post_attention_norm, post_feed_forward_norm) = post_norms.unzip();
@@ -274,33 +273,27 @@ impl Layer {
     }
 
     /// Queries, keys and values of every row.
-    fn project(&self, x: &Tensor, query_row: usize, key_row: usize, exact: bool) -> Result<[Vec<f32>; 3]> {
+    fn project(&self, x: &[f32], query_row: usize, key_row: usize, exact: bool) -> Result<[Vec<f32>; 3]> {
         match &self.projections {
-            Projections::Apart([query, key, value]) => {
-                let [q, k, v] = shared([query, key, value], x, exact)?;
-                Ok([values(&q)?, values(&k)?, values(&v)?])
-            }
+            Projections::Apart([query, key, value]) => shared([query, key, value], x, exact),
             Projections::Fused(one) => {
                 let all = one.forward(x, exact)?;
-                let part = |from, width| all.narrow(1, from, width).and_then(|t| values(&t));
-                Ok([part(0, query_row)?, part(query_row, key_row)?, part(query_row + key_row, key_row)?])
+                let part = |from, width| columns(&all, query_row + 2 * key_row, from, width);
+                Ok([part(0, query_row), part(query_row, key_row), part(query_row + key_row, key_row)])
             }
         }
     }
 
-    fn feed_forward(&self, x: &Tensor, a: &Architecture, exact: bool) -> Result<Tensor> {
-        let (gate, up) = match &self.gate_up {
-            GateUp::Apart([gate, up]) => {
-                let [gate, up] = shared([gate, up], x, exact)?;
-                (gate, up)
-            }
+    fn feed_forward(&self, x: &[f32], a: &Architecture, exact: bool) -> Result<Vec<f32>> {
+        let width = a.shape.feed_forward as usize;
+        let [mut gate, up] = match &self.gate_up {
+            GateUp::Apart([gate, up]) => shared([gate, up], x, exact)?,
             GateUp::Fused(both) => {
                 let both = both.forward(x, exact)?;
-                let width = a.shape.feed_forward as usize;
-                (both.narrow(1, 0, width)?.contiguous()?, both.narrow(1, width, width)?.contiguous()?)
+                [0, width].map(|from| columns(&both, 2 * width, from, width))
             }
         };
-        let gate = if a.gelu { gate.gelu()? } else { silu(&gate)? };
-        self.down.forward(&(gate * up)?, exact)
+        activate(&mut gate, &up, width, a.gelu);
+        self.down.forward(&gate, exact)
     }
 }

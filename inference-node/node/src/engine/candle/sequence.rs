@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, Usage};
 
 use crate::engine::candle::lookup::Lookup;
+use crate::engine::candle::opening::Opening;
 use crate::engine::candle::room::Held;
 use crate::engine::grammar::Grammar;
 use crate::engine::sampling::sample;
@@ -14,9 +15,8 @@ use crate::models::tokenizer::Vocabulary;
 
 /// An admitted sequence on its way to the thread.
 pub struct Job {
-    pub prompt: Vec<u32>,
+    pub opening: Opening,
     pub sampling: Sampling,
-    pub grammar: Option<Grammar>,
     /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
     /// Rotated for long sequences; a matter of what was asked for, not of this node's room.
@@ -32,6 +32,8 @@ pub struct Sequence {
     /// Prompt and output so far.
     pub tokens: Vec<u32>,
     pub prompt: usize,
+    /// Of the output, written by an earlier attempt.
+    resumed: usize,
     /// Found when it began first; what it finds of itself later does not count.
     pub cached: Option<usize>,
     pub long: bool,
@@ -56,20 +58,25 @@ pub enum After {
 }
 
 impl Sequence {
-    /// The `serial`th that came.
+    /// The `serial`th that came. Its reader hears first what an earlier attempt wrote.
     pub fn new(job: Job, serial: u64) -> Self {
+        let Opening { tokens, prompt, grammar, stream, text } = job.opening;
+        if !text.is_empty() {
+            job.outbox.step(&text);
+        }
         Self {
             serial,
-            prompt: job.prompt.len(),
-            tokens: job.prompt,
+            resumed: tokens.len() - prompt,
+            prompt,
+            tokens,
             cached: None,
             long: job.long,
-            stream: TextStream::new(&job.sampling.stop),
+            stream,
             sampling: job.sampling,
-            grammar: job.grammar,
+            grammar,
             longest: job.longest,
             lookup: Lookup::new(),
-            text: String::new(),
+            text,
             began: Instant::now(),
             first_token: None,
             outbox: job.outbox,
@@ -86,6 +93,7 @@ impl Sequence {
                 prompt_tokens: self.prompt as u32,
                 cached_tokens: self.cached.unwrap_or(0) as u32,
                 output_tokens: (self.tokens.len() - self.prompt) as u32,
+                resumed_tokens: self.resumed as u32,
                 first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
                 total_ms: self.began.elapsed().as_millis() as u64,
             };
@@ -130,7 +138,7 @@ impl Sequence {
             text.push_str(&self.stream.finish());
         }
         self.text.push_str(&text);
-        self.outbox.step(&text);
+        self.outbox.wrote(&text, &[token]);
         match finish {
             Some(finish) => After::Finished(finish),
             None => After::GoesOn,

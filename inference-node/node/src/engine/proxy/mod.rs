@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cfq_link::outbound::endpoint_client;
 use cfq_link::secret::{Secret, SecretError};
-use cfq_proto::job::{JobFailure, Prompt};
+use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{ModelState, Residency};
 use cfq_proto::timing::Timing;
@@ -227,7 +227,7 @@ impl Engine for ProxyEngine {
         }
     }
 
-    fn admit(&self, prompt: Prompt) -> BoxFuture<'_, Result<Admitted, Refused>> {
+    fn admit_after(&self, prompt: Prompt, _written: Written) -> BoxFuture<'_, Result<Admitted, Refused>> {
         let slot = self.server.slots.clone().try_acquire_owned();
         let admitted = match slot {
             Ok(slot) => {
@@ -241,7 +241,8 @@ impl Engine for ProxyEngine {
                     reader
                 }))
             }
-            Err(_) => Err(Refused::NotNow { need: u64::from(prompt.sampling.max_tokens), have: 0 }),
+            // Its server counts the tokens, and here only slots are short.
+            Err(_) => Err(Refused::NotNow { need: None, have: 0 }),
         };
         async move { admitted }.boxed()
     }

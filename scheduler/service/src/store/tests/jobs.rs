@@ -85,12 +85,21 @@ async fn released_and_refused_work_goes_back_uncounted_and_is_remembered() {
     assert_eq!(report(&r.lab, r.job, r.node, released).await, FenceReply::Committed);
     assert_eq!(r.lab.store.count("select (losses + failures)::bigint from jobs").await, 0);
     let second = place(&r.lab, r.lead, r.job.job, r.node).await.fence;
-    let refusal = Refusal::NotNow { need: 777, have: 10, ledger_version: 5 };
+    let refusal = Refusal::NotNow { need: Some(777), have: 10, ledger_version: 5 };
     let ask = Refuse { fence: second, boot: r.node, refusal };
     assert_eq!(r.lab.store.refuse(&node(), &ask).await.unwrap().0, FenceReply::Committed);
     assert_eq!(r.lab.store.refuse(&node(), &ask).await.unwrap().0, FenceReply::Committed, "told twice");
-    assert_eq!(r.lab.store.core_nodes().await.unwrap()[0].left_out.unwrap().version, 5);
+    let left_out = r.lab.store.core_nodes().await.unwrap().remove(0).left_out;
+    assert_eq!(left_out.iter().map(|(m, l)| (m.as_str(), l.version)).collect::<Vec<_>>(), vec![(MODEL, 5)]);
     assert_eq!(r.lab.store.live_jobs().await.unwrap()[0].0.known_need, Some(777));
+    let again = place(&r.lab, r.lead, r.job.job, r.node).await.fence;
+    let refusal = Refusal::NotNow { need: None, have: 0, ledger_version: 6 };
+    r.lab.store.refuse(&node(), &Refuse { fence: again, boot: r.node, refusal }).await.unwrap();
+    assert_eq!(
+        r.lab.store.live_jobs().await.unwrap()[0].0.known_need,
+        Some(777),
+        "who did not count says nothing of it"
+    );
     let third = place(&r.lab, r.lead, r.job.job, r.node).await.fence;
     let ask = Refuse { fence: third, boot: r.node, refusal: Refusal::Never { reason: "wrong \"kind\"".into() } };
     r.lab.store.refuse(&node(), &ask).await.unwrap();

@@ -12,7 +12,7 @@ fn review(score: f64) -> ReviewFeedback {
     ReviewFeedback { quality_score: score, defects: vec![], suggestions: vec!["s".into()], required_changes: vec![] }
 }
 
-fn decided(iteration: u32, decision: Decision, best: Option<u32>) -> Step {
+pub(super) fn decided(iteration: u32, decision: Decision, best: Option<u32>) -> Step {
     let decided = Decided { decision, why: "because".into(), best_iteration: best, best_score: best.map(|_| 70.1) };
     Step::Decided { iteration, decided }
 }
@@ -31,7 +31,7 @@ fn all_actions() -> Vec<ActionKind> {
 }
 
 /// A task in the runner's hands, with one iteration reviewed.
-async fn reviewed(quarantine: Option<Quarantine>) -> (Lab, BootId, TaskFence) {
+pub(super) async fn reviewed(quarantine: Option<Quarantine>) -> (Lab, BootId, TaskFence) {
     let lab = Lab::new().await;
     let boot = lab.join_runner().await;
     let fence = reviewed_in(&lab, boot, quarantine).await;

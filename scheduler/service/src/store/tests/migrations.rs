@@ -30,3 +30,24 @@ async fn a_beat_is_a_heap_only_update() {
     let moved = r.lab.store.count(hot).await - before;
     assert!(moved <= 4, "{moved}");
 }
+
+/// Rows as the schema before `0003` held them are read by this build.
+#[tokio::test]
+async fn a_filled_older_database_is_brought_up_to_date() {
+    let r = running().await;
+    for undo in [
+        "alter table attempts drop column journal, drop column vocabulary",
+        "alter table tasks drop column waits_for, drop column stuck",
+        "alter table nodes drop column left_out, add column left_out_version bigint, add column left_out_at timestamptz",
+        "update nodes set left_out_version = 3, left_out_at = now()",
+        "delete from _sqlx_migrations where version > 2",
+    ] {
+        r.lab.store.raw(undo).await;
+    }
+    r.lab.store.migrate().await.unwrap();
+    assert!(r.lab.store.core_nodes().await.unwrap()[0].left_out.is_empty());
+    assert_eq!(r.lab.store.live_jobs().await.unwrap().len(), 1);
+    assert_eq!(report(&r.lab, r.job, r.node, done("x")).await, FenceReply::Committed);
+    committed(&r.lab, r.task, 0, started()).await;
+    assert!(r.lab.store.task_detail(r.task.task).await.unwrap().is_some());
+}

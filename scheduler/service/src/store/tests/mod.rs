@@ -6,10 +6,12 @@ mod election;
 mod failures;
 mod feed;
 mod jobs;
+mod journal;
 mod leases;
 mod loops;
 mod migrations;
 mod submits;
+mod taken_back;
 mod waits;
 
 use cfq_proto::blob::Carried;

@@ -8,6 +8,8 @@ use cfq_proto::job::{Completion, Sampling};
 use super::*;
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::linear::kernels;
+use crate::engine::candle::opening::Opening;
+use crate::engine::text::TextStream;
 use crate::engine::{Event, Generation, generation};
 use crate::models::file::ModelFile;
 
@@ -49,7 +51,9 @@ impl Rig {
         let longest = prompt.len() + most;
         let sampling = Sampling { prompt_lookup: lookup, ..Sampling::default() };
         let held = self.room.hold(1).ok().unwrap();
-        (Job { prompt, sampling, grammar: None, longest, long: false, held, outbox }, reader)
+        let stream = TextStream::new(&sampling.stop);
+        let opening = Opening { prompt: prompt.len(), tokens: prompt, grammar: None, stream, text: String::new() };
+        (Job { opening, sampling, longest, long: false, held, outbox }, reader)
     }
 
     fn ask(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> Generation {

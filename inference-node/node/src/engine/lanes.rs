@@ -1,0 +1,110 @@
+//! Arithmetic on many values at a time, in a fixed order of every sum.
+//!
+//! Loops over arrays of [`LANES`] values become vector instructions where they are inlined into a function compiled for
+//! them, see [`vectorised`]. Functions of the standard library would undo that, so the few that are needed are here.
+
+use pulp::{Arch, WithSimd};
+
+/// Values of a vector; keys and values in the cache are padded with zeros to a multiple of this.
+pub const LANES: usize = 16;
+
+pub type Lanes = [f32; LANES];
+
+/// Runs `work`, whose code is inlined into what it is given to, compiled for the widest vectors of this machine. The order
+/// of its sums is its own, so that the result is the same with any.
+pub fn vectorised<W: WithSimd>(work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+        && std::arch::is_x86_feature_detected!("fma")
+    {
+        // SAFETY: the instructions are there.
+        #[allow(unsafe_code)]
+        return unsafe { with_avx512(work) };
+    }
+    Arch::new().dispatch(work)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+fn with_avx512<W: WithSimd>(work: W) -> W::Output {
+    work.with_simd(pulp::Scalar)
+}
+
+#[inline(always)]
+pub fn add_lanes(lanes: Lanes) -> f32 {
+    let half = |at: usize| lanes[at] + lanes[at + 8];
+    let eight: [f32; 8] = std::array::from_fn(half);
+    let four: [f32; 4] = std::array::from_fn(|at| eight[at] + eight[at + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// e^x for x <= 0 to about two units in the last place; a library call a lane would undo the vectors.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2: 2^n is put into the exponent, e^r is the polynomial of Cephes' expf.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Below this the result is not a normal number any more.
+    let x = if x > -87.0 { x } else { -87.0 };
+    // Adding 1.5 x 2^23 rounds to a whole number and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4f32;
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
+        p = p * r + c;
+    }
+    let power = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    (p * r * r + r + 1.0) * f32::from_bits(power)
+}
+
+/// The hyperbolic tangent by [`exp`].
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let t = exp(-2.0 * x.abs());
+    ((1.0 - t) / (1.0 + t)).copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pulp::{Scalar, Simd};
+
+    struct Sum<'a>(&'a [f32]);
+
+    impl WithSimd for Sum<'_> {
+        type Output = f32;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) -> f32 {
+            let mut sums = [0.0f32; LANES];
+            for chunk in self.0.as_chunks::<LANES>().0 {
+                for lane in 0..LANES {
+                    sums[lane] = exp(-chunk[lane]).mul_add(chunk[lane], sums[lane]) + tanh(chunk[lane]);
+                }
+            }
+            add_lanes(sums)
+        }
+    }
+
+    #[test]
+    fn the_width_of_vectors_changes_no_bit() {
+        let values: Vec<f32> = (0..1600).map(|i| (i * 7919 % 1009) as f32 / 100.0).collect();
+        let plain = Sum(&values).with_simd(Scalar);
+        assert_eq!(vectorised(Sum(&values)), plain);
+        assert_eq!(Arch::new().dispatch(Sum(&values)), plain);
+    }
+
+    #[test]
+    fn exp_is_exp() {
+        for i in 0..100_000 {
+            let x = -87.0 * i as f32 / 100_000.0;
+            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((got - want).abs() <= want * 3e-7, "e^{x} is {want}, not {got}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+    }
+}

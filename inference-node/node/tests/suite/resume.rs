@@ -1,0 +1,114 @@
+//! A generation that goes on from what an earlier attempt wrote ends as if nothing had been.
+
+use std::sync::Arc;
+
+use cfq_inference_node::engine::candle::{CandleEngine, Limits, need};
+use cfq_inference_node::engine::{Engine, Event};
+use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt, Sampling, Written};
+
+use crate::smollm::{self, ask, engine, finish};
+
+fn seeded(question: &str, max_tokens: u32) -> Prompt {
+    let sampling = Sampling { temperature: 0.8, seed: 11, max_tokens, deterministic: true, ..Sampling::default() };
+    Prompt { sampling, ..ask(question) }
+}
+
+fn constrained() -> Prompt {
+    let schema = serde_json::json!({
+        "type": "object", "required": ["name", "colours"], "additionalProperties": false,
+        "properties": {
+            "name": { "type": "string", "maxLength": 40 },
+            "colours": { "type": "array", "minItems": 3, "maxItems": 3, "items": { "enum": ["red", "green", "blue"] } },
+        },
+    });
+    Prompt { format: OutputFormat::JsonSchema { schema }, ..seeded("Describe a bird as JSON.", 80) }
+}
+
+/// The whole answer and its tokens.
+async fn whole(prompt: Prompt) -> (Completion, Vec<u32>) {
+    let mut generation = engine().admit(prompt).await.unwrap().start();
+    let mut written = Vec::new();
+    loop {
+        match generation.next().await {
+            Event::Step { tokens, .. } => written.extend(tokens),
+            Event::Done(how) => return (how.unwrap(), written),
+        }
+    }
+}
+
+#[tokio::test]
+async fn any_place_is_good_to_go_on_from_also_in_constrained_output() {
+    let name = engine().vocabulary().name();
+    let mut stopped = seeded("Tell me a story about a fox.", 60);
+    stopped.sampling.stop = vec!["fox".to_owned()];
+    for prompt in [seeded("Tell me a story about a lighthouse.", 40), stopped, constrained()] {
+        let (expected, tokens) = whole(prompt.clone()).await;
+        assert_eq!(tokens.len() as u32, expected.usage.output_tokens);
+        // A node that has nothing of it in its cache.
+        let other = smollm::load(2);
+        let places = [1, 2, tokens.len() / 3, tokens.len() / 2, tokens.len() - 1, tokens.len()];
+        for place in places.into_iter().filter(|p| *p <= tokens.len()) {
+            let written = Written { vocabulary: name, tokens: tokens[..place].to_vec() };
+            let admitted = other.admit_after(prompt.clone(), written).await.unwrap();
+            assert_eq!(admitted.resumed() as usize, place.saturating_sub(1));
+            let (how, streamed) = finish(admitted.start()).await;
+            let ended = how.unwrap();
+            assert_eq!((&ended.text, ended.finish), (&expected.text, expected.finish), "after {place} tokens");
+            assert_eq!(streamed, ended.text, "a reader sees the whole text");
+            assert_eq!(ended.usage.resumed_tokens as usize, place.saturating_sub(1));
+            assert_eq!(ended.usage.output_tokens, expected.usage.output_tokens);
+            assert_eq!(ended.usage.prompt_tokens, expected.usage.prompt_tokens);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_the_prompt_is_left_out() {
+    let name = engine().vocabulary().name();
+    let prompt = constrained();
+    let (expected, tokens) = whole(prompt.clone()).await;
+    let (_, story) = whole(seeded("Tell me a story about a lighthouse.", 40)).await;
+    let end = engine().vocabulary().eos();
+    let strange = [
+        (name.wrapping_add(1), tokens.clone()),
+        (name, story),
+        (name, vec![u32::MAX, 1]),
+        (name, vec![end, tokens[0], tokens[1]]),
+    ];
+    for (vocabulary, tokens) in strange {
+        let admitted = engine().admit_after(prompt.clone(), Written { vocabulary, tokens }).await.unwrap();
+        assert_eq!(admitted.resumed(), 0);
+        assert_eq!(finish(admitted.start()).await.0.unwrap().text, expected.text);
+    }
+    let long = Written { vocabulary: name, tokens: vec![tokens[0]; 500] };
+    let short = Prompt { sampling: Sampling { max_tokens: 5, ..Sampling::default() }, ..ask("Hi") };
+    let admitted = engine().admit_after(short, long).await.unwrap();
+    assert_eq!(admitted.resumed(), 0, "more than was asked for");
+    assert_eq!(finish(admitted.start()).await.0.unwrap().finish, FinishReason::Length);
+}
+
+#[tokio::test]
+async fn what_was_written_where_there_was_more_room_does_not_keep_a_prompt_out() {
+    let name = engine().vocabulary().name();
+    // The smallest pool there is: 2,048 tokens.
+    let limits = Limits { memory: smallest(), max_sequences: 1 };
+    let small = CandleEngine::load(smollm::id(), &smollm::file(), limits, Arc::default()).unwrap();
+    let room = small.state().kv_tokens_free as usize;
+    let prompt = Prompt { sampling: Sampling { max_tokens: 4096, ..Sampling::default() }, ..ask("Hi") };
+    let story = whole(seeded("Tell me a story about a lighthouse.", 40)).await.1;
+    let word = *story.iter().find(|t| !engine().vocabulary().bytes_of(**t).is_empty()).unwrap();
+    let written = Written { vocabulary: name, tokens: vec![word; room] };
+    let admitted = small.admit_after(prompt, written).await.unwrap();
+    assert_eq!(admitted.resumed(), 0);
+}
+
+/// Memory that fits the model with a pool of its least size.
+fn smallest() -> u64 {
+    let fits = |memory| need(&smollm::file(), Limits { memory, max_sequences: 1 }).is_ok();
+    let (mut short, mut enough) = (0u64, 4 << 30);
+    while enough - short > 1 << 20 {
+        let middle = (short + enough) / 2;
+        if fits(middle) { enough = middle } else { short = middle }
+    }
+    enough
+}
