@@ -67,11 +67,11 @@ const fn shape(hidden: usize, feed_forward: usize, layers: usize, heads: [usize;
 const SHAPES: [RandomModel; 10] = [
     shape(512, 2048, 8, [8, 2], F::Q4K),
     shape(1024, 2816, 12, [16, 4], F::Q4K),
-    RandomModel { output: Some(F::Q6K), ..shape(1024, 4096, 8, [16, 4], F::Q4K) },
+    RandomModel { sensitive: F::Q6K, output: Some(F::Q6K), ..shape(1024, 4096, 8, [16, 4], F::Q4K) },
     RandomModel { output: Some(F::Q6K), ..shape(768, 2048, 8, [12, 12], F::Q6K) },
     shape(1024, 2816, 8, [16, 8], F::Q5K),
     shape(576, 1536, 12, [9, 3], F::Q8_0),
-    RandomModel { output: Some(F::Q8_0), ..shape(768, 2048, 8, [12, 4], F::Q8_0) },
+    RandomModel { output: Some(F::Q8_0), ..shape(768, 2048, 8, [12, 4], F::Q3K) },
     shape(640, 1728, 8, [10, 5], F::Q4_1),
     shape(512, 1408, 6, [8, 8], F::F16),
     shape(384, 1024, 6, [6, 2], F::F32),
@@ -106,9 +106,10 @@ fn main() -> anyhow::Result<()> {
         let figures = measure(&file).with_context(|| format!("{model:?}"))?;
         let error = figures.error();
         let mb = |[predicted, counted]: [u64; 2]| format!("{:.1}, {:.1}", predicted as f64 / 1e6, counted as f64 / 1e6);
+        let more = if model.sensitive == model.format { String::new() } else { format!(" and {:?}", model.sensitive) };
         let output = model.output.map_or("tied".to_owned(), |f| format!("output {f:?}"));
         println!(
-            "| {:?} {} x {}, {} layers, {}/{} heads, {output} | {} | {:+.2} % | {} | {} |",
+            "| {:?}{more} {} x {}, {} layers, {}/{} heads, {output} | {} | {:+.2} % | {} | {} |",
             model.format,
             model.hidden,
             model.feed_forward,

@@ -206,7 +206,7 @@ mod tests {
         );
         let heavy = Parts { weights: WeightSum { transient: 300 << 20, ..sum }, ..parts };
         let refusal = fit(heavy, 2048..=8192, 256 << 20).unwrap_err().to_string();
-        let said = "= 472.0 MiB, with 304.0 MiB for loading where KV and scratch are later";
+        let said = "= 572.0 MiB, with 304.0 MiB for loading where KV and scratch are later";
         assert!(refusal.ends_with(said), "{refusal}");
     }
 
