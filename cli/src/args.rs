@@ -274,6 +274,8 @@ pub enum ModelsCommand {
     Ls,
     /// Show where a model is from, its files and their checksums
     Show { model: ModelId },
+    /// Show what a model on this machine would take, term by term, and how long its sequences may be here
+    Fit { model: ModelId },
     /// List coding models to begin with, and which of them this machine's cards hold
     Suggest,
     /// Fetch a model, or what is missing of it: hf:ORG/REPO[@REVISION]:FILE or pypi:PACKAGE

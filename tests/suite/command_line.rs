@@ -56,6 +56,33 @@ fn mistakes_are_named_with_the_next_step() {
 }
 
 #[test]
+fn what_a_model_takes_is_told_without_a_server() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/node/tests/fixtures/models");
+    for file in [fixtures.join("phi3"), fixtures.join("phi3/model.gguf")] {
+        let model = format!("path:{}", file.display());
+        let output = cfq(dir, &["--json", "models", "fit", &model], &[]);
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let term = |name: &str| said["terms"][name].as_u64().unwrap();
+        let cpu = &said["places"][0];
+        let longest = cpu["lengths"].as_array().unwrap().last().unwrap();
+        assert_eq!((&longest["tokens"], &longest["fits"]), (&said["context"], &true.into()), "{said}");
+        let running = 512 * term("kv_per_token") + term("scratch");
+        let sum = term("weights") + term("tables") + term("reserve") + running.max(term("loading"));
+        assert_eq!(longest["total"].as_u64(), Some(sum), "{said}");
+        let words = cfq(dir, &["models", "fit", &model], &[]).stdout;
+        let words = String::from_utf8_lossy(&words).into_owned();
+        for part in ["weights", "tables", "KV", "a token", "reserve", "ONE SEQUENCE OF"] {
+            assert!(words.contains(part), "{words}");
+        }
+    }
+    std::fs::write(dir.join("notes.gguf"), "hello").unwrap();
+    refused(&cfq(dir, &["models", "fit", "path:notes.gguf"], &[]), 2, &["notes.gguf", "not a GGUF file"]);
+    refused(&cfq(dir, &["models", "fit", "hf:o/r:f.gguf"], &[]), 2, &["cfq models pull hf:o/r:f.gguf"]);
+}
+
+#[test]
 fn a_port_that_is_taken_is_found_before_anything_starts() {
     let home = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use cfq_benches::random_model;
+use cfq_benches::random_model::Q4KM_726M;
 use cfq_benches::yardstick::Yardstick;
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Engine, Event};
@@ -32,7 +32,7 @@ fn arguments() -> anyhow::Result<Arguments> {
     let file = match file.strip_prefix("random-q4km:") {
         Some(path) => {
             if !Path::new(path).exists() {
-                random_model::write(Path::new(path))?;
+                Q4KM_726M.write(Path::new(path))?;
             }
             PathBuf::from(path)
         }

@@ -1,5 +1,7 @@
 //! `cfq models`, and fetching what `cfq up` will need.
 
+mod fit;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -40,6 +42,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
     match command {
         ModelsCommand::Ls => out.data(&store.list()?, |models| table(models))?,
         ModelsCommand::Show { model } => out.data(&store.show(&model).map_err(refused)?, details)?,
+        ModelsCommand::Fit { model } => out.data(&fit::fit(&store, config, model)?, fit::words)?,
         ModelsCommand::Suggest => out.data(&suggestions(), |list| suggested(list))?,
         ModelsCommand::Pull { model, update, verify, pin } => {
             fetch(out, &store, model.clone(), Pull { update, verify }).await.map_err(of_fetch)?;

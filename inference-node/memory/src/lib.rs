@@ -8,10 +8,12 @@ mod blocks;
 mod bytes;
 mod fit;
 mod pool;
+mod tables;
 mod weights;
 
 pub use blocks::{BlockId, BlockTable, Found, Prefix};
 pub use bytes::Bytes;
-pub use fit::{DoesNotFit, Need, Shape, fit};
+pub use fit::{DoesNotFit, Need, Parts, Shape, fit};
 pub use pool::{KvPool, NoRoom, Reservation};
+pub use tables::VocabularySize;
 pub use weights::{Format, Kernels, Matrix, Placed, WeightSum, place};

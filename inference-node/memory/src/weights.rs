@@ -100,7 +100,7 @@ pub struct Placed {
     /// In tiles, see [`Format::tile`].
     pub tiled: bool,
     pub stored: u64,
-    /// Bytes needed only while it is loaded.
+    /// Bytes needed beside `stored` only while it is loaded.
     pub transient: u64,
 }
 
@@ -113,7 +113,15 @@ pub fn place(matrix: Matrix, kernels: Kernels) -> Option<Placed> {
         Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_1 => Format::Q8_0,
         // Half-precision matrices have no kernel of their own here: they are held, and multiplied, as F32.
         Format::F16 | Format::Bf16 => Format::F32,
-        kept => kept,
+        Format::F32
+        | Format::Q4_0
+        | Format::Q8_0
+        | Format::Q2K
+        | Format::Q3K
+        | Format::Q4K
+        | Format::Q5K
+        | Format::Q6K
+        | Format::Q8K => format,
     };
     let blocks = rows.checked_mul(target.bytes(cols)?)?;
     let tile = target.tile().filter(|_| kernels.tiles);
@@ -121,8 +129,9 @@ pub fn place(matrix: Matrix, kernels: Kernels) -> Option<Placed> {
         Some((columns, bytes)) => rows.div_ceil(TILE_ROWS).checked_mul(cols / columns)?.checked_mul(bytes)?,
         None => blocks,
     };
-    // The values as F32, and the blocks made of them where tiles are yet to be.
-    let between = if target == format { 0 } else { rows.checked_mul(cols)?.checked_mul(4)?.checked_add(blocks)? };
+    // What was read stays until there are tiles or blocks of it. On the way to another format, and to plain values, lie
+    // the values as F32; the blocks made of them are no more than that when the tiles come.
+    let between = if target == format && target != Format::F32 { 0 } else { rows.checked_mul(cols)?.checked_mul(4)? };
     Some(Placed { format: target, tiled: tile.is_some(), stored, transient: read.checked_add(between)? })
 }
 
@@ -180,6 +189,19 @@ mod tests {
     #[test]
     fn a_row_of_broken_blocks_has_no_size() {
         assert_eq!(place(Matrix { format: Format::Q4K, rows: 1, cols: 100 }, TILES), None);
+    }
+
+    #[test]
+    fn the_values_as_f32_lie_between_two_formats() {
+        let values = 64 * 256 * 4;
+        for (format, tiles, between) in [(Format::Q8_0, true, 0), (Format::Q4_1, true, 0), (Format::Q2K, true, 0)]
+            .into_iter()
+            .chain([(Format::Q5_1, true, values), (Format::F16, true, values), (Format::F32, true, values)])
+            .chain([(Format::Q8_0, false, 0), (Format::Q4_1, false, values)])
+        {
+            let placed = place(Matrix { format, rows: 64, cols: 256 }, Kernels { tiles }).unwrap();
+            assert_eq!(placed.transient, 64 * format.bytes(256).unwrap() + between, "{format:?}");
+        }
     }
 
     proptest! {

@@ -10,12 +10,16 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use cfq_memory::{Bytes, Format};
-use serde::Deserialize;
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::models::header::HeaderError;
 
-/// Of one file's JSON; the format's own limit.
-const MAX_HEADER: u64 = 100_000_000;
+/// Of one file's JSON. The format allows 100 MB; the largest models' have two, and parsing takes several times that.
+const MAX_HEADER: u64 = 16 << 20;
+/// Of one file. A hundred times what the largest models have.
+const MAX_TENSORS: usize = 100_000;
+const MAX_DIMS: usize = 8;
 /// Of config.json and its like.
 const MAX_JSON: u64 = 64 << 20;
 
@@ -24,6 +28,47 @@ struct Entry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
+}
+
+/// The tensors a file's JSON names. Read entry by entry: what else stands in it is never built in memory, and a name that
+/// comes twice is no matter of which wins.
+struct Entries(BTreeMap<String, Entry>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let entry: Entry = map.next_value().map_err(|e| A::Error::custom(format!("tensor {name}: {e}")))?;
+                    if entry.shape.len() > MAX_DIMS {
+                        let dims = entry.shape.len();
+                        return Err(A::Error::custom(format!("tensor {name} has {dims} dimensions")));
+                    }
+                    if entries.len() == MAX_TENSORS {
+                        return Err(A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
+                    }
+                    if entries.contains_key(&name) {
+                        return Err(A::Error::custom(format!("tensor {name} comes twice")));
+                    }
+                    entries.insert(name, entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Reader)
+    }
 }
 
 /// Where a tensor lies.
@@ -91,7 +136,19 @@ impl Folder {
         let dtype = match stored.format {
             Format::F16 => DType::F16,
             Format::Bf16 => DType::BF16,
-            _ => DType::F32,
+            Format::F32 => DType::F32,
+            Format::Q4_0
+            | Format::Q4_1
+            | Format::Q5_0
+            | Format::Q5_1
+            | Format::Q8_0
+            | Format::Q8_1
+            | Format::Q2K
+            | Format::Q3K
+            | Format::Q4K
+            | Format::Q5K
+            | Format::Q6K
+            | Format::Q8K => candle_core::bail!("tensor {name} is in a format this container does not have"),
         };
         let dims: Vec<usize> = stored.dims.iter().map(|d| *d as usize).collect();
         Tensor::from_raw_buffer(&bytes, dtype, &dims, &Device::Cpu)?.to_dtype(DType::F32)
@@ -178,13 +235,16 @@ fn read_file(at: usize, path: &Path, tensors: &mut BTreeMap<String, Stored>) -> 
     };
     let mut json = vec![0; length as usize];
     file.read_exact(&mut json).map_err(open)?;
-    let entries: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(&json).map_err(|e| corrupt(path, format!("its header: {e}")))?;
-    for (name, entry) in entries {
-        if name == "__metadata__" {
-            continue;
+    let Entries(entries) = serde_json::from_slice(&json).map_err(|e| corrupt(path, format!("its header: {e}")))?;
+    let mut extents: Vec<([u64; 2], &str)> = entries.iter().map(|(name, e)| (e.data_offsets, name.as_str())).collect();
+    extents.sort_unstable();
+    for pair in extents.windows(2) {
+        let [([_, end], first), ([begin, _], second)] = pair else { continue };
+        if end > begin {
+            return Err(corrupt(path, format!("tensors {first} and {second} lie on each other")));
         }
-        let entry: Entry = serde_json::from_value(entry).map_err(|e| corrupt(path, format!("tensor {name}: {e}")))?;
+    }
+    for (name, entry) in &entries {
         let format = match entry.dtype.as_str() {
             "F32" => Format::F32,
             "F16" => Format::F16,
@@ -202,8 +262,11 @@ fn read_file(at: usize, path: &Path, tensors: &mut BTreeMap<String, Stored>) -> 
         if bytes.is_none_or(|bytes| from.checked_add(bytes) != Some(to)) || end.is_none_or(|end| end > size) {
             return Err(corrupt(path, format!("tensor {name} does not lie within its {}", Bytes(size))));
         }
-        let stored = Stored { format, dims: entry.shape, file: at, from: start + from, bytes: to - from };
-        tensors.insert(name, stored);
+        if tensors.contains_key(name) {
+            return Err(corrupt(path, format!("tensor {name} is in another file of this model too")));
+        }
+        let stored = Stored { format, dims: entry.shape.clone(), file: at, from: start + from, bytes: to - from };
+        tensors.insert(name.clone(), stored);
     }
     Ok(size)
 }
@@ -230,6 +293,28 @@ mod tests {
         assert!(error.contains("tensor a does not lie within"), "{error}");
         let wrapped = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296,2],"data_offsets":[0,16]}}"#;
         assert!(matches!(Folder::read(folder(wrapped, 16).path()), Err(HeaderError::Corrupt { .. })));
+    }
+
+    #[test]
+    fn a_header_that_is_huge_deep_ambiguous_or_folded_is_corrupt() {
+        let said = |header: &str| Folder::read(folder(header, 16).path()).unwrap_err().to_string();
+        let one = r#""dtype":"F32","shape":[2],"data_offsets""#;
+        let folded = said(&format!(r#"{{"a":{{{one}:[0,8]}},"b":{{{one}:[4,12]}}}}"#));
+        assert!(folded.contains("a and b lie on each other"), "{folded}");
+        let twice = said(&format!(r#"{{"a":{{{one}:[0,8]}},"a":{{{one}:[8,16]}}}}"#));
+        assert!(twice.contains("a comes twice"), "{twice}");
+        let flat = said(&format!(r#"{{"a":{{"dtype":"F32","shape":{:?},"data_offsets":[0,4]}}}}"#, [1; 9]));
+        assert!(flat.contains("9 dimensions"), "{flat}");
+        let nested = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
+        let deep = said(&format!(r#"{{"a":{{"dtype":"F32","shape":{nested},"data_offsets":[0,4]}}}}"#));
+        assert!(deep.contains("tensor a: invalid type"), "{deep}");
+        let passed_over = folder(&format!(r#"{{"__metadata__":{nested}}}"#), 0);
+        assert!(Folder::read(passed_over.path()).unwrap().tensors.is_empty());
+        let wide = said(&format!(r#"{{"__metadata__":"{}"}}"#, "x".repeat(17 << 20)));
+        assert!(wide.contains("its header claims 17.0 MiB"), "{wide}");
+        let many: Vec<String> = (0..100_001).map(|n| format!(r#""{n}":{{{one}:[0,0]}}"#)).collect();
+        let many = said(&format!("{{{}}}", many.join(",")));
+        assert!(many.contains("more than 100000 tensors"), "{many}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod sentence_piece;
 
 use std::collections::BTreeSet;
 
+use cfq_memory::VocabularySize;
 use sha2::{Digest, Sha256};
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -19,6 +20,13 @@ use crate::models::header::{Header, HeaderError};
 /// Ends of a turn, by name: files often declare only one of the tokens their models end with.
 const END_NAMES: [&str; 8] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>", "<end_of_turn>"];
+
+/// A token found in the text before anything is cut or merged. Phi-3's take the blanks after them along; the GGUF format has
+/// no place for that, so it is known here, as llama.cpp knows it. Which ones: the added tokens of the model's tokenizer.json.
+fn added(text: &str, kind: i64, phi3: bool) -> AddedToken {
+    let takes_blanks = phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
+    AddedToken::from(text.to_owned(), kind != USER_DEFINED).normalized(false).rstrip(takes_blanks)
+}
 
 /// Text to token ids and back.
 #[derive(Debug)]
@@ -40,6 +48,22 @@ pub struct Vocabulary {
 const NORMAL: i64 = 1;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
+
+/// How large the vocabulary is, without building it: for the ledger.
+pub fn vocabulary_size(file: &ModelFile) -> Result<VocabularySize, HeaderError> {
+    let header = match file {
+        ModelFile::Gguf(header) => header,
+        ModelFile::Folder(folder) => return json::size(folder),
+    };
+    let tokens = header.texts("tokenizer.ggml.tokens").unwrap_or_default();
+    let text = tokens.iter().map(|t| t.len() as u64).sum();
+    let merges = match header.texts("tokenizer.ggml.merges") {
+        Some(merges) => merges.len(),
+        // SentencePiece: one for most pieces, and another for every other way to cut them.
+        None => tokens.len() * 2,
+    };
+    Ok(VocabularySize { tokens: tokens.len() as u64, text, merges: merges as u64 })
+}
 
 impl Vocabulary {
     pub fn read(file: &ModelFile) -> Result<Self, HeaderError> {
@@ -84,11 +108,12 @@ impl Vocabulary {
             byte_level::build(&tokens, &merges, pre)
         };
         let mut tokenizer = built.map_err(|what| header.unsupported(what))?;
+        let phi3 = sentence_piece && header.text("general.architecture") == Some("phi3");
         let special: Vec<AddedToken> = tokens
             .iter()
             .zip(&kinds)
             .filter(|(text, kind)| matches!(**kind, 2..=5) && !text.is_empty())
-            .map(|(text, kind)| AddedToken::from((*text).to_owned(), *kind != USER_DEFINED).normalized(false))
+            .map(|(text, kind)| added(text, *kind, phi3))
             .collect();
         tokenizer.add_tokens(special).map_err(|error| header.unsupported(error.to_string()))?;
 
@@ -210,4 +235,27 @@ fn name(bytes: &[Vec<u8>]) -> i64 {
     let mut first = [0; 8];
     first.copy_from_slice(&hasher.finalize()[..8]);
     i64::from_le_bytes(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Expected: the `tokenizers` package, on the same vocabulary with the added tokens as Phi-3's tokenizer.json has them.
+    #[test]
+    fn phi3s_tokens_take_the_blanks_after_them_along() {
+        let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "a", "\u{2581}a", "<|user|>", "<|end|>", "\n", "<0x0A>"];
+        let kinds = [2, 3, 3, 1, 1, 1, 3, 3, 1, 6];
+        let ids = |phi3: bool, text: &str| {
+            let scores: Vec<f32> = (0..tokens.len()).map(|at| -(at as f32)).collect();
+            let mut tokenizer = sentence_piece::build(&tokens, &scores, &kinds, true).unwrap();
+            let special = tokens.iter().zip(kinds).filter(|(_, kind)| matches!(kind, 2..=5));
+            tokenizer.add_tokens(special.map(|(text, kind)| added(text, kind, phi3))).unwrap();
+            tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
+        };
+        assert_eq!(ids(true, "<|user|>\na<|end|>\n<|user|>"), [6, 5, 7, 6]);
+        assert_eq!(ids(true, "<|user|>  a"), [6, 5]);
+        assert_eq!(ids(true, "<s>\na"), [1, 3, 8, 4], "but those three do not");
+        assert_eq!(ids(false, "<|user|>\na<|end|>\n<|user|>"), [6, 3, 8, 4, 7, 3, 8, 6]);
+    }
 }

@@ -1,7 +1,7 @@
 //! Files that are not what they claim: refused with the reason, never a panic, never memory beyond the file's own.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -13,6 +13,7 @@ use cfq_inference_node::models::template::ChatTemplate;
 use cfq_inference_node::models::tokenizer::Vocabulary;
 use proptest::prelude::*;
 
+use crate::allocations::peak;
 use crate::smollm;
 
 /// A whole Llama file of a few kilobytes.
@@ -176,5 +177,121 @@ proptest! {
         }
         // Whatever it says, it returns.
         let _ = read_all(&file_of(&bytes));
+    }
+}
+
+/// Header and first tensors of every family's fixture.
+fn fixtures() -> &'static [Vec<u8>] {
+    static FILES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+        let families = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"];
+        families.map(|f| std::fs::read(folder.join(f).join("model.gguf")).unwrap()).to_vec()
+    })
+}
+
+/// What may happen to a file on its way.
+#[derive(Debug, Clone)]
+enum Damage {
+    Cut(prop::sample::Index),
+    Byte(prop::sample::Index, u8),
+    /// Where a length or a count may stand.
+    Number(prop::sample::Index, u64),
+    Removed(prop::sample::Index, usize),
+    Doubled(prop::sample::Index, usize),
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let at = any::<prop::sample::Index>;
+    let number = prop_oneof![
+        any::<u64>(),
+        (0u32..64).prop_map(|bit| 1 << bit),
+        (0u32..64).prop_map(|bit| u64::MAX >> bit),
+        0u64..70_000
+    ];
+    prop_oneof![
+        1 => at().prop_map(Damage::Cut),
+        4 => (at(), any::<u8>()).prop_map(|(at, value)| Damage::Byte(at, value)),
+        4 => (at(), number).prop_map(|(at, value)| Damage::Number(at, value)),
+        1 => (at(), 1usize..64).prop_map(|(at, length)| Damage::Removed(at, length)),
+        1 => (at(), 1usize..64).prop_map(|(at, length)| Damage::Doubled(at, length)),
+    ]
+}
+
+impl Damage {
+    fn apply(&self, bytes: &mut Vec<u8>, header: usize) {
+        let header = header.min(bytes.len());
+        if header < 16 {
+            return;
+        }
+        match self {
+            Self::Cut(at) => bytes.truncate(at.index(header)),
+            Self::Byte(at, value) => bytes[at.index(header)] = *value,
+            Self::Number(at, value) => {
+                let at = at.index(header - 8);
+                bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            Self::Removed(at, length) => {
+                let at = at.index(header);
+                bytes.drain(at..(at + length).min(header));
+            }
+            Self::Doubled(at, length) => {
+                let at = at.index(header);
+                let again = bytes[at..(at + length).min(header)].to_vec();
+                bytes.splice(at..at, again);
+            }
+        }
+    }
+}
+
+/// Where the tensors begin in a fixture.
+fn header_of(bytes: &[u8]) -> usize {
+    let content = gguf_file::Content::read(&mut std::io::Cursor::new(bytes)).unwrap();
+    content.tensor_data_offset as usize
+}
+
+/// What readers of a header may take at once: its values as they are kept (see models/header.rs), and the tables made of
+/// them; and what any tokenizer takes.
+fn allowed(file: usize) -> u64 {
+    64 * file as u64 + (8 << 20)
+}
+
+/// An error of candle's says where it arose if RUST_BACKTRACE asks for it. The first such error of a process reads the
+/// program's debug information, which is tens of megabytes and none of the file's doing.
+fn read_debug_information() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| drop(candle_core::Error::Msg("the first".to_owned()).bt().to_string()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 700, ..ProptestConfig::default() })]
+
+    /// Whatever is done to a header, of whichever family: an error or a model, never a panic, never more memory than the
+    /// file's own size accounts for.
+    #[test]
+    fn no_damage_of_any_family_panics_or_takes_memory(
+        which in any::<prop::sample::Index>(), damages in proptest::collection::vec(damage(), 1..5),
+    ) {
+        let whole = &fixtures()[which.index(fixtures().len())];
+        let header = header_of(whole);
+        let mut bytes = whole.clone();
+        for damage in &damages {
+            damage.apply(&mut bytes, header);
+        }
+        let path = file_of(&bytes);
+        read_debug_information();
+        let (taken, _) = peak(|| read_all(&path));
+        prop_assert!(taken <= allowed(bytes.len()), "{taken} bytes for a file of {}", bytes.len());
+    }
+}
+
+#[test]
+fn whole_files_stay_within_what_damaged_ones_are_allowed() {
+    for bytes in fixtures() {
+        let path = file_of(bytes);
+        let (taken, read) = peak(|| read_all(&path));
+        read.unwrap();
+        assert!(taken <= allowed(bytes.len()), "{taken} bytes for a file of {}", bytes.len());
+        assert!(taken > bytes.len() as u64 / 100, "the counter counts");
     }
 }

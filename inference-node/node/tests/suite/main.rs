@@ -1,6 +1,8 @@
 //! The engine on the real small model, and every part that faces something hostile or remote.
 
 #[cfg(test)]
+mod allocations;
+#[cfg(test)]
 mod families;
 mod generation;
 #[cfg(test)]

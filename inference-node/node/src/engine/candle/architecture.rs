@@ -8,6 +8,7 @@ use cfq_memory::{Shape, WeightSum};
 
 use crate::engine::candle::linear;
 use crate::engine::candle::rope::{Pairs, Rope};
+use crate::engine::candle::settings::{self, Does};
 use crate::engine::candle::stretch::{Long, ropes};
 use crate::engine::candle::tensors::Part;
 use crate::models::file::{Key, ModelFile};
@@ -132,9 +133,18 @@ impl Architecture {
         if file.number(EXPERTS).is_some_and(|n| n > 0) {
             return Err(file.unsupported("it is a mixture of experts, which this version does not run"));
         }
+        settings::check(file, Does { gelu: family.gelu, window_every: family.window_every })?;
         let layers = layers(file, family, &shape)?;
         let (ropes, long) = ropes(file, &shape, layers.iter().any(|l| l.rope == 1))?;
-        let tied = file.tensor(&Self::name(file, family.post_norms, Part::Output, 0)).is_none();
+        let output = Self::name(file, family.post_norms, Part::Output, 0);
+        let tied = match file.config("tie_word_embeddings").and_then(|v| v.as_bool()) {
+            Some(false) if file.tensor(&output).is_none() => {
+                return Err(file.unsupported(format!("tensor {output} is missing")));
+            }
+            // A matrix of its own beside it is not used then.
+            Some(tied) => tied,
+            None => file.tensor(&output).is_none(),
+        };
         let architecture = Self {
             epsilon: file.real(EPSILON).ok_or_else(|| missing(file, EPSILON))?,
             scale: scale(file, family, &shape),

@@ -1,8 +1,8 @@
 //! One thread per model: all its sequences go through one forward pass a step.
 //!
 //! Each step takes one token of every decoding sequence and, beside them, as much of the waiting prompts as the measured
-//! rate computes in a quarter of a second. So decoding never stalls for longer than that behind somebody's long prompt,
-//! and a cancel is seen within one step. Sequences join and leave between steps.
+//! rate computes in a quarter of a second ([`super::share`]). So decoding never stalls for longer than that behind
+//! somebody's long prompt, and a cancel is seen within one step. Sequences join and leave between steps.
 //!
 //! Sequences are admitted by what they are expected to write, so the pool can run out under them. Then the youngest
 //! gives its blocks up and waits; what it has written stays, its keys and values are computed again when there is room
@@ -15,74 +15,48 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
-use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, Usage};
+use cfq_proto::job::FinishReason;
 
+use crate::engine::Ended;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
-use crate::engine::candle::lookup::Lookup;
+use crate::engine::candle::lookup::Cost;
 use crate::engine::candle::model::{Model, Rows};
-use crate::engine::candle::opening::Opening;
-use crate::engine::candle::room::{Figures, Held, Room};
-use crate::engine::grammar::Grammar;
-use crate::engine::sampling::sample;
-use crate::engine::text::TextStream;
-use crate::engine::{Ended, Outbox};
+use crate::engine::candle::room::{Figures, Room};
+use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
+use crate::engine::candle::share::{PIECE_LEAST, Want, share};
 use crate::models::tokenizer::Vocabulary;
 
-/// Longest a prompt's chunk may hold up the decoding sequences.
+/// Longest a pass may take for the sake of prompts, all of them together.
 const CHUNK_TIME: Duration = Duration::from_millis(250);
-/// Chunk sizes in tokens: the first steps of an unmeasured model, and the bounds of its activations.
-const CHUNK_LEAST: usize = 8;
+/// Rows of the passes of a model that was not measured yet.
+const CHUNK_UNMEASURED: usize = 32;
+/// Bounds a pass's activations.
 pub const CHUNK_MOST: usize = 512;
 /// Guessed rows of one pass, shared by its sequences.
 pub const GUESSED_ROWS: usize = 32;
-
-/// An admitted sequence on its way to the thread.
-pub struct Job {
-    pub opening: Opening,
-    pub sampling: Sampling,
-    /// Longest sequence, prompt and output, in tokens.
-    pub longest: usize,
-    /// Rotated for long sequences; a matter of what was asked for, not of this node's room.
-    pub long: bool,
-    pub held: Held,
-    pub outbox: Outbox,
-}
-
-/// A sequence that was admitted, with or without a place in the pool.
-struct Sequence {
-    /// In the order of their coming.
-    serial: u64,
-    /// Prompt and output so far.
-    tokens: Vec<u32>,
-    prompt: usize,
-    /// Of the output, written by an earlier attempt.
-    resumed: usize,
-    /// Found when it began first; what it finds of itself later does not count.
-    cached: Option<usize>,
-    long: bool,
-    sampling: Sampling,
-    grammar: Option<Grammar>,
-    longest: usize,
-    lookup: Lookup,
-    stream: TextStream,
-    text: String,
-    began: Instant,
-    first_token: Option<Duration>,
-    outbox: Outbox,
-    // Released after everything above.
-    held: Held,
-}
 
 /// One that is in the forward pass; tokens from `kv.len()` on are not computed yet.
 struct Running {
     sequence: Sequence,
     kv: SequenceKv,
+    /// The step in which it last went through the model.
+    served: u64,
 }
 
 impl Running {
     fn waiting(&self) -> &[u32] {
         &self.sequence.tokens[self.kv.len()..]
     }
+
+    /// Blocks it will ask for, as far as its known tokens and the next block's say.
+    fn lacks(&self) -> usize {
+        blocks(&self.sequence).saturating_sub(self.kv.blocks())
+    }
+}
+
+/// Blocks for what a sequence has, and one more to go on with.
+fn blocks(sequence: &Sequence) -> usize {
+    sequence.tokens.len() / BLOCK + 2
 }
 
 /// What one sequence puts through a forward pass.
@@ -94,13 +68,6 @@ struct Share {
     scored: usize,
 }
 
-/// What became of a sequence in a step.
-enum After {
-    GoesOn,
-    Finished(FinishReason),
-    Failed(String),
-}
-
 pub struct Batcher {
     model: Model,
     pool: KvPool,
@@ -108,11 +75,15 @@ pub struct Batcher {
     jobs: Receiver<Job>,
     room: Arc<Room>,
     figures: Arc<Figures>,
+    /// What a pass costs, which decides how much is guessed: [`Figures::cost`], but where a test wants the same guesses on
+    /// every machine.
+    cost: fn(&Figures, usize) -> Cost,
     /// Oldest first.
     running: Vec<Running>,
     /// Put aside for want of room, oldest first.
     aside: VecDeque<Sequence>,
     serial: u64,
+    steps: u64,
 }
 
 impl Batcher {
@@ -123,9 +94,10 @@ impl Batcher {
         jobs: Receiver<Job>,
         room: Arc<Room>,
         figures: Arc<Figures>,
+        cost: fn(&Figures, usize) -> Cost,
     ) -> Self {
         let (running, aside) = (Vec::new(), VecDeque::new());
-        Self { model, pool, vocabulary, jobs, room, figures, running, aside, serial: 0 }
+        Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, serial: 0, steps: 0 }
     }
 
     /// Runs until the engine is dropped. A panic ends the engine: its sequences fail first, then it says why, and the node
@@ -167,28 +139,7 @@ impl Batcher {
     }
 
     fn join(&mut self, job: Job) {
-        let Opening { tokens, prompt, grammar, stream, text } = job.opening;
-        if !text.is_empty() {
-            job.outbox.step(&text);
-        }
-        let sequence = Sequence {
-            serial: self.serial,
-            resumed: tokens.len() - prompt,
-            prompt,
-            tokens,
-            cached: None,
-            long: job.long,
-            stream,
-            sampling: job.sampling,
-            grammar,
-            longest: job.longest,
-            lookup: Lookup::new(),
-            text,
-            began: Instant::now(),
-            first_token: None,
-            outbox: job.outbox,
-            held: job.held,
-        };
+        let sequence = Sequence::new(job, self.serial);
         self.serial += 1;
         // Nobody overtakes those put aside.
         if self.aside.is_empty() {
@@ -202,15 +153,16 @@ impl Batcher {
         let kv = self.pool.begin(&sequence.tokens, sequence.long, sequence.sampling.deterministic);
         sequence.cached.get_or_insert(kv.len());
         let at = self.running.partition_point(|r| r.sequence.serial < sequence.serial);
-        self.running.insert(at, Running { sequence, kv });
+        self.running.insert(at, Running { sequence, kv, served: 0 });
     }
 
-    /// Lets those put aside go on, oldest first, as far as there is room for what they have and a block more.
+    /// Lets those put aside go on, oldest first, as far as there is room for what they have and a block more, beside what
+    /// the running ones still lack: who came back a moment ago has taken nothing of it yet.
     fn bring_back(&mut self) {
         while let Some(first) = self.aside.front() {
-            let blocks = first.tokens.len() / BLOCK + 2;
+            let promised: usize = self.running.iter().map(Running::lacks).sum();
             // Alone it fits whatever the pool holds.
-            if !self.running.is_empty() && blocks > self.pool.available() {
+            if !self.running.is_empty() && promised + blocks(first) > self.pool.available() {
                 return;
             }
             if let Some(sequence) = self.aside.pop_front() {
@@ -221,7 +173,7 @@ impl Batcher {
 
     /// Takes the blocks of the youngest from it.
     fn put_aside(&mut self) {
-        let Some(Running { sequence, kv }) = self.running.pop() else { return };
+        let Some(Running { sequence, kv, .. }) = self.running.pop() else { return };
         tracing::debug!(tokens = sequence.tokens.len(), "sequence put aside: the KV pool is full");
         self.figures.preempted();
         self.pool.end(kv, &sequence.tokens);
@@ -247,24 +199,28 @@ impl Batcher {
 
     /// What each running sequence puts through the forward pass in this step, with room for it.
     fn plan(&mut self) -> Vec<Share> {
-        // Prompts share the step evenly: a short one does not wait for a long one to end.
-        let prefilling = self.running.iter().filter(|r| r.waiting().len() > 1).count();
-        let share = (self.chunk() / prefilling.max(1)).max(CHUNK_LEAST);
-        let cost = self.figures.cost(self.running.len());
+        let wants: Vec<Want> =
+            self.running.iter().map(|r| Want { waiting: r.waiting().len(), served: r.served }).collect();
+        let prefilling = wants.iter().any(|w| w.waiting > 1);
+        let rows = share(&wants, self.chunk());
+        let cost = (self.cost)(&self.figures, self.running.len());
         // Guesses are for passes that have nothing better to do.
-        let guesses = if prefilling > 0 { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
+        let guesses = if prefilling { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
         let running = self.running.len();
         let mut plan: Vec<Share> = Vec::with_capacity(running);
         while plan.len() < self.running.len() {
+            let take = rows[plan.len()];
             let next = &mut self.running[plan.len()];
-            let take = next.waiting().len().min(share);
             if !self.pool.grow(&mut next.kv, take) {
                 self.put_aside();
                 continue;
             }
+            if take > 0 {
+                next.served = self.steps;
+            }
             let mut tokens = next.waiting()[..take].to_vec();
             let mut guessed = 0;
-            if take == 1 && next.sequence.sampling.prompt_lookup {
+            if next.waiting().len() == 1 && next.sequence.sampling.prompt_lookup {
                 let Sequence { lookup, tokens: all, longest, .. } = &mut next.sequence;
                 let proposed = lookup.propose(all, guesses.min(longest.saturating_sub(all.len() + 1)), cost);
                 // Everybody else needs a block more at most: those are not for guesses.
@@ -284,6 +240,7 @@ impl Batcher {
 
     fn step(&mut self) {
         self.drop_cancelled();
+        self.steps += 1;
         let plan = self.plan();
         if plan.is_empty() {
             return;
@@ -293,6 +250,7 @@ impl Batcher {
             .running
             .iter()
             .zip(&plan)
+            .filter(|(_, share)| !share.tokens.is_empty())
             .map(|(r, share)| Rows { kv: &r.kv, tokens: &share.tokens, scored: share.scored })
             .collect();
         // One that must not be changed by its company rules for all of it.
@@ -301,10 +259,10 @@ impl Batcher {
         drop(parts);
         let outcomes = scores.and_then(|scores| self.advance(scores, &plan));
         let took = began.elapsed();
-        let prefilled: usize =
-            plan.iter().filter(|s| s.guessed == 0 && s.tokens.len() > 1).map(|s| s.tokens.len()).sum();
-        if prefilled >= CHUNK_LEAST {
-            self.figures.prefilled(prefilled, took);
+        let prefilled = plan.iter().filter(|s| s.guessed == 0 && s.tokens.len() > 1).map(|s| s.tokens.len());
+        if prefilled.sum::<usize>() >= PIECE_LEAST {
+            // The rows of those that decode took their part of the time.
+            self.figures.prefilled(plan.iter().map(|s| s.tokens.len()).sum(), took);
         } else if plan.iter().all(|s| s.tokens.len() == 1) {
             self.figures.decoded(took);
         }
@@ -331,13 +289,13 @@ impl Batcher {
         }
     }
 
-    /// Tokens of prompts that one step may take.
+    /// Rows that one pass may take for the sake of prompts.
     fn chunk(&self) -> usize {
         let rate = self.figures.prefill_rate();
         if rate <= 0.0 {
-            return CHUNK_LEAST * 4;
+            return CHUNK_UNMEASURED;
         }
-        ((rate * CHUNK_TIME.as_secs_f64()) as usize).clamp(CHUNK_LEAST, CHUNK_MOST)
+        ((rate * CHUNK_TIME.as_secs_f64()) as usize).clamp(PIECE_LEAST, CHUNK_MOST)
     }
 
     /// Samples for every sequence whose scores were computed, and counts what stays of its keys and values.
@@ -347,7 +305,10 @@ impl Batcher {
             None => Vec::new().into_iter(),
         };
         let (pool, vocabulary) = (&mut self.pool, &self.vocabulary);
-        let outcomes = self.running.iter_mut().zip(plan).map(|(Running { sequence, kv }, share)| {
+        let outcomes = self.running.iter_mut().zip(plan).map(|(Running { sequence, kv, .. }, share)| {
+            if share.tokens.is_empty() {
+                return After::GoesOn;
+            }
             if share.scored == 0 {
                 pool.advance(kv, &sequence.tokens, share.tokens.len());
                 sequence.outbox.step("");
@@ -379,7 +340,7 @@ impl Batcher {
     }
 
     fn leave(&mut self, running: Running, how: Result<FinishReason, Ended>) {
-        let Running { sequence, kv } = running;
+        let Running { sequence, kv, .. } = running;
         match &how {
             Err(Ended::Failed(_)) => self.pool.discard(kv),
             Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
@@ -391,68 +352,5 @@ impl Batcher {
     }
 }
 
-impl Sequence {
-    fn end(mut self, how: Result<FinishReason, Ended>) {
-        let how = how.map(|finish| {
-            let (guessed, accepted) = self.lookup.counts();
-            let usage = Usage {
-                guessed_tokens: guessed as u32,
-                accepted_tokens: accepted as u32,
-                prompt_tokens: self.prompt as u32,
-                cached_tokens: self.cached.unwrap_or(0) as u32,
-                output_tokens: (self.tokens.len() - self.prompt) as u32,
-                resumed_tokens: self.resumed as u32,
-                first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
-                total_ms: self.began.elapsed().as_millis() as u64,
-            };
-            Completion { text: std::mem::take(&mut self.text), finish, usage }
-        });
-        // The room is free before anybody hears of the end: who asks next finds it.
-        drop(self.held);
-        self.outbox.end(how);
-    }
-
-    fn next_token(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> After {
-        if let Some(grammar) = &mut self.grammar
-            && let Err(error) = grammar.mask(logits)
-        {
-            return After::Failed(error.to_string());
-        }
-        let token = match sample(logits, &self.tokens, self.prompt, &self.sampling) {
-            Ok(token) => token,
-            Err(error) => return After::Failed(error.to_string()),
-        };
-        self.first_token.get_or_insert_with(|| self.began.elapsed());
-        let complete = match &mut self.grammar {
-            Some(grammar) => match grammar.accept(token) {
-                Ok(complete) => complete,
-                Err(error) => return After::Failed(error.to_string()),
-            },
-            None => false,
-        };
-        self.tokens.push(token);
-        let ends = vocabulary.is_end(token);
-        let piece = self.stream.push(if ends { &[] } else { vocabulary.bytes_of(token) });
-        let finish = if ends || complete || piece.stopped {
-            Some(FinishReason::Stop)
-        } else if self.tokens.len() >= self.longest {
-            Some(FinishReason::Length)
-        } else {
-            None
-        };
-        let mut text = piece.text;
-        if finish.is_some() {
-            text.push_str(&self.stream.finish());
-        }
-        self.text.push_str(&text);
-        self.outbox.wrote(&text, &[token]);
-        match finish {
-            Some(finish) => After::Finished(finish),
-            None => After::GoesOn,
-        }
-    }
-}
-
-fn engine_failure(reason: String) -> Ended {
-    Ended::Failed(JobFailure::Engine { reason })
-}
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,11 @@ impl SequenceKv {
     pub fn len(&self) -> usize {
         self.len
     }
+
+    /// Blocks it holds.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
 }
 
 /// The pool of one model.

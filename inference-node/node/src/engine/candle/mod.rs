@@ -6,6 +6,7 @@ mod batcher;
 mod dense;
 mod elementwise;
 mod kv;
+mod ledger;
 mod linear;
 mod lookup;
 mod model;
@@ -14,6 +15,9 @@ mod opening;
 mod parity;
 mod room;
 mod rope;
+mod sequence;
+mod settings;
+mod share;
 mod stretch;
 mod team;
 mod tensors;
@@ -25,7 +29,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
-use cfq_memory::{DoesNotFit, Need, Shape, fit};
+use cfq_memory::DoesNotFit;
+pub use cfq_memory::{Bytes, Need};
 use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
@@ -33,26 +38,21 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::batcher::{Batcher, CHUNK_MOST, GUESSED_ROWS, Job};
+use crate::engine::candle::batcher::Batcher;
 use crate::engine::candle::kv::{BLOCK, KvPool};
+use crate::engine::candle::ledger::fit_file;
+pub use crate::engine::candle::ledger::{Estimate, estimate, need};
 use crate::engine::candle::model::{Model, Rows};
 use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
+use crate::engine::candle::sequence::Job;
 use crate::engine::grammar::{GrammarError, Grammars};
-use crate::engine::lanes::LANES;
 use crate::engine::{Admitted, Engine, Refused, generation};
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
 use crate::models::template::ChatTemplate;
 use crate::models::tokenizer::Vocabulary;
-
-/// Bytes of one key or value: the pool is F32 on the CPU.
-const KV_ELEMENT: u64 = 4;
-/// Left for the rest of the process: its runtime, message buffers, tokenizer and grammar tables.
-const RESERVE: u64 = 256 << 20;
-/// A pool smaller than this is no use: a prompt with one file and its answer.
-const LEAST_TOKENS: u64 = 2048;
 
 /// How much of the machine a model may take.
 #[derive(Debug, Clone, Copy)]
@@ -76,29 +76,6 @@ pub enum LoadError {
     },
     #[error("cannot start the engine's thread")]
     Thread(#[source] std::io::Error),
-}
-
-/// What a model would need, from its header alone.
-pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
-    let file = ModelFile::read(path)?;
-    let architecture = Architecture::read(&file)?;
-    fit_file(&file, &architecture, limits)
-}
-
-fn fit_file(file: &ModelFile, architecture: &Architecture, limits: Limits) -> Result<Need, LoadError> {
-    let weights = architecture
-        .weights(file, linear::kernels())
-        .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
-    let shape = &architecture.shape;
-    // Vectors are padded to whole lanes.
-    let per_token =
-        Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape }.kv_per_token(KV_ELEMENT);
-    let sequences = u64::from(limits.max_sequences.max(1));
-    let most = shape.context.saturating_mul(sequences);
-    let least = LEAST_TOKENS.min(shape.context);
-    let activations = shape.activations(CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
-    fit(weights, per_token, activations, RESERVE, least..=most, limits.memory)
-        .map_err(|source| LoadError::DoesNotFit { path: file.path().to_owned(), source })
 }
 
 /// A loaded model.
@@ -151,7 +128,8 @@ impl CandleEngine {
         let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
-        let batcher = Batcher::new(network, pool, vocabulary.clone(), receiver, room.clone(), figures.clone());
+        let (words, cost) = (vocabulary.clone(), Figures::cost);
+        let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures.clone(), cost);
         std::thread::Builder::new()
             .name("batcher".to_owned())
             .spawn(move || batcher.run())
@@ -172,7 +150,7 @@ impl CandleEngine {
         &self.need
     }
 
-    /// Bytes of the weights as held, without the kernels' own copies; what [`Need::weights`] predicted.
+    /// Bytes of the weights as held; what [`Need::weights`] predicted.
     pub fn weights(&self) -> u64 {
         self.weights
     }
@@ -201,22 +179,27 @@ impl CandleEngine {
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
 /// has rates from the start.
 fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
-    const PROMPT: usize = 64;
+    let prompt = 64.min(pool.available() * BLOCK);
+    let begin = |pool: &mut KvPool, positions: usize| {
+        let mut kv = pool.begin(&[], false, false);
+        match pool.grow(&mut kv, positions) {
+            true => Ok(kv),
+            false => candle_core::bail!("the KV pool has no room for {positions} tokens to warm up with"),
+        }
+    };
     let tokens: Vec<u32> =
-        (0..PROMPT as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
+        (0..prompt as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
     // The first pass pays for what is new; the second is measured.
     for round in 0..2 {
-        let mut kv = pool.begin(&[], false, false);
-        pool.grow(&mut kv, PROMPT);
+        let kv = begin(pool, prompt)?;
         let began = Instant::now();
         model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
         if round == 1 {
-            figures.prefilled(PROMPT, began.elapsed());
+            figures.prefilled(prompt, began.elapsed());
         }
         pool.discard(kv);
     }
-    let mut kv = pool.begin(&[], false, false);
-    pool.grow(&mut kv, 1);
+    let kv = begin(pool, 1)?;
     for round in 0..4 {
         let began = Instant::now();
         model.forward(pool, &[Rows { kv: &kv, tokens: &tokens[..1], scored: 1 }], false)?;

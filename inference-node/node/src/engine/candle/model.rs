@@ -219,7 +219,9 @@ fn values(tensor: &Tensor) -> Result<Vec<f32>> {
 
 /// Columns `from..from + width` of rows that are `row` long.
 fn columns(all: &[f32], row: usize, from: usize, width: usize) -> Vec<f32> {
-    all.chunks_exact(row).flat_map(|row| &row[from..from + width]).copied().collect()
+    let mut out = Vec::with_capacity(all.len() / row * width);
+    all.chunks_exact(row).for_each(|row| out.extend_from_slice(&row[from..from + width]));
+    out
 }
 
 impl Layer {

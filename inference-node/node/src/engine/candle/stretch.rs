@@ -52,7 +52,14 @@ fn gguf_ropes(
         header.vector(&name).map(Some)
     };
     match header.text(&format!("{}.rope.scaling.type", file.architecture())) {
-        None | Some("none") => {}
+        None => {
+            let factor =
+                ["rope.scaling.factor", "rope.scale_linear"].into_iter().find_map(|name| Some((name, real(name)?)));
+            if let Some((name, factor)) = factor.filter(|(_, factor)| !matches!(*factor, 0.0 | 1.0)) {
+                return Err(file.unsupported(format!("its {name} is {factor}, with no rope.scaling.type beside it")));
+            }
+        }
+        Some("none") => {}
         Some("linear") => rope = rope.stretched(real("rope.scaling.factor").unwrap_or(1.0)),
         Some("longrope") => {}
         Some(other) => {
@@ -104,6 +111,11 @@ fn config_ropes(file: &ModelFile, shape: &Shape, second: bool) -> Result<(Vec<Ro
         return Ok((vec![rope], long));
     }
     // Newer files say both under one roof; older ones beside each other.
+    if file.config("rope_parameters").is_some() && file.config("rope_parameters.full_attention").is_none() {
+        return Err(
+            file.unsupported("its rope_parameters do not say what is full_attention's and what is the window's")
+        );
+    }
     let (full, long) = config_rope(file, shape, &["rope_parameters.full_attention", "rope_scaling"], "rope_theta")?;
     let (own, _) = config_rope(file, shape, &["rope_parameters.sliding_attention"], "rope_local_base_freq")?;
     Ok((vec![full, own], long))
@@ -116,7 +128,12 @@ fn config_rope(
     objects: &[&str],
     base: &str,
 ) -> Result<(Rope, Option<Long>), HeaderError> {
-    let object = objects.iter().find_map(|path| file.config(path));
+    let mut said = objects.iter().filter_map(|path| file.config(path));
+    let object = said.next();
+    // Libraries have written both names side by side; only if they agree is it no matter which is read.
+    if let Some(other) = said.find(|other| object.is_some_and(|o| o != *other) && !is_outer(other)) {
+        return Err(file.unsupported(format!("it says two things about its rope: {other} is one of them")));
+    }
     let real_of = |value: Option<&serde_json::Value>| value.and_then(|v| v.as_f64()).map(|v| v as f32);
     let real = |name: &str| real_of(object.and_then(|o| o.get(name)));
     let share = real("partial_rotary_factor").or_else(|| real_of(file.config("partial_rotary_factor"))).unwrap_or(1.0);
@@ -127,6 +144,13 @@ fn config_rope(
     let base = real("rope_theta").or_else(|| real_of(file.config(base))).unwrap_or(10_000.0);
     let rope = Rope::new(base, dims);
     let kind = object.and_then(|o| o.get("rope_type").or_else(|| o.get("type"))).and_then(|v| v.as_str());
+    let more = |o: &serde_json::Map<String, serde_json::Value>| {
+        o.keys().any(|key| !matches!(key.as_str(), "rope_theta" | "partial_rotary_factor"))
+    };
+    if kind.is_none() && object.and_then(|o| o.as_object()).is_some_and(more) {
+        let given = object.map(ToString::to_string).unwrap_or_default();
+        return Err(file.unsupported(format!("its rope scaling has no rope_type: {given}")));
+    }
     let needed = |name: &str| real(name).ok_or_else(|| file.unsupported(format!("its rope scaling has no {name}")));
     let original = || {
         let inside = object.and_then(|o| o.get("original_max_position_embeddings"));
@@ -158,4 +182,9 @@ fn config_rope(
             "it stretches its context by {other:?} rope scaling, which this version does not do"
         ))),
     }
+}
+
+/// Whether the value holds a rotation for each kind of layer, instead of being one.
+fn is_outer(value: &serde_json::Value) -> bool {
+    value.get("full_attention").is_some()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cfq_memory::VocabularySize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -67,6 +68,19 @@ pub fn read(folder: &Folder) -> Result<Vocabulary, HeaderError> {
     control.sort_unstable();
     // Chat templates of the hub write the opening token themselves.
     Ok(Vocabulary::new(tokenizer.clone(), bytes, control, ends, eos, None, named("bos_token")))
+}
+
+/// The same as [`super::vocabulary_size`], of a tokenizer.json; nothing where there is none.
+pub fn size(folder: &Folder) -> Result<VocabularySize, HeaderError> {
+    let json = folder.json("tokenizer.json")?.unwrap_or(Value::Null);
+    let model = json.get("model");
+    let words = model.and_then(|m| m.get("vocab")).and_then(Value::as_object);
+    let merges = model.and_then(|m| m.get("merges")).and_then(Value::as_array);
+    Ok(VocabularySize {
+        tokens: words.map_or(0, serde_json::Map::len) as u64,
+        text: words.into_iter().flatten().map(|(word, _)| word.len() as u64).sum(),
+        merges: merges.map_or(0, Vec::len) as u64,
+    })
 }
 
 fn spelling(json: &Value) -> Option<Spelling> {

@@ -14,26 +14,30 @@ use crate::models::tokenizer::{NORMAL, USER_DEFINED};
 
 /// Stands for a space.
 const SPACE: &str = "\u{2581}";
+/// Bytes of the longest piece that is made by merging. Each is tried at every cut, which a crafted file could make take
+/// forever; SentencePiece makes none of more than 16 characters unless told otherwise.
+const LONGEST: usize = 256;
 
 pub fn build(tokens: &[&str], scores: &[f32], kinds: &[i64], prefix: bool) -> Result<Tokenizer, String> {
     let ids: HashMap<&str, u32> = tokens.iter().copied().zip(0u32..).collect();
     let pieces = tokens.iter().zip(scores).zip(kinds);
     let pieces =
-        pieces.filter(|(_, kind)| matches!(**kind, NORMAL | USER_DEFINED)).map(|((token, score), _)| (*token, *score));
+        // Those of the user are found whole before anything is merged, and may be as long as they like.
+        pieces.filter(|((token, _), kind)| **kind == NORMAL || (**kind == USER_DEFINED && token.len() <= LONGEST)).map(|((token, score), _)| (*token, *score));
     let mut merges = Vec::new();
+    let length = |text: &str| text.chars().count();
     for (piece, score) in pieces {
+        if piece.len() > LONGEST {
+            return Err(format!("a piece of its vocabulary has {} bytes, more than {LONGEST}", piece.len()));
+        }
         let pairs = piece.char_indices().skip(1).map(|(at, _)| piece.split_at(at));
         let mut pairs: Vec<_> =
             pairs.filter_map(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?, left, right))).collect();
         pairs.sort_unstable();
-        merges.extend(pairs.into_iter().map(|(_, _, left, right)| (score, left, right)));
+        merges.extend(pairs.into_iter().map(|(_, _, left, right)| (score, [length(left), length(right)], left, right)));
     }
-    let length = |text: &str| text.chars().count();
-    merges.sort_by(|a, b| {
-        let by_length = || (length(b.1), length(b.2)).cmp(&(length(a.1), length(a.2)));
-        b.0.total_cmp(&a.0).then_with(by_length)
-    });
-    let merges = merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect();
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| b.1.cmp(&a.1)));
+    let merges = merges.into_iter().map(|(_, _, left, right)| (left.to_owned(), right.to_owned())).collect();
     let unknown = tokens.iter().zip(kinds).find(|(_, kind)| **kind == 2).map(|(token, _)| (*token).to_owned());
     let vocabulary: tokenizers::models::bpe::Vocab =
         ids.into_iter().map(|(token, id)| (token.to_owned(), id)).collect();
@@ -83,5 +87,14 @@ mod tests {
         assert_eq!(ids("\u{e9}"), [3, 1, 2]);
         assert_eq!((bytes("<0xA9>", true), bytes("\u{2581}a", false)), (vec![0xA9], b" a".to_vec()));
         assert_eq!(bytes("<0xA9>", false), b"<0xA9>");
+    }
+
+    #[test]
+    fn a_piece_nobody_would_merge_is_refused_and_one_of_the_users_is_not() {
+        let long = "a".repeat(1 << 20);
+        let tokens = ["<unk>", "a", long.as_str()];
+        let refused = build(&tokens, &[0.0; 3], &[2, 1, NORMAL], true).unwrap_err();
+        assert!(refused.contains("1048576 bytes"), "{refused}");
+        assert!(build(&tokens, &[0.0; 3], &[2, 1, USER_DEFINED], true).is_ok());
     }
 }

@@ -1,0 +1,136 @@
+//! `cfq models fit`: the memory ledger's sum for one model, without loading it and without a server.
+
+use std::path::PathBuf;
+
+use cfq_inference_node::engine::candle::{Bytes, Estimate, LoadError, Need, estimate};
+use cfq_inference_node::gpu;
+use cfq_inference_node::models::{ModelError, Store};
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::node::{Device, DeviceKind};
+use serde::Serialize;
+
+use super::refused;
+use crate::config::Config;
+use crate::exit;
+use crate::output;
+
+/// Lengths worth a line; a model's own longest comes last.
+const LENGTHS: [u64; 7] = [2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
+
+#[derive(Serialize)]
+pub struct Fit {
+    model: ModelId,
+    path: PathBuf,
+    /// Bytes.
+    file: u64,
+    /// Longest sequence, in tokens.
+    context: u64,
+    terms: Terms,
+    places: Vec<Place>,
+}
+
+/// In bytes, on the CPU.
+#[derive(Serialize)]
+struct Terms {
+    weights: u64,
+    tables: u64,
+    kv_per_token: u64,
+    scratch: u64,
+    loading: u64,
+    reserve: u64,
+}
+
+/// Where it could run.
+#[derive(Serialize)]
+struct Place {
+    device: String,
+    name: String,
+    /// Bytes that are free there for a model.
+    available: u64,
+    /// This build runs models there.
+    used: bool,
+    lengths: Vec<Length>,
+}
+
+/// One sequence of so many tokens.
+#[derive(Serialize)]
+struct Length {
+    tokens: u64,
+    total: u64,
+    fits: bool,
+}
+
+pub fn fit(store: &Store, config: &Config, model: ModelId) -> anyhow::Result<Fit> {
+    let path = match model.source() {
+        ModelSource::Path(path) => path,
+        _ if model.endpoint().is_some() => return Err(refused(ModelError::Proxied { model })),
+        _ => store.show(&model).map_err(refused)?.path,
+    };
+    let sums = estimate(&path).map_err(|error| match error {
+        // The file asked about is not one of ours.
+        LoadError::Header(source) => exit::usage(format!("{:#}", anyhow::Error::from(source))),
+        error => error.into(),
+    })?;
+    let limit = config.node.memory_limit.unwrap_or(u64::MAX);
+    let places = gpu::inventory().devices.iter().map(|device| place(device, &sums, limit)).collect();
+    let Need { weights, tables, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
+    let terms = Terms { weights, tables, kv_per_token, scratch, loading, reserve };
+    Ok(Fit { model, path, file: sums.file, context: sums.context, terms, places })
+}
+
+fn place(device: &Device, sums: &Estimate, limit: u64) -> Place {
+    let free = device.memory_total.saturating_sub(device.memory_others);
+    let (need, available, used) = match device.kind {
+        DeviceKind::Cpu => (sums.cpu, free.min(limit), true),
+        DeviceKind::Cuda => (sums.card, free, false),
+    };
+    let lengths = LENGTHS.into_iter().filter(|tokens| *tokens < sums.context).chain([sums.context]);
+    let length = |tokens| {
+        let total = need.with_tokens(tokens).total();
+        Length { tokens, total, fits: total <= available }
+    };
+    let (device, name) = (device.id.clone(), device.name.clone());
+    Place { device, name, available, used, lengths: lengths.map(length).collect() }
+}
+
+pub fn words(fit: &Fit) -> String {
+    let t = &fit.terms;
+    let mut lines = vec![
+        format!(
+            "{}: {} in {}, sequences of up to {} tokens",
+            fit.model,
+            Bytes(fit.file),
+            fit.path.display(),
+            fit.context
+        ),
+        String::new(),
+    ];
+    let rows: Vec<Vec<String>> = [
+        ("weights", Bytes(t.weights).to_string(), "as the CPU's kernels want them"),
+        ("tables", Bytes(t.tables).to_string(), "norms, biases, the tokenizer"),
+        ("KV", format!("{} a token", Bytes(t.kv_per_token)), "keys and values"),
+        ("scratch", Bytes(t.scratch).to_string(), "activations of the largest pass"),
+        ("loading", Bytes(t.loading).to_string(), "beside weights and tables, before there are keys and values"),
+        ("reserve", Bytes(t.reserve).to_string(), "the rest of the process"),
+    ]
+    .into_iter()
+    .map(|(term, size, what)| vec![term.to_owned(), size, what.to_owned()])
+    .collect();
+    lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
+    for place in &fit.places {
+        let how = if place.used {
+            ""
+        } else {
+            "; this version puts nothing there, so what it would take: weights as stored, KV in F16"
+        };
+        lines.push(format!("\n{} ({}): {} available{how}", place.device, place.name, Bytes(place.available)));
+        let row = |l: &Length| {
+            vec![l.tokens.to_string(), Bytes(l.total).to_string(), if l.fits { "yes" } else { "no" }.to_owned()]
+        };
+        lines.push(output::table(
+            &["ONE SEQUENCE OF", "TOTAL", "FITS"],
+            &place.lengths.iter().map(row).collect::<Vec<_>>(),
+        ));
+    }
+    lines.join("\n")
+}

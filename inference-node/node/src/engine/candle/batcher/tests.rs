@@ -1,0 +1,164 @@
+//! The batcher step by step, over the small models of tests/fixtures/models, so that nothing depends on a thread's timing.
+
+use std::path::Path;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use cfq_proto::job::{Completion, Sampling};
+
+use super::*;
+use crate::engine::candle::architecture::Architecture;
+use crate::engine::candle::linear::kernels;
+use crate::engine::candle::opening::Opening;
+use crate::engine::text::TextStream;
+use crate::engine::{Event, Generation, generation};
+use crate::models::file::ModelFile;
+
+#[derive(serde::Deserialize)]
+struct Case {
+    ids: Vec<u32>,
+    greedy: Vec<u32>,
+}
+
+struct Rig {
+    batcher: Batcher,
+    jobs: SyncSender<Job>,
+    room: Arc<Room>,
+    cases: Vec<Case>,
+}
+
+/// Rows that cost almost nothing beside the pass: every guess pays.
+fn cheap(_: &Figures, _: usize) -> Cost {
+    Cost { pass: 1.0, row: 0.01 }
+}
+
+impl Rig {
+    fn new(family: &str, blocks: usize) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
+        let file = ModelFile::read(&folder).unwrap();
+        let model = Model::load(&file, Architecture::read(&file).unwrap(), kernels()).unwrap();
+        let pool = KvPool::new(model.kv_shape(), blocks);
+        let vocabulary = Arc::new(Vocabulary::read(&file).unwrap());
+        let room = Room::new(1 << 20, 100, Arc::default());
+        let figures = Figures::new(1.0, Arc::default());
+        let (jobs, receiver) = sync_channel(100);
+        let batcher = Batcher::new(model, pool, vocabulary, receiver, room.clone(), figures, cheap);
+        let cases = serde_json::from_str(&std::fs::read_to_string(folder.join("expected.json")).unwrap()).unwrap();
+        Self { batcher, jobs, room, cases }
+    }
+
+    fn job(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> (Job, Generation) {
+        let (outbox, reader) = generation();
+        let longest = prompt.len() + most;
+        let sampling = Sampling { prompt_lookup: lookup, ..Sampling::default() };
+        let held = self.room.hold(1).ok().unwrap();
+        let stream = TextStream::new(&sampling.stop);
+        let opening = Opening { prompt: prompt.len(), tokens: prompt, grammar: None, stream, text: String::new() };
+        (Job { opening, sampling, longest, long: false, held, outbox }, reader)
+    }
+
+    fn ask(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> Generation {
+        let (job, reader) = self.job(prompt, most, lookup);
+        self.jobs.send(job).unwrap();
+        reader
+    }
+
+    /// Steps until nobody wants anything.
+    fn finish(&mut self) {
+        while !self.batcher.running.is_empty() || !self.batcher.aside.is_empty() {
+            self.batcher.take_up();
+            self.batcher.step();
+        }
+    }
+}
+
+async fn end(mut reader: Generation) -> Completion {
+    loop {
+        if let Event::Done(how) = reader.next().await {
+            return how.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn right_guesses_are_accepted_and_save_passes() {
+    for family in ["qwen2", "gemma3"] {
+        for at in 0..3 {
+            let mut texts = Vec::new();
+            let mut passes = Vec::new();
+            for lookup in [false, true] {
+                let mut rig = Rig::new(family, 64);
+                let (prompt, most) = (rig.cases[at].ids.clone(), rig.cases[at].greedy.len());
+                let reader = rig.ask(prompt, most, lookup);
+                rig.batcher.take_up();
+                rig.finish();
+                let done = end(reader).await;
+                let said = format!("{family} {at} lookup {lookup}: {:?}", done.usage);
+                assert_eq!(done.usage.output_tokens as usize, most, "{said}");
+                assert_eq!(done.usage.guessed_tokens > 0, lookup, "{said}");
+                assert!(done.usage.accepted_tokens <= done.usage.guessed_tokens, "{said}");
+                // An accepted guess is a token that took no pass of its own; the first came with the prompt.
+                assert!(
+                    rig.batcher.steps <= u64::from(done.usage.output_tokens - done.usage.accepted_tokens) + 1,
+                    "{said}, {} passes",
+                    rig.batcher.steps
+                );
+                assert!(!lookup || done.usage.accepted_tokens >= 8, "the text repeats itself: {said}");
+                texts.push(done.text);
+                passes.push(rig.batcher.steps);
+            }
+            assert_eq!(texts[0], texts[1], "{family} {at}");
+            assert!(passes[1] + 8 <= passes[0], "{family} {at}: {passes:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn any_number_of_prompts_makes_no_longer_a_pass() {
+    let mut rig = Rig::new("llama", 400);
+    // Somebody decodes; then 60 prompts come at once, and the model computes 400 rows a second.
+    let decoding = rig.ask(rig.cases[0].ids.clone(), 40, false);
+    rig.batcher.take_up();
+    while rig.batcher.running[0].waiting().len() > 1 {
+        rig.batcher.step();
+    }
+    let ids = rig.cases.last().unwrap().ids.clone();
+    let readers: Vec<Generation> = (0..60u32).map(|n| rig.ask([&[n][..], &ids[..120]].concat(), 2, false)).collect();
+    rig.batcher.take_up();
+    rig.batcher.figures = Figures::new(1.0, Arc::default());
+    rig.batcher.figures.prefilled(400, Duration::from_secs(1));
+    let plan = rig.batcher.plan();
+    let rows: Vec<usize> = plan.iter().map(|s| s.tokens.len()).collect();
+    assert_eq!(rows.len(), 61);
+    assert!(rows.iter().sum::<usize>() <= 100, "a quarter of a second: {rows:?}");
+    assert_eq!(rows[0], 1, "who decodes goes on");
+    rig.finish();
+    for reader in readers {
+        assert_eq!(end(reader).await.usage.output_tokens, 2);
+    }
+    assert_eq!(end(decoding).await.usage.output_tokens, 40);
+}
+
+#[tokio::test]
+async fn those_brought_back_together_find_room_together() {
+    let mut rig = Rig::new("llama", 12);
+    let running = rig.ask(rig.cases[0].ids.clone(), 40, false);
+    rig.batcher.take_up();
+    // Each fits beside the running one; all three do not.
+    let long = rig.cases.last().unwrap().ids.clone();
+    let mut readers = Vec::new();
+    for n in 0..3u32 {
+        let (job, reader) = rig.job([&[n][..], &long[..120]].concat(), 10, false);
+        rig.batcher.aside.push_back(Sequence::new(job, u64::from(n) + 1));
+        readers.push(reader);
+    }
+    rig.batcher.bring_back();
+    let lacking: usize = rig.batcher.running.iter().map(Running::lacks).sum();
+    assert!(lacking <= rig.batcher.pool.available(), "{lacking} of {}", rig.batcher.pool.available());
+    assert_eq!((rig.batcher.running.len(), rig.batcher.aside.len()), (3, 1), "two fit, the third does not");
+    rig.finish();
+    assert_eq!(rig.batcher.figures.read().preemptions, 0, "nobody came back to be put aside again");
+    for reader in readers {
+        assert_eq!(end(reader).await.usage.output_tokens, 10);
+    }
+    end(running).await;
+}

@@ -1,0 +1,91 @@
+//! What a model's file means for the memory ledger, before a byte of its weights is read.
+
+use std::path::Path;
+
+use cfq_memory::{Need, Parts, Shape, fit};
+
+use crate::engine::candle::architecture::Architecture;
+use crate::engine::candle::batcher::{CHUNK_MOST, GUESSED_ROWS};
+use crate::engine::candle::kv::BLOCK;
+use crate::engine::candle::{Limits, LoadError, linear};
+use crate::engine::lanes::LANES;
+use crate::models::file::ModelFile;
+use crate::models::header::HeaderError;
+use crate::models::tokenizer::vocabulary_size;
+
+/// Bytes of one key or value: the pool is F32 on the CPU.
+const KV_ELEMENT: u64 = 4;
+/// On a card it would be F16.
+const CARD_KV_ELEMENT: u64 = 2;
+/// Left for the rest of the process: its runtime, message buffers, chat template, the tables of constrained decoding, and
+/// what each thread holds of the scores of attention.
+const RESERVE: u64 = 256 << 20;
+/// A pool smaller than this is no use: a prompt with one file and its answer.
+const LEAST_TOKENS: u64 = 2048;
+
+/// What a model would need, from its header alone.
+pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
+    let file = ModelFile::read(path)?;
+    let architecture = Architecture::read(&file)?;
+    fit_file(&file, &architecture, limits)
+}
+
+/// The sums of a model with room for one sequence of its longest length.
+#[derive(Debug, Clone, Copy)]
+pub struct Estimate {
+    /// Bytes of the file.
+    pub file: u64,
+    /// Longest sequence, in tokens.
+    pub context: u64,
+    /// In this process, on the CPU.
+    pub cpu: Need,
+    /// On a graphics card: weights as stored, keys and values in F16. This build puts nothing there; for choosing one.
+    pub card: Need,
+}
+
+pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
+    let file = ModelFile::read(path)?;
+    let architecture = Architecture::read(&file)?;
+    let cpu = fit_file(&file, &architecture, Limits { memory: u64::MAX, max_sequences: 1 })?;
+    let kv_per_token = architecture.shape.kv_per_token(CARD_KV_ELEMENT);
+    let card = Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu };
+    Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, card })
+}
+
+pub fn fit_file(file: &ModelFile, architecture: &Architecture, limits: Limits) -> Result<Need, LoadError> {
+    let parts = parts(file, architecture, limits.max_sequences)?;
+    let context = architecture.shape.context;
+    let most = context.saturating_mul(u64::from(limits.max_sequences.max(1))).min(1 << 40);
+    // In whole blocks, or the smallest pool would hold less than it says.
+    let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
+    fit(parts, whole(LEAST_TOKENS.min(context))..=whole(most), limits.memory)
+        .map_err(|source| LoadError::DoesNotFit { path: file.path().to_owned(), source })
+}
+
+fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Result<Parts, HeaderError> {
+    let weights = architecture
+        .weights(file, linear::kernels())
+        .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
+    let shape = &architecture.shape;
+    // Vectors are padded to whole lanes.
+    let padded = Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape };
+    let sequences = u64::from(sequences.max(1));
+    let (rows, scored) = (CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
+    Ok(Parts {
+        weights,
+        tables: vectors(file).saturating_add(vocabulary_size(file)?.bytes()),
+        kv_per_token: padded.kv_per_token(KV_ELEMENT),
+        activations: shape.activations(rows, scored),
+        reserve: RESERVE,
+    })
+}
+
+/// Bytes of everything that is no matrix: norms and biases, held as F32.
+fn vectors(file: &ModelFile) -> u64 {
+    let facts = file.tensor_names().into_iter().filter_map(|name| file.tensor(name));
+    let lengths = facts.filter_map(|facts| match facts.dims[..] {
+        [length] => Some(length),
+        _ => None,
+    });
+    lengths.fold(0, |all: u64, length| all.saturating_add(length.saturating_mul(4)))
+}

@@ -1,0 +1,55 @@
+//! Counts what the calling thread has allocated, for tests of how much a hostile file can make a reader take.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+thread_local! {
+    // Without a destructor, so that the allocator may use them to a thread's very end.
+    static LIVE: Cell<i64> = const { Cell::new(0) };
+    static PEAK: Cell<i64> = const { Cell::new(0) };
+}
+
+fn count(bytes: i64) {
+    let live = LIVE.get() + bytes;
+    LIVE.set(live);
+    PEAK.set(PEAK.get().max(live));
+}
+
+// SAFETY: every call is handed to the system's allocator unchanged; the counters allocate nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The most that `work` had allocated at once on this thread, and what it returned.
+pub fn peak<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let before = LIVE.get();
+    PEAK.set(before);
+    let result = work();
+    ((PEAK.get() - before).max(0) as u64, result)
+}
+
+#[test]
+fn what_was_given_back_counts_at_its_peak() {
+    let (bytes, kept) = peak(|| {
+        drop(vec![0u8; 3 << 20]);
+        vec![0u8; 1 << 20]
+    });
+    assert!((3 << 20..4 << 20).contains(&bytes), "{bytes}");
+    drop(kept);
+}
