@@ -22,9 +22,9 @@ use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usag
 
 const ROUNDS: usize = 3;
 /// Lines of the file that is revised, and of those around it in the prompt.
-const REVISED: usize = 34;
-const AROUND: usize = 82;
-const FEEDBACK: usize = 19;
+const REVISED: usize = 27;
+const AROUND: usize = 65;
+const FEEDBACK: usize = 14;
 
 /// One way of making the turn.
 struct Way {
