@@ -68,6 +68,11 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
     let shape = &architecture.shape;
     // Vectors are padded to whole lanes.
+    // An expert's rows are gathered before it and spread after it.
+    let feed_forward = match architecture.experts {
+        Some(_) => shape.feed_forward.saturating_add(shape.hidden),
+        None => shape.feed_forward,
+    };
     let padded = Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape };
     let sequences = u64::from(sequences.max(1));
     let (rows, scored) = (CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
@@ -75,7 +80,7 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         weights,
         tables: vectors(file).saturating_add(vocabulary_size(file)?.bytes()),
         kv_per_token: padded.kv_per_token(KV_ELEMENT),
-        activations: shape.activations(rows, scored),
+        activations: Shape { feed_forward, ..*shape }.activations(rows, scored),
         reserve: RESERVE,
     })
 }

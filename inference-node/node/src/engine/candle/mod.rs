@@ -5,6 +5,7 @@ mod attention;
 mod batcher;
 mod dense;
 mod elementwise;
+mod feed_forward;
 mod kv;
 mod ledger;
 mod linear;

@@ -9,7 +9,8 @@ use cfq_memory::Kernels;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::{self, Sizes};
-use crate::engine::candle::elementwise::{self, activate, add, normalise, normalised};
+use crate::engine::candle::elementwise::{self, add, columns, normalise, normalised};
+use crate::engine::candle::feed_forward::FeedForward;
 use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
 use crate::engine::candle::linear::{Linear, shared};
 use crate::engine::candle::rope::rotate;
@@ -23,11 +24,6 @@ enum Projections {
     Fused(Linear),
 }
 
-enum GateUp {
-    Apart([Linear; 2]),
-    Fused(Linear),
-}
-
 struct Layer {
     attention_norm: Vec<f32>,
     projections: Projections,
@@ -36,8 +32,7 @@ struct Layer {
     output: Linear,
     post_attention_norm: Option<Vec<f32>>,
     feed_forward_norm: Vec<f32>,
-    gate_up: GateUp,
-    down: Linear,
+    feed_forward: FeedForward,
     post_feed_forward_norm: Option<Vec<f32>>,
 }
 
@@ -115,7 +110,7 @@ impl Model {
             }
             add(&mut x, &out);
             let normed = normalised(&x, &layer.feed_forward_norm, a.epsilon);
-            let mut out = layer.feed_forward(&normed, a, exact)?;
+            let mut out = layer.feed_forward.forward(&normed, a, exact)?;
             if let Some(norm) = &layer.post_feed_forward_norm {
                 normalise(&mut out, norm, a.epsilon);
             }
@@ -217,13 +212,6 @@ fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.flatten_all()?.to_vec1()
 }
 
-/// Columns `from..from + width` of rows that are `row` long.
-fn columns(all: &[f32], row: usize, from: usize, width: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(all.len() / row * width);
-    all.chunks_exact(row).for_each(|row| out.extend_from_slice(&row[from..from + width]));
-    out
-}
-
 impl Layer {
     fn load(weights: &mut Weights<'_>, a: &Architecture, layer: u64) -> Result<Self> {
         let projections = if a.fused {
@@ -235,11 +223,7 @@ impl Layer {
                 weights.linear(Part::Value, Some(Part::ValueBias), layer)?,
             ])
         };
-        let gate_up = if a.fused {
-            GateUp::Fused(weights.linear(Part::GateUp, None, layer)?)
-        } else {
-            GateUp::Apart([weights.linear(Part::Gate, None, layer)?, weights.linear(Part::Up, None, layer)?])
-        };
+        let feed_forward = FeedForward::load(weights, a, layer)?;
         let mut norm = |part: Part| weights.norm(part, layer).and_then(|norm| values(&norm));
         let head_norms = if a.head_norms { Some([norm(Part::QueryNorm)?, norm(Part::KeyNorm)?]) } else { None };
         let post_norms =
@@ -253,21 +237,17 @@ impl Layer {
             output: weights.linear(Part::AttentionOutput, Some(Part::AttentionOutputBias), layer)?,
             post_attention_norm,
             feed_forward_norm,
-            gate_up,
-            down: weights.linear(Part::Down, None, layer)?,
+            feed_forward,
             post_feed_forward_norm,
         })
     }
 
     fn linears(&self) -> Vec<&Linear> {
-        let mut all = vec![&self.output, &self.down];
+        let mut all = vec![&self.output];
+        all.extend(self.feed_forward.linears());
         match &self.projections {
             Projections::Apart(three) => all.extend(three),
             Projections::Fused(one) => all.push(one),
-        }
-        match &self.gate_up {
-            GateUp::Apart(two) => all.extend(two),
-            GateUp::Fused(one) => all.push(one),
         }
         all
     }
@@ -282,18 +262,5 @@ impl Layer {
                 Ok([part(0, query_row), part(query_row, key_row), part(query_row + key_row, key_row)])
             }
         }
-    }
-
-    fn feed_forward(&self, x: &[f32], a: &Architecture, exact: bool) -> Result<Vec<f32>> {
-        let width = a.shape.feed_forward as usize;
-        let [mut gate, up] = match &self.gate_up {
-            GateUp::Apart([gate, up]) => shared([gate, up], x, exact)?,
-            GateUp::Fused(both) => {
-                let both = both.forward(x, exact)?;
-                [0, width].map(|from| columns(&both, 2 * width, from, width))
-            }
-        };
-        activate(&mut gate, &up, width, a.gelu);
-        self.down.forward(&gate, exact)
     }
 }

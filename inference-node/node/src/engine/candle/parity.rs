@@ -9,7 +9,8 @@ use crate::engine::candle::model::{Model, Rows};
 use crate::models::file::ModelFile;
 use crate::models::tokenizer::Vocabulary;
 
-pub const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"];
+pub const FAMILIES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen2-yarn", "qwen3", "qwen3-moe", "phi3", "gemma2", "gemma3"];
 
 #[derive(serde::Deserialize)]
 struct Case {

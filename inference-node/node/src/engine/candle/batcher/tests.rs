@@ -17,6 +17,7 @@ use crate::models::file::ModelFile;
 #[derive(serde::Deserialize)]
 struct Case {
     ids: Vec<u32>,
+    logits: Vec<f32>,
     greedy: Vec<u32>,
 }
 
@@ -150,6 +151,37 @@ async fn what_leaves_no_choice_takes_no_pass_and_guesses_change_nothing_of_it() 
         if jump_forward {
             texts.push(done.text);
         }
+    }
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[tokio::test]
+async fn log_probabilities_are_told_of_each_token_and_change_nothing() {
+    let mut texts = Vec::new();
+    for wanted in [None, Some(3)] {
+        let mut rig = Rig::new("llama", 64);
+        let (mut job, reader) = rig.job(rig.cases[1].ids.clone(), 12, true);
+        job.sampling.logprobs = wanted;
+        rig.jobs.send(job).unwrap();
+        rig.batcher.take_up();
+        rig.finish();
+        let done = end(reader).await;
+        assert_eq!(done.logprobs.len(), if wanted.is_some() { 12 } else { 0 });
+        for place in &done.logprobs {
+            // Greedy: the token is the best one.
+            assert_eq!(place.top_logprobs.len(), 3);
+            assert_eq!(place.own, place.top_logprobs[0]);
+            assert!(place.top_logprobs.is_sorted_by(|a, b| a.logprob >= b.logprob), "{place:?}");
+        }
+        // Against the reference's scores after the prompt.
+        if let Some(first) = done.logprobs.first() {
+            let scores = &rig.cases[1].logits;
+            let sum: f64 = scores.iter().map(|s| f64::from(*s).exp()).sum();
+            let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let expected = f64::from(best) - sum.ln();
+            assert!((f64::from(first.own.logprob) - expected).abs() < 1e-3, "{} {expected}", first.own.logprob);
+        }
+        texts.push(done.text);
     }
     assert_eq!(texts[0], texts[1]);
 }
