@@ -6,14 +6,18 @@
 
 mod blocks;
 mod bytes;
+mod card;
 mod fit;
 mod pool;
+mod split;
 mod tables;
 mod weights;
 
 pub use blocks::{BlockId, BlockTable, Found, Prefix};
 pub use bytes::Bytes;
+pub use card::place_on_card;
 pub use fit::{DoesNotFit, Need, Parts, Shape, fit};
 pub use pool::{KvPool, NoRoom, Reservation};
+pub use split::{CardRoom, CardShare, NoSplit, Split, Stack, split};
 pub use tables::VocabularySize;
 pub use weights::{Format, Kernels, Matrix, Placed, WeightSum, place};
