@@ -1,11 +1,16 @@
 //! Keys and values in blocks, shared where sequences begin alike.
 //!
-//! [`cfq_memory::BlockTable`] knows which block holds what; here is the memory behind it. A block's memory is taken when it
-//! is first used and kept for the next user. Whole blocks are shared; of a block that matches in part, the matching
-//! positions are copied, which is far cheaper than computing them again.
+//! [`cfq_memory::BlockTable`] knows which block holds what; here is what a pool does with that, whatever memory the blocks
+//! are in ([`BlockMemory`]; in this process [`HostBlocks`]). Whole blocks are shared; of a block that matches in part, the
+//! matching positions are copied, which is far cheaper than computing them again.
+
+mod host;
+mod memory;
 
 use cfq_memory::{BlockId, BlockTable, Prefix};
 
+pub use crate::engine::candle::kv::host::{HostBlocks, KvView};
+pub use crate::engine::candle::kv::memory::BlockMemory;
 use crate::engine::lanes::LANES;
 
 /// Positions of a block: small enough to share most of a conversation's beginning, large enough that walking blocks
@@ -28,6 +33,7 @@ impl KvShape {
         self.head_dim.next_multiple_of(LANES)
     }
 
+    /// Values of one block.
     fn values(&self) -> usize {
         2 * self.layers * self.heads * BLOCK * self.stride()
     }
@@ -57,17 +63,22 @@ impl SequenceKv {
     }
 }
 
-/// The pool of one model.
-pub struct KvPool {
-    shape: KvShape,
+/// The pool of one model, whose blocks are in `M`.
+pub struct KvPool<M = HostBlocks> {
     table: BlockTable,
-    /// Each block is (layer, key or value, head, position, stride), so that a head's positions lie side by side.
-    memory: Vec<Vec<f32>>,
+    memory: M,
 }
 
 impl KvPool {
+    /// A pool in this process's memory.
     pub fn new(shape: KvShape, blocks: usize) -> Self {
-        Self { shape, table: BlockTable::new(blocks, BLOCK), memory: vec![Vec::new(); blocks] }
+        Self::over(HostBlocks::new(shape, blocks), blocks)
+    }
+}
+
+impl<M: BlockMemory> KvPool<M> {
+    pub fn over(memory: M, blocks: usize) -> Self {
+        Self { table: BlockTable::new(blocks, BLOCK), memory }
     }
 
     /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most. An `exact` one
@@ -81,67 +92,31 @@ impl KvPool {
             if count >= WORTH_COPYING
                 && let Some(block) = self.table.allocate()
             {
-                self.copy(tail, block, count);
-                sequence.blocks.push(block);
-                sequence.len += count;
+                self.memory.prepare(block);
+                match self.memory.copy(tail, block, count) {
+                    Ok(()) => {
+                        sequence.blocks.push(block);
+                        sequence.len += count;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "known keys and values cannot be copied; they are computed again");
+                        self.table.discard(&[block]);
+                    }
+                }
             }
             self.table.release(&[tail]);
         }
         sequence
     }
 
-    fn copy(&mut self, from: BlockId, to: BlockId, positions: usize) {
-        self.touch(to);
-        let (from, to) = (from.index(), to.index());
-        let Ok([from, to]) = self.memory.get_disjoint_mut([from, to]) else { return };
-        let stride = self.shape.stride();
-        for (from, to) in from.chunks_exact(BLOCK * stride).zip(to.chunks_exact_mut(BLOCK * stride)) {
-            to[..positions * stride].copy_from_slice(&from[..positions * stride]);
-        }
-    }
-
-    fn touch(&mut self, block: BlockId) {
-        let memory = &mut self.memory[block.index()];
-        if memory.is_empty() {
-            memory.resize(self.shape.values(), 0.0);
-        }
-    }
-
     /// Makes room for `new` more positions. False, with what was got kept, when the pool has no block left.
     pub fn grow(&mut self, sequence: &mut SequenceKv, new: usize) -> bool {
         while sequence.blocks.len() * BLOCK < sequence.len + new {
             let Some(block) = self.table.allocate() else { return false };
-            self.touch(block);
+            self.memory.prepare(block);
             sequence.blocks.push(block);
         }
         true
-    }
-
-    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim). [`Self::advance`] makes them
-    /// count. False, and nothing written, where there is no room for them.
-    pub fn write(&mut self, sequence: &SequenceKv, layer: usize, keys: &[f32], values: &[f32]) -> bool {
-        let KvShape { heads, head_dim, .. } = self.shape;
-        let row = heads * head_dim;
-        let new = keys.len() / row;
-        if sequence.blocks.len() * BLOCK < sequence.len + new || keys.len() != values.len() {
-            return false;
-        }
-        let stride = self.shape.stride();
-        for (what, from) in [keys, values].into_iter().enumerate() {
-            for (at, row) in (sequence.len..).zip(from.chunks_exact(row)) {
-                let block = &mut self.memory[sequence.blocks[at / BLOCK].index()];
-                for (head, vector) in row.chunks_exact(head_dim).enumerate() {
-                    let to = (((layer * 2 + what) * heads + head) * BLOCK + at % BLOCK) * stride;
-                    block[to..to + head_dim].copy_from_slice(vector);
-                }
-            }
-        }
-        true
-    }
-
-    /// What a head of a layer may look at.
-    pub fn view<'a>(&'a self, sequence: &'a SequenceKv, layer: usize) -> KvView<'a> {
-        KvView { pool: self, blocks: &sequence.blocks, layer }
     }
 
     /// Counts `new` written positions; `tokens` are all of the sequence's. Whole blocks become known to others.
@@ -178,35 +153,6 @@ impl KvPool {
     /// Blocks a sequence could get now.
     pub fn available(&self) -> usize {
         self.table.available()
-    }
-}
-
-/// Keys and values of one sequence in one layer.
-#[derive(Clone, Copy)]
-pub struct KvView<'a> {
-    pool: &'a KvPool,
-    blocks: &'a [BlockId],
-    layer: usize,
-}
-
-impl<'a> KvView<'a> {
-    /// Keys of `head` in the block that holds positions from `block * BLOCK` on: (BLOCK, stride).
-    #[inline(always)]
-    pub fn keys(&self, head: usize, block: usize) -> &'a [f32] {
-        self.part(0, head, block)
-    }
-
-    #[inline(always)]
-    pub fn values(&self, head: usize, block: usize) -> &'a [f32] {
-        self.part(1, head, block)
-    }
-
-    #[inline(always)]
-    fn part(&self, what: usize, head: usize, block: usize) -> &'a [f32] {
-        let shape = self.pool.shape;
-        let length = BLOCK * shape.stride();
-        let from = ((self.layer * 2 + what) * shape.heads + head) * length;
-        &self.pool.memory[self.blocks[block].index()][from..from + length]
     }
 }
 
@@ -255,6 +201,20 @@ mod tests {
         }
         let (fourth, cached) = compute(&mut pool, &prompt);
         assert_eq!((cached, key(&pool, &fourth, 0, 71)), (71, [901.0, 0.0]));
+    }
+
+    #[test]
+    fn what_is_taken_out_of_a_block_can_be_put_into_another() {
+        let mut pool = KvPool::new(SHAPE, 4);
+        let (kv, _) = compute(&mut pool, &(0..32).collect::<Vec<_>>());
+        let values = pool.memory.take_out(kv.blocks[0]).unwrap();
+        let mut other = pool.begin(&[], false, false);
+        assert!(pool.grow(&mut other, BLOCK));
+        pool.memory.put_back(other.blocks[0], &values).unwrap();
+        assert_eq!(key(&pool, &other, 1, 31), [31.0, 1.0]);
+        for strange in [memory::Values::F32(vec![0.0; 3]), memory::Values::Half(vec![0; SHAPE.values()])] {
+            assert!(pool.memory.put_back(other.blocks[0], &strange).is_err());
+        }
     }
 
     #[test]
