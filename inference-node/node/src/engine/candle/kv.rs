@@ -10,7 +10,7 @@ mod memory;
 use cfq_memory::{BlockId, BlockTable, Prefix};
 
 pub use crate::engine::candle::kv::host::{HostBlocks, KvView};
-pub use crate::engine::candle::kv::memory::BlockMemory;
+pub use crate::engine::candle::kv::memory::{BlockMemory, Values};
 use crate::engine::lanes::LANES;
 
 /// Positions of a block: small enough to share most of a conversation's beginning, large enough that walking blocks
@@ -61,6 +61,11 @@ impl SequenceKv {
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
+
+    /// Which, in the order of its positions.
+    pub fn table(&self) -> &[BlockId] {
+        &self.blocks
+    }
 }
 
 /// The pool of one model, whose blocks are in `M`.
@@ -79,6 +84,10 @@ impl KvPool {
 impl<M: BlockMemory> KvPool<M> {
     pub fn over(memory: M, blocks: usize) -> Self {
         Self { table: BlockTable::new(blocks, BLOCK), memory }
+    }
+
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most. An `exact` one

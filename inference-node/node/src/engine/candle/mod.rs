@@ -3,6 +3,8 @@
 mod architecture;
 mod attention;
 mod batcher;
+#[allow(dead_code, unused_imports, reason = "loading onto cards comes next")]
+mod card;
 mod dense;
 mod elementwise;
 mod kv;
@@ -42,7 +44,7 @@ use crate::engine::candle::batcher::Batcher;
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::ledger::fit_file;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need};
-use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
@@ -178,9 +180,9 @@ impl CandleEngine {
 
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
 /// has rates from the start.
-fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
+fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figures) -> candle_core::Result<()> {
     let prompt = 64.min(pool.available() * BLOCK);
-    let begin = |pool: &mut KvPool, positions: usize| {
+    let begin = |pool: &mut KvPool<N::Memory>, positions: usize| {
         let mut kv = pool.begin(&[], false, false);
         match pool.grow(&mut kv, positions) {
             true => Ok(kv),

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io::BufReader;
 
 use candle_core::{Device, Result, Tensor};
-use cfq_memory::Kernels;
+use cfq_memory::{Kernels, Placed};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::linear::{Linear, Raw, plan};
 use crate::engine::candle::tensors::Part;
-use crate::models::file::ModelFile;
+use crate::models::file::{ModelFile, TensorFacts};
 
 pub struct Weights<'a> {
     file: &'a ModelFile,
@@ -40,14 +40,28 @@ impl<'a> Weights<'a> {
 
     /// A matrix, with its bias if the file has one.
     pub fn linear(&mut self, part: Part, bias: Option<Part>, layer: u64) -> Result<Linear> {
+        let kernels = self.kernels;
+        let (raw, placed, bias) = self.matrix(part, bias, layer, |facts| plan(facts, kernels))?;
+        Linear::new(raw, &placed, bias)
+    }
+
+    /// The same as it was read, with how `place` wants it held.
+    pub fn matrix(
+        &mut self,
+        part: Part,
+        bias: Option<Part>,
+        layer: u64,
+        place: impl Fn(&TensorFacts) -> Option<Placed>,
+    ) -> Result<(Raw, Placed, Option<Tensor>)> {
         let name = self.architecture.tensor(self.file, part, layer);
-        let placed = self.file.tensor(&name).and_then(|facts| plan(&facts, self.kernels));
+        let placed = self.file.tensor(&name).and_then(|facts| place(&facts));
         let Some(placed) = placed else { candle_core::bail!("{name} is not a matrix") };
         let bias = bias.and_then(|part| {
             let name = self.architecture.tensor(self.file, part, layer);
             self.file.tensor(&name).map(|_| self.vector(&name))
         });
-        Linear::new(self.raw(&name)?, &placed, bias.transpose()?)
+        let bias = bias.transpose()?;
+        Ok((self.raw(&name)?, placed, bias))
     }
 
     fn vector(&mut self, name: &str) -> Result<Tensor> {

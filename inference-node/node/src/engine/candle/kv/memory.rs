@@ -21,7 +21,6 @@ pub trait BlockMemory {
 
 /// A block's values outside its memory, as that holds them.
 #[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "keeping blocks elsewhere comes next"))]
 pub enum Values {
     F32(Vec<f32>),
     /// Of a device that holds two bytes a value.

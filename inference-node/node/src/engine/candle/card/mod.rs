@@ -1,0 +1,19 @@
+//! The engine on graphics cards: the forward pass over candle's tensors, with keys and values in pages on the card.
+//!
+//! The CPU's forward pass ([`super::model`]) works on slices with kernels of our own; a card wants whole tensors, few
+//! launches and memory of its own. Both run the same [`super::architecture`] and the batcher drives either. Everything
+//! here but one kernel runs on candle's CPU device too, where it is held against the same references.
+
+mod attention;
+mod device;
+mod ledger;
+mod linear;
+mod model;
+mod pages;
+#[cfg(test)]
+mod parity;
+mod pass;
+
+pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards};
+pub use ledger::ELEMENT;
+pub use model::{CardModel, Stage};
