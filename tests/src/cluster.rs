@@ -149,6 +149,7 @@ impl Cluster {
             model_quota: None,
             threads: None,
             memory_limit: None,
+            device: cfq_inference_node::engine::candle::DeviceChoice::Cpu,
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),

@@ -12,7 +12,7 @@ use cfq_proto::node::{Ledger, ModelState, Residency};
 
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::engine::candle::{CandleEngine, Changes, Limits, LoadError};
+use crate::engine::candle::{CandleEngine, Card, Changes, DeviceChoice, Limits, LoadError, cards};
 use crate::engine::proxy::{ProxyEngine, Server};
 use crate::gpu;
 use crate::models::{Held, Pull, Step};
@@ -120,17 +120,37 @@ impl Fleet {
             .map(|(model, _)| model.clone())
             .collect();
         let mut budget = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
+        // What a node was told to use and cannot makes its models unusable; what it may use and cannot is a line in its log.
+        let found = match config.device {
+            DeviceChoice::Cpu => Ok(Vec::new()),
+            choice => cards(choice).or_else(|none| match choice {
+                DeviceChoice::Cuda(_) => Err(with_causes(&none)),
+                DeviceChoice::Auto | DeviceChoice::Cpu => {
+                    tracing::info!(reason = with_causes(&none), "models run on the CPU");
+                    Ok(Vec::new())
+                }
+            }),
+        };
         waiting.reverse();
         while let Some(model) = waiting.pop() {
+            let cards = match &found {
+                Ok(cards) => cards,
+                Err(reason) => {
+                    self.set(&model, Standing::Unusable(format!("device = \"{}\": {reason}", config.device)));
+                    continue;
+                }
+            };
             // An even share leaves room for the models after this one; one that needs more may take all there is.
             let share = budget / (waiting.len() as u64 + 1);
             let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                load(config, &model, share, budget, self.changes.clone())
+                load(config, &model, cards, waiting.len() as u64 + 1, (share, budget), self.changes.clone())
             }));
             let standing = match attempt {
                 Ok(Ok((engine, held))) => {
                     lock(&self.held).push(held);
-                    budget = budget.saturating_sub(engine.need().total());
+                    if engine.device() == "cpu" {
+                        budget = budget.saturating_sub(engine.need().total());
+                    }
                     Standing::Ready(Arc::new(engine))
                 }
                 Ok(Err(reason)) => {
@@ -147,8 +167,9 @@ impl Fleet {
 fn load(
     config: &Config,
     model: &ModelId,
-    share: u64,
-    all: u64,
+    cards: &[Card],
+    waiting: u64,
+    (share, all): (u64, u64),
     changes: Arc<Changes>,
 ) -> Result<(CandleEngine, Held), String> {
     let mut told = 0;
@@ -169,6 +190,21 @@ fn load(
     })?;
     let path = &held.path;
     let limits = |memory| Limits { memory, max_sequences: config.max_sequences };
+    if !cards.is_empty() {
+        let on_cards = |of| CandleEngine::load_on_cards(model.clone(), path, cards, of, limits(all), changes.clone());
+        let engine = match on_cards(waiting) {
+            Err(LoadError::NoLayout { .. }) if waiting > 1 => on_cards(1),
+            settled => settled,
+        };
+        match engine {
+            Err(error @ (LoadError::NoLayout { .. } | LoadError::CardFull { .. }))
+                if config.device == DeviceChoice::Auto =>
+            {
+                tracing::warn!(%model, reason = with_causes(&error), "no room on a card: the model runs on the CPU");
+            }
+            settled => return settled.map(|engine| (engine, held)).map_err(|error| with_causes(&error)),
+        }
+    }
     let engine = match CandleEngine::load(model.clone(), path, limits(share), changes.clone()) {
         Err(LoadError::DoesNotFit { .. }) if share < all => {
             CandleEngine::load(model.clone(), path, limits(all), changes)

@@ -3,8 +3,8 @@
 mod architecture;
 mod attention;
 mod batcher;
-#[allow(dead_code, unused_imports, reason = "loading onto cards comes next")]
 mod card;
+pub mod check;
 mod dense;
 mod elementwise;
 mod kv;
@@ -15,6 +15,7 @@ mod model;
 mod opening;
 #[cfg(test)]
 mod parity;
+pub mod random;
 mod room;
 mod rope;
 mod sequence;
@@ -41,6 +42,7 @@ use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::Batcher;
+pub use crate::engine::candle::card::{Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, cards};
 use crate::engine::candle::kv::{BLOCK, KvPool};
 use crate::engine::candle::ledger::fit_file;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need};
@@ -76,13 +78,53 @@ pub enum LoadError {
         #[source]
         source: candle_core::Error,
     },
+    #[error("{path} does not fit on {cards}: it {source}")]
+    NoLayout { path: PathBuf, cards: String, source: NoLayout },
+    /// The sum said that it fits, and it did not.
+    #[error("{path} was to fit on {cards} ({need}), and their memory ran out while it was loaded")]
+    CardFull { path: PathBuf, cards: String, need: Box<Need>, source: Box<candle_core::Error> },
     #[error("cannot start the engine's thread")]
     Thread(#[source] std::io::Error),
+}
+
+/// What is read of a model before its weights.
+struct Opened {
+    began: Instant,
+    file: ModelFile,
+    architecture: Architecture,
+    vocabulary: Arc<Vocabulary>,
+    template: Arc<ChatTemplate>,
+}
+
+impl Opened {
+    fn read(path: &Path) -> Result<Self, LoadError> {
+        let began = Instant::now();
+        let file = ModelFile::read(path)?;
+        let architecture = Architecture::read(&file)?;
+        let vocabulary = Arc::new(Vocabulary::read(&file)?);
+        if vocabulary.len() as u64 > architecture.shape.vocabulary {
+            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
+            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
+        }
+        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
+        Ok(Self { began, file, architecture, vocabulary, template })
+    }
+}
+
+/// A model's weights and its pool, wherever they are.
+struct Loaded<N: Network> {
+    network: N,
+    pool: KvPool<N::Memory>,
+    need: Need,
+    /// Bytes of the weights, counted.
+    held: u64,
+    device: String,
 }
 
 /// A loaded model.
 pub struct CandleEngine {
     model: ModelId,
+    device: String,
     need: Need,
     /// Bytes of the weights as held, counted after loading.
     weights: u64,
@@ -106,28 +148,38 @@ impl std::fmt::Debug for CandleEngine {
 impl CandleEngine {
     /// Loads the file and starts the model's thread. Takes seconds; not for an async thread.
     pub fn load(model: ModelId, path: &Path, limits: Limits, changes: Arc<Changes>) -> Result<Self, LoadError> {
-        let began = Instant::now();
-        let file = ModelFile::read(path)?;
-        let architecture = Architecture::read(&file)?;
-        let vocabulary = Arc::new(Vocabulary::read(&file)?);
-        if vocabulary.len() as u64 > architecture.shape.vocabulary {
-            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
-            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
-        }
-        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
-        let need = fit_file(&file, &architecture, limits)?;
+        let opened = Opened::read(path)?;
+        let need = fit_file(&opened.file, &opened.architecture, limits)?;
         tracing::info!(%model, %need, "loading model");
+        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
+        let network = Model::load(&opened.file, opened.architecture.clone(), linear::kernels()).map_err(weights)?;
+        let held = network.stored_bytes() as u64;
+        let pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
+        let loaded = Loaded { network, pool, need, held, device: "cpu".to_owned() };
+        Self::start(model, opened, loaded, limits, changes)
+    }
+
+    /// Measures what was loaded and starts its thread.
+    fn start<N>(
+        model: ModelId,
+        opened: Opened,
+        loaded: Loaded<N>,
+        limits: Limits,
+        changes: Arc<Changes>,
+    ) -> Result<Self, LoadError>
+    where
+        N: Network<Memory: Send> + Send + 'static,
+    {
+        let Opened { began, file, architecture, vocabulary, template } = opened;
+        let Loaded { network, mut pool, need, held, device } = loaded;
+        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
         let context = architecture.shape.context;
         let original = architecture.long.as_ref().map(|long| long.original as u64);
-        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
-        let network = Model::load(&file, architecture, linear::kernels()).map_err(weights)?;
-        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
-        let held = network.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
-        let blocks = need.kv_tokens as usize / BLOCK;
-        let mut pool = KvPool::new(network.kv_shape(), blocks);
-        warm_up(&network, &mut pool, &figures).map_err(weights)?;
-        let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
+        warm_up(&network, &mut pool, &figures)
+            .map_err(|source| LoadError::Weights { path: file.path().to_owned(), source })?;
+        let tokens = need.kv_tokens / BLOCK as u64 * BLOCK as u64;
+        let room = Room::new(tokens, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
         let (words, cost) = (vocabulary.clone(), Figures::cost);
@@ -139,13 +191,32 @@ impl CandleEngine {
         let numbers = figures.read();
         tracing::info!(
             %model,
+            device,
             seconds = began.elapsed().as_secs_f64(),
             prefill_rate = numbers.prefill_rate,
             decode_rate = numbers.decode_rate,
             "model loaded"
         );
         let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self { model, need, weights: held, context, original, vocabulary, template, grammars, room, figures, jobs })
+        Ok(Self {
+            model,
+            device,
+            need,
+            weights: held,
+            context,
+            original,
+            vocabulary,
+            template,
+            grammars,
+            room,
+            figures,
+            jobs,
+        })
+    }
+
+    /// `cpu`, or its card or cards.
+    pub fn device(&self) -> &str {
+        &self.device
     }
 
     pub fn need(&self) -> &Need {
@@ -223,7 +294,7 @@ impl Engine for CandleEngine {
         ModelState {
             model: self.model.clone(),
             residency,
-            device: "cpu".to_owned(),
+            device: self.device.clone(),
             need_bytes: self.need.total(),
             context_tokens: u32::try_from(self.context.min(self.room.capacity())).unwrap_or(u32::MAX),
             kv_tokens_free: self.room.free(),

@@ -5,15 +5,18 @@
 //! here but one kernel runs on candle's CPU device too, where it is held against the same references.
 
 mod attention;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod ledger;
 mod linear;
+mod load;
 mod model;
 mod pages;
 #[cfg(test)]
 mod parity;
 mod pass;
 
-pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards};
-pub use ledger::ELEMENT;
+pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, memory};
+pub use ledger::{ELEMENT, NoLayout};
 pub use model::{CardModel, Stage};

@@ -61,11 +61,6 @@ impl Pass {
         self.slots.len()
     }
 
-    /// The longest sequence, the new positions included.
-    pub fn longest(&self) -> usize {
-        self.parts.iter().map(|part| part.past + part.new).max().unwrap_or(0)
-    }
-
     /// `group` query heads share a KV head.
     pub fn indices(&self, group: usize, device: &Device) -> Result<Indices> {
         let height = (QUERIES / group.max(1)).max(1);
