@@ -149,6 +149,8 @@ impl Cluster {
             model_quota: None,
             threads: None,
             memory_limit: None,
+            parked_kv: None,
+            parked_kv_as: Default::default(),
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),

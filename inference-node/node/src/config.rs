@@ -9,6 +9,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::candle::ParkedAs;
 use crate::engine::proxy::Endpoint;
 use crate::models::{Hub, HubConfig, Store};
 
@@ -34,6 +35,13 @@ pub struct Config {
     /// Bytes all models together may take; unset takes what is free at start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// Bytes of that for keys and values whose model has no room for them; unset takes an eighth, 4 GiB at most. 0: none
+    /// are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked_kv: Option<u64>,
+    /// How those are kept, where bits do not matter.
+    #[serde(default)]
+    pub parked_kv_as: ParkedAs,
     /// Sequences at once, for each model.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_memory::Bytes;
 use cfq_proto::model::{ModelId, ModelSource};
-use cfq_proto::node::{Ledger, ModelState, Residency};
+use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::engine::candle::{CandleEngine, Changes, Limits, LoadError};
+use crate::engine::candle::{Arena, CandleEngine, Changes, Division, Limits, LoadError, divide};
 use crate::engine::proxy::{ProxyEngine, Server};
 use crate::gpu;
 use crate::models::{Held, Pull, Step};
@@ -119,13 +119,16 @@ impl Fleet {
             .filter(|(_, standing)| matches!(standing, Standing::Loading))
             .map(|(model, _)| model.clone())
             .collect();
-        let mut budget = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
+        let memory = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
+        let Division { models: mut budget, parked } = divide(memory, config.parked_kv);
+        tracing::info!(models = %Bytes(budget), parked_kv = %Bytes(parked), "memory divided");
+        let arena = Arena::new(parked, config.parked_kv_as);
         waiting.reverse();
         while let Some(model) = waiting.pop() {
             // An even share leaves room for the models after this one; one that needs more may take all there is.
             let share = budget / (waiting.len() as u64 + 1);
             let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                load(config, &model, share, budget, self.changes.clone())
+                load(config, &model, share, budget, self.changes.clone(), arena.clone())
             }));
             let standing = match attempt {
                 Ok(Ok((engine, held))) => {
@@ -150,6 +153,7 @@ fn load(
     share: u64,
     all: u64,
     changes: Arc<Changes>,
+    arena: Option<Arc<Arena>>,
 ) -> Result<(CandleEngine, Held), String> {
     let mut told = 0;
     let mut progress = |step: Step| match step {
@@ -168,11 +172,12 @@ fn load(
         format!("{}; `cfq models pull {model}` shows more, and cfq takes it up at the next start", with_causes(&error))
     })?;
     let path = &held.path;
-    let limits = |memory| Limits { memory, max_sequences: config.max_sequences };
-    let engine = match CandleEngine::load(model.clone(), path, limits(share), changes.clone()) {
-        Err(LoadError::DoesNotFit { .. }) if share < all => {
-            CandleEngine::load(model.clone(), path, limits(all), changes)
-        }
+    let engine = |memory| {
+        let limits = Limits { memory, max_sequences: config.max_sequences };
+        CandleEngine::load_parking(model.clone(), path, limits, changes.clone(), arena.clone())
+    };
+    let engine = match engine(share) {
+        Err(LoadError::DoesNotFit { .. }) if share < all => engine(all),
         settled => settled,
     };
     engine.map(|engine| (engine, held)).map_err(|error| with_causes(&error))
@@ -205,6 +210,7 @@ impl Standing {
             need_bytes: 0,
             context_tokens: 0,
             kv_tokens_free: 0,
+            kv_tiers: KvTiers::default(),
             running: 0,
             max_sequences: 0,
             prefill_rate: 0.0,

@@ -27,19 +27,21 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Instant, UNIX_EPOCH};
 
 use cfq_memory::DoesNotFit;
-pub use cfq_memory::{Bytes, Need};
+pub use cfq_memory::{Bytes, Division, Need, divide};
 use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::ModelId;
-use cfq_proto::node::{ModelState, Residency};
+use cfq_proto::node::{KvTiers, ModelState, Residency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::Batcher;
-use crate::engine::candle::kv::{BLOCK, KvPool};
+pub use crate::engine::candle::kv::{Arena, ParkedAs};
+use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::fit_file;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need};
 use crate::engine::candle::model::{Model, Rows};
@@ -92,7 +94,9 @@ pub struct CandleEngine {
     grammars: Arc<Grammars>,
     room: Arc<Room>,
     figures: Arc<Figures>,
+    parking: Option<Parking>,
     jobs: SyncSender<Job>,
+    thread: JoinHandle<()>,
 }
 
 impl std::fmt::Debug for CandleEngine {
@@ -102,8 +106,20 @@ impl std::fmt::Debug for CandleEngine {
 }
 
 impl CandleEngine {
-    /// Loads the file and starts the model's thread. Takes seconds; not for an async thread.
+    /// Loads the file and starts the model's thread; keys and values without room are lost. Takes seconds; not for an async
+    /// thread.
     pub fn load(model: ModelId, path: &Path, limits: Limits, changes: Arc<Changes>) -> Result<Self, LoadError> {
+        Self::load_parking(model, path, limits, changes, None)
+    }
+
+    /// The same, with keys and values parked in `arena` when there is no room for them or the model is unloaded.
+    pub fn load_parking(
+        model: ModelId,
+        path: &Path,
+        limits: Limits,
+        changes: Arc<Changes>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Self, LoadError> {
         let began = Instant::now();
         let file = ModelFile::read(path)?;
         let architecture = Architecture::read(&file)?;
@@ -123,14 +139,15 @@ impl CandleEngine {
         let held = network.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
         let blocks = need.kv_tokens as usize / BLOCK;
-        let mut pool = KvPool::new(network.kv_shape(), blocks);
+        let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file), network.is_plain()));
+        let mut pool = KvPool::new(network.kv_shape(), blocks).parked_in(parking.clone());
         warm_up(&network, &mut pool, &figures).map_err(weights)?;
         let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
         let (words, cost) = (vocabulary.clone(), Figures::cost);
         let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures.clone(), cost);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("batcher".to_owned())
             .spawn(move || batcher.run())
             .map_err(LoadError::Thread)?;
@@ -143,7 +160,29 @@ impl CandleEngine {
             "model loaded"
         );
         let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self { model, need, weights: held, context, original, vocabulary, template, grammars, room, figures, jobs })
+        Ok(Self {
+            model,
+            need,
+            weights: held,
+            context,
+            original,
+            vocabulary,
+            template,
+            grammars,
+            room,
+            figures,
+            parking,
+            jobs,
+            thread,
+        })
+    }
+
+    /// Ends what runs, parks its keys and values and gives the memory back. Blocks for as long as that takes.
+    pub fn unload(self) {
+        let Self { jobs, thread, .. } = self;
+        drop(jobs);
+        // A panic was reported by the thread itself.
+        let _ = thread.join();
     }
 
     pub fn need(&self) -> &Need {
@@ -174,6 +213,15 @@ impl CandleEngine {
         });
         prepared.map_err(Refused::Failed)
     }
+}
+
+/// Names the content of a model's file as it is now, as far as its size and times tell.
+fn version(model: &ModelId, file: &ModelFile) -> String {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let inside = std::fs::read_dir(file.path()).into_iter().flatten().flatten();
+    let newest = inside.filter_map(|entry| changed(&entry.path())).chain(changed(file.path())).max();
+    let newest = newest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    format!("{model} {} {} {} cpu", file.path().display(), file.size(), newest.as_nanos())
 }
 
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
@@ -225,6 +273,7 @@ impl Engine for CandleEngine {
             need_bytes: self.need.total(),
             context_tokens: u32::try_from(self.context.min(self.room.capacity())).unwrap_or(u32::MAX),
             kv_tokens_free: self.room.free(),
+            kv_tiers: KvTiers { device: numbers.kv_tokens, parked: self.parking.as_ref().map_or(0, Parking::tokens) },
             running: self.room.running() as u32,
             max_sequences: self.room.max_sequences() as u32,
             prefill_rate: coarse(numbers.prefill_rate),
