@@ -299,7 +299,7 @@ impl Engine for CandleEngine {
                 // Written where there was more room; the prompt alone may fit.
                 prepared = self.prepare(prompt, Written::default()).await?;
             }
-            let Prepared { opening, bytes, sampling } = prepared;
+            let Prepared { opening, previous, bytes, sampling } = prepared;
             self.figures.counted(opening.prompt, bytes);
             let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
             let count = prompt + resumed;
@@ -325,7 +325,7 @@ impl Engine for CandleEngine {
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
-                let job = Job { opening, sampling, longest: longest as usize, long, held, outbox };
+                let job = Job { opening, previous, sampling, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
                 if jobs.try_send(job).is_err() {
                     tracing::warn!("the engine's thread takes no more work");
@@ -340,6 +340,7 @@ impl Engine for CandleEngine {
 
 struct Prepared {
     opening: Opening,
+    previous: Vec<u32>,
     /// Of the messages' contents.
     bytes: usize,
     sampling: cfq_proto::job::Sampling,
@@ -363,8 +364,19 @@ fn prepare(
         GrammarError::Unusable { .. } => rejected(error.to_string()),
         GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
     })?;
+    let previous = match prompt.sampling.prompt_lookup {
+        true => vocabulary.encode(whole_chars(&prompt.sampling.previous)).map_err(|e| rejected(e.to_string()))?,
+        false => Vec::new(),
+    };
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(Prepared { opening, bytes, sampling: prompt.sampling })
+    Ok(Prepared { opening, previous, bytes, sampling: prompt.sampling })
+}
+
+/// What is looked at of a text to guess from: longer than any answer.
+const PREVIOUS_BYTES: usize = 1 << 20;
+
+fn whole_chars(text: &str) -> &str {
+    &text[..text.floor_char_boundary(PREVIOUS_BYTES)]
 }
 
 /// Two significant digits: a rate that only trembles is no change of the ledger.
