@@ -150,6 +150,8 @@ impl Cluster {
             threads: None,
             memory_limit: None,
             device: cfq_inference_node::engine::candle::DeviceChoice::Cpu,
+            parked_kv: None,
+            parked_kv_as: Default::default(),
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),

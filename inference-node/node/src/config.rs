@@ -9,7 +9,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::candle::DeviceChoice;
+use crate::engine::candle::{DeviceChoice, ParkedAs};
 use crate::engine::proxy::Endpoint;
 use crate::models::{Hub, HubConfig, Store};
 
@@ -38,6 +38,13 @@ pub struct Config {
     /// What models run on: `auto` (cards where there are any and a model fits, else the CPU), `cpu`, or `cuda:0`.
     #[serde(default)]
     pub device: DeviceChoice,
+    /// Bytes of that for keys and values whose model has no room for them; unset takes an eighth, 4 GiB at most. 0: none
+    /// are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked_kv: Option<u64>,
+    /// How those are kept, where bits do not matter.
+    #[serde(default)]
+    pub parked_kv_as: ParkedAs,
     /// Sequences at once, for each model.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,

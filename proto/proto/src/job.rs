@@ -60,6 +60,10 @@ pub struct Sampling {
     pub deterministic: bool,
     /// Guess tokens from the prompt and verify them together. For speed; with `deterministic` never a bit of the text.
     pub prompt_lookup: bool,
+    /// What the answer may repeat, as the files that it revises: guessed from like the prompt. It counts neither as prompt nor as
+    /// context, and changes no text.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub previous: String,
 }
 
 impl Default for Sampling {
@@ -77,6 +81,7 @@ impl Default for Sampling {
             max_tokens: 1024,
             deterministic: false,
             prompt_lookup: true,
+            previous: String::new(),
         }
     }
 }

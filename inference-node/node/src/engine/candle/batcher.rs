@@ -100,7 +100,7 @@ impl<N: Network> Batcher<N> {
         Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, serial: 0, steps: 0 }
     }
 
-    /// Runs until the engine is dropped. A panic ends the engine: its sequences fail first, then it says why, and the node
+    /// Runs until the engine is dropped, and parks what it holds. A panic ends the engine: its sequences fail first, then it says why, and the node
     /// ends over it.
     pub fn run(mut self) {
         let figures = self.figures.clone();
@@ -108,6 +108,7 @@ impl<N: Network> Batcher<N> {
             while self.take_up() {
                 self.step();
             }
+            self.pool.park_all();
         }));
         drop(self);
         if let Err(panic) = outcome {
@@ -152,6 +153,7 @@ impl<N: Network> Batcher<N> {
     fn begin(&mut self, mut sequence: Sequence) {
         let kv = self.pool.begin(&sequence.tokens, sequence.long, sequence.sampling.deterministic);
         sequence.cached.get_or_insert(kv.len());
+        self.figures.holds(self.pool.tokens());
         let at = self.running.partition_point(|r| r.sequence.serial < sequence.serial);
         self.running.insert(at, Running { sequence, kv, served: 0 });
     }
@@ -345,6 +347,8 @@ impl<N: Network> Batcher<N> {
             Err(Ended::Failed(_)) => self.pool.discard(kv),
             Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
         }
+        // Told when room comes back, not with every token: each change of the ledger makes a beat.
+        self.figures.holds(self.pool.tokens());
         if how.is_ok() {
             self.room.wrote(sequence.tokens.len() - sequence.prompt);
         }

@@ -128,6 +128,11 @@ impl Linear {
         }
     }
 
+    /// Held and computed as F32, so that a row's result depends on nothing but the row.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.weight, Weight::Plain(_))
+    }
+
     /// (n, columns) -> (n, rows). `exact`: no bit of a row depends on how many there are.
     pub fn forward(&self, x: &[f32], exact: bool) -> Result<Vec<f32>> {
         let [out] = shared([self], x, exact)?;

@@ -100,8 +100,16 @@ impl Model {
 
     /// Bytes of all matrices as stored.
     pub fn stored_bytes(&self) -> usize {
-        let layers = self.layers.iter().flat_map(Layer::linears);
-        layers.chain([&self.embedding]).chain(&self.output).map(Linear::stored_bytes).sum()
+        self.linears().map(Linear::stored_bytes).sum()
+    }
+
+    /// All of it is computed in F32: bit for bit the same whatever else is in a pass.
+    pub fn is_plain(&self) -> bool {
+        self.linears().all(Linear::is_plain)
+    }
+
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(Layer::linears).chain([&self.embedding]).chain(&self.output)
     }
 
     fn angles(&self, parts: &[Rows<'_>], rope: usize) -> Angles {

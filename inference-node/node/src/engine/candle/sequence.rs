@@ -16,6 +16,8 @@ use crate::models::tokenizer::Vocabulary;
 /// An admitted sequence on its way to the thread.
 pub struct Job {
     pub opening: Opening,
+    /// The text it may repeat, see [`Sampling::previous`].
+    pub previous: Vec<u32>,
     pub sampling: Sampling,
     /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
@@ -75,7 +77,7 @@ impl Sequence {
             sampling: job.sampling,
             grammar,
             longest: job.longest,
-            lookup: Lookup::new(),
+            lookup: Lookup::new(job.previous, prompt),
             text,
             began: Instant::now(),
             first_token: None,

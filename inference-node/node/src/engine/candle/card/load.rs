@@ -10,7 +10,7 @@ use crate::engine::candle::card::device::{Card, memory};
 use crate::engine::candle::card::ledger::layout;
 use crate::engine::candle::card::model::{CardModel, Stage, halves};
 use crate::engine::candle::kv::BLOCK;
-use crate::engine::candle::{CandleEngine, Changes, Limits, LoadError, Loaded, Opened};
+use crate::engine::candle::{Arena, CandleEngine, Changes, Limits, LoadError, Loaded, Opened};
 
 impl CandleEngine {
     /// Loads the file onto the cards it fits best, of whose free memory it may take one part in `of`. `limits.memory` is the
@@ -22,6 +22,7 @@ impl CandleEngine {
         of: u64,
         limits: Limits,
         changes: Arc<Changes>,
+        arena: Option<Arc<Arena>>,
     ) -> Result<Self, LoadError> {
         let opened = Opened::read(path)?;
         let now = |card: &Card| Card { free: memory(&card.device).map_or(card.free, |(free, _)| free), ..card.clone() };
@@ -57,8 +58,8 @@ impl CandleEngine {
         let precision = if halves { DType::F16 } else { DType::F32 };
         let pool = network.pool(laid.need.kv_tokens as usize / BLOCK, precision).map_err(failed)?;
         let held = network.stored_bytes() as u64;
-        let loaded = Loaded { network, pool, need: laid.need, held, device: device.clone() };
-        Self::start(model, opened, loaded, limits, changes)
+        let loaded = Loaded { network, pool, need: laid.need, held, plain: false, device: device.clone() };
+        Self::start(model, opened, loaded, limits, changes, arena)
     }
 }
 

@@ -29,7 +29,7 @@ pub fn check(under: &Under, folder: &Path, tell: &mut dyn FnMut(&str)) -> Parity
     let differing = with_file(&shape, folder, |path| {
         let limits = Limits { memory: 2 << 30, max_sequences: PROMPTS.len() as u32 };
         let model = "path:check".parse::<ModelId>().map_err(|error| error.to_string())?;
-        let engine = CandleEngine::load_on_cards(model, path, &[under.card()], 1, limits, Arc::default())
+        let engine = CandleEngine::load_on_cards(model, path, &[under.card()], 1, limits, Arc::default(), None)
             .map_err(|error| error.to_string())?;
         let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
         let together = runtime.block_on(texts(&engine, &PROMPTS))?;

@@ -59,7 +59,7 @@ fn on_card(name: &str, path: &Path, card: &Card) -> Result<Vec<LedgerRow>, Strin
     let before = meters.map(|(by, read)| (by, read, read()));
     let limits = Limits { memory: u64::MAX, max_sequences: SEQUENCES };
     let model = "path:check".parse::<ModelId>().map_err(|error| error.to_string())?;
-    let engine = CandleEngine::load_on_cards(model, path, std::slice::from_ref(card), 1, limits, Arc::default())
+    let engine = CandleEngine::load_on_cards(model, path, std::slice::from_ref(card), 1, limits, Arc::default(), None)
         .map_err(|error| error.to_string())?;
     let row = |(by, read, before): (&'static str, &dyn Fn() -> Option<u64>, Option<u64>)| {
         let measured = read()?.saturating_sub(before?);
