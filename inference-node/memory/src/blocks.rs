@@ -45,6 +45,14 @@ pub struct Found {
     pub tail: Option<(BlockId, usize)>,
 }
 
+/// Everything that the content of a block depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beginning {
+    pub salt: u8,
+    /// From the start to the end of the block, which is a whole one unless a finished sequence ended in it.
+    pub tokens: Vec<u32>,
+}
+
 #[derive(Debug, Clone)]
 struct Kept {
     parent: Prefix,
@@ -69,6 +77,8 @@ pub struct BlockTable {
     /// Kept without a reference, by when they were last used.
     idle: BTreeMap<u64, BlockId>,
     children: HashMap<Prefix, Vec<BlockId>>,
+    /// The block at the end of each known beginning.
+    ends: HashMap<Prefix, BlockId>,
     serial: u64,
     clock: u64,
 }
@@ -84,6 +94,7 @@ impl BlockTable {
             free: (0..count).rev().map(BlockId).collect(),
             idle: BTreeMap::new(),
             children: HashMap::new(),
+            ends: HashMap::new(),
             serial: FIRST_SERIAL,
             clock: 0,
         }
@@ -106,6 +117,33 @@ impl BlockTable {
     /// Blocks kept for their contents alone.
     pub fn idle(&self) -> usize {
         self.idle.len()
+    }
+
+    /// Blocks that hold something, referenced or not.
+    pub fn filled(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// The block whose content the next [`Self::allocate`] gives up.
+    pub fn next_evicted(&self) -> Option<BlockId> {
+        if self.free.is_empty() { self.idle.first_key_value().map(|(_, block)| *block) } else { None }
+    }
+
+    /// Blocks kept for their contents alone, the next to be evicted first.
+    pub fn kept(&self) -> impl Iterator<Item = BlockId> {
+        self.idle.values().copied()
+    }
+
+    /// What the content of `block` depends on; `None` if it is not known, or something before it no more.
+    pub fn beginning(&self, block: BlockId) -> Option<Beginning> {
+        let mut kept = self.slots[block.index()].kept.as_ref()?;
+        let mut chunks = vec![&kept.tokens];
+        while kept.parent.0 >= FIRST_SERIAL {
+            kept = self.slots[self.ends.get(&kept.parent)?.index()].kept.as_ref()?;
+            chunks.push(&kept.tokens);
+        }
+        let salt = u8::try_from(kept.parent.0).ok()?;
+        Some(Beginning { salt, tokens: chunks.into_iter().rev().flatten().copied().collect() })
     }
 
     /// The longest known beginning of `tokens`, of which at most the first `most` are looked at.
@@ -162,6 +200,7 @@ impl BlockTable {
 
     fn forget(&mut self, block: BlockId) {
         let Some(kept) = self.slots[block.index()].kept.take() else { return };
+        self.ends.remove(&kept.prefix);
         if let Some(siblings) = self.children.get_mut(&kept.parent) {
             siblings.retain(|b| *b != block);
             if siblings.is_empty() {
@@ -187,6 +226,7 @@ impl BlockTable {
         self.serial += 1;
         self.slots[block.index()].kept = Some(Kept { parent, prefix, tokens: tokens.to_vec() });
         self.children.entry(parent).or_default().push(block);
+        self.ends.insert(prefix, block);
         (prefix, block)
     }
 
@@ -272,8 +312,12 @@ mod tests {
         table.release(&old);
         let (new, _) = compute(&mut table, &[3, 3, 4, 4]);
         table.release(&new);
+        let said = table.beginning(old[1]);
+        assert_eq!(said, Some(Beginning { salt: 0, tokens: vec![1, 1, 2, 2] }));
+        assert_eq!((table.next_evicted(), table.filled()), (Some(old[1]), 4));
+        assert_eq!(table.kept().collect::<Vec<_>>(), [old[1], old[0], new[1], new[0]]);
         let taken = table.allocate().unwrap();
-        assert_eq!(taken, old[1]);
+        assert_eq!((taken, table.beginning(taken)), (old[1], None));
         assert_eq!(table.find(0, &[1, 1, 2, 2], 4).blocks, old[..1]);
         assert_eq!(table.find(0, &[3, 3, 4, 4], 4).blocks, new);
     }
@@ -410,6 +454,17 @@ mod tests {
                     }
                     Op::Clear => table.clear(),
                     Op::Grow { .. } | Op::Finish { .. } => {}
+                }
+                for block in table.kept().collect::<Vec<_>>() {
+                    // Whoever keeps its content elsewhere is told the truth about it.
+                    let beginning = table.beginning(block).unwrap();
+                    let own = beginning.tokens.len().next_multiple_of(SIZE) - SIZE;
+                    prop_assert!(contents[block.index()].starts_with(&beginning.tokens[own..]));
+                    let found = table.find(beginning.salt, &beginning.tokens, beginning.tokens.len());
+                    let last = found.blocks.last().copied().filter(|_| found.blocks.len() * SIZE > own);
+                    prop_assert!(last.or(found.tail.map(|(tail, _)| tail)).is_some());
+                    table.release(&found.tail.map(|(tail, _)| tail).into_iter().collect::<Vec<_>>());
+                    table.release(&found.blocks);
                 }
                 for sequence in &running {
                     sequence.check(SIZE, &contents);

@@ -66,6 +66,10 @@ pub struct Sampling {
     /// computes them itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<u8>,
+    /// What the answer may repeat, as the files that it revises: guessed from like the prompt. It counts neither as prompt nor as
+    /// context, and changes no text.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub previous: String,
 }
 
 impl Default for Sampling {
@@ -85,6 +89,7 @@ impl Default for Sampling {
             prompt_lookup: true,
             jump_forward: true,
             logprobs: None,
+            previous: String::new(),
         }
     }
 }

@@ -57,6 +57,9 @@ pub struct ModelState {
     pub context_tokens: u32,
     /// Tokens the KV pool can still admit; for a proxy: context times free slots.
     pub kv_tokens_free: u64,
+    /// Keys and values it holds of prompts and texts that were, and can go on from.
+    #[serde(default, skip_serializing_if = "KvTiers::is_empty")]
+    pub kv_tiers: KvTiers,
     /// Sequences running.
     pub running: u32,
     /// At most this many at once.
@@ -68,6 +71,22 @@ pub struct ModelState {
     pub load_rate: f64,
     /// Measured tokens per byte of prompt content, for estimates; about 0.3.
     pub tokens_per_byte: f64,
+}
+
+/// Where a model's keys and values are, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvTiers {
+    /// In the model's own pool.
+    pub device: u64,
+    /// Parked in the node's memory: copied back instead of computed again.
+    pub parked: u64,
+}
+
+impl KvTiers {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A node's own account of its room. Placement admits against the latest version; the node enforces it again.

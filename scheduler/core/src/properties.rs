@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
-use cfq_proto::node::{Ledger, ModelState, Residency};
+use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use cfq_proto::task::{Agent, Priority};
 use proptest::prelude::*;
 
@@ -54,6 +54,7 @@ pub(crate) fn model(kv_tokens_free: u64, max_sequences: u32) -> ModelState {
         need_bytes: 1,
         context_tokens: 8192,
         kv_tokens_free,
+        kv_tiers: KvTiers::default(),
         running: 0,
         max_sequences,
         prefill_rate: 100.0,

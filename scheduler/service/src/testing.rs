@@ -8,7 +8,7 @@ use cfq_deploy::stack::Facts;
 use cfq_deploy::{Options, Paths, Stack};
 use cfq_proto::ids::{BootId, NodeId, RunnerId, TaskId, TaskNumber};
 use cfq_proto::messages::{NodeHello, RunnerHello};
-use cfq_proto::node::{Ledger, ModelState, Residency};
+use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use cfq_proto::subject::Identity;
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
@@ -149,6 +149,7 @@ pub fn node_hello(boot: BootId) -> NodeHello {
         need_bytes: 0,
         context_tokens: 8192,
         kv_tokens_free: 8192,
+        kv_tiers: KvTiers::default(),
         running: 0,
         max_sequences: 1,
         prefill_rate: 100.0,

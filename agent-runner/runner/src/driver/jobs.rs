@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::drive::{Drive, Problem};
 use super::port::{Stopped, TaskPort};
-use crate::pipeline::{Budget, max_tokens, sampling};
+use crate::pipeline::{Budget, max_tokens, previous, sampling};
 
 /// Unreadable answers are asked for again this often (L11) ...
 const REPEATS: u32 = 2;
@@ -64,7 +64,10 @@ impl<P: TaskPort> Drive<P> {
         for n in 0.. {
             let messages = prompt(budget).await??;
             let iteration = self.history.current_iteration();
-            let sampling = sampling(agent, &binding, self.task, iteration, n, budget.reply_tokens);
+            let mut sampling = sampling(agent, &binding, self.task, iteration, n, budget.reply_tokens);
+            if agent == Agent::Alpha {
+                sampling.previous = previous(&self.spec, &self.history);
+            }
             let prompt = Prompt { messages, sampling, format: format.clone() };
             let (view, ending) = self.call(agent, n, &model, prompt, spent_ms).await?;
             spent_ms += view.running_ms;

@@ -11,7 +11,7 @@ mod sampling;
 pub use budget::Budget;
 pub use context::{ContextFile, context_files};
 pub use limits::limits;
-pub use prompt::{PromptError, creator, critic};
+pub use prompt::{PromptError, creator, critic, previous};
 pub(crate) use prompt::{is_basis, review_format};
 pub use review::{UnreadableReview, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

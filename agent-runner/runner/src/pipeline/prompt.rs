@@ -64,6 +64,20 @@ pub fn creator(
     messages("creator", spec, history, base, budget, &part)
 }
 
+/// The files that the next iteration revises, whole and as a reply would send them: what a revision mostly repeats. Empty
+/// where there are none.
+pub fn previous(spec: &TaskSpec, history: &History) -> String {
+    let Some(before) = history.iterations.iter().rev().find(|i| is_basis(i)) else { return String::new() };
+    let files = &before.artifact.files;
+    let paths: Vec<String> = files.iter().map(|f| f.path.clone()).collect();
+    let single = is_single(spec, &paths);
+    let sent = files.iter().filter_map(|file| {
+        let block = fenced(file.content.as_deref()?, Some(&file.path));
+        Some(if single { block } else { format!("{}\n{block}", file.path) })
+    });
+    sent.collect::<Vec<_>>().join("\n\n")
+}
+
 /// What the critic is asked about an iteration.
 pub fn critic(
     spec: &TaskSpec,
@@ -276,6 +290,22 @@ mod tests {
         insta::assert_snapshot!("creator_first", f.creator(&History::default())[1].content);
         insta::assert_snapshot!("creator_revision", f.creator(&f.reviewed())[1].content);
         insta::assert_snapshot!("critic", f.critic(&f.reviewed())[1].content);
+    }
+
+    #[test]
+    fn what_is_revised_reads_as_the_reply_that_would_send_it() {
+        let mut f = fixture();
+        assert_eq!(previous(&f.spec, &History::default()), "");
+        let history = f.reviewed();
+        let sent = previous(&f.spec, &history);
+        assert_eq!(sent, "add.py\n```python\ndef add(a, b):\n    return a - b\n```");
+        let edits = parse(&sent, &target(&f.spec, &[]), false).unwrap();
+        assert_eq!(
+            edits,
+            [Edit::Write { path: "add.py".into(), content: "def add(a, b):\n    return a - b\n".into() }]
+        );
+        f.spec.context_files.clear();
+        assert_eq!(previous(&f.spec, &history), "```python\ndef add(a, b):\n    return a - b\n```");
     }
 
     #[test]

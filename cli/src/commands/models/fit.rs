@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cfq_inference_node::engine::candle::{Bytes, Estimate, LoadError, Need, estimate};
+use cfq_inference_node::engine::candle::{Bytes, Division, Estimate, LoadError, Need, divide, estimate};
 use cfq_inference_node::gpu;
 use cfq_inference_node::models::{ModelError, Store};
 use cfq_proto::model::{ModelId, ModelSource};
@@ -10,7 +10,7 @@ use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
 
 use super::refused;
-use crate::config::Config;
+use crate::config::{Config, Node};
 use crate::exit;
 use crate::output;
 
@@ -47,6 +47,8 @@ struct Place {
     name: String,
     /// Bytes that are free there for a model.
     available: u64,
+    /// Bytes beside them for parked KV.
+    parked_kv: u64,
     /// This build runs models there.
     used: bool,
     lengths: Vec<Length>,
@@ -71,26 +73,26 @@ pub fn fit(store: &Store, config: &Config, model: ModelId) -> anyhow::Result<Fit
         LoadError::Header(source) => exit::usage(format!("{:#}", anyhow::Error::from(source))),
         error => error.into(),
     })?;
-    let limit = config.node.memory_limit.unwrap_or(u64::MAX);
-    let places = gpu::inventory().devices.iter().map(|device| place(device, &sums, limit)).collect();
+    let places = gpu::inventory().devices.iter().map(|device| place(device, &sums, &config.node)).collect();
     let Need { weights, tables, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
     let terms = Terms { weights, tables, kv_per_token, scratch, loading, reserve };
     Ok(Fit { model, path, file: sums.file, context: sums.context, terms, places })
 }
 
-fn place(device: &Device, sums: &Estimate, limit: u64) -> Place {
+fn place(device: &Device, sums: &Estimate, node: &Node) -> Place {
     let free = device.memory_total.saturating_sub(device.memory_others);
-    let (need, available, used) = match device.kind {
-        DeviceKind::Cpu => (sums.cpu, free.min(limit), true),
-        DeviceKind::Cuda => (sums.card, free, false),
+    let (need, division, used) = match device.kind {
+        DeviceKind::Cpu => (sums.cpu, divide(free.min(node.memory_limit.unwrap_or(u64::MAX)), node.parked_kv), true),
+        DeviceKind::Cuda => (sums.card, Division { models: free, parked: 0 }, false),
     };
+    let Division { models: available, parked: parked_kv } = division;
     let lengths = LENGTHS.into_iter().filter(|tokens| *tokens < sums.context).chain([sums.context]);
     let length = |tokens| {
         let total = need.with_tokens(tokens).total();
         Length { tokens, total, fits: total <= available }
     };
     let (device, name) = (device.id.clone(), device.name.clone());
-    Place { device, name, available, used, lengths: lengths.map(length).collect() }
+    Place { device, name, available, parked_kv, used, lengths: lengths.map(length).collect() }
 }
 
 pub fn words(fit: &Fit) -> String {
@@ -119,7 +121,7 @@ pub fn words(fit: &Fit) -> String {
     lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
     for place in &fit.places {
         let how = if place.used {
-            ""
+            &*format!(" to models, {} beside that for parked KV", Bytes(place.parked_kv))
         } else {
             "; this version puts nothing there, so what it would take: weights as stored, KV in F16"
         };

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_memory::Bytes;
 use cfq_proto::model::{ModelId, ModelSource};
-use cfq_proto::node::{Ledger, ModelState, Residency};
+use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::engine::candle::{CandleEngine, Changes, Limits, LoadError};
+use crate::engine::candle::{
+    Arena, CandleEngine, Card, Changes, DeviceChoice, Division, Limits, LoadError, cards, divide,
+};
 use crate::engine::proxy::{ProxyEngine, Server};
 use crate::gpu;
 use crate::models::{Held, Pull, Step};
@@ -119,18 +121,42 @@ impl Fleet {
             .filter(|(_, standing)| matches!(standing, Standing::Loading))
             .map(|(model, _)| model.clone())
             .collect();
-        let mut budget = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
+        let memory = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
+        let Division { models: mut budget, parked } = divide(memory, config.parked_kv);
+        tracing::info!(models = %Bytes(budget), parked_kv = %Bytes(parked), "memory divided");
+        let arena = Arena::new(parked, config.parked_kv_as);
+        // What a node was told to use and cannot makes its models unusable; what it may use and cannot is a line in its log.
+        let found = match config.device {
+            DeviceChoice::Cpu => Ok(Vec::new()),
+            choice => cards(choice).or_else(|none| match choice {
+                DeviceChoice::Cuda(_) => Err(with_causes(&none)),
+                DeviceChoice::Auto | DeviceChoice::Cpu => {
+                    tracing::info!(reason = with_causes(&none), "models run on the CPU");
+                    Ok(Vec::new())
+                }
+            }),
+        };
         waiting.reverse();
         while let Some(model) = waiting.pop() {
+            let cards = match &found {
+                Ok(cards) => cards,
+                Err(reason) => {
+                    self.set(&model, Standing::Unusable(format!("device = \"{}\": {reason}", config.device)));
+                    continue;
+                }
+            };
             // An even share leaves room for the models after this one; one that needs more may take all there is.
             let share = budget / (waiting.len() as u64 + 1);
             let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                load(config, &model, share, budget, self.changes.clone())
+                let (waiting, memory) = (waiting.len() as u64 + 1, (share, budget));
+                load(config, &model, cards, waiting, memory, self.changes.clone(), arena.clone())
             }));
             let standing = match attempt {
                 Ok(Ok((engine, held))) => {
                     lock(&self.held).push(held);
-                    budget = budget.saturating_sub(engine.need().total());
+                    if engine.device() == "cpu" {
+                        budget = budget.saturating_sub(engine.need().total());
+                    }
                     Standing::Ready(Arc::new(engine))
                 }
                 Ok(Err(reason)) => {
@@ -147,9 +173,11 @@ impl Fleet {
 fn load(
     config: &Config,
     model: &ModelId,
-    share: u64,
-    all: u64,
+    cards: &[Card],
+    waiting: u64,
+    (share, all): (u64, u64),
     changes: Arc<Changes>,
+    arena: Option<Arc<Arena>>,
 ) -> Result<(CandleEngine, Held), String> {
     let mut told = 0;
     let mut progress = |step: Step| match step {
@@ -169,10 +197,28 @@ fn load(
     })?;
     let path = &held.path;
     let limits = |memory| Limits { memory, max_sequences: config.max_sequences };
-    let engine = match CandleEngine::load(model.clone(), path, limits(share), changes.clone()) {
-        Err(LoadError::DoesNotFit { .. }) if share < all => {
-            CandleEngine::load(model.clone(), path, limits(all), changes)
+    if !cards.is_empty() {
+        let on_cards = |of| {
+            let (model, changes) = (model.clone(), changes.clone());
+            CandleEngine::load_on_cards(model, path, cards, of, limits(all), changes, arena.clone())
+        };
+        let engine = match on_cards(waiting) {
+            Err(LoadError::NoLayout { .. }) if waiting > 1 => on_cards(1),
+            settled => settled,
+        };
+        match engine {
+            Err(error @ (LoadError::NoLayout { .. } | LoadError::CardFull { .. }))
+                if config.device == DeviceChoice::Auto =>
+            {
+                tracing::warn!(%model, reason = with_causes(&error), "no room on a card: the model runs on the CPU");
+            }
+            settled => return settled.map(|engine| (engine, held)).map_err(|error| with_causes(&error)),
         }
+    }
+    let engine =
+        |memory| CandleEngine::load_parking(model.clone(), path, limits(memory), changes.clone(), arena.clone());
+    let engine = match engine(share) {
+        Err(LoadError::DoesNotFit { .. }) if share < all => engine(all),
         settled => settled,
     };
     engine.map(|engine| (engine, held)).map_err(|error| with_causes(&error))
@@ -205,6 +251,7 @@ impl Standing {
             need_bytes: 0,
             context_tokens: 0,
             kv_tokens_free: 0,
+            kv_tiers: KvTiers::default(),
             running: 0,
             max_sequences: 0,
             prefill_rate: 0.0,

@@ -12,6 +12,8 @@ mod memory;
 #[cfg(test)]
 mod node;
 #[cfg(test)]
+mod parked;
+#[cfg(test)]
 mod proxy;
 #[cfg(test)]
 mod resume;

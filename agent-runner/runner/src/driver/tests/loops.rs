@@ -41,6 +41,11 @@ async fn feedback_reaches_the_creator_and_its_words_do_not_reach_the_critic() {
     let seeds: Vec<u64> =
         records.prompts.iter().filter(|(a, _)| *a == Agent::Alpha).map(|(_, p)| p.sampling.seed).collect();
     assert_eq!(seeds[1], seeds[0] + 1);
+    // The revise call carries what it revises, for its words to be guessed from.
+    let carried: Vec<(Agent, &str)> =
+        records.prompts.iter().map(|(agent, prompt)| (*agent, prompt.sampling.previous.as_str())).collect();
+    let revised = "```python\n# try 1\ndef add(a, b):\n    return a + b\n```";
+    assert_eq!(carried, [(Agent::Alpha, ""), (Agent::Beta, ""), (Agent::Alpha, revised), (Agent::Beta, "")]);
 }
 
 #[tokio::test]

@@ -307,10 +307,15 @@ impl Architecture {
         }
     }
 
+    /// The matrices of every layer.
+    pub fn matrix_parts(&self) -> Vec<Part> {
+        self.matrices().into_iter().map(|(part, _)| part).collect()
+    }
+
     /// What the weights will hold; `None` if a matrix cannot be placed.
     pub fn weights(&self, file: &ModelFile, kernels: cfq_memory::Kernels) -> Option<WeightSum> {
         let mut sum = WeightSum::default();
-        let parts: Vec<Part> = self.matrices().into_iter().map(|(part, _)| part).collect();
+        let parts = self.matrix_parts();
         let layers = (0..self.shape.layers).flat_map(|l| parts.iter().map(move |p| (*p, l)));
         let output = (!self.tied).then_some((Part::Output, 0));
         for (part, layer) in layers.chain([(Part::Embedding, 0)]).chain(output) {

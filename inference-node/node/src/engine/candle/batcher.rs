@@ -20,7 +20,7 @@ use cfq_proto::job::FinishReason;
 use crate::engine::Ended;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
-use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
 use crate::engine::candle::share::{PIECE_LEAST, Want, share};
@@ -68,9 +68,9 @@ struct Share {
     scored: usize,
 }
 
-pub struct Batcher {
-    model: Model,
-    pool: KvPool,
+pub struct Batcher<N: Network = Model> {
+    model: N,
+    pool: KvPool<N::Memory>,
     vocabulary: Arc<Vocabulary>,
     jobs: Receiver<Job>,
     room: Arc<Room>,
@@ -86,10 +86,10 @@ pub struct Batcher {
     steps: u64,
 }
 
-impl Batcher {
+impl<N: Network> Batcher<N> {
     pub fn new(
-        model: Model,
-        pool: KvPool,
+        model: N,
+        pool: KvPool<N::Memory>,
         vocabulary: Arc<Vocabulary>,
         jobs: Receiver<Job>,
         room: Arc<Room>,
@@ -100,7 +100,7 @@ impl Batcher {
         Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, serial: 0, steps: 0 }
     }
 
-    /// Runs until the engine is dropped. A panic ends the engine: its sequences fail first, then it says why, and the node
+    /// Runs until the engine is dropped, and parks what it holds. A panic ends the engine: its sequences fail first, then it says why, and the node
     /// ends over it.
     pub fn run(mut self) {
         let figures = self.figures.clone();
@@ -108,6 +108,7 @@ impl Batcher {
             while self.take_up() {
                 self.step();
             }
+            self.pool.park_all();
         }));
         drop(self);
         if let Err(panic) = outcome {
@@ -157,6 +158,7 @@ impl Batcher {
     fn begin(&mut self, mut sequence: Sequence) {
         let kv = self.pool.begin(&sequence.tokens, sequence.long, sequence.sampling.deterministic);
         sequence.cached.get_or_insert(kv.len());
+        self.figures.holds(self.pool.tokens());
         let at = self.running.partition_point(|r| r.sequence.serial < sequence.serial);
         self.running.insert(at, Running { sequence, kv, served: 0 });
     }
@@ -355,6 +357,8 @@ impl Batcher {
             Err(Ended::Failed(_)) => self.pool.discard(kv),
             Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
         }
+        // Told when room comes back, not with every token: each change of the ledger makes a beat.
+        self.figures.holds(self.pool.tokens());
         if how.is_ok() {
             self.room.wrote(sequence.tokens.len() - sequence.prompt);
         }

@@ -123,7 +123,7 @@ impl Mixture {
 
 /// The `used` experts with the highest scores, of equal ones the first, and the share of each: its part of the softmax over
 /// all, or over those chosen.
-fn choose(scores: &[f32], used: usize, normalised: bool) -> Vec<(usize, f32)> {
+pub fn choose(scores: &[f32], used: usize, normalised: bool) -> Vec<(usize, f32)> {
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut shares: Vec<(usize, f32)> = scores.iter().map(|score| (score - highest).exp()).enumerate().collect();
     let all: f32 = shares.iter().map(|(_, share)| share).sum();

@@ -1,11 +1,19 @@
 //! Keys and values in blocks, shared where sequences begin alike.
 //!
-//! [`cfq_memory::BlockTable`] knows which block holds what; here is the memory behind it. A block's memory is taken when it
-//! is first used and kept for the next user. Whole blocks are shared; of a block that matches in part, the matching
-//! positions are copied, which is far cheaper than computing them again.
+//! [`cfq_memory::BlockTable`] knows which block holds what; here is what a pool does with that, whatever memory the blocks
+//! are in ([`BlockMemory`]; in this process [`HostBlocks`]). Whole blocks are shared; of a block that matches in part, the
+//! matching positions are copied, which is far cheaper than computing them again. What is evicted can be parked in a
+//! second tier ([`Parking`]) and comes back from there when a sequence begins with it.
+
+mod host;
+mod memory;
+mod parking;
 
 use cfq_memory::{BlockId, BlockTable, Prefix};
 
+pub use crate::engine::candle::kv::host::{HostBlocks, KvView};
+pub use crate::engine::candle::kv::memory::{BlockMemory, Values};
+pub use crate::engine::candle::kv::parking::{Arena, ParkedAs, Parking};
 use crate::engine::lanes::LANES;
 
 /// Positions of a block: small enough to share most of a conversation's beginning, large enough that walking blocks
@@ -13,6 +21,8 @@ use crate::engine::lanes::LANES;
 pub const BLOCK: usize = 32;
 /// Fewer matching positions than this are computed again rather than copied.
 const WORTH_COPYING: usize = 4;
+/// Of a salt: sequences whose bits matter.
+const EXACT: u8 = 2;
 
 /// Sizes that all blocks of a pool have in common.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +38,7 @@ impl KvShape {
         self.head_dim.next_multiple_of(LANES)
     }
 
+    /// Values of one block.
     fn values(&self) -> usize {
         2 * self.layers * self.heads * BLOCK * self.stride()
     }
@@ -55,93 +66,145 @@ impl SequenceKv {
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
+
+    /// Which, in the order of its positions.
+    pub fn table(&self) -> &[BlockId] {
+        &self.blocks
+    }
 }
 
-/// The pool of one model.
-pub struct KvPool {
-    shape: KvShape,
+/// The pool of one model, whose blocks are in `M`.
+pub struct KvPool<M = HostBlocks> {
     table: BlockTable,
-    /// Each block is (layer, key or value, head, position, stride), so that a head's positions lie side by side.
-    memory: Vec<Vec<f32>>,
+    memory: M,
+    parking: Option<Parking>,
 }
 
 impl KvPool {
+    /// A pool in this process's memory.
     pub fn new(shape: KvShape, blocks: usize) -> Self {
-        Self { shape, table: BlockTable::new(blocks, BLOCK), memory: vec![Vec::new(); blocks] }
+        Self::over(HostBlocks::new(shape, blocks), blocks)
+    }
+}
+
+impl<M: BlockMemory> KvPool<M> {
+    pub fn over(memory: M, blocks: usize) -> Self {
+        Self { table: BlockTable::new(blocks, BLOCK), memory, parking: None }
+    }
+
+    /// The same pool, which parks what it evicts.
+    pub fn parked_in(self, parking: Option<Parking>) -> Self {
+        Self { parking, ..self }
+    }
+
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most. An `exact` one
     /// shares only with its like: what others computed may differ in the last bits.
     pub fn begin(&mut self, tokens: &[u32], long: bool, exact: bool) -> SequenceKv {
-        let salt = u8::from(long) | u8::from(exact) << 1;
-        let found = self.table.find(salt, tokens, tokens.len().saturating_sub(1));
+        let salt = u8::from(long) | (u8::from(exact) * EXACT);
+        let tokens = &tokens[..tokens.len().saturating_sub(1)];
+        let found = self.table.find(salt, tokens, tokens.len());
         let known = found.blocks.len();
         let mut sequence = SequenceKv { len: known * BLOCK, blocks: found.blocks, known, prefix: found.prefix, long };
-        if let Some((tail, count)) = found.tail {
-            if count >= WORTH_COPYING
-                && let Some(block) = self.table.allocate()
+        let parked = self.parking.clone().and_then(|parking| {
+            let place = parking.at(salt, &tokens[..sequence.len])?;
+            Some((parking, place))
+        });
+        let mut tail = found.tail;
+        if let Some((parking, mut place)) = parked {
+            while let Some(chunk) = tokens.get(sequence.len..sequence.len + BLOCK)
+                && parking.holds(place, chunk)
             {
-                self.copy(tail, block, count);
-                sequence.blocks.push(block);
-                sequence.len += count;
+                // A whole block is more than part of one, whose room may be what it needs.
+                self.give_back(tail.take());
+                let Some((next, values)) = (self.table.available() > 0).then(|| parking.take(place, chunk)).flatten()
+                else {
+                    break;
+                };
+                if !self.fill(&mut sequence, BLOCK, |memory, block| memory.put_back(block, &values)) {
+                    break;
+                }
+                self.make_known(&mut sequence, chunk);
+                place = next;
             }
-            self.table.release(&[tail]);
+            let least = tail.map_or(WORTH_COPYING, |(_, count)| WORTH_COPYING.max(count + 1));
+            if let Some((count, values)) = parking.partly(place, &tokens[sequence.len..], least)
+                && self.fill(&mut sequence, count, |memory, block| memory.put_back(block, &values))
+            {
+                self.give_back(tail.take());
+            }
         }
+        if let Some((block, count)) = tail.filter(|(_, count)| *count >= WORTH_COPYING) {
+            self.fill(&mut sequence, count, |memory, to| memory.copy(block, to, count));
+        }
+        self.give_back(tail);
         sequence
     }
 
-    fn copy(&mut self, from: BlockId, to: BlockId, positions: usize) {
-        self.touch(to);
-        let (from, to) = (from.index(), to.index());
-        let Ok([from, to]) = self.memory.get_disjoint_mut([from, to]) else { return };
-        let stride = self.shape.stride();
-        for (from, to) in from.chunks_exact(BLOCK * stride).zip(to.chunks_exact_mut(BLOCK * stride)) {
-            to[..positions * stride].copy_from_slice(&from[..positions * stride]);
+    fn give_back(&mut self, tail: Option<(BlockId, usize)>) {
+        if let Some((block, _)) = tail {
+            self.table.release(&[block]);
         }
     }
 
-    fn touch(&mut self, block: BlockId) {
-        let memory = &mut self.memory[block.index()];
-        if memory.is_empty() {
-            memory.resize(self.shape.values(), 0.0);
+    /// A further block of the sequence, whose first `positions` `fill` writes.
+    fn fill(
+        &mut self,
+        sequence: &mut SequenceKv,
+        positions: usize,
+        fill: impl FnOnce(&mut M, BlockId) -> candle_core::Result<()>,
+    ) -> bool {
+        let Some(block) = self.allocate() else { return false };
+        match fill(&mut self.memory, block) {
+            Ok(()) => {
+                sequence.blocks.push(block);
+                sequence.len += positions;
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "known keys and values cannot be copied; they are computed again");
+                self.table.discard(&[block]);
+                false
+            }
         }
+    }
+
+    /// Takes a block; what was in it is parked.
+    fn allocate(&mut self) -> Option<BlockId> {
+        if let Some(evicted) = self.table.next_evicted() {
+            self.park(evicted);
+        }
+        let block = self.table.allocate()?;
+        self.memory.prepare(block);
+        Some(block)
+    }
+
+    fn park(&self, block: BlockId) {
+        if let Some(parking) = &self.parking
+            && let Some(beginning) = self.table.beginning(block)
+        {
+            parking.park(&beginning, beginning.salt & EXACT > 0, || self.memory.take_out(block));
+        }
+    }
+
+    /// Parks everything that no sequence uses, for the day when this model is loaded again.
+    pub fn park_all(&mut self) {
+        for block in self.table.kept() {
+            self.park(block);
+        }
+        self.table.clear();
     }
 
     /// Makes room for `new` more positions. False, with what was got kept, when the pool has no block left.
     pub fn grow(&mut self, sequence: &mut SequenceKv, new: usize) -> bool {
         while sequence.blocks.len() * BLOCK < sequence.len + new {
-            let Some(block) = self.table.allocate() else { return false };
-            self.touch(block);
+            let Some(block) = self.allocate() else { return false };
             sequence.blocks.push(block);
         }
         true
-    }
-
-    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim). [`Self::advance`] makes them
-    /// count. False, and nothing written, where there is no room for them.
-    pub fn write(&mut self, sequence: &SequenceKv, layer: usize, keys: &[f32], values: &[f32]) -> bool {
-        let KvShape { heads, head_dim, .. } = self.shape;
-        let row = heads * head_dim;
-        let new = keys.len() / row;
-        if sequence.blocks.len() * BLOCK < sequence.len + new || keys.len() != values.len() {
-            return false;
-        }
-        let stride = self.shape.stride();
-        for (what, from) in [keys, values].into_iter().enumerate() {
-            for (at, row) in (sequence.len..).zip(from.chunks_exact(row)) {
-                let block = &mut self.memory[sequence.blocks[at / BLOCK].index()];
-                for (head, vector) in row.chunks_exact(head_dim).enumerate() {
-                    let to = (((layer * 2 + what) * heads + head) * BLOCK + at % BLOCK) * stride;
-                    block[to..to + head_dim].copy_from_slice(vector);
-                }
-            }
-        }
-        true
-    }
-
-    /// What a head of a layer may look at.
-    pub fn view<'a>(&'a self, sequence: &'a SequenceKv, layer: usize) -> KvView<'a> {
-        KvView { pool: self, blocks: &sequence.blocks, layer }
     }
 
     /// Counts `new` written positions; `tokens` are all of the sequence's. Whole blocks become known to others.
@@ -149,11 +212,16 @@ impl KvPool {
         sequence.len += new;
         while (sequence.known + 1) * BLOCK <= sequence.len {
             let at = sequence.known;
-            let chunk = &tokens[at * BLOCK..(at + 1) * BLOCK];
-            let (prefix, block) = self.table.keep(sequence.blocks[at], sequence.prefix, chunk);
-            (sequence.prefix, sequence.blocks[at]) = (prefix, block);
-            sequence.known += 1;
+            self.make_known(sequence, &tokens[at * BLOCK..(at + 1) * BLOCK]);
         }
+    }
+
+    /// The next whole block of the sequence holds `tokens`.
+    fn make_known(&mut self, sequence: &mut SequenceKv, tokens: &[u32]) {
+        let at = sequence.known;
+        let (prefix, block) = self.table.keep(sequence.blocks[at], sequence.prefix, tokens);
+        (sequence.prefix, sequence.blocks[at]) = (prefix, block);
+        sequence.known += 1;
     }
 
     /// Ends a sequence. What it computed stays known as long as nobody needs the room; `tokens` are what it covers.
@@ -179,36 +247,15 @@ impl KvPool {
     pub fn available(&self) -> usize {
         self.table.available()
     }
-}
 
-/// Keys and values of one sequence in one layer.
-#[derive(Clone, Copy)]
-pub struct KvView<'a> {
-    pool: &'a KvPool,
-    blocks: &'a [BlockId],
-    layer: usize,
-}
-
-impl<'a> KvView<'a> {
-    /// Keys of `head` in the block that holds positions from `block * BLOCK` on: (BLOCK, stride).
-    #[inline(always)]
-    pub fn keys(&self, head: usize, block: usize) -> &'a [f32] {
-        self.part(0, head, block)
-    }
-
-    #[inline(always)]
-    pub fn values(&self, head: usize, block: usize) -> &'a [f32] {
-        self.part(1, head, block)
-    }
-
-    #[inline(always)]
-    fn part(&self, what: usize, head: usize, block: usize) -> &'a [f32] {
-        let shape = self.pool.shape;
-        let length = BLOCK * shape.stride();
-        let from = ((self.layer * 2 + what) * shape.heads + head) * length;
-        &self.pool.memory[self.blocks[block].index()][from..from + length]
+    /// Positions of the blocks that hold something.
+    pub fn tokens(&self) -> u64 {
+        (self.table.filled() * BLOCK) as u64
     }
 }
+
+#[cfg(test)]
+mod tiers;
 
 #[cfg(test)]
 mod tests {
@@ -255,6 +302,86 @@ mod tests {
         }
         let (fourth, cached) = compute(&mut pool, &prompt);
         assert_eq!((cached, key(&pool, &fourth, 0, 71)), (71, [901.0, 0.0]));
+    }
+
+    #[test]
+    fn what_is_taken_out_of_a_block_can_be_put_into_another() {
+        let mut pool = KvPool::new(SHAPE, 4);
+        let (kv, _) = compute(&mut pool, &(0..32).collect::<Vec<_>>());
+        let values = pool.memory.take_out(kv.blocks[0]).unwrap();
+        let mut other = pool.begin(&[], false, false);
+        assert!(pool.grow(&mut other, BLOCK));
+        pool.memory.put_back(other.blocks[0], &values).unwrap();
+        assert_eq!(key(&pool, &other, 1, 31), [31.0, 1.0]);
+        for strange in [memory::Values::F32(vec![0.0; 3]), memory::Values::Half(vec![0; SHAPE.values()])] {
+            assert!(pool.memory.put_back(other.blocks[0], &strange).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_evicted_comes_back_and_is_parked_no_more() {
+        let arena = Arena::new(1 << 20, ParkedAs::F16).unwrap();
+        let parking = Parking::new(arena.clone(), "m", true);
+        let mut pool = KvPool::new(SHAPE, 4).parked_in(Some(parking.clone()));
+        let alpha: Vec<u32> = (0..110).collect();
+        let (kv, _) = compute(&mut pool, &alpha);
+        pool.end(kv, &alpha);
+        let beta: Vec<u32> = (200..310).collect();
+        let (kv, _) = compute(&mut pool, &beta);
+        assert_eq!((parking.tokens(), pool.tokens()), (110, 128));
+        pool.end(kv, &beta);
+        let (kv, cached) = compute(&mut pool, &alpha);
+        assert_eq!(cached, 109, "three blocks and all but one of what the fourth held");
+        assert_eq!(key(&pool, &kv, 1, 100), [100.0, 1.0]);
+        // Beta's are there instead, and of alpha's what only a part was taken of.
+        assert_eq!(parking.tokens(), 110 + 14);
+        pool.end(kv, &alpha);
+        pool.park_all();
+        assert_eq!((parking.tokens(), pool.tokens()), (220, 0));
+        let mut reloaded = KvPool::new(SHAPE, 8).parked_in(Some(parking.clone()));
+        assert_eq!(compute(&mut reloaded, &beta).1, 109);
+        let mut other = KvPool::new(SHAPE, 8).parked_in(Some(Parking::new(arena, "n", true)));
+        assert_eq!(compute(&mut other, &alpha).1, 0, "another model's are not for it");
+        assert_eq!(other.begin(&alpha, false, true).len(), 0);
+        assert_eq!(reloaded.begin(&alpha, false, true).len(), 0, "nor others' for one that must be exact");
+    }
+
+    /// A device that lost its mind.
+    struct Broken;
+
+    impl BlockMemory for Broken {
+        fn prepare(&mut self, _: BlockId) {}
+
+        fn copy(&mut self, _: BlockId, _: BlockId, _: usize) -> candle_core::Result<()> {
+            candle_core::bail!("no copies today")
+        }
+
+        fn take_out(&self, _: BlockId) -> candle_core::Result<memory::Values> {
+            Ok(memory::Values::Half(vec![1; 10]))
+        }
+
+        fn put_back(&mut self, _: BlockId, _: &memory::Values) -> candle_core::Result<()> {
+            candle_core::bail!("nor this")
+        }
+    }
+
+    #[test]
+    fn memory_that_fails_costs_computing_again_and_no_block() {
+        let parking = Parking::new(Arena::new(1 << 20, ParkedAs::F16).unwrap(), "m", false);
+        let mut pool = KvPool::over(Broken, 4).parked_in(Some(parking.clone()));
+        let tokens: Vec<u32> = (0..100).collect();
+        for round in 0..3 {
+            let mut kv = pool.begin(&tokens, false, false);
+            let new = tokens.len() - kv.len();
+            assert!(pool.grow(&mut kv, new), "round {round}");
+            pool.advance(&mut kv, &tokens, new);
+            pool.end(kv, &tokens);
+            assert_eq!(pool.available(), 4);
+            if round == 1 {
+                pool.park_all();
+                assert_eq!(parking.tokens(), 100);
+            }
+        }
     }
 
     #[test]

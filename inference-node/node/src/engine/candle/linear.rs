@@ -44,7 +44,8 @@ pub fn plan(facts: &TensorFacts, kernels: Kernels) -> Option<Placed> {
     place(Matrix { format: facts.format?, rows, cols }, kernels)
 }
 
-fn dtype(format: Format) -> GgmlDType {
+/// What candle calls a format.
+pub fn dtype(format: Format) -> GgmlDType {
     match format {
         Format::F32 => GgmlDType::F32,
         Format::F16 => GgmlDType::F16,
@@ -125,6 +126,11 @@ impl Linear {
             Weight::Blocks(blocks) => blocks.storage_size_in_bytes(),
             Weight::Plain(dense) => dense.weights.len() * size_of::<f32>(),
         }
+    }
+
+    /// Held and computed as F32, so that a row's result depends on nothing but the row.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.weight, Weight::Plain(_))
     }
 
     /// (n, columns) -> (n, rows). `exact`: no bit of a row depends on how many there are.

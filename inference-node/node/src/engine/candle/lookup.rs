@@ -1,10 +1,13 @@
 //! Prompt lookup: guessing the next tokens from what the sequence already holds, for one forward pass to verify.
 //!
-//! A revision mostly repeats its input. Where the last tokens stood before, what followed them is guessed to follow again;
+//! A revision mostly repeats its input: its prompt, and the job's previous revision, which need not be in the prompt. Where the last tokens stood before, what followed them is guessed to follow again;
 //! the guesses go through the forward pass beside the token they follow, and those the model would have chosen itself are
 //! kept. The text is the same with and without, as far as the kernels compute one row as they compute several (asked to be
 //! deterministic, always); only its speed changes. Saxena, 2023:
 //! <https://github.com/apoorvumang/prompt-lookup-decoding>.
+//!
+//! Both sources are one text to look in, the revision first. What was guessed right is gone on with; otherwise text is repeated
+//! in order, so the next place after the last one comes before all others.
 //!
 //! How many to guess is a sum: rows cost what the pool's measured rates say, and a guess is right as often as this
 //! sequence's were. Where no number of guesses pays, none are made, but for a rare one to see whether that has changed.
@@ -34,11 +37,15 @@ pub struct Cost {
 
 #[derive(Debug)]
 pub struct Lookup {
-    /// Positions after each context.
-    index: HashMap<[u32; CONTEXT], Vec<u32>>,
-    /// Tokens that were indexed.
+    /// The job's previous revision. Places count through it and then through the sequence.
+    previous: Vec<u32>,
+    /// Tokens of the prompt, after which a revision begins.
+    prompt: usize,
+    /// Places after each context, in either source.
+    index: HashMap<[u32; CONTEXT], [Vec<u32>; 2]>,
+    /// Tokens of the sequence that were indexed.
     indexed: usize,
-    /// Where the last guesses were taken from, and would go on.
+    /// The place where the last guesses were taken from, and would go on.
     cursor: usize,
     /// Share of guesses that were right, lately.
     right: f64,
@@ -49,8 +56,12 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    pub fn new() -> Self {
-        Self { index: HashMap::new(), indexed: 0, cursor: 0, right: ASSUMED, probe_at: 0, proposed: 0, accepted: 0 }
+    /// For a sequence whose first `prompt` tokens are given, and which may repeat `previous`.
+    pub fn new(previous: Vec<u32>, prompt: usize) -> Self {
+        let mut index = HashMap::new();
+        // Nothing follows its end.
+        remember(&mut index, 0, &previous, 0..previous.len().saturating_sub(1), 0);
+        Self { previous, prompt, index, indexed: 0, cursor: 0, right: ASSUMED, probe_at: 0, proposed: 0, accepted: 0 }
     }
 
     /// Guesses of all steps, and those that were right.
@@ -72,8 +83,14 @@ impl Lookup {
         // What follows may reach into the guesses themselves, as in a line of dashes.
         let mut guesses: Vec<u32> = Vec::with_capacity(length);
         for at in from..from + length {
-            let token = tokens.get(at).or_else(|| guesses.get(at.wrapping_sub(tokens.len()))).copied();
-            guesses.extend(token);
+            let token = match at.checked_sub(self.previous.len()) {
+                // The revision has ended.
+                Some(_) if from < self.previous.len() => None,
+                Some(at) => tokens.get(at).or_else(|| guesses.get(at - tokens.len())).copied(),
+                None => self.previous.get(at).copied(),
+            };
+            let Some(token) = token else { break };
+            guesses.push(token);
         }
         guesses
     }
@@ -110,24 +127,44 @@ impl Lookup {
         best.0
     }
 
-    /// The position whose token is the guess for the next.
+    /// The place whose token is the guess for the next.
     fn source(&mut self, tokens: &[u32]) -> Option<usize> {
+        let written = tokens.get(self.prompt..).unwrap_or_default();
+        // Too little is written to look for, but it may be how the revision begins.
+        if written.len() < CONTEXT && self.previous.len() > written.len() && self.previous.starts_with(written) {
+            return Some(written.len());
+        }
         let tail = tokens.last_chunk::<CONTEXT>()?;
         // The context at the very end is what is looked for, so it is not in the index yet.
-        for end in self.indexed.max(CONTEXT)..tokens.len() {
-            if let Some(context) = tokens[..end].last_chunk::<CONTEXT>() {
-                let places = self.index.entry(*context).or_default();
-                if places.len() == OCCURRENCES {
-                    places.remove(0);
-                }
-                places.push(end as u32);
-            }
+        let first = self.previous.len();
+        remember(&mut self.index, 1, tokens, self.indexed..tokens.len().saturating_sub(1), first);
+        self.indexed = tokens.len().saturating_sub(1);
+        // The model's own token after the right guesses went on with the revision.
+        if self.cursor + 1 < first && self.previous[..=self.cursor].ends_with(tail) {
+            return Some(self.cursor + 1);
         }
-        self.indexed = tokens.len();
-        let places = self.index.get(tail)?;
-        // Text is repeated in order: the next place after the last one comes before all others.
-        let after = places.iter().find(|p| **p as usize >= self.cursor);
-        after.or(places.last()).map(|p| *p as usize)
+        let [revision, sequence] = self.index.get(tail)?;
+        let after = revision.iter().chain(sequence).find(|place| **place as usize >= self.cursor);
+        after.or(sequence.last()).or(revision.last()).map(|place| *place as usize)
+    }
+}
+
+/// Indexes the contexts of `text` that end with one of the tokens `new`; its first token is at place `first`.
+fn remember(
+    index: &mut HashMap<[u32; CONTEXT], [Vec<u32>; 2]>,
+    source: usize,
+    text: &[u32],
+    new: std::ops::Range<usize>,
+    first: usize,
+) {
+    for last in new {
+        if let Some(context) = text[..=last].last_chunk::<CONTEXT>() {
+            let places = &mut index.entry(*context).or_default()[source];
+            if places.len() == OCCURRENCES {
+                places.remove(0);
+            }
+            places.push((first + last + 1) as u32);
+        }
     }
 }
 
@@ -140,7 +177,12 @@ mod tests {
 
     /// Decodes the rest of `text` after its first `known` tokens; returns the passes it took.
     fn passes(text: &[u32], known: usize, cost: Cost) -> usize {
-        let mut lookup = Lookup::new();
+        passes_with(&[], text, known, cost)
+    }
+
+    /// The same with a previous revision.
+    fn passes_with(previous: &[u32], text: &[u32], known: usize, cost: Cost) -> usize {
+        let mut lookup = Lookup::new(previous.to_vec(), known);
         let mut length = known;
         let mut passes = 0;
         while length < text.len() {
@@ -177,8 +219,39 @@ mod tests {
     }
 
     #[test]
+    fn a_revision_that_the_prompt_does_not_hold_is_repeated_as_well() {
+        let (prompt, previous) = (words(1, 400), words(2, 300));
+        let mut text = prompt.clone();
+        text.extend(&previous[..120]);
+        text.extend(words(3, 10));
+        text.extend(&previous[140..]);
+        assert_eq!(passes(&text, 400, CHEAP), 290, "nothing of it is in the prompt");
+        let took = passes_with(&previous, &text, 400, CHEAP);
+        assert!(took < 290 / 6, "{took}");
+        // It begins like the revision: the first guess needs no context.
+        assert_eq!(Lookup::new(previous.clone(), 400).propose(&text[..401], 4, CHEAP), previous[1..5]);
+        // Another answer takes a pass for each token, as without.
+        let mut other = prompt.clone();
+        other.extend(words(4, 100));
+        assert_eq!(passes_with(&previous, &other, 400, CHEAP), 100);
+    }
+
+    #[test]
+    fn a_revision_full_of_the_same_words_is_followed_where_it_goes_on() {
+        // Every line begins alike, more often than occurrences are remembered, in the prompt too.
+        let line = |n: u32| [1, 2, 3, 4, 100 + n, 200 + n, 300 + n];
+        let prompt: Vec<u32> = (100..140).flat_map(line).collect();
+        let previous: Vec<u32> = (0..40).flat_map(line).collect();
+        let text = [&prompt[..], &previous[..]].concat();
+        let took = passes_with(&previous, &text, prompt.len(), CHEAP);
+        assert!(took <= previous.len() / 12, "{took}");
+        let after_its_end = Lookup::new(previous.clone(), 0).propose(&previous[273..280], 9, CHEAP);
+        assert!(after_its_end.is_empty(), "{after_its_end:?}");
+    }
+
+    #[test]
     fn guesses_that_do_not_pay_are_not_made() {
-        let lookup = |right| Lookup { right, ..Lookup::new() };
+        let lookup = |right| Lookup { right, ..Lookup::new(Vec::new(), 0) };
         let dear = Cost { pass: 0.0, row: 1.0 };
         assert_eq!(lookup(0.9).length(dear), 0, "a row costs as much as a token");
         assert_eq!(lookup(0.0).length(CHEAP), 0);
@@ -189,7 +262,7 @@ mod tests {
         for round in 0..400 {
             prompt.extend([7, 8, 9, 5000 + round]);
         }
-        let mut lookup = Lookup::new();
+        let mut lookup = Lookup::new(Vec::new(), 100);
         let mut guessed = 0;
         for length in 100..prompt.len() {
             let guesses = lookup.propose(&prompt[..length], 8, Cost { pass: 1.0, row: 0.3 });
@@ -202,7 +275,7 @@ mod tests {
 
     #[test]
     fn what_follows_may_be_the_guesses_themselves() {
-        let mut lookup = Lookup::new();
+        let mut lookup = Lookup::new(Vec::new(), 5);
         assert_eq!(lookup.propose(&[5, 4, 4, 4, 4], 6, CHEAP), [4; 6]);
     }
 }

@@ -3,6 +3,8 @@
 mod architecture;
 mod attention;
 mod batcher;
+mod card;
+pub mod check;
 mod dense;
 mod elementwise;
 mod feed_forward;
@@ -14,6 +16,7 @@ mod model;
 mod opening;
 #[cfg(test)]
 mod parity;
+pub mod random;
 mod room;
 mod rope;
 mod sequence;
@@ -28,22 +31,25 @@ mod weights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Instant, UNIX_EPOCH};
 
 use cfq_memory::DoesNotFit;
-pub use cfq_memory::{Bytes, Need};
+pub use cfq_memory::{Bytes, Division, Need, divide};
 use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::ModelId;
-use cfq_proto::node::{ModelState, Residency};
+use cfq_proto::node::{KvTiers, ModelState, Residency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::Batcher;
-use crate::engine::candle::kv::{BLOCK, KvPool};
+pub use crate::engine::candle::card::{Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, cards};
+pub use crate::engine::candle::kv::{Arena, ParkedAs};
+use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::fit_file;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need};
-use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
@@ -75,13 +81,55 @@ pub enum LoadError {
         #[source]
         source: candle_core::Error,
     },
+    #[error("{path} does not fit on {cards}: it {source}")]
+    NoLayout { path: PathBuf, cards: String, source: NoLayout },
+    /// The sum said that it fits, and it did not.
+    #[error("{path} was to fit on {cards} ({need}), and their memory ran out while it was loaded")]
+    CardFull { path: PathBuf, cards: String, need: Box<Need>, source: Box<candle_core::Error> },
     #[error("cannot start the engine's thread")]
     Thread(#[source] std::io::Error),
+}
+
+/// What is read of a model before its weights.
+struct Opened {
+    began: Instant,
+    file: ModelFile,
+    architecture: Architecture,
+    vocabulary: Arc<Vocabulary>,
+    template: Arc<ChatTemplate>,
+}
+
+impl Opened {
+    fn read(path: &Path) -> Result<Self, LoadError> {
+        let began = Instant::now();
+        let file = ModelFile::read(path)?;
+        let architecture = Architecture::read(&file)?;
+        let vocabulary = Arc::new(Vocabulary::read(&file)?);
+        if vocabulary.len() as u64 > architecture.shape.vocabulary {
+            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
+            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
+        }
+        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
+        Ok(Self { began, file, architecture, vocabulary, template })
+    }
+}
+
+/// A model's weights and its pool, wherever they are.
+struct Loaded<N: Network> {
+    network: N,
+    pool: KvPool<N::Memory>,
+    need: Need,
+    /// Bytes of the weights, counted.
+    held: u64,
+    /// All of it is computed in F32, see [`Model::is_plain`].
+    plain: bool,
+    device: String,
 }
 
 /// A loaded model.
 pub struct CandleEngine {
     model: ModelId,
+    device: String,
     need: Need,
     /// Bytes of the weights as held, counted after loading.
     weights: u64,
@@ -93,7 +141,9 @@ pub struct CandleEngine {
     grammars: Arc<Grammars>,
     room: Arc<Room>,
     figures: Arc<Figures>,
+    parking: Option<Parking>,
     jobs: SyncSender<Job>,
+    thread: JoinHandle<()>,
 }
 
 impl std::fmt::Debug for CandleEngine {
@@ -103,48 +153,103 @@ impl std::fmt::Debug for CandleEngine {
 }
 
 impl CandleEngine {
-    /// Loads the file and starts the model's thread. Takes seconds; not for an async thread.
+    /// Loads the file and starts the model's thread; keys and values without room are lost. Takes seconds; not for an async
+    /// thread.
     pub fn load(model: ModelId, path: &Path, limits: Limits, changes: Arc<Changes>) -> Result<Self, LoadError> {
-        let began = Instant::now();
-        let file = ModelFile::read(path)?;
-        let architecture = Architecture::read(&file)?;
-        let vocabulary = Arc::new(Vocabulary::read(&file)?);
-        if vocabulary.len() as u64 > architecture.shape.vocabulary {
-            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
-            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
-        }
-        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
-        let need = fit_file(&file, &architecture, limits)?;
+        Self::load_parking(model, path, limits, changes, None)
+    }
+
+    /// The same, with keys and values parked in `arena` when there is no room for them or the model is unloaded.
+    pub fn load_parking(
+        model: ModelId,
+        path: &Path,
+        limits: Limits,
+        changes: Arc<Changes>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Self, LoadError> {
+        let opened = Opened::read(path)?;
+        let need = fit_file(&opened.file, &opened.architecture, limits)?;
         tracing::info!(%model, %need, "loading model");
+        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
+        let network = Model::load(&opened.file, opened.architecture.clone(), linear::kernels()).map_err(weights)?;
+        let held = network.stored_bytes() as u64;
+        let pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
+        let plain = network.is_plain();
+        let loaded = Loaded { network, pool, need, held, plain, device: "cpu".to_owned() };
+        Self::start(model, opened, loaded, limits, changes, arena)
+    }
+
+    /// Measures what was loaded and starts its thread.
+    fn start<N>(
+        model: ModelId,
+        opened: Opened,
+        loaded: Loaded<N>,
+        limits: Limits,
+        changes: Arc<Changes>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Self, LoadError>
+    where
+        N: Network<Memory: Send> + Send + 'static,
+    {
+        let Opened { began, file, architecture, vocabulary, template } = opened;
+        let Loaded { network, pool, need, held, plain, device } = loaded;
+        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
         let context = architecture.shape.context;
         let original = architecture.long.as_ref().map(|long| long.original as u64);
-        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
-        let network = Model::load(&file, architecture, linear::kernels()).map_err(weights)?;
-        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
-        let held = network.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
-        let blocks = need.kv_tokens as usize / BLOCK;
-        let mut pool = KvPool::new(network.kv_shape(), blocks);
-        warm_up(&network, &mut pool, &figures).map_err(weights)?;
-        let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
+        let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file, &device), plain));
+        let mut pool = pool.parked_in(parking.clone());
+        warm_up(&network, &mut pool, &figures)
+            .map_err(|source| LoadError::Weights { path: file.path().to_owned(), source })?;
+        let tokens = need.kv_tokens / BLOCK as u64 * BLOCK as u64;
+        let room = Room::new(tokens, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
         let (words, cost) = (vocabulary.clone(), Figures::cost);
         let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures.clone(), cost);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("batcher".to_owned())
             .spawn(move || batcher.run())
             .map_err(LoadError::Thread)?;
         let numbers = figures.read();
         tracing::info!(
             %model,
+            device,
             seconds = began.elapsed().as_secs_f64(),
             prefill_rate = numbers.prefill_rate,
             decode_rate = numbers.decode_rate,
             "model loaded"
         );
         let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self { model, need, weights: held, context, original, vocabulary, template, grammars, room, figures, jobs })
+        Ok(Self {
+            model,
+            device,
+            need,
+            weights: held,
+            context,
+            original,
+            vocabulary,
+            template,
+            grammars,
+            room,
+            figures,
+            parking,
+            jobs,
+            thread,
+        })
+    }
+
+    /// Ends what runs, parks its keys and values and gives the memory back. Blocks for as long as that takes.
+    pub fn unload(self) {
+        let Self { jobs, thread, .. } = self;
+        drop(jobs);
+        // A panic was reported by the thread itself.
+        let _ = thread.join();
+    }
+
+    /// `cpu`, or its card or cards.
+    pub fn device(&self) -> &str {
+        &self.device
     }
 
     pub fn need(&self) -> &Need {
@@ -177,11 +282,20 @@ impl CandleEngine {
     }
 }
 
+/// Names the content of a model's file as it is now, as far as its size and times tell.
+fn version(model: &ModelId, file: &ModelFile, device: &str) -> String {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let inside = std::fs::read_dir(file.path()).into_iter().flatten().flatten();
+    let newest = inside.filter_map(|entry| changed(&entry.path())).chain(changed(file.path())).max();
+    let newest = newest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    format!("{model} {} {} {} {device}", file.path().display(), file.size(), newest.as_nanos())
+}
+
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
 /// has rates from the start.
-fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
+fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figures) -> candle_core::Result<()> {
     let prompt = 64.min(pool.available() * BLOCK);
-    let begin = |pool: &mut KvPool, positions: usize| {
+    let begin = |pool: &mut KvPool<N::Memory>, positions: usize| {
         let mut kv = pool.begin(&[], false, false);
         match pool.grow(&mut kv, positions) {
             true => Ok(kv),
@@ -222,10 +336,11 @@ impl Engine for CandleEngine {
         ModelState {
             model: self.model.clone(),
             residency,
-            device: "cpu".to_owned(),
+            device: self.device.clone(),
             need_bytes: self.need.total(),
             context_tokens: u32::try_from(self.context.min(self.room.capacity())).unwrap_or(u32::MAX),
             kv_tokens_free: self.room.free(),
+            kv_tiers: KvTiers { device: numbers.kv_tokens, parked: self.parking.as_ref().map_or(0, Parking::tokens) },
             running: self.room.running() as u32,
             max_sequences: self.room.max_sequences() as u32,
             prefill_rate: coarse(numbers.prefill_rate),
@@ -251,7 +366,7 @@ impl Engine for CandleEngine {
                 // Written where there was more room; the prompt alone may fit.
                 prepared = self.prepare(prompt, Written::default()).await?;
             }
-            let Prepared { opening, bytes, sampling } = prepared;
+            let Prepared { opening, previous, bytes, sampling } = prepared;
             self.figures.counted(opening.prompt, bytes);
             let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
             let count = prompt + resumed;
@@ -277,7 +392,7 @@ impl Engine for CandleEngine {
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
-                let job = Job { opening, sampling, longest: longest as usize, long, held, outbox };
+                let job = Job { opening, previous, sampling, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
                 if jobs.try_send(job).is_err() {
                     tracing::warn!("the engine's thread takes no more work");
@@ -292,6 +407,7 @@ impl Engine for CandleEngine {
 
 struct Prepared {
     opening: Opening,
+    previous: Vec<u32>,
     /// Of the messages' contents.
     bytes: usize,
     sampling: cfq_proto::job::Sampling,
@@ -315,8 +431,19 @@ fn prepare(
         GrammarError::Unusable { .. } => rejected(error.to_string()),
         GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
     })?;
+    let previous = match prompt.sampling.prompt_lookup {
+        true => vocabulary.encode(whole_chars(&prompt.sampling.previous)).map_err(|e| rejected(e.to_string()))?,
+        false => Vec::new(),
+    };
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(Prepared { opening, bytes, sampling: prompt.sampling })
+    Ok(Prepared { opening, previous, bytes, sampling: prompt.sampling })
+}
+
+/// What is looked at of a text to guess from: longer than any answer.
+const PREVIOUS_BYTES: usize = 1 << 20;
+
+fn whole_chars(text: &str) -> &str {
+    &text[..text.floor_char_boundary(PREVIOUS_BYTES)]
 }
 
 /// Two significant digits: a rate that only trembles is no change of the ledger.

@@ -11,7 +11,7 @@ use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::{self, Sizes};
 use crate::engine::candle::elementwise::{self, add, columns, normalise, normalised};
 use crate::engine::candle::feed_forward::FeedForward;
-use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
+use crate::engine::candle::kv::{BlockMemory, HostBlocks, KvPool, KvShape, SequenceKv};
 use crate::engine::candle::linear::{Linear, shared};
 use crate::engine::candle::rope::rotate;
 use crate::engine::candle::tensors::Part;
@@ -55,6 +55,19 @@ pub struct Rows<'a> {
     pub scored: usize,
 }
 
+/// A loaded model, whatever it computes on.
+pub trait Network {
+    /// Where its keys and values are.
+    type Memory: BlockMemory;
+
+    fn architecture(&self) -> &Architecture;
+
+    /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
+    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
+    /// depends on the others, also with kernels that are faster otherwise.
+    fn forward(&self, pool: &mut KvPool<Self::Memory>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>>;
+}
+
 /// Cosines and sines of a batch's rows for one rotation.
 struct Angles {
     cos: Vec<f32>,
@@ -75,10 +88,6 @@ impl Model {
         Ok(Self { embedding, layers, norm, output, architecture })
     }
 
-    pub fn architecture(&self) -> &Architecture {
-        &self.architecture
-    }
-
     pub fn kv_shape(&self) -> KvShape {
         let s = &self.architecture.shape;
         KvShape { layers: s.layers as usize, heads: s.kv_heads as usize, head_dim: s.head_dim as usize }
@@ -86,53 +95,16 @@ impl Model {
 
     /// Bytes of all matrices as stored.
     pub fn stored_bytes(&self) -> usize {
-        let layers = self.layers.iter().flat_map(Layer::linears);
-        layers.chain([&self.embedding]).chain(&self.output).map(Linear::stored_bytes).sum()
+        self.linears().map(Linear::stored_bytes).sum()
     }
 
-    /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
-    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
-    /// depends on the others, also with kernels that are faster otherwise.
-    pub fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {
-        let a = &self.architecture;
-        let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
-        let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
-        let mut x = self.embedding.rows(&ids)?;
-        if a.embedding_scale != 1.0 {
-            x.iter_mut().for_each(|value| *value *= a.embedding_scale);
-        }
-        for (at, layer) in self.layers.iter().enumerate() {
-            let normed = normalised(&x, &layer.attention_norm, a.epsilon);
-            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
-            let mut out = layer.output.forward(&mixed, exact)?;
-            if let Some(norm) = &layer.post_attention_norm {
-                normalise(&mut out, norm, a.epsilon);
-            }
-            add(&mut x, &out);
-            let normed = normalised(&x, &layer.feed_forward_norm, a.epsilon);
-            let mut out = layer.feed_forward.forward(&normed, a, exact)?;
-            if let Some(norm) = &layer.post_feed_forward_norm {
-                normalise(&mut out, norm, a.epsilon);
-            }
-            add(&mut x, &out);
-        }
-        let hidden = a.shape.hidden as usize;
-        let mut scored = Vec::new();
-        let mut end = 0;
-        for part in parts {
-            end += part.tokens.len();
-            scored.extend_from_slice(&x[(end - part.scored.min(part.tokens.len())) * hidden..end * hidden]);
-        }
-        if scored.is_empty() {
-            return Ok(None);
-        }
-        normalise(&mut scored, &self.norm, a.epsilon);
-        let mut scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&scored, exact)?;
-        if let Some(cap) = a.output_cap {
-            elementwise::squeeze(&mut scores, cap);
-        }
-        let rows = scored.len() / hidden;
-        Tensor::from_vec(scores, (rows, a.shape.vocabulary as usize), &Device::Cpu).map(Some)
+    /// All of it is computed in F32: bit for bit the same whatever else is in a pass.
+    pub fn is_plain(&self) -> bool {
+        self.linears().all(Linear::is_plain)
+    }
+
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(Layer::linears).chain([&self.embedding]).chain(&self.output)
     }
 
     fn angles(&self, parts: &[Rows<'_>], rope: usize) -> Angles {
@@ -204,6 +176,56 @@ impl Model {
             })
             .collect();
         Ok(attention::attend(&shares))
+    }
+}
+
+impl Network for Model {
+    type Memory = HostBlocks;
+
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {
+        let a = &self.architecture;
+        let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
+        let mut x = self.embedding.rows(&ids)?;
+        if a.embedding_scale != 1.0 {
+            x.iter_mut().for_each(|value| *value *= a.embedding_scale);
+        }
+        for (at, layer) in self.layers.iter().enumerate() {
+            let normed = normalised(&x, &layer.attention_norm, a.epsilon);
+            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
+            let mut out = layer.output.forward(&mixed, exact)?;
+            if let Some(norm) = &layer.post_attention_norm {
+                normalise(&mut out, norm, a.epsilon);
+            }
+            add(&mut x, &out);
+            let normed = normalised(&x, &layer.feed_forward_norm, a.epsilon);
+            let mut out = layer.feed_forward.forward(&normed, a, exact)?;
+            if let Some(norm) = &layer.post_feed_forward_norm {
+                normalise(&mut out, norm, a.epsilon);
+            }
+            add(&mut x, &out);
+        }
+        let hidden = a.shape.hidden as usize;
+        let mut scored = Vec::new();
+        let mut end = 0;
+        for part in parts {
+            end += part.tokens.len();
+            scored.extend_from_slice(&x[(end - part.scored.min(part.tokens.len())) * hidden..end * hidden]);
+        }
+        if scored.is_empty() {
+            return Ok(None);
+        }
+        normalise(&mut scored, &self.norm, a.epsilon);
+        let mut scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&scored, exact)?;
+        if let Some(cap) = a.output_cap {
+            elementwise::squeeze(&mut scores, cap);
+        }
+        let rows = scored.len() / hidden;
+        Tensor::from_vec(scores, (rows, a.shape.vocabulary as usize), &Device::Cpu).map(Some)
     }
 }
 

@@ -117,6 +117,8 @@ pub struct Numbers {
     pub tokens_per_byte: f64,
     /// Sequences put aside for want of room since the load.
     pub preemptions: u64,
+    /// Tokens whose keys and values are in the pool.
+    pub kv_tokens: u64,
     pub broken: Option<String>,
 }
 
@@ -172,6 +174,10 @@ impl Figures {
 
     pub fn preempted(&self) {
         self.lock().preemptions += 1;
+    }
+
+    pub fn holds(&self, kv_tokens: u64) {
+        self.lock().kv_tokens = kv_tokens;
     }
 
     pub fn broken(&self, reason: String) {

@@ -19,6 +19,8 @@ const LOGPROBS_MOST: u8 = 20;
 /// An admitted sequence on its way to the thread.
 pub struct Job {
     pub opening: Opening,
+    /// The text it may repeat, see [`Sampling::previous`].
+    pub previous: Vec<u32>,
     pub sampling: Sampling,
     /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
@@ -82,7 +84,7 @@ impl Sequence {
             sampling: job.sampling,
             grammar,
             longest: job.longest,
-            lookup: Lookup::new(),
+            lookup: Lookup::new(job.previous, prompt),
             text,
             logprobs: Vec::new(),
             forced: 0,

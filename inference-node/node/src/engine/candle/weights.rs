@@ -5,7 +5,7 @@ use std::io::BufReader;
 
 use candle_core::quantized::gguf_file::TensorInfo;
 use candle_core::{Device, Result, Tensor};
-use cfq_memory::Kernels;
+use cfq_memory::{Kernels, Placed};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::linear::{Linear, Raw, plan};
@@ -40,7 +40,7 @@ impl<'a> Weights<'a> {
     }
 
     /// A matrix of the file, or an expert's part of the tensor that holds it.
-    fn matrix(&mut self, part: Part, layer: u64, facts: &TensorFacts) -> Result<Raw> {
+    fn stored(&mut self, part: Part, layer: u64, facts: &TensorFacts) -> Result<Raw> {
         let name = self.architecture.tensor(self.file, part, layer);
         let (ModelFile::Gguf(header), Some(reader), Some(expert)) = (self.file, &mut self.reader, part.expert()) else {
             return self.raw(&name);
@@ -56,15 +56,29 @@ impl<'a> Weights<'a> {
 
     /// A matrix, with its bias if the file has one.
     pub fn linear(&mut self, part: Part, bias: Option<Part>, layer: u64) -> Result<Linear> {
+        let kernels = self.kernels;
+        let (raw, placed, bias) = self.matrix(part, bias, layer, |facts| plan(facts, kernels))?;
+        Linear::new(raw, &placed, bias)
+    }
+
+    /// The same as it was read, with how `place` wants it held.
+    pub fn matrix(
+        &mut self,
+        part: Part,
+        bias: Option<Part>,
+        layer: u64,
+        place: impl Fn(&TensorFacts) -> Option<Placed>,
+    ) -> Result<(Raw, Placed, Option<Tensor>)> {
         let name = self.architecture.tensor(self.file, part, layer);
         let facts = self.architecture.facts(self.file, part, layer);
-        let placed = facts.and_then(|facts| Some((plan(&facts, self.kernels)?, facts)));
+        let placed = facts.and_then(|facts| Some((place(&facts)?, facts)));
         let Some((placed, facts)) = placed else { candle_core::bail!("{name} is not a matrix") };
         let bias = bias.and_then(|part| {
             let name = self.architecture.tensor(self.file, part, layer);
             self.file.tensor(&name).map(|_| self.vector(&name))
         });
-        Linear::new(self.matrix(part, layer, &facts)?, &placed, bias.transpose()?)
+        let bias = bias.transpose()?;
+        Ok((self.stored(part, layer, &facts)?, placed, bias))
     }
 
     fn vector(&mut self, name: &str) -> Result<Tensor> {

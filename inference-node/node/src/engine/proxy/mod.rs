@@ -13,7 +13,7 @@ use cfq_link::outbound::endpoint_client;
 use cfq_link::secret::{Secret, SecretError};
 use cfq_proto::job::{JobFailure, Prompt, Written};
 use cfq_proto::model::{ModelId, ModelSource};
-use cfq_proto::node::{ModelState, Residency};
+use cfq_proto::node::{KvTiers, ModelState, Residency};
 use cfq_proto::timing::Timing;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -218,6 +218,7 @@ impl Engine for ProxyEngine {
             need_bytes: 0,
             context_tokens: CONTEXT,
             kv_tokens_free: u64::from(CONTEXT) * u64::from(free),
+            kv_tiers: KvTiers::default(),
             running: self.server.max_sequences - free.min(self.server.max_sequences),
             max_sequences: self.server.max_sequences,
             prefill_rate: 0.0,

@@ -49,13 +49,17 @@ impl Rig {
     }
 
     fn job(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> (Job, Generation) {
+        self.revision(prompt, Vec::new(), most, lookup)
+    }
+
+    fn revision(&self, prompt: Vec<u32>, previous: Vec<u32>, most: usize, lookup: bool) -> (Job, Generation) {
         let (outbox, reader) = generation();
         let longest = prompt.len() + most;
         let sampling = Sampling { prompt_lookup: lookup, ..Sampling::default() };
         let held = self.room.hold(1).ok().unwrap();
         let stream = TextStream::new(&sampling.stop);
         let opening = Opening { prompt: prompt.len(), tokens: prompt, grammar: None, stream, text: String::new() };
-        (Job { opening, sampling, longest, long: false, held, outbox }, reader)
+        (Job { opening, previous, sampling, longest, long: false, held, outbox }, reader)
     }
 
     fn ask(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> Generation {
@@ -197,6 +201,31 @@ async fn a_text_without_any_choice_is_told_at_once() {
     let done = end(reader).await;
     assert_eq!(done.text, "\"nothing else is possible\"");
     assert!(done.usage.forced_tokens > 1 && rig.batcher.steps <= 2, "{:?}, {} passes", done.usage, rig.batcher.steps);
+}
+
+#[tokio::test]
+async fn the_previous_revision_is_guessed_from_though_no_prompt_holds_it() {
+    for family in ["llama", "qwen2", "gemma3"] {
+        let mut accepted = Vec::new();
+        let mut texts = Vec::new();
+        for known in [false, true] {
+            let mut rig = Rig::new(family, 64);
+            let (prompt, written) = (rig.cases[0].ids.clone(), rig.cases[0].greedy.clone());
+            // Beside the answer, what it must not be misled by.
+            let previous = if known { [&written[..], &[7, 8, 9]].concat() } else { Vec::new() };
+            let (job, reader) = rig.revision(prompt.clone(), previous, written.len(), true);
+            rig.jobs.send(job).unwrap();
+            rig.batcher.take_up();
+            rig.finish();
+            let done = end(reader).await;
+            assert_eq!(done.usage.prompt_tokens as usize, prompt.len(), "it is no prompt");
+            assert_eq!(done.usage.output_tokens as usize, written.len());
+            accepted.push(done.usage.accepted_tokens);
+            texts.push(done.text);
+        }
+        assert_eq!(texts[0], texts[1], "{family}");
+        assert!(accepted[1] >= 48 && accepted[1] > accepted[0] + 8, "{family}: {accepted:?} of 64");
+    }
 }
 
 #[tokio::test]
