@@ -191,6 +191,39 @@ async fn log_probabilities_are_told_of_each_token_and_change_nothing() {
 }
 
 #[tokio::test]
+async fn a_cancelled_sequence_is_computed_no_further() {
+    for (decoding, reading) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut rig = Rig::new("llama", 64);
+        let long = rig.cases.last().unwrap().ids.clone();
+        let mut reader = rig.ask(long, 200, false);
+        let neighbour = rig.ask(rig.cases[0].ids.clone(), 40, false);
+        rig.batcher.take_up();
+        let wanted =
+            |rig: &Rig| if decoding { rig.batcher.running[0].waiting().len() == 1 } else { rig.batcher.steps == 2 };
+        while !wanted(&rig) {
+            rig.batcher.step();
+        }
+        assert_eq!(rig.batcher.running[0].waiting().len() == 1, decoding, "in the phase that is meant");
+        if reading {
+            assert!(matches!(reader.next().await, Event::Step { .. }));
+        }
+        let computed = rig.batcher.running[0].kv.len();
+        assert!(computed > 0);
+        reader.cancel();
+        rig.batcher.step();
+        assert_eq!(rig.batcher.running.len(), 1, "the neighbour's alone, from the next pass on");
+        rig.finish();
+        let ended = loop {
+            if let Event::Done(how) = reader.next().await {
+                break how;
+            }
+        };
+        assert_eq!(ended, Err(crate::engine::Ended::Cancelled));
+        assert_eq!(end(neighbour).await.usage.output_tokens, 40);
+    }
+}
+
+#[tokio::test]
 async fn a_text_without_any_choice_is_told_at_once() {
     let mut rig = Rig::new("llama", 64);
     let (mut job, reader) = rig.job(rig.cases[0].ids.clone(), 400, true);
