@@ -44,6 +44,8 @@ pub struct Options {
     pub hub: HubConfig,
     /// (service, failpoint): the service aborts there, once.
     pub failpoint: Option<(String, String)>,
+    /// What the node's process finds in its environment besides.
+    pub node_environment: Vec<(String, String)>,
     /// A Postgres server of its own, which the test may hurt.
     pub own_postgres: bool,
 }
@@ -62,6 +64,7 @@ impl Default for Options {
             model_dir: None,
             hub: HubConfig::default(),
             failpoint: None,
+            node_environment: Vec::new(),
             own_postgres: false,
         }
     }
@@ -185,6 +188,9 @@ impl Cluster {
             && owner == service
         {
             command.env("CFQ_FAILPOINT", name).env("CFQ_FAILPOINT_ONCE", self.file("failpoint-hit"));
+        }
+        if service == "node" {
+            command.envs(self.options.node_environment.iter().map(|(name, value)| (name, value)));
         }
         die_with_parent(&mut command);
         let child = command.spawn().unwrap();

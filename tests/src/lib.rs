@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod binary;
+pub mod cards;
 pub mod cluster;
 pub mod hub;
 pub mod nats;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;
+mod cards;
 mod command_line;
 mod durable_requests;
 mod faults;

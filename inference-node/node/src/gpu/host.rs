@@ -16,6 +16,11 @@ pub fn device() -> Device {
         memory_others: memory.total.saturating_sub(memory.available),
         compute_capability: None,
         temperature_c: None,
+        power_mw: None,
+        power_limit_mw: None,
+        uuid: None,
+        throttled: Vec::new(),
+        processes: Vec::new(),
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::Config;
-use crate::gpu;
+use crate::gpu::{self, Inventory, Trouble};
 use crate::node::attempt::Attempt;
 use crate::node::fleet::Fleet;
 
@@ -99,6 +99,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             tracing::warn!("{name} is not set: matrix work takes every core; start the node with {name}={expected}");
         }
     }
+    let troubles = told_of(&[], &inventory);
     let devices = watch::Sender::new(inventory.devices);
     let identity = Identity::Node(config.node.clone());
     let session = Session::connect(&config.nats, identity.clone(), &config.timing).await?;
@@ -127,7 +128,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     }
     around.spawn(nudge(shared.clone(), changes));
     around.spawn(obey(shared.clone(), commands));
-    around.spawn(look_at_devices(devices.clone(), config.timing.clone()));
+    around.spawn(look_at_devices(devices.clone(), troubles, config.timing.clone()));
     let served = serve(&shared, &config, &devices, changed, shutdown).await;
     around.shutdown().await;
     shared.keeper.stop();
@@ -337,11 +338,28 @@ async fn obey(shared: Arc<Shared>, mut commands: cfq_link::session::Incoming<Nod
 }
 
 /// Temperatures and what others hold change slowly; drivers answer slowly.
-async fn look_at_devices(devices: watch::Sender<Vec<Device>>, timing: Timing) {
+async fn look_at_devices(devices: watch::Sender<Vec<Device>>, mut troubles: Vec<Trouble>, timing: Timing) {
     loop {
         tokio::time::sleep(timing.beat() * 5).await;
         if let Ok(inventory) = tokio::task::spawn_blocking(gpu::inventory).await {
+            troubles = told_of(&troubles, &inventory);
             devices.send_replace(inventory.devices);
         }
     }
+}
+
+/// Says once what does not answer any more, and what answers again. A card whose driver went silent besides is no better.
+fn told_of(before: &[Trouble], now: &Inventory) -> Vec<Trouble> {
+    for trouble in now.troubles.iter().filter(|trouble| !before.contains(trouble)) {
+        tracing::error!(device = trouble.of, next_step = trouble.next_step, "{} {}", trouble.of, trouble.what);
+    }
+    let mut left = now.troubles.clone();
+    for old in before.iter().filter(|trouble| !now.troubles.iter().any(|t| t.of == trouble.of)) {
+        if now.driver.is_some() && (old.of == gpu::DRIVER || now.devices.iter().any(|d| d.id == old.of)) {
+            tracing::info!(device = old.of, "{} answers again", old.of);
+        } else {
+            left.push(old.clone());
+        }
+    }
+    left
 }
