@@ -80,6 +80,8 @@ pub struct Node {
     pub threads: Option<usize>,
     /// Bytes a model may take; what the machine has free if absent.
     pub memory_limit: Option<u64>,
+    /// Bytes of weights that stay in memory when their models are unloaded.
+    pub parked_weights: u64,
     pub max_sequences: u32,
 }
 
@@ -91,6 +93,7 @@ impl Default for Node {
             model_quota: None,
             threads: None,
             memory_limit: None,
+            parked_weights: cfq_inference_node::default_parked_weights(),
             max_sequences: 4,
         }
     }

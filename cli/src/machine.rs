@@ -134,6 +134,7 @@ async fn services(
         model_quota: config.node.model_quota,
         threads: config.node.threads,
         memory_limit: config.node.memory_limit,
+        parked_weights: config.node.parked_weights,
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
         hub: config.hub.clone(),

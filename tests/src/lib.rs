@@ -16,6 +16,7 @@ pub mod room;
 pub mod rows;
 pub mod scripted;
 pub mod signal;
+pub mod small;
 pub mod started;
 pub mod terminal;
 pub mod up;

@@ -13,6 +13,7 @@ mod hub;
 mod hub_models;
 mod imports;
 mod late_results;
+mod loads;
 mod loop_paths;
 mod neighbours;
 mod postgres_faults;

@@ -39,6 +39,7 @@ fn render(nodes: &[NodeView]) -> String {
         for model in &node.ledger.models {
             let state = match &model.residency {
                 Residency::Resident => "resident".to_owned(),
+                Residency::Available if model.running > 0 => "ending".to_owned(),
                 Residency::Available => "on disk".to_owned(),
                 Residency::Loading => "loading".to_owned(),
                 Residency::Unusable { reason } => format!("unusable: {}", output::plain(reason)),

@@ -13,7 +13,7 @@ mod weights;
 
 pub use blocks::{BlockId, BlockTable, Found, Prefix};
 pub use bytes::Bytes;
-pub use fit::{DoesNotFit, Need, Parts, Shape, fit};
+pub use fit::{DoesNotFit, MOST_CORRECTION, Need, Parts, Shape, fit};
 pub use pool::{KvPool, NoRoom, Reservation};
 pub use tables::VocabularySize;
 pub use weights::{Format, Kernels, Matrix, Placed, WeightSum, place};

@@ -64,7 +64,7 @@ pub struct DeviceProcess {
 pub enum Residency {
     /// Loaded, or a proxy whose endpoint answers.
     Resident,
-    /// On disk; would load into the free room.
+    /// On disk, and loaded when somebody wants it; while sequences run it is on its way out.
     Available,
     Loading,
     /// Cannot serve, with the reason in words (a broken file, no room, endpoint down).
@@ -105,6 +105,13 @@ pub struct Ledger {
     /// Grows with every change within one boot.
     pub version: u64,
     pub models: Vec<ModelState>,
+    /// Bytes that a load may take without another model giving way.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub free_bytes: u64,
     /// Takes no new work: it is stopping, or its owner wants the card.
     pub draining: bool,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }

@@ -11,7 +11,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 pub use card::words as card_words;
-pub use host::available_memory;
+pub use host::{available_memory, give_back, held_memory};
 
 /// What a trouble of all cards at once is of.
 pub const DRIVER: &str = "driver";

@@ -13,6 +13,7 @@ mod model;
 mod opening;
 #[cfg(test)]
 mod parity;
+mod parked;
 mod room;
 mod rope;
 mod sequence;
@@ -26,7 +27,8 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use cfq_memory::DoesNotFit;
@@ -38,12 +40,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::batcher::Batcher;
 use crate::engine::candle::kv::{BLOCK, KvPool};
-use crate::engine::candle::ledger::fit_file;
-pub use crate::engine::candle::ledger::{Estimate, estimate, need};
+use crate::engine::candle::ledger::Sum;
+pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected};
 use crate::engine::candle::model::{Model, Rows};
 use crate::engine::candle::opening::Opening;
+pub use crate::engine::candle::parked::{Parked, Stamp};
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::Job;
@@ -93,6 +95,10 @@ pub struct CandleEngine {
     room: Arc<Room>,
     figures: Arc<Figures>,
     jobs: SyncSender<Job>,
+    /// What the network is counted by, for when it is started again.
+    sum: Sum,
+    /// Gives the network back once nobody can send a job any more and the last has ended.
+    thread: JoinHandle<Option<Model>>,
 }
 
 impl std::fmt::Debug for CandleEngine {
@@ -104,6 +110,17 @@ impl std::fmt::Debug for CandleEngine {
 impl CandleEngine {
     /// Loads the file and starts the model's thread. Takes seconds; not for an async thread.
     pub fn load(model: ModelId, path: &Path, limits: Limits, changes: Arc<Changes>) -> Result<Self, LoadError> {
+        Self::load_corrected(model, path, limits, 0, changes)
+    }
+
+    /// The same where earlier loads took so many thousandths more than the sum says.
+    pub fn load_corrected(
+        model: ModelId,
+        path: &Path,
+        limits: Limits,
+        correction: u64,
+        changes: Arc<Changes>,
+    ) -> Result<Self, LoadError> {
         let began = Instant::now();
         let file = ModelFile::read(path)?;
         let architecture = Architecture::read(&file)?;
@@ -113,41 +130,37 @@ impl CandleEngine {
             return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
         }
         let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
-        let need = fit_file(&file, &architecture, limits)?;
+        let sum = Sum::of(&file, &architecture, limits.max_sequences)?.corrected(correction);
+        let need = sum.fit(limits)?;
         tracing::info!(%model, %need, "loading model");
-        let context = architecture.shape.context;
-        let original = architecture.long.as_ref().map(|long| long.original as u64);
         let weights = |source| LoadError::Weights { path: path.to_owned(), source };
         let network = Model::load(&file, architecture, linear::kernels()).map_err(weights)?;
         let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
-        let held = network.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
-        let blocks = need.kv_tokens as usize / BLOCK;
-        let mut pool = KvPool::new(network.kv_shape(), blocks);
+        let mut pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
         warm_up(&network, &mut pool, &figures).map_err(weights)?;
-        let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
-        // Admission holds a slot for each job in the channel, so it never fills.
-        let (jobs, receiver) = sync_channel(room.max_sequences());
-        let (words, cost) = (vocabulary.clone(), Figures::cost);
-        let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures.clone(), cost);
-        std::thread::Builder::new()
-            .name("batcher".to_owned())
-            .spawn(move || batcher.run())
-            .map_err(LoadError::Thread)?;
-        let numbers = figures.read();
+        let grammars = Arc::new(Grammars::new(vocabulary.clone()));
+        let parts = Parked { model, sum, network, vocabulary, template, grammars, figures };
+        let engine = parts.start(need, pool, limits, changes)?;
+        let numbers = engine.figures.read();
         tracing::info!(
-            %model,
+            model = %engine.model,
             seconds = began.elapsed().as_secs_f64(),
             prefill_rate = numbers.prefill_rate,
             decode_rate = numbers.decode_rate,
             "model loaded"
         );
-        let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self { model, need, weights: held, context, original, vocabulary, template, grammars, room, figures, jobs })
+        Ok(engine)
     }
 
     pub fn need(&self) -> &Need {
         &self.need
+    }
+
+    /// Bytes that were predicted for what is in memory right after the load.
+    pub fn predicted(&self) -> u64 {
+        let warm = (WARM_TOKENS.next_multiple_of(BLOCK) + BLOCK) as u64;
+        self.need.weights + self.need.tables + self.need.kv_per_token * warm.min(self.need.kv_tokens)
     }
 
     /// Bytes of the weights as held; what [`Need::weights`] predicted.
@@ -176,10 +189,13 @@ impl CandleEngine {
     }
 }
 
+/// Of the prompt below.
+const WARM_TOKENS: usize = 64;
+
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
 /// has rates from the start.
 fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
-    let prompt = 64.min(pool.available() * BLOCK);
+    let prompt = WARM_TOKENS.min(pool.available() * BLOCK);
     let begin = |pool: &mut KvPool, positions: usize| {
         let mut kv = pool.begin(&[], false, false);
         match pool.grow(&mut kv, positions) {
