@@ -6,6 +6,7 @@
 pub mod binary;
 pub mod cards;
 pub mod cluster;
+pub mod gguf;
 pub mod hub;
 pub mod nats;
 pub mod oracle;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;
+mod bad_models;
 mod cards;
 mod command_line;
 mod durable_requests;
@@ -16,6 +17,7 @@ mod late_results;
 mod loads;
 mod loop_paths;
 mod neighbours;
+mod out_of_memory;
 mod postgres_faults;
 mod small_model;
 mod terminal;
