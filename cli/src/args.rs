@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use cfq_inference_node::engine::candle::DeviceChoice;
-use cfq_proto::ids::TaskKey;
+use cfq_proto::ids::{NodeId, TaskKey};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority, TaskState};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -298,7 +298,21 @@ pub enum ModelsCommand {
         #[arg(long)]
         pin: bool,
     },
-    /// Keep a model, whatever the quota says
+    /// Make a model ready on a running node; others that are idle make room where it takes some
+    Load {
+        model: ModelId,
+        /// Where several nodes can be meant
+        #[arg(long)]
+        node: Option<NodeId>,
+    },
+    /// Let a model go on a running node, once nothing runs on it; a task that wants it loads it again
+    Unload {
+        model: ModelId,
+        /// Where several nodes can be meant
+        #[arg(long)]
+        node: Option<NodeId>,
+    },
+    /// Keep a model on the disk, whatever the quota says, and in memory once it is loaded
     Pin { model: ModelId },
     /// Let a pinned model go when room is needed
     Unpin { model: ModelId },

@@ -86,6 +86,8 @@ pub struct Node {
     /// Of those, for keys and values that a model has no room for; an eighth, 4 GiB at most, if absent.
     pub parked_kv: Option<u64>,
     pub parked_kv_as: ParkedAs,
+    /// Bytes of weights that stay in memory when their models are unloaded.
+    pub parked_weights: u64,
     pub max_sequences: u32,
 }
 
@@ -100,6 +102,7 @@ impl Default for Node {
             device: DeviceChoice::Auto,
             parked_kv: None,
             parked_kv_as: ParkedAs::default(),
+            parked_weights: cfq_inference_node::default_parked_weights(),
             max_sequences: 4,
         }
     }

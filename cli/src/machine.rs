@@ -137,6 +137,7 @@ async fn services(
         device: config.node.device,
         parked_kv: config.node.parked_kv,
         parked_kv_as: config.node.parked_kv_as,
+        parked_weights: config.node.parked_weights,
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
         hub: config.hub.clone(),

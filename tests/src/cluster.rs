@@ -44,6 +44,11 @@ pub struct Options {
     pub hub: HubConfig,
     /// (service, failpoint): the service aborts there, once.
     pub failpoint: Option<(String, String)>,
+    /// Bytes that the node's models may take.
+    pub memory_limit: Option<u64>,
+    pub parked_weights: u64,
+    /// What the node's process finds in its environment besides.
+    pub node_environment: Vec<(String, String)>,
     /// A Postgres server of its own, which the test may hurt.
     pub own_postgres: bool,
 }
@@ -62,6 +67,9 @@ impl Default for Options {
             model_dir: None,
             hub: HubConfig::default(),
             failpoint: None,
+            memory_limit: None,
+            parked_weights: cfq_inference_node::default_parked_weights(),
+            node_environment: Vec::new(),
             own_postgres: false,
         }
     }
@@ -77,6 +85,8 @@ pub struct Cluster {
     pub options: Options,
     bind: SocketAddr,
     services: Mutex<BTreeMap<String, Child>>,
+    /// Bytes of address space that the node gets at its next start.
+    address_space: Mutex<Option<u64>>,
 }
 
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
@@ -103,7 +113,17 @@ impl Cluster {
         let bind = free_address();
         let http = cfq_link::outbound::api_client().unwrap();
         let client = Client::new(http, &format!("http://{bind}"), TOKEN);
-        let cluster = Self { client, models, nats, database, bind, options, services: Mutex::default(), dir };
+        let cluster = Self {
+            client,
+            models,
+            nats,
+            database,
+            bind,
+            options,
+            services: Mutex::default(),
+            address_space: Mutex::default(),
+            dir,
+        };
         cluster.write_configs(&node, &runner);
         for service in SERVICES {
             cluster.start_service(service);
@@ -148,10 +168,11 @@ impl Cluster {
             model_dir: self.options.model_dir.clone().unwrap_or_else(model_dir),
             model_quota: None,
             threads: None,
-            memory_limit: None,
+            memory_limit: self.options.memory_limit,
             device: cfq_inference_node::engine::candle::DeviceChoice::Cpu,
             parked_kv: None,
             parked_kv_as: Default::default(),
+            parked_weights: self.options.parked_weights,
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),
@@ -189,6 +210,12 @@ impl Cluster {
         {
             command.env("CFQ_FAILPOINT", name).env("CFQ_FAILPOINT_ONCE", self.file("failpoint-hit"));
         }
+        if service == "node" {
+            if let Some(bytes) = *self.address_space.lock().unwrap() {
+                limit_address_space(&mut command, bytes);
+            }
+            command.envs(self.options.node_environment.iter().map(|(name, value)| (name, value)));
+        }
         die_with_parent(&mut command);
         let child = command.spawn().unwrap();
         let old = self.services.lock().unwrap().insert(service.to_owned(), child);
@@ -205,6 +232,15 @@ impl Cluster {
         let mut child = services.remove(service).unwrap_or_else(|| panic!("{service} is not running"));
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// Of the node, from its next start on.
+    pub fn limit_address_space(&self, bytes: u64) {
+        *self.address_space.lock().unwrap() = Some(bytes);
+    }
+
+    pub fn pid(&self, service: &str) -> u32 {
+        self.services.lock().unwrap()[service].id()
     }
 
     pub fn signal(&self, service: &str, signal: i32) {
@@ -235,7 +271,8 @@ impl Cluster {
         wait::until("a node with all its models", PATIENCE, || async {
             let nodes = self.client.nodes().await.map_err(|e| e.to_string())?;
             let node = nodes.first().ok_or_else(|| format!("no node; {}", tail(&self.log("node"))))?;
-            let loading = node.ledger.models.iter().find(|m| m.residency != Residency::Resident);
+            let settled = |residency: &Residency| matches!(residency, Residency::Resident | Residency::Available);
+            let loading = node.ledger.models.iter().find(|m| !settled(&m.residency));
             match loading {
                 None if node.alive && !node.ledger.models.is_empty() => Ok(()),
                 None => Err("no models yet".to_owned()),
@@ -385,6 +422,21 @@ pub fn die_with_parent(command: &mut Command) {
             #[cfg(target_os = "linux")]
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             Ok(())
+        });
+    }
+}
+
+/// More than this cannot be mapped: allocations fail as on a machine whose memory is used up.
+fn limit_address_space(command: &mut Command, bytes: u64) {
+    // SAFETY: setrlimit is async-signal-safe and touches nothing of the parent.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(move || {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            match libc::setrlimit(libc::RLIMIT_AS, &limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
 }

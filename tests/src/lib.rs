@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod binary;
+pub mod cards;
 pub mod cluster;
+pub mod gguf;
 pub mod hub;
 pub mod nats;
 pub mod oracle;
@@ -15,6 +17,7 @@ pub mod room;
 pub mod rows;
 pub mod scripted;
 pub mod signal;
+pub mod small;
 pub mod started;
 pub mod terminal;
 pub mod up;

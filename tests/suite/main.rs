@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;
+mod bad_models;
+mod cards;
 mod command_line;
 mod durable_requests;
 mod faults;
@@ -12,8 +14,10 @@ mod hub;
 mod hub_models;
 mod imports;
 mod late_results;
+mod loads;
 mod loop_paths;
 mod neighbours;
+mod out_of_memory;
 mod postgres_faults;
 mod small_model;
 mod terminal;

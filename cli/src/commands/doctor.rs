@@ -2,7 +2,9 @@
 
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, Status};
+use cfq_inference_node::gpu::{self, Trouble};
 use cfq_inference_node::models::Presence;
+use cfq_proto::node::{Device, DeviceKind};
 
 use crate::config::Config;
 use crate::exit::Code;
@@ -36,18 +38,35 @@ fn line(check: &Check, width: usize) -> String {
 }
 
 fn devices() -> Vec<Check> {
-    let inventory = cfq_inference_node::gpu::inventory();
-    let mut checks: Vec<Check> = inventory
-        .devices
-        .iter()
-        .map(|d| Check {
-            name: d.id.clone(),
-            status: Status::Ok,
-            what: format!("{}, {:.1} GiB", d.name, d.memory_total as f64 / (1u64 << 30) as f64),
-            next_step: None,
-        })
-        .collect();
-    checks.push(Check { name: "gpu".to_owned(), status: Status::Ok, what: inventory.words, next_step: None });
+    let inventory = gpu::inventory();
+    let device = |d: &Device| {
+        let what = match d.kind {
+            DeviceKind::Cpu => format!("{}, {:.1} GiB", d.name, d.memory_total as f64 / (1u64 << 30) as f64),
+            DeviceKind::Cuda => format!("{}, {}", d.name, gpu::card_words(d)),
+        };
+        let (status, next_step) = if d.throttled.is_empty() {
+            (Status::Ok, None)
+        } else {
+            (Status::Warn, Some("it computes slower than it could: look at its cooling and its power limit".to_owned()))
+        };
+        Check { name: d.id.clone(), status, what, next_step }
+    };
+    let trouble = |t: &Trouble| Check {
+        name: t.of.clone(),
+        status: Status::Warn,
+        what: t.what.clone(),
+        next_step: Some(t.next_step.clone()),
+    };
+    let mut checks: Vec<Check> = inventory.devices.iter().map(device).collect();
+    checks.extend(inventory.troubles.iter().map(trouble));
+    let driver = inventory.driver.map_or_else(String::new, |version| format!("; NVIDIA driver {version}"));
+    let words = if inventory.devices.len() > 1 { "this version runs models on the CPU" } else { &inventory.words };
+    checks.push(Check {
+        name: "gpu".to_owned(),
+        status: Status::Ok,
+        what: format!("{words}{driver}"),
+        next_step: None,
+    });
     checks
 }
 

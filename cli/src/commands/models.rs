@@ -1,6 +1,7 @@
 //! `cfq models`, and fetching what `cfq up` will need.
 
 mod fit;
+mod load;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use cfq_deploy::{Paths, Talk};
 use cfq_inference_node::models::{Installed, ModelError, Presence, Pull, State, Step, Store, curated};
+use cfq_proto::http::ModelRequest;
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::DeviceKind;
 use serde::Serialize;
@@ -60,6 +62,8 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
             let words = |m: &Installed| format!("{} may go when room is needed", m.model);
             out.data(&store.pin(&model, false).map_err(refused)?, words)?;
         }
+        ModelsCommand::Load { model, node } => return load::load(out, paths, ModelRequest { model, node }).await,
+        ModelsCommand::Unload { model, node } => return load::unload(out, paths, ModelRequest { model, node }).await,
         ModelsCommand::Rm { model } => {
             let bytes = store.remove(&model).map_err(refused)?;
             out.data(&Removed { model, bytes }, |r| format!("removed {}, {} freed", r.model, size(r.bytes)))?;

@@ -1,8 +1,9 @@
 //! `cfq nodes`
 
+use cfq_inference_node::gpu::card_words;
 use cfq_proto::client::Client;
 use cfq_proto::http::NodeView;
-use cfq_proto::node::Residency;
+use cfq_proto::node::{DeviceKind, Residency};
 
 use crate::exit::Code;
 use crate::output::{self, Output};
@@ -29,11 +30,16 @@ fn render(nodes: &[NodeView]) -> String {
         };
         lines.push(format!("{}  {state}  cfq {}  {} running", node.id, node.version, node.running));
         for device in &node.devices {
-            lines.push(format!("  {:7} {}  {}", device.id, output::plain(&device.name), gib(device.memory_total)));
+            let what = match device.kind {
+                DeviceKind::Cpu => gib(device.memory_total),
+                DeviceKind::Cuda => output::plain(&card_words(device)),
+            };
+            lines.push(format!("  {:7} {}  {what}", device.id, output::plain(&device.name)));
         }
         for model in &node.ledger.models {
             let state = match &model.residency {
                 Residency::Resident => "resident".to_owned(),
+                Residency::Available if model.running > 0 => "ending".to_owned(),
                 Residency::Available => "on disk".to_owned(),
                 Residency::Loading => "loading".to_owned(),
                 Residency::Unusable { reason } => format!("unusable: {}", output::plain(reason)),

@@ -62,6 +62,9 @@ fn input(width: u64) -> u64 {
     width.saturating_add(width.div_ceil(2))
 }
 
+/// What was measured raises a prediction by half at the most: beyond that something else took the memory.
+pub const MOST_CORRECTION: u64 = 500;
+
 /// The sum for one model on one device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
@@ -69,6 +72,8 @@ pub struct Need {
     pub weights: u64,
     /// Norms, biases, and the tokenizer's tables.
     pub tables: u64,
+    /// By how much earlier loads took more than weights and tables come to.
+    pub correction: u64,
     pub kv_per_token: u64,
     /// Tokens of the KV pool.
     pub kv_tokens: u64,
@@ -87,18 +92,25 @@ impl Need {
 
     /// What is there whatever happens.
     fn base(&self) -> u64 {
-        [self.weights, self.tables, self.reserve].into_iter().fold(0, u64::saturating_add)
+        [self.weights, self.tables, self.correction, self.reserve].into_iter().fold(0, u64::saturating_add)
     }
 
     /// What it holds once it runs, with the pool in use and nothing to compute.
     pub fn held(&self) -> u64 {
-        [self.weights, self.tables, self.kv()].into_iter().fold(0, u64::saturating_add)
+        [self.weights, self.tables, self.correction, self.kv()].into_iter().fold(0, u64::saturating_add)
     }
 
     /// The most it takes at once.
     pub fn total(&self) -> u64 {
         let running = self.kv().saturating_add(self.scratch);
         self.base().saturating_add(running.max(self.loading))
+    }
+
+    /// The same where earlier loads took so many thousandths more than was predicted.
+    pub fn corrected(self, thousandths: u64) -> Self {
+        let predicted = u128::from(self.weights) + u128::from(self.tables);
+        let more = predicted * u128::from(thousandths.min(MOST_CORRECTION)) / 1000;
+        Self { correction: u64::try_from(more).unwrap_or(u64::MAX), ..self }
     }
 
     /// The same with a pool of another size.
@@ -111,9 +123,13 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "weights {} + tables {} + KV {} tokens x {} = {} + scratch {} + reserve {} = {}",
+            "weights {} + tables {}{} + KV {} tokens x {} = {} + scratch {} + reserve {} = {}",
             Bytes(self.weights),
             Bytes(self.tables),
+            match self.correction {
+                0 => String::new(),
+                more => format!(" + {} more by what earlier loads took", Bytes(more)),
+            },
             self.kv_tokens,
             Bytes(self.kv_per_token),
             Bytes(self.kv()),
@@ -142,6 +158,8 @@ pub struct DoesNotFit {
 pub struct Parts {
     pub weights: WeightSum,
     pub tables: u64,
+    /// Thousandths that earlier loads took more than weights and tables come to, see [`Need::corrected`].
+    pub correction: u64,
     pub kv_per_token: u64,
     pub activations: u64,
     pub reserve: u64,
@@ -152,13 +170,15 @@ pub fn fit(parts: Parts, tokens: std::ops::RangeInclusive<u64>, have: u64) -> Re
     let need = Need {
         weights: parts.weights.stored,
         tables: parts.tables,
+        correction: 0,
         kv_per_token: parts.kv_per_token,
         kv_tokens: *tokens.start(),
         scratch: parts.activations,
         // What the header said is in memory until its tables are made.
         loading: parts.weights.transient.saturating_add(parts.tables),
         reserve: parts.reserve,
-    };
+    }
+    .corrected(parts.correction);
     if need.total() > have {
         return Err(DoesNotFit { need, have });
     }
@@ -189,11 +209,24 @@ mod tests {
     }
 
     #[test]
+    fn what_loads_took_only_raises_the_sum_and_is_bounded() {
+        let weights = WeightSum { stored: 200 << 20, transient: 0 };
+        let parts = Parts { weights, tables: 0, correction: 0, kv_per_token: 1, activations: 0, reserve: 0 };
+        let plain = fit(parts, 1..=1, u64::MAX).unwrap();
+        let more = |thousandths| fit(Parts { correction: thousandths, ..parts }, 1..=1, u64::MAX).unwrap();
+        assert_eq!(more(100).total() - plain.total(), 20 << 20);
+        assert_eq!(more(100), plain.corrected(100));
+        assert_eq!(more(5_000), more(MOST_CORRECTION));
+        assert!(more(100).to_string().contains("20.0 MiB more by what earlier loads took"), "{}", more(100));
+    }
+
+    #[test]
     fn a_refusal_prints_its_arithmetic() {
         let sum = WeightSum { stored: 200 << 20, transient: 0 };
         let parts = Parts {
             weights: sum,
             tables: 4 << 20,
+            correction: 0,
             kv_per_token: SMOL.kv_per_token(4),
             activations: 10 << 20,
             reserve: 64 << 20,
@@ -215,10 +248,10 @@ mod tests {
         fn what_fits_is_within_what_there_is(
             stored in 0u64..1 << 41, per_token in 1u64..1 << 22,
             transient in 0u64..1 << 40, activations in 0u64..1 << 34, least in 1u64..8192, more in 0u64..1 << 20,
-            have in 0u64..1 << 41,
+            have in 0u64..1 << 41, correction in 0u64..2_000,
         ) {
             let weights = WeightSum { stored, transient };
-            let parts = Parts { weights, tables: 1 << 22, kv_per_token: per_token, activations, reserve: 1 << 20 };
+            let parts = Parts { weights, tables: 1 << 22, correction, kv_per_token: per_token, activations, reserve: 1 << 20 };
             match fit(parts, least..=least + more, have) {
                 Ok(need) => {
                     prop_assert!(need.total() <= have);

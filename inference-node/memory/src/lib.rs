@@ -19,7 +19,7 @@ pub use blocks::{Beginning, BlockId, BlockTable, Found, Prefix};
 pub use bytes::Bytes;
 pub use card::place_on_card;
 pub use division::{Division, divide};
-pub use fit::{DoesNotFit, Need, Parts, Shape, fit};
+pub use fit::{DoesNotFit, MOST_CORRECTION, Need, Parts, Shape, fit};
 pub use parked::{Kin, Parked, Place};
 pub use pool::{KvPool, NoRoom, Reservation};
 pub use split::{CardRoom, CardShare, NoSplit, Split, Stack, split};

@@ -45,6 +45,10 @@ pub struct Config {
     /// How those are kept, where bits do not matter.
     #[serde(default)]
     pub parked_kv_as: ParkedAs,
+    /// Bytes of weights that stay in memory when their models are unloaded, so that they are ready at once when they are
+    /// wanted again; they give way to whatever needs the room. 0 keeps none.
+    #[serde(default = "default_parked_weights")]
+    pub parked_weights: u64,
     /// Sequences at once, for each model.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,
@@ -65,6 +69,11 @@ impl Config {
             hub: Hub::from_environment(&self.hub),
         }
     }
+}
+
+/// A model of seven billion parameters does not fit in it, the small ones that take turns on a small machine do.
+pub fn default_parked_weights() -> u64 {
+    2 << 30
 }
 
 fn default_sequences() -> u32 {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::event::Event;
 use crate::http::{
-    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, NodeView, PrView, ResolveRequest,
-    StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
+    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, ModelAnswer, ModelRequest, NodeView,
+    PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
 };
 use crate::ids::TaskKey;
 use crate::looping::EscalationAction;
@@ -111,6 +111,16 @@ impl Client {
 
     pub async fn nodes(&self) -> Result<Vec<NodeView>, ClientError> {
         self.get("/nodes").await
+    }
+
+    /// Makes a model ready on a node. The answer comes at once; the node's ledger tells how it ends.
+    pub async fn load_model(&self, ask: &ModelRequest) -> Result<ModelAnswer, ClientError> {
+        self.post("/models/load", ask).await
+    }
+
+    /// Lets a model go on a node, as soon as nothing runs on it.
+    pub async fn unload_model(&self, ask: &ModelRequest) -> Result<ModelAnswer, ClientError> {
+        self.post("/models/unload", ask).await
     }
 
     /// Ready to accept tasks: database and leader are there.

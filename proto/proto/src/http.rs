@@ -7,6 +7,7 @@ use crate::event::Event;
 use crate::ids::{ArtifactId, BootId, JobId, NodeId, QuestionId, RunnerId, TaskId, TaskNumber};
 use crate::job::{JobFailure, JobState, Usage};
 use crate::looping::{ActionKind, Decided, EscalationAction, EscalationReason, LoopState};
+use crate::messages::ModelReply;
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
 use crate::pr::PrState;
@@ -170,6 +171,25 @@ pub struct NodeView {
     pub ledger: Ledger,
     pub last_seen: f64,
     pub running: u32,
+}
+
+/// `POST /models/load` and `/models/unload`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRequest {
+    pub model: ModelId,
+    /// May be left out where only one can be meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+}
+
+/// What the node said to it; how a load ends is told by its ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelAnswer {
+    pub node: NodeId,
+    pub boot: BootId,
+    pub model: ModelId,
+    pub reply: ModelReply,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -21,7 +21,7 @@
 //! | `cfq.v1.runner.<id>.give_up`     | [`GiveUp`]         | [`FenceReply`]      |
 //! | `cfq.v1.{node,runner}.<id>.blob_put` | [`BlobPut`]    | [`BlobPutReply`]    |
 //! | `cfq.v1.{node,runner}.<id>.blob_get` | [`BlobGet`]    | [`BlobGetReply`]    |
-//! | `cfq.v1.cmd.node.<id>`           | [`NodeCommand`], published by the scheduler |
+//! | `cfq.v1.cmd.node.<id>`           | [`NodeCommand`], published by the scheduler; `load` and `unload` may ask for a [`ModelReply`] |
 //! | `cfq.v1.cmd.runner.<id>`         | [`RunnerCommand`], published by the scheduler |
 //! | `cfq.v1.hint.runners`            | [`RunnerCommand::WorkWaits`], published by the scheduler to all |
 //! | `cfq.v1.work.<node>.<boot>`      | [`WorkOrder`], JetStream, double-acked by the node |
@@ -29,6 +29,7 @@
 //! Commands and hints may be lost: everything they say is also found by asking (beats, polls). An answer that does not
 //! come is asked for again with the same body; every request is idempotent.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::{BlobHash, Carried};
@@ -211,6 +212,26 @@ pub enum NodeCommand {
     Cancel { fence: JobFence },
     /// The scheduler lost its view of the node: say hello and beat now.
     Report,
+    /// Make a model ready. Where it was a request, the answer is a [`ModelReply`]; how it ends the ledger tells.
+    Load { model: ModelId },
+    /// Let a model go, as soon as the sequences that run on it have ended; the same answer.
+    Unload { model: ModelId },
+}
+
+/// What comes of [`NodeCommand::Load`] and [`NodeCommand::Unload`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ModelReply {
+    /// It can answer already.
+    Loaded,
+    /// It is being loaded, or waits for room that is being made. A ledger of this version or a later one shows it.
+    Loading { ledger_version: u64 },
+    /// It is not loaded.
+    Unloaded,
+    /// It takes no more sequences, and goes when those that run have ended.
+    Ending { running: u32, ledger_version: u64 },
+    /// Why not: the arithmetic, or what is wrong with the model.
+    Refused { reason: String },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

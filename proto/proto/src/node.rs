@@ -27,6 +27,35 @@ pub struct Device {
     pub compute_capability: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u32>,
+    /// Drawn now, and the most the driver lets it draw, in milliwatts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_mw: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_mw: Option<u32>,
+    /// The card's own name, which stays when another is added or lost; cards only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Why it runs slower than it could, in words; nothing while it does not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub throttled: Vec<String>,
+    /// Who computes or draws on it, the most memory first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<DeviceProcess>,
+}
+
+/// A process with something on a card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceProcess {
+    pub pid: u32,
+    /// Bytes of the card's memory; the driver may not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// Where it may be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The node itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own: bool,
 }
 
 /// Whether a model can answer now.
@@ -35,7 +64,7 @@ pub struct Device {
 pub enum Residency {
     /// Loaded, or a proxy whose endpoint answers.
     Resident,
-    /// On disk; would load into the free room.
+    /// On disk, and loaded when somebody wants it; while sequences run it is on its way out.
     Available,
     Loading,
     /// Cannot serve, with the reason in words (a broken file, no room, endpoint down).
@@ -95,6 +124,13 @@ pub struct Ledger {
     /// Grows with every change within one boot.
     pub version: u64,
     pub models: Vec<ModelState>,
+    /// Bytes that a load may take without another model giving way.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub free_bytes: u64,
     /// Takes no new work: it is stopping, or its owner wants the card.
     pub draining: bool,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }

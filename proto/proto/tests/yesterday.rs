@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use cfq_proto::envelope;
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::http::{
-    ArtifactChain, CancelRequest, ErrorReply, NodeView, PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest,
-    TaskDetail, TaskList, TokensData,
+    ArtifactChain, CancelRequest, ErrorReply, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply,
+    SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
 };
 use cfq_proto::looping::Step;
 use cfq_proto::messages::{
     Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, GiveUp, HelloReply, JobAsk,
-    JobDrop, JobLook, JobReply, JobReport, Journal, LeaseReply, LeaseRequest, NodeCommand, NodeHello, Refuse, Release,
-    RunnerCommand, RunnerHello, StepReply, StepRequest, TokenFrame, WorkOrder,
+    JobDrop, JobLook, JobReply, JobReport, Journal, LeaseReply, LeaseRequest, ModelReply, NodeCommand, NodeHello,
+    Refuse, Release, RunnerCommand, RunnerHello, StepReply, StepRequest, TokenFrame, WorkOrder,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -91,6 +91,7 @@ fn messages_on_nats() {
             ("journal", on_nats::<Journal>),
             ("lease_reply", on_nats::<LeaseReply>),
             ("lease_request", on_nats::<LeaseRequest>),
+            ("model_reply", on_nats::<ModelReply>),
             ("node_command", on_nats::<NodeCommand>),
             ("node_hello", on_nats::<NodeHello>),
             ("refuse", on_nats::<Refuse>),
@@ -114,6 +115,8 @@ fn bodies_over_http() {
             ("cancel_request", on_http::<CancelRequest>),
             ("error", on_http::<ErrorReply>),
             ("event", on_http::<Event>),
+            ("model_answer", on_http::<ModelAnswer>),
+            ("model_request", on_http::<ModelRequest>),
             ("node", on_http::<NodeView>),
             ("pr", on_http::<PrView>),
             ("resolve_request", on_http::<ResolveRequest>),

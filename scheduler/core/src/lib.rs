@@ -9,6 +9,7 @@
 
 mod backoff;
 mod job;
+mod load;
 mod node;
 mod order;
 mod plan;

@@ -3,6 +3,8 @@
 //! - a node never gets more than its last ledger admits, in tokens and in sequences;
 //! - a plan that was carried out leaves nothing more to do: planning twice changes nothing;
 //! - a job that outranks another is never passed by it on a model both wait for, so nobody starves;
+//! - a model is loaded for the job that ranks first of those that want one on a node, and no other has to go for it while a
+//!   job of higher rank waits there: so two models with room for one take turns, and none is let go before it has served;
 //! - a job under which nodes were lost more than once runs alone on its node, and one node is kept free for it meanwhile.
 
 use std::collections::BTreeMap;
@@ -13,6 +15,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
 use crate::job::{Job, Phase};
+use crate::load::{self, Loads};
 use crate::node::Node;
 use crate::order::rank;
 use crate::price::{Price, price};
@@ -24,7 +27,7 @@ const RESENDS: u32 = 2;
 /// no more of the count, and a job that waits costs no more writes.
 const KEPT_PARTS: u64 = 20;
 
-/// Each is one compare-and-set on (job, attempt); what it leaves is fed back into the state.
+/// Each but `Load` is one compare-and-set on (job, attempt); what it leaves is fed back into the state.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Queued -> placed as `attempt` (one above the row's), then publish.
@@ -37,6 +40,8 @@ pub enum Effect {
     Fail { job: JobId, attempt: i32, failure: JobFailure },
     /// Every node that has the model says it cannot serve it: the retry ceiling starts to count.
     Unavailable { job: JobId, attempt: i32, reason: String },
+    /// Ask the node to load the model the job waits for; the node lets idle ones go where that takes room. Nothing is written.
+    Load { job: JobId, node: NodeId, boot: BootId, model: ModelId, reason: String },
     /// Why it waits, for people; written when it changes, and now and then while `no_node_ms` grows.
     Explain { job: JobId, attempt: i32, waiting: Waiting, no_node_ms: u64 },
 }
@@ -50,6 +55,7 @@ impl Effect {
             | Self::Unplace { job, .. }
             | Self::Fail { job, .. }
             | Self::Unavailable { job, .. }
+            | Self::Load { job, .. }
             | Self::Explain { job, .. } => *job,
         }
     }
@@ -105,6 +111,8 @@ impl std::fmt::Display for Waiting {
 struct Free<'a> {
     rooms: BTreeMap<(&'a NodeId, &'a ModelId), Room>,
     company: BTreeMap<&'a NodeId, Company>,
+    /// By node.
+    loads: BTreeMap<&'a NodeId, Loads<'a>>,
 }
 
 impl<'a> Free<'a> {
@@ -115,6 +123,7 @@ impl<'a> Free<'a> {
     fn take(&mut self, job: &'a Job, node: &'a NodeId, room: Room, need: u64) {
         self.rooms.insert((node, &job.model), room.without(need));
         self.company.entry(node).or_default().take(job);
+        self.loads.entry(node).or_default().kept = true;
     }
 
     /// What a job waits for is kept from those behind it: its place, or for one that runs alone the node that is soonest empty.
@@ -127,6 +136,7 @@ impl<'a> Free<'a> {
         }
         for (node, _) in open {
             self.rooms.insert((&node.id, &job.model), Room { tokens: 0, slots: 0, beside: u32::MAX });
+            self.loads.entry(&node.id).or_default().kept = true;
         }
     }
 }
@@ -137,10 +147,18 @@ pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
         state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
     let mut queued: Vec<&Job> = state.jobs.values().filter(|j| matches!(j.phase, Phase::Queued)).collect();
     queued.sort_by_key(|job| rank(job, now_ms));
-    let mut free = Free { rooms: BTreeMap::new(), company: state.company() };
+    let mut free = Free { rooms: BTreeMap::new(), company: state.company(), loads: state.loads() };
     for job in queued {
         effects.extend(place(state, job, now_ms, &mut free));
     }
+    let wanted = free.loads.into_iter().flat_map(|(node, loads)| loads.wanted.into_iter().map(move |l| (node, l)));
+    effects.extend(wanted.filter(|(node, load)| !state.asked_lately(node, load.model, now_ms)).filter_map(
+        |(node, load)| {
+            let boot = state.nodes.get(node)?.boot;
+            let (node, model) = (node.clone(), load.model.clone());
+            Some(Effect::Load { job: load.job, node, boot, model, reason: load.reason })
+        },
+    ));
     effects
 }
 
@@ -204,6 +222,16 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
         });
     }
     free.keep_for(job, &open);
+    if resident.is_empty() {
+        let takers = able.iter().copied().filter(|(n, _)| {
+            !job.setbacks.blocks(&n.id, now_ms)
+                && state.takes_work(n, &job.model, now_ms)
+                && free.company(&n.id).admits(job)
+        });
+        if let Some(node) = load::want(job, &able, takers.collect(), &mut free.loads) {
+            free.company.entry(node).or_default().closed = true;
+        }
+    }
     // Only what fails counts: a node that drains, loads or has no room has not failed.
     let failing = |(n, m): &(&Node, &ModelState)| {
         job.setbacks.blocks(&n.id, now_ms) || matches!(m.residency, Residency::Unusable { .. })

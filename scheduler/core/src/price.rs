@@ -11,6 +11,8 @@ use crate::job::Job;
 /// Tokens per second of a small model on two old cores.
 const UNKNOWN_PREFILL: f64 = 50.0;
 const UNKNOWN_DECODE: f64 = 5.0;
+/// Bytes per second of an old disk, with the weights brought into the kernels' order.
+const UNKNOWN_LOAD: f64 = 1e8;
 /// English prose and code are at 0.25 to 0.35 tokens a byte with byte-level vocabularies; the upper end is the safe one.
 const UNKNOWN_TOKENS_PER_BYTE: f64 = 0.35;
 /// Role markers of a chat template around three or four messages.
@@ -55,6 +57,11 @@ pub fn price(job: &Job, model: &ModelState, beside: u32) -> Price {
         prefill_ms: 1000.0 * prompt_tokens as f64 / known_or(model.prefill_rate, UNKNOWN_PREFILL),
         decode_ms: 1000.0 * crowd * f64::from(job.max_tokens) / known_or(model.decode_rate, UNKNOWN_DECODE),
     }
+}
+
+/// Until a model on disk could answer.
+pub fn load_ms(model: &ModelState) -> f64 {
+    1000.0 * model.need_bytes as f64 / known_or(model.load_rate, UNKNOWN_LOAD)
 }
 
 fn known_or(measured: f64, unknown: f64) -> f64 {

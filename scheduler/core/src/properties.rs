@@ -65,7 +65,7 @@ pub(crate) fn model(kv_tokens_free: u64, max_sequences: u32) -> ModelState {
 }
 
 pub(crate) fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
-    let ledger = Ledger { version: 1, models, draining: false };
+    let ledger = Ledger { version: 1, models, free_bytes: 0, draining: false };
     Node { id: NodeId::new(name).unwrap(), boot: id(), ledger, seen_ms, left_out: BTreeMap::new() }
 }
 
@@ -96,6 +96,7 @@ pub(crate) fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
                 }
             }
             Effect::Fail { job, .. } => state.job_over(job, now_ms),
+            Effect::Load { node, boot, model, .. } => state.asked_to_load(node, boot, model, now_ms),
             Effect::Unavailable { job, reason, .. } => {
                 let mut row = state.jobs[&job].clone();
                 row.first_failure_ms = Some(now_ms);

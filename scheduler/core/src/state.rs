@@ -13,6 +13,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;
 
 use crate::job::{Job, Phase};
+use crate::load::Loads;
 use crate::node::{LeftOut, Node};
 use crate::plan::Waiting;
 use crate::price::need;
@@ -42,6 +43,8 @@ pub struct State {
     pub(crate) resent: BTreeMap<JobId, Resent>,
     deaf: BTreeMap<NodeId, (BootId, LeftOut)>,
     pub(crate) explained: BTreeMap<JobId, Explained>,
+    /// When a node was last asked to load a model.
+    asked: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
 }
 
 /// What a queued job waits for, and when that was last written down.
@@ -97,6 +100,7 @@ impl State {
             resent: BTreeMap::new(),
             deaf: BTreeMap::new(),
             explained: BTreeMap::new(),
+            asked: BTreeMap::new(),
         }
     }
 
@@ -157,6 +161,7 @@ impl State {
 
     pub fn node_gone(&mut self, node: &NodeId) {
         self.nodes.remove(node);
+        self.asked.retain(|(asked, _), _| asked != node);
         self.deaf.remove(node);
         self.freed.retain(|f| f.job.holder().is_none_or(|(id, _)| id != node));
     }
@@ -172,6 +177,19 @@ impl State {
         if let Some(held) = self.nodes.get(node) {
             self.deaf.insert(node.clone(), (held.boot, LeftOut { version: held.ledger.version, at_ms: now_ms }));
         }
+    }
+
+    /// A `Load` was carried out.
+    pub fn asked_to_load(&mut self, node: NodeId, boot: BootId, model: ModelId, now_ms: i64) {
+        self.asked.insert((node, model), (boot, now_ms));
+    }
+
+    /// The message may be lost, so a node that does nothing is asked again after the time in which it would accept work.
+    pub(crate) fn asked_lately(&self, node: &NodeId, model: &ModelId, now_ms: i64) -> bool {
+        let boot = self.nodes.get(node).map(|n| n.boot);
+        self.asked
+            .get(&(node.clone(), model.clone()))
+            .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.limits.accept_ms)
     }
 
     /// An `Explain` was carried out, and the job's row was read again.
@@ -215,6 +233,17 @@ impl State {
             }
         }
         company
+    }
+
+    /// What nodes can load beside what they have, and which have work that they did not take up yet: nothing gives way there.
+    pub(crate) fn loads(&self) -> BTreeMap<&NodeId, Loads<'_>> {
+        let mut loads: BTreeMap<&NodeId, Loads<'_>> = self.nodes.values().map(|n| (&n.id, Loads::of(n))).collect();
+        for job in self.jobs.values().filter(|job| matches!(job.phase, Phase::Placed { .. })) {
+            if let Some(loads) = job.holder().and_then(|(node, _)| loads.get_mut(node)) {
+                loads.kept = true;
+            }
+        }
+        loads
     }
 
     pub(crate) fn room(&self, node: &Node, model: &ModelState) -> Room {

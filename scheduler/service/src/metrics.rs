@@ -1,5 +1,6 @@
 //! What is counted, with conventional Prometheus names. The names are an interface: a snapshot test holds them.
 
+use cfq_proto::node::{Device, DeviceKind};
 use prometheus::{
     Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder,
@@ -25,9 +26,57 @@ pub struct Metrics {
     tasks: GaugeVec,
     jobs: GaugeVec,
     beat_age: GaugeVec,
+    devices: DeviceGauges,
     oldest: Gauge,
     dead_tuples: Gauge,
     questions: Gauge,
+}
+
+/// What the nodes' devices say of themselves.
+#[derive(Debug, Clone)]
+struct DeviceGauges {
+    memory: GaugeVec,
+    others: GaugeVec,
+    temperature: GaugeVec,
+    power: GaugeVec,
+    power_limit: GaugeVec,
+    throttled: GaugeVec,
+}
+
+impl DeviceGauges {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauges = |name: &str, help: &str| -> Result<GaugeVec, prometheus::Error> {
+            let made = GaugeVec::new(Opts::new(name, help), &["node", "device"])?;
+            registry.register(Box::new(made.clone()))?;
+            Ok(made)
+        };
+        Ok(Self {
+            memory: gauges("cfq_device_memory_bytes", "Memory of a device.")?,
+            others: gauges("cfq_device_memory_others_bytes", "Memory of a device that other processes hold.")?,
+            temperature: gauges("cfq_device_temperature_celsius", "Temperature of a card.")?,
+            power: gauges("cfq_device_power_watts", "What a card draws.")?,
+            power_limit: gauges("cfq_device_power_limit_watts", "The most a card may draw.")?,
+            throttled: gauges("cfq_device_throttled", "1 while a card runs slower than it could.")?,
+        })
+    }
+
+    /// A device that is lost, or whose node is, leaves nothing behind.
+    fn set(&self, devices: &[(String, Device)]) {
+        let all = [&self.memory, &self.others, &self.temperature, &self.power, &self.power_limit, &self.throttled];
+        all.iter().for_each(|gauges| gauges.reset());
+        for (node, device) in devices {
+            let set = |gauges: &GaugeVec, value: f64| gauges.with_label_values(&[node.as_str(), &device.id]).set(value);
+            let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
+            set(&self.memory, device.memory_total as f64);
+            set(&self.others, device.memory_others as f64);
+            device.temperature_c.into_iter().for_each(|celsius| set(&self.temperature, f64::from(celsius)));
+            device.power_mw.into_iter().for_each(|power| set(&self.power, watts(power)));
+            device.power_limit_mw.into_iter().for_each(|power| set(&self.power_limit, watts(power)));
+            if device.kind == DeviceKind::Cuda {
+                set(&self.throttled, f64::from(u8::from(!device.throttled.is_empty())));
+            }
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +139,7 @@ impl Metrics {
             tasks: gauges("cfq_tasks", "Tasks by state.", "state")?,
             jobs: gauges("cfq_jobs", "Jobs by state.", "state")?,
             beat_age: gauges("cfq_node_last_beat_age_seconds", "Time since a node's last beat.", "node")?,
+            devices: DeviceGauges::new(&registry)?,
             oldest: gauge("cfq_oldest_queued_job_age_seconds", "Age of the oldest job that waits for placement.")?,
             dead_tuples: gauge("cfq_jobs_dead_tuples", "Dead rows of the job table; growth means autovacuum lags.")?,
             questions: gauge("cfq_open_questions", "Questions only a human can answer.")?,
@@ -116,6 +166,7 @@ impl Metrics {
             read.jobs.iter().for_each(|(state, n)| self.jobs.with_label_values(&[state]).set(*n as f64));
             self.beat_age.reset();
             read.nodes.iter().for_each(|(node, age)| self.beat_age.with_label_values(&[node]).set(*age));
+            self.devices.set(&read.devices);
             self.oldest.set(read.oldest_queued_job_s);
             self.dead_tuples.set(read.dead_job_tuples as f64);
             self.questions.set(read.open_questions as f64);
@@ -139,6 +190,11 @@ mod tests {
         gauges.tasks.insert("ready".into(), 1);
         gauges.jobs.insert("queued".into(), 1);
         gauges.nodes.push(("den".into(), 0.5));
+        let card = serde_json::json!({
+            "id": "cuda:0", "kind": "cuda", "name": "a card", "memory_total": 8, "memory_others": 1,
+            "temperature_c": 51, "power_mw": 120_500, "power_limit_mw": 350_000,
+        });
+        gauges.devices.push(("den".into(), serde_json::from_value(card).unwrap()));
         let page = String::from_utf8(metrics.page(Some(&gauges)).unwrap()).unwrap();
         let mut names: Vec<String> = page
             .lines()
@@ -150,6 +206,12 @@ mod tests {
         cfq_build_info{version="VERSION"}
         cfq_bus_request_duration_seconds_count{verb="beat"}
         cfq_bus_requests_total{outcome="answered",verb="beat"}
+        cfq_device_memory_bytes{device="cuda:0",node="den"}
+        cfq_device_memory_others_bytes{device="cuda:0",node="den"}
+        cfq_device_power_limit_watts{device="cuda:0",node="den"}
+        cfq_device_power_watts{device="cuda:0",node="den"}
+        cfq_device_temperature_celsius{device="cuda:0",node="den"}
+        cfq_device_throttled{device="cuda:0",node="den"}
         cfq_elections_total
         cfq_feed_looks_total
         cfq_feeds

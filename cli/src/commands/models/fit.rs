@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cfq_inference_node::engine::candle::{Bytes, Division, Estimate, LoadError, Need, divide, estimate};
 use cfq_inference_node::gpu;
-use cfq_inference_node::models::{ModelError, Store};
+use cfq_inference_node::models::{ModelError, Store, Took};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
@@ -17,6 +17,9 @@ use crate::output;
 /// Lengths worth a line; a model's own longest comes last.
 const LENGTHS: [u64; 7] = [2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
+/// The term that is left out where there is none.
+const MORE: &str = "correction";
+
 #[derive(Serialize)]
 pub struct Fit {
     model: ModelId,
@@ -26,6 +29,12 @@ pub struct Fit {
     /// Longest sequence, in tokens.
     context: u64,
     terms: Terms,
+    /// What loads here took, and what was predicted for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Took>,
+    /// Why what was measured is not used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unmeasured: Option<String>,
     places: Vec<Place>,
 }
 
@@ -34,6 +43,7 @@ pub struct Fit {
 struct Terms {
     weights: u64,
     tables: u64,
+    correction: u64,
     kv_per_token: u64,
     scratch: u64,
     loading: u64,
@@ -68,15 +78,20 @@ pub fn fit(store: &Store, config: &Config, model: ModelId) -> anyhow::Result<Fit
         _ if model.endpoint().is_some() => return Err(refused(ModelError::Proxied { model })),
         _ => store.show(&model).map_err(refused)?.path,
     };
-    let sums = estimate(&path).map_err(|error| match error {
+    let mut sums = estimate(&path).map_err(|error| match error {
         // The file asked about is not one of ours.
         LoadError::Header(source) => exit::usage(format!("{:#}", anyhow::Error::from(source))),
         error => error.into(),
     })?;
+    let (measured, unmeasured) = match store.measured(&model) {
+        Ok(measured) => (measured.and_then(|measured| measured.on("cpu")), None),
+        Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
+    };
+    sums.cpu = sums.cpu.corrected(measured.map_or(0, Took::thousandths));
     let places = gpu::inventory().devices.iter().map(|device| place(device, &sums, &config.node)).collect();
-    let Need { weights, tables, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
-    let terms = Terms { weights, tables, kv_per_token, scratch, loading, reserve };
-    Ok(Fit { model, path, file: sums.file, context: sums.context, terms, places })
+    let Need { weights, tables, correction, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
+    let terms = Terms { weights, tables, correction, kv_per_token, scratch, loading, reserve };
+    Ok(Fit { model, path, file: sums.file, context: sums.context, terms, measured, unmeasured, places })
 }
 
 fn place(device: &Device, sums: &Estimate, node: &Node) -> Place {
@@ -110,15 +125,27 @@ pub fn words(fit: &Fit) -> String {
     let rows: Vec<Vec<String>> = [
         ("weights", Bytes(t.weights).to_string(), "as the CPU's kernels want them"),
         ("tables", Bytes(t.tables).to_string(), "norms, biases, the tokenizer"),
+        (MORE, Bytes(t.correction).to_string(), "by which earlier loads took more than weights and tables"),
         ("KV", format!("{} a token", Bytes(t.kv_per_token)), "keys and values"),
         ("scratch", Bytes(t.scratch).to_string(), "activations of the largest pass"),
         ("loading", Bytes(t.loading).to_string(), "beside weights and tables, before there are keys and values"),
         ("reserve", Bytes(t.reserve).to_string(), "the rest of the process"),
     ]
     .into_iter()
+    .filter(|(term, ..)| *term != MORE || t.correction > 0)
     .map(|(term, size, what)| vec![term.to_owned(), size, what.to_owned()])
     .collect();
     lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
+    if let Some(took) = &fit.measured {
+        lines.push(format!(
+            "\nmeasured: loads here took {}, predicted were {}",
+            Bytes(took.took),
+            Bytes(took.predicted)
+        ));
+    }
+    if let Some(why) = &fit.unmeasured {
+        lines.push(format!("\n{}", output::plain(why)));
+    }
     for place in &fit.places {
         let how = if place.used {
             &*format!(" to models, {} beside that for parked KV", Bytes(place.parked_kv))

@@ -16,12 +16,39 @@ pub fn device() -> Device {
         memory_others: memory.total.saturating_sub(memory.available),
         compute_capability: None,
         temperature_c: None,
+        power_mw: None,
+        power_limit_mw: None,
+        uuid: None,
+        throttled: Vec::new(),
+        processes: Vec::new(),
     }
 }
 
 /// Bytes that can be taken now without pushing anything out.
 pub fn available_memory() -> u64 {
     Memory::read().available
+}
+
+/// Bytes that this process holds in memory and no file backs; `None` where the system does not tell.
+pub fn held_memory() -> Option<u64> {
+    of_this_process("RssAnon:")
+}
+
+/// Hands what is free in this process's heap back to the system: after a model went, its weights lie there in pieces that
+/// the allocator would keep for the next one, while another process, or another model's reckoning, wants the memory.
+pub fn give_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: glibc's own call for this, which any thread may make at any time.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+fn of_this_process(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 struct Memory {
@@ -35,6 +62,11 @@ impl Memory {
         // Without /proc (macOS) nothing is known: a modest machine is assumed, memory_limit says otherwise.
         let (total, available) = machine.unwrap_or((8 << 30, 4 << 30));
         let (mut total, mut available) = (total, available);
+        // A limit set on the process (`ulimit -v`) counts what is mapped, not what is used.
+        if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::As).current {
+            total = total.min(limit);
+            available = available.min(limit.saturating_sub(mapped().unwrap_or(0)));
+        }
         for group in groups() {
             if let Some((limit, used)) = group_limit(&group) {
                 total = total.min(limit);
@@ -43,6 +75,11 @@ impl Memory {
         }
         Self { total, available }
     }
+}
+
+/// Bytes of this process's address space.
+fn mapped() -> Option<u64> {
+    of_this_process("VmSize:")
 }
 
 fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
@@ -90,7 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn some_memory_is_available() {
+    fn some_memory_is_available_and_some_is_held() {
         assert!(available_memory() > 0);
+        if cfg!(target_os = "linux") {
+            assert!(held_memory().unwrap() > 0 && mapped().unwrap() > 0);
+        }
     }
 }

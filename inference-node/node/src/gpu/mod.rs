@@ -1,15 +1,20 @@
 //! What this machine computes on: its graphics cards by NVML where there is a driver, and always the processor.
 //!
-//! Asking must never end the process: no driver, a driver too old, a card that fell off the bus are all answers.
+//! Asking must never end the process: no driver, a driver too old, a card that fell off the bus are all answers. A card
+//! that does not answer is no device; the others go on, and what is missing is said.
 
+mod card;
 mod host;
 
-use cfq_proto::node::{Device, DeviceKind};
+use cfq_proto::node::Device;
 use nvml_wrapper::Nvml;
-use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::error::NvmlError;
 
-pub use host::available_memory;
+pub use card::words as card_words;
+pub use host::{available_memory, give_back, held_memory};
+
+/// What a trouble of all cards at once is of.
+pub const DRIVER: &str = "driver";
 
 /// What was found, and in words what was not.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,60 +23,111 @@ pub struct Inventory {
     pub devices: Vec<Device>,
     /// One line for people: which cards there are, or why none is used.
     pub words: String,
+    /// Of the NVIDIA driver, where one answers.
+    pub driver: Option<String>,
+    /// What there is and does not answer.
+    pub troubles: Vec<Trouble>,
+}
+
+/// A card, or the whole driver, that does not answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// `cuda:1`, or `driver`.
+    pub of: String,
+    pub what: String,
+    pub next_step: String,
 }
 
 /// Asks the driver now; takes milliseconds.
 pub fn inventory() -> Inventory {
     let mut devices = vec![host::device()];
-    let words = match cards() {
-        Ok(found) if found.is_empty() => "an NVIDIA driver but no card: models run on the CPU".to_owned(),
-        Ok(found) => {
-            let names: Vec<&str> = found.iter().map(|d| d.name.as_str()).collect();
-            let words = format!("{}: this version runs models on the CPU", names.join(", "));
-            devices.extend(found);
-            words
+    let (mut driver, mut troubles) = (None, Vec::new());
+    let words = match Nvml::init() {
+        Ok(nvml) => {
+            driver = nvml.sys_driver_version().ok();
+            match cards(&nvml, &mut troubles) {
+                Ok(cards) => {
+                    let words = cards_in_words(&cards, &troubles);
+                    devices.extend(cards);
+                    words
+                }
+                Err(error) => silent(&error, &mut troubles),
+            }
         }
         Err(NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound) => {
             "no NVIDIA driver: models run on the CPU".to_owned()
         }
-        Err(error) => format!("the NVIDIA driver does not answer ({error}): models run on the CPU"),
+        Err(error) => silent(&error, &mut troubles),
     };
-    Inventory { devices, words }
+    Inventory { devices, words, driver, troubles }
 }
 
-fn cards() -> Result<Vec<Device>, NvmlError> {
-    let nvml = Nvml::init()?;
-    let count = nvml.device_count()?;
-    Ok((0..count)
-        .filter_map(|index| match card(&nvml, index) {
-            Ok(card) => Some(card),
-            Err(error) => {
-                tracing::warn!(index, %error, "graphics card does not answer");
-                None
-            }
-        })
-        .collect())
+fn cards(nvml: &Nvml, troubles: &mut Vec<Trouble>) -> Result<Vec<Device>, NvmlError> {
+    let mut found = Vec::new();
+    for index in 0..nvml.device_count()? {
+        match card::read(nvml, index) {
+            Ok(card) => found.push(card),
+            Err(error) => troubles.push(card::trouble(index, &error)),
+        }
+    }
+    Ok(found)
 }
 
-fn card(nvml: &Nvml, index: u32) -> Result<Device, NvmlError> {
-    let device = nvml.device_by_index(index)?;
-    let memory = device.memory_info()?;
-    let capability = device.cuda_compute_capability().ok().map(|c| format!("{}.{}", c.major, c.minor));
-    Ok(Device {
-        id: format!("cuda:{index}"),
-        kind: DeviceKind::Cuda,
-        name: device.name()?,
-        memory_total: memory.total,
-        // This version puts nothing on cards, so all that is used is others'.
-        memory_others: memory.used,
-        compute_capability: capability,
-        temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
-    })
+fn cards_in_words(cards: &[Device], troubles: &[Trouble]) -> String {
+    let lost: Vec<String> = troubles.iter().map(|t| format!("{} {}", t.of, t.what)).collect();
+    let lost = lost.join("; ");
+    match (cards.is_empty(), lost.is_empty()) {
+        (true, true) => "an NVIDIA driver but no card: models run on the CPU".to_owned(),
+        (true, false) => format!("{lost}: models run on the CPU"),
+        (false, _) => {
+            let named: Vec<String> =
+                cards.iter().map(|d| format!("{} {} ({})", d.id, d.name, card::words(d))).collect();
+            let lost = if lost.is_empty() { lost } else { format!("; {lost}") };
+            format!("{}{lost}: this version runs models on the CPU", named.join(", "))
+        }
+    }
+}
+
+/// The library is there and the driver does not answer.
+fn silent(error: &NvmlError, troubles: &mut Vec<Trouble>) -> String {
+    let (what, next_step) = match error {
+        NvmlError::LibRmVersionMismatch => (
+            format!(
+                "the NVIDIA library is of another version than the driver in the kernel{}",
+                kernel_module().map_or_else(String::new, |version| format!(" ({version})"))
+            ),
+            "restart the machine: the driver was updated and the old one is still loaded",
+        ),
+        NvmlError::DriverNotLoaded => (
+            "the NVIDIA library is here, its driver is not loaded".to_owned(),
+            "load it (modprobe nvidia), or install the driver for this kernel",
+        ),
+        NvmlError::NoPermission => {
+            ("this user may not ask the NVIDIA driver".to_owned(), "let it read and write /dev/nvidia*")
+        }
+        NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound => {
+            ("the NVIDIA driver is too old to be asked".to_owned(), "install version 510 or newer")
+        }
+        error => (format!("the NVIDIA driver does not answer ({error})"), "see what nvidia-smi says"),
+    };
+    let words = format!("{what}: models run on the CPU");
+    troubles.push(Trouble { of: DRIVER.to_owned(), what, next_step: next_step.to_owned() });
+    words
+}
+
+/// The version of the driver that the kernel has loaded.
+fn kernel_module() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
+    line.split_whitespace()
+        .find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()))
+        .map(str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cfq_proto::node::DeviceKind;
 
     #[test]
     fn there_is_always_a_processor_and_a_word() {
@@ -79,5 +135,20 @@ mod tests {
         assert_eq!(found.devices[0].kind, DeviceKind::Cpu);
         assert!(found.devices[0].memory_total > 0);
         assert!(found.words.contains("CPU"), "{}", found.words);
+    }
+
+    #[test]
+    fn a_driver_that_does_not_answer_says_why_and_what_to_do() {
+        for (error, word, step) in [
+            (NvmlError::LibRmVersionMismatch, "another version", "restart"),
+            (NvmlError::DriverNotLoaded, "not loaded", "modprobe"),
+            (NvmlError::NoPermission, "may not ask", "/dev/nvidia"),
+            (NvmlError::Unknown, "does not answer", "nvidia-smi"),
+        ] {
+            let mut troubles = Vec::new();
+            let words = silent(&error, &mut troubles);
+            assert!(words.contains(word) && words.ends_with("models run on the CPU"), "{words}");
+            assert!(troubles[0].next_step.contains(step), "{troubles:?}");
+        }
     }
 }

@@ -8,6 +8,7 @@ pub mod curated;
 pub mod file;
 pub mod header;
 mod hub;
+mod measured;
 mod pypi;
 mod quota;
 mod record;
@@ -27,6 +28,7 @@ use cfq_proto::model::ModelId;
 use header::HeaderError;
 
 pub use hub::{Checksum, Hub, HubConfig, HubError, Patience};
+pub use measured::{Measured, Took};
 pub use record::{Origin, StoredFile};
 pub use store::{Held, Installed, Presence, Pull, State, Store};
 
@@ -74,6 +76,8 @@ pub enum ModelError {
     Checksum { path: PathBuf },
     #[error("{path}, which describes a fetched model, cannot be used: {why}; remove it and pull the model again")]
     Record { path: PathBuf, why: String },
+    #[error("{path}, which says what loads took, is not used: {why}; the next load writes it anew")]
+    Measured { path: PathBuf, why: String },
     #[error("cannot {action} {path}")]
     File {
         action: &'static str,

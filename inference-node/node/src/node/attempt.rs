@@ -4,6 +4,8 @@
 //! the lease decides: while it is suspended nothing is published, once it is lost everything is dropped. The result and
 //! the lease are kept until the scheduler says that the result is committed, or not wanted any more.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use cfq_link::{LinkError, blobs, failpoint};
 use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt};
 use cfq_proto::messages::{Accept, FenceReply, JobReport, Refusal, Refuse, TokenFrame, WorkOrder};
 use cfq_proto::subject;
+use futures::FutureExt;
 use serde::Serialize;
 
 use crate::engine::{Admitted, Ended, Event, Generation, Refused};
@@ -43,7 +46,10 @@ impl Attempt {
     pub(super) async fn run(mut self) {
         let fence = self.in_hand.fence;
         let start = match self.prompt().await {
-            Ok(prompt) => self.admit(prompt).await,
+            Ok(prompt) => match AssertUnwindSafe(self.admit(prompt)).catch_unwind().await {
+                Ok(start) => start,
+                Err(panic) => Start::Fail(self.unadmitted(&*panic)),
+            },
             Err(error) => match for_good(&error) {
                 Some(refusal) => Start::Refuse(refusal),
                 None => {
@@ -110,15 +116,27 @@ impl Attempt {
         };
         let engine = match self.shared.fleet.standing(model) {
             Some(Standing::Ready(engine)) => engine,
-            Some(Standing::Loading | Standing::Unusable(_)) => return not_now(None, 0),
+            Some(Standing::Loading | Standing::Leaving(_) | Standing::OnDisk(_) | Standing::Unusable(_)) => {
+                return not_now(None, 0);
+            }
             None => return Start::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") }),
         };
+        self.shared.fleet.use_now(model);
         match engine.admit_after(prompt, self.order.written.clone().unwrap_or_default()).await {
             Ok(admitted) => Start::Work(admitted, engine.vocabulary()),
             Err(Refused::NotNow { need, have }) => not_now(need, have),
             Err(Refused::Never { reason }) => Start::Refuse(Refusal::Never { reason }),
             Err(Refused::Failed(failure)) => Start::Fail(failure),
         }
+    }
+
+    /// A panic on the way to the engine, as where no thread or no memory is to be had any more. The job is told of it, so
+    /// that it is counted, and the node ends: dropped without a word, the order would come again for ever.
+    fn unadmitted(&self, panic: &(dyn Any + Send)) -> JobFailure {
+        let said = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        let reason = format!("the node failed before the engine: {}", said.unwrap_or("a panic without words"));
+        self.shared.fleet.faulty(&self.order.model, reason.clone());
+        JobFailure::Engine { reason }
     }
 
     /// Asks until the answer is final. `None`: the lease could have been swept meanwhile, so the order is given up.

@@ -6,6 +6,7 @@
 mod attempt;
 mod fleet;
 mod journal;
+mod loader;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +24,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::Config;
-use crate::gpu;
+use crate::gpu::{self, Inventory, Trouble};
+use crate::models::{Presence, Store};
 use crate::node::attempt::Attempt;
-use crate::node::fleet::Fleet;
+use crate::node::fleet::{Fleet, Wish, with_causes};
+use crate::node::loader::Loader;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -91,7 +94,7 @@ impl Drop for InHand {
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let boot = BootId::fresh();
     let changes = Arc::new(watch::Sender::new(()));
-    let (fleet, servers) = Fleet::new(&config, changes.clone());
+    let (fleet, wished, servers) = Fleet::new(&config, changes.clone());
     let inventory = gpu::inventory();
     tracing::info!(node = %config.node, %boot, devices = inventory.words, "node starts");
     for (name, expected) in crate::thread_environment(config.threads) {
@@ -99,6 +102,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             tracing::warn!("{name} is not set: matrix work takes every core; start the node with {name}={expected}");
         }
     }
+    let troubles = told_of(&[], &inventory);
     let devices = watch::Sender::new(inventory.devices);
     let identity = Identity::Node(config.node.clone());
     let session = Session::connect(&config.nats, identity.clone(), &config.timing).await?;
@@ -126,9 +130,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         around.spawn(server.watch(config.timing.clone()));
     }
     around.spawn(nudge(shared.clone(), changes));
-    around.spawn(obey(shared.clone(), commands));
-    around.spawn(look_at_devices(devices.clone(), config.timing.clone()));
-    let served = serve(&shared, &config, &devices, changed, shutdown).await;
+    around.spawn(obey(shared.clone(), config.store(), commands));
+    around.spawn(look_at_devices(devices.clone(), troubles, config.timing.clone()));
+    let served = serve(&shared, &config, &devices, (changed, wished), shutdown).await;
     around.shutdown().await;
     shared.keeper.stop();
     tracing::info!(node = %shared.node, "node stopped");
@@ -139,7 +143,7 @@ async fn serve(
     shared: &Arc<Shared>,
     config: &Config,
     devices: &watch::Sender<Vec<Device>>,
-    changed: watch::Receiver<()>,
+    (changed, wished): (watch::Receiver<()>, std::sync::mpsc::Receiver<Wish>),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let (consumer, mut welcomed) = watch::channel(None);
@@ -149,7 +153,7 @@ async fn serve(
     let greeting = greet(shared, devices, consumer);
     let breakdown = breakdown(shared, changed);
     tokio::pin!(shutdown, greeting, breakdown);
-    let mut loading = false;
+    let mut wished = Some(wished);
     let mut work = JoinSet::new();
     let served = loop {
         tokio::select! {
@@ -159,10 +163,9 @@ async fn serve(
                 tracing::error!(error = %broken, "the node hands its work back and ends");
                 break Err(broken);
             }
-            welcome = welcomed.wait_for(Option::is_some), if !loading => {
-                loading = true;
-                if welcome.is_ok() {
-                    load(shared, config);
+            welcome = welcomed.wait_for(Option::is_some), if wished.is_some() => {
+                if let (Ok(_), Some(wished)) = (welcome, wished.take()) {
+                    load(shared, config, wished);
                 }
             }
             Some(order) = ordered.recv() => take_up(shared, order, &mut work),
@@ -179,9 +182,9 @@ async fn serve(
 }
 
 /// On a thread of its own: a load cannot be interrupted, and the process must be able to end during it.
-fn load(shared: &Arc<Shared>, config: &Config) {
-    let (fleet, config) = (shared.fleet.clone(), config.clone());
-    let started = std::thread::Builder::new().name("loader".to_owned()).spawn(move || fleet.load_files(&config));
+fn load(shared: &Arc<Shared>, config: &Config, wished: std::sync::mpsc::Receiver<Wish>) {
+    let loader = Loader::new(&shared.fleet, config, wished);
+    let started = std::thread::Builder::new().name("loader".to_owned()).spawn(move || loader.run());
     if let Err(error) = started {
         tracing::error!(%error, "no thread to load models with");
     }
@@ -321,27 +324,68 @@ async fn nudge(shared: Arc<Shared>, changes: Arc<watch::Sender<()>>) {
     }
 }
 
-async fn obey(shared: Arc<Shared>, mut commands: cfq_link::session::Incoming<NodeCommand>) {
+async fn obey(shared: Arc<Shared>, store: Store, mut commands: cfq_link::session::Incoming<NodeCommand>) {
     while let Some(command) = commands.next().await {
-        match command.body {
+        let reply = match &command.body {
             Ok(NodeCommand::Cancel { fence }) => {
-                if let Some(stopper) = shared.attempts().get(&fence) {
+                if let Some(stopper) = shared.attempts().get(fence) {
                     tracing::info!(job = %fence.job, attempt = fence.attempt, "cancelled");
                     stopper.stop();
                 }
+                continue;
             }
-            Ok(NodeCommand::Report) => shared.hello_wanted.notify_one(),
-            Err(error) => tracing::warn!(%error, "a command that cannot be read was dropped"),
+            Ok(NodeCommand::Report) => {
+                shared.hello_wanted.notify_one();
+                continue;
+            }
+            Ok(NodeCommand::Load { model }) => shared.fleet.load(model, || is_here(&store, model)),
+            Ok(NodeCommand::Unload { model }) => shared.fleet.unload(model),
+            Err(error) => {
+                tracing::warn!(%error, "a command that cannot be read was dropped");
+                continue;
+            }
+        };
+        tracing::info!(command = ?command.body, ?reply, "asked about a model");
+        if let Err(error) = command.reply(&reply).await {
+            tracing::debug!(%error, "answer not sent");
         }
     }
 }
 
+/// A model that no configuration names is served by hand only if nothing has to be fetched for it.
+fn is_here(store: &Store, model: &ModelId) -> Result<(), String> {
+    match store.presence(model) {
+        Ok(Presence::Here) => Ok(()),
+        Ok(Presence::Missing { .. }) => {
+            Err(format!("{model} is not on this node's machine: `cfq models pull {model}` there fetches it"))
+        }
+        Err(error) => Err(with_causes(&error)),
+    }
+}
+
 /// Temperatures and what others hold change slowly; drivers answer slowly.
-async fn look_at_devices(devices: watch::Sender<Vec<Device>>, timing: Timing) {
+async fn look_at_devices(devices: watch::Sender<Vec<Device>>, mut troubles: Vec<Trouble>, timing: Timing) {
     loop {
         tokio::time::sleep(timing.beat() * 5).await;
         if let Ok(inventory) = tokio::task::spawn_blocking(gpu::inventory).await {
+            troubles = told_of(&troubles, &inventory);
             devices.send_replace(inventory.devices);
         }
     }
+}
+
+/// Says once what does not answer any more, and what answers again. A card whose driver went silent besides is no better.
+fn told_of(before: &[Trouble], now: &Inventory) -> Vec<Trouble> {
+    for trouble in now.troubles.iter().filter(|trouble| !before.contains(trouble)) {
+        tracing::error!(device = trouble.of, next_step = trouble.next_step, "{} {}", trouble.of, trouble.what);
+    }
+    let mut left = now.troubles.clone();
+    for old in before.iter().filter(|trouble| !now.troubles.iter().any(|t| t.of == trouble.of)) {
+        if now.driver.is_some() && (old.of == gpu::DRIVER || now.devices.iter().any(|d| d.id == old.of)) {
+            tracing::info!(device = old.of, "{} answers again", old.of);
+        } else {
+            left.push(old.clone());
+        }
+    }
+    left
 }

@@ -1,6 +1,5 @@
 //! What the engine promises about text: batches change nothing, seeds repeat, stops and schemas hold, cancels are prompt.
 
-
 use cfq_inference_node::engine::{Ended, Engine, Event, Refused};
 use cfq_proto::job::{FinishReason, JobFailure, OutputFormat, Sampling};
 use cfq_proto::node::Residency;

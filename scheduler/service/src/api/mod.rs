@@ -6,6 +6,7 @@ mod events;
 mod feed;
 mod guard;
 mod health;
+mod models;
 mod nodes;
 mod prs;
 mod submit;
@@ -84,6 +85,8 @@ impl Api {
             .route("/api/v1/prs", get(prs::list))
             .route("/api/v1/prs/{number}", get(prs::show))
             .route("/api/v1/nodes", get(nodes::list))
+            .route("/api/v1/models/load", post(models::load))
+            .route("/api/v1/models/unload", post(models::unload))
             .layer(middleware::from_fn(guard::within_time));
         let feeds =
             Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use cfq_proto::ids::{JobId, NodeId};
-use cfq_proto::messages::JobFence;
+use cfq_proto::messages::{JobFence, NodeCommand};
 use cfq_proto::subject;
 use cfq_scheduler_core::{Effect, Limits, State, plan};
 use tokio::time::{MissedTickBehavior, interval};
@@ -264,6 +264,14 @@ impl Term<'_> {
             Effect::Unavailable { job, attempt, reason } => {
                 store.note_unavailable(self.lead, job, attempt, &reason).await?;
                 self.job(job).await?;
+            }
+            Effect::Load { job, node, boot, model, reason } => {
+                tracing::info!(%job, %node, %model, reason, "model wanted");
+                let command = NodeCommand::Load { model: model.clone() };
+                if let Err(error) = self.leader.session.publish(&subject::node_command(&node), &command).await {
+                    tracing::debug!(%node, %error, "not sent; it is asked for again");
+                }
+                self.state.asked_to_load(node, boot, model, now_ms);
             }
             Effect::Explain { job, attempt, waiting, no_node_ms } => {
                 let written = store.explain(self.lead, job, attempt, &waiting, no_node_ms).await?;

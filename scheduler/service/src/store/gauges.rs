@@ -17,6 +17,8 @@ pub struct Gauges {
     pub jobs: BTreeMap<String, i64>,
     /// Node and seconds since its last beat.
     pub nodes: Vec<(String, f64)>,
+    /// Of the nodes that are alive, with the node's name.
+    pub devices: Vec<(String, Device)>,
     pub oldest_queued_job_s: f64,
     pub dead_job_tuples: i64,
     pub open_questions: i64,
@@ -70,6 +72,9 @@ impl Store {
         .await
         .doing("counting nodes")?;
         gauges.nodes.extend(nodes.into_iter().map(|r| (r.id, r.age)));
+        let alive = self.node_views().await?.into_iter().filter(|node| node.alive);
+        let of = |node: NodeView| node.devices.into_iter().map(move |device| (node.id.to_string(), device));
+        gauges.devices.extend(alive.flat_map(of));
         let rest = sqlx::query!(
             r#"select coalesce(extract(epoch from now() - min(created_at))::float8, 0) as "oldest!",
                       coalesce((select n_dead_tup from pg_stat_user_tables where relname = 'jobs'), 0) as "dead!",

@@ -100,9 +100,9 @@ impl<N: Network> Batcher<N> {
         Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, serial: 0, steps: 0 }
     }
 
-    /// Runs until the engine is dropped, and parks what it holds. A panic ends the engine: its sequences fail first, then it says why, and the node
-    /// ends over it.
-    pub fn run(mut self) {
+    /// Runs until the engine is dropped, parks the keys and values it holds, and gives the model back. A panic ends the engine:
+    /// its sequences fail first, then it says why, and the node ends over it.
+    pub fn run(mut self) -> Option<N> {
         let figures = self.figures.clone();
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
             while self.take_up() {
@@ -110,7 +110,8 @@ impl<N: Network> Batcher<N> {
             }
             self.pool.park_all();
         }));
-        drop(self);
+        let Self { model, pool, jobs, running, aside, .. } = self;
+        drop((running, aside, jobs, pool));
         if let Err(panic) = outcome {
             let said = panic
                 .downcast_ref::<String>()
@@ -119,7 +120,9 @@ impl<N: Network> Batcher<N> {
                 .unwrap_or("a panic without words");
             tracing::error!(reason = said, "inference engine stopped");
             figures.broken(said.to_owned());
+            return None;
         }
+        Some(model)
     }
 
     /// Lets waiting jobs join; sleeps while there is nothing to do. False when the engine is gone.

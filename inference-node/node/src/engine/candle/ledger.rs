@@ -1,6 +1,6 @@
 //! What a model's file means for the memory ledger, before a byte of its weights is read.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cfq_memory::{Need, Parts, Shape, fit};
 
@@ -24,9 +24,14 @@ pub const LEAST_TOKENS: u64 = 2048;
 
 /// What a model would need, from its header alone.
 pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
+    need_corrected(path, limits, 0)
+}
+
+/// The same where earlier loads took so many thousandths more than that.
+pub fn need_corrected(path: &Path, limits: Limits, thousandths: u64) -> Result<Need, LoadError> {
     let file = ModelFile::read(path)?;
     let architecture = Architecture::read(&file)?;
-    fit_file(&file, &architecture, limits)
+    Sum::of(&file, &architecture, limits.max_sequences)?.corrected(thousandths).fit(limits)
 }
 
 /// The sums of a model with room for one sequence of its longest length.
@@ -45,20 +50,44 @@ pub struct Estimate {
 pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
     let file = ModelFile::read(path)?;
     let architecture = Architecture::read(&file)?;
-    let cpu = fit_file(&file, &architecture, Limits { memory: u64::MAX, max_sequences: 1 })?;
+    let cpu = Sum::of(&file, &architecture, 1)?.fit(Limits { memory: u64::MAX, max_sequences: 1 })?;
     let kv_per_token = architecture.shape.kv_per_token(card::ELEMENT);
     let card = Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu };
     Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, card })
 }
 
-pub fn fit_file(file: &ModelFile, architecture: &Architecture, limits: Limits) -> Result<Need, LoadError> {
-    let parts = parts(file, architecture, limits.max_sequences)?;
-    let context = architecture.shape.context;
-    let most = context.saturating_mul(u64::from(limits.max_sequences.max(1))).min(1 << 40);
-    // In whole blocks, or the smallest pool would hold less than it says.
-    let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
-    fit(parts, whole(LEAST_TOKENS.min(context))..=whole(most), limits.memory)
-        .map_err(|source| LoadError::DoesNotFit { path: file.path().to_owned(), source })
+/// What a model's need is made of, but for how much there is.
+#[derive(Debug, Clone)]
+pub struct Sum {
+    pub path: PathBuf,
+    pub context: u64,
+    /// Longest sequence that is not rotated as a long one, where the model tells them apart.
+    pub original: Option<u64>,
+    parts: Parts,
+}
+
+impl Sum {
+    pub fn of(file: &ModelFile, architecture: &Architecture, max_sequences: u32) -> Result<Self, HeaderError> {
+        Ok(Self {
+            path: file.path().to_owned(),
+            context: architecture.shape.context,
+            original: architecture.long.as_ref().map(|long| long.original as u64),
+            parts: parts(file, architecture, max_sequences)?,
+        })
+    }
+
+    pub fn corrected(mut self, thousandths: u64) -> Self {
+        self.parts.correction = thousandths;
+        self
+    }
+
+    pub fn fit(&self, limits: Limits) -> Result<Need, LoadError> {
+        let most = self.context.saturating_mul(u64::from(limits.max_sequences.max(1))).min(1 << 40);
+        // In whole blocks, or the smallest pool would hold less than it says.
+        let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
+        fit(self.parts, whole(LEAST_TOKENS.min(self.context))..=whole(most), limits.memory)
+            .map_err(|source| LoadError::DoesNotFit { path: self.path.clone(), source })
+    }
 }
 
 fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Result<Parts, HeaderError> {
@@ -77,6 +106,7 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
     let (rows, scored) = (CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
     Ok(Parts {
         weights,
+        correction: 0,
         tables: vectors(file).saturating_add(vocabulary_size(file)?.bytes()),
         kv_per_token: padded.kv_per_token(KV_ELEMENT),
         activations: Shape { feed_forward, ..*shape }.activations(rows, scored),

@@ -16,6 +16,7 @@ mod model;
 mod opening;
 #[cfg(test)]
 mod parity;
+mod parked;
 pub mod random;
 mod room;
 mod rope;
@@ -30,7 +31,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 use std::time::{Instant, UNIX_EPOCH};
 
@@ -43,14 +44,15 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-use crate::engine::candle::batcher::Batcher;
 pub use crate::engine::candle::card::{Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, cards};
 pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
-use crate::engine::candle::ledger::fit_file;
-pub use crate::engine::candle::ledger::{Estimate, estimate, need};
+use crate::engine::candle::ledger::Sum;
+pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected};
 use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
+use crate::engine::candle::parked::Parts;
+pub use crate::engine::candle::parked::{Parked, Stamp};
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::Job;
@@ -124,31 +126,26 @@ struct Loaded<N: Network> {
     /// All of it is computed in F32, see [`Model::is_plain`].
     plain: bool,
     device: String,
+    /// What it is counted by, where it can be started again from its weights.
+    sum: Option<Sum>,
 }
 
 /// A loaded model.
 pub struct CandleEngine {
-    model: ModelId,
-    device: String,
+    parts: Parts,
     need: Need,
     /// Bytes of the weights as held, counted after loading.
     weights: u64,
-    context: u64,
-    /// Longest sequence that is not rotated as a long one, where the model tells them apart.
-    original: Option<u64>,
-    vocabulary: Arc<Vocabulary>,
-    template: Arc<ChatTemplate>,
-    grammars: Arc<Grammars>,
     room: Arc<Room>,
-    figures: Arc<Figures>,
-    parking: Option<Parking>,
     jobs: SyncSender<Job>,
-    thread: JoinHandle<()>,
+    /// Gives the network back once nobody can send a job any more and the last has ended; `None` where it cannot be kept
+    /// without its engine.
+    thread: JoinHandle<Option<Model>>,
 }
 
 impl std::fmt::Debug for CandleEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CandleEngine").field("model", &self.model).finish_non_exhaustive()
+        f.debug_struct("CandleEngine").field("model", &self.parts.model).finish_non_exhaustive()
     }
 }
 
@@ -167,15 +164,28 @@ impl CandleEngine {
         changes: Arc<Changes>,
         arena: Option<Arc<Arena>>,
     ) -> Result<Self, LoadError> {
+        Self::load_corrected(model, path, limits, 0, changes, arena)
+    }
+
+    /// The same where earlier loads took so many thousandths more than the sum says.
+    pub fn load_corrected(
+        model: ModelId,
+        path: &Path,
+        limits: Limits,
+        correction: u64,
+        changes: Arc<Changes>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Self, LoadError> {
         let opened = Opened::read(path)?;
-        let need = fit_file(&opened.file, &opened.architecture, limits)?;
+        let sum = Sum::of(&opened.file, &opened.architecture, limits.max_sequences)?.corrected(correction);
+        let need = sum.fit(limits)?;
         tracing::info!(%model, %need, "loading model");
         let weights = |source| LoadError::Weights { path: path.to_owned(), source };
         let network = Model::load(&opened.file, opened.architecture.clone(), linear::kernels()).map_err(weights)?;
         let held = network.stored_bytes() as u64;
         let pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
         let plain = network.is_plain();
-        let loaded = Loaded { network, pool, need, held, plain, device: "cpu".to_owned() };
+        let loaded = Loaded { network, pool, need, held, plain, device: "cpu".to_owned(), sum: Some(sum) };
         Self::start(model, opened, loaded, limits, changes, arena)
     }
 
@@ -192,68 +202,56 @@ impl CandleEngine {
         N: Network<Memory: Send> + Send + 'static,
     {
         let Opened { began, file, architecture, vocabulary, template } = opened;
-        let Loaded { network, pool, need, held, plain, device } = loaded;
+        let Loaded { network, pool, need, held, plain, device, sum } = loaded;
         let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
-        let context = architecture.shape.context;
-        let original = architecture.long.as_ref().map(|long| long.original as u64);
         let figures = Figures::new(load_rate, changes.clone());
         let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file, &device), plain));
         let mut pool = pool.parked_in(parking.clone());
         warm_up(&network, &mut pool, &figures)
             .map_err(|source| LoadError::Weights { path: file.path().to_owned(), source })?;
-        let tokens = need.kv_tokens / BLOCK as u64 * BLOCK as u64;
-        let room = Room::new(tokens, limits.max_sequences as usize, changes);
-        // Admission holds a slot for each job in the channel, so it never fills.
-        let (jobs, receiver) = sync_channel(room.max_sequences());
-        let (words, cost) = (vocabulary.clone(), Figures::cost);
-        let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures.clone(), cost);
-        let thread = std::thread::Builder::new()
-            .name("batcher".to_owned())
-            .spawn(move || batcher.run())
-            .map_err(LoadError::Thread)?;
-        let numbers = figures.read();
-        tracing::info!(
-            %model,
+        let parts = Parts {
+            model,
             device,
+            sum,
+            context: architecture.shape.context,
+            original: architecture.long.as_ref().map(|long| long.original as u64),
+            grammars: Arc::new(Grammars::new(vocabulary.clone())),
+            vocabulary,
+            template,
+            figures,
+            parking,
+        };
+        let engine = parts.start(network, pool, need, held, limits, changes)?;
+        let numbers = engine.parts.figures.read();
+        tracing::info!(
+            model = %engine.parts.model,
+            device = engine.parts.device,
             seconds = began.elapsed().as_secs_f64(),
             prefill_rate = numbers.prefill_rate,
             decode_rate = numbers.decode_rate,
             "model loaded"
         );
-        let grammars = Arc::new(Grammars::new(vocabulary.clone()));
-        Ok(Self {
-            model,
-            device,
-            need,
-            weights: held,
-            context,
-            original,
-            vocabulary,
-            template,
-            grammars,
-            room,
-            figures,
-            parking,
-            jobs,
-            thread,
-        })
+        Ok(engine)
     }
 
     /// Ends what runs, parks its keys and values and gives the memory back. Blocks for as long as that takes.
     pub fn unload(self) {
-        let Self { jobs, thread, .. } = self;
-        drop(jobs);
-        // A panic was reported by the thread itself.
-        let _ = thread.join();
+        drop(self.park());
     }
 
     /// `cpu`, or its card or cards.
     pub fn device(&self) -> &str {
-        &self.device
+        &self.parts.device
     }
 
     pub fn need(&self) -> &Need {
         &self.need
+    }
+
+    /// Bytes that were predicted for what is in memory right after the load.
+    pub fn predicted(&self) -> u64 {
+        let warm = (WARM_TOKENS.next_multiple_of(BLOCK) + BLOCK) as u64;
+        self.need.weights + self.need.tables + self.need.kv_per_token * warm.min(self.need.kv_tokens)
     }
 
     /// Bytes of the weights as held; what [`Need::weights`] predicted.
@@ -263,15 +261,16 @@ impl CandleEngine {
 
     /// Sequences put aside for want of room since the load; each went on later.
     pub fn preemptions(&self) -> u64 {
-        self.figures.read().preemptions
+        self.parts.figures.read().preemptions
     }
 
     pub fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
+        &self.parts.vocabulary
     }
 
     async fn prepare(&self, prompt: Prompt, written: Written) -> Result<Prepared, Refused> {
-        let (template, vocabulary, grammars) = (self.template.clone(), self.vocabulary.clone(), self.grammars.clone());
+        let Parts { template, vocabulary, grammars, .. } = &self.parts;
+        let (template, vocabulary, grammars) = (template.clone(), vocabulary.clone(), grammars.clone());
         // Long prompts and new grammars take milliseconds to seconds of one core.
         let prepared =
             tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &written)).await;
@@ -291,10 +290,13 @@ fn version(model: &ModelId, file: &ModelFile, device: &str) -> String {
     format!("{model} {} {} {} {device}", file.path().display(), file.size(), newest.as_nanos())
 }
 
+/// Of the prompt below.
+const WARM_TOKENS: usize = 64;
+
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
 /// has rates from the start.
 fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figures) -> candle_core::Result<()> {
-    let prompt = 64.min(pool.available() * BLOCK);
+    let prompt = WARM_TOKENS.min(pool.available() * BLOCK);
     let begin = |pool: &mut KvPool<N::Memory>, positions: usize| {
         let mut kv = pool.begin(&[], false, false);
         match pool.grow(&mut kv, positions) {
@@ -328,19 +330,22 @@ fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figure
 
 impl Engine for CandleEngine {
     fn state(&self) -> ModelState {
-        let numbers = self.figures.read();
+        let numbers = self.parts.figures.read();
         let residency = match numbers.broken {
             Some(reason) => Residency::Unusable { reason: format!("the engine stopped: {reason}") },
             None => Residency::Resident,
         };
         ModelState {
-            model: self.model.clone(),
+            model: self.parts.model.clone(),
             residency,
-            device: self.device.clone(),
+            device: self.parts.device.clone(),
             need_bytes: self.need.total(),
-            context_tokens: u32::try_from(self.context.min(self.room.capacity())).unwrap_or(u32::MAX),
+            context_tokens: u32::try_from(self.parts.context.min(self.room.capacity())).unwrap_or(u32::MAX),
             kv_tokens_free: self.room.free(),
-            kv_tiers: KvTiers { device: numbers.kv_tokens, parked: self.parking.as_ref().map_or(0, Parking::tokens) },
+            kv_tiers: KvTiers {
+                device: numbers.kv_tokens,
+                parked: self.parts.parking.as_ref().map_or(0, Parking::tokens),
+            },
             running: self.room.running() as u32,
             max_sequences: self.room.max_sequences() as u32,
             prefill_rate: coarse(numbers.prefill_rate),
@@ -351,39 +356,39 @@ impl Engine for CandleEngine {
     }
 
     fn broken(&self) -> Option<String> {
-        self.figures.read().broken
+        self.parts.figures.read().broken
     }
 
     fn vocabulary(&self) -> Option<i64> {
-        Some(self.vocabulary.name())
+        Some(self.parts.vocabulary.name())
     }
 
     fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>> {
         async move {
             let mut prepared = self.prepare(prompt.clone(), written).await?;
-            let most = self.context.min(self.room.capacity());
+            let most = self.parts.context.min(self.room.capacity());
             if prepared.opening.resumed() > 0 && prepared.opening.tokens.len() as u64 + 1 > most {
                 // Written where there was more room; the prompt alone may fit.
                 prepared = self.prepare(prompt, Written::default()).await?;
             }
             let Prepared { opening, previous, bytes, sampling } = prepared;
-            self.figures.counted(opening.prompt, bytes);
+            self.parts.figures.counted(opening.prompt, bytes);
             let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
             let count = prompt + resumed;
-            if count + 1 > self.context {
-                return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.context }));
+            if count + 1 > self.parts.context {
+                return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.parts.context }));
             }
             let capacity = self.room.capacity();
             if count + 1 > capacity {
                 let reason = format!("the prompt has {count} tokens, this node's KV pool {capacity}: {}", self.need);
                 return Err(Refused::Never { reason });
             }
-            if self.figures.read().broken.is_some() {
+            if self.parts.figures.read().broken.is_some() {
                 return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
             }
-            let asked = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.context);
+            let asked = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.parts.context);
             let longest = asked.min(capacity);
-            let long = self.original.is_some_and(|original| asked > original);
+            let long = self.parts.original.is_some_and(|original| asked > original);
             let expected = count + self.room.expected(longest.saturating_sub(count));
             // A sequence takes whole blocks.
             let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);

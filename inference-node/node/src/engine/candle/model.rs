@@ -66,6 +66,9 @@ pub trait Network {
     /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
     /// depends on the others, also with kernels that are faster otherwise.
     fn forward(&self, pool: &mut KvPool<Self::Memory>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>>;
+
+    /// What can be kept of it in host memory without an engine.
+    fn into_kept(self) -> Option<Model>;
 }
 
 /// Cosines and sines of a batch's rows for one rotation.
@@ -181,6 +184,10 @@ impl Model {
 
 impl Network for Model {
     type Memory = HostBlocks;
+
+    fn into_kept(self) -> Option<Model> {
+        Some(self)
+    }
 
     fn architecture(&self) -> &Architecture {
         &self.architecture

@@ -41,6 +41,17 @@ impl Store {
         Ok(Held { path, _lock: lock })
     }
 
+    /// The model's file, if it is here, without a look at what is in it: for whoever had it before.
+    pub fn hold(&self, model: &ModelId) -> Result<Option<Held>, ModelError> {
+        if let ModelSource::Path(path) = model.source() {
+            return Ok(path.exists().then_some(Held { path, _lock: None }));
+        }
+        let place = self.place(model)?;
+        let lock = if_writable(Lock::shared(&place.use_lock()))?;
+        let here = self.whole(model, &place)?;
+        Ok(here.map(|record| Held { path: self.dir.join(&record.files[0].path), _lock: lock }))
+    }
+
     fn fetch(
         &self,
         model: &ModelId,

@@ -58,7 +58,7 @@ impl CandleEngine {
         let precision = if halves { DType::F16 } else { DType::F32 };
         let pool = network.pool(laid.need.kv_tokens as usize / BLOCK, precision).map_err(failed)?;
         let held = network.stored_bytes() as u64;
-        let loaded = Loaded { network, pool, need: laid.need, held, plain: false, device: device.clone() };
+        let loaded = Loaded { network, pool, need: laid.need, held, plain: false, device: device.clone(), sum: None };
         Self::start(model, opened, loaded, limits, changes, arena)
     }
 }

@@ -18,7 +18,7 @@ use crate::engine::candle::card::pages::CardBlocks;
 use crate::engine::candle::card::pass::{Indices, Pass};
 use crate::engine::candle::kv::{KvPool, KvShape};
 use crate::engine::candle::linear::kernels;
-use crate::engine::candle::model::{Network, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::rope::Pairs;
 use crate::engine::candle::tensors::Part;
 use crate::engine::candle::weights::Weights;
@@ -189,6 +189,11 @@ impl CardModel {
 
 impl Network for CardModel {
     type Memory = CardBlocks;
+
+    /// A copy in host memory would be a quick way back; it is not made yet.
+    fn into_kept(self) -> Option<Model> {
+        None
+    }
 
     fn architecture(&self) -> &Architecture {
         &self.architecture

@@ -1,0 +1,95 @@
+//! Where things lie in a GGUF file's header, for tests that damage one.
+
+/// A tensor's entry.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    pub name: String,
+    /// Columns first, as the file has them.
+    pub dims: Vec<u64>,
+    pub kind: u32,
+    /// Where its first dimension, and the offset of its data, stand in the header.
+    pub dims_at: usize,
+    pub offset_at: usize,
+}
+
+/// What a walk over the header finds.
+#[derive(Debug)]
+pub struct Layout {
+    /// Where the first of the key-value pairs begins, and where the last ends.
+    pub pairs: std::ops::Range<usize>,
+    pub tensors: Vec<Tensor>,
+    /// Where the header ends; the data begin after padding.
+    pub end: usize,
+}
+
+struct Walk<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Walk<'_> {
+    fn u32(&mut self) -> u32 {
+        self.at += 4;
+        u32::from_le_bytes(self.bytes[self.at - 4..self.at].try_into().unwrap())
+    }
+
+    fn u64(&mut self) -> u64 {
+        self.at += 8;
+        u64::from_le_bytes(self.bytes[self.at - 8..self.at].try_into().unwrap())
+    }
+
+    fn text(&mut self) -> String {
+        let length = self.u64() as usize;
+        self.at += length;
+        String::from_utf8_lossy(&self.bytes[self.at - length..self.at]).into_owned()
+    }
+
+    fn value(&mut self, kind: u32) {
+        match kind {
+            0 | 1 | 7 => self.at += 1,
+            2 | 3 => self.at += 2,
+            4..=6 => self.at += 4,
+            10..=12 => self.at += 8,
+            8 => drop(self.text()),
+            9 => {
+                let (kind, count) = (self.u32(), self.u64());
+                (0..count).for_each(|_| self.value(kind));
+            }
+            other => panic!("value of kind {other}"),
+        }
+    }
+}
+
+/// Of a whole file.
+pub fn layout(bytes: &[u8]) -> Layout {
+    let mut walk = Walk { bytes, at: 8 };
+    let (tensors, pairs) = (walk.u64(), walk.u64());
+    let begin = walk.at;
+    for _ in 0..pairs {
+        walk.text();
+        let kind = walk.u32();
+        walk.value(kind);
+    }
+    let pairs = begin..walk.at;
+    let tensors = (0..tensors)
+        .map(|_| {
+            let name = walk.text();
+            let count = walk.u32();
+            let dims_at = walk.at;
+            let dims = (0..count).map(|_| walk.u64()).collect();
+            let kind = walk.u32();
+            let offset_at = walk.at;
+            walk.u64();
+            Tensor { name, dims, kind, dims_at, offset_at }
+        })
+        .collect();
+    Layout { pairs, tensors, end: walk.at }
+}
+
+/// Where the value of a key begins, past its kind.
+pub fn value_of(bytes: &[u8], layout: &Layout, key: &str) -> usize {
+    let mut name = (key.len() as u64).to_le_bytes().to_vec();
+    name.extend_from_slice(key.as_bytes());
+    let found = bytes[layout.pairs.clone()].windows(name.len()).position(|w| w == name);
+    layout.pairs.start + found.unwrap_or_else(|| panic!("no {key}")) + name.len() + 4
+}
