@@ -61,8 +61,6 @@ pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
 pub struct Sum {
     pub path: PathBuf,
     pub context: u64,
-    /// Longest sequence that is not rotated as a long one, where the model tells them apart.
-    pub original: Option<u64>,
     parts: Parts,
 }
 
@@ -71,7 +69,6 @@ impl Sum {
         Ok(Self {
             path: file.path().to_owned(),
             context: architecture.shape.context,
-            original: architecture.long.as_ref().map(|long| long.original as u64),
             parts: parts(file, architecture, max_sequences)?,
         })
     }

@@ -68,6 +68,7 @@ pub fn layout(
     let used = split.shares.len() as u64;
     let need = Need {
         weights: parts.weights.stored,
+        correction: 0,
         tables: parts.tables,
         kv_per_token: parts.kv_per_token,
         // In whole blocks.
@@ -107,6 +108,7 @@ fn stack(
     let tables = vectors(file);
     let parts = Parts {
         weights: WeightSum { stored: stored.ok_or_else(no_kernel)?, transient: 0 },
+        correction: 0,
         tables,
         kv_per_token: shape.kv_per_token(ELEMENT),
         activations,
