@@ -1,6 +1,7 @@
 //! Benchmarks. Each prints a ratio against a yardstick of the same run, since machines differ and are noisy; the figures that
 //! were seen, with the commands, are in docs/benchmarks.md.
 
+pub mod engine;
 pub mod random_model;
 pub mod yardstick;
 

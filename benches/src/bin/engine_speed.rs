@@ -6,16 +6,15 @@
 #![allow(clippy::print_stdout)]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use cfq_benches::engine::{load, middle, prompt, with_threads};
 use cfq_benches::random_model::Q4KM_726M;
 use cfq_benches::yardstick::Yardstick;
-use cfq_inference_node::engine::candle::{CandleEngine, Limits};
+use cfq_inference_node::engine::candle::CandleEngine;
 use cfq_inference_node::engine::{Engine, Event};
-use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
+use cfq_proto::job::{OutputFormat, Prompt, Sampling, Usage};
 
 const ROUNDS: usize = 5;
 const STEPS: u32 = 64;
@@ -52,23 +51,13 @@ fn arguments() -> anyhow::Result<Arguments> {
 
 fn main() -> anyhow::Result<()> {
     let args = arguments()?;
-    if std::env::var_os("CFQ_BENCH_CHILD").is_none() {
-        // The kernels read their number of threads once, before anything else runs.
-        let status = Command::new(std::env::current_exe()?)
-            .args(std::env::args().skip(1))
-            .env("CFQ_BENCH_CHILD", "1")
-            .env("CANDLE_NUM_THREADS", &args.threads)
-            .env("RAYON_NUM_THREADS", &args.threads)
-            .status()?;
-        std::process::exit(status.code().unwrap_or(1));
-    }
+    with_threads(&args.threads)?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(args))
 }
 
 async fn bench(args: Arguments) -> anyhow::Result<()> {
     let began = Instant::now();
-    let limits = Limits { memory: 12 << 30, max_sequences: 8 };
-    let engine = CandleEngine::load("path:bench".parse()?, &args.file, limits, Arc::default())?;
+    let engine = load(&args.file, 8)?;
     let (took, held) = (began.elapsed().as_secs_f64(), memory("self"));
     println!("{}: loaded in {took:.2} s, {held}, {} threads", args.file.display(), args.threads);
     let mut yardstick = args.python.as_deref().map(|p| Yardstick::start(p, &args.file, &args.threads)).transpose()?;
@@ -94,22 +83,22 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
         }
     }
     for (at, (name, _)) in measures.iter().enumerate() {
-        let ours = median(&mut ours[at]);
+        let ours = middle(&mut ours[at]);
         match theirs[at].is_empty() {
             true => println!("{name:20} {ours:8.1} tokens/s"),
             false => {
-                let theirs = median(&mut theirs[at]);
+                let theirs = middle(&mut theirs[at]);
                 println!("{name:20} {ours:8.1} tokens/s, llama.cpp {theirs:8.1}, ratio {:.2}", ours / theirs);
             }
         }
     }
-    println!("8 sequences together are {:.2} times one", median(&mut ours[2]) / median(&mut ours[1]));
+    println!("8 sequences together are {:.2} times one", middle(&mut ours[2]) / middle(&mut ours[1]));
     Ok(())
 }
 
-fn prompt(content: String, max_tokens: u32) -> Prompt {
+fn ask(content: String, max_tokens: u32) -> Prompt {
     let sampling = Sampling { max_tokens, prompt_lookup: false, temperature: 1.0, ..Sampling::default() };
-    Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format: OutputFormat::Text }
+    prompt(content, sampling, OutputFormat::Text)
 }
 
 /// Runs prompts together; the usage of each.
@@ -133,22 +122,17 @@ async fn run(engine: &CandleEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<
 async fn prefill(engine: &CandleEngine, round: usize) -> anyhow::Result<f64> {
     // Another beginning each time, or it would be found.
     let text = format!("Round {round}. {}", "The quick brown fox jumps over the lazy dog. ".repeat(48));
-    let usage = run(engine, vec![prompt(text, 1)]).await?;
+    let usage = run(engine, vec![ask(text, 1)]).await?;
     let Some(usage) = usage.first().filter(|u| u.cached_tokens < 64) else { bail!("the prompt was cached") };
     Ok(f64::from(usage.prompt_tokens - usage.cached_tokens) * 1e3 / usage.first_token_ms as f64)
 }
 
 /// Tokens a second of `sequences` together, while all of them decode.
 async fn decode(engine: &CandleEngine, sequences: usize) -> anyhow::Result<f64> {
-    let prompts = (0..sequences).map(|n| prompt(format!("Tell me a long story about {n} lighthouses."), STEPS));
+    let prompts = (0..sequences).map(|n| ask(format!("Tell me a long story about {n} lighthouses."), STEPS));
     let usages = run(engine, prompts.collect()).await?;
     let rate = |u: &Usage| f64::from(u.output_tokens - 1) * 1e3 / (u.total_ms - u.first_token_ms).max(1) as f64;
     Ok(usages.iter().map(rate).sum())
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// What a process holds, and the most it held.

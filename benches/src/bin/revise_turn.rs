@@ -2,23 +2,21 @@
 //! the prompt but for some lines. Beside llama.cpp, which begins from cold and guesses nothing; and with the shares of prefix
 //! reuse and of prompt lookup apart.
 //!
-//! The answer is forced by a grammar, so that every way of making it writes the same text. llama.cpp decodes as many tokens
-//! freely.
+//! The answer is held to one text by a grammar, so that every way of making it writes the same; but every token of it is drawn
+//! (without jumping forward over what the grammar leaves no choice about). llama.cpp decodes as many tokens freely.
 //!
 //!     cargo run --release -p cfq-benches --bin revise_turn -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
 #![allow(clippy::print_stdout)]
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::Command;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use cfq_benches::engine::{finish, load, middle, prompt, with_threads};
 use cfq_benches::yardstick::Yardstick;
-use cfq_inference_node::engine::candle::{CandleEngine, Limits};
-use cfq_inference_node::engine::{Engine, Event};
-use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling, Usage};
+use cfq_inference_node::engine::candle::CandleEngine;
+use cfq_proto::job::{OutputFormat, Sampling, Usage};
 
 const ROUNDS: usize = 3;
 /// Lines of the file that is revised, and of those around it in the prompt.
@@ -52,18 +50,8 @@ fn main() -> anyhow::Result<()> {
             other => bail!("unknown argument {other}"),
         }
     }
-    if std::env::var_os("CFQ_BENCH_CHILD").is_none() {
-        // The kernels read their number of threads once, before anything else runs.
-        let status = Command::new(std::env::current_exe()?)
-            .args(std::env::args().skip(1))
-            .env("CFQ_BENCH_CHILD", "1")
-            .env("CANDLE_NUM_THREADS", &threads)
-            .env("RAYON_NUM_THREADS", &threads)
-            .status()?;
-        std::process::exit(status.code().unwrap_or(1));
-    }
-    let limits = Limits { memory: 12 << 30, max_sequences: 2 };
-    let engine = CandleEngine::load("path:bench".parse()?, &file, limits, Arc::default())?;
+    with_threads(&threads)?;
+    let engine = load(&file, 2)?;
     let yardstick = python.as_deref().map(|p| Yardstick::start(p, &file, &threads)).transpose()?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(&engine, yardstick))
 }
@@ -88,21 +76,23 @@ async fn bench(engine: &CandleEngine, mut yardstick: Option<Yardstick>) -> anyho
             theirs.push(yardstick.ask(&format!("turn {} {}", usage.prompt_tokens, usage.output_tokens))?);
         }
     }
-    let theirs = (!theirs.is_empty()).then(|| median(&mut theirs));
+    let theirs = (!theirs.is_empty()).then(|| middle(&mut theirs));
     if let Some(theirs) = theirs {
         println!("llama.cpp from cold: {theirs:.2} s");
     }
     for (at, way) in WAYS.iter().enumerate() {
-        let (ours, usage) = (median(&mut times[at]), last[at]);
+        let (ours, usage) = (middle(&mut times[at]), last[at]);
         let ratio = theirs.map_or_else(String::new, |theirs| format!(", {:.2} times as fast", theirs / ours));
         println!(
-            "{}: {ours:.2} s{ratio}; prompt {} tokens, {} of them cached; answer {} tokens, {} of {} guesses right",
+            "{}: {ours:.2} s{ratio}; prompt {} tokens, {} of them cached; answer {} tokens, {} of {} guesses right; \
+             {} ms for the grammar",
             way.name,
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.output_tokens,
             usage.accepted_tokens,
-            usage.guessed_tokens
+            usage.guessed_tokens,
+            usage.constraint_ms
         );
     }
     Ok(())
@@ -110,23 +100,17 @@ async fn bench(engine: &CandleEngine, mut yardstick: Option<Yardstick>) -> anyho
 
 /// Answers `content` with exactly `answer`, or with one token.
 async fn turn(engine: &CandleEngine, content: &str, answer: Option<String>, lookup: bool) -> anyhow::Result<Usage> {
+    let max_tokens = if answer.is_some() { 4096 } else { 1 };
     let format = match &answer {
         Some(text) => OutputFormat::Regex { pattern: escaped(text) },
         None => OutputFormat::Text,
     };
-    let max_tokens = if answer.is_some() { 4096 } else { 1 };
-    let sampling = Sampling { max_tokens, prompt_lookup: lookup, ..Sampling::default() };
-    let messages = vec![ChatMessage { role: ChatRole::User, content: content.to_owned() }];
-    let mut generation = engine.admit(Prompt { messages, sampling, format }).await?.start();
-    loop {
-        if let Event::Done(how) = generation.next().await {
-            let done = how?;
-            if let Some(answer) = answer.filter(|a| *a != done.text) {
-                bail!("the answer is not the one that was forced: {:?} for {answer:?}", done.text);
-            }
-            return Ok(done.usage);
-        }
+    let sampling = Sampling { max_tokens, prompt_lookup: lookup, jump_forward: false, ..Sampling::default() };
+    let done = finish(engine, prompt(content.to_owned(), sampling, format)).await?;
+    if let Some(answer) = answer.filter(|a| *a != done.text) {
+        bail!("the answer is not the one that was meant: {:?} for {answer:?}", done.text);
     }
+    Ok(done.usage)
 }
 
 /// A line of code that no other line repeats.
@@ -172,9 +156,4 @@ fn escaped(text: &str) -> String {
         }
         out
     })
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

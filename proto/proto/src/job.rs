@@ -64,6 +64,8 @@ pub struct Sampling {
     /// context, and changes no text.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub previous: String,
+    /// What a constraint leaves no choice about is taken up without being drawn, cut into tokens as the tokenizer cuts it.
+    pub jump_forward: bool,
 }
 
 impl Default for Sampling {
@@ -82,6 +84,7 @@ impl Default for Sampling {
             deterministic: false,
             prompt_lookup: true,
             previous: String::new(),
+            jump_forward: true,
         }
     }
 }
@@ -202,6 +205,12 @@ pub struct Usage {
     /// Of those, written by an earlier attempt on a node that was lost, and taken over from its journal.
     #[serde(skip_serializing_if = "is_none")]
     pub resumed_tokens: u32,
+    /// Of the output, tokens that the constraint left no choice about: they took no step of their own.
+    #[serde(skip_serializing_if = "is_none")]
+    pub forced_tokens: u32,
+    /// What keeping to the constraint cost, in milliseconds.
+    #[serde(skip_serializing_if = "takes_none")]
+    pub constraint_ms: u64,
     /// Tokens that prompt lookup guessed, and those of them that were right.
     pub guessed_tokens: u32,
     pub accepted_tokens: u32,
@@ -213,6 +222,10 @@ pub struct Usage {
 
 fn is_none(tokens: &u32) -> bool {
     *tokens == 0
+}
+
+fn takes_none(ms: &u64) -> bool {
+    *ms == 0
 }
 
 impl Usage {

@@ -121,6 +121,18 @@ pub struct Grammar {
 }
 
 impl Grammar {
+    /// Whether `token` may come next; far cheaper than the mask of all tokens.
+    pub fn allows(&mut self, token: u32) -> Result<bool, GrammarError> {
+        let valid = self.matcher.validate_tokens(&[token]);
+        valid.map(|count| count > 0).map_err(|e| GrammarError::Step { reason: e.to_string() })
+    }
+
+    /// What must come next whatever the model would say, as the tokenizer cuts it; [`Self::accept`] takes it up. Empty where
+    /// there is a choice, or where what follows may change how the text is cut.
+    pub fn forced(&mut self) -> Vec<u32> {
+        if self.matcher.is_stopped() { Vec::new() } else { self.matcher.compute_ff_tokens() }
+    }
+
     /// Leaves only what may come next.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
         let allowed: SimpleVob =

@@ -4,6 +4,12 @@
 //! of (seed, position), so the same seed gives the same text whatever else is in the batch, and a continuation on
 //! another machine goes on with the same draws.
 //!
+//! Constrained, the draw is made freely first and kept if the grammar allows it; only else all tokens are masked and a
+//! second draw is made among those allowed. Without cuts that is exactly the distribution of a draw behind the mask (with
+//! p the share of what is allowed, each token comes with its own share plus (1 - p) times its share of p, which is its
+//! share of p), and the mask is seldom computed: models mostly write what fits. The cuts of top-k, top-p and min-p are made
+//! over what the model would say by itself, as llama.cpp's are.
+//!
 //! A vocabulary has tens of thousands of tokens and most scores are far from zero in a warm draw, so nothing here sorts
 //! them all: the cuts look for the best few, and the draw goes through the vocabulary in its own order.
 
@@ -12,6 +18,7 @@ use std::collections::HashMap;
 use cfq_proto::job::Sampling;
 use pulp::{Simd, WithSimd};
 
+use crate::engine::grammar::{Grammar, GrammarError};
 use crate::engine::lanes::{LANES, add_lanes, exp, vectorised};
 
 /// Tokens back that the repetition penalty looks at; llama.cpp's default.
@@ -25,9 +32,68 @@ const NEGLIGIBLE: f32 = 22.0;
 #[error("the model's scores are not numbers")]
 pub struct NotNumbers;
 
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SampleError {
+    #[error(transparent)]
+    Scores(#[from] NotNumbers),
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+}
+
+/// Which of the draws for one position.
+#[derive(Debug, Clone, Copy)]
+enum Draw {
+    First,
+    /// Among what is allowed, after the first was not.
+    Second,
+}
+
 /// The next token for a sequence whose tokens so far are `history`, the prompt's `prompt` first. `logits` is used as
 /// working space.
 pub fn sample(logits: &mut [f32], history: &[u32], prompt: usize, sampling: &Sampling) -> Result<u32, NotNumbers> {
+    sample_once(logits, history, prompt, sampling, Draw::First)
+}
+
+/// What may be drawn.
+pub trait Constraint {
+    fn allows(&mut self, token: u32) -> Result<bool, GrammarError>;
+    /// Sets the scores of all that is not allowed to minus infinity.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError>;
+}
+
+impl Constraint for Grammar {
+    fn allows(&mut self, token: u32) -> Result<bool, GrammarError> {
+        Self::allows(self, token)
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
+        Self::mask(self, logits)
+    }
+}
+
+/// As [`sample`], of what `constraint` allows.
+pub fn sample_within(
+    logits: &mut [f32],
+    history: &[u32],
+    prompt: usize,
+    sampling: &Sampling,
+    constraint: &mut impl Constraint,
+) -> Result<u32, SampleError> {
+    let token = sample(&mut logits.to_vec(), history, prompt, sampling)?;
+    if constraint.allows(token)? {
+        return Ok(token);
+    }
+    constraint.mask(logits)?;
+    Ok(sample_once(logits, history, prompt, sampling, Draw::Second)?)
+}
+
+fn sample_once(
+    logits: &mut [f32],
+    history: &[u32],
+    prompt: usize,
+    sampling: &Sampling,
+    which: Draw,
+) -> Result<u32, NotNumbers> {
     penalize(logits, history, sampling.repetition_penalty);
     penalize_written(logits, &history[prompt.min(history.len())..], sampling);
     let best = argmax(logits)?;
@@ -42,7 +108,12 @@ pub fn sample(logits: &mut [f32], history: &[u32], prompt: usize, sampling: &Sam
         // The best token's weight is 1.
         weights.iter_mut().filter(|weight| **weight < p).for_each(|weight| *weight = 0.0);
     }
-    Ok(draw(weights, uniform(sampling.seed, history.len() as u64)).unwrap_or(best))
+    // A second draw with the share that picked what was refused would always fall on what stands near it.
+    let seed = match which {
+        Draw::First => sampling.seed,
+        Draw::Second => !sampling.seed,
+    };
+    Ok(draw(weights, uniform(seed, history.len() as u64)).unwrap_or(best))
 }
 
 /// Sets all weights to zero but those of the `top_k` best, and of those all but the best that make up `top_p`. Of equal
@@ -242,6 +313,34 @@ mod tests {
         }
         assert!((1850..2150).contains(&counts[0]), "{counts:?}");
         assert!((850..1150).contains(&counts[1]), "{counts:?}");
+    }
+
+    struct Allowed(&'static [u32]);
+
+    impl Constraint for Allowed {
+        fn allows(&mut self, token: u32) -> Result<bool, GrammarError> {
+            Ok(self.0.contains(&token))
+        }
+
+        fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
+            (0u32..).zip(logits).filter(|(t, _)| !self.0.contains(t)).for_each(|(_, l)| *l = f32::NEG_INFINITY);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_allowed_is_drawn_by_its_own_weights() {
+        // Probabilities 0.5, 0.3, 0.1, 0.1; of those allowed 0.75 and 0.25.
+        let logits = [5f32.ln(), 3f32.ln(), 0.0, 0.0];
+        let mut counts = [0u32; 4];
+        for seed in 0..4000 {
+            let token = sample_within(&mut logits.clone(), &[1, 2], 0, &warm(seed), &mut Allowed(&[1, 3])).unwrap();
+            counts[token as usize] += 1;
+        }
+        assert_eq!((counts[0], counts[2]), (0, 0));
+        assert!((2880..3120).contains(&counts[1]), "{counts:?}");
+        let greedy = sample_within(&mut logits.clone(), &[], 0, &Sampling::default(), &mut Allowed(&[2, 3])).unwrap();
+        assert_eq!(greedy, 2);
     }
 
     #[test]

@@ -140,8 +140,13 @@ impl Batcher {
     }
 
     fn join(&mut self, job: Job) {
-        let sequence = Sequence::new(job, self.serial);
+        let mut sequence = Sequence::new(job, self.serial);
         self.serial += 1;
+        match sequence.open(&self.vocabulary) {
+            After::GoesOn => {}
+            After::Finished(finish) => return sequence.end(Ok(finish)),
+            After::Failed(reason) => return sequence.end(Err(engine_failure(reason))),
+        }
         // Nobody overtakes those put aside.
         if self.aside.is_empty() {
             self.begin(sequence);
@@ -317,22 +322,27 @@ impl Batcher {
                 return After::GoesOn;
             }
             // The first row scored follows what was known; each further one follows a guess, if that was right.
+            let known = sequence.tokens.len();
             let guesses = &share.tokens[share.tokens.len() - share.guessed..];
+            let mut rows = scores.by_ref().take(share.scored);
             let mut right = 0;
             let mut after = None;
-            for (at, row) in scores.by_ref().take(share.scored).enumerate() {
-                // The rows after a wrong guess mean nothing.
-                if after.as_ref().is_some_and(|a| !matches!(a, After::GoesOn)) || at > right {
-                    continue;
+            for at in 0..share.scored {
+                let Some(mut logits) = rows.next() else { break };
+                // What was forced needs no scores.
+                if sequence.tokens.len() <= known + at {
+                    // Rows beyond the vocabulary are padding of the matrix.
+                    logits.truncate(vocabulary.len());
+                    after = Some(sequence.next_token(&mut logits, vocabulary));
                 }
-                let mut logits = row;
-                // Rows beyond the vocabulary are padding of the matrix.
-                logits.truncate(vocabulary.len());
-                after = Some(sequence.next_token(&mut logits, vocabulary));
-                if guesses.get(at).is_some_and(|guess| sequence.tokens.last() == Some(guess)) {
-                    right += 1;
+                let as_guessed = guesses.get(at).is_some_and(|guess| sequence.tokens.get(known + at) == Some(guess));
+                right += usize::from(as_guessed);
+                // The rows after a wrong guess mean nothing.
+                if !as_guessed || !matches!(after, Some(After::GoesOn)) {
+                    break;
                 }
             }
+            rows.for_each(drop);
             let computed = (share.tokens.len() - share.guessed + right).min(sequence.tokens.len() - kv.len());
             pool.advance(kv, &sequence.tokens, computed);
             sequence.lookup.judged(share.guessed, right, sequence.tokens.len());

@@ -8,7 +8,7 @@ use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::opening::Opening;
 use crate::engine::candle::room::Held;
 use crate::engine::grammar::Grammar;
-use crate::engine::sampling::sample;
+use crate::engine::sampling::{sample, sample_within};
 use crate::engine::text::TextStream;
 use crate::engine::{Ended, Outbox};
 use crate::models::tokenizer::Vocabulary;
@@ -45,6 +45,9 @@ pub struct Sequence {
     pub lookup: Lookup,
     stream: TextStream,
     text: String,
+    /// Of the output, what the grammar left no choice about; and the time that grammar took.
+    forced: usize,
+    constrained: Duration,
     began: Instant,
     first_token: Option<Duration>,
     pub outbox: Outbox,
@@ -79,6 +82,8 @@ impl Sequence {
             longest: job.longest,
             lookup: Lookup::new(job.previous, prompt),
             text,
+            forced: 0,
+            constrained: Duration::ZERO,
             began: Instant::now(),
             first_token: None,
             outbox: job.outbox,
@@ -96,6 +101,8 @@ impl Sequence {
                 cached_tokens: self.cached.unwrap_or(0) as u32,
                 output_tokens: (self.tokens.len() - self.prompt) as u32,
                 resumed_tokens: self.resumed as u32,
+                forced_tokens: self.forced as u32,
+                constraint_ms: self.constrained.as_millis() as u64,
                 first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
                 total_ms: self.began.elapsed().as_millis() as u64,
             };
@@ -106,46 +113,106 @@ impl Sequence {
         self.outbox.end(how);
     }
 
-    /// Draws the token after those known from its scores.
+    /// Takes up what the grammar leaves no choice about, before anything was computed: it goes through the model with the
+    /// prompt.
+    pub fn open(&mut self, vocabulary: &Vocabulary) -> After {
+        let mut wrote = Wrote::default();
+        let after = self.force(&mut wrote, vocabulary);
+        self.tell(&wrote);
+        after
+    }
+
+    /// Draws the token after those known from its scores, and takes up what must follow it.
     pub fn next_token(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> After {
-        if let Some(grammar) = &mut self.grammar
-            && let Err(error) = grammar.mask(logits)
-        {
-            return After::Failed(error.to_string());
-        }
-        let token = match sample(logits, &self.tokens, self.prompt, &self.sampling) {
+        let (history, prompt, sampling) = (&self.tokens, self.prompt, &self.sampling);
+        let drawn = match &mut self.grammar {
+            Some(grammar) => {
+                let began = Instant::now();
+                let drawn = sample_within(logits, history, prompt, sampling, grammar).map_err(|e| e.to_string());
+                self.constrained += began.elapsed();
+                drawn
+            }
+            None => sample(logits, history, prompt, sampling).map_err(|e| e.to_string()),
+        };
+        let token = match drawn {
             Ok(token) => token,
-            Err(error) => return After::Failed(error.to_string()),
+            Err(reason) => return After::Failed(reason),
         };
-        self.first_token.get_or_insert_with(|| self.began.elapsed());
-        let complete = match &mut self.grammar {
-            Some(grammar) => match grammar.accept(token) {
-                Ok(complete) => complete,
-                Err(error) => return After::Failed(error.to_string()),
-            },
-            None => false,
+        let mut wrote = Wrote::default();
+        let after = match self.take(token, &mut wrote, vocabulary) {
+            After::GoesOn => self.force(&mut wrote, vocabulary),
+            ended => ended,
         };
-        self.tokens.push(token);
-        let ends = vocabulary.is_end(token);
-        let piece = self.stream.push(if ends { &[] } else { vocabulary.bytes_of(token) });
-        let finish = if ends || complete || piece.stopped {
-            Some(FinishReason::Stop)
-        } else if self.tokens.len() >= self.longest {
-            Some(FinishReason::Length)
-        } else {
-            None
-        };
-        let mut text = piece.text;
-        if finish.is_some() {
-            text.push_str(&self.stream.finish());
+        // A run that was forced is told as one, so that no journal ends in the middle of it.
+        self.tell(&wrote);
+        after
+    }
+
+    fn force(&mut self, wrote: &mut Wrote, vocabulary: &Vocabulary) -> After {
+        if !self.sampling.jump_forward {
+            return After::GoesOn;
         }
-        self.text.push_str(&text);
-        self.outbox.wrote(&text, &[token]);
-        match finish {
-            Some(finish) => After::Finished(finish),
-            None => After::GoesOn,
+        loop {
+            let began = Instant::now();
+            let forced = self.grammar.as_mut().map(Grammar::forced).unwrap_or_default();
+            self.constrained += began.elapsed();
+            if forced.is_empty() {
+                return After::GoesOn;
+            }
+            for token in forced {
+                self.forced += 1;
+                match self.take(token, wrote, vocabulary) {
+                    After::GoesOn => {}
+                    ended => return ended,
+                }
+            }
         }
     }
+
+    /// Appends a token.
+    fn take(&mut self, token: u32, wrote: &mut Wrote, vocabulary: &Vocabulary) -> After {
+        let complete = match &mut self.grammar {
+            Some(grammar) => {
+                let began = Instant::now();
+                let accepted = grammar.accept(token);
+                self.constrained += began.elapsed();
+                match accepted {
+                    Ok(complete) => complete,
+                    Err(error) => return After::Failed(error.to_string()),
+                }
+            }
+            None => false,
+        };
+        self.first_token.get_or_insert_with(|| self.began.elapsed());
+        self.tokens.push(token);
+        wrote.tokens.push(token);
+        let ends = vocabulary.is_end(token);
+        let piece = self.stream.push(if ends { &[] } else { vocabulary.bytes_of(token) });
+        wrote.text.push_str(&piece.text);
+        let finish = if ends || complete || piece.stopped {
+            FinishReason::Stop
+        } else if self.tokens.len() >= self.longest {
+            FinishReason::Length
+        } else {
+            return After::GoesOn;
+        };
+        wrote.text.push_str(&self.stream.finish());
+        After::Finished(finish)
+    }
+
+    fn tell(&mut self, wrote: &Wrote) {
+        if !wrote.tokens.is_empty() {
+            self.text.push_str(&wrote.text);
+            self.outbox.wrote(&wrote.text, &wrote.tokens);
+        }
+    }
+}
+
+/// What one step added.
+#[derive(Default)]
+struct Wrote {
+    text: String,
+    tokens: Vec<u32>,
 }
 
 pub fn engine_failure(reason: String) -> Ended {

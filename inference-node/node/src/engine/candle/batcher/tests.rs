@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use cfq_proto::job::{Completion, Sampling};
+use cfq_proto::job::{Completion, OutputFormat, Sampling};
 
 use super::*;
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::linear::kernels;
 use crate::engine::candle::opening::Opening;
+use crate::engine::grammar::Grammars;
 use crate::engine::text::TextStream;
 use crate::engine::{Event, Generation, generation};
 use crate::models::file::ModelFile;
@@ -114,6 +115,60 @@ async fn right_guesses_are_accepted_and_save_passes() {
             assert!(passes[1] + 8 <= passes[0], "{family} {at}: {passes:?}");
         }
     }
+}
+
+/// Ten items of two kinds, with names nobody has a choice about.
+fn items() -> OutputFormat {
+    let item = serde_json::json!({
+        "type": "object", "required": ["the kind of item", "how many of them"], "additionalProperties": false,
+        "properties": {
+            "the kind of item": { "enum": ["apples and pears", "bread"] },
+            "how many of them": { "type": "string", "pattern": "^[ab]{12}$" },
+        },
+    });
+    let schema = serde_json::json!({ "type": "array", "minItems": 10, "maxItems": 10, "items": item });
+    OutputFormat::JsonSchema { schema }
+}
+
+#[tokio::test]
+async fn what_leaves_no_choice_takes_no_pass_and_guesses_change_nothing_of_it() {
+    let mut texts = Vec::new();
+    for (lookup, jump_forward) in [(false, false), (false, true), (true, true)] {
+        let mut rig = Rig::new("llama", 64);
+        let (mut job, reader) = rig.job(rig.cases[0].ids.clone(), 1200, lookup);
+        job.sampling.jump_forward = jump_forward;
+        job.opening.grammar = Grammars::new(rig.batcher.vocabulary.clone()).of(&items()).unwrap();
+        rig.jobs.send(job).unwrap();
+        rig.batcher.take_up();
+        rig.finish();
+        let done = end(reader).await;
+        let usage = done.usage;
+        let said = format!("lookup {lookup}, jump {jump_forward}: {usage:?}, {} passes", rig.batcher.steps);
+        let parsed: Vec<serde_json::Value> = serde_json::from_str(&done.text).unwrap();
+        assert_eq!(parsed.len(), 10, "{said}");
+        // Every pass but the prompt's writes one token by itself.
+        let drawn = u64::from(usage.output_tokens - usage.forced_tokens);
+        assert!(drawn > 0 && rig.batcher.steps <= drawn + 1, "{said}");
+        assert_eq!(usage.forced_tokens > 100, jump_forward, "{said}");
+        assert!(!lookup || usage.accepted_tokens > 0, "the items repeat themselves: {said}");
+        if jump_forward {
+            texts.push(done.text);
+        }
+    }
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[tokio::test]
+async fn a_text_without_any_choice_is_told_at_once() {
+    let mut rig = Rig::new("llama", 64);
+    let (mut job, reader) = rig.job(rig.cases[0].ids.clone(), 400, true);
+    let format = OutputFormat::JsonSchema { schema: serde_json::json!({ "const": "nothing else is possible" }) };
+    job.opening.grammar = Grammars::new(rig.batcher.vocabulary.clone()).of(&format).unwrap();
+    rig.batcher.join(job);
+    rig.finish();
+    let done = end(reader).await;
+    assert_eq!(done.text, "\"nothing else is possible\"");
+    assert!(done.usage.forced_tokens > 1 && rig.batcher.steps <= 2, "{:?}, {} passes", done.usage, rig.batcher.steps);
 }
 
 #[tokio::test]
