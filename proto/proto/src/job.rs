@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::Carried;
+use crate::early::Enough;
 use crate::ids::{IdError, JobId, NodeId, TaskId};
 use crate::model::ModelId;
 use crate::task::{Agent, Priority};
@@ -65,7 +66,12 @@ pub struct Sampling {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub previous: String,
     /// What a constraint leaves no choice about is taken up without being drawn, cut into tokens as the tokenizer cuts it.
+    #[serde(skip_serializing_if = "is_on")]
     pub jump_forward: bool,
+    /// An answer of JSON ends, as if it had come to its own end, once one of these holds. Engines that cannot look at it write
+    /// on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub enough: Vec<Enough>,
 }
 
 impl Default for Sampling {
@@ -85,8 +91,13 @@ impl Default for Sampling {
             prompt_lookup: true,
             previous: String::new(),
             jump_forward: true,
+            enough: Vec::new(),
         }
     }
+}
+
+fn is_on(on: &bool) -> bool {
+    *on
 }
 
 /// What the text must be.
