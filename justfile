@@ -29,3 +29,9 @@ bench REPO:
     cargo run --package cfq-benches --bin submit_latency -- target/debug/cfq {{REPO}}
     cargo run --package cfq-benches --bin seeds -- {{REPO}} 20
     cargo run --package cfq-benches --bin start_up -- target/debug/cfq
+
+# GGUF headers for some seconds, from the small models' own; wants `cargo install cargo-fuzz`
+fuzz SECONDS="300":
+    mkdir -p inference-node/fuzz/corpus/gguf
+    for f in inference-node/node/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done
+    cd inference-node && cargo fuzz run --sanitizer none gguf -- -max_total_time={{SECONDS}} -rss_limit_mb=2048 -malloc_limit_mb=512

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use cfq_inference_node::engine::candle::DeviceChoice;
 use cfq_proto::ids::TaskKey;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority, TaskState};
@@ -109,6 +110,12 @@ pub enum Command {
     Engines {
         #[command(subcommand)]
         command: EnginesCommand,
+    },
+    /// What runs the models in this program
+    #[command(arg_required_else_help = true)]
+    Engine {
+        #[command(subcommand)]
+        command: EngineCommand,
     },
     /// Check this machine and say what to mend
     Doctor,
@@ -297,6 +304,19 @@ pub enum ModelsCommand {
     Unpin { model: ModelId },
     /// Remove a model's files
     Rm { model: ModelId },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum EngineCommand {
+    /// Compare a device's results with the CPU's, and measure its memory and speed, on models made up for it
+    Check {
+        /// auto (the first card, else the CPU), cpu, or cuda:N
+        #[arg(long, default_value = "auto")]
+        device: DeviceChoice,
+        /// Small models only: seconds instead of minutes, and no figures that mean much
+        #[arg(long)]
+        quick: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cfq_inference_node::Endpoint;
-use cfq_inference_node::engine::candle::ParkedAs;
+use cfq_inference_node::engine::candle::{DeviceChoice, ParkedAs};
 use cfq_inference_node::models::{Hub, HubConfig, Store};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{AgentBinding, AgentBindings};
@@ -81,6 +81,8 @@ pub struct Node {
     pub threads: Option<usize>,
     /// Bytes a model may take; what the machine has free if absent.
     pub memory_limit: Option<u64>,
+    /// What models run on.
+    pub device: DeviceChoice,
     /// Of those, for keys and values that a model has no room for; an eighth, 4 GiB at most, if absent.
     pub parked_kv: Option<u64>,
     pub parked_kv_as: ParkedAs,
@@ -95,6 +97,7 @@ impl Default for Node {
             model_quota: None,
             threads: None,
             memory_limit: None,
+            device: DeviceChoice::Auto,
             parked_kv: None,
             parked_kv_as: ParkedAs::default(),
             max_sequences: 4,

@@ -134,6 +134,7 @@ async fn services(
         model_quota: config.node.model_quota,
         threads: config.node.threads,
         memory_limit: config.node.memory_limit,
+        device: config.node.device,
         parked_kv: config.node.parked_kv,
         parked_kv_as: config.node.parked_kv_as,
         max_sequences: config.node.max_sequences,

@@ -84,6 +84,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     let command = match cli.command {
         Command::Completions { shell } => return commands::completions::run(shell),
         Command::Serve { service } => return commands::serve::run(service).await,
+        Command::Engine { command } => return commands::engine::run(out, command).await,
         command => command,
     };
     let mut paths = Paths::from_environment()?;
@@ -124,6 +125,7 @@ async fn ask(client: &cfq_proto::client::Client, out: Output, command: Command) 
         | Command::Down
         | Command::Demo(_)
         | Command::Doctor
+        | Command::Engine { .. }
         | Command::Engines { .. }
         | Command::Models { .. }
         | Command::Completions { .. }

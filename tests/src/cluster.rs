@@ -149,6 +149,7 @@ impl Cluster {
             model_quota: None,
             threads: None,
             memory_limit: None,
+            device: cfq_inference_node::engine::candle::DeviceChoice::Cpu,
             parked_kv: None,
             parked_kv_as: Default::default(),
             max_sequences: 4,

@@ -56,6 +56,27 @@ fn mistakes_are_named_with_the_next_step() {
 }
 
 #[test]
+fn the_engine_checks_itself_on_the_cpu_and_says_what_it_did_not_do() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path();
+    let output = cfq(dir, &["--json", "engine", "check", "--quick", "--device", "cpu"], &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let list = |name: &str| said[name].as_array().unwrap().clone();
+    assert_eq!((list("parity").len(), list("speed").len()), (7 + 12 + 1, 1), "{said}");
+    for row in list("parity") {
+        assert!(row["passed"] == true && row["apart"].as_f64().unwrap() <= row["allowed"].as_f64().unwrap(), "{row}");
+    }
+    for row in &list("speed")[0]["decode"].as_array().unwrap()[..] {
+        assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(list("not_run").len() >= 2, "{said}");
+    refused(&cfq(dir, &["engine", "check", "--device", "gpu"], &[]), 2, &["cuda:0"]);
+    refused(&cfq(dir, &["engine", "check", "--quick", "--device", "cuda:99"], &[]), 4, &["cuda:99"]);
+}
+
+#[test]
 fn what_a_model_takes_is_told_without_a_server() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path();

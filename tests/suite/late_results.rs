@@ -31,7 +31,12 @@ impl Late {
         let attempt = &job.attempts[0];
         let fence = JobFence { job: job.id.parse().unwrap(), attempt: 1, lease: attempt.lease.parse().unwrap() };
         let text = file("add.py", &format!("# {LATE}\ndef add(a, b):\n    return a + b"));
-        let completion = Carried::Inline(Completion { text, finish: FinishReason::Stop, usage: Usage::default() });
+        let completion = Carried::Inline(Completion {
+            text,
+            finish: FinishReason::Stop,
+            usage: Usage::default(),
+            logprobs: Vec::new(),
+        });
         let report = JobReport { fence, boot: attempt.boot.parse().unwrap(), outcome: Outcome::Done { completion } };
         let identity = Identity::Node(NodeId::new("n1").unwrap());
         let session = Session::connect(&cluster.nats.config("node"), identity, &Timing::default()).await.unwrap();

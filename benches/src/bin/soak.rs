@@ -169,13 +169,14 @@ fn memory(up: &str) -> anyhow::Result<BTreeMap<String, u64>> {
         let command = std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
         let mut words = command.split('\0');
         let program = words.next().and_then(|p| p.rsplit('/').next()).unwrap_or_default();
-        let name = if program == "cfq" { words.next().unwrap_or_default() } else { program };
+        // `cfq serve node`
+        let name = if program == "cfq" { words.nth(1).unwrap_or_default() } else { program };
         let status = std::fs::read_to_string(path.join("status")).unwrap_or_default();
         let kib =
             status.lines().find_map(|l| l.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
         *all.entry(name.to_owned()).or_default() += kib.unwrap_or(0) << 10;
     }
-    ensure!(all.contains_key("node"), "process {up} has no child `cfq node`: is it `cfq up`?");
+    ensure!(all.contains_key("node"), "process {up} has no child `cfq serve node`: is it `cfq up`?");
     Ok(all)
 }
 

@@ -6,6 +6,7 @@ pub mod demo;
 pub mod diff;
 pub mod doctor;
 pub mod down;
+pub mod engine;
 pub mod engines;
 pub mod logs;
 pub mod ls;

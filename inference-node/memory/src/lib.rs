@@ -6,18 +6,22 @@
 
 mod blocks;
 mod bytes;
+mod card;
 mod division;
 mod fit;
 mod parked;
 mod pool;
+mod split;
 mod tables;
 mod weights;
 
 pub use blocks::{Beginning, BlockId, BlockTable, Found, Prefix};
 pub use bytes::Bytes;
+pub use card::place_on_card;
 pub use division::{Division, divide};
 pub use fit::{DoesNotFit, Need, Parts, Shape, fit};
 pub use parked::{Kin, Parked, Place};
 pub use pool::{KvPool, NoRoom, Reservation};
+pub use split::{CardRoom, CardShare, NoSplit, Split, Stack, split};
 pub use tables::VocabularySize;
 pub use weights::{Format, Kernels, Matrix, Placed, WeightSum, place};

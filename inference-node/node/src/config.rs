@@ -9,7 +9,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::candle::ParkedAs;
+use crate::engine::candle::{DeviceChoice, ParkedAs};
 use crate::engine::proxy::Endpoint;
 use crate::models::{Hub, HubConfig, Store};
 
@@ -35,6 +35,9 @@ pub struct Config {
     /// Bytes all models together may take; unset takes what is free at start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// What models run on: `auto` (cards where there are any and a model fits, else the CPU), `cpu`, or `cuda:0`.
+    #[serde(default)]
+    pub device: DeviceChoice,
     /// Bytes of that for keys and values whose model has no room for them; unset takes an eighth, 4 GiB at most. 0: none
     /// are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,6 +95,12 @@ mod tests {
         });
         let config: Config = serde_json::from_value(minimal.clone()).unwrap();
         assert_eq!((config.max_sequences, config.endpoints["box"].max_sequences), (4, 4));
+        assert_eq!(config.device, DeviceChoice::Auto);
+        let mut other = minimal.clone();
+        other["device"] = serde_json::json!("cuda:1");
+        assert_eq!(serde_json::from_value::<Config>(other.clone()).unwrap().device, DeviceChoice::Cuda(1));
+        other["device"] = serde_json::json!("gpu");
+        assert!(serde_json::from_value::<Config>(other).unwrap_err().to_string().contains("\"gpu\" is no device"));
         let mut wrong = minimal;
         wrong["modells"] = serde_json::json!([]);
         assert!(serde_json::from_value::<Config>(wrong).unwrap_err().to_string().contains("modells"));

@@ -68,6 +68,10 @@ pub struct Sampling {
     /// What a constraint leaves no choice about is taken up without being drawn, cut into tokens as the tokenizer cuts it.
     #[serde(skip_serializing_if = "is_on")]
     pub jump_forward: bool,
+    /// Tell the log probability of each token drawn, and of so many of the best at its place, 20 at most; by an engine that
+    /// computes them itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<u8>,
     /// An answer of JSON ends, as if it had come to its own end, once one of these holds. Engines that cannot look at it write
     /// on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -91,6 +95,7 @@ impl Default for Sampling {
             prompt_lookup: true,
             previous: String::new(),
             jump_forward: true,
+            logprobs: None,
             enough: Vec::new(),
         }
     }
@@ -261,6 +266,27 @@ pub struct Completion {
     pub text: String,
     pub finish: FinishReason,
     pub usage: Usage,
+    /// Where they were asked for: a place each for the tokens of this attempt, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// A token of the text and what the model thought of it, before penalties, temperature and constraint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TokenLogprobs {
+    #[serde(flatten)]
+    pub own: TokenLogprob,
+    /// The best at this place, best first. None where the constraint left no choice: nothing was asked of the model there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub top_logprobs: Vec<TokenLogprob>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TokenLogprob {
+    /// As text; a token may hold a part of a character, which reads as a replacement character.
+    pub token: String,
+    /// Natural logarithm; 0 where the constraint left no choice.
+    pub logprob: f32,
 }
 
 /// Why a model call did not produce text. The kind says what a retry can do.

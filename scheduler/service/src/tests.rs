@@ -198,7 +198,14 @@ async fn ready(client: &Client) {
 
 fn done() -> Outcome {
     let usage = Usage::default();
-    Outcome::Done { completion: Carried::Inline(Completion { text: "hi".into(), finish: FinishReason::Stop, usage }) }
+    Outcome::Done {
+        completion: Carried::Inline(Completion {
+            text: "hi".into(),
+            finish: FinishReason::Stop,
+            usage,
+            logprobs: Vec::new(),
+        }),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -54,6 +54,22 @@ pub fn sample(logits: &mut [f32], history: &[u32], prompt: usize, sampling: &Sam
     sample_once(logits, history, prompt, sampling, Draw::First)
 }
 
+/// The natural logarithm of each token's probability by these scores, for `token` and the `best` of all, best first.
+pub fn logprobs(logits: &[f32], token: u32, best: usize) -> (f32, Vec<(u32, f32)>) {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|score| f64::from(score - highest).exp()).sum();
+    let all = highest + sum.ln() as f32;
+    let own = logits.get(token as usize).map_or(f32::NEG_INFINITY, |score| score - all);
+    let mut candidates: Vec<(u32, f32)> = (0u32..).zip(logits.iter().map(|score| score - all)).collect();
+    let better = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if best > 0 && best < candidates.len() {
+        candidates.select_nth_unstable_by(best - 1, better);
+    }
+    candidates.truncate(best);
+    candidates.sort_unstable_by(better);
+    (own, candidates)
+}
+
 /// What may be drawn.
 pub trait Constraint {
     fn allows(&mut self, token: u32) -> Result<bool, GrammarError>;
@@ -313,6 +329,18 @@ mod tests {
         }
         assert!((1850..2150).contains(&counts[0]), "{counts:?}");
         assert!((850..1150).contains(&counts[1]), "{counts:?}");
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_the_scores() {
+        // Probabilities 0.2, 0.5, 0.3.
+        let logits = [2f32.ln() + 7.0, 5f32.ln() + 7.0, 3f32.ln() + 7.0];
+        let (own, best) = logprobs(&logits, 0, 2);
+        assert!((own - 0.2f32.ln()).abs() < 1e-5, "{own}");
+        assert!(best[0].0 == 1 && (best[0].1 - 0.5f32.ln()).abs() < 1e-5, "{best:?}");
+        assert!(best[1].0 == 2 && best.len() == 2, "{best:?}");
+        assert_eq!(logprobs(&logits, 2, 0).1, []);
+        assert_eq!(logprobs(&logits, 2, 9).1.len(), 3);
     }
 
     struct Allowed(&'static [u32]);

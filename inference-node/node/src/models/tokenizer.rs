@@ -16,6 +16,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::models::file::ModelFile;
 use crate::models::header::{Header, HeaderError};
+pub use crate::models::tokenizer::byte_level::byte_map;
 
 /// Ends of a turn, by name: files often declare only one of the tokens their models end with.
 const END_NAMES: [&str; 8] =

@@ -12,7 +12,9 @@ use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::engine::candle::{Arena, CandleEngine, Changes, Division, Limits, LoadError, divide};
+use crate::engine::candle::{
+    Arena, CandleEngine, Card, Changes, DeviceChoice, Division, Limits, LoadError, cards, divide,
+};
 use crate::engine::proxy::{ProxyEngine, Server};
 use crate::gpu;
 use crate::models::{Held, Pull, Step};
@@ -123,17 +125,38 @@ impl Fleet {
         let Division { models: mut budget, parked } = divide(memory, config.parked_kv);
         tracing::info!(models = %Bytes(budget), parked_kv = %Bytes(parked), "memory divided");
         let arena = Arena::new(parked, config.parked_kv_as);
+        // What a node was told to use and cannot makes its models unusable; what it may use and cannot is a line in its log.
+        let found = match config.device {
+            DeviceChoice::Cpu => Ok(Vec::new()),
+            choice => cards(choice).or_else(|none| match choice {
+                DeviceChoice::Cuda(_) => Err(with_causes(&none)),
+                DeviceChoice::Auto | DeviceChoice::Cpu => {
+                    tracing::info!(reason = with_causes(&none), "models run on the CPU");
+                    Ok(Vec::new())
+                }
+            }),
+        };
         waiting.reverse();
         while let Some(model) = waiting.pop() {
+            let cards = match &found {
+                Ok(cards) => cards,
+                Err(reason) => {
+                    self.set(&model, Standing::Unusable(format!("device = \"{}\": {reason}", config.device)));
+                    continue;
+                }
+            };
             // An even share leaves room for the models after this one; one that needs more may take all there is.
             let share = budget / (waiting.len() as u64 + 1);
             let attempt = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                load(config, &model, share, budget, self.changes.clone(), arena.clone())
+                let (waiting, memory) = (waiting.len() as u64 + 1, (share, budget));
+                load(config, &model, cards, waiting, memory, self.changes.clone(), arena.clone())
             }));
             let standing = match attempt {
                 Ok(Ok((engine, held))) => {
                     lock(&self.held).push(held);
-                    budget = budget.saturating_sub(engine.need().total());
+                    if engine.device() == "cpu" {
+                        budget = budget.saturating_sub(engine.need().total());
+                    }
                     Standing::Ready(Arc::new(engine))
                 }
                 Ok(Err(reason)) => {
@@ -150,8 +173,9 @@ impl Fleet {
 fn load(
     config: &Config,
     model: &ModelId,
-    share: u64,
-    all: u64,
+    cards: &[Card],
+    waiting: u64,
+    (share, all): (u64, u64),
     changes: Arc<Changes>,
     arena: Option<Arc<Arena>>,
 ) -> Result<(CandleEngine, Held), String> {
@@ -172,10 +196,27 @@ fn load(
         format!("{}; `cfq models pull {model}` shows more, and cfq takes it up at the next start", with_causes(&error))
     })?;
     let path = &held.path;
-    let engine = |memory| {
-        let limits = Limits { memory, max_sequences: config.max_sequences };
-        CandleEngine::load_parking(model.clone(), path, limits, changes.clone(), arena.clone())
-    };
+    let limits = |memory| Limits { memory, max_sequences: config.max_sequences };
+    if !cards.is_empty() {
+        let on_cards = |of| {
+            let (model, changes) = (model.clone(), changes.clone());
+            CandleEngine::load_on_cards(model, path, cards, of, limits(all), changes, arena.clone())
+        };
+        let engine = match on_cards(waiting) {
+            Err(LoadError::NoLayout { .. }) if waiting > 1 => on_cards(1),
+            settled => settled,
+        };
+        match engine {
+            Err(error @ (LoadError::NoLayout { .. } | LoadError::CardFull { .. }))
+                if config.device == DeviceChoice::Auto =>
+            {
+                tracing::warn!(%model, reason = with_causes(&error), "no room on a card: the model runs on the CPU");
+            }
+            settled => return settled.map(|engine| (engine, held)).map_err(|error| with_causes(&error)),
+        }
+    }
+    let engine =
+        |memory| CandleEngine::load_parking(model.clone(), path, limits(memory), changes.clone(), arena.clone());
     let engine = match engine(share) {
         Err(LoadError::DoesNotFit { .. }) if share < all => engine(all),
         settled => settled,

@@ -9,7 +9,8 @@ use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt};
 
 use crate::smollm::{ask, finish};
 
-const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"];
+const FAMILIES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen2-yarn", "qwen3", "qwen3-moe", "phi3", "gemma2", "gemma3"];
 
 #[derive(serde::Deserialize)]
 struct Case {

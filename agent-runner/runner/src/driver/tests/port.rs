@@ -145,5 +145,5 @@ impl TaskPort for Port {
 
 fn completion(text: String, finish: FinishReason) -> Carried<Completion> {
     let usage = Usage { prompt_tokens: 5, output_tokens: 7, ..Usage::default() };
-    Carried::Inline(Completion { text, finish, usage })
+    Carried::Inline(Completion { text, finish, usage, logprobs: Vec::new() })
 }

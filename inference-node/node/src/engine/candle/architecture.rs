@@ -11,7 +11,7 @@ use crate::engine::candle::rope::{Pairs, Rope};
 use crate::engine::candle::settings::{self, Does};
 use crate::engine::candle::stretch::{Long, ropes};
 use crate::engine::candle::tensors::Part;
-use crate::models::file::{Key, ModelFile};
+use crate::models::file::{Key, ModelFile, TensorFacts};
 use crate::models::header::HeaderError;
 
 /// The switches of one family.
@@ -34,6 +34,8 @@ struct Family {
     gemma: bool,
     /// Every so many layers one sees everything and the others a window; 1: the window, if any, is everybody's.
     window_every: u64,
+    /// Feed-forwards are mixtures of experts.
+    experts: bool,
 }
 
 const PLAIN: Family = Family {
@@ -47,21 +49,23 @@ const PLAIN: Family = Family {
     gelu: false,
     gemma: false,
     window_every: 1,
+    experts: false,
 };
 
 const GEMMA: Family = Family { post_norms: true, gelu: true, gemma: true, ..PLAIN };
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     Family { pairs: Pairs::Neighbours, ..PLAIN },
     Family { gguf: "qwen2", config: &["qwen2"], qkv_bias: true, ..PLAIN },
     Family { gguf: "qwen3", config: &["qwen3"], head_norms: true, ..PLAIN },
+    Family { gguf: "qwen3moe", config: &["qwen3_moe"], head_norms: true, experts: true, ..PLAIN },
     Family { gguf: "phi3", config: &["phi3"], fused: true, ..PLAIN },
     Family { gguf: "gemma2", config: &["gemma2"], window_every: 2, ..GEMMA },
     Family { gguf: "gemma3", config: &["gemma3_text"], head_norms: true, window_every: 6, ..GEMMA },
 ];
 
 /// What people should read when theirs is not among them.
-const KNOWN: &str = "llama (with Mistral, SmolLM2 and DeepSeek-distill), qwen2, qwen3, phi3, gemma2 and gemma3 (text only: a folder of type gemma3_text, or a GGUF file)";
+const KNOWN: &str = "llama (with Mistral, SmolLM2 and DeepSeek-distill), qwen2, qwen3 and its mixtures, phi3, gemma2 and gemma3 (text only: a folder of type gemma3_text, or a GGUF file)";
 
 const fn key(gguf: &'static str, config: &'static str) -> Key {
     Key { gguf, config }
@@ -80,6 +84,10 @@ const WINDOW: Key = key("attention.sliding_window", "sliding_window");
 const ATTENTION_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
 const OUTPUT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 const EXPERTS: Key = key("expert_count", "num_experts");
+/// The name newer libraries write.
+const LOCAL_EXPERTS: Key = key("expert_count", "num_local_experts");
+const EXPERTS_USED: Key = key("expert_used_count", "num_experts_per_tok");
+const EXPERT_FEED_FORWARD: Key = key("expert_feed_forward_length", "moe_intermediate_size");
 
 /// Everything the forward pass and the ledger need to know before the weights are read.
 #[derive(Debug, Clone)]
@@ -106,6 +114,17 @@ pub struct Architecture {
     pub ropes: Vec<Rope>,
     /// The rotation for sequences longer than `original` positions, where the file has one (Phi-3).
     pub long: Option<Long>,
+    /// Where feed-forwards are mixtures; `shape.feed_forward` is then one expert's.
+    pub experts: Option<Experts>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    pub count: u32,
+    /// Of which a token goes through so many.
+    pub used: u32,
+    /// The shares of those add up to one.
+    pub normalised: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,9 +149,7 @@ impl Architecture {
             ))
         })?;
         let shape = shape(file, family)?;
-        if file.number(EXPERTS).is_some_and(|n| n > 0) {
-            return Err(file.unsupported("it is a mixture of experts, which this version does not run"));
-        }
+        let experts = experts(file, family)?;
         settings::check(file, Does { gelu: family.gelu, window_every: family.window_every })?;
         let layers = layers(file, family, &shape)?;
         let (ropes, long) = ropes(file, &shape, layers.iter().any(|l| l.rope == 1))?;
@@ -161,6 +178,7 @@ impl Architecture {
             layers,
             ropes,
             long,
+            experts,
             shape,
         };
         architecture.check_tensors(file, family)?;
@@ -176,11 +194,40 @@ impl Architecture {
         Self::name(file, self.post_norms, part, layer)
     }
 
+    /// What is known of a part before it is read: of one expert where the file's tensor holds all of them.
+    pub fn facts(&self, file: &ModelFile, part: Part, layer: u64) -> Option<TensorFacts> {
+        let facts = file.tensor(&self.tensor(file, part, layer))?;
+        match part.expert().filter(|_| file.is_gguf()) {
+            None => Some(facts),
+            Some(_) => match (facts.dims.split_first(), self.experts) {
+                (Some((count, dims)), Some(experts)) if *count == u64::from(experts.count) => {
+                    Some(TensorFacts { dims: dims.to_vec(), ..facts })
+                }
+                _ => None,
+            },
+        }
+    }
+
     /// The matrices of a layer with their (rows, columns).
     fn matrices(&self) -> Vec<(Part, [u64; 2])> {
         let s = &self.shape;
         let (queries, keys) = (s.heads * s.head_dim, s.kv_heads * s.head_dim);
         let output = (Part::AttentionOutput, [s.hidden, queries]);
+        if let Some(experts) = self.experts {
+            let mut all = vec![
+                (Part::Query, [queries, s.hidden]),
+                (Part::Key, [keys, s.hidden]),
+                (Part::Value, [keys, s.hidden]),
+                output,
+                (Part::Router, [u64::from(experts.count), s.hidden]),
+            ];
+            for at in 0..experts.count {
+                all.push((Part::ExpertGate(at), [s.feed_forward, s.hidden]));
+                all.push((Part::ExpertUp(at), [s.feed_forward, s.hidden]));
+                all.push((Part::ExpertDown(at), [s.hidden, s.feed_forward]));
+            }
+            return all;
+        }
         let down = (Part::Down, [s.hidden, s.feed_forward]);
         if self.fused {
             let qkv = (Part::QueryKeyValue, [queries + 2 * keys, s.hidden]);
@@ -225,7 +272,7 @@ impl Architecture {
         let mut known = std::collections::HashSet::new();
         let mut expect = |part: Part, layer: u64, dims: &[u64], needed: bool| {
             let name = self.tensor(file, part, layer);
-            match file.tensor(&name) {
+            match self.facts(file, part, layer) {
                 None if needed => return Err(file.unsupported(format!("tensor {name} is missing"))),
                 Some(facts) if facts.dims != dims => {
                     return Err(file.unsupported(format!("tensor {name} is {:?}, expected {dims:?}", facts.dims)));
@@ -260,14 +307,19 @@ impl Architecture {
         }
     }
 
+    /// The matrices of every layer.
+    pub fn matrix_parts(&self) -> Vec<Part> {
+        self.matrices().into_iter().map(|(part, _)| part).collect()
+    }
+
     /// What the weights will hold; `None` if a matrix cannot be placed.
     pub fn weights(&self, file: &ModelFile, kernels: cfq_memory::Kernels) -> Option<WeightSum> {
         let mut sum = WeightSum::default();
-        let parts: Vec<Part> = self.matrices().into_iter().map(|(part, _)| part).collect();
+        let parts = self.matrix_parts();
         let layers = (0..self.shape.layers).flat_map(|l| parts.iter().map(move |p| (*p, l)));
         let output = (!self.tied).then_some((Part::Output, 0));
         for (part, layer) in layers.chain([(Part::Embedding, 0)]).chain(output) {
-            sum.add(&linear::plan(&file.tensor(&self.tensor(file, part, layer))?, kernels)?)?;
+            sum.add(&linear::plan(&self.facts(file, part, layer)?, kernels)?)?;
         }
         Some(sum)
     }
@@ -299,10 +351,33 @@ fn shape(file: &ModelFile, family: &Family) -> Result<Shape, HeaderError> {
         kv_heads,
         head_dim,
         hidden,
-        feed_forward: number(FEED_FORWARD, 1 << 20)?,
+        feed_forward: number(if family.experts { EXPERT_FEED_FORWARD } else { FEED_FORWARD }, 1 << 20)?,
         vocabulary: embedding.and_then(|t| t.dims.first().copied()).unwrap_or(0),
         context: number(CONTEXT, 1 << 24)?,
     })
+}
+
+/// Most experts of a layer: twice what the largest models have.
+const EXPERTS_MOST: u64 = 1024;
+
+fn experts(file: &ModelFile, family: &Family) -> Result<Option<Experts>, HeaderError> {
+    let Some(count) = file.number(EXPERTS).or_else(|| file.number(LOCAL_EXPERTS)).filter(|count| *count > 0) else {
+        return if family.experts { Err(missing(file, EXPERTS)) } else { Ok(None) };
+    };
+    if !family.experts {
+        return Err(
+            file.unsupported(format!("it is a mixture of experts of {}, which this version does not run", family.gguf))
+        );
+    }
+    let used = file.number(EXPERTS_USED).ok_or_else(|| missing(file, EXPERTS_USED))?;
+    if count > EXPERTS_MOST || used == 0 || used > count {
+        return Err(
+            file.unsupported(format!("{used} of {count} experts for each token is no mixture of {}", family.gguf))
+        );
+    }
+    // llama.cpp's graph for this architecture always does.
+    let normalised = file.is_gguf() || file.config("norm_topk_prob").and_then(|v| v.as_bool()) == Some(true);
+    Ok(Some(Experts { count: count as u32, used: used as u32, normalised }))
 }
 
 /// One over the root of the head's size, but where Gemma says otherwise.
@@ -332,7 +407,7 @@ fn layers(file: &ModelFile, family: &Family, shape: &Shape) -> Result<Vec<LayerK
                 Some(Some("full_attention")) => false,
                 Some(other) => return Err(file.unsupported(format!("layer {layer} has the type {other:?}"))),
                 None if family.window_every > 1 => (layer + 1) % family.window_every != 0,
-                None => family.gguf != "qwen2" && family.gguf != "qwen3",
+                None => !family.gguf.starts_with("qwen"),
             };
             let windowed = windowed && on != Some(false);
             Ok(LayerKind { window: window.filter(|_| windowed), rope: usize::from(two_ropes && windowed) })

@@ -20,7 +20,7 @@ use cfq_proto::job::FinishReason;
 use crate::engine::Ended;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
-use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
 use crate::engine::candle::share::{PIECE_LEAST, Want, share};
@@ -68,9 +68,9 @@ struct Share {
     scored: usize,
 }
 
-pub struct Batcher {
-    model: Model,
-    pool: KvPool,
+pub struct Batcher<N: Network = Model> {
+    model: N,
+    pool: KvPool<N::Memory>,
     vocabulary: Arc<Vocabulary>,
     jobs: Receiver<Job>,
     room: Arc<Room>,
@@ -86,10 +86,10 @@ pub struct Batcher {
     steps: u64,
 }
 
-impl Batcher {
+impl<N: Network> Batcher<N> {
     pub fn new(
-        model: Model,
-        pool: KvPool,
+        model: N,
+        pool: KvPool<N::Memory>,
         vocabulary: Arc<Vocabulary>,
         jobs: Receiver<Job>,
         room: Arc<Room>,

@@ -31,6 +31,13 @@ pub fn normalised(values: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
+/// Columns `from..from + width` of rows that are `row` long.
+pub fn columns(all: &[f32], row: usize, from: usize, width: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(all.len() / row * width);
+    all.chunks_exact(row).for_each(|row| out.extend_from_slice(&row[from..from + width]));
+    out
+}
+
 pub fn add(to: &mut [f32], values: &[f32]) {
     to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
 }

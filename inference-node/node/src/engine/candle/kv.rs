@@ -12,7 +12,7 @@ mod parking;
 use cfq_memory::{BlockId, BlockTable, Prefix};
 
 pub use crate::engine::candle::kv::host::{HostBlocks, KvView};
-pub use crate::engine::candle::kv::memory::BlockMemory;
+pub use crate::engine::candle::kv::memory::{BlockMemory, Values};
 pub use crate::engine::candle::kv::parking::{Arena, ParkedAs, Parking};
 use crate::engine::lanes::LANES;
 
@@ -66,6 +66,11 @@ impl SequenceKv {
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
+
+    /// Which, in the order of its positions.
+    pub fn table(&self) -> &[BlockId] {
+        &self.blocks
+    }
 }
 
 /// The pool of one model, whose blocks are in `M`.
@@ -90,6 +95,10 @@ impl<M: BlockMemory> KvPool<M> {
     /// The same pool, which parks what it evicts.
     pub fn parked_in(self, parking: Option<Parking>) -> Self {
         Self { parking, ..self }
+    }
+
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// Begins a sequence with the longest known beginning of `tokens`, all but the last of them at most. An `exact` one

@@ -6,6 +6,7 @@ use cfq_memory::{Need, Parts, Shape, fit};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::{CHUNK_MOST, GUESSED_ROWS};
+use crate::engine::candle::card;
 use crate::engine::candle::kv::BLOCK;
 use crate::engine::candle::{Limits, LoadError, linear};
 use crate::engine::lanes::LANES;
@@ -15,13 +16,11 @@ use crate::models::tokenizer::vocabulary_size;
 
 /// Bytes of one key or value: the pool is F32 on the CPU.
 const KV_ELEMENT: u64 = 4;
-/// On a card it would be F16.
-const CARD_KV_ELEMENT: u64 = 2;
 /// Left for the rest of the process: its runtime, message buffers, chat template, the tables of constrained decoding, and
 /// what each thread holds of the scores of attention.
 const RESERVE: u64 = 256 << 20;
 /// A pool smaller than this is no use: a prompt with one file and its answer.
-const LEAST_TOKENS: u64 = 2048;
+pub const LEAST_TOKENS: u64 = 2048;
 
 /// What a model would need, from its header alone.
 pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
@@ -39,7 +38,7 @@ pub struct Estimate {
     pub context: u64,
     /// In this process, on the CPU.
     pub cpu: Need,
-    /// On a graphics card: weights as stored, keys and values in F16. This build puts nothing there; for choosing one.
+    /// On a graphics card: weights as stored, keys and values in F16.
     pub card: Need,
 }
 
@@ -47,7 +46,7 @@ pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
     let file = ModelFile::read(path)?;
     let architecture = Architecture::read(&file)?;
     let cpu = fit_file(&file, &architecture, Limits { memory: u64::MAX, max_sequences: 1 })?;
-    let kv_per_token = architecture.shape.kv_per_token(CARD_KV_ELEMENT);
+    let kv_per_token = architecture.shape.kv_per_token(card::ELEMENT);
     let card = Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu };
     Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, card })
 }
@@ -68,6 +67,11 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
     let shape = &architecture.shape;
     // Vectors are padded to whole lanes.
+    // An expert's rows are gathered before it and spread after it.
+    let feed_forward = match architecture.experts {
+        Some(_) => shape.feed_forward.saturating_add(shape.hidden),
+        None => shape.feed_forward,
+    };
     let padded = Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape };
     let sequences = u64::from(sequences.max(1));
     let (rows, scored) = (CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
@@ -75,13 +79,13 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         weights,
         tables: vectors(file).saturating_add(vocabulary_size(file)?.bytes()),
         kv_per_token: padded.kv_per_token(KV_ELEMENT),
-        activations: shape.activations(rows, scored),
+        activations: Shape { feed_forward, ..*shape }.activations(rows, scored),
         reserve: RESERVE,
     })
 }
 
 /// Bytes of everything that is no matrix: norms and biases, held as F32.
-fn vectors(file: &ModelFile) -> u64 {
+pub fn vectors(file: &ModelFile) -> u64 {
     let facts = file.tensor_names().into_iter().filter_map(|name| file.tensor(name));
     let lengths = facts.filter_map(|facts| match facts.dims[..] {
         [length] => Some(length),

@@ -44,7 +44,8 @@ pub fn plan(facts: &TensorFacts, kernels: Kernels) -> Option<Placed> {
     place(Matrix { format: facts.format?, rows, cols }, kernels)
 }
 
-fn dtype(format: Format) -> GgmlDType {
+/// What candle calls a format.
+pub fn dtype(format: Format) -> GgmlDType {
     match format {
         Format::F32 => GgmlDType::F32,
         Format::F16 => GgmlDType::F16,

@@ -3,8 +3,11 @@
 mod architecture;
 mod attention;
 mod batcher;
+mod card;
+pub mod check;
 mod dense;
 mod elementwise;
+mod feed_forward;
 mod kv;
 mod ledger;
 mod linear;
@@ -13,6 +16,7 @@ mod model;
 mod opening;
 #[cfg(test)]
 mod parity;
+pub mod random;
 mod room;
 mod rope;
 mod sequence;
@@ -40,11 +44,12 @@ use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::Batcher;
+pub use crate::engine::candle::card::{Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, cards};
 pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::fit_file;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need};
-use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
@@ -76,13 +81,55 @@ pub enum LoadError {
         #[source]
         source: candle_core::Error,
     },
+    #[error("{path} does not fit on {cards}: it {source}")]
+    NoLayout { path: PathBuf, cards: String, source: NoLayout },
+    /// The sum said that it fits, and it did not.
+    #[error("{path} was to fit on {cards} ({need}), and their memory ran out while it was loaded")]
+    CardFull { path: PathBuf, cards: String, need: Box<Need>, source: Box<candle_core::Error> },
     #[error("cannot start the engine's thread")]
     Thread(#[source] std::io::Error),
+}
+
+/// What is read of a model before its weights.
+struct Opened {
+    began: Instant,
+    file: ModelFile,
+    architecture: Architecture,
+    vocabulary: Arc<Vocabulary>,
+    template: Arc<ChatTemplate>,
+}
+
+impl Opened {
+    fn read(path: &Path) -> Result<Self, LoadError> {
+        let began = Instant::now();
+        let file = ModelFile::read(path)?;
+        let architecture = Architecture::read(&file)?;
+        let vocabulary = Arc::new(Vocabulary::read(&file)?);
+        if vocabulary.len() as u64 > architecture.shape.vocabulary {
+            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
+            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
+        }
+        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
+        Ok(Self { began, file, architecture, vocabulary, template })
+    }
+}
+
+/// A model's weights and its pool, wherever they are.
+struct Loaded<N: Network> {
+    network: N,
+    pool: KvPool<N::Memory>,
+    need: Need,
+    /// Bytes of the weights, counted.
+    held: u64,
+    /// All of it is computed in F32, see [`Model::is_plain`].
+    plain: bool,
+    device: String,
 }
 
 /// A loaded model.
 pub struct CandleEngine {
     model: ModelId,
+    device: String,
     need: Need,
     /// Bytes of the weights as held, counted after loading.
     weights: u64,
@@ -120,29 +167,42 @@ impl CandleEngine {
         changes: Arc<Changes>,
         arena: Option<Arc<Arena>>,
     ) -> Result<Self, LoadError> {
-        let began = Instant::now();
-        let file = ModelFile::read(path)?;
-        let architecture = Architecture::read(&file)?;
-        let vocabulary = Arc::new(Vocabulary::read(&file)?);
-        if vocabulary.len() as u64 > architecture.shape.vocabulary {
-            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
-            return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
-        }
-        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
-        let need = fit_file(&file, &architecture, limits)?;
+        let opened = Opened::read(path)?;
+        let need = fit_file(&opened.file, &opened.architecture, limits)?;
         tracing::info!(%model, %need, "loading model");
+        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
+        let network = Model::load(&opened.file, opened.architecture.clone(), linear::kernels()).map_err(weights)?;
+        let held = network.stored_bytes() as u64;
+        let pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
+        let plain = network.is_plain();
+        let loaded = Loaded { network, pool, need, held, plain, device: "cpu".to_owned() };
+        Self::start(model, opened, loaded, limits, changes, arena)
+    }
+
+    /// Measures what was loaded and starts its thread.
+    fn start<N>(
+        model: ModelId,
+        opened: Opened,
+        loaded: Loaded<N>,
+        limits: Limits,
+        changes: Arc<Changes>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Self, LoadError>
+    where
+        N: Network<Memory: Send> + Send + 'static,
+    {
+        let Opened { began, file, architecture, vocabulary, template } = opened;
+        let Loaded { network, pool, need, held, plain, device } = loaded;
+        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
         let context = architecture.shape.context;
         let original = architecture.long.as_ref().map(|long| long.original as u64);
-        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
-        let network = Model::load(&file, architecture, linear::kernels()).map_err(weights)?;
-        let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
-        let held = network.stored_bytes() as u64;
         let figures = Figures::new(load_rate, changes.clone());
-        let blocks = need.kv_tokens as usize / BLOCK;
-        let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file), network.is_plain()));
-        let mut pool = KvPool::new(network.kv_shape(), blocks).parked_in(parking.clone());
-        warm_up(&network, &mut pool, &figures).map_err(weights)?;
-        let room = Room::new((blocks * BLOCK) as u64, limits.max_sequences as usize, changes);
+        let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file, &device), plain));
+        let mut pool = pool.parked_in(parking.clone());
+        warm_up(&network, &mut pool, &figures)
+            .map_err(|source| LoadError::Weights { path: file.path().to_owned(), source })?;
+        let tokens = need.kv_tokens / BLOCK as u64 * BLOCK as u64;
+        let room = Room::new(tokens, limits.max_sequences as usize, changes);
         // Admission holds a slot for each job in the channel, so it never fills.
         let (jobs, receiver) = sync_channel(room.max_sequences());
         let (words, cost) = (vocabulary.clone(), Figures::cost);
@@ -154,6 +214,7 @@ impl CandleEngine {
         let numbers = figures.read();
         tracing::info!(
             %model,
+            device,
             seconds = began.elapsed().as_secs_f64(),
             prefill_rate = numbers.prefill_rate,
             decode_rate = numbers.decode_rate,
@@ -162,6 +223,7 @@ impl CandleEngine {
         let grammars = Arc::new(Grammars::new(vocabulary.clone()));
         Ok(Self {
             model,
+            device,
             need,
             weights: held,
             context,
@@ -183,6 +245,11 @@ impl CandleEngine {
         drop(jobs);
         // A panic was reported by the thread itself.
         let _ = thread.join();
+    }
+
+    /// `cpu`, or its card or cards.
+    pub fn device(&self) -> &str {
+        &self.device
     }
 
     pub fn need(&self) -> &Need {
@@ -216,19 +283,19 @@ impl CandleEngine {
 }
 
 /// Names the content of a model's file as it is now, as far as its size and times tell.
-fn version(model: &ModelId, file: &ModelFile) -> String {
+fn version(model: &ModelId, file: &ModelFile, device: &str) -> String {
     let changed = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
     let inside = std::fs::read_dir(file.path()).into_iter().flatten().flatten();
     let newest = inside.filter_map(|entry| changed(&entry.path())).chain(changed(file.path())).max();
     let newest = newest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-    format!("{model} {} {} {} cpu", file.path().display(), file.size(), newest.as_nanos())
+    format!("{model} {} {} {} {device}", file.path().display(), file.size(), newest.as_nanos())
 }
 
 /// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
 /// has rates from the start.
-fn warm_up(model: &Model, pool: &mut KvPool, figures: &Figures) -> candle_core::Result<()> {
+fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figures) -> candle_core::Result<()> {
     let prompt = 64.min(pool.available() * BLOCK);
-    let begin = |pool: &mut KvPool, positions: usize| {
+    let begin = |pool: &mut KvPool<N::Memory>, positions: usize| {
         let mut kv = pool.begin(&[], false, false);
         match pool.grow(&mut kv, positions) {
             true => Ok(kv),
@@ -269,7 +336,7 @@ impl Engine for CandleEngine {
         ModelState {
             model: self.model.clone(),
             residency,
-            device: "cpu".to_owned(),
+            device: self.device.clone(),
             need_bytes: self.need.total(),
             context_tokens: u32::try_from(self.context.min(self.room.capacity())).unwrap_or(u32::MAX),
             kv_tokens_free: self.room.free(),

@@ -9,8 +9,9 @@ use cfq_memory::Kernels;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::{self, Sizes};
-use crate::engine::candle::elementwise::{self, activate, add, normalise, normalised};
-use crate::engine::candle::kv::{KvPool, KvShape, SequenceKv};
+use crate::engine::candle::elementwise::{self, add, columns, normalise, normalised};
+use crate::engine::candle::feed_forward::FeedForward;
+use crate::engine::candle::kv::{BlockMemory, HostBlocks, KvPool, KvShape, SequenceKv};
 use crate::engine::candle::linear::{Linear, shared};
 use crate::engine::candle::rope::rotate;
 use crate::engine::candle::tensors::Part;
@@ -23,11 +24,6 @@ enum Projections {
     Fused(Linear),
 }
 
-enum GateUp {
-    Apart([Linear; 2]),
-    Fused(Linear),
-}
-
 struct Layer {
     attention_norm: Vec<f32>,
     projections: Projections,
@@ -36,8 +32,7 @@ struct Layer {
     output: Linear,
     post_attention_norm: Option<Vec<f32>>,
     feed_forward_norm: Vec<f32>,
-    gate_up: GateUp,
-    down: Linear,
+    feed_forward: FeedForward,
     post_feed_forward_norm: Option<Vec<f32>>,
 }
 
@@ -60,6 +55,19 @@ pub struct Rows<'a> {
     pub scored: usize,
 }
 
+/// A loaded model, whatever it computes on.
+pub trait Network {
+    /// Where its keys and values are.
+    type Memory: BlockMemory;
+
+    fn architecture(&self) -> &Architecture;
+
+    /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
+    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
+    /// depends on the others, also with kernels that are faster otherwise.
+    fn forward(&self, pool: &mut KvPool<Self::Memory>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>>;
+}
+
 /// Cosines and sines of a batch's rows for one rotation.
 struct Angles {
     cos: Vec<f32>,
@@ -80,10 +88,6 @@ impl Model {
         Ok(Self { embedding, layers, norm, output, architecture })
     }
 
-    pub fn architecture(&self) -> &Architecture {
-        &self.architecture
-    }
-
     pub fn kv_shape(&self) -> KvShape {
         let s = &self.architecture.shape;
         KvShape { layers: s.layers as usize, heads: s.kv_heads as usize, head_dim: s.head_dim as usize }
@@ -101,51 +105,6 @@ impl Model {
 
     fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.layers.iter().flat_map(Layer::linears).chain([&self.embedding]).chain(&self.output)
-    }
-
-    /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
-    /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
-    /// depends on the others, also with kernels that are faster otherwise.
-    pub fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {
-        let a = &self.architecture;
-        let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
-        let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
-        let mut x = self.embedding.rows(&ids)?;
-        if a.embedding_scale != 1.0 {
-            x.iter_mut().for_each(|value| *value *= a.embedding_scale);
-        }
-        for (at, layer) in self.layers.iter().enumerate() {
-            let normed = normalised(&x, &layer.attention_norm, a.epsilon);
-            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
-            let mut out = layer.output.forward(&mixed, exact)?;
-            if let Some(norm) = &layer.post_attention_norm {
-                normalise(&mut out, norm, a.epsilon);
-            }
-            add(&mut x, &out);
-            let normed = normalised(&x, &layer.feed_forward_norm, a.epsilon);
-            let mut out = layer.feed_forward(&normed, a, exact)?;
-            if let Some(norm) = &layer.post_feed_forward_norm {
-                normalise(&mut out, norm, a.epsilon);
-            }
-            add(&mut x, &out);
-        }
-        let hidden = a.shape.hidden as usize;
-        let mut scored = Vec::new();
-        let mut end = 0;
-        for part in parts {
-            end += part.tokens.len();
-            scored.extend_from_slice(&x[(end - part.scored.min(part.tokens.len())) * hidden..end * hidden]);
-        }
-        if scored.is_empty() {
-            return Ok(None);
-        }
-        normalise(&mut scored, &self.norm, a.epsilon);
-        let mut scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&scored, exact)?;
-        if let Some(cap) = a.output_cap {
-            elementwise::squeeze(&mut scores, cap);
-        }
-        let rows = scored.len() / hidden;
-        Tensor::from_vec(scores, (rows, a.shape.vocabulary as usize), &Device::Cpu).map(Some)
     }
 
     fn angles(&self, parts: &[Rows<'_>], rope: usize) -> Angles {
@@ -220,16 +179,59 @@ impl Model {
     }
 }
 
+impl Network for Model {
+    type Memory = HostBlocks;
+
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {
+        let a = &self.architecture;
+        let ids: Vec<u32> = parts.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        let angles: Vec<Angles> = (0..a.ropes.len()).map(|rope| self.angles(parts, rope)).collect();
+        let mut x = self.embedding.rows(&ids)?;
+        if a.embedding_scale != 1.0 {
+            x.iter_mut().for_each(|value| *value *= a.embedding_scale);
+        }
+        for (at, layer) in self.layers.iter().enumerate() {
+            let normed = normalised(&x, &layer.attention_norm, a.epsilon);
+            let mixed = self.attend(at, pool, parts, &normed, &angles[a.layers[at].rope], exact)?;
+            let mut out = layer.output.forward(&mixed, exact)?;
+            if let Some(norm) = &layer.post_attention_norm {
+                normalise(&mut out, norm, a.epsilon);
+            }
+            add(&mut x, &out);
+            let normed = normalised(&x, &layer.feed_forward_norm, a.epsilon);
+            let mut out = layer.feed_forward.forward(&normed, a, exact)?;
+            if let Some(norm) = &layer.post_feed_forward_norm {
+                normalise(&mut out, norm, a.epsilon);
+            }
+            add(&mut x, &out);
+        }
+        let hidden = a.shape.hidden as usize;
+        let mut scored = Vec::new();
+        let mut end = 0;
+        for part in parts {
+            end += part.tokens.len();
+            scored.extend_from_slice(&x[(end - part.scored.min(part.tokens.len())) * hidden..end * hidden]);
+        }
+        if scored.is_empty() {
+            return Ok(None);
+        }
+        normalise(&mut scored, &self.norm, a.epsilon);
+        let mut scores = self.output.as_ref().unwrap_or(&self.embedding).forward(&scored, exact)?;
+        if let Some(cap) = a.output_cap {
+            elementwise::squeeze(&mut scores, cap);
+        }
+        let rows = scored.len() / hidden;
+        Tensor::from_vec(scores, (rows, a.shape.vocabulary as usize), &Device::Cpu).map(Some)
+    }
+}
+
 /// The values of a vector of the file.
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.flatten_all()?.to_vec1()
-}
-
-/// Columns `from..from + width` of rows that are `row` long.
-fn columns(all: &[f32], row: usize, from: usize, width: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(all.len() / row * width);
-    all.chunks_exact(row).for_each(|row| out.extend_from_slice(&row[from..from + width]));
-    out
 }
 
 impl Layer {
@@ -243,11 +245,7 @@ impl Layer {
                 weights.linear(Part::Value, Some(Part::ValueBias), layer)?,
             ])
         };
-        let gate_up = if a.fused {
-            GateUp::Fused(weights.linear(Part::GateUp, None, layer)?)
-        } else {
-            GateUp::Apart([weights.linear(Part::Gate, None, layer)?, weights.linear(Part::Up, None, layer)?])
-        };
+        let feed_forward = FeedForward::load(weights, a, layer)?;
         let mut norm = |part: Part| weights.norm(part, layer).and_then(|norm| values(&norm));
         let head_norms = if a.head_norms { Some([norm(Part::QueryNorm)?, norm(Part::KeyNorm)?]) } else { None };
         let post_norms =
@@ -261,21 +259,17 @@ impl Layer {
             output: weights.linear(Part::AttentionOutput, Some(Part::AttentionOutputBias), layer)?,
             post_attention_norm,
             feed_forward_norm,
-            gate_up,
-            down: weights.linear(Part::Down, None, layer)?,
+            feed_forward,
             post_feed_forward_norm,
         })
     }
 
     fn linears(&self) -> Vec<&Linear> {
-        let mut all = vec![&self.output, &self.down];
+        let mut all = vec![&self.output];
+        all.extend(self.feed_forward.linears());
         match &self.projections {
             Projections::Apart(three) => all.extend(three),
             Projections::Fused(one) => all.push(one),
-        }
-        match &self.gate_up {
-            GateUp::Apart(two) => all.extend(two),
-            GateUp::Fused(one) => all.push(one),
         }
         all
     }
@@ -290,18 +284,5 @@ impl Layer {
                 Ok([part(0, query_row), part(query_row, key_row), part(query_row + key_row, key_row)])
             }
         }
-    }
-
-    fn feed_forward(&self, x: &[f32], a: &Architecture, exact: bool) -> Result<Vec<f32>> {
-        let width = a.shape.feed_forward as usize;
-        let [mut gate, up] = match &self.gate_up {
-            GateUp::Apart([gate, up]) => shared([gate, up], x, exact)?,
-            GateUp::Fused(both) => {
-                let both = both.forward(x, exact)?;
-                [0, width].map(|from| columns(&both, 2 * width, from, width))
-            }
-        };
-        activate(&mut gate, &up, width, a.gelu);
-        self.down.forward(&gate, exact)
     }
 }

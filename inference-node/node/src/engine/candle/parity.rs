@@ -1,15 +1,39 @@
 //! Every family against transformers, on the small models of tests/fixtures/models (see make_models.py there).
+//!
+//! The checks are said once, for any [`Network`]; here they meet the CPU's, and in [`super::card`] the cards'.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::linear::kernels;
-use crate::engine::candle::model::{Model, Rows};
+use crate::engine::candle::model::{Model, Network, Rows};
 use crate::models::file::ModelFile;
 use crate::models::tokenizer::Vocabulary;
 
-pub const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"];
+pub const FAMILIES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen2-yarn", "qwen3", "qwen3-moe", "phi3", "gemma2", "gemma3"];
+
+/// How a model is loaded for a test, and its pool.
+pub struct Way<N: Network> {
+    pub load: fn(&Path) -> N,
+    pub pool: fn(&N, usize) -> KvPool<N::Memory>,
+}
+
+const CPU: Way<Model> = Way {
+    load: |path| {
+        let file = ModelFile::read(path).unwrap();
+        let architecture = Architecture::read(&file).unwrap();
+        Model::load(&file, architecture, kernels()).unwrap()
+    },
+    pool: |model, blocks| KvPool::new(model.kv_shape(), blocks),
+};
+
+impl<N: Network> Way<N> {
+    fn pool_of(&self, model: &N) -> KvPool<N::Memory> {
+        (self.pool)(model, 4096 / BLOCK)
+    }
+}
 
 #[derive(serde::Deserialize)]
 struct Case {
@@ -19,10 +43,14 @@ struct Case {
     greedy: Vec<u32>,
 }
 
+pub fn folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family)
+}
+
 /// Both containers of each family.
 fn files() -> impl Iterator<Item = (PathBuf, Vec<Case>)> {
     FAMILIES.into_iter().flat_map(|family| {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
+        let folder = folder(family);
         [folder.clone(), folder.join("model.gguf")].map(|path| {
             let expected = std::fs::read_to_string(folder.join("expected.json")).unwrap();
             (path, serde_json::from_str(&expected).unwrap())
@@ -30,29 +58,25 @@ fn files() -> impl Iterator<Item = (PathBuf, Vec<Case>)> {
     })
 }
 
-fn load(path: &std::path::Path) -> Model {
-    let file = ModelFile::read(path).unwrap();
-    let architecture = Architecture::read(&file).unwrap();
-    Model::load(&file, architecture, kernels()).unwrap()
-}
-
-fn pool(model: &Model) -> KvPool {
-    KvPool::new(model.kv_shape(), 4096 / BLOCK)
-}
-
 struct Sequence {
     tokens: Vec<u32>,
     kv: SequenceKv,
 }
 
-fn begin(model: &Model, pool: &mut KvPool, case: &Case) -> Sequence {
+fn begin<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, case: &Case, exact: bool) -> Sequence {
     let longest = case.ids.len() + case.greedy.len();
     let long = model.architecture().long.as_ref().is_some_and(|long| longest > long.original);
-    Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, false) }
+    Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, exact) }
 }
 
 /// One pass over up to `chunk` tokens of each; the scores of those that reached their end, by sequence.
-fn pass(model: &Model, pool: &mut KvPool, sequences: &mut [Sequence], chunk: usize) -> Vec<Option<Vec<f32>>> {
+fn pass<N: Network>(
+    model: &N,
+    pool: &mut KvPool<N::Memory>,
+    sequences: &mut [Sequence],
+    chunk: usize,
+    exact: bool,
+) -> Vec<Option<Vec<f32>>> {
     let takes: Vec<usize> = sequences.iter().map(|s| (s.tokens.len() - s.kv.len()).min(chunk)).collect();
     for (sequence, take) in sequences.iter_mut().zip(&takes) {
         assert!(pool.grow(&mut sequence.kv, *take));
@@ -67,7 +91,7 @@ fn pass(model: &Model, pool: &mut KvPool, sequences: &mut [Sequence], chunk: usi
             scored: usize::from(ends(s, *take)),
         })
         .collect();
-    let scores = model.forward(pool, &rows, false).unwrap();
+    let scores = model.forward(pool, &rows, exact).unwrap();
     drop(rows);
     let mut scores = scores.map_or(Vec::new(), |s| s.to_vec2::<f32>().unwrap()).into_iter();
     sequences
@@ -86,11 +110,11 @@ fn best(scores: &[f32]) -> u32 {
 }
 
 /// Greedy text of all cases together, prompts in chunks of `chunk`.
-fn greedy(model: &Model, pool: &mut KvPool, cases: &[Case], chunk: usize) -> (Vec<Vec<u32>>, usize) {
-    let mut sequences: Vec<Sequence> = cases.iter().map(|case| begin(model, pool, case)).collect();
+fn greedy<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, cases: &[Case], chunk: usize) -> (Vec<Vec<u32>>, usize) {
+    let mut sequences: Vec<Sequence> = cases.iter().map(|case| begin(model, pool, case, false)).collect();
     let cached = sequences.iter().map(|s| s.kv.len()).sum();
     while sequences.iter().zip(cases).any(|(s, c)| s.tokens.len() < c.ids.len() + c.greedy.len()) {
-        let scored = pass(model, pool, &mut sequences, chunk);
+        let scored = pass(model, pool, &mut sequences, chunk, false);
         for (sequence, scores) in sequences.iter_mut().zip(scored) {
             // Those that are done go on until the last is: more company for the others.
             sequence.tokens.extend(scores.map(|scores| best(&scores)));
@@ -118,19 +142,19 @@ fn token_ids_are_the_references() {
     }
 }
 
-#[test]
-fn scores_are_the_references_alone_and_in_a_ragged_batch() {
+pub fn scores_are_the_references<N: Network>(way: &Way<N>, tolerance: f32) {
     for (path, cases) in files() {
-        let model = load(&path);
+        let model = (way.load)(&path);
         for together in [1, cases.len()] {
             for cases in cases.chunks(together) {
-                let mut pool = pool(&model);
-                let mut sequences: Vec<Sequence> = cases.iter().map(|case| begin(&model, &mut pool, case)).collect();
-                let scored = pass(&model, &mut pool, &mut sequences, usize::MAX);
+                let mut pool = way.pool_of(&model);
+                let mut sequences: Vec<Sequence> =
+                    cases.iter().map(|case| begin(&model, &mut pool, case, false)).collect();
+                let scored = pass(&model, &mut pool, &mut sequences, usize::MAX, false);
                 for (scores, case) in scored.into_iter().zip(cases) {
                     let far = scores.unwrap().iter().zip(&case.logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                     assert!(
-                        far < 1e-3,
+                        far < tolerance,
                         "{}, {} together: {far} off after {:?}",
                         path.display(),
                         cases.len(),
@@ -142,13 +166,12 @@ fn scores_are_the_references_alone_and_in_a_ragged_batch() {
     }
 }
 
-#[test]
-fn greedy_text_is_the_references_in_batches_and_chunks_and_with_known_beginnings() {
+pub fn greedy_text_is_the_references<N: Network>(way: &Way<N>) {
     for (path, cases) in files() {
-        let model = load(&path);
+        let model = (way.load)(&path);
         let expected: Vec<Vec<u32>> = cases.iter().map(|c| c.greedy.clone()).collect();
         for chunk in [7, 512] {
-            let mut pool = pool(&model);
+            let mut pool = way.pool_of(&model);
             let (texts, cached) = greedy(&model, &mut pool, &cases, chunk);
             assert_eq!((texts, cached), (expected.clone(), 0), "{}", path.display());
             let (texts, cached) = greedy(&model, &mut pool, &cases, chunk);
@@ -160,16 +183,16 @@ fn greedy_text_is_the_references_in_batches_and_chunks_and_with_known_beginnings
     }
 }
 
-#[test]
-fn a_batch_changes_no_bit() {
+/// Asked to be exact or, where its kernels are so anyway, not.
+pub fn company_changes_no_bit<N: Network>(way: &Way<N>, exact: bool) {
     for (path, cases) in files() {
-        let model = load(&path);
+        let model = (way.load)(&path);
         let run = |cases: &[Case], chunk: usize| -> Vec<Vec<f32>> {
-            let mut pool = pool(&model);
-            let mut sequences: Vec<Sequence> = cases.iter().map(|case| begin(&model, &mut pool, case)).collect();
+            let mut pool = way.pool_of(&model);
+            let mut sequences: Vec<Sequence> = cases.iter().map(|case| begin(&model, &mut pool, case, exact)).collect();
             let mut last: Vec<Option<Vec<f32>>> = vec![None; cases.len()];
             while last.iter().any(Option::is_none) {
-                for (last, scored) in last.iter_mut().zip(pass(&model, &mut pool, &mut sequences, chunk)) {
+                for (last, scored) in last.iter_mut().zip(pass(&model, &mut pool, &mut sequences, chunk, exact)) {
                     *last = last.take().or(scored);
                 }
                 // Only unfinished ones have tokens left.
@@ -183,4 +206,19 @@ fn a_batch_changes_no_bit() {
             assert_eq!(alone[0], together, "{}: {:?}", path.display(), case.text);
         }
     }
+}
+
+#[test]
+fn scores_are_the_references_alone_and_in_a_ragged_batch() {
+    scores_are_the_references(&CPU, 1e-3);
+}
+
+#[test]
+fn greedy_text_is_the_references_in_batches_and_chunks_and_with_known_beginnings() {
+    greedy_text_is_the_references(&CPU);
+}
+
+#[test]
+fn a_batch_changes_no_bit() {
+    company_changes_no_bit(&CPU, false);
 }

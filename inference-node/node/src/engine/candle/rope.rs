@@ -21,6 +21,28 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
+/// What YaRN is told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    pub factor: f32,
+    /// Positions the model was made with.
+    pub original: f32,
+    /// Turns over those from which on a pair is left alone, and up to which it is stretched wholly.
+    pub fast: f32,
+    pub slow: f32,
+    pub magnitude: f32,
+}
+
+impl Yarn {
+    pub const FAST: f32 = 32.0;
+    pub const SLOW: f32 = 1.0;
+
+    /// The paper's, for a stretch by `factor`.
+    pub fn magnitude(factor: f32) -> f32 {
+        if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 }
+    }
+}
+
 impl Rope {
     /// `dims` values of each head turn, on the geometric scale from 1 to 1 / base.
     pub fn new(base: f32, dims: usize) -> Self {
@@ -52,6 +74,24 @@ impl Rope {
                 *frequency = (1.0 - smooth) * *frequency / factor + smooth * *frequency;
             }
         }
+        self
+    }
+
+    /// YaRN: pairs that turn often over the original context stay, those that turn seldom are stretched, those between by
+    /// parts. <https://arxiv.org/abs/2309.00071>, with the corrections' bounds rounded outwards as its authors' code has it.
+    pub fn yarn(mut self, base: f32, yarn: Yarn) -> Self {
+        let pairs = self.frequencies.len();
+        let dims = (2 * pairs) as f32;
+        // The pair that turns so often over the original context.
+        let turning =
+            |times: f32| dims * (yarn.original / (times * 2.0 * std::f32::consts::PI)).ln() / (2.0 * base.ln());
+        let low = turning(yarn.fast).floor().max(0.0);
+        let high = turning(yarn.slow).ceil().min(dims - 1.0);
+        for (pair, frequency) in self.frequencies.iter_mut().enumerate() {
+            let share = ((pair as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            *frequency = *frequency / yarn.factor * share + *frequency * (1.0 - share);
+        }
+        self.magnitude = yarn.magnitude;
         self
     }
 
@@ -112,6 +152,20 @@ mod tests {
         let mut row = [1.0, 1.0, 7.0, 8.0];
         rotate(&mut row, 4, Pairs::Halves, &cos, &sin);
         assert_eq!(row[2..], [7.0, 8.0]);
+    }
+
+    #[test]
+    fn yarn_leaves_what_turns_often_and_stretches_what_turns_seldom() {
+        let yarn = Yarn { factor: 4.0, original: 64.0, fast: 32.0, slow: 1.0, magnitude: Yarn::magnitude(4.0) };
+        let rope = Rope::new(10_000.0, 16).yarn(10_000.0, yarn);
+        let plain = Rope::new(10_000.0, 16);
+        assert_eq!(rope.frequencies[0], plain.frequencies[0]);
+        // A turn takes more than the 64 positions from the third pair on.
+        for pair in 3..8 {
+            assert_eq!(rope.frequencies[pair], plain.frequencies[pair] / 4.0);
+        }
+        assert!(rope.frequencies[1] < plain.frequencies[1] && rope.frequencies[1] > plain.frequencies[1] / 4.0);
+        assert!((rope.magnitude - 1.138_629_4).abs() < 1e-6 && Yarn::magnitude(1.0) == 1.0);
     }
 
     // Expected: transformers 5.23, _compute_llama3_parameters with factor 8, low 1, high 4, original 64, base 10000, dim 8.

@@ -2,16 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, Usage};
+use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, TokenLogprob, TokenLogprobs, Usage};
 
 use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::opening::Opening;
 use crate::engine::candle::room::Held;
 use crate::engine::grammar::Grammar;
-use crate::engine::sampling::{sample, sample_within};
+use crate::engine::sampling::{self, sample, sample_within};
 use crate::engine::text::TextStream;
 use crate::engine::{Ended, Outbox};
 use crate::models::tokenizer::Vocabulary;
+
+/// Most places told beside each token, as OpenAI's API bounds them.
+const LOGPROBS_MOST: u8 = 20;
 
 /// An admitted sequence on its way to the thread.
 pub struct Job {
@@ -45,6 +48,7 @@ pub struct Sequence {
     pub lookup: Lookup,
     stream: TextStream,
     text: String,
+    logprobs: Vec<TokenLogprobs>,
     /// Of the output, what the grammar left no choice about; and the time that grammar took.
     forced: usize,
     constrained: Duration,
@@ -82,6 +86,7 @@ impl Sequence {
             longest: job.longest,
             lookup: Lookup::new(job.previous, prompt),
             text,
+            logprobs: Vec::new(),
             forced: 0,
             constrained: Duration::ZERO,
             began: Instant::now(),
@@ -106,7 +111,8 @@ impl Sequence {
                 first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
                 total_ms: self.began.elapsed().as_millis() as u64,
             };
-            Completion { text: std::mem::take(&mut self.text), finish, usage }
+            let logprobs = std::mem::take(&mut self.logprobs);
+            Completion { text: std::mem::take(&mut self.text), finish, usage, logprobs }
         });
         // The room is free before anybody hears of the end: who asks next finds it.
         drop(self.held);
@@ -125,6 +131,8 @@ impl Sequence {
     /// Draws the token after those known from its scores, and takes up what must follow it.
     pub fn next_token(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> After {
         let (history, prompt, sampling) = (&self.tokens, self.prompt, &self.sampling);
+        // Drawing uses the scores up.
+        let scores = sampling.logprobs.map(|best| (best, logits.to_vec()));
         let drawn = match &mut self.grammar {
             Some(grammar) => {
                 let began = Instant::now();
@@ -138,6 +146,9 @@ impl Sequence {
             Ok(token) => token,
             Err(reason) => return After::Failed(reason),
         };
+        if let Some((best, scores)) = scores {
+            self.told(token, sampling::logprobs(&scores, token, usize::from(best.min(LOGPROBS_MOST))), vocabulary);
+        }
         let mut wrote = Wrote::default();
         let after = match self.take(token, &mut wrote, vocabulary) {
             After::GoesOn => self.force(&mut wrote, vocabulary),
@@ -161,12 +172,24 @@ impl Sequence {
             }
             for token in forced {
                 self.forced += 1;
+                if self.sampling.logprobs.is_some() {
+                    self.told(token, (0.0, Vec::new()), vocabulary);
+                }
                 match self.take(token, wrote, vocabulary) {
                     After::GoesOn => {}
                     ended => return ended,
                 }
             }
         }
+    }
+
+    fn told(&mut self, token: u32, (own, best): (f32, Vec<(u32, f32)>), vocabulary: &Vocabulary) {
+        let named = |token: u32, logprob| {
+            let token = String::from_utf8_lossy(vocabulary.bytes_of(token)).into_owned();
+            TokenLogprob { token, logprob }
+        };
+        let top_logprobs = best.into_iter().map(|(token, logprob)| named(token, logprob)).collect();
+        self.logprobs.push(TokenLogprobs { own: named(token, own), top_logprobs });
     }
 
     /// Appends a token.

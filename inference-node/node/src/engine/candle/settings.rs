@@ -43,6 +43,12 @@ fn check_config(file: &ModelFile, does: Does) -> Result<(), HeaderError> {
     if let Some(name) = ["use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"].iter().find(on) {
         return refuse(format!("it has {name} on"));
     }
+    if file.config("decoder_sparse_step").and_then(Value::as_u64).is_some_and(|step| step != 1) {
+        return refuse("not every layer of it is a mixture (decoder_sparse_step)".to_owned());
+    }
+    if file.config("mlp_only_layers").and_then(Value::as_array).is_some_and(|layers| !layers.is_empty()) {
+        return refuse("some of its layers are no mixtures (mlp_only_layers)".to_owned());
+    }
     let every = file.config("sliding_window_pattern").and_then(Value::as_u64);
     if let Some(every) = every.filter(|every| *every != does.window_every && file.config("layer_types").is_none()) {
         return refuse(format!("its sliding_window_pattern is {every}"));
@@ -51,8 +57,17 @@ fn check_config(file: &ModelFile, does: Does) -> Result<(), HeaderError> {
 }
 
 /// Scales that other architectures' graphs apply under names of the same form.
-const SCALES: [&str; 5] =
-    ["attention.scale", "attention.clamp_kqv", "logit_scale", "residual_scale", "embedding_scale"];
+const SCALES: [&str; 8] = [
+    "attention.scale",
+    "attention.clamp_kqv",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    // And parts of mixtures that others have.
+    "expert_weights_scale",
+    "expert_shared_count",
+    "leading_dense_block_count",
+];
 
 fn check_gguf(file: &ModelFile) -> Result<(), HeaderError> {
     let key = |gguf: &'static str| Key { gguf, config: "(none)" };
@@ -104,7 +119,14 @@ mod tests {
             ("qwen2", "tie_word_embeddings", json!(false), "lm_head.weight is missing"),
             ("llama", "rope_parameters", json!({ "rope_theta": 1e4, "factor": 8.0 }), "no rope_type"),
             ("gemma3", "rope_parameters", json!({ "rope_type": "linear", "factor": 8.0 }), "full_attention"),
-            ("qwen2", "rope_parameters", json!({ "rope_type": "yarn", "factor": 4.0 }), "\"yarn\""),
+            ("qwen2", "rope_parameters", json!({ "rope_type": "dynamic", "factor": 4.0 }), "\"dynamic\""),
+            ("qwen2", "rope_parameters", json!({ "rope_type": "yarn", "factor": 4.0, "mscale": 1.0 }), "mscale"),
+            ("qwen2", "rope_parameters", json!({ "rope_type": "yarn" }), "no factor"),
+            ("qwen3-moe", "mlp_only_layers", json!([0]), "mlp_only_layers"),
+            ("qwen3-moe", "decoder_sparse_step", json!(2), "decoder_sparse_step"),
+            ("qwen3-moe", "num_experts_per_tok", json!(9), "9 of 8 experts"),
+            ("qwen3-moe", "num_local_experts", json!(7), "expected [7, 64]"),
+            ("qwen3", "num_experts", json!(8), "a mixture of experts of qwen3"),
             ("qwen2", "rope_scaling", json!({ "factor": 4.0 }), "two things about its rope"),
         ] {
             match changed(family, name, value) {

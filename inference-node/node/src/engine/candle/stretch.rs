@@ -2,7 +2,7 @@
 
 use cfq_memory::Shape;
 
-use crate::engine::candle::rope::Rope;
+use crate::engine::candle::rope::{Rope, Yarn};
 use crate::engine::candle::tensors::Part;
 use crate::models::file::{Key, ModelFile};
 use crate::models::header::{Header, HeaderError};
@@ -62,6 +62,7 @@ fn gguf_ropes(
         Some("none") => {}
         Some("linear") => rope = rope.stretched(real("rope.scaling.factor").unwrap_or(1.0)),
         Some("longrope") => {}
+        Some("yarn") => rope = gguf_yarn(file, shape, rope)?,
         Some(other) => {
             return Err(file.unsupported(format!(
                 "it stretches its context by {other:?} rope scaling, which this version does not do"
@@ -85,6 +86,28 @@ fn gguf_ropes(
         ropes.push(Rope { magnitude: 1.0, ..Rope::new(base, plain.frequencies.len() * 2) });
     }
     Ok((ropes, long))
+}
+
+fn gguf_yarn(file: &ModelFile, shape: &Shape, rope: Rope) -> Result<Rope, HeaderError> {
+    let real = |name| file.real(gguf(name));
+    // How much of the stretching is YaRN's, and DeepSeek's way of scaling its scores with the logarithm.
+    for (name, usual) in [("rope.scaling.yarn_ext_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)] {
+        if let Some(value) = real(name).filter(|value| *value != usual) {
+            return Err(file.unsupported(format!("its {name} is {value}, which this version does not do")));
+        }
+    }
+    let factor = real("rope.scaling.factor").filter(|factor| *factor > 0.0);
+    let factor = factor.ok_or_else(|| file.unsupported("its yarn rope scaling has no rope.scaling.factor"))?;
+    let original = file.number(gguf("rope.scaling.original_context_length"));
+    let own = ["rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"].into_iter().find_map(real).unwrap_or(1.0);
+    let yarn = Yarn {
+        factor,
+        original: original.unwrap_or(shape.context) as f32,
+        fast: real("rope.scaling.yarn_beta_fast").unwrap_or(Yarn::FAST),
+        slow: real("rope.scaling.yarn_beta_slow").unwrap_or(Yarn::SLOW),
+        magnitude: own * Yarn::magnitude(factor),
+    };
+    Ok(rope.yarn(real("rope.freq_base").unwrap_or(10_000.0), yarn))
 }
 
 /// LongRoPE's attention factor, <https://arxiv.org/abs/2402.13753>.
@@ -163,6 +186,27 @@ fn config_rope(
             let original = original().unwrap_or(8192) as f32;
             let (factor, low, high) = (needed("factor")?, needed("low_freq_factor")?, needed("high_freq_factor")?);
             Ok((rope.llama3(factor, low, high, original), None))
+        }
+        "yarn" => {
+            if let Some(name) = ["mscale", "mscale_all_dim"].into_iter().find(|name| real(name).is_some()) {
+                return Err(
+                    file.unsupported(format!("its yarn rope scaling has {name}, which this version does not do"))
+                );
+            }
+            if object.and_then(|o| o.get("truncate")).and_then(|v| v.as_bool()) == Some(false) {
+                return Err(
+                    file.unsupported("its yarn rope scaling is not to be truncated, which this version does not do")
+                );
+            }
+            let factor = needed("factor")?;
+            let yarn = Yarn {
+                factor,
+                original: original().unwrap_or(shape.context) as f32,
+                fast: real("beta_fast").unwrap_or(Yarn::FAST),
+                slow: real("beta_slow").unwrap_or(Yarn::SLOW),
+                magnitude: real("attention_factor").unwrap_or_else(|| Yarn::magnitude(factor)),
+            };
+            Ok((rope.yarn(base, yarn), None))
         }
         "longrope" | "su" => {
             let factors = |name: &str| -> Result<Vec<f32>, HeaderError> {

@@ -28,6 +28,12 @@ pub enum Part {
     /// The two above as one matrix, in that order.
     GateUp,
     Down,
+    /// Scores each expert of a mixture.
+    Router,
+    /// Of one expert. GGUF keeps those of a layer in one tensor, expert by expert.
+    ExpertGate(u32),
+    ExpertUp(u32),
+    ExpertDown(u32),
     PostFeedForwardNorm,
     /// Divisors of the rotation's frequencies, computed by the converter.
     RopeFactors,
@@ -36,6 +42,14 @@ pub enum Part {
 }
 
 impl Part {
+    /// Which expert's, of those that one tensor of a GGUF file holds.
+    pub fn expert(self) -> Option<u32> {
+        match self {
+            Self::ExpertGate(at) | Self::ExpertUp(at) | Self::ExpertDown(at) => Some(at),
+            _ => None,
+        }
+    }
+
     /// Of layer `layer`; parts that belong to no layer ignore it.
     pub fn gguf(self, layer: u64) -> String {
         let name = match self {
@@ -63,6 +77,10 @@ impl Part {
             // Fused files keep the gate's rows first under this name.
             Self::Up | Self::GateUp => "ffn_up.weight",
             Self::Down => "ffn_down.weight",
+            Self::Router => "ffn_gate_inp.weight",
+            Self::ExpertGate(_) => "ffn_gate_exps.weight",
+            Self::ExpertUp(_) => "ffn_up_exps.weight",
+            Self::ExpertDown(_) => "ffn_down_exps.weight",
             Self::PostFeedForwardNorm => "post_ffw_norm.weight",
         };
         format!("blk.{layer}.{name}")
@@ -95,6 +113,10 @@ impl Part {
             Self::Up => "mlp.up_proj.weight",
             Self::GateUp => "mlp.gate_up_proj.weight",
             Self::Down => "mlp.down_proj.weight",
+            Self::Router => "mlp.gate.weight",
+            Self::ExpertGate(at) => return Some(format!("model.layers.{layer}.mlp.experts.{at}.gate_proj.weight")),
+            Self::ExpertUp(at) => return Some(format!("model.layers.{layer}.mlp.experts.{at}.up_proj.weight")),
+            Self::ExpertDown(at) => return Some(format!("model.layers.{layer}.mlp.experts.{at}.down_proj.weight")),
             Self::PostFeedForwardNorm => "post_feedforward_layernorm.weight",
         };
         Some(format!("model.layers.{layer}.{name}"))

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io::BufReader;
 
+use candle_core::quantized::gguf_file::TensorInfo;
 use candle_core::{Device, Result, Tensor};
-use cfq_memory::Kernels;
+use cfq_memory::{Kernels, Placed};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::linear::{Linear, Raw, plan};
 use crate::engine::candle::tensors::Part;
-use crate::models::file::ModelFile;
+use crate::models::file::{ModelFile, TensorFacts};
 
 pub struct Weights<'a> {
     file: &'a ModelFile,
@@ -38,16 +39,46 @@ impl<'a> Weights<'a> {
         }
     }
 
+    /// A matrix of the file, or an expert's part of the tensor that holds it.
+    fn stored(&mut self, part: Part, layer: u64, facts: &TensorFacts) -> Result<Raw> {
+        let name = self.architecture.tensor(self.file, part, layer);
+        let (ModelFile::Gguf(header), Some(reader), Some(expert)) = (self.file, &mut self.reader, part.expert()) else {
+            return self.raw(&name);
+        };
+        let Some(all) = header.content.tensor_infos.get(&name) else { candle_core::bail!("tensor {name} is missing") };
+        let dims: Vec<usize> = facts.dims.iter().map(|d| *d as usize).collect();
+        let shape = candle_core::Shape::from_dims(&dims);
+        let bytes = shape.elem_count() / all.ggml_dtype.block_size() * all.ggml_dtype.type_size();
+        let offset = all.offset + u64::from(expert) * bytes as u64;
+        let own = TensorInfo { ggml_dtype: all.ggml_dtype, shape, offset };
+        own.read(reader, header.content.tensor_data_offset, &Device::Cpu).map(Raw::Quantized)
+    }
+
     /// A matrix, with its bias if the file has one.
     pub fn linear(&mut self, part: Part, bias: Option<Part>, layer: u64) -> Result<Linear> {
+        let kernels = self.kernels;
+        let (raw, placed, bias) = self.matrix(part, bias, layer, |facts| plan(facts, kernels))?;
+        Linear::new(raw, &placed, bias)
+    }
+
+    /// The same as it was read, with how `place` wants it held.
+    pub fn matrix(
+        &mut self,
+        part: Part,
+        bias: Option<Part>,
+        layer: u64,
+        place: impl Fn(&TensorFacts) -> Option<Placed>,
+    ) -> Result<(Raw, Placed, Option<Tensor>)> {
         let name = self.architecture.tensor(self.file, part, layer);
-        let placed = self.file.tensor(&name).and_then(|facts| plan(&facts, self.kernels));
-        let Some(placed) = placed else { candle_core::bail!("{name} is not a matrix") };
+        let facts = self.architecture.facts(self.file, part, layer);
+        let placed = facts.and_then(|facts| Some((place(&facts)?, facts)));
+        let Some((placed, facts)) = placed else { candle_core::bail!("{name} is not a matrix") };
         let bias = bias.and_then(|part| {
             let name = self.architecture.tensor(self.file, part, layer);
             self.file.tensor(&name).map(|_| self.vector(&name))
         });
-        Linear::new(self.raw(&name)?, &placed, bias.transpose()?)
+        let bias = bias.transpose()?;
+        Ok((self.stored(part, layer, &facts)?, placed, bias))
     }
 
     fn vector(&mut self, name: &str) -> Result<Tensor> {

@@ -219,7 +219,7 @@ pub(super) async fn complete(
         total_ms,
         ..Usage::default()
     };
-    Ok(Completion { text: reply.text, finish, usage })
+    Ok(Completion { text: reply.text, finish, usage, logprobs: Vec::new() })
 }
 
 impl Reply {

@@ -108,7 +108,14 @@ async fn state_of(lab: &Lab, job: JobId) -> JobState {
 
 fn done(text: &str) -> Outcome {
     let usage = Usage { prompt_tokens: 3, output_tokens: 5, ..Usage::default() };
-    Outcome::Done { completion: Carried::Inline(Completion { text: text.into(), finish: FinishReason::Stop, usage }) }
+    Outcome::Done {
+        completion: Carried::Inline(Completion {
+            text: text.into(),
+            finish: FinishReason::Stop,
+            usage,
+            logprobs: Vec::new(),
+        }),
+    }
 }
 
 /// A task taken by the runner, one job of it running on the node.

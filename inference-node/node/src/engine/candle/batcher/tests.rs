@@ -17,6 +17,7 @@ use crate::models::file::ModelFile;
 #[derive(serde::Deserialize)]
 struct Case {
     ids: Vec<u32>,
+    logits: Vec<f32>,
     greedy: Vec<u32>,
 }
 
@@ -156,6 +157,70 @@ async fn what_leaves_no_choice_takes_no_pass_and_guesses_change_nothing_of_it() 
         }
     }
     assert_eq!(texts[0], texts[1]);
+}
+
+#[tokio::test]
+async fn log_probabilities_are_told_of_each_token_and_change_nothing() {
+    let mut texts = Vec::new();
+    for wanted in [None, Some(3)] {
+        let mut rig = Rig::new("llama", 64);
+        let (mut job, reader) = rig.job(rig.cases[1].ids.clone(), 12, true);
+        job.sampling.logprobs = wanted;
+        rig.jobs.send(job).unwrap();
+        rig.batcher.take_up();
+        rig.finish();
+        let done = end(reader).await;
+        assert_eq!(done.logprobs.len(), if wanted.is_some() { 12 } else { 0 });
+        for place in &done.logprobs {
+            // Greedy: the token is the best one.
+            assert_eq!(place.top_logprobs.len(), 3);
+            assert_eq!(place.own, place.top_logprobs[0]);
+            assert!(place.top_logprobs.is_sorted_by(|a, b| a.logprob >= b.logprob), "{place:?}");
+        }
+        // Against the reference's scores after the prompt.
+        if let Some(first) = done.logprobs.first() {
+            let scores = &rig.cases[1].logits;
+            let sum: f64 = scores.iter().map(|s| f64::from(*s).exp()).sum();
+            let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let expected = f64::from(best) - sum.ln();
+            assert!((f64::from(first.own.logprob) - expected).abs() < 1e-3, "{} {expected}", first.own.logprob);
+        }
+        texts.push(done.text);
+    }
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[tokio::test]
+async fn a_cancelled_sequence_is_computed_no_further() {
+    for (decoding, reading) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut rig = Rig::new("llama", 64);
+        let long = rig.cases.last().unwrap().ids.clone();
+        let mut reader = rig.ask(long, 200, false);
+        let neighbour = rig.ask(rig.cases[0].ids.clone(), 40, false);
+        rig.batcher.take_up();
+        let wanted =
+            |rig: &Rig| if decoding { rig.batcher.running[0].waiting().len() == 1 } else { rig.batcher.steps == 2 };
+        while !wanted(&rig) {
+            rig.batcher.step();
+        }
+        assert_eq!(rig.batcher.running[0].waiting().len() == 1, decoding, "in the phase that is meant");
+        if reading {
+            assert!(matches!(reader.next().await, Event::Step { .. }));
+        }
+        let computed = rig.batcher.running[0].kv.len();
+        assert!(computed > 0);
+        reader.cancel();
+        rig.batcher.step();
+        assert_eq!(rig.batcher.running.len(), 1, "the neighbour's alone, from the next pass on");
+        rig.finish();
+        let ended = loop {
+            if let Event::Done(how) = reader.next().await {
+                break how;
+            }
+        };
+        assert_eq!(ended, Err(crate::engine::Ended::Cancelled));
+        assert_eq!(end(neighbour).await.usage.output_tokens, 40);
+    }
 }
 
 #[tokio::test]

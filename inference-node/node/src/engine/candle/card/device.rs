@@ -1,0 +1,146 @@
+//! The cards of this machine as candle's devices, and in words why there are none.
+//!
+//! A driver or library that is missing makes candle panic, so both are asked for first.
+
+use std::fmt;
+use std::str::FromStr;
+
+use candle_core::Device;
+use serde::{Deserialize, Serialize};
+
+/// What a node is told to compute on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceChoice {
+    /// The cards where there are any and a model fits them, else the CPU.
+    #[default]
+    Auto,
+    Cpu,
+    /// This one card.
+    Cuda(usize),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{given:?} is no device: say \"auto\", \"cpu\", or \"cuda:0\" with the number of a card")]
+pub struct NoSuchDevice {
+    given: String,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = NoSuchDevice;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchDevice> {
+        let wrong = || NoSuchDevice { given: text.to_owned() };
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(wrong),
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = NoSuchDevice;
+
+    fn try_from(text: String) -> Result<Self, NoSuchDevice> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(choice: DeviceChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+/// One card, ready to be used.
+#[derive(Debug, Clone)]
+pub struct Card {
+    /// As in `cuda:0`.
+    pub index: usize,
+    pub name: String,
+    pub device: Device,
+    /// Bytes that nobody has taken, when it was looked at.
+    pub free: u64,
+    /// Bytes per second of a copy within the card, for telling cards apart.
+    pub speed: f64,
+}
+
+impl Card {
+    pub fn id(&self) -> String {
+        format!("cuda:{}", self.index)
+    }
+}
+
+/// Why no card is used.
+#[derive(Debug, thiserror::Error)]
+pub enum NoCard {
+    #[error("this build of cfq computes on the CPU only; docs/gpu.md says how one for NVIDIA cards is built")]
+    NotBuilt,
+    #[error("there is no NVIDIA driver (libcuda.so.1)")]
+    NoDriver,
+    #[error(
+        "the NVIDIA driver is here and {library} is not: install CUDA 13's libraries, or the package {package} from PyPI \
+         and name its folder in LD_LIBRARY_PATH"
+    )]
+    NoLibrary { library: &'static str, package: &'static str },
+    #[error("the NVIDIA driver sees no card")]
+    NoCards,
+    #[error("there is no card {index}; the NVIDIA driver sees {count}")]
+    NoSuchCard { index: usize, count: usize },
+    #[error("the NVIDIA driver does not answer")]
+    Driver(#[source] candle_core::Error),
+}
+
+/// The cards that `choice` means, opened.
+#[cfg(not(feature = "cuda"))]
+pub fn cards(_: DeviceChoice) -> Result<Vec<Card>, NoCard> {
+    Err(NoCard::NotBuilt)
+}
+
+#[cfg(feature = "cuda")]
+pub use super::cuda::cards;
+
+/// What a device has free and in all, in bytes; `None` for the CPU.
+#[cfg(not(feature = "cuda"))]
+pub fn memory(_: &Device) -> Option<(u64, u64)> {
+    None
+}
+
+#[cfg(feature = "cuda")]
+pub use super::cuda::memory;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_as_they_are_shown() {
+        for text in ["auto", "cpu", "cuda:0", "cuda:11"] {
+            let choice: DeviceChoice = text.parse().unwrap();
+            assert_eq!(choice.to_string(), text);
+        }
+        for text in ["gpu", "cuda", "cuda:", "cuda:x", ""] {
+            let refused = text.parse::<DeviceChoice>().unwrap_err().to_string();
+            assert!(refused.contains("\"cuda:0\""), "{refused}");
+        }
+    }
+
+    #[test]
+    fn asking_for_cards_ends_in_words_where_there_are_none() {
+        match cards(DeviceChoice::Auto) {
+            Ok(found) => assert!(!found.is_empty()),
+            Err(none) => assert!(none.to_string().len() > 20, "{none}"),
+        }
+    }
+}

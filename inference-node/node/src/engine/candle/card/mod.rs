@@ -1,0 +1,23 @@
+//! The engine on graphics cards: the forward pass over candle's tensors, with keys and values in pages on the card.
+//!
+//! The CPU's forward pass ([`super::model`]) works on slices with kernels of our own; a card wants whole tensors, few
+//! launches and memory of its own. Both run the same [`super::architecture`] and the batcher drives either. Everything
+//! here but one kernel runs on candle's CPU device too, where it is held against the same references.
+
+mod attention;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod device;
+mod feed_forward;
+mod ledger;
+mod linear;
+mod load;
+mod model;
+mod pages;
+#[cfg(test)]
+mod parity;
+mod pass;
+
+pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, memory};
+pub use ledger::{ELEMENT, NoLayout};
+pub use model::{CardModel, Stage};

@@ -1,0 +1,95 @@
+//! The models of a check: small ones of each family and format, and the sizes people run.
+
+use candle_core::quantized::GgmlDType;
+
+use crate::engine::candle::random::RandomFile;
+
+/// Small enough for any machine; rows of whole K-quant blocks.
+const SMALL: RandomFile = RandomFile {
+    family: "llama",
+    hidden: 256,
+    feed_forward: 512,
+    layers: 3,
+    heads: 8,
+    kv_heads: 2,
+    head_dim: 32,
+    vocabulary: 320,
+    context: 512,
+    window: None,
+    format: GgmlDType::F32,
+    embedding: GgmlDType::F32,
+    output: Some(GgmlDType::F32),
+    drawn: usize::MAX,
+};
+
+/// Each family as it differs from the others, unquantised.
+pub fn families() -> Vec<(String, RandomFile)> {
+    let gemma = RandomFile { output: None, window: Some(48), head_dim: 64, ..SMALL };
+    [
+        ("llama", SMALL),
+        ("mistral (a window)", RandomFile { window: Some(40), ..SMALL }),
+        ("qwen2", RandomFile { family: "qwen2", output: None, ..SMALL }),
+        ("qwen3", RandomFile { family: "qwen3", head_dim: 64, ..SMALL }),
+        ("phi3", RandomFile { family: "phi3", kv_heads: 8, ..SMALL }),
+        ("gemma2", RandomFile { family: "gemma2", ..gemma }),
+        ("gemma3", RandomFile { family: "gemma3", layers: 7, ..gemma }),
+    ]
+    .map(|(name, file)| (name.to_owned(), file))
+    .to_vec()
+}
+
+/// Every format a card takes.
+pub fn formats() -> Vec<(String, RandomFile)> {
+    [
+        GgmlDType::F16,
+        GgmlDType::BF16,
+        GgmlDType::Q4_0,
+        GgmlDType::Q4_1,
+        GgmlDType::Q5_0,
+        GgmlDType::Q5_1,
+        GgmlDType::Q8_0,
+        GgmlDType::Q2K,
+        GgmlDType::Q3K,
+        GgmlDType::Q4K,
+        GgmlDType::Q5K,
+        GgmlDType::Q6K,
+    ]
+    .map(|format| {
+        let file = RandomFile { format, embedding: format, output: Some(format), ..SMALL };
+        (format!("llama {format:?}"), file)
+    })
+    .to_vec()
+}
+
+/// For the batcher: everything between a prompt and its text.
+pub fn whole() -> RandomFile {
+    RandomFile { family: "qwen2", format: GgmlDType::Q4K, embedding: GgmlDType::Q6K, output: None, ..SMALL }
+}
+
+/// For ledger and speed.
+pub fn sizes(quick: bool) -> Vec<(&'static str, RandomFile)> {
+    let quantised =
+        RandomFile { family: "qwen2", format: GgmlDType::Q4K, embedding: GgmlDType::Q6K, output: None, ..SMALL };
+    if quick {
+        return vec![("small", RandomFile { context: 8192, ..quantised })];
+    }
+    let large = RandomFile { layers: 28, head_dim: 128, context: 32_768, drawn: 16, ..quantised };
+    vec![
+        (
+            "1.5 B",
+            RandomFile { hidden: 1536, feed_forward: 8960, heads: 12, kv_heads: 2, vocabulary: 151_936, ..large },
+        ),
+        (
+            "7 B",
+            RandomFile {
+                hidden: 3584,
+                feed_forward: 18_944,
+                heads: 28,
+                kv_heads: 4,
+                vocabulary: 152_064,
+                output: Some(GgmlDType::Q6K),
+                ..large
+            },
+        ),
+    ]
+}

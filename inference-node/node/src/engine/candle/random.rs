@@ -1,0 +1,178 @@
+//! GGUF files of random weights: for parity, memory and speed, which do not ask what the numbers mean.
+
+use std::path::Path;
+
+use candle_core::quantized::ggml_file::qtensor_from_ggml;
+use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Result, Tensor};
+
+use crate::models::tokenizer::byte_map;
+
+/// What a file of random weights is like.
+#[derive(Debug, Clone, Copy)]
+pub struct RandomFile {
+    /// `general.architecture`, of those this engine runs.
+    pub family: &'static str,
+    pub hidden: usize,
+    pub feed_forward: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// At least the 256 bytes, one merge and the end.
+    pub vocabulary: usize,
+    pub context: usize,
+    /// Positions that windowed layers see.
+    pub window: Option<usize>,
+    /// Of the layers' matrices.
+    pub format: GgmlDType,
+    pub embedding: GgmlDType,
+    /// An output matrix of its own; `None`: the embedding's.
+    pub output: Option<GgmlDType>,
+    /// Rows of a matrix that are drawn; the others repeat them.
+    pub drawn: usize,
+}
+
+/// A small generator, the same numbers every time (Knuth's MMIX constants).
+struct Dice(u64);
+
+impl Dice {
+    /// Even within plus and minus one.
+    fn draw(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// A matrix of numbers around zero; only `drawn` rows are drawn, the others repeat them, which makes a file in the time it
+/// takes to write it. `spread` is their standard deviation.
+pub fn matrix(rows: usize, cols: usize, spread: f32, format: GgmlDType, drawn: usize, seed: u64) -> Result<QTensor> {
+    let count = rows.min(drawn);
+    let mut dice = Dice(seed);
+    // Even numbers within plus and minus the root of three have a deviation of one.
+    let width = spread * 3f32.sqrt();
+    let values: Vec<f32> = (0..count * cols).map(|_| dice.draw() * width).collect();
+    let drawn = QTensor::quantize(&Tensor::from_vec(values, (count, cols), &Device::Cpu)?, format)?;
+    let row = drawn.storage_size_in_bytes() / count.max(1);
+    let mut bytes = Vec::with_capacity(rows * row);
+    while bytes.len() < rows * row {
+        let data = drawn.data()?;
+        bytes.extend_from_slice(&data[..data.len().min(rows * row - bytes.len())]);
+    }
+    qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
+}
+
+/// A vector around one.
+fn norm(length: usize, seed: u64) -> Result<QTensor> {
+    let mut dice = Dice(seed);
+    let values: Vec<f32> = (0..length).map(|_| 1.0 + dice.draw() / 4.0).collect();
+    QTensor::quantize(&Tensor::from_vec(values, length, &Device::Cpu)?, GgmlDType::F32)
+}
+
+impl RandomFile {
+    /// Writes it, with a tokenizer of bytes.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let tensors = self.tensors()?;
+        let metadata = self.metadata();
+        let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
+        let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+        gguf_file::write(&mut file, &metadata, &tensors)
+    }
+
+    fn metadata(&self) -> Vec<(String, Value)> {
+        let mut all: Vec<(String, Value)> = Vec::new();
+        let mut put = |key: String, value: Value| all.push((key, value));
+        put("general.architecture".to_owned(), Value::String(self.family.to_owned()));
+        let own = |key: &str| format!("{}.{key}", self.family);
+        for (key, value) in [
+            ("block_count", self.layers),
+            ("context_length", self.context),
+            ("embedding_length", self.hidden),
+            ("feed_forward_length", self.feed_forward),
+            ("attention.head_count", self.heads),
+            ("attention.head_count_kv", self.kv_heads),
+            ("attention.key_length", self.head_dim),
+            ("attention.value_length", self.head_dim),
+            ("rope.dimension_count", self.head_dim),
+        ] {
+            put(own(key), Value::U32(value as u32));
+        }
+        if let Some(window) = self.window {
+            put(own("attention.sliding_window"), Value::U32(window as u32));
+        }
+        if self.family == "gemma2" {
+            put(own("attn_logit_softcapping"), Value::F32(50.0));
+            put(own("final_logit_softcapping"), Value::F32(30.0));
+        }
+        put(own("attention.layer_norm_rms_epsilon"), Value::F32(1e-6));
+        put(own("rope.freq_base"), Value::F32(10_000.0));
+        // Bytes as GPT-2 writes them, a merge, the end, then tokens nobody says.
+        let map = byte_map();
+        let bytes = (0..=255u8).filter_map(|byte| map.iter().find(|(_, b)| **b == byte).map(|(c, _)| c.to_string()));
+        let mut tokens: Vec<String> = bytes.chain(["!!", "<end>"].map(str::to_owned)).collect();
+        let end = tokens.len() - 1;
+        tokens.extend((tokens.len()..self.vocabulary).map(|id| format!("<{id}>")));
+        let kind = |id: usize| if id < end { 1 } else { 3 };
+        put("tokenizer.ggml.model".to_owned(), Value::String("gpt2".to_owned()));
+        put("tokenizer.ggml.pre".to_owned(), Value::String("qwen2".to_owned()));
+        let kinds = (0..tokens.len()).map(|id| Value::I32(kind(id))).collect();
+        put("tokenizer.ggml.token_type".to_owned(), Value::Array(kinds));
+        put("tokenizer.ggml.tokens".to_owned(), Value::Array(tokens.into_iter().map(Value::String).collect()));
+        // One there must be: an empty list has no type.
+        put("tokenizer.ggml.merges".to_owned(), Value::Array(vec![Value::String("! !".to_owned())]));
+        put("tokenizer.ggml.eos_token_id".to_owned(), Value::U32(end as u32));
+        let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        put("tokenizer.chat_template".to_owned(), Value::String(template.to_owned()));
+        all
+    }
+
+    fn tensors(&self) -> Result<Vec<(String, QTensor)>> {
+        let (hidden, wide) = (self.hidden, self.feed_forward);
+        let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let spread = |cols: usize| 1.0 / (cols as f32).sqrt();
+        let mut seed = 0;
+        let mut next = || {
+            seed += 1;
+            seed
+        };
+        let draw = |rows, cols, format, seed| matrix(rows, cols, spread(cols), format, self.drawn, seed);
+        let mut all = vec![
+            ("token_embd.weight".to_owned(), matrix(self.vocabulary, hidden, 0.5, self.embedding, self.drawn, next())?),
+            ("output_norm.weight".to_owned(), norm(hidden, next())?),
+        ];
+        if let Some(format) = self.output {
+            all.push(("output.weight".to_owned(), draw(self.vocabulary, hidden, format, next())?));
+        }
+        let gemma = self.family.starts_with("gemma");
+        for layer in 0..self.layers {
+            let mut matrices = vec![("attn_output", hidden, queries), ("ffn_down", hidden, wide)];
+            let mut vectors = vec![("attn_norm", hidden), ("ffn_norm", hidden)];
+            if self.family == "phi3" {
+                matrices.extend([("attn_qkv", queries + 2 * keys, hidden), ("ffn_up", 2 * wide, hidden)]);
+            } else {
+                matrices.extend([("attn_q", queries, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden)]);
+                matrices.extend([("ffn_gate", wide, hidden), ("ffn_up", wide, hidden)]);
+            }
+            if gemma {
+                vectors.extend([("post_attention_norm", hidden), ("post_ffw_norm", hidden)]);
+            }
+            if matches!(self.family, "qwen3" | "gemma3") {
+                vectors.extend([("attn_q_norm", self.head_dim), ("attn_k_norm", self.head_dim)]);
+            }
+            for (name, rows, cols) in matrices {
+                all.push((format!("blk.{layer}.{name}.weight"), draw(rows, cols, self.format, next())?));
+            }
+            for (name, length) in vectors {
+                all.push((format!("blk.{layer}.{name}.weight"), norm(length, next())?));
+            }
+            if self.family == "qwen2" {
+                for (name, length) in [("attn_q", queries), ("attn_k", keys), ("attn_v", keys)] {
+                    all.push((format!("blk.{layer}.{name}.bias"), norm(length, next())?));
+                }
+            }
+        }
+        Ok(all)
+    }
+}
