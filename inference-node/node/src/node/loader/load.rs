@@ -1,0 +1,159 @@
+//! One load: from parked weights, onto cards or from the disk, noted before and measured after.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cfq_memory::Bytes;
+use cfq_proto::model::ModelId;
+
+use super::{Failed, Kept, Loaded, Loader};
+use crate::engine::Engine;
+use crate::engine::candle::{CandleEngine, Card, DeviceChoice, Limits, LoadError, Stamp, cards};
+use crate::gpu;
+use crate::models::{Held, ModelError, Pull, Step, Took};
+use crate::node::fleet::with_causes;
+
+impl Loader {
+    /// `of` models share what cards have free.
+    pub(super) fn load(&mut self, model: &ModelId, memory: u64, of: u64) -> Result<Loaded, Failed> {
+        let began = Instant::now();
+        let (limits, changes) = (self.limits(memory), self.fleet.changes().clone());
+        let kept =
+            self.parked.iter().position(|kept| kept.parked.model() == model).and_then(|at| self.parked.remove(at));
+        let used_before = self.fleet.last_use(model);
+        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            if let Some(Kept { parked, stamp }) = kept
+                && let Ok(Some(held)) = self.config.store().hold(model)
+                && stamp.is_some()
+                && stamp == Stamp::of(&held.path)
+            {
+                let engine = parked.load(limits, changes).map_err(Failed::of)?;
+                tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "model loaded from memory");
+                return Ok((engine, held));
+            }
+            let held = self.fetch(model)?;
+            let engine = match self.on_cards(model, &held, limits, of)? {
+                Some(engine) => engine,
+                None => self.load_file(model, &held, limits)?,
+            };
+            Ok((engine, held))
+        }));
+        let (engine, held) = attempt.unwrap_or_else(|_| {
+            Err(Failed::Refused(format!("loading {model} failed inside the engine; see the node's log")))
+        })?;
+        // What is on cards takes nothing of the host's.
+        let need = if engine.device() == "cpu" { engine.need().total() } else { 0 };
+        Ok(Loaded { engine: Arc::new(engine), held, need, at: Instant::now(), used_before })
+    }
+
+    /// On the cards, where there are any and it fits; `None`: it runs on the CPU. Models on cards make no room for others yet.
+    fn on_cards(&self, model: &ModelId, held: &Held, limits: Limits, of: u64) -> Result<Option<CandleEngine>, Failed> {
+        let cards = self
+            .cards
+            .as_ref()
+            .map_err(|reason| Failed::Refused(format!("device = \"{}\": {reason}", self.config.device)))?;
+        if cards.is_empty() {
+            return Ok(None);
+        }
+        let load = |of| {
+            let (changes, arena) = (self.fleet.changes().clone(), self.arena.clone());
+            CandleEngine::load_on_cards(model.clone(), &held.path, cards, of, limits, changes, arena)
+        };
+        let engine = match load(of) {
+            Err(LoadError::NoLayout { .. }) if of > 1 => load(1),
+            settled => settled,
+        };
+        match engine {
+            Ok(engine) => Ok(Some(engine)),
+            Err(error @ (LoadError::NoLayout { .. } | LoadError::CardFull { .. }))
+                if self.config.device == DeviceChoice::Auto =>
+            {
+                tracing::warn!(%model, reason = with_causes(&error), "no room on a card: the model runs on the CPU");
+                Ok(None)
+            }
+            Err(error) => Err(Failed::of(error)),
+        }
+    }
+
+    /// From the disk; noted before and after, and measured where nothing else changes what the process holds.
+    fn load_file(&self, model: &ModelId, held: &Held, limits: Limits) -> Result<CandleEngine, Failed> {
+        let (store, changes) = (self.config.store(), self.fleet.changes().clone());
+        let correction = self.correction(model);
+        noted(model, store.load_begins(model));
+        cfq_link::failpoint::hit("node.loading");
+        let is_quiet = || {
+            self.loaded
+                .values()
+                .chain(self.leaving.iter().map(|(_, loaded)| loaded))
+                .all(|l| l.engine.state().running == 0)
+        };
+        let before = gpu::held_memory().filter(|_| is_quiet());
+        let engine =
+            CandleEngine::load_corrected(model.clone(), &held.path, limits, correction, changes, self.arena.clone());
+        let took = match (before, gpu::held_memory().filter(|_| is_quiet()), &engine) {
+            (Some(before), Some(after), Ok(engine)) => {
+                Some(Took { predicted: engine.predicted(), took: after.saturating_sub(before) })
+            }
+            _ => None,
+        };
+        if let Some(took) = took {
+            tracing::info!(%model, predicted = %Bytes(took.predicted), took = %Bytes(took.took), "load measured");
+        }
+        noted(model, store.load_ends(model, took.map(|took| ("cpu", took))));
+        engine.map_err(Failed::of)
+    }
+
+    /// Thousandths that earlier loads took more than was predicted.
+    pub(super) fn correction(&self, model: &ModelId) -> u64 {
+        match self.config.store().measured(model) {
+            Ok(measured) => measured.and_then(|measured| measured.on("cpu")).map_or(0, Took::thousandths),
+            Err(error) => {
+                tracing::warn!(%model, reason = with_causes(&error), "what earlier loads took is not used");
+                0
+            }
+        }
+    }
+
+    pub(super) fn fetch(&self, model: &ModelId) -> Result<Held, Failed> {
+        let mut told = 0;
+        let mut progress = |step: Step| match step {
+            Step::Bytes { done, total } if done >= told + total / 10 => {
+                told = done;
+                tracing::info!(%model, done = %Bytes(done), total = %Bytes(total), "fetching model");
+            }
+            Step::Begins { bytes, have, .. } => {
+                tracing::info!(%model, total = %Bytes(bytes), have = %Bytes(have), "model is not here: fetching it");
+            }
+            Step::Again { why, wait } => tracing::warn!(%model, why, wait = wait.as_secs_f64(), "fetching goes on"),
+            Step::Waiting => tracing::info!(%model, "another process fetches into the same folder"),
+            Step::Bytes { .. } | Step::Removed { .. } | Step::Quiet => {}
+        };
+        self.config.store().pull(model, Pull::default(), &mut progress).map_err(|error| {
+            let words = with_causes(&error);
+            Failed::Refused(format!(
+                "{words}; `cfq models pull {model}` shows more, and `cfq models load {model}` takes it up then"
+            ))
+        })
+    }
+}
+
+/// What a node was told to use and cannot makes its models unusable; what it may use and cannot is a line in its log.
+pub(super) fn usable(device: DeviceChoice) -> Result<Vec<Card>, String> {
+    match (device, cards(device)) {
+        (DeviceChoice::Cpu, _) => Ok(Vec::new()),
+        (_, Ok(found)) => Ok(found),
+        (DeviceChoice::Cuda(_), Err(none)) => Err(with_causes(&none)),
+        (DeviceChoice::Auto, Err(none)) => {
+            tracing::info!(reason = with_causes(&none), "models run on the CPU");
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// A model folder that only others may write keeps no notes.
+fn noted(model: &ModelId, written: Result<(), ModelError>) {
+    if let Err(error) = written {
+        tracing::debug!(%model, reason = with_causes(&error), "not noted");
+    }
+}

@@ -1,0 +1,180 @@
+//! Room for a model beside others: who goes for it, and how.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use cfq_memory::Bytes;
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::node::{KvTiers, ModelState, Residency};
+
+use super::{Failed, Kept, Loaded, Loader};
+use crate::engine::Engine;
+use crate::engine::candle::{CandleEngine, LoadError, Need, Stamp, need_corrected};
+use crate::gpu;
+use crate::models::Held;
+use crate::node::fleet::{Standing, with_causes};
+
+/// What became of a try to make room.
+pub(super) enum Room {
+    /// So many bytes may be taken.
+    Made(u64),
+    /// Something is on its way out.
+    Coming,
+    /// Nothing more can go.
+    None { reason: String },
+}
+
+impl Loader {
+    /// As much as the model took last time, or as it needs at the least.
+    pub(super) fn make_room(&mut self, model: &ModelId) -> Result<Room, Failed> {
+        let last = self.needed.get(model).copied();
+        loop {
+            let have = self.have();
+            let fitting = match self.parked.iter().find(|kept| kept.parked.model() == model) {
+                // Its own weights are in memory already.
+                Some(kept) => kept.parked.need(self.limits(have + kept.parked.bytes())),
+                None => self.need_on_disk(model, have)?,
+            };
+            let fits = match fitting {
+                Ok(need) => Some(need.total()),
+                // Nobody makes way for what would not fit even alone.
+                Err(error @ LoadError::DoesNotFit { .. }) if least(&error) > self.total => {
+                    return Err(Failed::of(error));
+                }
+                Err(LoadError::DoesNotFit { .. }) => None,
+                Err(error) => return Err(Failed::Refused(with_causes(&error))),
+            };
+            let own =
+                self.parked.iter().find(|kept| kept.parked.model() == model).map_or(0, |kept| kept.parked.bytes());
+            if fits.is_some_and(|total| last.is_none_or(|last| total >= last)) {
+                return Ok(Room::Made((have + own).min(last.unwrap_or(u64::MAX).max(fits.unwrap_or(0)))));
+            }
+            if let Some(at) = self.parked.iter().position(|kept| kept.parked.model() != model) {
+                self.parked.remove(at);
+                continue;
+            }
+            let idle = |l: &Loaded| l.engine.state().running == 0;
+            if let Some(idle) = self.least_used(|model, l| idle(l) && !self.is_fresh(model, l)) {
+                tracing::info!(model = %idle, wanted = %model, "idle model makes room");
+                self.dismiss(&idle);
+                self.see_off();
+                continue;
+            }
+            if fits.is_some() {
+                return Ok(Room::Made(have + own));
+            }
+            if !self.leaving.is_empty() || self.least_used(|model, l| idle(l) && self.is_fresh(model, l)).is_some() {
+                return Ok(Room::Coming);
+            }
+            if let Some(busy) = self.least_used(|_, _| true) {
+                tracing::info!(model = %busy, wanted = %model, "model makes room once its sequences have ended");
+                self.dismiss(&busy);
+                return Ok(Room::Coming);
+            }
+            return Ok(Room::None { reason: self.no_room(model, have + own) });
+        }
+    }
+
+    fn no_room(&self, model: &ModelId, have: u64) -> String {
+        let pinned: Vec<&str> = self.loaded.keys().map(ModelId::as_str).collect();
+        let sum = match self.need_on_disk(model, have) {
+            Ok(Err(error)) => with_causes(&error),
+            Ok(Ok(need)) => format!("{model} needs {}", Bytes(need.total())),
+            Err(failed) => failed.reason(),
+        };
+        match pinned.is_empty() {
+            true => sum,
+            false => format!("{sum}; nothing makes room, since these are pinned: {}", pinned.join(", ")),
+        }
+    }
+
+    /// The fit of a model's file, if the file can be had without fetching it.
+    fn need_on_disk(&self, model: &ModelId, have: u64) -> Result<Result<Need, LoadError>, Failed> {
+        let store = self.config.store();
+        let path = match model.source() {
+            ModelSource::Path(path) => path,
+            _ => match store.show(model) {
+                Ok(installed) => installed.path,
+                // It will be fetched, and refused then if it is too large.
+                Err(_) => self.fetch(model)?.path.clone(),
+            },
+        };
+        Ok(need_corrected(&path, self.limits(have), self.correction(model)))
+    }
+
+    /// The loaded model that was used least lately, of those that may go.
+    fn least_used(&self, may: impl Fn(&ModelId, &Loaded) -> bool) -> Option<ModelId> {
+        let store = self.config.store();
+        let pinned = |model: &ModelId| store.show(model).is_ok_and(|installed| installed.pinned);
+        let going = self.loaded.iter().filter(|(model, loaded)| may(model, loaded) && !pinned(model));
+        going.min_by_key(|(model, _)| self.fleet.last_use(model)).map(|(model, _)| model.clone())
+    }
+
+    /// Loaded a moment ago, and nobody has used it yet.
+    fn is_fresh(&self, model: &ModelId, loaded: &Loaded) -> bool {
+        // Whoever it was loaded for is on the way, or has gone elsewhere.
+        let grace = self.config.timing.accept() * 2;
+        self.fleet.last_use(model) == loaded.used_before && loaded.at.elapsed() < grace
+    }
+
+    /// It takes no more sequences from now on.
+    pub(super) fn dismiss(&mut self, model: &ModelId) {
+        let Some(loaded) = self.loaded.remove(model) else { return };
+        let engine: Arc<dyn Engine> = loaded.engine.clone();
+        let engine: Weak<dyn Engine> = Arc::downgrade(&engine);
+        self.fleet.set(model, Standing::Leaving(engine));
+        self.leaving.push((model.clone(), loaded));
+    }
+
+    /// Lets go of those on which nothing runs any more; whether there was one.
+    pub(super) fn see_off(&mut self) -> bool {
+        let before = self.leaving.len();
+        for (model, loaded) in std::mem::take(&mut self.leaving) {
+            let state = loaded.engine.state();
+            let Loaded { engine, held, need, at, used_before } = loaded;
+            // Somebody may be admitting a sequence right now: then there is another hand on it, and after that a sequence.
+            let engine = match state.running {
+                0 => Arc::try_unwrap(engine),
+                _ => Err(engine),
+            };
+            match engine {
+                Ok(engine) => {
+                    let state = engine.state();
+                    self.park(engine, &held);
+                    tracing::info!(%model, freed = need, "model unloaded");
+                    let kv_tiers = KvTiers { device: 0, ..state.kv_tiers };
+                    let state = ModelState { residency: Residency::Available, kv_tiers, ..state };
+                    self.fleet.set(&model, Standing::OnDisk(state));
+                }
+                Err(engine) => self.leaving.push((model, Loaded { engine, held, need, at, used_before })),
+            }
+        }
+        let gone = self.leaving.len() < before;
+        if gone {
+            gpu::give_back();
+        }
+        gone
+    }
+
+    fn park(&mut self, engine: CandleEngine, held: &Held) {
+        let Some(parked) = engine.park() else { return };
+        let stamp = Stamp::of(&held.path);
+        self.parked.push_back(Kept { parked, stamp });
+        let bytes = |kept: &VecDeque<Kept>| kept.iter().map(|kept| kept.parked.bytes()).sum::<u64>();
+        while bytes(&self.parked) > self.config.parked_weights {
+            self.parked.pop_front();
+        }
+    }
+}
+
+/// Bytes of the smallest form of what does not fit.
+fn least(error: &LoadError) -> u64 {
+    match error {
+        LoadError::DoesNotFit { source, .. } => source.need.total(),
+        LoadError::Header(_)
+        | LoadError::Weights { .. }
+        | LoadError::NoLayout { .. }
+        | LoadError::CardFull { .. }
+        | LoadError::Thread(_) => 0,
+    }
+}
