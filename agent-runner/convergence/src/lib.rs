@@ -3,8 +3,9 @@
 //!
 //! Pure: no clock, no I/O, no randomness. The same steps give the same answer on any machine, so every decision can be
 //! replayed from the recorded steps. The scheduler guards its writes with the first two and says when a deadline has passed
-//! ([`overdue`]); the runner decides with the third.
+//! ([`overdue`]); the runner decides with the third, and ends a review early where [`certain()`] says that nothing hangs on the rest.
 
+mod certain;
 mod decide;
 mod facts;
 mod history;
@@ -13,6 +14,7 @@ mod recommendation;
 mod task_state;
 mod transition;
 
+pub use certain::{Certain, Known, certain};
 pub use decide::{NotDecidable, abandoned, decide, escalate, fail, overdue};
 pub use facts::Facts;
 pub use history::{Base, Best, HandOff, History, HistoryError, Iteration, MergeIntent};

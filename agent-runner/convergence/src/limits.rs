@@ -15,10 +15,20 @@ pub struct Limits {
     pub min_gain: f64,
     /// So many reviewed iterations in a row without improvement are stagnation.
     pub stagnation_after: u32,
+    /// A review may end once it is certain what is decided.
+    #[serde(default)]
+    pub early_stop: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { threshold: 85.0, max_iterations: 5, timeout_ms: 30 * 60 * 1000, min_gain: 2.0, stagnation_after: 2 }
+        Self {
+            threshold: 85.0,
+            max_iterations: 5,
+            timeout_ms: 30 * 60 * 1000,
+            min_gain: 2.0,
+            stagnation_after: 2,
+            early_stop: false,
+        }
     }
 }

@@ -45,6 +45,10 @@ pub struct Agent {
 pub struct Methodology {
     pub mode: Mode,
     pub critic_execution: CriticExecution,
+    /// A critic's report may be ended where the rest of it cannot change the decision: faster, and a human who is asked then
+    /// reads less.
+    #[serde(default)]
+    pub early_stop: bool,
     pub iteration: Iteration,
 }
 

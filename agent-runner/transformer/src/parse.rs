@@ -88,6 +88,9 @@ mod tests {
         assert_eq!(declaration.guards.retry_ceiling_minutes.unwrap().value, 10.0);
         let stagnation = declaration.guards.stagnation.unwrap();
         assert_eq!((stagnation.min_gain.value, stagnation.cycles.value), (0.2, 2));
+        assert!(!declaration.methodology.early_stop);
+        let allowed = DUAL_AGENT.replacen("mode: sequential-chain", "mode: sequential-chain\n  early-stop: true", 1);
+        assert!(parse("x.yaml", &allowed).unwrap().methodology.early_stop);
     }
 
     fn refused(from: &str, to: &str) -> String {
@@ -105,6 +108,7 @@ mod tests {
             ("pass: 8.5", "pass: 85", "between 0 and 10"),
             ("type: quality", "type: other", "quality"),
             ("mode: sequential-chain", "mode: adaptive", "adaptive"),
+            ("mode: sequential-chain", "early-stop: perhaps", "bool"),
             ("id: beta", "id: alpha", "used twice"),
             ("timeout-minutes: 30", "timeout-minutes: -1", "positive"),
         ] {

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::Carried;
+use crate::early::Enough;
 use crate::ids::{IdError, JobId, NodeId, TaskId};
 use crate::model::ModelId;
 use crate::task::{Agent, Priority};
@@ -60,16 +61,21 @@ pub struct Sampling {
     pub deterministic: bool,
     /// Guess tokens from the prompt and verify them together. For speed; with `deterministic` never a bit of the text.
     pub prompt_lookup: bool,
+    /// What the answer may repeat, as the files that it revises: guessed from like the prompt. It counts neither as prompt nor as
+    /// context, and changes no text.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub previous: String,
     /// What a constraint leaves no choice about is taken up without being drawn, cut into tokens as the tokenizer cuts it.
+    #[serde(skip_serializing_if = "is_on")]
     pub jump_forward: bool,
     /// Tell the log probability of each token drawn, and of so many of the best at its place, 20 at most; by an engine that
     /// computes them itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<u8>,
-    /// What the answer may repeat, as the files that it revises: guessed from like the prompt. It counts neither as prompt nor as
-    /// context, and changes no text.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub previous: String,
+    /// An answer of JSON ends, as if it had come to its own end, once one of these holds. Engines that cannot look at it write
+    /// on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub enough: Vec<Enough>,
 }
 
 impl Default for Sampling {
@@ -87,11 +93,16 @@ impl Default for Sampling {
             max_tokens: 1024,
             deterministic: false,
             prompt_lookup: true,
+            previous: String::new(),
             jump_forward: true,
             logprobs: None,
-            previous: String::new(),
+            enough: Vec::new(),
         }
     }
+}
+
+fn is_on(on: &bool) -> bool {
+    *on
 }
 
 /// What the text must be.

@@ -6,6 +6,7 @@
 
 pub mod blob;
 pub mod client;
+pub mod early;
 pub mod envelope;
 pub mod event;
 pub mod http;

@@ -11,7 +11,7 @@ use super::drive::{Drive, Problem};
 use super::generate::{Reply, make, target_of};
 use super::port::{Stopped, TaskPort};
 use crate::checks::check;
-use crate::pipeline::{Budget, creator, critic, parse_review, review_format, salvage_review};
+use crate::pipeline::{Budget, creator, critic, ended_review, parse_review, review_format, salvage_review};
 use crate::workstream::Snapshot;
 
 impl<P: TaskPort> Drive<P> {
@@ -84,9 +84,12 @@ impl<P: TaskPort> Drive<P> {
                 })
             }
         };
+        let settled = self.settled();
         let read = |completion: &cfq_proto::job::Completion, last_try: bool| {
             let read = if last_try { salvage_review } else { parse_review };
-            read(&completion.text, completion.finish).map_err(|e| e.to_string())
+            read(&completion.text, completion.finish)
+                .or_else(|error| ended_review(&completion.text, &settled).ok_or(error))
+                .map_err(|error| error.to_string())
         };
         let Some(answer) = self.answer(Agent::Beta, review_format(), prompt, read).await? else { return Ok(()) };
         let step = Step::Reviewed { iteration, review: answer.value, job: answer.job, model: answer.model.to_string() };

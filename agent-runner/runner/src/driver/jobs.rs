@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use cfq_convergence::certain;
+use cfq_proto::early::Enough;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{ChatMessage, Completion, JobFailure, JobRequest, JobState, JobView, OutputFormat, Prompt};
 use cfq_proto::looping::EscalationReason;
@@ -13,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::drive::{Drive, Problem};
 use super::port::{Stopped, TaskPort};
-use crate::pipeline::{Budget, max_tokens, previous, sampling};
+use crate::pipeline::{Budget, enough, max_tokens, previous, sampling};
 
 /// Unreadable answers are asked for again this often (L11) ...
 const REPEATS: u32 = 2;
@@ -68,6 +70,10 @@ impl<P: TaskPort> Drive<P> {
             if agent == Agent::Alpha {
                 sampling.previous = previous(&self.spec, &self.history);
             }
+            // Asked again, a report is wanted whole.
+            if agent == Agent::Beta && n == 0 {
+                sampling.enough = self.settled();
+            }
             let prompt = Prompt { messages, sampling, format: format.clone() };
             let (view, ending) = self.call(agent, n, &model, prompt, spent_ms).await?;
             spent_ms += view.running_ms;
@@ -108,6 +114,11 @@ impl<P: TaskPort> Drive<P> {
             return Ok(None);
         }
         Ok(None)
+    }
+
+    /// What a review need only say for the decision to be certain.
+    pub(super) fn settled(&self) -> Vec<Enough> {
+        enough(&certain(&self.limits, &self.history))
     }
 
     /// Asks for one job and waits until it is over or its time is. The prompt goes once; afterwards the job is asked for by

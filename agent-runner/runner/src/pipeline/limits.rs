@@ -18,6 +18,7 @@ pub fn limits(spec: &TaskSpec, declaration: &Declaration) -> Limits {
         // A float that is too large for the integer becomes the largest one: no limit.
         timeout_ms: minutes.map_or(u64::MAX, |m| (m * MINUTE_MS) as u64),
         min_gain: guards.stagnation.as_ref().map_or(defaults.min_gain, |s| s.min_gain.value * SCALE),
+        early_stop: declaration.methodology.early_stop,
         stagnation_after: guards.stagnation.as_ref().map_or(defaults.stagnation_after, |s| s.cycles.value),
     }
 }

@@ -3,6 +3,7 @@
 
 mod budget;
 mod context;
+mod early;
 mod limits;
 mod prompt;
 mod review;
@@ -10,8 +11,9 @@ mod sampling;
 
 pub use budget::Budget;
 pub use context::{ContextFile, context_files};
+pub use early::enough;
 pub use limits::limits;
 pub use prompt::{PromptError, creator, critic, previous};
 pub(crate) use prompt::{is_basis, review_format};
-pub use review::{UnreadableReview, parse_review, salvage_review};
+pub use review::{UnreadableReview, ended_review, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

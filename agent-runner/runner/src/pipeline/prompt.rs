@@ -368,5 +368,7 @@ mod tests {
             assert!(schema["properties"].get(field).is_some(), "{field}");
         }
         assert_eq!(schema["properties"]["quality_score"]["maximum"], 100);
+        let order: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
+        assert_eq!(order[..2], ["quality_score", "defects"], "what decides is written first");
     }
 }

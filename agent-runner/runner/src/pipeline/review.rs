@@ -3,6 +3,7 @@
 //! whole, what there is of it is kept for the creator, with a critical defect that says so ([`salvage_review`]): what a
 //! report did not get to say may be the one thing that must keep the work from passing.
 
+use cfq_proto::early::Enough;
 use cfq_proto::job::FinishReason;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
 use serde_json::Value;
@@ -27,6 +28,20 @@ pub enum UnreadableReview {
 pub fn parse_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback, UnreadableReview> {
     let (review, missing) = read(text, finish)?;
     missing.map_or(Ok(review), Err)
+}
+
+/// A report that was ended where it had said `enough`. `None`: it had not.
+pub fn ended_review(text: &str, enough: &[Enough]) -> Option<ReviewFeedback> {
+    // What a thought drafts is no report.
+    if text.contains("<think>") {
+        return None;
+    }
+    enough.iter().find_map(|enough| {
+        let (review, unreadable) = partial(&Value::Object(enough.of(text)?)).ok()?;
+        // However a critical defect was spelt.
+        let clean = enough.without.is_empty() || !review.has_critical();
+        (unreadable == 0 && clean).then(|| bounded(review))
+    })
 }
 
 /// As much of a report as there is. What is missing stands in it as a critical defect, so that it cannot pass.
@@ -191,6 +206,8 @@ fn bounded(mut review: ReviewFeedback) -> ReviewFeedback {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipeline::enough;
+    use cfq_convergence::{Certain, Known};
     use proptest::prelude::*;
 
     const WHOLE: &str = r#"{"quality_score": 72, "defects": [{"severity": "major", "category": "correctness", "location": "a.py:1",
@@ -273,7 +290,77 @@ mod tests {
         assert!(review.has_critical() && review.defects.len() == MOST_ITEMS);
     }
 
+    fn settled() -> [Certain; 3] {
+        let stretch = |from, below, known| Certain { from, below, known };
+        [
+            stretch(0.0, 40.0, Known::Nothing),
+            stretch(40.0, 85.0, Known::Defects),
+            stretch(85.0, 101.0, Known::NoneCritical),
+        ]
+    }
+
+    #[test]
+    fn a_report_ends_where_it_has_said_enough() {
+        let rules = enough(&settled());
+        let ended = |text: &str| ended_review(text, &rules);
+        assert_eq!(ended(r#"{"quality_score": 3"#), None, "it may become 30");
+        assert_eq!(ended(r#"{"quality_score": 30, "de"#).unwrap().quality_score, 30.0);
+        let some = &WHOLE[..WHOLE.find("\"suggestions\"").unwrap()];
+        assert_eq!(ended(some).unwrap().defects, parse_review(WHOLE, Stop).unwrap().defects);
+        let high = some.replace("72", "92");
+        assert!(ended(&high).unwrap().defects.len() == 1 && ended(&high.replace("major", "critical")).is_none());
+        assert_eq!(ended(&high.replace("major", "severe")), None);
+        assert_eq!(ended(&format!("<think>{some}")), None);
+        assert_eq!(ended_review(some, &[]), None);
+    }
+
+    fn any_review() -> impl Strategy<Value = ReviewFeedback> {
+        let severity = prop::sample::select(vec![Severity::Critical, Severity::Major, Severity::Minor, Severity::Info]);
+        let text = || "[a-z,}\\\\\"\\[{:é ]{0,12}";
+        let defect = (severity, text()).prop_map(|(severity, description)| Defect {
+            severity,
+            category: "critical".into(),
+            location: "a:1".into(),
+            description,
+            suggested_fix: None,
+        });
+        let lists = (prop::collection::vec(defect, 0..3), prop::collection::vec(text(), 0..3));
+        (0u32..=1000, lists).prop_map(|(score, (defects, suggestions))| ReviewFeedback {
+            quality_score: f64::from(score) / 10.0,
+            defects,
+            suggestions,
+            required_changes: vec!["r".into()],
+        })
+    }
+
     proptest! {
+        /// What counts for the decision is the same as in the whole report, wherever it was ended.
+        #[test]
+        fn an_ended_report_says_what_the_whole_one_says(review in any_review()) {
+            let rules = settled().map(|certain| enough(&[certain]));
+            let whole = serde_json::to_string(&review).unwrap();
+            let mut ended = 0;
+            for end in (0..=whole.len()).filter(|end| whole.is_char_boundary(*end)) {
+                for (rule, certain) in rules.iter().zip(settled()) {
+                    let Some(early) = ended_review(&whole[..end], rule) else { continue };
+                    ended += 1;
+                    prop_assert_eq!(early.quality_score, review.quality_score);
+                    prop_assert!((certain.from..certain.below).contains(&review.quality_score));
+                    match certain.known {
+                        Known::Nothing => {}
+                        Known::Defects => prop_assert_eq!(&early.defects.len(), &review.defects.len()),
+                        Known::NoneCritical => prop_assert!(!review.has_critical() && !early.has_critical()),
+                    }
+                    if certain.known == Known::Defects {
+                        prop_assert_eq!(early.has_critical(), review.has_critical());
+                    }
+                }
+            }
+            if review.quality_score < 85.0 {
+                prop_assert!(ended > 1, "{whole}");
+            }
+        }
+
         #[test]
         fn no_prefix_of_a_report_is_a_report(end in 0usize..WHOLE.len(), stopped: bool) {
             let finish = if stopped { Stop } else { Length };

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Admitted, Engine, Generation};
+use cfq_proto::early::Enough;
 use cfq_proto::job::{FinishReason, OutputFormat, Prompt, Sampling};
 use serde_json::{Value, json};
 
-use crate::smollm::{ask, finish};
+use crate::smollm::{answer, ask, finish};
 
 const SCHEMAS: u64 = 200;
 const AT_ONCE: usize = 8;
@@ -154,6 +155,37 @@ async fn two_hundred_random_schemas_hold() {
         }
     }
     assert!(written > 2_000, "{written} tokens");
+}
+
+#[tokio::test]
+async fn an_answer_ends_where_it_has_said_enough() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama/model.gguf");
+    let limits = Limits { memory: 1 << 30, max_sequences: 1 };
+    let engine = CandleEngine::load("path:fixture".parse().unwrap(), &model, limits, Arc::default()).unwrap();
+    let schema = json!({ "type": "object", "required": ["score", "list", "rest"], "additionalProperties": false, "properties": {
+        "score": { "type": "integer", "minimum": 0, "maximum": 100 },
+        "list": { "type": "array", "items": { "enum": ["x", "yy"] }, "minItems": 1, "maxItems": 3 },
+        "rest": { "type": "string", "minLength": 60, "maxLength": 80 },
+    } });
+    for seed in 0..6 {
+        let mut texts = Vec::new();
+        for known in ["", "list", "score"] {
+            let rule =
+                Enough { number: "score".into(), from: 0.0, below: 101.0, known: known.into(), without: String::new() };
+            let enough = if known.is_empty() { Vec::new() } else { vec![rule.clone()] };
+            let sampling = Sampling { temperature: 1.0, seed, max_tokens: 400, enough, ..Sampling::default() };
+            let format = OutputFormat::JsonSchema { schema: schema.clone() };
+            let done = answer(&engine, Prompt { sampling, format, ..ask("Write JSON.") }).await;
+            assert_eq!(done.finish, FinishReason::Stop);
+            if !known.is_empty() {
+                let fields = rule.of(&done.text).unwrap();
+                assert!(fields.contains_key(known) && !fields.contains_key("rest"), "{}", done.text);
+            }
+            texts.push((done.text, done.usage.output_tokens));
+        }
+        assert!(texts[0].0.starts_with(&texts[1].0) && texts[1].0.starts_with(&texts[2].0), "{texts:?}");
+        assert!(texts[2].1 < texts[1].1 && texts[1].1 + 20 < texts[0].1, "{texts:?}");
+    }
 }
 
 #[test]

@@ -43,6 +43,39 @@ async fn a_report_that_was_cut_off_is_asked_for_again_and_never_passes() {
 }
 
 #[tokio::test]
+async fn a_report_may_end_where_the_decision_is_certain_if_that_is_allowed() {
+    let ended = || Reply::Text("{\"quality_score\": 93, \"defects\": [], ".into());
+    let mut allowed = bench();
+    allowed.limits.early_stop = true;
+    allowed.script(vec![add(1)], vec![ended()]);
+    let history = allowed.drive().await.unwrap();
+    assert_eq!(history.state, LoopState::Idle);
+    assert_eq!(history.iterations[0].review.as_ref().unwrap().quality_score, 93.0);
+    {
+        let records = allowed.port.0.lock().unwrap();
+        let rules: Vec<usize> = records.prompts.iter().map(|(_, prompt)| prompt.sampling.enough.len()).collect();
+        assert_eq!(rules, [0, 1], "the critic is told what is enough");
+    }
+    // A score that sends the work back is not enough: what must be mended is wanted.
+    let mut revises = bench();
+    revises.limits.early_stop = true;
+    let low = Reply::Text("{\"quality_score\": 40, \"defects\": [], ".into());
+    revises.script(vec![add(1), add(2)], vec![low, score(40), score(95)]);
+    assert_eq!(revises.drive().await.unwrap().iterations.len(), 2);
+    let asked: Vec<(Agent, usize)> = {
+        let records = revises.port.0.lock().unwrap();
+        records.prompts.iter().map(|(agent, prompt)| (*agent, prompt.sampling.enough.len())).collect()
+    };
+    assert_eq!(asked[1..3], [(Agent::Beta, 1), (Agent::Beta, 0)], "asked again, and for all of it");
+    // Not allowed, it is a report that was cut off.
+    let usual = bench();
+    usual.script(vec![add(1)], vec![ended(), score(93)]);
+    assert_eq!(usual.drive().await.unwrap().state, LoopState::Idle);
+    let records = usual.port.0.lock().unwrap();
+    assert!(records.prompts.len() == 3 && records.prompts.iter().all(|(_, p)| p.sampling.enough.is_empty()));
+}
+
+#[tokio::test]
 async fn a_file_that_was_cut_off_is_not_committed() {
     let bench = bench();
     // It parses, and half of it is missing.

@@ -37,7 +37,7 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use cfq_memory::DoesNotFit;
 pub use cfq_memory::{Bytes, Division, Need, divide};
-use cfq_proto::job::{JobFailure, Prompt, Written};
+use cfq_proto::job::{JobFailure, OutputFormat, Prompt, Written};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, ModelState, Residency};
 use futures::FutureExt;
@@ -440,8 +440,13 @@ fn prepare(
         true => vocabulary.encode(whole_chars(&prompt.sampling.previous)).map_err(|e| rejected(e.to_string()))?,
         false => Vec::new(),
     };
+    let mut sampling = prompt.sampling;
+    if !matches!(prompt.format, OutputFormat::JsonSchema { .. }) {
+        // What is free to say anything may draft its answer first.
+        sampling.enough.clear();
+    }
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(Prepared { opening, previous, bytes, sampling: prompt.sampling })
+    Ok(Prepared { opening, previous, bytes, sampling })
 }
 
 /// What is looked at of a text to guess from: longer than any answer.

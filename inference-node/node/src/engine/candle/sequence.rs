@@ -212,7 +212,7 @@ impl Sequence {
         let ends = vocabulary.is_end(token);
         let piece = self.stream.push(if ends { &[] } else { vocabulary.bytes_of(token) });
         wrote.text.push_str(&piece.text);
-        let finish = if ends || complete || piece.stopped {
+        let finish = if ends || complete || piece.stopped || self.is_enough(&wrote.text, &piece.text) {
             FinishReason::Stop
         } else if self.tokens.len() >= self.longest {
             FinishReason::Length
@@ -221,6 +221,16 @@ impl Sequence {
         };
         wrote.text.push_str(&self.stream.finish());
         After::Finished(finish)
+    }
+
+    /// The answer has said all that is wanted of it: it goes on with `wrote`, which ends with `new`.
+    fn is_enough(&self, wrote: &str, new: &str) -> bool {
+        // Only these make a field known.
+        if self.sampling.enough.is_empty() || !new.contains([',', '}']) {
+            return false;
+        }
+        let text = format!("{}{wrote}", self.text);
+        self.sampling.enough.iter().any(|enough| enough.of(&text).is_some())
     }
 
     fn tell(&mut self, wrote: &Wrote) {
