@@ -19,6 +19,14 @@ deny:
 demo:
     cargo run -- demo
 
+# For NVIDIA cards, in a copy, on any x86-64 Linux: docs/gpu.md
+cuda-build:
+    inference-node/cuda/build
+
+# The same, and what can be known without a card
+cuda-check:
+    inference-node/cuda/check
+
 # After a change to a checked query or a migration
 prepare-sqlx:
     scheduler/prepare-sqlx.sh

@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
+use cfq_inference_node::engine::candle::random::matrix;
 use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
 
 /// A Llama of random numbers.
@@ -77,10 +77,15 @@ impl RandomModel {
         let keys = hidden / self.heads * self.kv_heads;
         let spread = 1.0 / (hidden as f32).sqrt();
         let ones = || QTensor::quantize(&Tensor::ones(hidden, DType::F32, &Device::Cpu)?, GgmlDType::F32);
-        let embedding = self.random(words, hidden, 0.5, self.embedding)?;
+        let mut seed = 0;
+        let mut random = |rows, cols, spread, format| {
+            seed += 1;
+            matrix(rows, cols, spread, format, self.drawn, seed)
+        };
+        let embedding = random(words, hidden, 0.5, self.embedding)?;
         let mut tensors = vec![("token_embd.weight".to_owned(), embedding), ("output_norm.weight".to_owned(), ones()?)];
         if let Some(format) = self.output {
-            tensors.push(("output.weight".to_owned(), self.random(words, hidden, 0.5, format)?));
+            tensors.push(("output.weight".to_owned(), random(words, hidden, 0.5, format)?));
         }
         for layer in 0..self.layers {
             for (name, rows, cols) in [
@@ -94,7 +99,7 @@ impl RandomModel {
             ] {
                 let sensitive = matches!(name, "attn_v" | "ffn_down") && layer % 2 == 0;
                 let format = if sensitive { self.sensitive } else { self.format };
-                tensors.push((format!("blk.{layer}.{name}.weight"), self.random(rows, cols, spread, format)?));
+                tensors.push((format!("blk.{layer}.{name}.weight"), random(rows, cols, spread, format)?));
             }
             for name in ["attn_norm", "ffn_norm"] {
                 tensors.push((format!("blk.{layer}.{name}.weight"), ones()?));
@@ -105,17 +110,5 @@ impl RandomModel {
         let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
         gguf_file::write(&mut file, &metadata, &tensors)?;
         Ok(())
-    }
-
-    fn random(&self, rows: usize, cols: usize, spread: f32, format: GgmlDType) -> candle_core::Result<QTensor> {
-        let count = rows.min(self.drawn);
-        let drawn = QTensor::quantize(&Tensor::randn(0f32, spread, (count, cols), &Device::Cpu)?, format)?;
-        let row = drawn.storage_size_in_bytes() / count;
-        let mut bytes = Vec::with_capacity(rows * row);
-        while bytes.len() < rows * row {
-            bytes.extend_from_slice(&drawn.data()?);
-        }
-        bytes.truncate(rows * row);
-        qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
     }
 }

@@ -84,7 +84,7 @@ pub enum LoadError {
         source: candle_core::Error,
     },
     #[error("{path} does not fit on {cards}: it {source}")]
-    NoLayout { path: PathBuf, cards: String, source: NoLayout },
+    NoLayout { path: PathBuf, cards: String, source: Box<NoLayout> },
     /// The sum said that it fits, and it did not.
     #[error("{path} was to fit on {cards} ({need}), and their memory ran out while it was loaded")]
     CardFull { path: PathBuf, cards: String, need: Box<Need>, source: Box<candle_core::Error> },

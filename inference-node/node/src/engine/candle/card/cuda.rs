@@ -47,17 +47,18 @@ fn open(index: usize) -> Result<Card> {
     // A stream of its own: the default one is another for each thread, and models are loaded by one and run by another.
     let device = Device::new_cuda_with_stream(index)?;
     let cuda = device.as_cuda_device()?;
-    let (stream, context) = (cuda.cuda_stream(), cuda.cuda_stream().context().clone());
+    let context = cuda.cuda_stream().context().clone();
     // SAFETY: all work on this device's memory goes through this one stream, in order.
     #[allow(unsafe_code)]
     unsafe {
         cuda.disable_event_tracking();
     }
+    // A card too full for it is no faster than any other.
+    let speed = copy_speed(&device).unwrap_or(1.0);
+    device.synchronize()?;
     keep_freed_memory(&context)?;
     let name = context.name().w()?;
     let free = memory(&device).map_or(0, |(free, _)| free);
-    drop(stream);
-    let speed = copy_speed(&device)?;
     Ok(Card { index, name, device, free, speed })
 }
 
@@ -74,16 +75,35 @@ fn keep_freed_memory(context: &CudaContext) -> Result<()> {
     }
 }
 
-/// What a card has free and in all, in bytes; `None` for the CPU, or where the driver does not say.
+/// What a card has free and in all, in bytes; `None` for the CPU, or where the driver does not say. What this process freed
+/// and keeps is free for it.
 pub fn memory(device: &Device) -> Option<(u64, u64)> {
     let cuda = device.as_cuda_device().ok()?;
-    let (free, total) = cuda.cuda_stream().context().mem_get_info().ok()?;
-    Some((free as u64, total as u64))
+    let context = cuda.cuda_stream().context().clone();
+    let (free, total) = context.mem_get_info().ok()?;
+    Some((free as u64 + kept(&context).unwrap_or(0), total as u64))
 }
 
-/// Bytes per second of a copy within the card.
+/// Bytes this process has of a card without using them.
+fn kept(context: &CudaContext) -> Option<u64> {
+    let read = |attribute| {
+        let mut bytes = 0u64;
+        // SAFETY: the pool is this device's, the value is of the attribute's type and outlives the call.
+        #[allow(unsafe_code)]
+        unsafe {
+            let pool = driver::result::device::get_default_mem_pool(context.cu_device()).ok()?;
+            driver::result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast::<c_void>()).ok()?;
+        }
+        Some(bytes)
+    };
+    let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+    Some(reserved.saturating_sub(read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+}
+
+/// Bytes per second of a copy within the card, read and written counted.
 fn copy_speed(device: &Device) -> Result<f64> {
-    const BYTES: usize = 64 << 20;
+    // More than any card's cache.
+    const BYTES: usize = 256 << 20;
     let from = Tensor::zeros(BYTES / 4, DType::F32, device)?;
     let to = Tensor::zeros(BYTES / 4, DType::F32, device)?;
     let mut best = 0f64;

@@ -37,7 +37,7 @@ impl CandleEngine {
         let laid = layout(&opened.file, &opened.architecture, &cards, of, limits.max_sequences, halves)?;
         let laid = laid.map_err(|source| {
             let cards = named(&mut cards.iter());
-            LoadError::NoLayout { path: path.to_owned(), cards, source }
+            LoadError::NoLayout { path: path.to_owned(), cards, source: Box::new(source) }
         })?;
         let device = named(&mut laid.split.shares.iter().filter_map(|share| cards.get(share.card)));
         tracing::info!(%model, device, need = %laid.need, "loading model");

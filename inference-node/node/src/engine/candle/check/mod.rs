@@ -114,8 +114,7 @@ pub fn check(options: CheckOptions, tell: &mut dyn FnMut(&str)) -> Result<CheckR
         }
         Under::Card(card) => (card.id(), card.name.clone(), card.speed),
     };
-    let parity = parity::check(&under, &folder.path, tell);
-    let mut parity = parity;
+    let mut parity = parity::check(&under, &folder.path, tell);
     parity.push(batching::check(&under, &folder.path, tell));
     let ledger = ledger::check(&under, options.quick, &folder.path, tell, &mut not_run);
     let speed = speed::check(&under, options.quick, bandwidth, &folder.path, tell, &mut not_run);
