@@ -199,7 +199,7 @@ async fn a_cancelled_sequence_is_computed_no_further() {
         let neighbour = rig.ask(rig.cases[0].ids.clone(), 40, false);
         rig.batcher.take_up();
         let wanted =
-            |rig: &Rig| if decoding { rig.batcher.running[0].waiting().len() == 1 } else { rig.batcher.steps == 2 };
+            |rig: &Rig| if decoding { rig.batcher.running[0].waiting().len() == 1 } else { rig.batcher.steps == 1 };
         while !wanted(&rig) {
             rig.batcher.step();
         }
