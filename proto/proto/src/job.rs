@@ -62,7 +62,7 @@ pub struct Sampling {
     /// Guess tokens from the prompt and verify them together. For speed; with `deterministic` never a bit of the text.
     pub prompt_lookup: bool,
     /// What the answer may repeat, as the files that it revises: guessed from like the prompt. It counts neither as prompt nor as
-    /// context, and changes no text.
+    /// context; in F32 models and with `deterministic` it changes no bit of the text.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub previous: String,
     /// What a constraint leaves no choice about is taken up without being drawn, cut into tokens as the tokenizer cuts it.

@@ -118,8 +118,8 @@ pub struct AgentBinding {
     /// Longest output, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// The same text for the same seed whatever else its node computes, at the price of slower kernels; for models that a
-    /// node runs itself.
+    /// The same text for the same seed whatever else its node computes, at the price of slower kernels where a format has no
+    /// tiles; for models that a node runs itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic: Option<bool>,
 }

@@ -58,6 +58,7 @@ async fn any_place_is_good_to_go_on_from_also_in_constrained_output() {
             assert_eq!(ended.usage.resumed_tokens as usize, place.saturating_sub(1));
             assert_eq!(ended.usage.output_tokens, expected.usage.output_tokens);
             assert_eq!(ended.usage.prompt_tokens, expected.usage.prompt_tokens);
+            assert!(ended.usage.cached_tokens <= ended.usage.prompt_tokens, "{:?}", ended.usage);
         }
     }
 }

@@ -103,7 +103,8 @@ impl Sequence {
                 guessed_tokens: guessed as u32,
                 accepted_tokens: accepted as u32,
                 prompt_tokens: self.prompt as u32,
-                cached_tokens: self.cached.unwrap_or(0) as u32,
+                // More may be found: what an earlier attempt wrote, or a forced beginning.
+                cached_tokens: self.cached.unwrap_or(0).min(self.prompt) as u32,
                 output_tokens: (self.tokens.len() - self.prompt) as u32,
                 resumed_tokens: self.resumed as u32,
                 forced_tokens: self.forced as u32,
