@@ -61,7 +61,11 @@ async fn cancel(
 ) -> anyhow::Result<(Duration, Duration)> {
     let sampling = Sampling { max_tokens: 4000, temperature: 1.0, seed: round as u64, ..Sampling::default() };
     // Another beginning each time, or it would be found.
-    let text = if decoding { "Tell me a long story about lighthouses." } else { &"All work and no play makes Jack a dull boy. ".repeat(350) };
+    let text = if decoding {
+        "Tell me a long story about lighthouses."
+    } else {
+        &"All work and no play makes Jack a dull boy. ".repeat(350)
+    };
     let content = format!("Round {round} {reading}. {text}");
     let mut generation = engine.admit(prompt(content, sampling, OutputFormat::Text)).await?.start();
     let mut pass = Duration::ZERO;
