@@ -42,4 +42,4 @@ bench REPO:
 fuzz SECONDS="300":
     mkdir -p inference-node/fuzz/corpus/gguf
     for f in inference-node/node/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done
-    cd inference-node && cargo fuzz run --sanitizer none gguf -- -max_total_time={{SECONDS}} -rss_limit_mb=2048 -malloc_limit_mb=512
+    cargo fuzz run --fuzz-dir inference-node/fuzz --sanitizer none gguf inference-node/fuzz/corpus/gguf -- -max_total_time={{SECONDS}} -rss_limit_mb=2048 -malloc_limit_mb=512
