@@ -1,12 +1,28 @@
 //! What the benchmarks of the engine share: threads set before anything runs, the engine over one file, a prompt to its end.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use anyhow::{Context, bail};
 use cfq_inference_node::engine::candle::{CandleEngine, Limits};
 use cfq_inference_node::engine::{Engine, Event};
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
+
+/// `FILE [--threads N]`; begins again with those threads, see [`with_threads`].
+pub fn file_of_arguments() -> anyhow::Result<PathBuf> {
+    let mut args = std::env::args().skip(1);
+    let file = PathBuf::from(args.next().context("first argument: a GGUF file")?);
+    let mut threads = "2".to_owned();
+    while let Some(name) = args.next() {
+        match (name.as_str(), args.next()) {
+            ("--threads", Some(value)) => threads = value,
+            _ => bail!("unknown argument, or without a value: {name}"),
+        }
+    }
+    with_threads(&threads)?;
+    Ok(file)
+}
 
 /// Starts this program again with so many threads for its kernels, which read the number once, before anything else runs,
 /// and ends with its status. Returns in the child.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -90,6 +90,15 @@ pub struct Cluster {
 }
 
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
+
+/// Runs the program to its end as a user of `cluster` would, with folders of its own below `home`.
+pub fn cfq(cluster: &Cluster, home: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
+    command.args(args).current_dir(home).stdin(Stdio::null());
+    command.env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
+    command.env("CFQ_URL", cluster.client.url()).env("CFQ_TOKEN", TOKEN);
+    tokio::task::block_in_place(|| command.output().unwrap())
+}
 
 impl Cluster {
     pub async fn start() -> Self {

@@ -1,30 +1,21 @@
 //! Models loaded and let go while the node runs: by hand, and because a task wants one that is on disk.
 
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use cfq_proto::node::{ModelState, Residency};
 use cfq_proto::task::{TaskSpec, TaskState};
-use cfq_tests::cluster::{Cluster, Options, PATIENCE, TOKEN};
+use cfq_tests::cluster::{Cluster, Options, PATIENCE, cfq};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, review};
 use cfq_tests::small::{self, SMALL};
 use cfq_tests::started::Started;
-use cfq_tests::{binary, wait};
+use cfq_tests::wait;
 
 fn options() -> Options {
     let mut options = Options { models: vec![SMALL.parse().unwrap()], alpha: SMALL.into(), ..Options::default() };
     // A real model on two busy cores takes its time for a first token.
     options.timing.job_step_ms = 60_000;
     options
-}
-
-fn cfq(cluster: &Cluster, home: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
-    command.args(args).current_dir(home).stdin(Stdio::null());
-    command.env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
-    command.env("CFQ_URL", cluster.client.url()).env("CFQ_TOKEN", TOKEN);
-    tokio::task::block_in_place(|| command.output().unwrap())
 }
 
 #[track_caller]

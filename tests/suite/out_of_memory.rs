@@ -2,7 +2,7 @@
 //! generation. The model is refused with the sum, or the node dies and is started again; the queue goes on.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use cfq_proto::client::Client;
 use cfq_proto::http::NodeView;
@@ -10,7 +10,7 @@ use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 use cfq_proto::node::Residency;
 use cfq_proto::task::{TaskSpec, TaskState};
-use cfq_tests::cluster::{Cluster, Options, PATIENCE, TOKEN};
+use cfq_tests::cluster::{Cluster, Options, PATIENCE, cfq};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::small::{self, SMALL};
@@ -19,14 +19,6 @@ use cfq_tests::{binary, wait};
 
 fn add() -> Reply {
     Reply::Text(file("add.py", "def add(a, b):\n    return a + b\n"))
-}
-
-fn cfq(cluster: &Cluster, home: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
-    command.args(args).current_dir(home).stdin(Stdio::null());
-    command.env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
-    command.env("CFQ_URL", cluster.client.url()).env("CFQ_TOKEN", TOKEN);
-    tokio::task::block_in_place(|| command.output().unwrap())
 }
 
 #[track_caller]

@@ -4,11 +4,10 @@
 //!     cargo run --release -p cfq-benches --bin cancel_latency -- FILE.gguf --threads 2
 #![allow(clippy::print_stdout)]
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
-use cfq_benches::engine::{load, middle, prompt, with_threads};
+use anyhow::{bail, ensure};
+use cfq_benches::engine::{file_of_arguments, load, middle, prompt};
 use cfq_inference_node::engine::candle::CandleEngine;
 use cfq_inference_node::engine::{Ended, Engine, Event, Generation};
 use cfq_proto::job::{OutputFormat, Sampling};
@@ -16,17 +15,7 @@ use cfq_proto::job::{OutputFormat, Sampling};
 const ROUNDS: usize = 15;
 
 fn main() -> anyhow::Result<()> {
-    let mut args = std::env::args().skip(1);
-    let file = PathBuf::from(args.next().context("first argument: a GGUF file")?);
-    let mut threads = "2".to_owned();
-    while let Some(name) = args.next() {
-        match (name.as_str(), args.next()) {
-            ("--threads", Some(value)) => threads = value,
-            _ => bail!("unknown argument, or without a value: {name}"),
-        }
-    }
-    with_threads(&threads)?;
-    let engine = load(&file, 2)?;
+    let engine = load(&file_of_arguments()?, 2)?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(&engine))
 }
 

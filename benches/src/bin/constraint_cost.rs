@@ -5,10 +5,8 @@
 //!     cargo run --release -p cfq-benches --bin constraint_cost -- FILE.gguf --threads 2
 #![allow(clippy::print_stdout)]
 
-use std::path::PathBuf;
-
-use anyhow::{Context, bail};
-use cfq_benches::engine::{finish, load, middle, prompt, with_threads};
+use anyhow::bail;
+use cfq_benches::engine::{file_of_arguments, finish, load, middle, prompt};
 use cfq_inference_node::engine::candle::CandleEngine;
 use cfq_proto::job::{OutputFormat, Sampling, Usage};
 use cfq_proto::review::ReviewFeedback;
@@ -19,17 +17,7 @@ const MOST: u32 = 160;
 const TASK: &str = "Review this function and report as JSON.\n\ndef is_even(n):\n    return n % 2 == 0\n";
 
 fn main() -> anyhow::Result<()> {
-    let mut args = std::env::args().skip(1);
-    let file = PathBuf::from(args.next().context("first argument: a GGUF file")?);
-    let mut threads = "2".to_owned();
-    while let Some(name) = args.next() {
-        match (name.as_str(), args.next()) {
-            ("--threads", Some(value)) => threads = value,
-            _ => bail!("unknown argument, or without a value: {name}"),
-        }
-    }
-    with_threads(&threads)?;
-    let engine = load(&file, 1)?;
+    let engine = load(&file_of_arguments()?, 1)?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(&engine))
 }
 
