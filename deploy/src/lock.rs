@@ -87,6 +87,10 @@ impl Drop for DataLock {
         if let Err(error) = self.file.set_len(0) {
             tracing::debug!(%error, "cannot empty the lock file");
         }
+        // Closing is not enough: a child that is between fork and exec has the same open file.
+        if let Err(error) = self.file.unlock() {
+            tracing::debug!(%error, "cannot unlock the lock file");
+        }
     }
 }
 
@@ -107,11 +111,13 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         let paths = Paths { data: folder.path().to_owned(), cache: at("c"), config: at("e") };
         let first = DataLock::acquire(&paths).unwrap();
+        let as_a_fork_has_it = first.file.try_clone().unwrap();
         let said = DataLock::acquire(&paths).unwrap_err().to_string();
         assert!(said.contains(&format!("process {}", std::process::id())) && said.contains("cfq down"), "{said}");
         assert_eq!(DataLock::holder(&paths).unwrap().process.pid, std::process::id());
         drop(first);
         assert_eq!(DataLock::holder(&paths), None);
         DataLock::acquire(&paths).unwrap();
+        drop(as_a_fork_has_it);
     }
 }

@@ -122,8 +122,7 @@ pub fn stem(model: &ModelId) -> String {
 /// A lock that ends with its holder.
 #[derive(Debug)]
 pub struct Lock {
-    // Held open for the lock on it.
-    _file: File,
+    file: File,
 }
 
 impl Lock {
@@ -138,7 +137,7 @@ impl Lock {
     pub fn try_alone(path: &Path) -> Result<Option<Self>, ModelError> {
         let file = Self::open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Self { _file: file })),
+            Ok(()) => Ok(Some(Self { file })),
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(file_error("lock", path)(error)),
         }
@@ -159,14 +158,23 @@ impl Lock {
     pub fn alone(path: &Path) -> Result<Self, ModelError> {
         let file = Self::open(path)?;
         file.lock().map_err(file_error("lock", path))?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 
     /// Waits for it; others may share it.
     pub fn shared(path: &Path) -> Result<Self, ModelError> {
         let file = Self::open(path)?;
         file.lock_shared().map_err(file_error("lock", path))?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+impl Drop for Lock {
+    /// Closing is not enough: a child that is between fork and exec has the same open file.
+    fn drop(&mut self) {
+        if let Err(error) = self.file.unlock() {
+            tracing::debug!(%error, "cannot unlock a model");
+        }
     }
 }
 
@@ -234,5 +242,17 @@ mod tests {
         assert!(Lock::try_alone(&path).unwrap().is_none());
         drop((one, two));
         assert!(Lock::try_alone(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_holder_though_a_fork_still_has_the_file_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let first = Lock::try_alone(&path).unwrap().unwrap();
+        let as_a_fork_has_it = first.file.try_clone().unwrap();
+        assert!(Lock::try_alone(&path).unwrap().is_none());
+        drop(first);
+        assert!(Lock::try_alone(&path).unwrap().is_some());
+        drop(as_a_fork_has_it);
     }
 }
