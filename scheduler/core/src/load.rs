@@ -4,6 +4,9 @@
 //! What does not fit makes another model give way, and that is for the job that ranks first on that node alone: while a
 //! job of higher rank waits there for room, or something is being loaded, or an order was not taken up yet, nothing else
 //! has to go. Otherwise two jobs with room for one model would have each other's model thrown out before it served.
+//!
+//! Until there is room, jobs of lower rank keep off the models that have to go for it, or it would never come. A node lets
+//! idle models go first: where those are enough, the busy ones take work as ever. So do endpoints, which hold no memory.
 
 use std::collections::BTreeMap;
 
@@ -44,14 +47,39 @@ fn is_leaving(model: &ModelState) -> bool {
     model.residency == Residency::Available && model.running > 0
 }
 
-/// `able` have the model and may run the job; `takers` are those of them that would take work now. The node that must
-/// become free for it, so that jobs of lower rank keep out.
+/// A job waits until other models on a node have given this many bytes back.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim<'a> {
+    pub node: &'a Node,
+    pub bytes: u64,
+}
+
+impl<'a> Claim<'a> {
+    fn of(node: &'a Node, model: &ModelState, free: u64) -> Option<Self> {
+        let leaving = node.ledger.models.iter().filter(|m| is_leaving(m));
+        let coming = leaving.fold(0u64, |sum, m| sum.saturating_add(m.need_bytes));
+        let bytes = model.need_bytes.saturating_sub(free).saturating_sub(coming);
+        (bytes > 0).then_some(Self { node, bytes })
+    }
+
+    /// The models that have to go for it: the idle ones where they are enough, otherwise whatever holds memory.
+    pub fn on(self, is_idle: impl Fn(&ModelState) -> bool) -> Vec<&'a ModelState> {
+        let models = self.node.ledger.models.iter();
+        let holding: Vec<_> =
+            models.filter(|m| matches!(m.residency, Residency::Resident) && m.need_bytes > 0).collect();
+        let idle: Vec<_> = holding.iter().copied().filter(|m| is_idle(m)).collect();
+        let enough = idle.iter().fold(0u64, |sum, m| sum.saturating_add(m.need_bytes)) >= self.bytes;
+        if enough { idle } else { holding }
+    }
+}
+
+/// `able` have the model and may run the job; `takers` are those of them that would take work now.
 pub fn want<'a>(
     job: &'a Job,
     able: &[(&Node, &ModelState)],
     takers: Vec<(&'a Node, &'a ModelState)>,
     loads: &mut BTreeMap<&'a NodeId, Loads<'a>>,
-) -> Option<&'a NodeId> {
+) -> Option<Claim<'a>> {
     if able.iter().any(|(_, m)| m.residency == Residency::Loading) {
         return None;
     }
@@ -65,10 +93,12 @@ pub fn want<'a>(
         |(node, m): &&(&Node, &ModelState)| loads.get(&node.id).is_some_and(|l| m.need_bytes <= l.free || !l.kept);
     let cheapest = |a: &&(&Node, &ModelState), b: &&(&Node, &ModelState)| cost(a.1).total_cmp(&cost(b.1));
     let Some((node, model)) = on_disk.iter().filter(may).min_by(cheapest) else {
-        return on_disk.iter().min_by(cheapest).map(|(node, _)| &node.id);
+        let (node, model) = on_disk.into_iter().min_by(|a, b| cheapest(&a, &b))?;
+        return Claim::of(node, model, loads.get(&node.id).map_or(0, |l| l.free));
     };
     let loads = loads.entry(&node.id).or_default();
     let beside = model.need_bytes <= loads.free;
+    let claim = Claim::of(node, model, loads.free);
     loads.free = loads.free.saturating_sub(model.need_bytes);
     // Whoever ranks lower does not push it out again.
     loads.kept = true;
@@ -81,7 +111,7 @@ pub fn want<'a>(
         model.need_bytes
     );
     loads.wanted.push(Load { job: job.id, model: &job.model, reason });
-    (!beside).then_some(&node.id)
+    claim
 }
 
 #[cfg(test)]
@@ -90,6 +120,7 @@ mod tests {
     use crate::properties::{carry_out, job, model, model_id, node, placed, state};
     use crate::{Effect, Phase, plan};
     use cfq_proto::task::Priority;
+    use proptest::prelude::*;
 
     fn other() -> ModelId {
         "path:/other.gguf".parse().unwrap()
@@ -170,6 +201,68 @@ mod tests {
         n.ledger.models[0] = on_disk(model_id(), 5);
         let jobs = vec![job(Priority::P1, 0), second];
         assert_eq!(asked(&plan(&state(vec![n], jobs), 10_000)).len(), 1, "the second no longer fits beside the first");
+    }
+
+    /// A resident model with four places, by its id.
+    fn resident(id: &str, need_bytes: u64, running: u32) -> ModelState {
+        ModelState { model: id.parse().unwrap(), need_bytes, running, ..model(100_000, 4) }
+    }
+
+    fn of_model(id: &str, priority: Priority) -> Job {
+        Job { model: id.parse().unwrap(), ..job(priority, 0) }
+    }
+
+    #[test]
+    fn only_what_has_to_go_is_kept_free() {
+        let waits = Job { model: other(), ..job(Priority::P0, 0) };
+        let behind: Vec<Job> =
+            ["path:/idle", "path:/busy", "path:/endpoint"].map(|id| of_model(id, Priority::P2)).into();
+        let served = |need_bytes: u64, leaving: u64| {
+            let mut models = vec![
+                on_disk(other(), need_bytes),
+                resident("path:/idle", 5, 0),
+                resident("path:/busy", 5, 1),
+                resident("path:/endpoint", 0, 1),
+            ];
+            if leaving > 0 {
+                models.push(ModelState { running: 1, ..on_disk("path:/leaving".parse().unwrap(), leaving) });
+            }
+            let jobs = [vec![waits.clone()], behind.clone()].concat();
+            let placed = placed(&plan(&state(vec![node("a", models, 0)], jobs), 0));
+            behind.iter().map(|b| placed.iter().any(|(job, _)| *job == b.id)).collect::<Vec<_>>()
+        };
+        assert_eq!(served(5, 0), [false, true, true], "the idle one is enough");
+        assert_eq!(served(6, 0), [false, false, true], "the busy one has to go too");
+        assert_eq!(served(5, 5), [true, true, true], "room for it is coming");
+        assert_eq!(served(6, 5), [false, true, true], "not all of it");
+    }
+
+    proptest! {
+        /// Somebody who waits for a model stands in nobody's way on a model that stays.
+        #[test]
+        fn who_waits_for_a_load_takes_nothing_from_models_that_stay(
+            need in 1u64..30, free in 0u64..30, endpoints in 0u32..4, busy in prop::collection::vec(0u64..10, 0..4),
+            priorities in prop::collection::vec(0i16..4, 1..12),
+        ) {
+            let names: Vec<String> = (0..busy.len() + 1).map(|i| format!("path:/{i}")).collect();
+            let mut models: Vec<ModelState> =
+                names.iter().zip(&busy).map(|(id, bytes)| resident(id, *bytes, 1)).collect();
+            models.push(resident(&names[busy.len()], 0, endpoints));
+            models.push(on_disk(other(), need));
+            let mut n = node("a", models.clone(), 0);
+            n.ledger.free_bytes = free;
+            let jobs: Vec<Job> = priorities.iter().enumerate()
+                .map(|(i, p)| of_model(&names[i % names.len()], Priority::try_from(*p).unwrap())).collect();
+            let without = placed(&plan(&state(vec![n.clone()], jobs.clone()), 0));
+            let waits = Job { model: other(), ..job(Priority::P0, -1) };
+            let with = placed(&plan(&state(vec![n], [jobs.clone(), vec![waits]].concat()), 0));
+            let stays = |job: &Job| need <= free || models.iter().any(|m| m.model == job.model && m.need_bytes == 0);
+            for (id, on) in &without {
+                let job = jobs.iter().find(|j| j.id == *id).unwrap();
+                prop_assert_eq!(with.contains(&(*id, on.clone())), stays(job));
+            }
+            prop_assert_eq!(with.iter().filter(|p| !without.contains(p)).count(), 0);
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
 use crate::job::{Job, Phase};
-use crate::load::{self, Loads};
+use crate::load::{self, Claim, Loads};
 use crate::node::Node;
 use crate::order::rank;
 use crate::price::{Price, price};
@@ -135,11 +135,23 @@ impl<'a> Free<'a> {
             return;
         }
         for (node, _) in open {
-            self.rooms.insert((&node.id, &job.model), Room { tokens: 0, slots: 0, beside: u32::MAX });
+            self.rooms.insert((&node.id, &job.model), CLOSED);
             self.loads.entry(&node.id).or_default().kept = true;
         }
     }
+
+    /// The models that have to go take nothing more.
+    fn clear(&mut self, state: &State, claim: Claim<'a>) {
+        let node = claim.node;
+        let beside = |model: &ModelState| self.rooms.get(&(&node.id, &model.model)).map(|room| room.beside);
+        for model in claim.on(|model| beside(model).unwrap_or_else(|| state.room(node, model).beside) == 0) {
+            self.rooms.insert((&node.id, &model.model), CLOSED);
+        }
+    }
 }
+
+/// For whoever comes after.
+const CLOSED: Room = Room { tokens: 0, slots: 0, beside: u32::MAX };
 
 /// Pure: the same state and time give the same effects, in the order they should be carried out.
 pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
@@ -228,8 +240,8 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
                 && state.takes_work(n, &job.model, now_ms)
                 && free.company(&n.id).admits(job)
         });
-        if let Some(node) = load::want(job, &able, takers.collect(), &mut free.loads) {
-            free.company.entry(node).or_default().closed = true;
+        if let Some(claim) = load::want(job, &able, takers.collect(), &mut free.loads) {
+            free.clear(state, claim);
         }
     }
     // Only what fails counts: a node that drains, loads or has no room has not failed.
