@@ -1,23 +1,24 @@
 //! Prompt lookup: guessing the next tokens from what the sequence already holds, for one forward pass to verify.
 //!
-//! A revision mostly repeats its input: its prompt, and the job's previous revision, which need not be in the prompt. Where the last tokens stood before, what followed them is guessed to follow again;
-//! the guesses go through the forward pass beside the token they follow, and those the model would have chosen itself are
+//! A revision mostly repeats its input: its prompt, and the job's previous revision, which need not be in the prompt. Where
+//! the last tokens stood before, what followed them is guessed to follow again; the guesses go through the forward pass beside the token they follow, and those the model would have chosen itself are
 //! kept. The text is the same with and without, as far as the kernels compute one row as they compute several (asked to be
 //! deterministic, always); only its speed changes. Saxena, 2023:
 //! <https://github.com/apoorvumang/prompt-lookup-decoding>.
 //!
 //! Both sources are one text to look in, the revision first. What was guessed right is gone on with; otherwise text is repeated
-//! in order, so the next place after the last one comes before all others.
+//! in order, so the next place after the last one comes before all others. The index is that of LZ77 compressors (RFC 1951,
+//! section 4): the latest place of each hash, and for each place the one before it; so it takes four bytes a token.
 //!
 //! How many to guess is a sum: rows cost what the pool's measured rates say, and a guess is right as often as this
 //! sequence's were. Where no number of guesses pays, none are made, but for a rare one to see whether that has changed.
 
-use std::collections::HashMap;
+mod index;
+
+use self::index::Index;
 
 /// Tokens that must have stood together before.
 const CONTEXT: usize = 3;
-/// Occurrences of a context that are remembered, the latest.
-const OCCURRENCES: usize = 8;
 /// Guesses of one step.
 pub const MOST: usize = 24;
 /// Share of right guesses that is assumed before there were any, and how fast it follows what happens.
@@ -41,10 +42,10 @@ pub struct Lookup {
     previous: Vec<u32>,
     /// Tokens of the prompt, after which a revision begins.
     prompt: usize,
-    /// Places after each context, in either source.
-    index: HashMap<[u32; CONTEXT], [Vec<u32>; 2]>,
-    /// Tokens of the sequence that were indexed.
-    indexed: usize,
+    /// The revision's contexts.
+    revision: Index,
+    /// The sequence's, whose places count from its own beginning.
+    sequence: Index,
     /// The place where the last guesses were taken from, and would go on.
     cursor: usize,
     /// Share of guesses that were right, lately.
@@ -58,10 +59,16 @@ pub struct Lookup {
 impl Lookup {
     /// For a sequence whose first `prompt` tokens are given, and which may repeat `previous`.
     pub fn new(previous: Vec<u32>, prompt: usize) -> Self {
-        let mut index = HashMap::new();
-        // Nothing follows its end.
-        remember(&mut index, 0, &previous, 0..previous.len().saturating_sub(1), 0);
-        Self { previous, prompt, index, indexed: 0, cursor: 0, right: ASSUMED, probe_at: 0, proposed: 0, accepted: 0 }
+        let mut revision = Index::default();
+        revision.read(&previous);
+        let sequence = Index::default();
+        Self { previous, prompt, revision, sequence, cursor: 0, right: ASSUMED, probe_at: 0, proposed: 0, accepted: 0 }
+    }
+
+    /// Indexes what is known of the sequence, so that its first step need not.
+    pub fn read(mut self, tokens: &[u32]) -> Self {
+        self.sequence.read(tokens);
+        self
     }
 
     /// Guesses of all steps, and those that were right.
@@ -135,36 +142,19 @@ impl Lookup {
             return Some(written.len());
         }
         let tail = tokens.last_chunk::<CONTEXT>()?;
-        // The context at the very end is what is looked for, so it is not in the index yet.
+        self.sequence.read(tokens);
         let first = self.previous.len();
-        remember(&mut self.index, 1, tokens, self.indexed..tokens.len().saturating_sub(1), first);
-        self.indexed = tokens.len().saturating_sub(1);
         // The model's own token after the right guesses went on with the revision.
         if self.cursor + 1 < first && self.previous[..=self.cursor].ends_with(tail) {
             return Some(self.cursor + 1);
         }
-        let [revision, sequence] = self.index.get(tail)?;
-        let after = revision.iter().chain(sequence).find(|place| **place as usize >= self.cursor);
-        after.or(sequence.last()).or(revision.last()).map(|place| *place as usize)
-    }
-}
-
-/// Indexes the contexts of `text` that end with one of the tokens `new`; its first token is at place `first`.
-fn remember(
-    index: &mut HashMap<[u32; CONTEXT], [Vec<u32>; 2]>,
-    source: usize,
-    text: &[u32],
-    new: std::ops::Range<usize>,
-    first: usize,
-) {
-    for last in new {
-        if let Some(context) = text[..=last].last_chunk::<CONTEXT>() {
-            let places = &mut index.entry(*context).or_default()[source];
-            if places.len() == OCCURRENCES {
-                places.remove(0);
-            }
-            places.push((first + last + 1) as u32);
-        }
+        let revision = self.revision.places(&self.previous, tail);
+        let mut sequence = self.sequence.places(tokens, tail);
+        sequence.iter_mut().for_each(|place| *place += first);
+        // The latest first, in each.
+        let next = |places: &[usize]| places.iter().rev().find(|place| **place >= self.cursor).copied();
+        let latest = || sequence.first().or(revision.first()).copied();
+        next(&revision).or_else(|| next(&sequence)).or_else(latest)
     }
 }
 

@@ -49,6 +49,7 @@ pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::Sum;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected};
+use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
 use crate::engine::candle::parked::Parts;
@@ -371,7 +372,7 @@ impl Engine for CandleEngine {
                 // Written where there was more room; the prompt alone may fit.
                 prepared = self.prepare(prompt, Written::default()).await?;
             }
-            let Prepared { opening, previous, bytes, sampling } = prepared;
+            let Prepared { opening, lookup, bytes, sampling } = prepared;
             self.parts.figures.counted(opening.prompt, bytes);
             let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
             let count = prompt + resumed;
@@ -397,7 +398,7 @@ impl Engine for CandleEngine {
             let jobs = self.jobs.clone();
             Ok(Admitted::new(move || {
                 let (outbox, reader) = generation();
-                let job = Job { opening, previous, sampling, longest: longest as usize, long, held, outbox };
+                let job = Job { opening, lookup, sampling, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
                 if jobs.try_send(job).is_err() {
                     tracing::warn!("the engine's thread takes no more work");
@@ -412,7 +413,7 @@ impl Engine for CandleEngine {
 
 struct Prepared {
     opening: Opening,
-    previous: Vec<u32>,
+    lookup: Lookup,
     /// Of the messages' contents.
     bytes: usize,
     sampling: cfq_proto::job::Sampling,
@@ -436,9 +437,15 @@ fn prepare(
         GrammarError::Unusable { .. } => rejected(error.to_string()),
         GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
     })?;
-    let previous = match prompt.sampling.prompt_lookup {
-        true => vocabulary.encode(whole_chars(&prompt.sampling.previous)).map_err(|e| rejected(e.to_string()))?,
-        false => Vec::new(),
+    let lookup = match prompt.sampling.prompt_lookup {
+        true => {
+            let previous = whole_chars(&prompt.sampling.previous);
+            let mut previous = vocabulary.encode(previous).map_err(|e| rejected(e.to_string()))?;
+            // What is longer than the answer cannot be repeated in it.
+            previous.truncate(prompt.sampling.max_tokens as usize);
+            Lookup::new(previous, opening.prompt).read(&opening.tokens)
+        }
+        false => Lookup::new(Vec::new(), opening.prompt),
     };
     let mut sampling = prompt.sampling;
     if !matches!(prompt.format, OutputFormat::JsonSchema { .. }) {
@@ -446,7 +453,7 @@ fn prepare(
         sampling.enough.clear();
     }
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(Prepared { opening, previous, bytes, sampling })
+    Ok(Prepared { opening, lookup, bytes, sampling })
 }
 
 /// What is looked at of a text to guess from: longer than any answer.

@@ -19,8 +19,7 @@ const LOGPROBS_MOST: u8 = 20;
 /// An admitted sequence on its way to the thread.
 pub struct Job {
     pub opening: Opening,
-    /// The text it may repeat, see [`Sampling::previous`].
-    pub previous: Vec<u32>,
+    pub lookup: Lookup,
     pub sampling: Sampling,
     /// Longest sequence, prompt and output, in tokens.
     pub longest: usize,
@@ -84,7 +83,7 @@ impl Sequence {
             sampling: job.sampling,
             grammar,
             longest: job.longest,
-            lookup: Lookup::new(job.previous, prompt),
+            lookup: job.lookup,
             text,
             logprobs: Vec::new(),
             forced: 0,

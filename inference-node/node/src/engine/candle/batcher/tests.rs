@@ -8,6 +8,7 @@ use cfq_proto::job::{Completion, OutputFormat, Sampling};
 use super::*;
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::linear::kernels;
+use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::opening::Opening;
 use crate::engine::grammar::Grammars;
 use crate::engine::text::TextStream;
@@ -59,7 +60,8 @@ impl Rig {
         let held = self.room.hold(1).ok().unwrap();
         let stream = TextStream::new(&sampling.stop);
         let opening = Opening { prompt: prompt.len(), tokens: prompt, grammar: None, stream, text: String::new() };
-        (Job { opening, previous, sampling, longest, long: false, held, outbox }, reader)
+        let lookup = Lookup::new(previous, opening.prompt);
+        (Job { opening, lookup, sampling, longest, long: false, held, outbox }, reader)
     }
 
     fn ask(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> Generation {
