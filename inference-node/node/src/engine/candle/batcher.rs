@@ -21,6 +21,7 @@ use crate::engine::Ended;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
 use crate::engine::candle::model::{Model, Network, Rows};
+use crate::engine::candle::pace::Load;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
 use crate::engine::candle::share::{PIECE_LEAST, Want, share};
@@ -255,6 +256,7 @@ impl<N: Network> Batcher<N> {
         if plan.is_empty() {
             return;
         }
+        let load = plan.iter().zip(&self.running).map(|(s, r)| Load::of(s.tokens.len(), r.kv.len())).sum();
         let began = Instant::now();
         let parts: Vec<Rows<'_>> = self
             .running
@@ -272,7 +274,7 @@ impl<N: Network> Batcher<N> {
         let prefilled = plan.iter().filter(|s| s.guessed == 0 && s.tokens.len() > 1).map(|s| s.tokens.len());
         if prefilled.sum::<usize>() >= PIECE_LEAST {
             // The rows of those that decode took their part of the time.
-            self.figures.prefilled(plan.iter().map(|s| s.tokens.len()).sum(), took);
+            self.figures.prefilled(load, took);
         } else if plan.iter().all(|s| s.tokens.len() == 1) {
             self.figures.decoded(took);
         }
@@ -299,13 +301,14 @@ impl<N: Network> Batcher<N> {
         }
     }
 
-    /// Rows that one pass may take for the sake of prompts.
+    /// Rows that one pass may take for the sake of prompts, the longest of which decides: its rows attend to the most.
     fn chunk(&self) -> usize {
-        let rate = self.figures.prefill_rate();
-        if rate <= 0.0 {
-            return CHUNK_UNMEASURED;
+        let prompts = self.running.iter().filter(|r| r.waiting().len() > 1);
+        let before = prompts.map(|r| r.kv.len()).max().unwrap_or(0);
+        match self.figures.rows_in(CHUNK_TIME, before) {
+            Some(rows) => (rows as usize).clamp(PIECE_LEAST, CHUNK_MOST),
+            None => CHUNK_UNMEASURED,
         }
-        ((rate * CHUNK_TIME.as_secs_f64()) as usize).clamp(PIECE_LEAST, CHUNK_MOST)
     }
 
     /// Samples for every sequence whose scores were computed, and counts what stays of its keys and values.

@@ -14,6 +14,7 @@ mod linear;
 mod lookup;
 mod model;
 mod opening;
+mod pace;
 #[cfg(test)]
 mod parity;
 mod parked;
@@ -52,6 +53,7 @@ pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected
 use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
+use crate::engine::candle::pace::Load;
 use crate::engine::candle::parked::Parts;
 pub use crate::engine::candle::parked::{Parked, Stamp};
 pub use crate::engine::candle::room::Changes;
@@ -313,7 +315,7 @@ fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figure
         let began = Instant::now();
         model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
         if round == 1 {
-            figures.prefilled(prompt, began.elapsed());
+            figures.prefilled(Load::of(prompt, 0), began.elapsed());
         }
         pool.discard(kv);
     }

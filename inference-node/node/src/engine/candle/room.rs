@@ -8,6 +8,7 @@ use cfq_memory::{KvPool, NoRoom, Reservation};
 use tokio::sync::watch;
 
 use crate::engine::candle::lookup::Cost;
+use crate::engine::candle::pace::{Load, Pace};
 
 /// Told whenever a ledger would read differently.
 pub type Changes = watch::Sender<()>;
@@ -110,6 +111,7 @@ pub struct Figures {
 pub struct Numbers {
     /// Tokens per second.
     pub prefill_rate: f64,
+    pub pace: Pace,
     /// Tokens per second of one sequence.
     pub decode_rate: f64,
     /// Bytes per second.
@@ -137,8 +139,9 @@ impl Figures {
         self.lock().clone()
     }
 
-    pub fn prefill_rate(&self) -> f64 {
-        self.lock().prefill_rate
+    /// Rows of prompts that take `time` after `before` tokens; `None` while none were measured.
+    pub fn rows_in(&self, time: Duration, before: usize) -> Option<f64> {
+        self.lock().pace.rows_in(time, before)
     }
 
     /// What a pass over `rows` decoding sequences costs, as far as it was measured. Unmeasured, rows are worth what a pass is.
@@ -152,10 +155,11 @@ impl Figures {
         Cost { pass: (1.0 / numbers.decode_rate - row * rows.max(1) as f64).max(0.0), row }
     }
 
-    pub fn prefilled(&self, tokens: usize, took: Duration) {
-        let rate = tokens as f64 / took.as_secs_f64().max(1e-6);
+    pub fn prefilled(&self, load: Load, took: Duration) {
+        let rate = load.rows / took.as_secs_f64().max(1e-6);
         let mut numbers = self.lock();
         numbers.prefill_rate = smooth(numbers.prefill_rate, rate, 0.3);
+        numbers.pace.measured(load, took);
     }
 
     /// One step, in which every running sequence got a token.

@@ -276,7 +276,7 @@ async fn any_number_of_prompts_makes_no_longer_a_pass() {
     let readers: Vec<Generation> = (0..60u32).map(|n| rig.ask([&[n][..], &ids[..120]].concat(), 2, false)).collect();
     rig.batcher.take_up();
     rig.batcher.figures = Figures::new(1.0, Arc::default());
-    rig.batcher.figures.prefilled(400, Duration::from_secs(1));
+    rig.batcher.figures.prefilled(Load::of(400, 0), Duration::from_secs(1));
     let plan = rig.batcher.plan();
     let rows: Vec<usize> = plan.iter().map(|s| s.tokens.len()).collect();
     assert_eq!(rows.len(), 61);
