@@ -1,9 +1,9 @@
 //! What of a review settles the decision before the review is whole.
 //!
 //! A decision depends on a review's score and on whether a defect is critical, on nothing else. So for each stretch of scores
-//! between the figures that matter (the threshold, the gain that ends a stagnation) there are two possible decisions: with
-//! a critical defect and without. Where both end the loop the same way, the score settles it; where they differ, the
-//! list of defects does. A revision is never settled early: its feedback is what the rest of the review is for.
+//! between the figures that matter (the threshold, the gain that ends a stagnation) a review without a critical defect is
+//! decided in one way. Where that is the end of the work, the rest need not be written. A revision is never settled early:
+//! its feedback is what the rest of the review is for. Nor is an escalation: somebody may answer it with another iteration.
 
 use cfq_proto::looping::Decision;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
@@ -12,22 +12,11 @@ use crate::decide::decide;
 use crate::history::History;
 use crate::limits::Limits;
 
-/// What must be known of a review, besides its score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known {
-    Nothing,
-    /// The defects, and that none is critical.
-    NoneCritical,
-    /// The defects, whatever they are.
-    Defects,
-}
-
-/// A review with a score in `from..below` settles the decision once this is known of it.
+/// A review with a score in `from..below` and no critical defect settles the decision.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Certain {
     pub from: f64,
     pub below: f64,
-    pub known: Known,
 }
 
 /// Above every score.
@@ -46,15 +35,8 @@ pub fn certain(limits: &Limits, history: &History) -> Vec<Certain> {
     cuts.dedup();
     let stretches = cuts.windows(2).filter_map(|stretch| {
         let &[from, below] = stretch else { return None };
-        let [clean, critical] = [false, true].map(|critical| decided(limits, history, from, critical));
-        let ends = |decision: &Option<Decision>| decision.as_ref().is_some_and(|d| *d != Decision::Revise);
-        let known = match (ends(&clean), ends(&critical)) {
-            (true, true) if clean == critical => Known::Nothing,
-            (true, true) => Known::Defects,
-            (true, false) => Known::NoneCritical,
-            (false, true | false) => return None,
-        };
-        Some(Certain { from, below, known })
+        let converges = decided(limits, history, from, false) == Some(Decision::Converged);
+        converges.then_some(Certain { from, below })
     });
     stretches.collect()
 }
@@ -91,18 +73,16 @@ mod tests {
     #[test]
     fn a_first_review_ends_early_only_where_it_passes() {
         let history = Records::started().made(1, "a", None).history();
-        let passes = Certain { from: 85.0, below: END, known: Known::NoneCritical };
+        let passes = Certain { from: 85.0, below: END };
         assert_eq!(certain(&limits(), &history), [passes]);
         assert_eq!(certain(&Limits::default(), &history), [], "off unless it is allowed");
     }
 
     #[test]
-    fn where_no_iteration_is_left_the_score_says_all_below_the_threshold() {
+    fn an_escalation_is_written_whole_for_the_iteration_that_may_follow() {
         let history = Records::started().made(1, "a", None).history();
         let last = Limits { max_iterations: 1, ..limits() };
-        let below = Certain { from: 0.0, below: 85.0, known: Known::Nothing };
-        let above = Certain { from: 85.0, below: END, known: Known::Defects };
-        assert_eq!(certain(&last, &history), [below, above]);
+        assert_eq!(certain(&last, &history), [Certain { from: 85.0, below: END }]);
     }
 
     proptest! {
@@ -134,20 +114,8 @@ mod tests {
             history.active_ms += active_ms;
             let settled: Vec<Certain> = certain(&limits, &history);
             let whole = decided(&limits, &history, score, critical).unwrap();
-            for stretch in settled.iter().filter(|c| (c.from..c.below).contains(&score)) {
-                // What is not known when it stops is taken to be fine.
-                let taken = match stretch.known {
-                    Known::Nothing => false,
-                    Known::NoneCritical if critical => continue,
-                    Known::NoneCritical | Known::Defects => critical,
-                };
-                prop_assert_eq!(decided(&limits, &history, score, taken).unwrap(), whole.clone());
-                prop_assert_ne!(&whole, &Decision::Revise);
-            }
-            // And where it would end anyway, it may end early.
-            if whole != Decision::Revise && !critical {
-                prop_assert!(settled.iter().any(|c| (c.from..c.below).contains(&score)));
-            }
+            let early = settled.iter().any(|c| (c.from..c.below).contains(&score));
+            prop_assert_eq!(early && !critical, whole == Decision::Converged);
         }
     }
 }

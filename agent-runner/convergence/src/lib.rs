@@ -14,7 +14,7 @@ mod recommendation;
 mod task_state;
 mod transition;
 
-pub use certain::{Certain, Known, certain};
+pub use certain::{Certain, certain};
 pub use decide::{NotDecidable, abandoned, decide, escalate, fail, overdue};
 pub use facts::Facts;
 pub use history::{Base, Best, HandOff, History, HistoryError, Iteration, MergeIntent};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits, need};
 use cfq_inference_node::engine::{Engine, Event};
+use cfq_proto::early::Enough;
 use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt, Sampling, Written};
 
 use crate::smollm::{self, ask, engine, finish};
@@ -61,6 +62,74 @@ async fn any_place_is_good_to_go_on_from_also_in_constrained_output() {
             assert!(ended.usage.cached_tokens <= ended.usage.prompt_tokens, "{:?}", ended.usage);
         }
     }
+}
+
+/// Runs that the schema leaves no choice about, log probabilities and an end before the end: whatever a journal may hold is
+/// gone on from, and runs are told whole, so its places are between them.
+#[tokio::test]
+async fn forced_runs_are_gone_on_from_at_every_place_a_journal_can_end() {
+    let name = engine().vocabulary().name();
+    let report = serde_json::json!({
+        "type": "object", "required": ["quality_score", "defects", "suggestions"], "additionalProperties": false,
+        "properties": {
+            "quality_score": { "type": "integer", "minimum": 10, "maximum": 99 },
+            "defects": { "type": "array", "maxItems": 1, "items": {
+                "type": "object", "required": ["severity", "description"], "additionalProperties": false,
+                "properties": { "severity": { "enum": ["critical", "major"] }, "description": { "type": "string", "maxLength": 12 } },
+            } },
+            "suggestions": { "type": "array", "minItems": 1, "maxItems": 1, "items": { "type": "string", "maxLength": 12 } },
+        },
+    });
+    let nested = serde_json::json!({
+        "type": "object", "required": ["a_long_field_name"], "additionalProperties": false,
+        "properties": { "a_long_field_name": { "type": "object", "required": ["kind", "count"], "additionalProperties": false,
+            "properties": { "kind": { "enum": ["lighthouse", "lightship"] }, "count": { "type": "integer", "minimum": 0, "maximum": 99 } } } },
+    });
+    let enough = Enough {
+        number: "quality_score".into(),
+        from: 0.0,
+        below: 100.0,
+        known: "defects".into(),
+        without: String::new(),
+    };
+    let other = smollm::load(2);
+    let mut ended_early = 0;
+    for (schema, enough, logprobs) in
+        [(report.clone(), vec![], None), (report, vec![enough], None), (nested, vec![], Some(2))]
+    {
+        let mut prompt = Prompt { format: OutputFormat::JsonSchema { schema }, ..seeded("Say it as JSON.", 60) };
+        (prompt.sampling.jump_forward, prompt.sampling.enough, prompt.sampling.logprobs) = (true, enough, logprobs);
+        let mut generation = engine().admit(prompt.clone()).await.unwrap().start();
+        let (mut tokens, mut places) = (Vec::new(), Vec::new());
+        let expected = loop {
+            match generation.next().await {
+                Event::Step { tokens: told, .. } => {
+                    tokens.extend(told);
+                    places.push(tokens.len());
+                }
+                Event::Done(how) => break how.unwrap(),
+            }
+        };
+        assert!(expected.usage.forced_tokens > 3, "{:?}", expected.usage);
+        ended_early += usize::from(serde_json::from_str::<serde_json::Value>(&expected.text).is_err());
+        places.dedup();
+        for place in places {
+            let written = Written { vocabulary: name, tokens: tokens[..place].to_vec() };
+            let admitted = other.admit_after(prompt.clone(), written).await.unwrap();
+            let resumed = admitted.resumed();
+            let (how, streamed) = finish(admitted.start()).await;
+            let ended = how.unwrap();
+            let said = format!("{:?} after {place} of {} tokens", prompt.format, tokens.len());
+            assert_eq!((&ended.text, ended.finish), (&expected.text, expected.finish), "{said}");
+            assert_eq!((resumed as usize, &streamed), (place.saturating_sub(1), &ended.text), "{said}");
+            if logprobs.is_some() {
+                let told = ended.logprobs.len();
+                assert_eq!(told + resumed as usize, tokens.len(), "{said}");
+                assert_eq!(ended.logprobs, expected.logprobs[resumed as usize..], "{said}");
+            }
+        }
+    }
+    assert_eq!(ended_early, 1, "the one that was told what is enough");
 }
 
 #[tokio::test]
