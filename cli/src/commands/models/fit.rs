@@ -28,6 +28,8 @@ pub struct Fit {
     file: u64,
     /// Longest sequence, in tokens.
     context: u64,
+    /// It runs on no card, and one sequence at a time.
+    alone: bool,
     terms: Terms,
     /// What loads here took, and what was predicted for them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,17 +90,19 @@ pub fn fit(store: &Store, config: &Config, model: ModelId) -> anyhow::Result<Fit
         Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
     sums.cpu = sums.cpu.corrected(measured.map_or(0, Took::thousandths));
-    let places = gpu::inventory().devices.iter().map(|device| place(device, &sums, &config.node)).collect();
+    let places = gpu::inventory().devices.iter().filter_map(|device| place(device, &sums, &config.node)).collect();
     let Need { weights, tables, correction, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
     let terms = Terms { weights, tables, correction, kv_per_token, scratch, loading, reserve };
-    Ok(Fit { model, path, file: sums.file, context: sums.context, terms, measured, unmeasured, places })
+    let alone = sums.card.is_none();
+    Ok(Fit { model, path, file: sums.file, context: sums.context, alone, terms, measured, unmeasured, places })
 }
 
-fn place(device: &Device, sums: &Estimate, node: &Node) -> Place {
+/// `None`: the model cannot run there.
+fn place(device: &Device, sums: &Estimate, node: &Node) -> Option<Place> {
     let free = device.memory_total.saturating_sub(device.memory_others);
     let (need, division, used) = match device.kind {
         DeviceKind::Cpu => (sums.cpu, divide(free.min(node.memory_limit.unwrap_or(u64::MAX)), node.parked_kv), true),
-        DeviceKind::Cuda => (sums.card, Division { models: free, parked: 0 }, false),
+        DeviceKind::Cuda => (sums.card?, Division { models: free, parked: 0 }, false),
     };
     let Division { models: available, parked: parked_kv } = division;
     let lengths = LENGTHS.into_iter().filter(|tokens| *tokens < sums.context).chain([sums.context]);
@@ -107,7 +111,7 @@ fn place(device: &Device, sums: &Estimate, node: &Node) -> Place {
         Length { tokens, total, fits: total <= available }
     };
     let (device, name) = (device.id.clone(), device.name.clone());
-    Place { device, name, available, parked_kv, used, lengths: lengths.map(length).collect() }
+    Some(Place { device, name, available, parked_kv, used, lengths: lengths.map(length).collect() })
 }
 
 pub fn words(fit: &Fit) -> String {
@@ -136,6 +140,9 @@ pub fn words(fit: &Fit) -> String {
     .map(|(term, size, what)| vec![term.to_owned(), size, what.to_owned()])
     .collect();
     lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
+    if fit.alone {
+        lines.push("\nits architecture runs on the CPU only, one sequence at a time, in 32 bits".to_owned());
+    }
     if let Some(took) = &fit.measured {
         lines.push(format!(
             "\nmeasured: loads here took {}, predicted were {}",

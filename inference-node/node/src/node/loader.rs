@@ -240,6 +240,7 @@ impl Failed {
             LoadError::Header(_)
             | LoadError::Weights { .. }
             | LoadError::NoLayout { .. }
+            | LoadError::NotOnCards { .. }
             | LoadError::CardFull { .. }
             | LoadError::Thread(_) => Self::Refused(reason),
         }

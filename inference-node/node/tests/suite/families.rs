@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits, LoadError, need};
-use cfq_inference_node::engine::{Admitted, Engine, Generation};
-use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt};
+use cfq_inference_node::engine::{Admitted, Engine, Generation, Refused};
+use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt, Written};
 
 use crate::smollm::{ask, finish};
 
@@ -79,6 +79,45 @@ async fn every_family_writes_the_references_text_in_both_containers() {
                 }
             }
         }
+    }
+}
+
+/// Those without a forward pass of our own.
+#[tokio::test]
+async fn others_run_one_sequence_at_a_time_and_write_the_references_text() {
+    for family in ["starcoder2", "olmo2"] {
+        let cases = cases(family);
+        let engine = load(&folder(family), Limits { memory: 1 << 30, max_sequences: 16 });
+        assert_eq!(engine.state().max_sequences, 1);
+        for case in &cases {
+            let first = engine.admit(prompt(case, true)).await.unwrap();
+            assert!(matches!(engine.admit(prompt(case, true)).await, Err(Refused::NotNow { .. })), "{family}");
+            let done = finish(first.start()).await.0.unwrap();
+            assert_eq!(done.text, text(&engine, case), "{family}: {:?}", case.text);
+            assert_eq!((done.usage.guessed_tokens, done.usage.cached_tokens), (0, 0), "nothing can be taken back");
+        }
+        // What another attempt wrote is gone on from.
+        let (case, half) = (&cases[2], 32);
+        let written = Written { vocabulary: engine.vocabulary().name(), tokens: case.greedy[..half].to_vec() };
+        let admitted = engine.admit_after(prompt(case, true), written).await.unwrap();
+        assert_eq!(admitted.resumed() as usize, half - 1);
+        assert_eq!(finish(admitted.start()).await.0.unwrap().text, text(&engine, case));
+        // A sequence that is cancelled leaves nothing behind.
+        drop(engine.admit(prompt(case, true)).await.unwrap().start());
+        let mut exact = prompt(case, true);
+        exact.sampling.deterministic = true;
+        let Err(Refused::Never { reason }) = engine.admit(exact).await else { panic!("it cannot be exact") };
+        assert!(reason.contains("deterministic"), "{reason}");
+        let admitted = loop {
+            match engine.admit(prompt(case, true)).await {
+                Ok(admitted) => break admitted,
+                Err(Refused::NotNow { .. }) => tokio::task::yield_now().await,
+                Err(other) => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(finish(admitted.start()).await.0.unwrap().text, text(&engine, case));
+        let predicted = need(&folder(family), Limits { memory: 1 << 30, max_sequences: 1 }).unwrap();
+        assert_eq!(engine.weights(), predicted.weights);
     }
 }
 

@@ -7,6 +7,7 @@
 use cfq_memory::{Shape, WeightSum};
 
 use crate::engine::candle::linear;
+use crate::engine::candle::others;
 use crate::engine::candle::rope::{Pairs, Rope};
 use crate::engine::candle::settings::{self, Does};
 use crate::engine::candle::stretch::{Long, ropes};
@@ -144,8 +145,10 @@ impl Architecture {
             .find(|f| if file.is_gguf() { f.gguf == name } else { f.config.contains(&name) })
             .ok_or_else(|| {
             file.unsupported(format!(
-                "its architecture is {name:?}; this version runs {KNOWN}. Other models can be served by any program \
-                     that speaks the OpenAI protocol and named as openai:ENDPOINT/MODEL"
+                "its architecture is {name:?}; this version runs {KNOWN}; and on the CPU, one sequence at a \
+                     time, folders of {}. Other models can be served by any program \
+                     that speaks the OpenAI protocol and named as openai:ENDPOINT/MODEL",
+                others::KNOWN
             ))
         })?;
         let shape = shape(file, family)?;

@@ -216,7 +216,7 @@ impl<N: Network> Batcher<N> {
         let rows = share(&wants, self.chunk());
         let cost = (self.cost)(&self.figures, self.running.len());
         // Guesses are for passes that have nothing better to do.
-        let guesses = if prefilling { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
+        let guesses = if prefilling || !N::REWINDS { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
         let running = self.running.len();
         let mut plan: Vec<Share> = Vec::with_capacity(running);
         while plan.len() < self.running.len() {

@@ -78,6 +78,8 @@ pub struct KvPool<M = HostBlocks> {
     table: BlockTable,
     memory: M,
     parking: Option<Parking>,
+    /// A sequence may begin where another left off.
+    shares: bool,
 }
 
 impl KvPool {
@@ -89,12 +91,17 @@ impl KvPool {
 
 impl<M: BlockMemory> KvPool<M> {
     pub fn over(memory: M, blocks: usize) -> Self {
-        Self { table: BlockTable::new(blocks, BLOCK), memory, parking: None }
+        Self { table: BlockTable::new(blocks, BLOCK), memory, parking: None, shares: true }
     }
 
     /// The same pool, which parks what it evicts.
     pub fn parked_in(self, parking: Option<Parking>) -> Self {
         Self { parking, ..self }
+    }
+
+    /// The same pool, in which every sequence begins at its first token.
+    pub fn unshared(self) -> Self {
+        Self { shares: false, ..self }
     }
 
     pub fn memory(&self) -> &M {
@@ -105,7 +112,8 @@ impl<M: BlockMemory> KvPool<M> {
     /// shares only with its like: what others computed may differ in the last bits.
     pub fn begin(&mut self, tokens: &[u32], long: bool, exact: bool) -> SequenceKv {
         let salt = u8::from(long) | (u8::from(exact) * EXACT);
-        let tokens = &tokens[..tokens.len().saturating_sub(1)];
+        let known = if self.shares { tokens.len().saturating_sub(1) } else { 0 };
+        let tokens = &tokens[..known];
         let found = self.table.find(salt, tokens, tokens.len());
         let known = found.blocks.len();
         let mut sequence = SequenceKv { len: known * BLOCK, blocks: found.blocks, known, prefix: found.prefix, long };
@@ -226,6 +234,9 @@ impl<M: BlockMemory> KvPool<M> {
 
     /// Ends a sequence. What it computed stays known as long as nobody needs the room; `tokens` are what it covers.
     pub fn end(&mut self, mut sequence: SequenceKv, tokens: &[u32]) {
+        if !self.shares {
+            return self.discard(sequence);
+        }
         let (from, to) = (sequence.known * BLOCK, sequence.len.min(tokens.len()));
         if let Some(last) = sequence.blocks.get(sequence.known).copied().filter(|_| from < to) {
             sequence.blocks[sequence.known] = self.table.keep(last, sequence.prefix, &tokens[from..to]).1;

@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use cfq_memory::{Need, Parts, Shape, fit};
+use cfq_memory::{Need, Parts, Shape, WeightSum, fit};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::{CHUNK_MOST, GUESSED_ROWS};
 use crate::engine::candle::card;
 use crate::engine::candle::kv::BLOCK;
+use crate::engine::candle::others::Other;
 use crate::engine::candle::{Limits, LoadError, linear};
 use crate::engine::lanes::LANES;
-use crate::models::file::ModelFile;
+use crate::models::file::{ModelFile, TensorFacts};
 use crate::models::header::HeaderError;
 use crate::models::tokenizer::vocabulary_size;
 
@@ -30,8 +31,11 @@ pub fn need(path: &Path, limits: Limits) -> Result<Need, LoadError> {
 /// The same where earlier loads took so many thousandths more than that.
 pub fn need_corrected(path: &Path, limits: Limits, thousandths: u64) -> Result<Need, LoadError> {
     let file = ModelFile::read(path)?;
-    let architecture = Architecture::read(&file)?;
-    Sum::of(&file, &architecture, limits.max_sequences)?.corrected(thousandths).fit(limits)
+    let sum = match Other::of(&file)? {
+        Some(other) => Sum::of_other(&file, &other)?,
+        None => Sum::of(&file, &Architecture::read(&file)?, limits.max_sequences)?,
+    };
+    sum.corrected(thousandths).fit(limits)
 }
 
 /// The sums of a model with room for one sequence of its longest length.
@@ -43,16 +47,21 @@ pub struct Estimate {
     pub context: u64,
     /// In this process, on the CPU.
     pub cpu: Need,
-    /// On a graphics card: weights as stored, keys and values in F16.
-    pub card: Need,
+    /// On a graphics card: weights as stored, keys and values in F16. `None`: it cannot run on one.
+    pub card: Option<Need>,
 }
 
 pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
     let file = ModelFile::read(path)?;
+    let most = Limits { memory: u64::MAX, max_sequences: 1 };
+    if let Some(other) = Other::of(&file)? {
+        let cpu = Sum::of_other(&file, &other)?.fit(most)?;
+        return Ok(Estimate { file: file.size(), context: other.shape.context, cpu, card: None });
+    }
     let architecture = Architecture::read(&file)?;
-    let cpu = Sum::of(&file, &architecture, 1)?.fit(Limits { memory: u64::MAX, max_sequences: 1 })?;
+    let cpu = Sum::of(&file, &architecture, 1)?.fit(most)?;
     let kv_per_token = architecture.shape.kv_per_token(card::ELEMENT);
-    let card = Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu };
+    let card = Some(Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu });
     Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, card })
 }
 
@@ -62,6 +71,8 @@ pub struct Sum {
     pub path: PathBuf,
     pub context: u64,
     parts: Parts,
+    /// One sequence at a time.
+    alone: bool,
 }
 
 impl Sum {
@@ -70,7 +81,24 @@ impl Sum {
             path: file.path().to_owned(),
             context: architecture.shape.context,
             parts: parts(file, architecture, max_sequences)?,
+            alone: false,
         })
+    }
+
+    /// Of a family that runs in candle-transformers, in F32.
+    pub fn of_other(file: &ModelFile, other: &Other) -> Result<Self, HeaderError> {
+        let bytes = |facts: TensorFacts| facts.dims.iter().fold(4u64, |all, dim| all.saturating_mul(*dim));
+        let tensors = file.tensor_names().into_iter().filter_map(|name| file.tensor(name)).map(bytes);
+        let (stored, transient) = tensors.fold((0u64, 0), |(all, most), one| (all.saturating_add(one), one.max(most)));
+        let parts = Parts {
+            weights: WeightSum { stored, transient },
+            correction: 0,
+            tables: vocabulary_size(file)?.bytes().saturating_add(other.rotations()),
+            kv_per_token: other.shape.kv_per_token(KV_ELEMENT),
+            activations: other.activations(CHUNK_MOST as u64),
+            reserve: RESERVE,
+        };
+        Ok(Self { path: file.path().to_owned(), context: other.shape.context, parts, alone: true })
     }
 
     pub fn corrected(mut self, thousandths: u64) -> Self {
@@ -79,7 +107,8 @@ impl Sum {
     }
 
     pub fn fit(&self, limits: Limits) -> Result<Need, LoadError> {
-        let most = self.context.saturating_mul(u64::from(limits.max_sequences.max(1))).min(1 << 40);
+        let sequences = if self.alone { 1 } else { u64::from(limits.max_sequences.max(1)) };
+        let most = self.context.saturating_mul(sequences).min(1 << 40);
         // In whole blocks, or the smallest pool would hold less than it says.
         let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
         fit(self.parts, whole(LEAST_TOKENS.min(self.context))..=whole(most), limits.memory)

@@ -14,6 +14,7 @@ mod linear;
 mod lookup;
 mod model;
 mod opening;
+mod others;
 mod pace;
 #[cfg(test)]
 mod parity;
@@ -53,6 +54,7 @@ pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected
 use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::opening::Opening;
+use crate::engine::candle::others::{Other, OtherModel};
 use crate::engine::candle::pace::Load;
 use crate::engine::candle::parked::Parts;
 pub use crate::engine::candle::parked::{Parked, Stamp};
@@ -86,6 +88,8 @@ pub enum LoadError {
         #[source]
         source: candle_core::Error,
     },
+    #[error("{path} cannot run on a card: its architecture runs on the CPU only, one sequence at a time")]
+    NotOnCards { path: PathBuf },
     #[error("{path} does not fit on {cards}: it {source}")]
     NoLayout { path: PathBuf, cards: String, source: Box<NoLayout> },
     /// The sum said that it fits, and it did not.
@@ -99,23 +103,20 @@ pub enum LoadError {
 struct Opened {
     began: Instant,
     file: ModelFile,
-    architecture: Architecture,
     vocabulary: Arc<Vocabulary>,
     template: Arc<ChatTemplate>,
 }
 
 impl Opened {
-    fn read(path: &Path) -> Result<Self, LoadError> {
-        let began = Instant::now();
-        let file = ModelFile::read(path)?;
-        let architecture = Architecture::read(&file)?;
+    /// `rows`: of the embedding, once the file was found to be one that can run.
+    fn read(file: ModelFile, rows: u64, began: Instant) -> Result<Self, LoadError> {
         let vocabulary = Arc::new(Vocabulary::read(&file)?);
-        if vocabulary.len() as u64 > architecture.shape.vocabulary {
-            let (tokens, rows) = (vocabulary.len(), architecture.shape.vocabulary);
+        if vocabulary.len() as u64 > rows {
+            let tokens = vocabulary.len();
             return Err(file.unsupported(format!("it names {tokens} tokens and has {rows} embeddings")).into());
         }
         let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
-        Ok(Self { began, file, architecture, vocabulary, template })
+        Ok(Self { began, file, vocabulary, template })
     }
 }
 
@@ -179,12 +180,24 @@ impl CandleEngine {
         changes: Arc<Changes>,
         arena: Option<Arc<Arena>>,
     ) -> Result<Self, LoadError> {
-        let opened = Opened::read(path)?;
-        let sum = Sum::of(&opened.file, &opened.architecture, limits.max_sequences)?.corrected(correction);
+        let began = Instant::now();
+        let file = ModelFile::read(path)?;
+        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
+        if let Some(other) = Other::of(&file)? {
+            let opened = Opened::read(file, other.shape.vocabulary, began)?;
+            let need = Sum::of_other(&opened.file, &other)?.corrected(correction).fit(limits)?;
+            tracing::info!(%model, %need, "loading model, which runs one sequence at a time");
+            let network = OtherModel::load(&opened.file, &other).map_err(weights)?;
+            let (held, pool) = (network.stored_bytes() as u64, network.pool(need.kv_tokens));
+            let loaded = Loaded { network, pool, need, held, plain: true, device: "cpu".to_owned(), sum: None };
+            return Self::start(model, opened, loaded, Limits { max_sequences: 1, ..limits }, changes, None);
+        }
+        let architecture = Architecture::read(&file)?;
+        let opened = Opened::read(file, architecture.shape.vocabulary, began)?;
+        let sum = Sum::of(&opened.file, &architecture, limits.max_sequences)?.corrected(correction);
         let need = sum.fit(limits)?;
         tracing::info!(%model, %need, "loading model");
-        let weights = |source| LoadError::Weights { path: path.to_owned(), source };
-        let network = Model::load(&opened.file, opened.architecture.clone(), linear::kernels()).map_err(weights)?;
+        let network = Model::load(&opened.file, architecture, linear::kernels()).map_err(weights)?;
         let held = network.stored_bytes() as u64;
         let pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
         let plain = network.is_plain();
@@ -204,7 +217,7 @@ impl CandleEngine {
     where
         N: Network<Memory: Send> + Send + 'static,
     {
-        let Opened { began, file, architecture, vocabulary, template } = opened;
+        let Opened { began, file, vocabulary, template } = opened;
         let Loaded { network, pool, need, held, plain, device, sum } = loaded;
         let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
         let figures = Figures::new(load_rate, changes.clone());
@@ -216,8 +229,9 @@ impl CandleEngine {
             model,
             device,
             sum,
-            context: architecture.shape.context,
-            original: architecture.long.as_ref().map(|long| long.original as u64),
+            context: network.shape().context,
+            original: network.original(),
+            exact: N::REWINDS,
             grammars: Arc::new(Grammars::new(vocabulary.clone())),
             vocabulary,
             template,
@@ -307,8 +321,7 @@ fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figure
             false => candle_core::bail!("the KV pool has no room for {positions} tokens to warm up with"),
         }
     };
-    let tokens: Vec<u32> =
-        (0..prompt as u64).map(|i| (i * 37 % model.architecture().shape.vocabulary) as u32).collect();
+    let tokens: Vec<u32> = (0..prompt as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
     // The first pass pays for what is new; the second is measured.
     for round in 0..2 {
         let kv = begin(pool, prompt)?;
@@ -375,6 +388,11 @@ impl Engine for CandleEngine {
                 prepared = self.prepare(prompt, Written::default()).await?;
             }
             let Prepared { opening, lookup, bytes, sampling } = prepared;
+            if sampling.deterministic && !self.parts.exact {
+                let reason =
+                    format!("{} cannot be deterministic here: it runs in candle-transformers", self.parts.model);
+                return Err(Refused::Never { reason });
+            }
             self.parts.figures.counted(opening.prompt, bytes);
             let (prompt, resumed) = (opening.prompt as u64, opening.resumed() as u64);
             let count = prompt + resumed;

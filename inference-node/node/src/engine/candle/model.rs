@@ -5,7 +5,7 @@
 //! changes no bit of a row's result where the kernels for its row count agree; asked to be exact, it uses only such.
 
 use candle_core::{Device, Result, Tensor};
-use cfq_memory::Kernels;
+use cfq_memory::{Kernels, Shape};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::attention::{self, Sizes};
@@ -60,7 +60,14 @@ pub trait Network {
     /// Where its keys and values are.
     type Memory: BlockMemory;
 
-    fn architecture(&self) -> &Architecture;
+    /// Whether a sequence can be gone back on: another begins where it left off, and guesses that were wrong are forgotten.
+    /// Without, one sequence runs at a time, from its first token on.
+    const REWINDS: bool = true;
+
+    fn shape(&self) -> &Shape;
+
+    /// Longest sequence that is not rotated as a long one, where the model tells them apart.
+    fn original(&self) -> Option<u64>;
 
     /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
     /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
@@ -189,8 +196,12 @@ impl Network for Model {
         Some(self)
     }
 
-    fn architecture(&self) -> &Architecture {
-        &self.architecture
+    fn shape(&self) -> &Shape {
+        &self.architecture.shape
+    }
+
+    fn original(&self) -> Option<u64> {
+        self.architecture.long.as_ref().map(|long| long.original as u64)
     }
 
     fn forward(&self, pool: &mut KvPool, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {

@@ -36,11 +36,11 @@ impl<N: Network> Way<N> {
 }
 
 #[derive(serde::Deserialize)]
-struct Case {
-    text: String,
-    ids: Vec<u32>,
-    logits: Vec<f32>,
-    greedy: Vec<u32>,
+pub struct Case {
+    pub text: String,
+    pub ids: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub greedy: Vec<u32>,
 }
 
 pub fn folder(family: &str) -> PathBuf {
@@ -65,7 +65,7 @@ struct Sequence {
 
 fn begin<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, case: &Case, exact: bool) -> Sequence {
     let longest = case.ids.len() + case.greedy.len();
-    let long = model.architecture().long.as_ref().is_some_and(|long| longest > long.original);
+    let long = model.original().is_some_and(|original| longest as u64 > original);
     Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, exact) }
 }
 

@@ -31,6 +31,8 @@ pub(super) struct Parts {
     pub context: u64,
     /// Longest sequence that is not rotated as a long one, where the model tells them apart.
     pub original: Option<u64>,
+    /// No bit of a text depends on what was computed with it, where that is asked for.
+    pub exact: bool,
     pub vocabulary: Arc<Vocabulary>,
     pub template: Arc<ChatTemplate>,
     pub grammars: Arc<Grammars>,

@@ -66,10 +66,10 @@ impl Loader {
         };
         match engine {
             Ok(engine) => Ok(Some(engine)),
-            Err(error @ (LoadError::NoLayout { .. } | LoadError::CardFull { .. }))
+            Err(error @ (LoadError::NoLayout { .. } | LoadError::NotOnCards { .. } | LoadError::CardFull { .. }))
                 if self.config.device == DeviceChoice::Auto =>
             {
-                tracing::warn!(%model, reason = with_causes(&error), "no room on a card: the model runs on the CPU");
+                tracing::warn!(%model, reason = with_causes(&error), "not on a card: the model runs on the CPU");
                 Ok(None)
             }
             Err(error) => Err(Failed::of(error)),

@@ -174,6 +174,7 @@ fn least(error: &LoadError) -> u64 {
         LoadError::Header(_)
         | LoadError::Weights { .. }
         | LoadError::NoLayout { .. }
+        | LoadError::NotOnCards { .. }
         | LoadError::CardFull { .. }
         | LoadError::Thread(_) => 0,
     }

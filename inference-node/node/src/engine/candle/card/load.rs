@@ -2,15 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use candle_core::DType;
 use cfq_proto::model::ModelId;
 
+use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::card::device::{Card, memory};
 use crate::engine::candle::card::ledger::layout;
 use crate::engine::candle::card::model::{CardModel, Stage, halves};
 use crate::engine::candle::kv::BLOCK;
+use crate::engine::candle::others::Other;
 use crate::engine::candle::{Arena, CandleEngine, Changes, Limits, LoadError, Loaded, Opened};
+use crate::models::file::ModelFile;
 
 impl CandleEngine {
     /// Loads the file onto the cards it fits best, of whose free memory it may take one part in `of`. `limits.memory` is the
@@ -24,17 +28,23 @@ impl CandleEngine {
         changes: Arc<Changes>,
         arena: Option<Arc<Arena>>,
     ) -> Result<Self, LoadError> {
-        let opened = Opened::read(path)?;
+        let began = Instant::now();
+        let file = ModelFile::read(path)?;
+        if Other::of(&file)?.is_some() {
+            return Err(LoadError::NotOnCards { path: path.to_owned() });
+        }
+        let architecture = Architecture::read(&file)?;
+        let opened = Opened::read(file, architecture.shape.vocabulary, began)?;
         let now = |card: &Card| Card { free: memory(&card.device).map_or(card.free, |(free, _)| free), ..card.clone() };
         let cards: Vec<Card> = cards.iter().map(now).collect();
         let halves = cards.iter().all(|card| halves(&card.device));
         let named = |cards: &mut dyn Iterator<Item = &Card>| cards.map(Card::id).collect::<Vec<_>>().join(",");
-        if !cards.iter().all(|card| card.device.is_cpu()) && opened.architecture.shape.head_dim > HEAD_DIM_MOST {
-            let dim = opened.architecture.shape.head_dim;
+        if !cards.iter().all(|card| card.device.is_cpu()) && architecture.shape.head_dim > HEAD_DIM_MOST {
+            let dim = architecture.shape.head_dim;
             let what = format!("its heads have {dim} values, and the cards' kernel takes {HEAD_DIM_MOST} at most");
             return Err(opened.file.unsupported(what).into());
         }
-        let laid = layout(&opened.file, &opened.architecture, &cards, of, limits.max_sequences, halves)?;
+        let laid = layout(&opened.file, &architecture, &cards, of, limits.max_sequences, halves)?;
         let laid = laid.map_err(|source| {
             let cards = named(&mut cards.iter());
             LoadError::NoLayout { path: path.to_owned(), cards, source: Box::new(source) }
@@ -54,7 +64,7 @@ impl CandleEngine {
             Some(Stage { device: cards.get(share.card)?.device.clone(), layers: share.layers.clone() })
         };
         let stages = laid.split.shares.iter().filter_map(stage).collect();
-        let network = CardModel::load(&opened.file, opened.architecture.clone(), stages).map_err(failed)?;
+        let network = CardModel::load(&opened.file, architecture, stages).map_err(failed)?;
         let precision = if halves { DType::F16 } else { DType::F32 };
         let pool = network.pool(laid.need.kv_tokens as usize / BLOCK, precision).map_err(failed)?;
         let held = network.stored_bytes() as u64;

@@ -7,7 +7,7 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::rms_norm;
 use candle_nn::rotary_emb::{rope, rope_i};
-use cfq_memory::{Matrix, Placed, place_on_card};
+use cfq_memory::{Matrix, Placed, Shape, place_on_card};
 use std::ops::Range;
 
 use crate::engine::candle::architecture::Architecture;
@@ -195,8 +195,12 @@ impl Network for CardModel {
         None
     }
 
-    fn architecture(&self) -> &Architecture {
-        &self.architecture
+    fn shape(&self) -> &Shape {
+        &self.architecture.shape
+    }
+
+    fn original(&self) -> Option<u64> {
+        self.architecture.long.as_ref().map(|long| long.original as u64)
     }
 
     fn forward(&self, pool: &mut KvPool<CardBlocks>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {

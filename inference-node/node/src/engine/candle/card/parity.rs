@@ -53,7 +53,7 @@ fn a_token_without_an_embedding_is_refused() {
     let mut pool = model.pool(4, DType::F32).unwrap();
     let mut kv = pool.begin(&[], false, false);
     assert!(pool.grow(&mut kv, 1));
-    let unknown = model.architecture().shape.vocabulary as u32;
+    let unknown = model.shape().vocabulary as u32;
     let rows = crate::engine::candle::model::Rows { kv: &kv, tokens: &[unknown], scored: 1 };
     assert!(model.forward(&mut pool, &[rows], false).is_err());
 }

@@ -105,7 +105,7 @@ fn rates<N: Network>(
     floor: Floor,
     steps: usize,
 ) -> Result<SpeedRow> {
-    let shape = network.architecture().shape;
+    let shape = *network.shape();
     let token = |at: usize| (at as u64 * 7919 % shape.vocabulary) as u32;
     let prompt: Vec<u32> = (0..PROMPT).map(token).collect();
     let mut prefill = f64::MAX;
