@@ -21,7 +21,7 @@ use crate::engine::Ended;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
 use crate::engine::candle::model::{Model, Network, Rows};
-use crate::engine::candle::pace::Load;
+use crate::engine::candle::rate::Load;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
 use crate::engine::candle::share::{PIECE_LEAST, Want, share};

@@ -8,7 +8,7 @@ use cfq_memory::{KvPool, NoRoom, Reservation};
 use tokio::sync::watch;
 
 use crate::engine::candle::lookup::Cost;
-use crate::engine::candle::pace::{Load, Pace};
+use crate::engine::candle::rate::{Load, Rate};
 
 /// Told whenever a ledger would read differently.
 pub type Changes = watch::Sender<()>;
@@ -111,7 +111,7 @@ pub struct Figures {
 pub struct Numbers {
     /// Tokens per second.
     pub prefill_rate: f64,
-    pub pace: Pace,
+    pub rate: Rate,
     /// Tokens per second of one sequence.
     pub decode_rate: f64,
     /// Bytes per second.
@@ -141,7 +141,7 @@ impl Figures {
 
     /// Rows of prompts that take `time` after `before` tokens; `None` while none were measured.
     pub fn rows_in(&self, time: Duration, before: usize) -> Option<f64> {
-        self.lock().pace.rows_in(time, before)
+        self.lock().rate.rows_in(time, before)
     }
 
     /// What a pass over `rows` decoding sequences costs, as far as it was measured. Unmeasured, rows are worth what a pass is.
@@ -159,7 +159,7 @@ impl Figures {
         let rate = load.rows / took.as_secs_f64().max(1e-6);
         let mut numbers = self.lock();
         numbers.prefill_rate = smooth(numbers.prefill_rate, rate, 0.3);
-        numbers.pace.measured(load, took);
+        numbers.rate.measured(load, took);
     }
 
     /// One step, in which every running sequence got a token.

@@ -36,7 +36,7 @@ impl std::iter::Sum for Load {
 
 /// Sums of the passes measured, and what they come to.
 #[derive(Debug, Clone, Default)]
-pub struct Pace {
+pub struct Rate {
     rows_rows: f64,
     rows_attended: f64,
     attended_attended: f64,
@@ -47,7 +47,7 @@ pub struct Pace {
     token: f64,
 }
 
-impl Pace {
+impl Rate {
     pub fn measured(&mut self, load: Load, took: Duration) {
         let Load { rows, attended } = load;
         let took = took.as_secs_f64();
@@ -98,13 +98,13 @@ mod tests {
     }
 
     /// The prompt goes through in pieces of what fits the time; the seconds of the longest.
-    fn prefill(pace: &mut Pace, from: usize, until: usize, mut noise: impl FnMut() -> f64) -> f64 {
+    fn prefill(rate: &mut Rate, from: usize, until: usize, mut noise: impl FnMut() -> f64) -> f64 {
         let (mut at, mut longest) = (from, 0.0f64);
         while at < until {
-            let rows = pace.rows_in(TIME, at).map_or(32, |rows| rows as usize).clamp(8, 512);
+            let rows = rate.rows_in(TIME, at).map_or(32, |rows| rows as usize).clamp(8, 512);
             let load = Load::of(rows, at);
             longest = longest.max(took(load, 1.0).as_secs_f64());
-            pace.measured(load, took(load, noise()));
+            rate.measured(load, took(load, noise()));
             at += rows;
         }
         longest
@@ -112,22 +112,22 @@ mod tests {
 
     #[test]
     fn pieces_of_a_long_prompt_keep_their_time() {
-        let mut pace = Pace::default();
-        let longest = prefill(&mut pace, 0, 16_000, || 1.0);
+        let mut rate = Rate::default();
+        let longest = prefill(&mut rate, 0, 16_000, || 1.0);
         // The second piece is planned by the first alone, which began at nothing.
         assert!((0.2..0.3).contains(&longest), "{longest}");
-        assert!((pace.rows_in(TIME, 8_000).unwrap() - 27.7).abs() < 1.0, "{pace:?}");
+        assert!((rate.rows_in(TIME, 8_000).unwrap() - 27.7).abs() < 1.0, "{rate:?}");
     }
 
     #[test]
     fn what_short_prompts_do_not_show_is_not_forgotten() {
-        let mut pace = Pace::default();
-        prefill(&mut pace, 0, 16_000, || 1.0);
+        let mut rate = Rate::default();
+        prefill(&mut rate, 0, 16_000, || 1.0);
         for _ in 0..300 {
-            prefill(&mut pace, 0, 40, || 1.0);
+            prefill(&mut rate, 0, 40, || 1.0);
         }
         // The prefix was cached: it goes on in the middle.
-        let longest = prefill(&mut pace, 12_000, 16_000, || 1.0);
+        let longest = prefill(&mut rate, 12_000, 16_000, || 1.0);
         assert!(longest < 0.3, "{longest}");
     }
 
@@ -138,12 +138,12 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             0.8 + f64::from(state >> 8) / f64::from(1u32 << 24) * 0.4
         };
-        let mut pace = Pace::default();
-        assert_eq!(pace.rows_in(TIME, 0), None);
+        let mut rate = Rate::default();
+        assert_eq!(rate.rows_in(TIME, 0), None);
         for round in 0..20 {
-            let longest = prefill(&mut pace, 0, 6_000, &mut noise);
+            let longest = prefill(&mut rate, 0, 6_000, &mut noise);
             assert!(round == 0 || longest < 0.4, "round {round}: {longest}");
-            assert!(pace.row >= 0.0 && pace.token >= 0.0, "{pace:?}");
+            assert!(rate.row >= 0.0 && rate.token >= 0.0, "{rate:?}");
         }
     }
 }
