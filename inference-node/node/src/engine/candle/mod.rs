@@ -14,6 +14,7 @@ mod linear;
 mod lookup;
 mod model;
 mod opening;
+mod pace;
 #[cfg(test)]
 mod parity;
 mod parked;

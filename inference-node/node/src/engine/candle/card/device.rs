@@ -120,6 +120,15 @@ pub fn memory(_: &Device) -> Option<(u64, u64)> {
 #[cfg(feature = "cuda")]
 pub use super::cuda::memory;
 
+/// Whether this is a card's memory running out: the names of it that the driver and cuBLAS have are the only thing all their
+/// errors have in common.
+pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
+    let said = error.to_string();
+    ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CURAND_STATUS_ALLOCATION_FAILED"]
+        .iter()
+        .any(|name| said.contains(name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

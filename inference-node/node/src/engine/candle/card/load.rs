@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::DType;
 use cfq_proto::model::ModelId;
 
-use crate::engine::candle::card::device::{Card, memory};
+use crate::engine::candle::card::device::{Card, is_out_of_memory, memory};
 use crate::engine::candle::card::ledger::layout;
 use crate::engine::candle::card::model::{CardModel, Stage, halves};
 use crate::engine::candle::kv::BLOCK;
@@ -43,8 +43,7 @@ impl CandleEngine {
         tracing::info!(%model, device, need = %laid.need, "loading model");
         let failed = |source: candle_core::Error| {
             let path = path.to_owned();
-            // The driver's own name for it is the only thing all its errors have in common.
-            if source.to_string().contains("OUT_OF_MEMORY") {
+            if is_out_of_memory(&source) {
                 LoadError::CardFull { path, cards: device.clone(), need: Box::new(laid.need), source: Box::new(source) }
             } else {
                 LoadError::Weights { path, source }
