@@ -57,7 +57,7 @@ fn the_doctor_tells_of_every_card_who_else_is_on_it_and_what_is_wrong() {
     let text = doctor();
     let process = format!("also in use by sleep {pid} (1.0 GiB)");
     says(&text, &["ok    cuda:0", "RTX 3060, 12.0 GiB, 1.2 GiB held by others, 45 °C, 32 of 170 W", &process]);
-    says(&text, &["NVIDIA driver 580.95.05", "this version runs models on the CPU"]);
+    says(&text, &["NVIDIA driver 580.95.05", "this build runs models on the CPU"]);
 
     // Two unlike cards, of which one is too hot and the other tells little, as laptops' do.
     let hot = rtx_3090() + "throttle = 72\n";

@@ -60,7 +60,7 @@ fn devices() -> Vec<Check> {
     let mut checks: Vec<Check> = inventory.devices.iter().map(device).collect();
     checks.extend(inventory.troubles.iter().map(trouble));
     let driver = inventory.driver.map_or_else(String::new, |version| format!("; NVIDIA driver {version}"));
-    let words = if inventory.devices.len() > 1 { "this version runs models on the CPU" } else { &inventory.words };
+    let words = if inventory.devices.len() > 1 { gpu::use_of_cards() } else { &inventory.words };
     checks.push(Check {
         name: "gpu".to_owned(),
         status: Status::Ok,

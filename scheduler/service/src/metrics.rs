@@ -1,6 +1,6 @@
 //! What is counted, with conventional Prometheus names. The names are an interface: a snapshot test holds them.
 
-use cfq_proto::node::{Device, DeviceKind};
+use cfq_proto::node::{Device, DeviceKind, ModelState, Residency};
 use prometheus::{
     Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder,
@@ -27,6 +27,7 @@ pub struct Metrics {
     jobs: GaugeVec,
     beat_age: GaugeVec,
     devices: DeviceGauges,
+    models: ModelGauges,
     oldest: Gauge,
     dead_tuples: Gauge,
     questions: Gauge,
@@ -74,6 +75,42 @@ impl DeviceGauges {
             device.power_limit_mw.into_iter().for_each(|power| set(&self.power_limit, watts(power)));
             if device.kind == DeviceKind::Cuda {
                 set(&self.throttled, f64::from(u8::from(!device.throttled.is_empty())));
+            }
+        }
+    }
+}
+
+/// What the nodes' models say of their keys and values.
+#[derive(Debug, Clone)]
+struct ModelGauges {
+    free: GaugeVec,
+    held: GaugeVec,
+}
+
+impl ModelGauges {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauges = |name: &str, help: &str, labels: &[&str]| -> Result<GaugeVec, prometheus::Error> {
+            let made = GaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(made.clone()))?;
+            Ok(made)
+        };
+        let help = "Tokens whose keys and values are in a model's own pool (device) or parked in its node's memory.";
+        Ok(Self {
+            free: gauges("cfq_model_kv_tokens_free", "Tokens that a model has room for now.", &["node", "model"])?,
+            held: gauges("cfq_model_kv_tokens", help, &["node", "model", "tier"])?,
+        })
+    }
+
+    /// Parked ones outlive their model's stay in memory.
+    fn set(&self, models: &[(String, ModelState)]) {
+        [&self.free, &self.held].iter().for_each(|gauges| gauges.reset());
+        for (node, state) in models {
+            let (node, model) = (node.as_str(), state.model.as_str());
+            if state.residency == Residency::Resident {
+                self.free.with_label_values(&[node, model]).set(state.kv_tokens_free as f64);
+            }
+            for (tier, tokens) in [("device", state.kv_tiers.device), ("parked", state.kv_tiers.parked)] {
+                self.held.with_label_values(&[node, model, tier]).set(tokens as f64);
             }
         }
     }
@@ -140,6 +177,7 @@ impl Metrics {
             jobs: gauges("cfq_jobs", "Jobs by state.", "state")?,
             beat_age: gauges("cfq_node_last_beat_age_seconds", "Time since a node's last beat.", "node")?,
             devices: DeviceGauges::new(&registry)?,
+            models: ModelGauges::new(&registry)?,
             oldest: gauge("cfq_oldest_queued_job_age_seconds", "Age of the oldest job that waits for placement.")?,
             dead_tuples: gauge("cfq_jobs_dead_tuples", "Dead rows of the job table; growth means autovacuum lags.")?,
             questions: gauge("cfq_open_questions", "Questions only a human can answer.")?,
@@ -167,6 +205,7 @@ impl Metrics {
             self.beat_age.reset();
             read.nodes.iter().for_each(|(node, age)| self.beat_age.with_label_values(&[node]).set(*age));
             self.devices.set(&read.devices);
+            self.models.set(&read.models);
             self.oldest.set(read.oldest_queued_job_s);
             self.dead_tuples.set(read.dead_job_tuples as f64);
             self.questions.set(read.open_questions as f64);
@@ -195,7 +234,12 @@ mod tests {
             "temperature_c": 51, "power_mw": 120_500, "power_limit_mw": 350_000,
         });
         gauges.devices.push(("den".into(), serde_json::from_value(card).unwrap()));
+        let tiers = cfq_proto::node::KvTiers { device: 640, parked: 96 };
+        let model = "path:/m.gguf".parse().unwrap();
+        let state = crate::testing::node_hello(cfq_proto::ids::BootId::fresh()).ledger.models.remove(0);
+        gauges.models.push(("den".into(), ModelState { model, kv_tiers: tiers, ..state }));
         let page = String::from_utf8(metrics.page(Some(&gauges)).unwrap()).unwrap();
+        assert!(page.contains("cfq_model_kv_tokens{model=\"path:/m.gguf\",node=\"den\",tier=\"parked\"} 96"), "{page}");
         let mut names: Vec<String> = page
             .lines()
             .filter(|l| !l.starts_with('#') && !l.contains("_bucket{") && !l.contains("_sum{"))
@@ -221,6 +265,9 @@ mod tests {
         cfq_jobs_dead_tuples
         cfq_jobs{state="queued"}
         cfq_leader
+        cfq_model_kv_tokens_free{model="path:/m.gguf",node="den"}
+        cfq_model_kv_tokens{model="path:/m.gguf",node="den",tier="device"}
+        cfq_model_kv_tokens{model="path:/m.gguf",node="den",tier="parked"}
         cfq_node_last_beat_age_seconds{node="den"}
         cfq_oldest_queued_job_age_seconds
         cfq_open_questions

@@ -25,7 +25,9 @@ struct Ended {
     model: ModelId,
     /// What the node said at first.
     reply: ModelReply,
-    state: ModelState,
+    /// None where the node forgot a model that it could not use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<ModelState>,
 }
 
 pub async fn load(out: Output, paths: &Paths, ask: ModelRequest) -> anyhow::Result<Code> {
@@ -46,18 +48,16 @@ pub async fn load(out: Output, paths: &Paths, ask: ModelRequest) -> anyhow::Resu
         return Err(exit::usage(format!("{} cannot load {}: {}", answer.node, answer.model, output::plain(reason))));
     }
     let already = if answer.reply == ModelReply::Loaded { "has" } else { "has loaded" };
-    let words = |ended: &Ended| {
-        let s = &ended.state;
-        format!(
-            "{} {already} {}: {}, room for {} tokens in {} sequences",
-            ended.node,
-            ended.model,
-            Bytes(s.need_bytes),
-            s.kv_tokens_free,
-            s.max_sequences
-        )
-    };
-    out.data(&Ended { node: answer.node, model: answer.model, reply: answer.reply, state }, words)?;
+    let words = format!(
+        "{} {already} {}: {}, room for {} tokens in {} sequences",
+        answer.node,
+        answer.model,
+        Bytes(state.need_bytes),
+        state.kv_tokens_free,
+        state.max_sequences
+    );
+    let ended = Ended { node: answer.node, model: answer.model, reply: answer.reply, state: Some(state) };
+    out.data(&ended, |_| words.clone())?;
     Ok(Code::Done)
 }
 
@@ -72,22 +72,33 @@ pub async fn unload(out: Output, paths: &Paths, ask: ModelRequest) -> anyhow::Re
         }
         ModelReply::Ending { .. } | ModelReply::Unloaded | ModelReply::Loaded | ModelReply::Loading { .. } => {}
     }
-    let state = settled(&client, &answer, |state| match state.residency {
-        Residency::Available => state.running == 0,
-        // It is let go since the answer, so this is a new load.
-        Residency::Resident | Residency::Unusable { .. } => true,
-        // Either on its way out or back in.
-        Residency::Loading => false,
-    })
-    .await?;
-    let was = match (&answer.reply, &state.residency) {
-        (ModelReply::Unloaded, _) => "is not loaded",
-        (_, Residency::Resident) => "was unloaded, and loaded again since a task wants it,",
-        (_, Residency::Available | Residency::Loading | Residency::Unusable { .. }) => "is unloaded",
+    let state = match answer.reply {
+        ModelReply::Unloaded => listed(&client, &answer).await?,
+        _ => Some(
+            settled(&client, &answer, |state| match state.residency {
+                Residency::Available => state.running == 0,
+                // It is let go since the answer, so this is a new load.
+                Residency::Resident | Residency::Unusable { .. } => true,
+                // Either on its way out or back in.
+                Residency::Loading => false,
+            })
+            .await?,
+        ),
+    };
+    let was = match (&answer.reply, state.as_ref().map(|state| &state.residency)) {
+        (ModelReply::Unloaded, _) | (_, None) => "is not loaded",
+        (_, Some(Residency::Resident)) => "was unloaded, and loaded again since a task wants it,",
+        (_, Some(Residency::Available | Residency::Loading | Residency::Unusable { .. })) => "is unloaded",
     };
     let words = |ended: &Ended| format!("{} {was} on {}", ended.model, ended.node);
     out.data(&Ended { node: answer.node, model: answer.model, reply: answer.reply, state }, words)?;
     Ok(Code::Done)
+}
+
+/// What the node's ledger says of the model now, if anything.
+async fn listed(client: &Client, answer: &ModelAnswer) -> anyhow::Result<Option<ModelState>> {
+    let node = client.nodes().await?.into_iter().find(|node| node.id == answer.node);
+    Ok(node.and_then(|node| node.ledger.models.into_iter().find(|state| state.model == answer.model)))
 }
 
 /// Looks until the node's ledger shows what is waited for, however long a load takes; whoever does not want to wait breaks

@@ -23,6 +23,9 @@ pub enum GrammarError {
     Step { reason: String },
 }
 
+/// Lists of the vocabulary's size that its trie, and those of the slices that llguidance cuts it into, come to; measured.
+const TRIES: u64 = 14;
+
 struct Tokens {
     trie: TokTrie,
     vocabulary: Arc<Vocabulary>,
@@ -57,6 +60,14 @@ pub struct Grammars {
 impl Grammars {
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
         Self { vocabulary, factory: OnceLock::new() }
+    }
+
+    /// Bytes of what the first constrained request made, about; 0 before it.
+    pub fn bytes(&self) -> u64 {
+        match self.factory.get() {
+            Some(Ok(factory)) => trie_bytes(factory.tok_env().tok_trie()),
+            Some(Err(_)) | None => 0,
+        }
     }
 
     fn factory(&self) -> Result<&ParserFactory, GrammarError> {
@@ -112,6 +123,12 @@ fn build(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarError> {
     let mut factory = ParserFactory::new_simple(&env).map_err(|e| GrammarError::Tokens { reason: e.to_string() })?;
     factory.quiet();
     Ok(factory)
+}
+
+/// The vocabulary's trie and those of its slices, which are parts of it: each has lists as long as the vocabulary.
+fn trie_bytes(trie: &TokTrie) -> u64 {
+    let words: u64 = (0..trie.vocab_size() as u32).map(|token| trie.token(token).len() as u64).sum();
+    TRIES * (trie.vocab_size() as u64 * 12 + words + 8 * trie.root().subtree_size() as u64)
 }
 
 /// The state of one constrained sequence.

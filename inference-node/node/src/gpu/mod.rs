@@ -38,6 +38,15 @@ pub struct Trouble {
     pub next_step: String,
 }
 
+/// What this build of cfq does with cards.
+pub fn use_of_cards() -> &'static str {
+    if cfg!(feature = "cuda") {
+        "this build runs models on them where device allows it (`cfq engine check` tries them)"
+    } else {
+        "this build runs models on the CPU (docs/gpu.md says how one for cards is made)"
+    }
+}
+
 /// Asks the driver now; takes milliseconds.
 pub fn inventory() -> Inventory {
     let mut devices = vec![host::device()];
@@ -83,7 +92,7 @@ fn cards_in_words(cards: &[Device], troubles: &[Trouble]) -> String {
             let named: Vec<String> =
                 cards.iter().map(|d| format!("{} {} ({})", d.id, d.name, card::words(d))).collect();
             let lost = if lost.is_empty() { lost } else { format!("; {lost}") };
-            format!("{}{lost}: this version runs models on the CPU", named.join(", "))
+            format!("{}{lost}: {}", named.join(", "), use_of_cards())
         }
     }
 }
@@ -135,6 +144,16 @@ mod tests {
         assert_eq!(found.devices[0].kind, DeviceKind::Cpu);
         assert!(found.devices[0].memory_total > 0);
         assert!(found.words.contains("CPU"), "{}", found.words);
+    }
+
+    #[test]
+    fn where_there_are_cards_it_is_said_what_this_build_does_with_them() {
+        let mut card = host::device();
+        (card.id, card.kind) = ("cuda:0".to_owned(), DeviceKind::Cuda);
+        let words = cards_in_words(&[card], &[]);
+        assert!(words.starts_with("cuda:0 ") && words.ends_with(use_of_cards()), "{words}");
+        assert_eq!(use_of_cards().contains("on the CPU"), !cfg!(feature = "cuda"));
+        assert!(cards_in_words(&[], &[]).ends_with("models run on the CPU"));
     }
 
     #[test]

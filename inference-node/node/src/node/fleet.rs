@@ -4,7 +4,7 @@
 //! with its models loading, from the first second. A load that fails, or panics, leaves the model unusable with its reason,
 //! and the node lives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -40,13 +40,18 @@ pub enum Wish {
 const WISHES: usize = 64;
 
 pub struct Fleet {
+    /// Those the configuration names; any other is only known while it is of use.
+    configured: BTreeSet<ModelId>,
     standings: Mutex<BTreeMap<ModelId, Standing>>,
     /// When each was last used, as a count of uses of any.
     used: Mutex<(u64, BTreeMap<ModelId, u64>)>,
     /// A panic outside any engine.
     fault: Mutex<Option<(ModelId, String)>>,
+    /// Why nothing can be loaded any more.
+    without_loader: Mutex<Option<String>>,
     ledger: Mutex<Ledger>,
-    wishes: SyncSender<Wish>,
+    /// `None` once the node ends.
+    wishes: Mutex<Option<SyncSender<Wish>>>,
     changes: Arc<Changes>,
 }
 
@@ -96,11 +101,13 @@ impl Fleet {
         let standings = config.models.iter().map(|model| (model.clone(), standing(model))).collect();
         let (wishes, wished) = sync_channel(WISHES);
         let fleet = Self {
+            configured: config.models.iter().cloned().collect(),
             standings: Mutex::new(standings),
             used: Mutex::default(),
             fault: Mutex::default(),
+            without_loader: Mutex::default(),
             ledger: Mutex::default(),
-            wishes,
+            wishes: Mutex::new(Some(wishes)),
             changes,
         };
         let servers = servers.into_values().filter_map(Result::ok).collect();
@@ -205,20 +212,44 @@ impl Fleet {
             Some(Standing::Loading) => {
                 refused(format!("{model} is being loaded right now; ask again when that is done"))
             }
+            // Nobody's configuration wants it, and it cannot be used: there is nothing more to tell of it.
+            Some(Standing::Unusable(_)) if !self.configured.contains(model) => {
+                lock(&self.standings).remove(model);
+                self.changes.send_replace(());
+                ModelReply::Unloaded
+            }
             Some(Standing::OnDisk(_) | Standing::Unusable(_)) => ModelReply::Unloaded,
         }
     }
 
     fn wish(&self, wish: Wish, reply: ModelReply) -> ModelReply {
-        match self.wishes.try_send(wish) {
+        let stopping = "this node loads nothing any more: it is stopping";
+        let sent = match &*lock(&self.wishes) {
+            Some(wishes) => wishes.try_send(wish),
+            None => Err(TrySendError::Disconnected(wish)),
+        };
+        match sent {
             Ok(()) => reply,
             Err(TrySendError::Full(_)) => ModelReply::Refused {
                 reason: "this node has much to load already; ask again when that is done".to_owned(),
             },
-            Err(TrySendError::Disconnected(_)) => {
-                ModelReply::Refused { reason: "this node loads nothing any more: it is stopping".to_owned() }
-            }
+            Err(TrySendError::Disconnected(_)) => ModelReply::Refused { reason: stopping.to_owned() },
         }
+    }
+
+    /// Nothing more is wished for, so the loader ends when what it is at is done.
+    pub fn close(&self) {
+        lock(&self.wishes).take();
+    }
+
+    /// What the loader said when it ended; it cannot be started again, since what it held is gone with it.
+    pub fn without_loader(&self, reason: String) {
+        *lock(&self.without_loader) = Some(reason);
+        self.changes.send_replace(());
+    }
+
+    pub fn loader_failed(&self) -> Option<String> {
+        lock(&self.without_loader).clone()
     }
 
     /// What happened outside the model's engine leaves this process of no use: its memory may have run out.

@@ -3,12 +3,20 @@
 //! What all models together may take is what was free when the node started, or `memory_limit`. A model that does not fit
 //! beside the others makes room, in this order: weights that are only parked, the idle model that was used least lately, the
 //! busy one, which takes no more sequences and goes when its last has ended. Pinned models (`cfq models pin`) stay, and so
-//! does one that was loaded a moment ago and has not served yet. What cannot be made room for is refused with the sum.
+//! does one that was loaded a moment ago and has not served yet. What could never fit is refused with the sum; what finds no
+//! room now is tried again when it is asked for again, after a while that grows with every try.
+//!
+//! Cards come first where there are any, and have room of their own: models on them make room for each other in the same
+//! order, and never for what goes to the CPU.
 //!
 //! A model that goes leaves its weights parked as far as `parked_weights` allows, the longest unused of them make way.
 
+mod cards;
+mod later;
 mod load;
 mod room;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,13 +27,14 @@ use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
+use self::later::Later;
 use self::room::Room;
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::engine::candle::{Arena, CandleEngine, Card, Division, Limits, LoadError, Need, Parked, Stamp, divide};
+use crate::engine::candle::{Arena, CandleEngine, Card, Division, Limits, Need, Parked, Stamp, divide};
 use crate::gpu;
 use crate::models::Held;
-use crate::node::fleet::{Fleet, Standing, Wish, unknown, with_causes};
+use crate::node::fleet::{Fleet, Standing, Wish, unknown};
 
 /// While something is on its way out or waits for room, it is looked at this often: the end of a sequence wakes nobody here.
 const LOOK: Duration = Duration::from_millis(20);
@@ -40,6 +49,7 @@ struct Loaded {
     engine: Arc<CandleEngine>,
     /// Nobody removes its file meanwhile.
     held: Held,
+    /// Bytes of the host's memory.
     need: u64,
     at: Instant,
     /// The last use of it before it was loaded.
@@ -68,8 +78,9 @@ pub struct Loader {
     parked: VecDeque<Kept>,
     /// Waiting for room, in the order they were asked for.
     waiting: VecDeque<ModelId>,
-    /// Of models that were loaded once: what they took.
+    /// Of models that were loaded once: what they took of the host's memory.
     needed: BTreeMap<ModelId, u64>,
+    later: Later,
 }
 
 impl Loader {
@@ -89,6 +100,7 @@ impl Loader {
             parked: VecDeque::new(),
             waiting: VecDeque::new(),
             needed: BTreeMap::new(),
+            later: Later::new(config.timing.accept() * 4),
         }
     }
 
@@ -97,10 +109,10 @@ impl Loader {
         self.load_files();
         let mut looked = Instant::now();
         loop {
-            let wish = if self.leaving.is_empty() && self.waiting.is_empty() {
-                self.wished.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                self.wished.recv_timeout(LOOK)
+            let wish = match (self.leaving.is_empty() && self.waiting.is_empty(), self.later.next()) {
+                (false, _) => self.wished.recv_timeout(LOOK),
+                (true, Some(due)) => self.wished.recv_timeout(due.saturating_duration_since(Instant::now())),
+                (true, None) => self.wished.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             let wished = wish.is_ok();
             match wish {
@@ -109,6 +121,7 @@ impl Loader {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.offer_again(Instant::now());
             let gone = self.see_off();
             if wished || gone || looked.elapsed() >= AGAIN {
                 self.serve_waiting();
@@ -118,16 +131,27 @@ impl Loader {
         }
     }
 
+    /// Those that have memory.
+    fn all(&self) -> impl Iterator<Item = &Loaded> {
+        self.loaded.values().chain(self.leaving.iter().map(|(_, loaded)| loaded))
+    }
+
     /// Bytes that are promised to nobody. Parked weights give way to whatever needs the room.
     fn free(&self) -> u64 {
-        let taken = self.loaded.values().chain(self.leaving.iter().map(|(_, loaded)| loaded)).map(|l| l.need);
-        self.total.saturating_sub(taken.sum())
+        self.total.saturating_sub(self.all().map(|l| l.need).sum())
     }
 
     /// The same, as far as the machine has them now, without what is parked.
     fn have(&self) -> u64 {
         let parked: u64 = self.parked.iter().map(|kept| kept.parked.bytes()).sum();
-        self.free().saturating_sub(parked).min(gpu::available_memory())
+        self.free().saturating_sub(parked).min(gpu::available_memory().saturating_sub(self.to_come()))
+    }
+
+    /// Bytes that the machine still calls available and that are promised: pools that were not filled yet, and the room for
+    /// parked keys and values.
+    fn to_come(&self) -> u64 {
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.capacity().saturating_sub(arena.bytes()));
+        self.all().map(|l| l.engine.to_come()).sum::<u64>().saturating_add(arena)
     }
 
     fn limits(&self, memory: u64) -> Limits {
@@ -145,9 +169,17 @@ impl Loader {
             let outcome = match self.often_unended(&model) {
                 Some(failed) => Err(failed),
                 None => match self.load(&model, share, later + 1) {
-                    Err(Failed::NoRoom { .. }) if share < have => self.load(&model, have, 1),
+                    Err(Failed::NoRoomNow { .. }) if share < have => self.load(&model, have, 1),
                     settled => settled,
                 },
+            };
+            let outcome = match outcome {
+                Err(Failed::NoRoomNow { state, reason }) => {
+                    tracing::info!(%model, reason, "no room beside the others: loaded when it is wanted");
+                    self.fleet.set(&model, Standing::OnDisk(*state));
+                    continue;
+                }
+                settled => settled,
             };
             self.settle(&model, outcome);
         }
@@ -178,10 +210,9 @@ impl Loader {
                 }
             }
             self.fleet.set(&model, Standing::Loading);
-            let outcome = match self.make_room(&model) {
+            let outcome = match self.find_room(&model) {
                 Ok(Room::Made(bytes)) => self.load(&model, bytes, 1),
                 Ok(Room::Coming) => return,
-                Ok(Room::None { reason }) => Err(Failed::Refused(reason)),
                 Err(failed) => Err(failed),
             };
             self.waiting.pop_front();
@@ -193,27 +224,40 @@ impl Loader {
         let standing = match outcome {
             Ok(loaded) => {
                 self.needed.insert(model.clone(), loaded.need);
+                self.later.forget(model);
                 let engine: Arc<dyn Engine> = loaded.engine.clone();
                 self.loaded.insert(model.clone(), loaded);
                 Standing::Ready(engine)
             }
-            Err(Failed::NoRoom { need, .. }) if need.total() <= self.total => {
-                tracing::info!(%model, %need, free = self.free(), "no room beside the others: loaded when it is wanted");
-                Standing::OnDisk(on_disk(model, &need, self.config.max_sequences))
+            Err(Failed::NoRoomNow { state, reason }) => {
+                let wait = self.later.put_off(model, *state, Instant::now());
+                let reason = format!("{reason}. It is tried again when it is wanted after {} s", wait.as_secs().max(1));
+                tracing::warn!(%model, reason, "no room for a model");
+                Standing::Unusable(reason)
             }
-            Err(failed) => {
-                let reason = failed.reason();
+            Err(Failed::Refused(reason)) => {
+                self.later.forget(model);
                 tracing::error!(%model, reason, "model cannot be used");
                 Standing::Unusable(reason)
             }
         };
         self.fleet.set(model, standing);
     }
+
+    /// What was put off may be asked for again.
+    fn offer_again(&mut self, now: Instant) {
+        for (model, state) in self.later.due(now) {
+            if matches!(self.fleet.standing(&model), Some(Standing::Unusable(_))) {
+                self.fleet.set(&model, Standing::OnDisk(state));
+            }
+        }
+    }
 }
 
 /// A model that is not loaded, by what it would take.
-fn on_disk(model: &ModelId, need: &Need, max_sequences: u32) -> ModelState {
+fn on_disk(model: &ModelId, device: &str, need: &Need, max_sequences: u32) -> ModelState {
     ModelState {
+        device: device.to_owned(),
         need_bytes: need.total(),
         context_tokens: u32::try_from(need.kv_tokens).unwrap_or(u32::MAX),
         kv_tokens_free: need.kv_tokens,
@@ -224,31 +268,8 @@ fn on_disk(model: &ModelId, need: &Need, max_sequences: u32) -> ModelState {
 
 /// Why a model was not loaded.
 enum Failed {
-    /// Beside the others; the least it needs.
-    NoRoom {
-        need: Need,
-        reason: String,
-    },
+    /// It would fit, but for what has the memory now; what it would be.
+    NoRoomNow { state: Box<ModelState>, reason: String },
+    /// Asking again changes nothing.
     Refused(String),
-}
-
-impl Failed {
-    fn of(error: LoadError) -> Self {
-        let reason = with_causes(&error);
-        match error {
-            LoadError::DoesNotFit { source, .. } => Self::NoRoom { need: source.need, reason },
-            LoadError::Header(_)
-            | LoadError::Weights { .. }
-            | LoadError::NoLayout { .. }
-            | LoadError::NotOnCards { .. }
-            | LoadError::CardFull { .. }
-            | LoadError::Thread(_) => Self::Refused(reason),
-        }
-    }
-
-    fn reason(self) -> String {
-        match self {
-            Self::NoRoom { reason, .. } | Self::Refused(reason) => reason,
-        }
-    }
 }

@@ -9,6 +9,7 @@ mod journal;
 mod loader;
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_link::lease::{BeatExtras, LeaseKeeper};
@@ -39,6 +40,9 @@ pub enum Error {
     /// What a panic left of the engine's memory cannot be trusted, and a fresh process loads the model in seconds.
     #[error("the engine of {model} stopped: {reason}; the node ends, its supervisor starts a new one")]
     Engine { model: ModelId, reason: String },
+    /// A node that can load nothing, and let nothing go, is of no use for long.
+    #[error("what loads this node's models stopped: {reason}; the node ends, its supervisor starts a new one")]
+    Loader { reason: String },
 }
 
 /// What the tasks of a node share.
@@ -134,6 +138,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     around.spawn(look_at_devices(devices.clone(), troubles, config.timing.clone()));
     let served = serve(&shared, &config, &devices, (changed, wished), shutdown).await;
     around.shutdown().await;
+    shared.fleet.close();
     shared.keeper.stop();
     tracing::info!(node = %shared.node, "node stopped");
     served
@@ -151,7 +156,7 @@ async fn serve(
     // Never cancelled between asking and answer: the server would give the next order to a pull nobody reads.
     let puller = tokio::spawn(pull(shared.clone(), consumer.subscribe(), orders));
     let greeting = greet(shared, devices, consumer);
-    let breakdown = breakdown(shared, changed);
+    let breakdown = breakdown(&shared.fleet, changed);
     tokio::pin!(shutdown, greeting, breakdown);
     let mut wished = Some(wished);
     let mut work = JoinSet::new();
@@ -165,7 +170,8 @@ async fn serve(
             }
             welcome = welcomed.wait_for(Option::is_some), if wished.is_some() => {
                 if let (Ok(_), Some(wished)) = (welcome, wished.take()) {
-                    load(shared, config, wished);
+                    let (fleet, config) = (shared.fleet.clone(), config.clone());
+                    load(&shared.fleet, move || Loader::new(&fleet, &config, wished).run());
                 }
             }
             Some(order) = ordered.recv() => take_up(shared, order, &mut work),
@@ -181,12 +187,20 @@ async fn serve(
     served
 }
 
-/// On a thread of its own: a load cannot be interrupted, and the process must be able to end during it.
-fn load(shared: &Arc<Shared>, config: &Config, wished: std::sync::mpsc::Receiver<Wish>) {
-    let loader = Loader::new(&shared.fleet, config, wished);
-    let started = std::thread::Builder::new().name("loader".to_owned()).spawn(move || loader.run());
+/// On a thread of its own: a load cannot be interrupted, and the process must be able to end during it. A panic inside of a
+/// load is that model's; one around it leaves nobody who could load or unload, and the node ends over it.
+fn load(fleet: &Arc<Fleet>, work: impl FnOnce() + Send + 'static) {
+    let watched = fleet.clone();
+    let started = std::thread::Builder::new().name("loader".to_owned()).spawn(move || {
+        if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(work)) {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words");
+            tracing::error!(reason = said, "the loader stopped");
+            watched.without_loader(said.to_owned());
+        }
+    });
     if let Err(error) = started {
-        tracing::error!(%error, "no thread to load models with");
+        fleet.without_loader(format!("no thread for it: {error}"));
     }
 }
 
@@ -304,11 +318,14 @@ async fn drain(shared: &Shared, mut work: JoinSet<()>) {
     }
 }
 
-/// Returns when an engine will never work again.
-async fn breakdown(shared: &Shared, mut changed: watch::Receiver<()>) -> Error {
+/// Returns when an engine, or the loader, will never work again.
+async fn breakdown(fleet: &Fleet, mut changed: watch::Receiver<()>) -> Error {
     loop {
-        if let Some((model, reason)) = shared.fleet.broken() {
+        if let Some((model, reason)) = fleet.broken() {
             return Error::Engine { model, reason };
+        }
+        if let Some(reason) = fleet.loader_failed() {
+            return Error::Loader { reason };
         }
         if changed.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -388,4 +405,24 @@ fn told_of(before: &[Trouble], now: &Inventory) -> Vec<Trouble> {
         }
     }
     left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_of_the_loader_ends_the_node_and_says_what_it_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let config: Config = serde_json::from_value(serde_json::json!({
+            "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": folder.path(), "models": [],
+        }))
+        .unwrap();
+        let changes = Arc::new(watch::Sender::new(()));
+        let (fleet, _wished, _) = Fleet::new(&config, changes.clone());
+        let changed = changes.subscribe();
+        load(&fleet, || panic!("a sum that went wrong"));
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(60), breakdown(&fleet, changed)).await.unwrap();
+        assert!(matches!(&ended, Error::Loader { reason } if reason == "a sum that went wrong"), "{ended}");
+    }
 }

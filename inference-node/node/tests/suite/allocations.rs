@@ -44,6 +44,13 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (u64, T) {
     ((PEAK.get() - before).max(0) as u64, result)
 }
 
+/// What `work` left allocated on this thread.
+pub fn kept<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let before = LIVE.get();
+    let result = work();
+    ((LIVE.get() - before).max(0) as u64, result)
+}
+
 #[test]
 fn what_was_given_back_counts_at_its_peak() {
     let (bytes, kept) = peak(|| {

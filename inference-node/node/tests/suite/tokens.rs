@@ -3,10 +3,12 @@
 //! The fixture was made with llama.cpp's tokenizer on the same file (fixtures/make_token_ids.py): prose, code
 //! in several languages, blanks, digits, scripts, emoji, control tokens written in text, and random mixtures.
 
+use cfq_inference_node::engine::grammar::Grammars;
 use cfq_inference_node::models::file::ModelFile;
-use cfq_inference_node::models::tokenizer::Vocabulary;
+use cfq_inference_node::models::tokenizer::{Vocabulary, vocabulary_size};
+use cfq_proto::job::OutputFormat;
 
-use crate::smollm;
+use crate::{allocations, smollm};
 
 #[derive(serde::Deserialize)]
 struct Line {
@@ -35,4 +37,21 @@ fn ids_equal_the_reference() {
         let control = vocabulary.control().iter().fold(line.text.clone(), |text, (_, name)| text.replace(name, ""));
         assert_eq!(String::from_utf8_lossy(&bytes), control, "the bytes of the tokens are the text");
     }
+}
+
+/// What the ledger counts for a vocabulary, and what parked weights are said to keep beside themselves, held against the
+/// allocator's own count.
+#[test]
+fn the_tables_take_what_is_counted_for_them() {
+    let file = ModelFile::read(&smollm::file()).unwrap();
+    let counted = vocabulary_size(&file).unwrap().bytes();
+    let (taken, vocabulary) = allocations::kept(|| std::sync::Arc::new(Vocabulary::read(&file).unwrap()));
+    assert!(taken <= counted && counted <= taken * 2, "the vocabulary: {counted} counted, {taken} taken");
+    let grammars = Grammars::new(vocabulary);
+    assert_eq!(grammars.bytes(), 0, "nobody asked for constrained output yet");
+    let format = OutputFormat::Regex { pattern: "[ab]+".to_owned() };
+    let (taken, grammar) = allocations::kept(|| grammars.of(&format).unwrap());
+    drop(grammar);
+    let counted = grammars.bytes();
+    assert!(taken <= counted && counted <= taken * 2, "the tries: {counted} counted, {taken} taken");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cfq_proto::http::NodeView;
 use cfq_proto::ids::BootId;
-use cfq_proto::node::{Device, Ledger};
+use cfq_proto::node::{Device, Ledger, ModelState};
 use sqlx::types::Json;
 
 use super::error::{Doing, read};
@@ -19,6 +19,8 @@ pub struct Gauges {
     pub nodes: Vec<(String, f64)>,
     /// Of the nodes that are alive, with the node's name.
     pub devices: Vec<(String, Device)>,
+    /// The same for their models.
+    pub models: Vec<(String, ModelState)>,
     pub oldest_queued_job_s: f64,
     pub dead_job_tuples: i64,
     pub open_questions: i64,
@@ -73,8 +75,10 @@ impl Store {
         .doing("counting nodes")?;
         gauges.nodes.extend(nodes.into_iter().map(|r| (r.id, r.age)));
         let alive = self.node_views().await?.into_iter().filter(|node| node.alive);
-        let of = |node: NodeView| node.devices.into_iter().map(move |device| (node.id.to_string(), device));
-        gauges.devices.extend(alive.flat_map(of));
+        for NodeView { id, devices, ledger, .. } in alive {
+            gauges.devices.extend(devices.into_iter().map(|device| (id.to_string(), device)));
+            gauges.models.extend(ledger.models.into_iter().map(|model| (id.to_string(), model)));
+        }
         let rest = sqlx::query!(
             r#"select coalesce(extract(epoch from now() - min(created_at))::float8, 0) as "oldest!",
                       coalesce((select n_dead_tup from pg_stat_user_tables where relname = 'jobs'), 0) as "dead!",

@@ -7,6 +7,10 @@
 //! Sequences are admitted by what they are expected to write, so the pool can run out under them. Then the youngest
 //! gives its blocks up and waits; what it has written stays, its keys and values are computed again when there is room
 //! (or found, if nobody needed the blocks). The oldest is never put aside, so somebody always gets on.
+//!
+//! A pass that fails is of one of three kinds ([`Trouble`]). One that found no memory on its card puts everybody aside, and
+//! smaller ones follow ([`super::pace`]). After a second in a row, or anything else a card's driver says, the engine is
+//! broken, as after a panic: the node hands its work back and ends, and is started again.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -20,7 +24,8 @@ use cfq_proto::job::FinishReason;
 use crate::engine::Ended;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
-use crate::engine::candle::model::{Model, Network, Rows};
+use crate::engine::candle::model::{Model, Network, Rows, Trouble};
+use crate::engine::candle::pace::Pace;
 use crate::engine::candle::rate::Load;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
@@ -83,9 +88,13 @@ pub struct Batcher<N: Network = Model> {
     running: Vec<Running>,
     /// Put aside for want of room, oldest first.
     aside: VecDeque<Sequence>,
+    pace: Pace,
     serial: u64,
     steps: u64,
 }
+
+/// Why the engine cannot go on.
+struct Broken(String);
 
 impl<N: Network> Batcher<N> {
     pub fn new(
@@ -98,32 +107,40 @@ impl<N: Network> Batcher<N> {
         cost: fn(&Figures, usize) -> Cost,
     ) -> Self {
         let (running, aside) = (Vec::new(), VecDeque::new());
-        Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, serial: 0, steps: 0 }
+        let pace = Pace::FULL;
+        Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, pace, serial: 0, steps: 0 }
     }
 
-    /// Runs until the engine is dropped, parks the keys and values it holds, and gives the model back. A panic ends the engine:
-    /// its sequences fail first, then it says why, and the node ends over it.
+    /// Runs until the engine is dropped, parks the keys and values it holds, and gives the model back. A panic, or a card that
+    /// is lost, ends the engine: its sequences fail first, then it says why, and the node ends over it.
     pub fn run(mut self) -> Option<N> {
         let figures = self.figures.clone();
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
             while self.take_up() {
-                self.step();
+                self.step()?;
             }
             self.pool.park_all();
+            Ok(())
         }));
         let Self { model, pool, jobs, running, aside, .. } = self;
-        drop((running, aside, jobs, pool));
-        if let Err(panic) = outcome {
-            let said = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("a panic without words");
-            tracing::error!(reason = said, "inference engine stopped");
-            figures.broken(said.to_owned());
-            return None;
-        }
-        Some(model)
+        let said = match &outcome {
+            Ok(Ok(())) => None,
+            Ok(Err(Broken(reason))) => Some(reason.as_str()),
+            Err(panic) => {
+                let said = panic.downcast_ref::<String>().map(String::as_str);
+                said.or_else(|| panic.downcast_ref::<&str>().copied()).or(Some("a panic without words"))
+            }
+        };
+        let Some(said) = said else {
+            drop((running, aside, jobs, pool));
+            return Some(model);
+        };
+        let everybody = running.into_iter().map(|running| running.sequence).chain(aside);
+        everybody.for_each(|sequence| sequence.end(Err(engine_failure(format!("the engine stopped: {said}")))));
+        drop((jobs, pool));
+        tracing::error!(reason = said, "inference engine stopped");
+        figures.broken(said.to_owned());
+        None
     }
 
     /// Lets waiting jobs join; sleeps while there is nothing to do. False when the engine is gone.
@@ -152,7 +169,7 @@ impl<N: Network> Batcher<N> {
             After::Failed(reason) => return sequence.end(Err(engine_failure(reason))),
         }
         // Nobody overtakes those put aside.
-        if self.aside.is_empty() {
+        if self.aside.is_empty() && self.running.len() < self.pace.rows() {
             self.begin(sequence);
         } else {
             self.aside.push_back(sequence);
@@ -171,6 +188,9 @@ impl<N: Network> Batcher<N> {
     /// the running ones still lack: who came back a moment ago has taken nothing of it yet.
     fn bring_back(&mut self) {
         while let Some(first) = self.aside.front() {
+            if self.running.len() >= self.pace.rows() {
+                return;
+            }
             let promised: usize = self.running.iter().map(Running::lacks).sum();
             // Alone it fits whatever the pool holds.
             if !self.running.is_empty() && promised + blocks(first) > self.pool.available() {
@@ -183,9 +203,9 @@ impl<N: Network> Batcher<N> {
     }
 
     /// Takes the blocks of the youngest from it.
-    fn put_aside(&mut self) {
+    fn put_aside(&mut self, why: &str) {
         let Some(Running { sequence, kv, .. }) = self.running.pop() else { return };
-        tracing::debug!(tokens = sequence.tokens.len(), "sequence put aside: the KV pool is full");
+        tracing::debug!(tokens = sequence.tokens.len(), "sequence put aside: {why}");
         self.figures.preempted();
         self.pool.end(kv, &sequence.tokens);
         let at = self.aside.partition_point(|s| s.serial < sequence.serial);
@@ -216,14 +236,15 @@ impl<N: Network> Batcher<N> {
         let rows = share(&wants, self.chunk());
         let cost = (self.cost)(&self.figures, self.running.len());
         // Guesses are for passes that have nothing better to do.
-        let guesses = if prefilling || !N::REWINDS { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
+        let most = if prefilling || !N::REWINDS { 0 } else { GUESSED_ROWS.min(self.pace.rows()) };
+        let guesses = most / self.running.len().max(1);
         let running = self.running.len();
         let mut plan: Vec<Share> = Vec::with_capacity(running);
         while plan.len() < self.running.len() {
             let take = rows[plan.len()];
             let next = &mut self.running[plan.len()];
             if !self.pool.grow(&mut next.kv, take) {
-                self.put_aside();
+                self.put_aside("the KV pool is full");
                 continue;
             }
             if take > 0 {
@@ -249,12 +270,12 @@ impl<N: Network> Batcher<N> {
         plan
     }
 
-    fn step(&mut self) {
+    fn step(&mut self) -> Result<(), Broken> {
         self.drop_cancelled();
         self.steps += 1;
         let plan = self.plan();
         if plan.is_empty() {
-            return;
+            return Ok(());
         }
         let load = plan.iter().zip(&self.running).map(|(s, r)| Load::of(s.tokens.len(), r.kv.len())).sum();
         let began = Instant::now();
@@ -280,6 +301,7 @@ impl<N: Network> Batcher<N> {
         }
         match outcomes {
             Ok(outcomes) => {
+                self.pace.went_well();
                 for (at, outcome) in outcomes.into_iter().enumerate().rev() {
                     let how = match outcome {
                         After::GoesOn => continue,
@@ -290,19 +312,43 @@ impl<N: Network> Batcher<N> {
                     self.leave(running, how);
                 }
             }
-            Err(error) => {
+            Err(error) => self.failed(&error, plan.iter().map(|share| share.tokens.len()).sum())?,
+        }
+        Ok(())
+    }
+
+    /// A pass of so many rows came to nothing.
+    fn failed(&mut self, error: &candle_core::Error, rows: usize) -> Result<(), Broken> {
+        match self.model.trouble(error) {
+            Trouble::Pass => {
                 // Which sequence is at fault cannot be told, and their KV may be half written.
                 for running in self.running.drain(..) {
                     self.pool.discard(running.kv);
                     running.sequence.end(Err(engine_failure(format!("the forward pass failed: {error}"))));
                 }
                 self.pool.clear();
+                Ok(())
             }
+            // What was computed before is where it was; what this pass wrote lies behind it and does not count.
+            Trouble::Memory if self.pace.shortened(rows) => {
+                tracing::warn!(%error, rows, "no memory for a pass: its sequences wait, and smaller passes follow");
+                while !self.running.is_empty() {
+                    self.put_aside("no memory for its pass");
+                }
+                Ok(())
+            }
+            Trouble::Memory => {
+                Err(Broken(format!("the card has no memory even for the smallest pass, twice in a row: {error}")))
+            }
+            Trouble::Device => Err(Broken(format!("the card cannot be used any more: {error}"))),
         }
     }
 
     /// Rows that one pass may take for the sake of prompts, the longest of which decides: its rows attend to the most.
     fn chunk(&self) -> usize {
+        if !self.pace.is_full() {
+            return self.pace.rows();
+        }
         let prompts = self.running.iter().filter(|r| r.waiting().len() > 1);
         let before = prompts.map(|r| r.kv.len()).max().unwrap_or(0);
         match self.figures.rows_in(CHUNK_TIME, before) {

@@ -101,6 +101,11 @@ impl Sum {
         Ok(Self { path: file.path().to_owned(), context: other.shape.context, parts, alone: true })
     }
 
+    /// Bytes of norms, biases and the tokenizer's tables.
+    pub fn tables(&self) -> u64 {
+        self.parts.tables
+    }
+
     pub fn corrected(mut self, thousandths: u64) -> Self {
         self.parts.correction = thousandths;
         self
@@ -122,11 +127,6 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         .ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
     let shape = &architecture.shape;
     // Vectors are padded to whole lanes.
-    // An expert's rows are gathered before it and spread after it.
-    let feed_forward = match architecture.experts {
-        Some(_) => shape.feed_forward.saturating_add(shape.hidden),
-        None => shape.feed_forward,
-    };
     let padded = Shape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape };
     let sequences = u64::from(sequences.max(1));
     let (rows, scored) = (CHUNK_MOST as u64 + sequences, sequences + GUESSED_ROWS as u64);
@@ -135,9 +135,20 @@ fn parts(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         correction: 0,
         tables: vectors(file).saturating_add(vocabulary_size(file)?.bytes()),
         kv_per_token: padded.kv_per_token(KV_ELEMENT),
-        activations: Shape { feed_forward, ..*shape }.activations(rows, scored),
+        activations: computed(architecture).activations(rows, scored),
         reserve: RESERVE,
     })
+}
+
+/// The shape by which activations are counted.
+pub fn computed(architecture: &Architecture) -> Shape {
+    let shape = &architecture.shape;
+    // An expert's rows are gathered before it and spread after it.
+    let feed_forward = match architecture.experts {
+        Some(_) => shape.feed_forward.saturating_add(shape.hidden),
+        None => shape.feed_forward,
+    };
+    Shape { feed_forward, ..*shape }
 }
 
 /// Bytes of everything that is no matrix: norms and biases, held as F32.

@@ -15,6 +15,7 @@ mod lookup;
 mod model;
 mod opening;
 mod others;
+mod pace;
 #[cfg(test)]
 mod parity;
 mod parked;
@@ -46,7 +47,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use crate::engine::candle::architecture::Architecture;
-pub use crate::engine::candle::card::{Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, cards};
+pub use crate::engine::candle::card::{
+    Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, Share, cards, free_of, need_on_cards,
+};
 pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::Sum;
@@ -129,9 +132,24 @@ struct Loaded<N: Network> {
     held: u64,
     /// All of it is computed in F32, see [`Model::is_plain`].
     plain: bool,
-    device: String,
+    on: On,
     /// What it is counted by, where it can be started again from its weights.
     sum: Option<Sum>,
+}
+
+/// What an engine computes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct On {
+    /// `cpu`, or its card or cards.
+    device: String,
+    /// What those cards give.
+    shares: Vec<Share>,
+}
+
+impl On {
+    fn cpu() -> Self {
+        Self { device: "cpu".to_owned(), shares: Vec::new() }
+    }
 }
 
 /// A loaded model.
@@ -189,7 +207,7 @@ impl CandleEngine {
             tracing::info!(%model, %need, "loading model, which runs one sequence at a time");
             let network = OtherModel::load(&opened.file, &other).map_err(weights)?;
             let (held, pool) = (network.stored_bytes() as u64, network.pool(need.kv_tokens));
-            let loaded = Loaded { network, pool, need, held, plain: true, device: "cpu".to_owned(), sum: None };
+            let loaded = Loaded { network, pool, need, held, plain: true, on: On::cpu(), sum: None };
             return Self::start(model, opened, loaded, Limits { max_sequences: 1, ..limits }, changes, None);
         }
         let architecture = Architecture::read(&file)?;
@@ -201,7 +219,7 @@ impl CandleEngine {
         let held = network.stored_bytes() as u64;
         let pool = KvPool::new(network.kv_shape(), need.kv_tokens as usize / BLOCK);
         let plain = network.is_plain();
-        let loaded = Loaded { network, pool, need, held, plain, device: "cpu".to_owned(), sum: Some(sum) };
+        let loaded = Loaded { network, pool, need, held, plain, on: On::cpu(), sum: Some(sum) };
         Self::start(model, opened, loaded, limits, changes, arena)
     }
 
@@ -218,16 +236,16 @@ impl CandleEngine {
         N: Network<Memory: Send> + Send + 'static,
     {
         let Opened { began, file, vocabulary, template } = opened;
-        let Loaded { network, pool, need, held, plain, device, sum } = loaded;
+        let Loaded { network, pool, need, held, plain, on, sum } = loaded;
         let load_rate = file.size() as f64 / began.elapsed().as_secs_f64();
         let figures = Figures::new(load_rate, changes.clone());
-        let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file, &device), plain));
+        let parking = arena.map(|arena| Parking::new(arena, &version(&model, &file, &on.device), plain));
         let mut pool = pool.parked_in(parking.clone());
         warm_up(&network, &mut pool, &figures)
             .map_err(|source| LoadError::Weights { path: file.path().to_owned(), source })?;
         let parts = Parts {
             model,
-            device,
+            on,
             sum,
             context: network.shape().context,
             original: network.original(),
@@ -242,7 +260,7 @@ impl CandleEngine {
         let numbers = engine.parts.figures.read();
         tracing::info!(
             model = %engine.parts.model,
-            device = engine.parts.device,
+            device = engine.parts.on.device,
             seconds = began.elapsed().as_secs_f64(),
             prefill_rate = numbers.prefill_rate,
             decode_rate = numbers.decode_rate,
@@ -258,7 +276,23 @@ impl CandleEngine {
 
     /// `cpu`, or its card or cards.
     pub fn device(&self) -> &str {
-        &self.parts.device
+        &self.parts.on.device
+    }
+
+    /// What it has of cards; nothing on the CPU.
+    pub fn shares(&self) -> &[Share] {
+        &self.parts.on.shares
+    }
+
+    /// Bytes of the host's memory that it may yet take: those of [`Self::need`] which are not certainly held already. None
+    /// on cards.
+    pub fn to_come(&self) -> u64 {
+        if !self.shares().is_empty() {
+            return 0;
+        }
+        // A block's memory is taken when it is first used and kept; the tables are an estimate and do not count.
+        let touched = self.need.kv_per_token.saturating_mul(self.parts.figures.read().kv_tokens);
+        self.need.total().saturating_sub(self.weights).saturating_sub(touched)
     }
 
     pub fn need(&self) -> &Need {
@@ -354,7 +388,7 @@ impl Engine for CandleEngine {
         ModelState {
             model: self.parts.model.clone(),
             residency,
-            device: self.parts.device.clone(),
+            device: self.parts.on.device.clone(),
             need_bytes: self.need.total(),
             context_tokens: u32::try_from(self.parts.context.min(self.room.capacity())).unwrap_or(u32::MAX),
             kv_tokens_free: self.room.free(),

@@ -74,8 +74,22 @@ pub trait Network {
     /// depends on the others, also with kernels that are faster otherwise.
     fn forward(&self, pool: &mut KvPool<Self::Memory>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>>;
 
+    /// What it means that [`Self::forward`] failed so.
+    fn trouble(&self, error: &candle_core::Error) -> Trouble;
+
     /// What can be kept of it in host memory without an engine.
     fn into_kept(self) -> Option<Model>;
+}
+
+/// What a failed pass leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing: its sequences cannot be computed, others can.
+    Pass,
+    /// There was no memory for it; what was computed before is whole.
+    Memory,
+    /// Nothing on the device can be relied on.
+    Device,
 }
 
 /// Cosines and sines of a batch's rows for one rotation.
@@ -194,6 +208,11 @@ impl Network for Model {
 
     fn into_kept(self) -> Option<Model> {
         Some(self)
+    }
+
+    /// Host memory that is not to be had ends the process.
+    fn trouble(&self, _: &candle_core::Error) -> Trouble {
+        Trouble::Pass
     }
 
     fn shape(&self) -> &Shape {

@@ -15,7 +15,7 @@ use cfq_memory::{BlockId, Shape};
 use serde_json::Value;
 
 use crate::engine::candle::kv::{BLOCK, BlockMemory, KvPool, Values};
-use crate::engine::candle::model::{Model, Network, Rows};
+use crate::engine::candle::model::{Model, Network, Rows, Trouble};
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
 use crate::models::safetensors::Folder;
@@ -192,6 +192,10 @@ impl Network for OtherModel {
     type Memory = Inside;
 
     const REWINDS: bool = false;
+
+    fn trouble(&self, _: &candle_core::Error) -> Trouble {
+        Trouble::Pass
+    }
 
     fn shape(&self) -> &Shape {
         &self.shape

@@ -17,7 +17,7 @@ use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::Sum;
 use crate::engine::candle::model::{Model, Network};
 use crate::engine::candle::room::{Changes, Figures, Room};
-use crate::engine::candle::{CandleEngine, Limits, LoadError};
+use crate::engine::candle::{CandleEngine, Limits, LoadError, On};
 use crate::engine::grammar::Grammars;
 use crate::models::template::ChatTemplate;
 use crate::models::tokenizer::Vocabulary;
@@ -25,7 +25,7 @@ use crate::models::tokenizer::Vocabulary;
 /// What an engine has beside its network and its pool.
 pub(super) struct Parts {
     pub model: ModelId,
-    pub device: String,
+    pub on: On,
     /// What it is counted by; `None` where it cannot be started again without its file.
     pub sum: Option<Sum>,
     pub context: u64,
@@ -85,9 +85,10 @@ impl Parked {
         &self.parts.model
     }
 
-    /// Bytes of the weights.
+    /// Bytes of all that is kept: the weights and, as counted, the tables beside them.
     pub fn bytes(&self) -> u64 {
-        self.network.stored_bytes() as u64
+        let tables = self.sum.tables().saturating_add(self.parts.grammars.bytes());
+        (self.network.stored_bytes() as u64).saturating_add(tables)
     }
 
     /// What it would take to start it again.
@@ -98,7 +99,7 @@ impl Parked {
     /// An engine of it again. It is gone if it does not fit.
     pub fn load(self, limits: Limits, changes: Arc<Changes>) -> Result<CandleEngine, LoadError> {
         let need = self.need(limits)?;
-        let held = self.bytes();
+        let held = self.network.stored_bytes() as u64;
         let pool = KvPool::new(self.network.kv_shape(), need.kv_tokens as usize / BLOCK);
         let pool = pool.parked_in(self.parts.parking.clone());
         self.parts.start(self.network, pool, need, held, limits, changes)

@@ -7,11 +7,11 @@ use std::time::Instant;
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 
+use super::cards::is_idle;
 use super::{Failed, Kept, Loaded, Loader};
-use crate::engine::Engine;
 use crate::engine::candle::{CandleEngine, Card, DeviceChoice, Limits, LoadError, Stamp, cards};
 use crate::gpu;
-use crate::models::{Held, ModelError, Pull, Step, Took};
+use crate::models::{Held, ModelError, Pull, Step, Store, Took};
 use crate::node::fleet::with_causes;
 
 impl Loader {
@@ -23,71 +23,67 @@ impl Loader {
             self.parked.iter().position(|kept| kept.parked.model() == model).and_then(|at| self.parked.remove(at));
         let used_before = self.fleet.last_use(model);
         let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            if let Some((engine, held)) = self.on_cards(model, limits, of)? {
+                return Ok((engine, held));
+            }
             if let Some(Kept { parked, stamp }) = kept
                 && let Ok(Some(held)) = self.config.store().hold(model)
                 && stamp.is_some()
                 && stamp == Stamp::of(&held.path)
             {
-                let engine = parked.load(limits, changes).map_err(Failed::of)?;
+                let engine = parked.load(limits, changes).map_err(|error| self.failed(model, &error))?;
                 tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "model loaded from memory");
                 return Ok((engine, held));
             }
             let held = self.fetch(model)?;
-            let engine = match self.on_cards(model, &held, limits, of)? {
-                Some(engine) => engine,
-                None => self.load_file(model, &held, limits)?,
-            };
+            let engine = self.load_file(model, &held, limits)?;
             Ok((engine, held))
         }));
         let (engine, held) = attempt.unwrap_or_else(|_| {
             Err(Failed::Refused(format!("loading {model} failed inside the engine; see the node's log")))
         })?;
         // What is on cards takes nothing of the host's.
-        let need = if engine.device() == "cpu" { engine.need().total() } else { 0 };
+        let need = if engine.shares().is_empty() { engine.need().total() } else { 0 };
         Ok(Loaded { engine: Arc::new(engine), held, need, at: Instant::now(), used_before })
     }
 
-    /// On the cards, where there are any and it fits; `None`: it runs on the CPU. Models on cards make no room for others yet.
-    fn on_cards(&self, model: &ModelId, held: &Held, limits: Limits, of: u64) -> Result<Option<CandleEngine>, Failed> {
-        let cards = self
-            .cards
-            .as_ref()
-            .map_err(|reason| Failed::Refused(format!("device = \"{}\": {reason}", self.config.device)))?;
+    /// On the cards, where there are any and it fits; `None`: it runs on the CPU.
+    fn on_cards(&self, model: &ModelId, limits: Limits, of: u64) -> Result<Option<(CandleEngine, Held)>, Failed> {
+        let cards = self.usable_cards()?;
         if cards.is_empty() {
             return Ok(None);
         }
+        let held = self.fetch(model)?;
+        let cards = self.cards_now(cards);
         let load = |of| {
             let (changes, arena) = (self.fleet.changes().clone(), self.arena.clone());
-            CandleEngine::load_on_cards(model.clone(), &held.path, cards, of, limits, changes, arena)
+            CandleEngine::load_on_cards(model.clone(), &held.path, &cards, of, limits, changes, arena)
         };
-        let engine = match load(of) {
-            Err(LoadError::NoLayout { .. }) if of > 1 => load(1),
-            settled => settled,
+        let engine = {
+            let _noted = Noted::begin(self.config.store(), model);
+            match load(of) {
+                Err(LoadError::NoLayout { .. }) if of > 1 => load(1),
+                settled => settled,
+            }
         };
         match engine {
-            Ok(engine) => Ok(Some(engine)),
+            Ok(engine) => Ok(Some((engine, held))),
             Err(error @ (LoadError::NoLayout { .. } | LoadError::NotOnCards { .. } | LoadError::CardFull { .. }))
                 if self.config.device == DeviceChoice::Auto =>
             {
                 tracing::warn!(%model, reason = with_causes(&error), "not on a card: the model runs on the CPU");
                 Ok(None)
             }
-            Err(error) => Err(Failed::of(error)),
+            Err(error) => Err(self.failed(model, &error)),
         }
     }
 
     /// From the disk; noted before and after, and measured where nothing else changes what the process holds.
     fn load_file(&self, model: &ModelId, held: &Held, limits: Limits) -> Result<CandleEngine, Failed> {
-        let (store, changes) = (self.config.store(), self.fleet.changes().clone());
+        let changes = self.fleet.changes().clone();
         let correction = self.correction(model);
-        noted(model, store.load_begins(model));
-        cfq_link::failpoint::hit("node.loading");
-        let is_quiet = || {
-            self.loaded
-                .values()
-                .chain(self.leaving.iter().map(|(_, loaded)| loaded))
-                .all(|l| l.engine.state().running == 0)
-        };
+        let mut noted = Noted::begin(self.config.store(), model);
+        let is_quiet = || self.all().all(is_idle);
         let before = gpu::held_memory().filter(|_| is_quiet());
         let engine =
             CandleEngine::load_corrected(model.clone(), &held.path, limits, correction, changes, self.arena.clone());
@@ -100,8 +96,8 @@ impl Loader {
         if let Some(took) = took {
             tracing::info!(%model, predicted = %Bytes(took.predicted), took = %Bytes(took.took), "load measured");
         }
-        noted(model, store.load_ends(model, took.map(|took| ("cpu", took))));
-        engine.map_err(Failed::of)
+        noted.took = took;
+        engine.map_err(|error| self.failed(model, &error))
     }
 
     /// Thousandths that earlier loads took more than was predicted.
@@ -151,8 +147,32 @@ pub(super) fn usable(device: DeviceChoice) -> Result<Vec<Card>, String> {
     }
 }
 
+/// A load under way, on disk: what is still there when this process is gone is a load that ended it. Struck out when this is
+/// dropped, however that comes about.
+struct Noted<'a> {
+    store: Store,
+    model: &'a ModelId,
+    /// On the CPU, where that was measured.
+    took: Option<Took>,
+}
+
+impl<'a> Noted<'a> {
+    fn begin(store: Store, model: &'a ModelId) -> Self {
+        told(model, store.load_begins(model));
+        let noted = Self { store, model, took: None };
+        cfq_link::failpoint::hit("node.loading");
+        noted
+    }
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        told(self.model, self.store.load_ends(self.model, self.took.map(|took| ("cpu", took))));
+    }
+}
+
 /// A model folder that only others may write keeps no notes.
-fn noted(model: &ModelId, written: Result<(), ModelError>) {
+fn told(model: &ModelId, written: Result<(), ModelError>) {
     if let Err(error) = written {
         tracing::debug!(%model, reason = with_causes(&error), "not noted");
     }

@@ -1,12 +1,14 @@
 //! Room for a model beside others: who goes for it, and how.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use cfq_memory::Bytes;
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{KvTiers, ModelState, Residency};
 
+use super::cards::is_idle;
 use super::{Failed, Kept, Loaded, Loader};
 use crate::engine::Engine;
 use crate::engine::candle::{CandleEngine, LoadError, Need, Stamp, need_corrected};
@@ -20,13 +22,24 @@ pub(super) enum Room {
     Made(u64),
     /// Something is on its way out.
     Coming,
-    /// Nothing more can go.
-    None { reason: String },
 }
 
 impl Loader {
+    /// On the cards, where there are any that would take it; else in the host's memory.
+    pub(super) fn find_room(&mut self, model: &ModelId) -> Result<Room, Failed> {
+        match self.make_room_on_cards(model)? {
+            Some(room) => Ok(room),
+            None => self.make_room(model),
+        }
+    }
+
+    /// Whether the host's memory would do, with nothing else in it.
+    pub(super) fn could_fit_the_host(&self, model: &ModelId) -> Result<bool, Failed> {
+        Ok(self.need_on_disk(model, self.total)?.is_ok())
+    }
+
     /// As much as the model took last time, or as it needs at the least.
-    pub(super) fn make_room(&mut self, model: &ModelId) -> Result<Room, Failed> {
+    fn make_room(&mut self, model: &ModelId) -> Result<Room, Failed> {
         let last = self.needed.get(model).copied();
         loop {
             let have = self.have();
@@ -39,7 +52,7 @@ impl Loader {
                 Ok(need) => Some(need.total()),
                 // Nobody makes way for what would not fit even alone.
                 Err(error @ LoadError::DoesNotFit { .. }) if least(&error) > self.total => {
-                    return Err(Failed::of(error));
+                    return Err(self.failed(model, &error));
                 }
                 Err(LoadError::DoesNotFit { .. }) => None,
                 Err(error) => return Err(Failed::Refused(with_causes(&error))),
@@ -53,8 +66,12 @@ impl Loader {
                 self.parked.remove(at);
                 continue;
             }
-            let idle = |l: &Loaded| l.engine.state().running == 0;
-            if let Some(idle) = self.least_used(|model, l| idle(l) && !self.is_fresh(model, l)) {
+            // What is on cards has nothing to give here.
+            let host = |l: &Loaded| l.need > 0;
+            if self.goes_now(host) {
+                return Ok(Room::Coming);
+            }
+            if let Some(idle) = self.least_used(|model, l| host(l) && is_idle(l) && !self.is_fresh(model, l)) {
                 tracing::info!(model = %idle, wanted = %model, "idle model makes room");
                 self.dismiss(&idle);
                 self.see_off();
@@ -63,55 +80,69 @@ impl Loader {
             if fits.is_some() {
                 return Ok(Room::Made(have + own));
             }
-            if !self.leaving.is_empty() || self.least_used(|model, l| idle(l) && self.is_fresh(model, l)).is_some() {
+            let fresh = |model: &ModelId, l: &Loaded| host(l) && is_idle(l) && self.is_fresh(model, l);
+            if self.leaving.iter().any(|(_, l)| host(l)) || self.least_used(fresh).is_some() {
                 return Ok(Room::Coming);
             }
-            if let Some(busy) = self.least_used(|_, _| true) {
+            if let Some(busy) = self.least_used(|_, l| host(l)) {
                 tracing::info!(model = %busy, wanted = %model, "model makes room once its sequences have ended");
                 self.dismiss(&busy);
                 return Ok(Room::Coming);
             }
-            return Ok(Room::None { reason: self.no_room(model, have + own) });
+            return Err(self.no_room(model, have + own));
         }
     }
 
-    fn no_room(&self, model: &ModelId, have: u64) -> String {
-        let pinned: Vec<&str> = self.loaded.keys().map(ModelId::as_str).collect();
-        let sum = match self.need_on_disk(model, have) {
-            Ok(Err(error)) => with_causes(&error),
-            Ok(Ok(need)) => format!("{model} needs {}", Bytes(need.total())),
-            Err(failed) => failed.reason(),
+    /// Nothing more can go.
+    fn no_room(&self, model: &ModelId, have: u64) -> Failed {
+        let pinned: Vec<&str> = self.loaded.iter().filter(|(_, l)| l.need > 0).map(|(m, _)| m.as_str()).collect();
+        let (need, sum) = match self.need_on_disk(model, have) {
+            Ok(Err(error)) => match &error {
+                LoadError::DoesNotFit { source, .. } => (source.need, with_causes(&error)),
+                other => return self.failed(model, other),
+            },
+            Ok(Ok(need)) => (need, format!("{model} needs {}", Bytes(need.total()))),
+            Err(failed) => return failed,
         };
-        match pinned.is_empty() {
+        let reason = match pinned.is_empty() {
             true => sum,
             false => format!("{sum}; nothing makes room, since these are pinned: {}", pinned.join(", ")),
-        }
+        };
+        self.no_room_now(model, "cpu", &need, reason)
     }
 
     /// The fit of a model's file, if the file can be had without fetching it.
     fn need_on_disk(&self, model: &ModelId, have: u64) -> Result<Result<Need, LoadError>, Failed> {
-        let store = self.config.store();
-        let path = match model.source() {
-            ModelSource::Path(path) => path,
-            _ => match store.show(model) {
-                Ok(installed) => installed.path,
+        Ok(need_corrected(&self.path(model)?, self.limits(have), self.correction(model)))
+    }
+
+    /// Where the model's file is.
+    pub(super) fn path(&self, model: &ModelId) -> Result<PathBuf, Failed> {
+        match model.source() {
+            ModelSource::Path(path) => Ok(path),
+            _ => match self.config.store().show(model) {
+                Ok(installed) => Ok(installed.path),
                 // It will be fetched, and refused then if it is too large.
-                Err(_) => self.fetch(model)?.path.clone(),
+                Err(_) => Ok(self.fetch(model)?.path.clone()),
             },
-        };
-        Ok(need_corrected(&path, self.limits(have), self.correction(model)))
+        }
     }
 
     /// The loaded model that was used least lately, of those that may go.
-    fn least_used(&self, may: impl Fn(&ModelId, &Loaded) -> bool) -> Option<ModelId> {
+    pub(super) fn least_used(&self, may: impl Fn(&ModelId, &Loaded) -> bool) -> Option<ModelId> {
         let store = self.config.store();
         let pinned = |model: &ModelId| store.show(model).is_ok_and(|installed| installed.pinned);
         let going = self.loaded.iter().filter(|(model, loaded)| may(model, loaded) && !pinned(model));
         going.min_by_key(|(model, _)| self.fleet.last_use(model)).map(|(model, _)| model.clone())
     }
 
+    /// One is on its way out and runs nothing: it is gone in a moment, and nobody else has to go before that.
+    pub(super) fn goes_now(&self, of: impl Fn(&Loaded) -> bool) -> bool {
+        self.leaving.iter().any(|(_, l)| of(l) && is_idle(l))
+    }
+
     /// Loaded a moment ago, and nobody has used it yet.
-    fn is_fresh(&self, model: &ModelId, loaded: &Loaded) -> bool {
+    pub(super) fn is_fresh(&self, model: &ModelId, loaded: &Loaded) -> bool {
         // Whoever it was loaded for is on the way, or has gone elsewhere.
         let grace = self.config.timing.accept() * 2;
         self.fleet.last_use(model) == loaded.used_before && loaded.at.elapsed() < grace

@@ -1,5 +1,7 @@
 //! The batcher step by step, over the small models of tests/fixtures/models, so that nothing depends on a thread's timing.
 
+mod trouble;
+
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
@@ -22,8 +24,8 @@ struct Case {
     greedy: Vec<u32>,
 }
 
-struct Rig {
-    batcher: Batcher,
+struct Rig<N: Network = Model> {
+    batcher: Batcher<N>,
     jobs: SyncSender<Job>,
     room: Arc<Room>,
     cases: Vec<Case>,
@@ -36,10 +38,19 @@ fn cheap(_: &Figures, _: usize) -> Cost {
 
 impl Rig {
     fn new(family: &str, blocks: usize) -> Self {
+        Self::over(family, |file| {
+            let model = Model::load(file, Architecture::read(file).unwrap(), kernels()).unwrap();
+            let pool = KvPool::new(model.kv_shape(), blocks);
+            (model, pool)
+        })
+    }
+}
+
+impl<N: Network> Rig<N> {
+    fn over(family: &str, load: impl FnOnce(&ModelFile) -> (N, KvPool<N::Memory>)) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
         let file = ModelFile::read(&folder).unwrap();
-        let model = Model::load(&file, Architecture::read(&file).unwrap(), kernels()).unwrap();
-        let pool = KvPool::new(model.kv_shape(), blocks);
+        let (model, pool) = load(&file);
         let vocabulary = Arc::new(Vocabulary::read(&file).unwrap());
         let room = Room::new(1 << 20, 100, Arc::default());
         let figures = Figures::new(1.0, Arc::default());
@@ -74,7 +85,7 @@ impl Rig {
     fn finish(&mut self) {
         while !self.batcher.running.is_empty() || !self.batcher.aside.is_empty() {
             self.batcher.take_up();
-            self.batcher.step();
+            assert!(self.batcher.step().is_ok());
         }
     }
 }
@@ -203,7 +214,7 @@ async fn a_cancelled_sequence_is_computed_no_further() {
         let wanted =
             |rig: &Rig| if decoding { rig.batcher.running[0].waiting().len() == 1 } else { rig.batcher.steps == 1 };
         while !wanted(&rig) {
-            rig.batcher.step();
+            assert!(rig.batcher.step().is_ok());
         }
         assert_eq!(rig.batcher.running[0].waiting().len() == 1, decoding, "in the phase that is meant");
         if reading {
@@ -212,7 +223,7 @@ async fn a_cancelled_sequence_is_computed_no_further() {
         let computed = rig.batcher.running[0].kv.len();
         assert!(computed > 0);
         reader.cancel();
-        rig.batcher.step();
+        assert!(rig.batcher.step().is_ok());
         assert_eq!(rig.batcher.running.len(), 1, "the neighbour's alone, from the next pass on");
         rig.finish();
         let ended = loop {
@@ -270,7 +281,7 @@ async fn any_number_of_prompts_makes_no_longer_a_pass() {
     let decoding = rig.ask(rig.cases[0].ids.clone(), 40, false);
     rig.batcher.take_up();
     while rig.batcher.running[0].waiting().len() > 1 {
-        rig.batcher.step();
+        assert!(rig.batcher.step().is_ok());
     }
     let ids = rig.cases.last().unwrap().ids.clone();
     let readers: Vec<Generation> = (0..60u32).map(|n| rig.ask([&[n][..], &ids[..120]].concat(), 2, false)).collect();

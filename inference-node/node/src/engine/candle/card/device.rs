@@ -120,6 +120,20 @@ pub fn memory(_: &Device) -> Option<(u64, u64)> {
 #[cfg(feature = "cuda")]
 pub use super::cuda::memory;
 
+/// Bytes that a device says it has free; `None` for the CPU, or where the driver does not say.
+pub fn free_of(device: &Device) -> Option<u64> {
+    memory(device).map(|(free, _)| free)
+}
+
+/// Whether this is a card's memory running out: the names of it that the driver and cuBLAS have are the only thing all their
+/// errors have in common.
+pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
+    let said = error.to_string();
+    ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CURAND_STATUS_ALLOCATION_FAILED"]
+        .iter()
+        .any(|name| said.contains(name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

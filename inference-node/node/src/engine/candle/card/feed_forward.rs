@@ -1,7 +1,7 @@
 //! As [`crate::engine::candle::feed_forward`], over tensors of a device.
 //!
-//! Which rows go to which expert is decided on the CPU, so each layer of a mixture waits for its router's scores: right
-//! first, and the weights that are not used are not read.
+//! Which rows go to which expert is decided on the CPU, so each layer of a mixture waits for its router's scores to come
+//! from the card. The weights of experts that no row goes to are not read.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::ops::silu;

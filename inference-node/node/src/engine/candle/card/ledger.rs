@@ -8,7 +8,7 @@ use crate::engine::candle::card::device::Card;
 use crate::engine::candle::card::model::plan;
 use crate::engine::candle::card::pass::QUERIES;
 use crate::engine::candle::kv::BLOCK;
-use crate::engine::candle::ledger::{LEAST_TOKENS, vectors};
+use crate::engine::candle::ledger::{LEAST_TOKENS, computed, vectors};
 use crate::engine::candle::tensors::Part;
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
@@ -104,7 +104,7 @@ fn stack(
     let embedding = held(Part::Embedding, 0)?;
     let output = if architecture.tied { 0 } else { held(Part::Output, 0)? };
     let stored = layers.iter().chain([&embedding, &output]).try_fold(0u64, |all, bytes| all.checked_add(*bytes));
-    let activations = activations(shape, u64::from(sequences.max(1)));
+    let activations = activations(&computed(architecture), u64::from(sequences.max(1)));
     let tables = vectors(file);
     let parts = Parts {
         weights: WeightSum { stored: stored.ok_or_else(no_kernel)?, transient: 0 },
@@ -161,6 +161,22 @@ mod tests {
                 assert!(layout.need.total() <= 8 << 30);
             }
         }
+    }
+
+    #[test]
+    fn a_mixture_counts_the_rows_it_gathers() {
+        let scratch = |family: &str, experts: bool| {
+            let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
+            let mut architecture = Architecture::read(&file).unwrap();
+            architecture.experts = architecture.experts.filter(|_| experts);
+            let shape = computed(&architecture);
+            (activations(&shape, 4), 4 * (CHUNK_MOST as u64 + 4) * shape.hidden)
+        };
+        let (with, gathered) = scratch("qwen3-moe", true);
+        let (without, _) = scratch("qwen3-moe", false);
+        // As gathered, as the expert said it, and weighed.
+        assert!(with >= without + 3 * gathered, "{with} and {without}, a row of each {gathered}");
+        assert_eq!(scratch("llama", true), scratch("llama", false));
     }
 
     #[test]

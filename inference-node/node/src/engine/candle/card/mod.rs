@@ -18,6 +18,7 @@ mod pages;
 mod parity;
 mod pass;
 
-pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, memory};
+pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, memory};
 pub use ledger::{ELEMENT, NoLayout};
+pub use load::{Share, need_on_cards};
 pub use model::{CardModel, Stage};

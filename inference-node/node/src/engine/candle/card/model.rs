@@ -12,13 +12,14 @@ use std::ops::Range;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::card::attention::{Attend, Kind};
+use crate::engine::candle::card::device::is_out_of_memory;
 use crate::engine::candle::card::feed_forward::FeedForward;
 use crate::engine::candle::card::linear::CardLinear;
 use crate::engine::candle::card::pages::CardBlocks;
 use crate::engine::candle::card::pass::{Indices, Pass};
 use crate::engine::candle::kv::{KvPool, KvShape};
 use crate::engine::candle::linear::kernels;
-use crate::engine::candle::model::{Model, Network, Rows};
+use crate::engine::candle::model::{Model, Network, Rows, Trouble};
 use crate::engine::candle::rope::Pairs;
 use crate::engine::candle::tensors::Part;
 use crate::engine::candle::weights::Weights;
@@ -201,6 +202,17 @@ impl Network for CardModel {
 
     fn original(&self) -> Option<u64> {
         self.architecture.long.as_ref().map(|long| long.original as u64)
+    }
+
+    /// A driver that failed once keeps failing: only a lack of memory passes by itself.
+    fn trouble(&self, error: &candle_core::Error) -> Trouble {
+        match error {
+            candle_core::Error::WithBacktrace { inner, .. } => self.trouble(inner),
+            // Said before the card was asked, as of a token without an embedding.
+            candle_core::Error::Msg(_) => Trouble::Pass,
+            error if is_out_of_memory(error) => Trouble::Memory,
+            _ => Trouble::Device,
+        }
     }
 
     fn forward(&self, pool: &mut KvPool<CardBlocks>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>> {

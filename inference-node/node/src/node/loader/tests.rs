@@ -1,0 +1,190 @@
+//! The loader step by step, with cards that are candle's CPU device: what it lets go for what, and what it calls passing.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::Device;
+use cfq_proto::messages::ModelReply;
+
+use super::*;
+use crate::engine::candle::{need, need_on_cards};
+
+const CUDA_0: usize = 0;
+
+fn file(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family)
+}
+
+fn id(family: &str) -> ModelId {
+    format!("path:{}", file(family).display()).parse().unwrap()
+}
+
+fn card(free: u64) -> Card {
+    Card { index: CUDA_0, name: "a card".to_owned(), device: Device::Cpu, free, speed: 1.0 }
+}
+
+fn limits(memory: u64) -> Limits {
+    Limits { memory, max_sequences: 4 }
+}
+
+fn whole_on_host(family: &str) -> u64 {
+    need(&file(family), limits(u64::MAX)).unwrap().total()
+}
+
+fn on_card(family: &str) -> u64 {
+    need_on_cards(&file(family), &[card(u64::MAX)], limits(0)).unwrap().total()
+}
+
+/// Bytes of the smallest card that takes it, with the smallest pool.
+fn least_on_card(family: &str) -> u64 {
+    let (mut low, mut high) = (0, on_card(family));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match need_on_cards(&file(family), &[card(middle)], limits(0)) {
+            Ok(_) => high = middle,
+            Err(_) => low = middle + 1,
+        }
+    }
+    high
+}
+
+struct Rig {
+    loader: Loader,
+    fleet: Arc<Fleet>,
+    _folder: tempfile::TempDir,
+}
+
+/// Bytes of the host's memory for models, and of a card where there is one.
+fn rig(host: u64, card_has: Option<u64>, accept_ms: u64) -> Rig {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config: Config = serde_json::from_value(serde_json::json!({
+        "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": folder.path(), "models": [],
+        "memory_limit": host, "parked_kv": 0, "parked_weights": 0, "max_sequences": 4,
+    }))
+    .unwrap();
+    config.timing.accept_ms = accept_ms;
+    let (fleet, wished, _) = Fleet::new(&config, Arc::default());
+    let mut loader = Loader::new(&fleet, &config, wished);
+    loader.cards = Ok(card_has.map(card).into_iter().collect());
+    Rig { loader, fleet, _folder: folder }
+}
+
+impl Rig {
+    /// Asks for it as a job does, and does what the loader's thread would.
+    fn wants(&mut self, family: &str) -> ModelState {
+        assert!(matches!(self.fleet.load(&id(family), || Ok(())), ModelReply::Loading { .. }));
+        while let Ok(Wish::Load(model)) = self.loader.wished.try_recv() {
+            self.loader.waiting.push_back(model);
+        }
+        self.loader.serve_waiting();
+        self.state(family)
+    }
+
+    fn state(&self, family: &str) -> ModelState {
+        self.fleet.ledger().models.into_iter().find(|state| state.model == id(family)).unwrap()
+    }
+
+    /// Somebody used it, so that it is not fresh any more.
+    fn uses(&self, family: &str) {
+        self.fleet.use_now(&id(family));
+    }
+}
+
+#[test]
+fn what_fits_only_a_card_is_loaded_there_when_it_is_wanted() {
+    let mut rig = rig(1 << 20, Some(on_card("llama")), 0);
+    let state = rig.wants("llama");
+    assert_eq!((state.residency, state.device.as_str()), (Residency::Resident, "cuda:0"));
+    assert_eq!(rig.loader.free(), 1 << 20, "nothing of the host's is taken");
+    let left = rig.loader.cards_now(&[card(on_card("llama"))]);
+    assert_eq!(left[0].free, 0, "all of the card is promised");
+    let measured = rig.loader.config.store().measured(&id("llama")).unwrap();
+    assert!(measured.is_some_and(|notes| notes.unended() == 0), "the load was noted and struck out");
+}
+
+#[test]
+fn idle_models_make_room_for_each_other_on_a_card() {
+    let room = on_card("llama").max(on_card("qwen2"));
+    let mut rig = rig(1 << 20, Some(room), 0);
+    assert_eq!(rig.wants("llama").residency, Residency::Resident);
+    rig.uses("llama");
+    let second = rig.wants("qwen2");
+    assert_eq!((second.residency, second.device.as_str()), (Residency::Resident, "cuda:0"));
+    assert_eq!(rig.state("llama").residency, Residency::Available, "on disk");
+    // One that was loaded a moment ago and has not served stays, and who wants its room waits.
+    rig.loader.config.timing.accept_ms = 600_000;
+    assert_eq!(rig.wants("llama").residency, Residency::Loading);
+    assert_eq!(rig.state("qwen2").residency, Residency::Resident);
+}
+
+/// The one on the card was used least lately, and letting it go would free nothing of the host's memory.
+#[test]
+fn for_the_hosts_memory_only_what_has_some_goes() {
+    let mut families = ["llama", "qwen2", "gemma3"];
+    families.sort_by_key(|family| least_on_card(family));
+    let [small, middle, large] = families;
+    let host = whole_on_host(middle).max(whole_on_host(large));
+    let mut rig = rig(host, Some(least_on_card(small)), 0);
+    assert_eq!(rig.wants(small).device, "cuda:0");
+    rig.uses(small);
+    assert_eq!(rig.wants(middle).device, "cpu", "it would not fit the card even alone");
+    rig.uses(middle);
+    let third = rig.wants(large);
+    assert_eq!((third.residency, third.device.as_str()), (Residency::Resident, "cpu"));
+    assert_eq!(rig.state(small).residency, Residency::Resident);
+    assert_eq!(rig.state(middle).residency, Residency::Available);
+}
+
+#[test]
+fn what_can_never_fit_is_unusable_and_what_has_no_room_now_is_offered_again() {
+    let mut rig = rig(1 << 20, None, 10);
+    let Residency::Unusable { reason } = rig.wants("llama").residency else { panic!("it fits nowhere") };
+    assert!(reason.contains("does not fit") && !reason.contains("tried again"), "{reason}");
+    assert_eq!(rig.loader.later.next(), None);
+
+    // A card's memory that is lacking now is no reason for ever: here the driver's count says so.
+    let state = on_disk(&id("qwen2"), "cpu", &need(&file("qwen2"), limits(u64::MAX)).unwrap(), 4);
+    rig.loader
+        .settle(&id("qwen2"), Err(Failed::NoRoomNow { state: Box::new(state.clone()), reason: "full".to_owned() }));
+    let Residency::Unusable { reason } = rig.state("qwen2").residency else { panic!("it waits") };
+    assert!(reason.contains("full. It is tried again"), "{reason}");
+    let due = rig.loader.later.next().unwrap();
+    rig.loader.offer_again(due - Duration::from_millis(1));
+    assert!(matches!(rig.state("qwen2").residency, Residency::Unusable { .. }));
+    rig.loader.offer_again(due);
+    assert_eq!(rig.state("qwen2"), state);
+}
+
+/// The kernel still calls memory available that a pool will fill and that parked keys and values will take.
+#[test]
+fn what_is_promised_and_not_yet_touched_is_not_had_twice() {
+    let mut rig = rig(1 << 40, None, 0);
+    rig.loader.arena = Arena::new(64 << 20, crate::engine::candle::ParkedAs::F16);
+    assert_eq!(rig.loader.to_come(), 64 << 20);
+    rig.wants("llama");
+    let engine = &rig.loader.loaded[&id("llama")].engine;
+    let (need, to_come) = (*engine.need(), engine.to_come());
+    assert!(to_come >= need.reserve + need.scratch, "{to_come} of {need}");
+    assert!(to_come + engine.weights() <= need.total(), "{to_come} of {need}");
+    assert_eq!(rig.loader.to_come(), to_come + (64 << 20));
+    assert!(rig.loader.have() <= gpu::available_memory().saturating_sub(to_come));
+}
+
+#[test]
+fn a_model_of_no_configuration_that_proved_unusable_is_forgotten() {
+    let mut rig = rig(1 << 20, None, 10);
+    rig.wants("llama");
+    assert!(matches!(rig.fleet.unload(&id("llama")), ModelReply::Unloaded));
+    assert!(rig.fleet.ledger().models.is_empty());
+}
+
+#[test]
+fn the_loader_ends_with_its_node_and_lets_its_models_go() {
+    let Rig { loader, fleet, _folder } = rig(1 << 40, None, 10);
+    let watched = Arc::downgrade(&fleet);
+    let thread = std::thread::spawn(move || loader.run());
+    fleet.close();
+    thread.join().unwrap();
+    assert!(matches!(fleet.load(&id("llama"), || Ok(())), ModelReply::Refused { .. }));
+    drop(fleet);
+    assert!(watched.upgrade().is_none(), "nobody holds it any more");
+}
