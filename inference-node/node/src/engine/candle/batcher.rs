@@ -7,6 +7,8 @@
 //! Sequences are admitted by what they are expected to write, so the pool can run out under them. Then the youngest
 //! gives its blocks up and waits; what it has written stays, its keys and values are computed again when there is room
 //! (or found, if nobody needed the blocks). The oldest is never put aside, so somebody always gets on.
+//!
+//! Between sequences, and only then, a piece of a prompt that is expected may be computed (`ahead`).
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -17,13 +19,14 @@ use std::time::{Duration, Instant};
 use candle_core::Tensor;
 use cfq_proto::job::FinishReason;
 
-use crate::engine::Ended;
+use crate::engine::candle::Order;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
 use crate::engine::candle::model::{Model, Network, Rows};
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
 use crate::engine::candle::share::{PIECE_LEAST, Want, share};
+use crate::engine::{Ended, Warmed};
 use crate::models::tokenizer::Vocabulary;
 
 /// Longest a pass may take for the sake of prompts, all of them together.
@@ -72,7 +75,7 @@ pub struct Batcher<N: Network = Model> {
     model: N,
     pool: KvPool<N::Memory>,
     vocabulary: Arc<Vocabulary>,
-    jobs: Receiver<Job>,
+    jobs: Receiver<Order>,
     room: Arc<Room>,
     figures: Arc<Figures>,
     /// What a pass costs, which decides how much is guessed: [`Figures::cost`], but where a test wants the same guesses on
@@ -91,7 +94,7 @@ impl<N: Network> Batcher<N> {
         model: N,
         pool: KvPool<N::Memory>,
         vocabulary: Arc<Vocabulary>,
-        jobs: Receiver<Job>,
+        jobs: Receiver<Order>,
         room: Arc<Room>,
         figures: Arc<Figures>,
         cost: fn(&Figures, usize) -> Cost,
@@ -125,21 +128,37 @@ impl<N: Network> Batcher<N> {
         Some(model)
     }
 
-    /// Lets waiting jobs join; sleeps while there is nothing to do. False when the engine is gone.
+    /// Lets waiting jobs join; sleeps, or computes ahead, while there is nothing to do. False when the engine is gone.
     fn take_up(&mut self) -> bool {
         self.bring_back();
+        let mut piece = None;
         loop {
-            let next = if self.running.is_empty() && self.aside.is_empty() {
-                self.jobs.recv().map_err(|_| TryRecvError::Disconnected)
-            } else {
-                self.jobs.try_recv()
+            let idle = self.is_idle();
+            let next = match idle && piece.is_none() {
+                true => self.jobs.recv().map_err(|_| TryRecvError::Disconnected),
+                false => self.jobs.try_recv(),
             };
             match next {
-                Ok(job) => self.join(job),
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return !self.running.is_empty() || !self.aside.is_empty(),
+                Ok(Order::Sequence(job)) => self.join(*job),
+                Ok(Order::Piece(asked)) => piece = Some(asked),
+                Err(gone_or_none) => {
+                    // Whoever came with it goes first.
+                    if let Some(piece) = piece.take() {
+                        let warmed = if idle { self.ahead(&piece.ahead) } else { Warmed::Busy };
+                        piece.answer(warmed);
+                    }
+                    match gone_or_none {
+                        TryRecvError::Empty if idle => {}
+                        TryRecvError::Empty => return true,
+                        TryRecvError::Disconnected => return !idle,
+                    }
+                }
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.aside.is_empty()
     }
 
     fn join(&mut self, job: Job) {
@@ -212,7 +231,7 @@ impl<N: Network> Batcher<N> {
         let wants: Vec<Want> =
             self.running.iter().map(|r| Want { waiting: r.waiting().len(), served: r.served }).collect();
         let prefilling = wants.iter().any(|w| w.waiting > 1);
-        let rows = share(&wants, self.chunk());
+        let rows = share(&wants, self.chunk(CHUNK_TIME));
         let cost = (self.cost)(&self.figures, self.running.len());
         // Guesses are for passes that have nothing better to do.
         let guesses = if prefilling { 0 } else { GUESSED_ROWS / self.running.len().max(1) };
@@ -299,13 +318,13 @@ impl<N: Network> Batcher<N> {
         }
     }
 
-    /// Rows that one pass may take for the sake of prompts.
-    fn chunk(&self) -> usize {
+    /// Rows that one pass of so much time may take for the sake of prompts.
+    fn chunk(&self, time: Duration) -> usize {
         let rate = self.figures.prefill_rate();
         if rate <= 0.0 {
             return CHUNK_UNMEASURED;
         }
-        ((rate * CHUNK_TIME.as_secs_f64()) as usize).clamp(PIECE_LEAST, CHUNK_MOST)
+        ((rate * time.as_secs_f64()) as usize).clamp(PIECE_LEAST, CHUNK_MOST)
     }
 
     /// Samples for every sequence whose scores were computed, and counts what stays of its keys and values.
@@ -369,5 +388,6 @@ impl<N: Network> Batcher<N> {
     }
 }
 
+mod ahead;
 #[cfg(test)]
 mod tests;
