@@ -88,6 +88,8 @@ pub struct Node {
     pub parked_kv_as: ParkedAs,
     /// Bytes of weights that stay in memory when their models are unloaded.
     pub parked_weights: u64,
+    /// Compute what a critic will be asked while nothing else is to do.
+    pub critic_warm_up: bool,
     pub max_sequences: u32,
 }
 
@@ -103,6 +105,7 @@ impl Default for Node {
             parked_kv: None,
             parked_kv_as: ParkedAs::default(),
             parked_weights: cfq_inference_node::default_parked_weights(),
+            critic_warm_up: true,
             max_sequences: 4,
         }
     }

@@ -138,6 +138,7 @@ async fn services(
         parked_kv: config.node.parked_kv,
         parked_kv_as: config.node.parked_kv_as,
         parked_weights: config.node.parked_weights,
+        critic_warm_up: config.node.critic_warm_up,
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
         hub: config.hub.clone(),

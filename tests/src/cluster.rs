@@ -47,6 +47,7 @@ pub struct Options {
     /// Bytes that the node's models may take.
     pub memory_limit: Option<u64>,
     pub parked_weights: u64,
+    pub critic_warm_up: bool,
     /// What the node's process finds in its environment besides.
     pub node_environment: Vec<(String, String)>,
     /// A Postgres server of its own, which the test may hurt.
@@ -69,6 +70,7 @@ impl Default for Options {
             failpoint: None,
             memory_limit: None,
             parked_weights: cfq_inference_node::default_parked_weights(),
+            critic_warm_up: true,
             node_environment: Vec::new(),
             own_postgres: false,
         }
@@ -182,6 +184,7 @@ impl Cluster {
             parked_kv: None,
             parked_kv_as: Default::default(),
             parked_weights: self.options.parked_weights,
+            critic_warm_up: self.options.critic_warm_up,
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),

@@ -22,4 +22,5 @@ mod postgres_faults;
 mod small_model;
 mod terminal;
 mod two_commands;
+mod warm_up;
 mod watch;

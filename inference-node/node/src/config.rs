@@ -49,6 +49,9 @@ pub struct Config {
     /// wanted again; they give way to whatever needs the room. 0 keeps none.
     #[serde(default = "default_parked_weights")]
     pub parked_weights: u64,
+    /// While nothing else is to do, compute what a critic will be asked as the creator writes it.
+    #[serde(default = "on")]
+    pub critic_warm_up: bool,
     /// Sequences at once, for each model.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,
@@ -74,6 +77,10 @@ impl Config {
 /// A model of seven billion parameters does not fit in it, the small ones that take turns on a small machine do.
 pub fn default_parked_weights() -> u64 {
     2 << 30
+}
+
+fn on() -> bool {
+    true
 }
 
 fn default_sequences() -> u32 {
@@ -104,7 +111,7 @@ mod tests {
         });
         let config: Config = serde_json::from_value(minimal.clone()).unwrap();
         assert_eq!((config.max_sequences, config.endpoints["box"].max_sequences), (4, 4));
-        assert_eq!(config.device, DeviceChoice::Auto);
+        assert_eq!((config.device, config.critic_warm_up), (DeviceChoice::Auto, true));
         let mut other = minimal.clone();
         other["device"] = serde_json::json!("cuda:1");
         assert_eq!(serde_json::from_value::<Config>(other.clone()).unwrap().device, DeviceChoice::Cuda(1));

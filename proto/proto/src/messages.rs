@@ -17,6 +17,7 @@
 //! | `cfq.v1.runner.<id>.job`         | [`JobAsk`]         | [`JobReply`]        |
 //! | `cfq.v1.runner.<id>.job_look`    | [`JobLook`]        | [`JobReply`]        |
 //! | `cfq.v1.runner.<id>.job_cancel`  | [`JobDrop`]        | [`FenceReply`]      |
+//! | `cfq.v1.runner.<id>.warm`        | [`WarmUp`], published, no answer          |
 //! | `cfq.v1.runner.<id>.release`     | [`Release`]        | [`FenceReply`]      |
 //! | `cfq.v1.runner.<id>.give_up`     | [`GiveUp`]         | [`FenceReply`]      |
 //! | `cfq.v1.{node,runner}.<id>.blob_put` | [`BlobPut`]    | [`BlobPutReply`]    |
@@ -34,7 +35,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blob::{BlobHash, Carried};
 use crate::ids::{BootId, JobId, LeaseId, NodeId, RunnerId, TaskId, TaskNumber};
-use crate::job::{JobRequest, JobView, Outcome, Prompt, Written};
+use crate::job::{ChatMessage, JobRequest, JobView, Outcome, Prompt, Written};
 use crate::looping::{Step, StepRecord};
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
@@ -216,6 +217,23 @@ pub enum NodeCommand {
     Load { model: ModelId },
     /// Let a model go, as soon as the sequences that run on it have ended; the same answer.
     Unload { model: ModelId },
+    /// Compute this ahead while there is nothing else to do. The call will be placed like any other.
+    Warm { ahead: WarmUp },
+}
+
+/// What a model will be asked soon, as far as it is known: the beginning of a prompt. A hint and no job: whoever has it may
+/// do nothing with it, and where it is wrong or lost the call it is about begins as if there had been none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WarmUp {
+    pub task: TaskId,
+    /// Whose call it will be. Of one task and role, a later hint takes the place of an earlier one.
+    pub role: Agent,
+    pub model: ModelId,
+    /// The last one ends where nothing more is known.
+    pub messages: Vec<ChatMessage>,
+    /// As the call will ask: what is computed for it depends on these too.
+    pub max_tokens: u32,
+    pub deterministic: bool,
 }
 
 /// What comes of [`NodeCommand::Load`] and [`NodeCommand::Unload`].

@@ -11,6 +11,8 @@ pub const WORK_ALL: &str = "cfq.v1.work.>";
 pub const HINT_RUNNERS: &str = "cfq.v1.hint.runners";
 /// Any scheduler tells the leader that something changed.
 pub const HINT_LEADER: &str = "cfq.v1.hint.leader";
+/// What runners foresee, for the leader.
+pub const WARM_ALL: &str = "cfq.v1.runner.*.warm";
 /// What the scheduler answers.
 pub const NODES_ALL: &str = "cfq.v1.node.*.*";
 pub const RUNNERS_ALL: &str = "cfq.v1.runner.*.*";
@@ -39,8 +41,8 @@ pub fn tokens_of(job: &str) -> String {
     format!("cfq.v1.node.*.tokens.{job}")
 }
 
-/// `verb` is the last token: `hello`, `lease`, `beat`, `step`, `job`, `job_look`, `job_cancel`, `release`, `give_up`, `blob_put`,
-/// `blob_get`.
+/// `verb` is the last token: `hello`, `lease`, `beat`, `step`, `job`, `job_look`, `job_cancel`, `warm`, `release`, `give_up`,
+/// `blob_put`, `blob_get`.
 pub fn runner(runner: &RunnerId, verb: &str) -> String {
     format!("cfq.v1.runner.{runner}.{verb}")
 }
@@ -111,7 +113,8 @@ pub fn grants(identity: &Identity) -> Grants {
         },
         Identity::Runner(id) => Grants {
             publish: vec![format!("cfq.v1.runner.{id}.>")],
-            subscribe: vec![format!("cfq.v1.cmd.runner.{id}"), HINT_RUNNERS.into(), inbox],
+            // Tokens as they are written: a runner is granted whatever task is ready, so there is none it may not read.
+            subscribe: vec![format!("cfq.v1.cmd.runner.{id}"), HINT_RUNNERS.into(), tokens_of("*"), inbox],
             responses: true,
         },
     }

@@ -19,7 +19,7 @@ use cfq_proto::looping::Step;
 use cfq_proto::messages::{
     Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, GiveUp, HelloReply, JobAsk,
     JobDrop, JobLook, JobReply, JobReport, Journal, LeaseReply, LeaseRequest, ModelReply, NodeCommand, NodeHello,
-    Refuse, Release, RunnerCommand, RunnerHello, StepReply, StepRequest, TokenFrame, WorkOrder,
+    Refuse, Release, RunnerCommand, RunnerHello, StepReply, StepRequest, TokenFrame, WarmUp, WorkOrder,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -101,6 +101,7 @@ fn messages_on_nats() {
             ("step_reply", on_nats::<StepReply>),
             ("step_request", on_nats::<StepRequest>),
             ("token_frame", on_nats::<TokenFrame>),
+            ("warm_up", on_nats::<WarmUp>),
             ("work_order", on_nats::<WorkOrder>),
         ],
     );

@@ -17,6 +17,7 @@ mod pr_state;
 mod price;
 mod state;
 mod task_state;
+mod warm;
 
 #[cfg(test)]
 mod company_tests;
@@ -31,3 +32,4 @@ pub use plan::{Effect, Waiting, plan};
 pub use pr_state::pr_legal;
 pub use state::{Limits, State};
 pub use task_state::legal;
+pub use warm::warmer;

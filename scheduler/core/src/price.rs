@@ -34,9 +34,13 @@ impl Price {
 }
 
 pub fn prompt_tokens(job: &Job, model: &ModelState) -> u64 {
+    tokens_of(job.prompt_bytes, model)
+}
+
+fn tokens_of(prompt_bytes: u64, model: &ModelState) -> u64 {
     let ratio = known_or(model.tokens_per_byte, UNKNOWN_TOKENS_PER_BYTE);
     // Saturates; a prompt of 2^53 bytes is refused long before.
-    (job.prompt_bytes as f64 * ratio).ceil() as u64 + TEMPLATE_TOKENS
+    (prompt_bytes as f64 * ratio).ceil() as u64 + TEMPLATE_TOKENS
 }
 
 /// Pool tokens the job is admitted with. A sequence ends at the model's context, so it never needs more than that; whether
@@ -49,13 +53,18 @@ pub fn need(job: &Job, model: &ModelState) -> u64 {
 /// `beside`: sequences it would share the model with. One forward pass serves them all, but on the hardware at hand the
 /// time of a pass grows with its rows, so each costs the newcomer its share.
 pub fn price(job: &Job, model: &ModelState, beside: u32) -> Price {
-    let prompt_tokens = prompt_tokens(job, model);
+    Price { need: need(job, model), ..expected(job.prompt_bytes, job.max_tokens, model, beside) }
+}
+
+/// The same for a call that is only expected; it takes no room.
+pub fn expected(prompt_bytes: u64, max_tokens: u32, model: &ModelState, beside: u32) -> Price {
+    let prompt_tokens = tokens_of(prompt_bytes, model);
     let crowd = f64::from(beside) + 1.0;
     Price {
         prompt_tokens,
-        need: need(job, model),
+        need: 0,
         prefill_ms: 1000.0 * prompt_tokens as f64 / known_or(model.prefill_rate, UNKNOWN_PREFILL),
-        decode_ms: 1000.0 * crowd * f64::from(job.max_tokens) / known_or(model.decode_rate, UNKNOWN_DECODE),
+        decode_ms: 1000.0 * crowd * f64::from(max_tokens) / known_or(model.decode_rate, UNKNOWN_DECODE),
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn target_of(spec: &TaskSpec, history: &History) -> Target {
     target(spec, &previous)
 }
 
-fn basis(history: &History) -> Option<&Iteration> {
+pub(super) fn basis(history: &History) -> Option<&Iteration> {
     history.iterations.iter().rev().find(|i| is_basis(i))
 }
 

@@ -14,7 +14,7 @@ use cfq_proto::task::Agent;
 use tokio::task::JoinHandle;
 
 use super::drive::{Drive, Problem};
-use super::port::{Stopped, TaskPort};
+use super::port::{Foresee, Stopped, TaskPort};
 use crate::pipeline::{Budget, enough, max_tokens, previous, sampling};
 
 /// Unreadable answers are asked for again this often (L11) ...
@@ -55,12 +55,13 @@ impl<P: TaskPort> Drive<P> {
         read: impl Fn(&Completion, bool) -> Result<T, String>,
     ) -> Result<Option<Answer<T>>, Problem> {
         let binding = self.spec.agents.of(agent).clone();
-        let Some(model) = self.history.switched_model(agent).or(binding.model.as_ref()).cloned() else {
+        let Some(model) = self.model_of(agent) else {
             let why =
                 format!("no model is bound to {agent}: switch to one, or set [agents.{agent}] in the configuration");
             self.give_up(EscalationReason::AgentError, why, 0).await?;
             return Ok(None);
         };
+        let foresee = if agent == Agent::Alpha { self.foresee().await? } else { None };
         let mut budget = Budget::first(max_tokens(agent, &binding));
         let (mut repeats, mut shrinks, mut spent_ms) = (0, 0, 0);
         for n in 0.. {
@@ -75,7 +76,7 @@ impl<P: TaskPort> Drive<P> {
                 sampling.enough = self.settled();
             }
             let prompt = Prompt { messages, sampling, format: format.clone() };
-            let (view, ending) = self.call(agent, n, &model, prompt, spent_ms).await?;
+            let (view, ending) = self.call((agent, n), &model, prompt, spent_ms, foresee.as_ref()).await?;
             spent_ms += view.running_ms;
             let problem = match ending {
                 Ending::Done(completion) => match read(&completion, repeats == REPEATS) {
@@ -122,14 +123,14 @@ impl<P: TaskPort> Drive<P> {
     }
 
     /// Asks for one job and waits until it is over or its time is. The prompt goes once; afterwards the job is asked for by
-    /// its id, which costs the same however long it is.
+    /// its id, which costs the same however long it is. What is written meanwhile is what `foresee` looks at.
     async fn call(
         &self,
-        agent: Agent,
-        n: i16,
+        (agent, n): (Agent, i16),
         model: &ModelId,
         prompt: Prompt,
         spent_ms: u64,
+        foresee: Option<&Foresee>,
     ) -> Result<(JobView, Ending), Stopped> {
         let request = JobRequest {
             role: agent,
@@ -143,6 +144,7 @@ impl<P: TaskPort> Drive<P> {
         let before = self.history.active_ms.saturating_sub(self.history.window_active_ms) + spent_ms;
         let mut view = self.port.job(self.history.next_seq, request).await?;
         let mut queued_since = None;
+        let _following = foresee.map(|f| self.port.follow(view.id, f.clone()));
         loop {
             // Asking and being answered is what this runner's part of a generation is.
             self.port.progressed();

@@ -4,6 +4,7 @@
 //! content and not done twice.
 
 mod drive;
+mod foresee;
 mod generate;
 mod hand_off;
 mod iterate;
@@ -13,7 +14,7 @@ mod port;
 
 pub use drive::{Assignment, Drive};
 pub use next::{NextAction, next_action};
-pub use port::{Stopped, TaskPort};
+pub use port::{Following, Foresee, Stopped, TaskPort};
 
 #[cfg(test)]
 pub(crate) mod testing;

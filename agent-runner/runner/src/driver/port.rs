@@ -1,11 +1,14 @@
 //! What a drive needs of the scheduler, for the one task whose lease it holds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cfq_proto::blob::Carried;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::looping::{Artifact, Step};
+use cfq_proto::messages::WarmUp;
+use tokio::task::AbortHandle;
 
 /// Why a drive ends before the task rests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +25,25 @@ pub enum Stopped {
     Refused { reason: String },
 }
 
+/// What will be asked next, as far as a text says that is written so far. It reads files: not for an async thread.
+pub type Foresee = Arc<dyn Fn(&str) -> Option<WarmUp> + Send + Sync>;
+
+/// Ends with this.
+#[derive(Debug)]
+pub struct Following(AbortHandle);
+
+impl Following {
+    pub fn new(follows: AbortHandle) -> Self {
+        Self(follows)
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// Every call waits until there is an answer, and publishes only under a live lease.
 pub trait TaskPort: Send + Sync + 'static {
     /// Returns the database's time once the step is committed.
@@ -30,6 +52,8 @@ pub trait TaskPort: Send + Sync + 'static {
     fn job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
     /// How a job that was made stands now.
     fn look(&self, job: JobId) -> impl Future<Output = Result<JobView, Stopped>> + Send;
+    /// Reads along what a job writes, and passes on what can be foreseen from it.
+    fn follow(&self, job: JobId, foresee: Foresee) -> Following;
     fn drop_job(&self, job: JobId) -> impl Future<Output = Result<(), Stopped>> + Send;
     /// Returns when some job of the task may have changed, at the latest after `at_most`.
     fn changed(&self, at_most: Duration) -> impl Future<Output = ()> + Send;

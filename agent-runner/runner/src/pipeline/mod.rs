@@ -13,7 +13,7 @@ pub use budget::Budget;
 pub use context::{ContextFile, context_files};
 pub use early::enough;
 pub use limits::limits;
-pub use prompt::{PromptError, creator, critic, previous};
+pub use prompt::{PromptError, creator, critic, critic_ahead, previous};
 pub(crate) use prompt::{is_basis, review_format};
 pub use review::{UnreadableReview, ended_review, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

@@ -4,7 +4,7 @@
 
 use cfq_convergence::{History, Iteration};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
-use cfq_proto::looping::ArtifactFile;
+use cfq_proto::looping::{Artifact, ArtifactFile};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
 use cfq_proto::task::TaskSpec;
 use minijinja::value::Serde;
@@ -86,16 +86,48 @@ pub fn critic(
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
-    let artifact = &iteration.artifact;
-    let replaces = artifact.files.iter().any(|f| base.read(&f.path).is_some());
+    let Artifact { files, diff, iteration, .. } = &iteration.artifact;
+    work_to_review(spec, history, (files, diff, *iteration), base, budget)
+}
+
+/// Stands where a prompt ends for now; no language has it.
+const END: char = '\u{f8ff}';
+
+/// What the critic will be asked about the next iteration as far as it is known while that is still being written: up to the
+/// end of `open`, the one of `files` that may still grow, or up to the first file where there are none. It is the beginning
+/// of [`critic`]'s prompt, to the byte, if the rest of the reply leaves the other files as they are. `None` where the budget
+/// cuts the file off before its end.
+pub fn critic_ahead(
+    spec: &TaskSpec,
+    history: &History,
+    (files, open): (&[ArtifactFile], &str),
+    base: &Snapshot<'_>,
+    budget: &Budget,
+) -> Result<Option<Vec<ChatMessage>>, PromptError> {
+    let mut files = files.to_vec();
+    match files.iter_mut().find(|file| file.path == open).and_then(|file| file.content.as_mut()) {
+        Some(content) => content.push(END),
+        None => files = vec![ArtifactFile { path: END.to_string(), content: Some(String::new()) }],
+    }
+    let mut messages = work_to_review(spec, history, (&files, "", history.next_iteration()), base, budget)?;
+    let Some(last) = messages.last_mut() else { return Ok(None) };
+    let Some(end) = last.content.find(END) else { return Ok(None) };
+    last.content.truncate(end);
+    Ok(Some(messages))
+}
+
+fn work_to_review(
+    spec: &TaskSpec,
+    history: &History,
+    (files, diff, iteration): (&[ArtifactFile], &str, u32),
+    base: &Snapshot<'_>,
+    budget: &Budget,
+) -> Result<Vec<ChatMessage>, PromptError> {
+    let replaces = files.iter().any(|f| base.read(&f.path).is_some());
     let room = if replaces { budget.artifact / 2 } else { budget.artifact };
-    let diff = if replaces { cut(&artifact.diff, room) } else { String::new() };
-    let files = shown(&artifact.files, room);
-    let part = render(
-        "critic",
-        CRITIC,
-        context! { files => Value::from(Serde(&files)), diff, iteration => artifact.iteration },
-    )?;
+    let diff = if replaces { cut(diff, room) } else { String::new() };
+    let files = shown(files, room);
+    let part = render("critic", CRITIC, context! { files => Value::from(Serde(&files)), diff, iteration })?;
     messages("critic", spec, history, base, budget, &part)
 }
 
@@ -328,6 +360,39 @@ mod tests {
         assert!(alpha[1].content[..common].contains("def one()"), "context is shared");
         assert!(shared(&chain("m", &alpha), &chain("m", &beta)) >= 1);
         assert!(!alpha[1].content[..common].contains("What to do"), "instructions come last");
+    }
+
+    #[test]
+    fn what_is_known_of_a_review_ahead_is_its_beginning_to_the_byte() {
+        let f = fixture();
+        let repository = f.user.repo();
+        let base = Snapshot::of(&repository, &f.user.base).unwrap();
+        let whole = "def add(a, b):\n    \"\"\"Adds.\"\"\"\n    return a + b\n";
+        let ahead = |files: &[ArtifactFile], open: &str| {
+            let messages = critic_ahead(&f.spec, &History::default(), (files, open), &base, &Budget::first(100));
+            messages.unwrap().unwrap().pop().unwrap().content
+        };
+        for (path, content) in [("add.py", whole.to_owned()), ("util.py", format!("{whole}{whole}"))] {
+            let made = vec![file("a.md", "# A\n"), file(path, &content)];
+            let made = artifact(&repository, &f.user.base, &f.user.base, 1, made);
+            let mut history = f.reviewed();
+            history.iterations[0].artifact = made.clone();
+            let asked = &f.critic(&history)[1].content;
+            let known: Vec<String> = std::iter::once(ahead(&[], ""))
+                .chain([0, 15, content.len()].map(|end| {
+                    let mut files = made.files.clone();
+                    files[1].content = Some(content[..end].to_owned());
+                    ahead(&files, path)
+                }))
+                .collect();
+            assert!(known.iter().all(|known| asked.starts_with(known.as_str())), "{known:#?} of {asked}");
+            assert!(known.is_sorted_by_key(String::len) && known[3].ends_with(&content), "{known:#?}");
+            assert!(known[0].contains("def one()") && asked.len() - known[3].len() < 2000);
+        }
+        let much = "x = 1\n".repeat(20_000);
+        let cut_off = [file("add.py", &much)];
+        let cut_off = critic_ahead(&f.spec, &History::default(), (&cut_off, "add.py"), &base, &Budget::first(100));
+        assert_eq!(cut_off.unwrap(), None);
     }
 
     #[test]

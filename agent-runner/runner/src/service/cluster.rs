@@ -17,7 +17,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 use super::Shared;
-use crate::driver::{Stopped, TaskPort};
+use super::follow::follow;
+use crate::driver::{Following, Foresee, Stopped, TaskPort};
 
 /// Between two tries of a request that found no leader or no database.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -120,6 +121,10 @@ impl TaskPort for Cluster {
     async fn look(&self, job: JobId) -> Result<JobView, Stopped> {
         let ask = JobLook { fence: self.fence, job };
         self.request("job_look", &ask, judge_job).await
+    }
+
+    fn follow(&self, job: JobId, foresee: Foresee) -> Following {
+        Following::new(tokio::spawn(follow(self.shared.clone(), job, foresee)).abort_handle())
     }
 
     async fn drop_job(&self, job: JobId) -> Result<(), Stopped> {

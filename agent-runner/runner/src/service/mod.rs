@@ -2,6 +2,7 @@
 //! has to stop.
 
 mod cluster;
+mod follow;
 mod slots;
 mod work;
 

@@ -5,6 +5,7 @@
 //! has gathered since it last looked. A slow reader therefore never holds an engine up, and memory is bounded by the
 //! length of the text.
 
+mod ahead;
 pub mod candle;
 pub mod grammar;
 mod lanes;
@@ -17,9 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_proto::job::{Completion, JobFailure, Prompt, Written};
+use cfq_proto::messages::WarmUp;
 use cfq_proto::node::ModelState;
 use futures::future::BoxFuture;
 use tokio::sync::Notify;
+
+pub use crate::engine::ahead::{Ahead, Warmed};
 
 /// One model, ready to take sequences. Cheap to share; all methods may be called at once.
 pub trait Engine: Send + Sync {
@@ -43,6 +47,17 @@ pub trait Engine: Send + Sync {
 
     /// The same, going on from what was written already, where that can be: tokens of another vocabulary are left out.
     fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>>;
+
+    /// What is expected, in this model's tokens. `None` where nothing can be computed ahead, as behind an endpoint. Must be
+    /// called within a tokio runtime.
+    fn foresee(&self, _expected: &WarmUp) -> BoxFuture<'_, Option<Ahead>> {
+        Box::pin(async { None })
+    }
+
+    /// Computes a short piece of it, if nothing runs or waits here.
+    fn warm(&self, _ahead: Arc<Ahead>) -> BoxFuture<'_, Warmed> {
+        Box::pin(async { Warmed::Enough })
+    }
 }
 
 /// Room held for one sequence. Dropped unused, the room is free again.

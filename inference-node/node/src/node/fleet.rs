@@ -29,6 +29,15 @@ pub enum Standing {
     Unusable(String),
 }
 
+/// See [`Fleet::leisure`].
+pub enum Leisure {
+    /// No sequence runs on the model, or on another that shares a device with it, and nothing is being loaded.
+    Now(Arc<dyn Engine>),
+    Later,
+    /// It is not loaded, behind an endpoint, or the node stops.
+    Never,
+}
+
 /// What the loader is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
@@ -120,6 +129,28 @@ impl Fleet {
 
     pub fn standing(&self, model: &ModelId) -> Option<Standing> {
         lock(&self.standings).get(model).cloned()
+    }
+
+    /// Whether something may be computed for `model` that nobody waits for.
+    pub fn leisure(&self, model: &ModelId) -> Leisure {
+        if lock(&self.ledger).draining || !is_file(model) {
+            return Leisure::Never;
+        }
+        let standings = lock(&self.standings);
+        let Some(Standing::Ready(engine)) = standings.get(model) else { return Leisure::Never };
+        let devices = engine.state().device;
+        let busy = |(other, standing): (&ModelId, &Standing)| match standing {
+            // Reading a file and laying it out takes the processor and the disk.
+            Standing::Loading => is_file(other),
+            Standing::Ready(_) | Standing::Leaving(_) => {
+                let state = standing.state(other);
+                is_file(other)
+                    && state.running > 0
+                    && state.device.split(',').any(|id| devices.split(',').any(|d| d == id))
+            }
+            Standing::OnDisk(_) | Standing::Unusable(_) => false,
+        };
+        if standings.iter().any(busy) { Leisure::Later } else { Leisure::Now(engine.clone()) }
     }
 
     /// Files that wait for their first load.

@@ -7,6 +7,7 @@ mod attempt;
 mod fleet;
 mod journal;
 mod loader;
+mod warm;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -30,6 +31,7 @@ use crate::models::{Presence, Store};
 use crate::node::attempt::Attempt;
 use crate::node::fleet::{Fleet, Wish, with_causes};
 use crate::node::loader::Loader;
+use crate::node::warm::{Expected, warm};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -56,6 +58,7 @@ pub(crate) struct Shared {
     /// Attempts in hand, and how to stop each.
     attempts: Mutex<HashMap<JobFence, Stopper>>,
     hello_wanted: Notify,
+    expected: Expected,
 }
 
 impl Shared {
@@ -126,6 +129,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         timing: config.timing.clone(),
         attempts: Mutex::default(),
         hello_wanted: Notify::new(),
+        expected: Expected::new(config.critic_warm_up),
     });
 
     let changed = changes.subscribe();
@@ -134,6 +138,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         around.spawn(server.watch(config.timing.clone()));
     }
     around.spawn(nudge(shared.clone(), changes));
+    around.spawn(warm(shared.clone()));
     around.spawn(obey(shared.clone(), config.store(), commands));
     around.spawn(look_at_devices(devices.clone(), troubles, config.timing.clone()));
     let served = serve(&shared, &config, &devices, (changed, wished), shutdown).await;
@@ -289,6 +294,7 @@ async fn pull(shared: Arc<Shared>, mut consumer: watch::Receiver<Option<String>>
 }
 
 fn take_up(shared: &Arc<Shared>, order: WorkOrder, work: &mut JoinSet<()>) {
+    shared.expected.has_come(order.task, order.role);
     match shared.begin(order.fence) {
         Some(in_hand) => {
             work.spawn(Attempt { shared: shared.clone(), in_hand, order }.run());
@@ -353,6 +359,10 @@ async fn obey(shared: Arc<Shared>, store: Store, mut commands: cfq_link::session
             }
             Ok(NodeCommand::Report) => {
                 shared.hello_wanted.notify_one();
+                continue;
+            }
+            Ok(NodeCommand::Warm { ahead }) => {
+                shared.expected.wish(ahead.clone());
                 continue;
             }
             Ok(NodeCommand::Load { model }) => shared.fleet.load(model, || is_here(&store, model)),

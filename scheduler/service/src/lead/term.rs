@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use cfq_proto::ids::{JobId, NodeId};
-use cfq_proto::messages::{JobFence, NodeCommand};
+use cfq_proto::messages::{JobFence, NodeCommand, WarmUp};
 use cfq_proto::subject;
-use cfq_scheduler_core::{Effect, Limits, State, plan};
+use cfq_scheduler_core::{Effect, Limits, State, plan, warmer};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
@@ -47,6 +47,13 @@ pub async fn serve(leader: &Leader, lead: Leadership) {
             return;
         }
     };
+    let mut warm_ups = match leader.session.subscribe::<WarmUp>(subject::WARM_ALL).await {
+        Ok(warm_ups) => warm_ups,
+        Err(error) => {
+            tracing::warn!(%error, "cannot listen for what runners foresee");
+            return;
+        }
+    };
     let mut term = Term {
         leader,
         lead,
@@ -67,6 +74,13 @@ pub async fn serve(leader: &Leader, lead: Leadership) {
         let done = tokio::select! {
             _ = sweeps.tick() => term.sweep().await,
             _ = ticks.tick() => Ok(()),
+            Some(foreseen) = warm_ups.next() => {
+                match foreseen.body {
+                    Ok(ahead) => term.pass_on(ahead).await,
+                    Err(error) => tracing::debug!(%error, "refused what a runner foresees"),
+                }
+                continue;
+            }
             hint = hints.next() => {
                 let Some(first) = hint else { return };
                 let mut received = Some(first);
@@ -282,6 +296,16 @@ impl Term<'_> {
             }
         }
         Ok(())
+    }
+
+    /// To the node where the call would be placed. Nothing is written down: whatever becomes of it is right.
+    async fn pass_on(&self, ahead: WarmUp) {
+        let Some(now_ms) = self.clock.map(|clock| clock.now_ms()) else { return };
+        let Some(node) = warmer(&self.state, &ahead, now_ms) else { return };
+        let command = NodeCommand::Warm { ahead };
+        if let Err(error) = self.leader.session.publish(&subject::node_command(&node), &command).await {
+            tracing::debug!(%node, %error, "warm-up not sent");
+        }
     }
 
     /// A publish that fails is repeated by the acceptance time.

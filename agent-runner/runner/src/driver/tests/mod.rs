@@ -2,6 +2,7 @@
 //! may be cut off before or after any step, as by a kill, and a new one goes on from what was committed.
 
 mod bench;
+mod foreseen;
 mod hand_offs;
 mod loops;
 mod port;

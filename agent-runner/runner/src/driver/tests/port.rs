@@ -11,7 +11,7 @@ use cfq_proto::job::{Completion, FinishReason, JobFailure, JobRequest, JobState,
 use cfq_proto::looping::{Artifact, Step, StepRecord};
 use cfq_proto::task::{Agent, Priority};
 
-use crate::driver::{Stopped, TaskPort};
+use crate::driver::{Following, Foresee, Stopped, TaskPort};
 
 #[derive(Clone)]
 pub(super) enum Reply {
@@ -35,6 +35,8 @@ pub(super) struct Records {
     pub(super) jobs: BTreeMap<(i32, Agent, i16), JobView>,
     pub(super) replies: BTreeMap<Agent, Vec<Reply>>,
     pub(super) prompts: Vec<(Agent, Prompt)>,
+    /// What would read along, one for each call that is followed.
+    pub(super) foresee: Vec<Foresee>,
     pub(super) dropped: Vec<JobId>,
     /// Requests with a prompt in them.
     pub(super) asked: usize,
@@ -113,6 +115,11 @@ impl TaskPort for Port {
             view.running_ms += 400;
         }
         Ok(view.clone())
+    }
+
+    fn follow(&self, _job: JobId, foresee: Foresee) -> Following {
+        self.0.lock().unwrap().foresee.push(foresee);
+        Following::new(tokio::spawn(async {}).abort_handle())
     }
 
     async fn drop_job(&self, job: JobId) -> Result<(), Stopped> {

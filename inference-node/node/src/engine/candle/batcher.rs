@@ -11,6 +11,8 @@
 //! A pass that fails is of one of three kinds ([`Trouble`]). One that found no memory on its card puts everybody aside, and
 //! smaller ones follow ([`super::pace`]). After a second in a row, or anything else a card's driver says, the engine is
 //! broken, as after a panic: the node hands its work back and ends, and is started again.
+//!
+//! Between sequences, and only then, a piece of a prompt that is expected may be computed (`ahead`).
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 use candle_core::Tensor;
 use cfq_proto::job::FinishReason;
 
-use crate::engine::Ended;
+use crate::engine::candle::Order;
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::lookup::Cost;
 use crate::engine::candle::model::{Model, Network, Rows, Trouble};
@@ -30,6 +32,7 @@ use crate::engine::candle::rate::Load;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::{After, Job, Sequence, engine_failure};
 use crate::engine::candle::share::{PIECE_LEAST, Want, share};
+use crate::engine::{Ended, Warmed};
 use crate::models::tokenizer::Vocabulary;
 
 /// Longest a pass may take for the sake of prompts, all of them together.
@@ -78,7 +81,7 @@ pub struct Batcher<N: Network = Model> {
     model: N,
     pool: KvPool<N::Memory>,
     vocabulary: Arc<Vocabulary>,
-    jobs: Receiver<Job>,
+    jobs: Receiver<Order>,
     room: Arc<Room>,
     figures: Arc<Figures>,
     /// What a pass costs, which decides how much is guessed: [`Figures::cost`], but where a test wants the same guesses on
@@ -101,7 +104,7 @@ impl<N: Network> Batcher<N> {
         model: N,
         pool: KvPool<N::Memory>,
         vocabulary: Arc<Vocabulary>,
-        jobs: Receiver<Job>,
+        jobs: Receiver<Order>,
         room: Arc<Room>,
         figures: Arc<Figures>,
         cost: fn(&Figures, usize) -> Cost,
@@ -143,21 +146,37 @@ impl<N: Network> Batcher<N> {
         None
     }
 
-    /// Lets waiting jobs join; sleeps while there is nothing to do. False when the engine is gone.
+    /// Lets waiting jobs join; sleeps, or computes ahead, while there is nothing to do. False when the engine is gone.
     fn take_up(&mut self) -> bool {
         self.bring_back();
+        let mut piece = None;
         loop {
-            let next = if self.running.is_empty() && self.aside.is_empty() {
-                self.jobs.recv().map_err(|_| TryRecvError::Disconnected)
-            } else {
-                self.jobs.try_recv()
+            let idle = self.is_idle();
+            let next = match idle && piece.is_none() {
+                true => self.jobs.recv().map_err(|_| TryRecvError::Disconnected),
+                false => self.jobs.try_recv(),
             };
             match next {
-                Ok(job) => self.join(job),
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return !self.running.is_empty() || !self.aside.is_empty(),
+                Ok(Order::Sequence(job)) => self.join(*job),
+                Ok(Order::Piece(asked)) => piece = Some(asked),
+                Err(gone_or_none) => {
+                    // Whoever came with it goes first.
+                    if let Some(piece) = piece.take() {
+                        let warmed = if idle { self.ahead(&piece.ahead) } else { Warmed::Busy };
+                        piece.answer(warmed);
+                    }
+                    match gone_or_none {
+                        TryRecvError::Empty if idle => {}
+                        TryRecvError::Empty => return true,
+                        TryRecvError::Disconnected => return !idle,
+                    }
+                }
             }
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.aside.is_empty()
     }
 
     fn join(&mut self, job: Job) {
@@ -233,7 +252,10 @@ impl<N: Network> Batcher<N> {
         let wants: Vec<Want> =
             self.running.iter().map(|r| Want { waiting: r.waiting().len(), served: r.served }).collect();
         let prefilling = wants.iter().any(|w| w.waiting > 1);
-        let rows = share(&wants, self.chunk());
+        // The longest decides: its rows attend to the most.
+        let prompts = self.running.iter().filter(|r| r.waiting().len() > 1);
+        let before = prompts.map(|r| r.kv.len()).max().unwrap_or(0);
+        let rows = share(&wants, self.chunk(CHUNK_TIME, before));
         let cost = (self.cost)(&self.figures, self.running.len());
         // Guesses are for passes that have nothing better to do.
         let most = if prefilling || !N::REWINDS { 0 } else { GUESSED_ROWS.min(self.pace.rows()) };
@@ -344,14 +366,12 @@ impl<N: Network> Batcher<N> {
         }
     }
 
-    /// Rows that one pass may take for the sake of prompts, the longest of which decides: its rows attend to the most.
-    fn chunk(&self) -> usize {
+    /// Rows of prompts that one pass may take in that time, each after `before` others of its sequence.
+    fn chunk(&self, time: Duration, before: usize) -> usize {
         if !self.pace.is_full() {
             return self.pace.rows();
         }
-        let prompts = self.running.iter().filter(|r| r.waiting().len() > 1);
-        let before = prompts.map(|r| r.kv.len()).max().unwrap_or(0);
-        match self.figures.rows_in(CHUNK_TIME, before) {
+        match self.figures.rows_in(time, before) {
             Some(rows) => (rows as usize).clamp(PIECE_LEAST, CHUNK_MOST),
             None => CHUNK_UNMEASURED,
         }
@@ -418,5 +438,6 @@ impl<N: Network> Batcher<N> {
     }
 }
 
+mod ahead;
 #[cfg(test)]
 mod tests;

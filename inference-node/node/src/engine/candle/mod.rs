@@ -1,5 +1,6 @@
 //! The engine that runs a model in this process, with candle.
 
+mod ahead;
 mod architecture;
 mod attention;
 mod batcher;
@@ -41,11 +42,13 @@ use std::time::{Instant, UNIX_EPOCH};
 use cfq_memory::DoesNotFit;
 pub use cfq_memory::{Bytes, Division, Need, divide};
 use cfq_proto::job::{JobFailure, OutputFormat, Prompt, Written};
+use cfq_proto::messages::WarmUp;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, ModelState, Residency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::engine::candle::ahead::{Piece, Turn};
 use crate::engine::candle::architecture::Architecture;
 pub use crate::engine::candle::card::{
     Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, Share, cards, free_of, need_on_cards,
@@ -65,7 +68,7 @@ pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::Job;
 use crate::engine::grammar::{GrammarError, Grammars};
-use crate::engine::{Admitted, Engine, Refused, generation};
+use crate::engine::{Admitted, Ahead, Engine, Refused, Warmed, generation};
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
 use crate::models::template::ChatTemplate;
@@ -152,6 +155,12 @@ impl On {
     }
 }
 
+/// What the model's thread is asked for.
+pub(crate) enum Order {
+    Sequence(Box<Job>),
+    Piece(Piece),
+}
+
 /// A loaded model.
 pub struct CandleEngine {
     parts: Parts,
@@ -159,7 +168,8 @@ pub struct CandleEngine {
     /// Bytes of the weights as held, counted after loading.
     weights: u64,
     room: Arc<Room>,
-    jobs: SyncSender<Job>,
+    jobs: SyncSender<Order>,
+    turn: Turn,
     /// Gives the network back once nobody can send a job any more and the last has ended; `None` where it cannot be kept
     /// without its engine.
     thread: JoinHandle<Option<Model>>,
@@ -249,7 +259,7 @@ impl CandleEngine {
             sum,
             context: network.shape().context,
             original: network.original(),
-            exact: N::REWINDS,
+            rewinds: N::REWINDS,
             grammars: Arc::new(Grammars::new(vocabulary.clone())),
             vocabulary,
             template,
@@ -422,7 +432,7 @@ impl Engine for CandleEngine {
                 prepared = self.prepare(prompt, Written::default()).await?;
             }
             let Prepared { opening, lookup, bytes, sampling } = prepared;
-            if sampling.deterministic && !self.parts.exact {
+            if sampling.deterministic && !self.parts.rewinds {
                 let reason =
                     format!("{} cannot be deterministic here: it runs in candle-transformers", self.parts.model);
                 return Err(Refused::Never { reason });
@@ -454,7 +464,7 @@ impl Engine for CandleEngine {
                 let (outbox, reader) = generation();
                 let job = Job { opening, lookup, sampling, longest: longest as usize, long, held, outbox };
                 // If the thread is gone the job is dropped, and the reader hears of the failure.
-                if jobs.try_send(job).is_err() {
+                if jobs.try_send(Order::Sequence(Box::new(job))).is_err() {
                     tracing::warn!("the engine's thread takes no more work");
                 }
                 reader
@@ -462,6 +472,15 @@ impl Engine for CandleEngine {
             .after(resumed as u32))
         }
         .boxed()
+    }
+
+    fn foresee(&self, expected: &WarmUp) -> BoxFuture<'_, Option<Ahead>> {
+        let expected = expected.clone();
+        async move { self.ahead(&expected).await }.boxed()
+    }
+
+    fn warm(&self, ahead: Arc<Ahead>) -> BoxFuture<'_, Warmed> {
+        self.piece(ahead).boxed()
     }
 }
 

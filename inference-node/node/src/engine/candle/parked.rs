@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use cfq_memory::Need;
 use cfq_proto::model::ModelId;
 
+use crate::engine::candle::ahead::Turn;
 use crate::engine::candle::batcher::Batcher;
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::Sum;
@@ -31,8 +32,8 @@ pub(super) struct Parts {
     pub context: u64,
     /// Longest sequence that is not rotated as a long one, where the model tells them apart.
     pub original: Option<u64>,
-    /// No bit of a text depends on what was computed with it, where that is asked for.
-    pub exact: bool,
+    /// See [`Network::REWINDS`].
+    pub rewinds: bool,
     pub vocabulary: Arc<Vocabulary>,
     pub template: Arc<ChatTemplate>,
     pub grammars: Arc<Grammars>,
@@ -56,15 +57,15 @@ impl Parts {
     {
         let tokens = need.kv_tokens / BLOCK as u64 * BLOCK as u64;
         let room = Room::new(tokens, limits.max_sequences as usize, changes);
-        // Admission holds a slot for each job in the channel, so it never fills.
-        let (jobs, receiver) = sync_channel(room.max_sequences());
+        // Admission holds a slot for each job in the channel, and a warm-up has one piece in it at most, so it never fills.
+        let (jobs, receiver) = sync_channel(room.max_sequences() + 1);
         let (words, figures) = (self.vocabulary.clone(), self.figures.clone());
         let batcher = Batcher::new(network, pool, words, receiver, room.clone(), figures, Figures::cost);
         let thread = std::thread::Builder::new()
             .name("batcher".to_owned())
             .spawn(move || batcher.run().and_then(N::into_kept))
             .map_err(LoadError::Thread)?;
-        Ok(CandleEngine { parts: self, need, weights: held, room, jobs, thread })
+        Ok(CandleEngine { parts: self, need, weights: held, room, jobs, turn: Turn::default(), thread })
     }
 }
 

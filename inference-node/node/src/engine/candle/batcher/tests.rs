@@ -17,6 +17,8 @@ use crate::engine::text::TextStream;
 use crate::engine::{Event, Generation, generation};
 use crate::models::file::ModelFile;
 
+mod ahead;
+
 #[derive(serde::Deserialize)]
 struct Case {
     ids: Vec<u32>,
@@ -26,7 +28,7 @@ struct Case {
 
 struct Rig<N: Network = Model> {
     batcher: Batcher<N>,
-    jobs: SyncSender<Job>,
+    jobs: SyncSender<Order>,
     room: Arc<Room>,
     cases: Vec<Case>,
 }
@@ -77,7 +79,7 @@ impl<N: Network> Rig<N> {
 
     fn ask(&self, prompt: Vec<u32>, most: usize, lookup: bool) -> Generation {
         let (job, reader) = self.job(prompt, most, lookup);
-        self.jobs.send(job).unwrap();
+        self.jobs.send(Order::Sequence(Box::new(job))).unwrap();
         reader
     }
 
@@ -152,7 +154,7 @@ async fn what_leaves_no_choice_takes_no_pass_and_guesses_change_nothing_of_it() 
         let (mut job, reader) = rig.job(rig.cases[0].ids.clone(), 1200, lookup);
         job.sampling.jump_forward = jump_forward;
         job.opening.grammar = Grammars::new(rig.batcher.vocabulary.clone()).of(&items()).unwrap();
-        rig.jobs.send(job).unwrap();
+        rig.jobs.send(Order::Sequence(Box::new(job))).unwrap();
         rig.batcher.take_up();
         rig.finish();
         let done = end(reader).await;
@@ -179,7 +181,7 @@ async fn log_probabilities_are_told_of_each_token_and_change_nothing() {
         let mut rig = Rig::new("llama", 64);
         let (mut job, reader) = rig.job(rig.cases[1].ids.clone(), 12, true);
         job.sampling.logprobs = wanted;
-        rig.jobs.send(job).unwrap();
+        rig.jobs.send(Order::Sequence(Box::new(job))).unwrap();
         rig.batcher.take_up();
         rig.finish();
         let done = end(reader).await;
@@ -260,7 +262,7 @@ async fn the_previous_revision_is_guessed_from_though_no_prompt_holds_it() {
             // Beside the answer, what it must not be misled by.
             let previous = if known { [&written[..], &[7, 8, 9]].concat() } else { Vec::new() };
             let (job, reader) = rig.revision(prompt.clone(), previous, written.len(), true);
-            rig.jobs.send(job).unwrap();
+            rig.jobs.send(Order::Sequence(Box::new(job))).unwrap();
             rig.batcher.take_up();
             rig.finish();
             let done = end(reader).await;
