@@ -339,7 +339,7 @@ mod tests {
             let mut ended = 0;
             for end in (0..=whole.len()).filter(|end| whole.is_char_boundary(*end)) {
                 for rule in settled() {
-                    let Some(early) = ended_review(&whole[..end], &[rule.clone()]) else { continue };
+                    let Some(early) = ended_review(&whole[..end], std::slice::from_ref(&rule)) else { continue };
                     ended += 1;
                     prop_assert_eq!(early.quality_score, review.quality_score);
                     prop_assert!((rule.from..rule.below).contains(&review.quality_score));

@@ -197,25 +197,33 @@ impl Loader {
         })
     }
 
-    /// Loads what waits first, if there is room or some can be made.
+    /// Loads what waits first, if there is room or some can be made; behind one that waits for room, what fits beside it.
     fn serve_waiting(&mut self) {
-        while let Some(model) = self.waiting.front().cloned() {
+        let mut passed = 0;
+        while let Some(model) = self.waiting.get(passed).cloned() {
             match self.fleet.standing(&model) {
                 Some(Standing::Loading | Standing::OnDisk(_)) => {}
                 // It comes back when it is gone.
-                Some(Standing::Leaving(_)) => return,
+                Some(Standing::Leaving(_)) => {
+                    passed += 1;
+                    continue;
+                }
                 Some(Standing::Ready(_) | Standing::Unusable(_)) | None => {
-                    self.waiting.pop_front();
+                    self.waiting.remove(passed);
                     continue;
                 }
             }
             self.fleet.set(&model, Standing::Loading);
-            let outcome = match self.find_room(&model) {
+            let found = if passed == 0 { self.find_room(&model) } else { self.room_behind(passed, &model) };
+            let outcome = match found {
                 Ok(Room::Made(bytes)) => self.load(&model, bytes, 1),
-                Ok(Room::Coming) => return,
+                Ok(Room::Coming) => {
+                    passed += 1;
+                    continue;
+                }
                 Err(failed) => Err(failed),
             };
-            self.waiting.pop_front();
+            self.waiting.remove(passed);
             self.settle(&model, outcome);
         }
     }

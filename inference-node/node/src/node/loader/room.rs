@@ -33,6 +33,32 @@ impl Loader {
         }
     }
 
+    /// Beside all that wait before it: nobody goes for it, and it takes nothing of what those will have. On a machine with
+    /// cards it waits for its turn, since where those end up is not known yet.
+    pub(super) fn room_behind(&self, before: usize, model: &ModelId) -> Result<Room, Failed> {
+        if self.cards.as_ref().is_ok_and(|cards| !cards.is_empty()) {
+            return Ok(Room::Coming);
+        }
+        let mut kept = 0u64;
+        for first in self.waiting.iter().take(before) {
+            let least = match self.need_on_disk(first, 0) {
+                Ok(Ok(need)) => need.total(),
+                Ok(Err(error)) => least(&error),
+                // What is wrong with it is told when its turn comes.
+                Err(_) => return Ok(Room::Coming),
+            };
+            kept = kept.saturating_add(self.needed.get(first).copied().unwrap_or(0).max(least));
+        }
+        let goes = |model: &ModelId, l: &Loaded| is_idle(l) && self.is_fresh(model, l) && !self.is_pinned(model);
+        let fresh = self.loaded.iter().filter(|(model, l)| goes(model, l)).map(|(_, l)| l);
+        let coming: u64 = self.leaving.iter().map(|(_, loaded)| loaded).chain(fresh).map(|loaded| loaded.need).sum();
+        let spare = self.free().saturating_add(coming).saturating_sub(kept).min(self.have());
+        Ok(match self.need_on_disk(model, spare)? {
+            Ok(_) => Room::Made(spare),
+            Err(_) => Room::Coming,
+        })
+    }
+
     /// Whether the host's memory would do, with nothing else in it.
     pub(super) fn could_fit_the_host(&self, model: &ModelId) -> Result<bool, Failed> {
         Ok(self.need_on_disk(model, self.total)?.is_ok())
@@ -128,11 +154,13 @@ impl Loader {
         }
     }
 
+    fn is_pinned(&self, model: &ModelId) -> bool {
+        self.config.store().show(model).is_ok_and(|installed| installed.pinned)
+    }
+
     /// The loaded model that was used least lately, of those that may go.
     pub(super) fn least_used(&self, may: impl Fn(&ModelId, &Loaded) -> bool) -> Option<ModelId> {
-        let store = self.config.store();
-        let pinned = |model: &ModelId| store.show(model).is_ok_and(|installed| installed.pinned);
-        let going = self.loaded.iter().filter(|(model, loaded)| may(model, loaded) && !pinned(model));
+        let going = self.loaded.iter().filter(|(model, loaded)| may(model, loaded) && !self.is_pinned(model));
         going.min_by_key(|(model, _)| self.fleet.last_use(model)).map(|(model, _)| model.clone())
     }
 

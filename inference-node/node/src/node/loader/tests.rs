@@ -6,7 +6,7 @@ use candle_core::Device;
 use cfq_proto::messages::ModelReply;
 
 use super::*;
-use crate::engine::candle::{need, need_on_cards};
+use crate::engine::candle::{LoadError, need, need_on_cards};
 
 const CUDA_0: usize = 0;
 
@@ -114,6 +114,32 @@ fn idle_models_make_room_for_each_other_on_a_card() {
     rig.loader.config.timing.accept_ms = 600_000;
     assert_eq!(rig.wants("llama").residency, Residency::Loading);
     assert_eq!(rig.state("qwen2").residency, Residency::Resident);
+}
+
+fn least_on_host(family: &str) -> u64 {
+    match need(&file(family), limits(0)) {
+        Err(LoadError::DoesNotFit { source, .. }) => source.need.total(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The first in line waits for a model that was loaded a moment ago, and what it will take is kept for it.
+#[test]
+fn what_fits_beside_goes_on_while_the_first_in_line_waits_for_room() {
+    let mut families = ["llama", "qwen2", "gemma3"];
+    families.sort_by_key(|family| least_on_host(family));
+    let [small, fresh, large] = families;
+    let total = whole_on_host(fresh) + least_on_host(large) - 1;
+    // All that there is, or as little as it can do with.
+    for (wanted, fits) in [(total, false), (0, true)] {
+        let mut rig = rig(total, None, 600_000);
+        assert_eq!(rig.wants(fresh).residency, Residency::Resident);
+        rig.loader.needed.insert(id(large), wanted);
+        assert_eq!(rig.wants(large).residency, Residency::Loading);
+        assert_eq!(rig.wants(small).residency == Residency::Resident, fits, "{:?}", rig.state(small));
+        assert_eq!(rig.state(fresh).residency, Residency::Resident, "nobody goes for it");
+        assert_eq!(rig.loader.waiting.front(), Some(&id(large)));
+    }
 }
 
 /// The one on the card was used least lately, and letting it go would free nothing of the host's memory.
