@@ -143,8 +143,12 @@ impl Loader {
 
     /// The same, as far as the machine has them now, without what is parked.
     fn have(&self) -> u64 {
+        self.have_of(gpu::available_memory())
+    }
+
+    fn have_of(&self, available: u64) -> u64 {
         let parked: u64 = self.parked.iter().map(|kept| kept.parked.bytes()).sum();
-        self.free().saturating_sub(parked).min(gpu::available_memory().saturating_sub(self.to_come()))
+        self.free().saturating_sub(parked).min(available.saturating_sub(self.to_come()))
     }
 
     /// Bytes that the machine still calls available and that are promised: pools that were not filled yet, and the room for
