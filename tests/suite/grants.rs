@@ -125,6 +125,7 @@ async fn what_is_not_granted_is_not_heard() {
         (&node, "cfq.v1.cmd.runner.r1"),
         (&node, "cfq.v1.>"),
         (&node, "cfq.v1.work.>"),
+        (&node, "cfq.v1.node.*.tokens.*"),
         (&node, "_INBOX_runner_r1.>"),
         (&node, "_INBOX_scheduler.>"),
         (&runner, "cfq.v1.cmd.node.n1"),

@@ -4,9 +4,11 @@
 //! What makes it safe to be on by default: a piece is computed only while no sequence runs on any model of the same device
 //! and nothing is loaded, so it takes no time from a call but the rest of one short pass; it reserves nothing and asks for no
 //! load, so room, ledger and placement are as without it; it holds an engine no longer than a piece, so an unload waits no
-//! longer; and it is no job, so nothing counts, retries or reports it. A call behind an endpoint is not computed here and
-//! does not count as work. What it can cost is blocks that were used longest ago, where a guess was wrong and the pool full:
-//! the call would have taken the same ones. And idle time, and the power for it: `critic_warm_up = false` saves that.
+//! longer; and it is no job, so nothing counts, retries or reports it. What it can cost is blocks that were used longest ago,
+//! where a guess was wrong and the pool full: the call would have taken the same ones. And idle time, and the power for it.
+//!
+//! A call behind an endpoint is not computed here and does not count as work. Where the endpoint is a server on this very
+//! machine the two do share it; then the creator loses what the critic gains. `critic_warm_up = false` is for that.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

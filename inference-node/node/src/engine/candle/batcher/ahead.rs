@@ -2,17 +2,18 @@
 //!
 //! Nothing is held from one piece to the next. A piece begins like a sequence, with whatever is known of its beginning, and
 //! ends like one, so what it computed is found by the next piece and by the call it was computed for, and stays only as long
-//! as nobody needs the room. Pieces end where a block does, but on models too slow for a block at a time: a part of a block
-//! is copied by whatever follows.
+//! as nobody needs the room. Pieces end where a block does, since a part of a block is copied by whatever follows, and kept
+//! besides; only on a model that takes longer for a block than a pass may take they are smaller.
 
 use std::time::Duration;
 
-use crate::engine::candle::batcher::Batcher;
+use crate::engine::candle::batcher::{Batcher, CHUNK_TIME};
 use crate::engine::candle::kv::BLOCK;
 use crate::engine::candle::model::{Network, Rows};
 use crate::engine::{Ahead, Warmed};
 
-/// What a sequence waits at most that comes in the middle of a piece: a quarter of what a neighbour's prompt may cost it.
+/// What a sequence waits that comes in the middle of a piece, where that is enough for a block: a quarter of what a
+/// neighbour's prompt may cost it. It never waits longer than for that neighbour.
 const PIECE_TIME: Duration = Duration::from_millis(60);
 
 impl<N: Network> Batcher<N> {
@@ -22,7 +23,7 @@ impl<N: Network> Batcher<N> {
         let most = tokens.len().saturating_sub(1) / BLOCK * BLOCK;
         let mut kv = self.pool.begin(tokens, *long, *exact);
         let from = kv.len();
-        let rows = self.chunk(PIECE_TIME, from);
+        let rows = self.chunk(PIECE_TIME, from).max(BLOCK.min(self.chunk(CHUNK_TIME, from)));
         let end = if rows < BLOCK { from + rows } else { (from + rows) / BLOCK * BLOCK };
         let to = end.min(most);
         if from >= to || !self.pool.grow(&mut kv, to - from) {
