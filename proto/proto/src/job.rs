@@ -230,7 +230,7 @@ pub struct Usage {
     /// Tokens that prompt lookup guessed, and those of them that were right.
     pub guessed_tokens: u32,
     pub accepted_tokens: u32,
-    /// From start of the work on the node to the first token, in milliseconds.
+    /// From start of the work on the node to the first token that was drawn, in milliseconds.
     pub first_token_ms: u64,
     /// From start of the work on the node to the end, in milliseconds.
     pub total_ms: u64,

@@ -52,6 +52,7 @@ pub struct Sequence {
     forced: usize,
     constrained: Duration,
     began: Instant,
+    /// Until the first token was drawn: what a grammar writes before that says nothing of the model.
     first_token: Option<Duration>,
     pub outbox: Outbox,
     // Released after everything above.
@@ -108,7 +109,7 @@ impl Sequence {
                 resumed_tokens: self.resumed as u32,
                 forced_tokens: self.forced as u32,
                 constraint_ms: self.constrained.as_millis() as u64,
-                first_token_ms: self.first_token.unwrap_or_default().as_millis() as u64,
+                first_token_ms: self.first_token.unwrap_or_else(|| self.began.elapsed()).as_millis() as u64,
                 total_ms: self.began.elapsed().as_millis() as u64,
             };
             let logprobs = std::mem::take(&mut self.logprobs);
@@ -149,6 +150,7 @@ impl Sequence {
         if let Some((best, scores)) = scores {
             self.told(token, sampling::logprobs(&scores, token, usize::from(best.min(LOGPROBS_MOST))), vocabulary);
         }
+        self.first_token.get_or_insert_with(|| self.began.elapsed());
         let mut wrote = Wrote::default();
         let after = match self.take(token, &mut wrote, vocabulary) {
             After::GoesOn => self.force(&mut wrote, vocabulary),
@@ -206,7 +208,6 @@ impl Sequence {
             }
             None => false,
         };
-        self.first_token.get_or_insert_with(|| self.began.elapsed());
         self.tokens.push(token);
         wrote.tokens.push(token);
         let ends = vocabulary.is_end(token);
