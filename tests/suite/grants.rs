@@ -130,6 +130,8 @@ async fn what_is_not_granted_is_not_heard() {
         (&node, "_INBOX_scheduler.>"),
         (&runner, "cfq.v1.cmd.node.n1"),
         (&runner, "cfq.v1.work.>"),
+        (&runner, "cfq.v1.node.>"),
+        (&runner, "cfq.v1.node.n1.result"),
         (&runner, "_INBOX_node_n1.>"),
         (&runner, ">"),
     ] {

@@ -13,6 +13,10 @@ use crate::state::State;
 
 /// `None` where no node could begin now.
 pub fn warmer(state: &State, ahead: &WarmUp, now_ms: i64) -> Option<NodeId> {
+    // Whoever has no call of its own under way warms nothing.
+    if !state.jobs.values().any(|job| job.task == ahead.task) {
+        return None;
+    }
     let prompt_bytes = ahead.messages.iter().map(|message| message.content.len() as u64).sum();
     let able = state
         .serving(&ahead.model, now_ms)
@@ -51,20 +55,24 @@ mod tests {
             deterministic: false,
         };
         let (mut a, mut b) = (node("a", vec![model(4096, 4)], 0), node("b", vec![model(4096, 4)], 0));
-        assert_eq!(warmer(&state(vec![], vec![]), &ahead, 0), None);
+        let queued = own.clone();
+        let among = |nodes: Vec<_>| state(nodes, vec![queued.clone()]);
+        assert_eq!(warmer(&among(vec![]), &ahead, 0), None);
         // The creator that writes on `a` now will be done; a stranger there will not.
         a.ledger.models[0].running = 1;
         own.phase = Phase::Running { node: a.id.clone(), boot: a.boot, accepted_ms: -1 };
         let with_own = state(vec![a.clone(), b.clone()], vec![own]);
         assert_eq!(warmer(&with_own, &ahead, 0), Some(a.id.clone()));
-        assert_eq!(warmer(&state(vec![a.clone(), b.clone()], vec![]), &ahead, 0), Some(b.id.clone()));
+        assert_eq!(warmer(&among(vec![a.clone(), b.clone()]), &ahead, 0), Some(b.id.clone()));
+        let strangers = state(vec![a.clone(), b.clone()], vec![job(Priority::P2, 0)]);
+        assert_eq!(warmer(&strangers, &ahead, 0), None, "a task that has no call under way");
         // A faster one is better, one that has to load first is none, and so are the dead and the draining.
         a.ledger.models[0].decode_rate = 100.0;
-        assert_eq!(warmer(&state(vec![a.clone(), b.clone()], vec![]), &ahead, 0), Some(a.id.clone()));
+        assert_eq!(warmer(&among(vec![a.clone(), b.clone()]), &ahead, 0), Some(a.id.clone()));
         a.ledger.models[0].residency = Residency::Available;
         b.ledger.draining = true;
-        assert_eq!(warmer(&state(vec![a.clone(), b.clone()], vec![]), &ahead, 0), None);
+        assert_eq!(warmer(&among(vec![a.clone(), b.clone()]), &ahead, 0), None);
         b.ledger.draining = false;
-        assert_eq!(warmer(&state(vec![b], vec![]), &ahead, 2 * LIMITS.lease_ttl_ms as i64), None);
+        assert_eq!(warmer(&among(vec![b]), &ahead, 2 * LIMITS.lease_ttl_ms as i64), None);
     }
 }

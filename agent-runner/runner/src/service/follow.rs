@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cfq_proto::blob::INLINE_LIMIT;
 use cfq_proto::ids::JobId;
 use cfq_proto::messages::{TokenFrame, WarmUp};
 use cfq_proto::subject;
@@ -23,6 +24,10 @@ pub(super) async fn follow(shared: Arc<Shared>, job: JobId, foresee: Foresee) {
         Ok(frames) => frames,
         Err(error) => return tracing::debug!(%job, %error, "not reading along"),
     };
+    // The server knows of it before anything more is done: the first frame may be on its way.
+    if let Err(error) = shared.session.flush().await {
+        return tracing::debug!(%job, %error, "not reading along");
+    }
     let mut written = Written::default();
     let mut said = say(&shared, &foresee, String::new(), None).await;
     let mut next = Instant::now() + PAUSE;
@@ -47,6 +52,10 @@ async fn say(shared: &Shared, foresee: &Foresee, written: String, before: Option
         Ok(Some(ahead)) if before.as_ref() != Some(&ahead) => ahead,
         Ok(_) | Err(_) => return before,
     };
+    // What is larger would have to travel as a blob: more than a hint is worth.
+    if ahead.messages.iter().map(|message| message.content.len()).sum::<usize>() > INLINE_LIMIT {
+        return before;
+    }
     if let Err(error) = shared.session.publish(&subject::runner(&shared.config.runner, "warm"), &ahead).await {
         tracing::debug!(%error, "what is foreseen was not sent");
     }

@@ -49,8 +49,11 @@ impl Piece {
     }
 
     pub fn answer(self, warmed: Warmed) {
+        let Self { answer, _turn: turn, .. } = self;
+        // Whoever hears the answer may ask for the next at once.
+        drop(turn);
         // Nobody may want to know any more.
-        let _ = self.answer.send(warmed);
+        let _ = answer.send(warmed);
     }
 }
 

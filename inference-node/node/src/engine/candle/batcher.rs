@@ -92,6 +92,8 @@ pub struct Batcher<N: Network = Model> {
     /// Put aside for want of room, oldest first.
     aside: VecDeque<Sequence>,
     pace: Pace,
+    /// Seen while nobody ran.
+    lost: Option<String>,
     serial: u64,
     steps: u64,
 }
@@ -111,7 +113,21 @@ impl<N: Network> Batcher<N> {
     ) -> Self {
         let (running, aside) = (Vec::new(), VecDeque::new());
         let pace = Pace::FULL;
-        Self { model, pool, vocabulary, jobs, room, figures, cost, running, aside, pace, serial: 0, steps: 0 }
+        Self {
+            model,
+            pool,
+            vocabulary,
+            jobs,
+            room,
+            figures,
+            cost,
+            running,
+            aside,
+            pace,
+            lost: None,
+            serial: 0,
+            steps: 0,
+        }
     }
 
     /// Runs until the engine is dropped, parks the keys and values it holds, and gives the model back. A panic, or a card that
@@ -166,6 +182,7 @@ impl<N: Network> Batcher<N> {
                         piece.answer(warmed);
                     }
                     match gone_or_none {
+                        TryRecvError::Empty if self.lost.is_some() => return true,
                         TryRecvError::Empty if idle => {}
                         TryRecvError::Empty => return true,
                         TryRecvError::Disconnected => return !idle,
@@ -293,6 +310,9 @@ impl<N: Network> Batcher<N> {
     }
 
     fn step(&mut self) -> Result<(), Broken> {
+        if let Some(reason) = self.lost.take() {
+            return Err(Broken(reason));
+        }
         self.drop_cancelled();
         self.steps += 1;
         let plan = self.plan();

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::engine::candle::kv::{BLOCK, BlockMemory, KvPool, Values};
 use crate::engine::candle::model::{Model, Network, Rows, Trouble};
+use crate::engine::candle::settings;
 use crate::models::file::ModelFile;
 use crate::models::header::HeaderError;
 use crate::models::safetensors::Folder;
@@ -47,27 +48,35 @@ impl Other {
             "olmo2" => Family::Olmo2,
             _ => return Ok(None),
         };
-        let mut config = folder.config.clone();
-        let number = |key: &str| {
-            file.config(key).and_then(Value::as_u64).ok_or_else(|| folder.unsupported(format!("{key} is missing")))
+        let number = |key: &str, most: u64| {
+            let number = file.config(key).and_then(Value::as_u64).filter(|n| (1..=most).contains(n));
+            number.ok_or_else(|| folder.unsupported(format!("{key} is missing, zero or above {most}")))
         };
-        let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
-        if heads == 0 || !hidden.is_multiple_of(heads) {
-            return Err(folder.unsupported(format!("{heads} heads do not divide a width of {hidden}")));
+        let (hidden, heads) = (number("hidden_size", 1 << 17)?, number("num_attention_heads", 1 << 12)?);
+        let (kv_heads, head_dim) = (number("num_key_value_heads", heads)?, hidden / heads);
+        let divide = hidden.is_multiple_of(heads) && heads.is_multiple_of(kv_heads) && head_dim.is_multiple_of(2);
+        if !divide || head_dim == 0 || head_dim > 1 << 10 {
+            let what = format!("{heads} heads, {kv_heads} for keys, do not divide a width of {hidden}");
+            return Err(folder.unsupported(what));
         }
         // Of longer sequences every token would see what a window should hide.
         let window = file.config("sliding_window").and_then(Value::as_u64).unwrap_or(u64::MAX);
+        let vocabulary = number("vocab_size", 1 << 24)?;
+        if file.tensor("model.embed_tokens.weight").is_none_or(|embedding| embedding.dims != [vocabulary, hidden]) {
+            return Err(folder.unsupported(format!("it has no embedding of {vocabulary} tokens in {hidden} values")));
+        }
         let shape = Shape {
-            layers: number("num_hidden_layers")?,
+            layers: number("num_hidden_layers", 1_000)?,
             heads,
-            kv_heads: number("num_key_value_heads")?,
-            head_dim: hidden / heads,
+            kv_heads,
+            head_dim,
             hidden,
-            feed_forward: number("intermediate_size")?,
-            vocabulary: number("vocab_size")?,
-            context: number("max_position_embeddings")?.min(window),
+            feed_forward: number("intermediate_size", 1 << 20)?,
+            vocabulary,
+            context: number("max_position_embeddings", 1 << 24)?.min(window.max(1)),
         };
         check(family, file, folder)?;
+        let mut config = folder.config.clone();
         for (key, value) in [("max_position_embeddings", Value::from(shape.context)), ("rope_theta", theta(file))] {
             config[key] = value;
         }
@@ -92,12 +101,19 @@ impl Other {
 
 /// Refuses what would be ignored.
 fn check(family: Family, file: &ModelFile, folder: &Folder) -> std::result::Result<(), HeaderError> {
-    let scaling = ["rope_scaling", "rope_parameters"].into_iter().find_map(|key| {
-        let rope = file.config(key)?;
-        rope.get("rope_type").or(rope.get("type")).and_then(Value::as_str)
-    });
-    if let Some(scaling) = scaling.filter(|kind| *kind != "default") {
-        return Err(folder.unsupported(format!("its rope scaling {scaling:?} is not known for this architecture")));
+    settings::check_any(file)?;
+    for key in ["rope_scaling", "rope_parameters"] {
+        for (name, value) in file.config(key).and_then(Value::as_object).into_iter().flatten() {
+            let known = match name.as_str() {
+                "rope_theta" => value.is_number(),
+                "rope_type" | "type" => value == "default",
+                _ => false,
+            };
+            if !known {
+                let what = format!("{name} of its {key} is {value}, which is not known for this architecture");
+                return Err(folder.unsupported(what));
+            }
+        }
     }
     let tied = file.config("tie_word_embeddings").and_then(Value::as_bool);
     match family {
@@ -324,7 +340,16 @@ mod tests {
             ("starcoder2", "tie_word_embeddings", false.into(), "output matrix"),
             ("olmo2", "clip_qkv", 8.0.into(), "clip_qkv"),
             ("olmo2", "rope_parameters", yarn, "yarn"),
-            ("olmo2", "num_attention_heads", 5.into(), "divide"),
+            ("olmo2", "rope_scaling", serde_json::json!({ "factor": 4.0 }), "factor"),
+            ("olmo2", "quantization_config", serde_json::json!({ "quant_method": "awq" }), "awq"),
+            ("starcoder2", "is_encoder_decoder", true.into(), "is_encoder_decoder"),
+            ("olmo2", "num_attention_heads", 6.into(), "divide"),
+            ("olmo2", "num_key_value_heads", 0.into(), "num_key_value_heads"),
+            ("olmo2", "num_key_value_heads", 3.into(), "divide"),
+            ("olmo2", "num_hidden_layers", 1_000_000_000_000u64.into(), "num_hidden_layers"),
+            ("olmo2", "hidden_size", 0.into(), "hidden_size"),
+            ("olmo2", "hidden_size", 128.into(), "embedding"),
+            ("olmo2", "max_position_embeddings", u64::MAX.into(), "max_position_embeddings"),
             ("olmo2", "vocab_size", Value::Null, "vocab_size"),
         ] {
             let said = read(family, key, value).unwrap_err();

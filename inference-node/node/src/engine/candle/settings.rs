@@ -33,16 +33,7 @@ fn check_config(file: &ModelFile, does: Does) -> Result<(), HeaderError> {
             return refuse(format!("its {name} is {value}"));
         }
     }
-    if let Some(method) = file.config("quantization_config") {
-        let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
-        return Err(file.unsupported(format!(
-            "its weights are quantised ({method}), which this version reads only from GGUF files"
-        )));
-    }
-    let on = |name: &&&str| file.config(name).is_some_and(|v| v.as_bool() != Some(false));
-    if let Some(name) = ["use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"].iter().find(on) {
-        return refuse(format!("it has {name} on"));
-    }
+    check_any(file)?;
     if file.config("decoder_sparse_step").and_then(Value::as_u64).is_some_and(|step| step != 1) {
         return refuse("not every layer of it is a mixture (decoder_sparse_step)".to_owned());
     }
@@ -52,6 +43,21 @@ fn check_config(file: &ModelFile, does: Does) -> Result<(), HeaderError> {
     let every = file.config("sliding_window_pattern").and_then(Value::as_u64);
     if let Some(every) = every.filter(|every| *every != does.window_every && file.config("layer_types").is_none()) {
         return refuse(format!("its sliding_window_pattern is {every}"));
+    }
+    Ok(())
+}
+
+/// Of a config.json, whatever its family.
+pub fn check_any(file: &ModelFile) -> Result<(), HeaderError> {
+    if let Some(method) = file.config("quantization_config") {
+        let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
+        return Err(file.unsupported(format!(
+            "its weights are quantised ({method}), which this version reads only from GGUF files"
+        )));
+    }
+    let on = |name: &&&str| file.config(name).is_some_and(|v| v.as_bool() != Some(false));
+    if let Some(name) = ["use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"].iter().find(on) {
+        return Err(file.unsupported(format!("it has {name} on, which this version does not do")));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::engine::candle::batcher::{Batcher, CHUNK_TIME};
 use crate::engine::candle::kv::BLOCK;
-use crate::engine::candle::model::{Network, Rows};
+use crate::engine::candle::model::{Network, Rows, Trouble};
 use crate::engine::{Ahead, Warmed};
 
 /// What a sequence waits that comes in the middle of a piece, where that is enough for a block: a quarter of what a
@@ -19,6 +19,10 @@ const PIECE_TIME: Duration = Duration::from_millis(60);
 impl<N: Network> Batcher<N> {
     pub(super) fn ahead(&mut self, ahead: &Ahead) -> Warmed {
         let Ahead { tokens, long, exact } = ahead;
+        // Whatever memory there is is for those who were put aside for it.
+        if !self.pace.is_full() {
+            return Warmed::Enough;
+        }
         // The last token is always left to the call, as from any beginning.
         let most = tokens.len().saturating_sub(1) / BLOCK * BLOCK;
         let mut kv = self.pool.begin(tokens, *long, *exact);
@@ -35,6 +39,9 @@ impl<N: Network> Batcher<N> {
         if let Err(error) = self.model.forward(&mut self.pool, &[part], *exact) {
             tracing::warn!(%error, "a warm-up failed; the call it was for is not touched by it");
             self.pool.discard(kv);
+            if let Trouble::Device = self.model.trouble(&error) {
+                self.lost = Some(format!("the card cannot be used any more: {error}"));
+            }
             return Warmed::Enough;
         }
         self.pool.advance(&mut kv, tokens, to - from);

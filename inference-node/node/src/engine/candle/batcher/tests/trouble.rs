@@ -8,8 +8,10 @@ use cfq_memory::Shape;
 use cfq_proto::job::JobFailure;
 
 use super::*;
+use crate::engine::candle::ahead::Piece;
 use crate::engine::candle::card::{CardModel, Stage};
 use crate::engine::candle::model::Trouble;
+use crate::engine::{Ahead, Warmed};
 
 /// As cudarc words it.
 const NO_MEMORY: &str = "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")";
@@ -137,6 +139,35 @@ async fn a_card_of_no_more_use_breaks_the_engine() {
         }
         assert_eq!(room.running(), 0, "its room is free");
     }
+}
+
+#[tokio::test]
+async fn a_card_that_is_lost_while_nobody_runs_breaks_the_engine_too() {
+    let (rig, _) = rig(&[(1, LOST)]);
+    let figures = rig.batcher.figures.clone();
+    let tokens = rig.cases.last().unwrap().ids.clone();
+    let Rig { batcher, jobs, .. } = rig;
+    let (piece, answered) = Piece::new(Arc::new(Ahead { tokens, long: false, exact: false }));
+    jobs.send(Order::Piece(piece)).unwrap();
+    let thread = std::thread::spawn(move || batcher.run().is_none());
+    assert_eq!(answered.await, Ok(Warmed::Enough));
+    assert!(thread.join().unwrap());
+    assert!(figures.read().broken.is_some_and(|said| said.contains("ECC")));
+    drop(jobs);
+}
+
+#[tokio::test]
+async fn nothing_is_computed_ahead_while_a_card_is_short_of_memory() {
+    let (mut rig, rows) = rig(&[(1, NO_MEMORY)]);
+    let reader = rig.ask(rig.cases[0].ids.clone(), 5, false);
+    rig.batcher.take_up();
+    assert!(rig.batcher.step().is_ok());
+    drop(reader);
+    rig.finish();
+    let tokens = rig.cases.last().unwrap().ids.clone();
+    let computed = rows.lock().unwrap().len();
+    assert_eq!(rig.batcher.ahead(&Ahead { tokens, long: false, exact: false }), Warmed::Enough);
+    assert_eq!(rows.lock().unwrap().len(), computed);
 }
 
 #[tokio::test]
