@@ -4,16 +4,21 @@
 //! beside the others makes room, in this order: weights that are only parked, the idle model that was used least lately, the
 //! busy one, which takes no more sequences and goes when its last has ended. Pinned models (`cfq models pin`) stay, and so
 //! does one that was loaded a moment ago and has not served yet. What could never fit is refused with the sum; what finds no
-//! room now is tried again when it is asked for again, after a while that grows with every try.
+//! room now is tried again when it is asked for again, after a while that grows with every try. Nobody goes for what would
+//! find no room even with everybody gone that may go.
+//!
+//! What waits for room holds up only what would take it from it: the rest is loaded beside, except on a machine with cards.
 //!
 //! Cards come first where there are any, and have room of their own: models on them make room for each other in the same
 //! order, and never for what goes to the CPU.
 //!
 //! A model that goes leaves its weights parked as far as `parked_weights` allows, the longest unused of them make way.
 
+mod behind;
 mod cards;
 mod later;
 mod load;
+mod memory;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -41,6 +46,10 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Room that does not come by somebody's end may come by time: who was loaded a moment ago and not used may go then.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Other programs take memory and give it back without a word: this old may be what the ledger says of it.
+const TOLD: Duration = Duration::from_secs(10);
+
 /// A node that was ended in the middle of a load may have been stopped by hand; twice in a row is no accident.
 const UNENDED_MOST: usize = 2;
 
@@ -78,6 +87,8 @@ pub struct Loader {
     parked: VecDeque<Kept>,
     /// Waiting for room, in the order they were asked for.
     waiting: VecDeque<ModelId>,
+    /// Bytes of the host's memory that those need at the least, as far as that was looked up.
+    least: BTreeMap<ModelId, u64>,
     /// Of models that were loaded once: what they took of the host's memory.
     needed: BTreeMap<ModelId, u64>,
     later: Later,
@@ -99,6 +110,7 @@ impl Loader {
             leaving: Vec::new(),
             parked: VecDeque::new(),
             waiting: VecDeque::new(),
+            least: BTreeMap::new(),
             needed: BTreeMap::new(),
             later: Later::new(config.timing.accept() * 4),
         }
@@ -109,11 +121,12 @@ impl Loader {
         self.load_files();
         let mut looked = Instant::now();
         loop {
-            let wish = match (self.leaving.is_empty() && self.waiting.is_empty(), self.later.next()) {
-                (false, _) => self.wished.recv_timeout(LOOK),
-                (true, Some(due)) => self.wished.recv_timeout(due.saturating_duration_since(Instant::now())),
-                (true, None) => self.wished.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            let pause = match (self.leaving.is_empty() && self.waiting.is_empty(), self.later.next()) {
+                (false, _) => LOOK,
+                (true, Some(due)) => due.saturating_duration_since(Instant::now()).min(TOLD),
+                (true, None) => TOLD,
             };
+            let wish = self.wished.recv_timeout(pause);
             let wished = wish.is_ok();
             match wish {
                 Ok(Wish::Load(model)) => self.waiting.push_back(model),
@@ -125,37 +138,15 @@ impl Loader {
             let gone = self.see_off();
             if wished || gone || looked.elapsed() >= AGAIN {
                 self.serve_waiting();
+                self.fleet.set_free(self.told_of(gpu::available_memory()));
                 looked = Instant::now();
             }
-            self.fleet.set_free(self.free());
         }
     }
 
     /// Those that have memory.
     fn all(&self) -> impl Iterator<Item = &Loaded> {
         self.loaded.values().chain(self.leaving.iter().map(|(_, loaded)| loaded))
-    }
-
-    /// Bytes that are promised to nobody. Parked weights give way to whatever needs the room.
-    fn free(&self) -> u64 {
-        self.total.saturating_sub(self.all().map(|l| l.need).sum())
-    }
-
-    /// The same, as far as the machine has them now, without what is parked.
-    fn have(&self) -> u64 {
-        self.have_of(gpu::available_memory())
-    }
-
-    fn have_of(&self, available: u64) -> u64 {
-        let parked: u64 = self.parked.iter().map(|kept| kept.parked.bytes()).sum();
-        self.free().saturating_sub(parked).min(available.saturating_sub(self.to_come()))
-    }
-
-    /// Bytes that the machine still calls available and that are promised: pools that were not filled yet, and the room for
-    /// parked keys and values.
-    fn to_come(&self) -> u64 {
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.capacity().saturating_sub(arena.bytes()));
-        self.all().map(|l| l.engine.to_come()).sum::<u64>().saturating_add(arena)
     }
 
     fn limits(&self, memory: u64) -> Limits {
@@ -187,7 +178,7 @@ impl Loader {
             };
             self.settle(&model, outcome);
         }
-        self.fleet.set_free(self.free());
+        self.fleet.set_free(self.told_of(gpu::available_memory()));
     }
 
     /// Loading it ended this process again and again: not at every start, only when somebody asks for it.
@@ -218,7 +209,7 @@ impl Loader {
                 }
             }
             self.fleet.set(&model, Standing::Loading);
-            let found = if passed == 0 { self.find_room(&model) } else { self.room_behind(passed, &model) };
+            let found = if passed == 0 { self.find_room(&model) } else { Ok(self.room_behind(passed, &model)) };
             let outcome = match found {
                 Ok(Room::Made(bytes)) => self.load(&model, bytes, 1),
                 Ok(Room::Coming) => {
@@ -230,6 +221,8 @@ impl Loader {
             self.waiting.remove(passed);
             self.settle(&model, outcome);
         }
+        let Self { least, waiting, .. } = self;
+        least.retain(|model, _| waiting.contains(model));
     }
 
     fn settle(&mut self, model: &ModelId, outcome: Result<Loaded, Failed>) {

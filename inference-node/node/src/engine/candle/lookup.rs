@@ -1,10 +1,10 @@
 //! Prompt lookup: guessing the next tokens from what the sequence already holds, for one forward pass to verify.
 //!
 //! A revision mostly repeats its input: its prompt, and the job's previous revision, which need not be in the prompt. Where
-//! the last tokens stood before, what followed them is guessed to follow again; the guesses go through the forward pass beside the token they follow, and those the model would have chosen itself are
-//! kept. The text is the same with and without, as far as the kernels compute one row as they compute several (asked to be
-//! deterministic, always); only its speed changes. Saxena, 2023:
-//! <https://github.com/apoorvumang/prompt-lookup-decoding>.
+//! the last tokens stood before, what followed them is guessed to follow again; the guesses go through the forward pass
+//! beside the token they follow, and those the model would have chosen itself are kept. The text is the same with and
+//! without, as far as the kernels compute one row as they compute several (asked to be deterministic, always); only its
+//! speed changes. Saxena, 2023: <https://github.com/apoorvumang/prompt-lookup-decoding>.
 //!
 //! Both sources are one text to look in, the revision first. What was guessed right is gone on with; otherwise text is repeated
 //! in order, so the next place after the last one comes before all others. The index is that of LZ77 compressors (RFC 1951,

@@ -294,15 +294,16 @@ impl CandleEngine {
         &self.parts.on.shares
     }
 
-    /// Bytes of the host's memory that it may yet take: those of [`Self::need`] which are not certainly held already. None
-    /// on cards.
+    /// Bytes of the host's memory that it may yet take: what [`Self::need`] counts beside what a load leaves there. None on
+    /// cards.
     pub fn to_come(&self) -> u64 {
         if !self.shares().is_empty() {
             return 0;
         }
-        // A block's memory is taken when it is first used and kept; the tables are an estimate and do not count.
+        // A block's memory is taken when it is first used and kept; that of a pass is there from time to time only.
         let touched = self.need.kv_per_token.saturating_mul(self.parts.figures.read().kv_tokens);
-        self.need.total().saturating_sub(self.weights).saturating_sub(touched)
+        let pool = self.need.kv().saturating_sub(touched);
+        pool.saturating_add(self.need.scratch).saturating_add(self.need.reserve)
     }
 
     pub fn need(&self) -> &Need {

@@ -15,16 +15,13 @@ use crate::node::fleet::with_causes;
 impl Loader {
     /// The cards with what is promised to nobody.
     pub(super) fn cards_now(&self, cards: &[Card]) -> Vec<Card> {
-        let left = |card: &Card| {
-            let of = |what: fn(&Share) -> u64| {
-                let shares = self.all().flat_map(|l| l.engine.shares()).filter(|share| share.card == card.index);
-                shares.map(what).sum::<u64>()
-            };
-            let promised = card.free.saturating_sub(of(|share| share.bytes));
-            let there = free_of(&card.device).map(|free| free.saturating_sub(of(|share| share.later)));
-            Card { free: promised.min(there.unwrap_or(u64::MAX)), ..card.clone() }
-        };
-        cards.iter().map(left).collect()
+        cards_beside(cards, &self.all().collect::<Vec<_>>(), &[])
+    }
+
+    /// The same with all gone that may go.
+    fn cards_at_most(&self, cards: &[Card]) -> Vec<Card> {
+        let (staying, going) = self.staying_and_going();
+        cards_beside(cards, &staying, &going)
     }
 
     pub(super) fn usable_cards(&self) -> Result<&[Card], Failed> {
@@ -52,6 +49,13 @@ impl Loader {
                 Ok(_) => return Ok(Some(Room::Made(self.have()))),
                 Err(error) => error,
             };
+            // Nor for what would not fit beside those that stay and what other programs hold now.
+            if let Err(refused) = need_on_cards(&path, &self.cards_at_most(&cards), self.limits(0)) {
+                if self.config.device == DeviceChoice::Auto && self.could_fit_the_host(model)? {
+                    return Ok(None);
+                }
+                return Err(self.no_room_now(model, &named(&cards), &alone, with_causes(&refused)));
+            }
             if self.goes_now(Loaded::is_on_card) {
                 return Ok(Some(Room::Coming));
             }
@@ -107,6 +111,22 @@ impl Loader {
     pub(super) fn no_room_now(&self, model: &ModelId, device: &str, need: &Need, reason: String) -> Failed {
         Failed::NoRoomNow { state: Box::new(on_disk(model, device, need, self.config.max_sequences)), reason }
     }
+}
+
+/// The cards with what is promised to none of those that stay, once the others have given theirs back.
+fn cards_beside(cards: &[Card], staying: &[&Loaded], going: &[&Loaded]) -> Vec<Card> {
+    let left = |card: &Card| {
+        let of = |models: &[&Loaded], what: fn(&Share) -> u64| {
+            let shares = models.iter().flat_map(|l| l.engine.shares()).filter(|share| share.card == card.index);
+            shares.map(what).sum::<u64>()
+        };
+        let promised = card.free.saturating_sub(of(staying, |share| share.bytes));
+        let there = free_of(&card.device).map(|free| {
+            free.saturating_add(of(going, |share| share.bytes)).saturating_sub(of(staying, |share| share.later))
+        });
+        Card { free: promised.min(there.unwrap_or(u64::MAX)), ..card.clone() }
+    };
+    cards.iter().map(left).collect()
 }
 
 fn named(cards: &[Card]) -> String {

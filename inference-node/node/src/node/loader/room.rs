@@ -13,7 +13,7 @@ use super::{Failed, Kept, Loaded, Loader};
 use crate::engine::Engine;
 use crate::engine::candle::{CandleEngine, LoadError, Need, Stamp, need_corrected};
 use crate::gpu;
-use crate::models::Held;
+use crate::models::{Held, State};
 use crate::node::fleet::{Standing, with_causes};
 
 /// What became of a try to make room.
@@ -33,35 +33,10 @@ impl Loader {
         }
     }
 
-    /// Beside all that wait before it: nobody goes for it, and it takes nothing of what those will have. On a machine with
-    /// cards it waits for its turn, since where those end up is not known yet.
-    pub(super) fn room_behind(&self, before: usize, model: &ModelId) -> Result<Room, Failed> {
-        if self.cards.as_ref().is_ok_and(|cards| !cards.is_empty()) {
-            return Ok(Room::Coming);
-        }
-        let mut kept = 0u64;
-        for first in self.waiting.iter().take(before) {
-            let least = match self.need_on_disk(first, 0) {
-                Ok(Ok(need)) => need.total(),
-                Ok(Err(error)) => least(&error),
-                // What is wrong with it is told when its turn comes.
-                Err(_) => return Ok(Room::Coming),
-            };
-            kept = kept.saturating_add(self.needed.get(first).copied().unwrap_or(0).max(least));
-        }
-        let goes = |model: &ModelId, l: &Loaded| is_idle(l) && self.is_fresh(model, l) && !self.is_pinned(model);
-        let fresh = self.loaded.iter().filter(|(model, l)| goes(model, l)).map(|(_, l)| l);
-        let coming: u64 = self.leaving.iter().map(|(_, loaded)| loaded).chain(fresh).map(|loaded| loaded.need).sum();
-        let spare = self.free().saturating_add(coming).saturating_sub(kept).min(self.have());
-        Ok(match self.need_on_disk(model, spare)? {
-            Ok(_) => Room::Made(spare),
-            Err(_) => Room::Coming,
-        })
-    }
-
-    /// Whether the host's memory would do, with nothing else in it.
+    /// Whether the host's memory would do, without all that may go.
     pub(super) fn could_fit_the_host(&self, model: &ModelId) -> Result<bool, Failed> {
-        Ok(self.need_on_disk(model, self.total)?.is_ok())
+        let most = self.most_of(gpu::available_memory());
+        Ok(self.need_on_disk(model, most)?.is_ok())
     }
 
     /// As much as the model took last time, or as it needs at the least.
@@ -80,7 +55,11 @@ impl Loader {
                 Err(error @ LoadError::DoesNotFit { .. }) if least(&error) > self.total => {
                     return Err(self.failed(model, &error));
                 }
-                Err(LoadError::DoesNotFit { .. }) => None,
+                // Nor for what would not fit beside those that stay and what other programs hold now.
+                Err(error @ LoadError::DoesNotFit { .. }) => match self.most_of(gpu::available_memory()) {
+                    most if least(&error) > most => return Err(self.no_room(model, most)),
+                    _ => None,
+                },
                 Err(error) => return Err(Failed::Refused(with_causes(&error))),
             };
             let own =
@@ -121,7 +100,8 @@ impl Loader {
 
     /// Nothing more can go.
     fn no_room(&self, model: &ModelId, have: u64) -> Failed {
-        let pinned: Vec<&str> = self.loaded.iter().filter(|(_, l)| l.need > 0).map(|(m, _)| m.as_str()).collect();
+        let stays = |(model, l): &(&ModelId, &Loaded)| l.need > 0 && self.is_pinned(model);
+        let pinned: Vec<&str> = self.loaded.iter().filter(stays).map(|(model, _)| model.as_str()).collect();
         let (need, sum) = match self.need_on_disk(model, have) {
             Ok(Err(error)) => match &error {
                 LoadError::DoesNotFit { source, .. } => (source.need, with_causes(&error)),
@@ -132,7 +112,7 @@ impl Loader {
         };
         let reason = match pinned.is_empty() {
             true => sum,
-            false => format!("{sum}; nothing makes room, since these are pinned: {}", pinned.join(", ")),
+            false => format!("{sum}; no more can be made, since these are pinned: {}", pinned.join(", ")),
         };
         self.no_room_now(model, "cpu", &need, reason)
     }
@@ -144,17 +124,26 @@ impl Loader {
 
     /// Where the model's file is.
     pub(super) fn path(&self, model: &ModelId) -> Result<PathBuf, Failed> {
-        match model.source() {
-            ModelSource::Path(path) => Ok(path),
-            _ => match self.config.store().show(model) {
-                Ok(installed) => Ok(installed.path),
-                // It will be fetched, and refused then if it is too large.
-                Err(_) => Ok(self.fetch(model)?.path.clone()),
-            },
+        match self.here(model) {
+            Some(path) => Ok(path),
+            // It will be fetched, and refused then if it is too large.
+            None => Ok(self.fetch(model)?.path.clone()),
         }
     }
 
-    fn is_pinned(&self, model: &ModelId) -> bool {
+    /// The same, if it need not be fetched.
+    pub(super) fn here(&self, model: &ModelId) -> Option<PathBuf> {
+        match model.source() {
+            ModelSource::Path(path) => Some(path),
+            _ => {
+                let installed = self.config.store().show(model).ok()?;
+                // Of an unfinished one it would be the folder of its parts.
+                (installed.state == State::Ready).then_some(installed.path)
+            }
+        }
+    }
+
+    pub(super) fn is_pinned(&self, model: &ModelId) -> bool {
         self.config.store().show(model).is_ok_and(|installed| installed.pinned)
     }
 
@@ -227,7 +216,7 @@ impl Loader {
 }
 
 /// Bytes of the smallest form of what does not fit.
-fn least(error: &LoadError) -> u64 {
+pub(super) fn least(error: &LoadError) -> u64 {
     match error {
         LoadError::DoesNotFit { source, .. } => source.need.total(),
         LoadError::Header(_)

@@ -59,6 +59,7 @@ fn rig(host: u64, card_has: Option<u64>, accept_ms: u64) -> Rig {
     let mut config: Config = serde_json::from_value(serde_json::json!({
         "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": folder.path(), "models": [],
         "memory_limit": host, "parked_kv": 0, "parked_weights": 0, "max_sequences": 4,
+        "hub": { "endpoint": "http://127.0.0.1:1" },
     }))
     .unwrap();
     config.timing.accept_ms = accept_ms;
@@ -71,12 +72,46 @@ fn rig(host: u64, card_has: Option<u64>, accept_ms: u64) -> Rig {
 impl Rig {
     /// Asks for it as a job does, and does what the loader's thread would.
     fn wants(&mut self, family: &str) -> ModelState {
-        assert!(matches!(self.fleet.load(&id(family), || Ok(())), ModelReply::Loading { .. }));
+        self.asks(&id(family));
+        self.state(family)
+    }
+
+    fn asks(&mut self, model: &ModelId) {
+        assert!(matches!(self.fleet.load(model, || Ok(())), ModelReply::Loading { .. }));
         while let Ok(Wish::Load(model)) = self.loader.wished.try_recv() {
             self.loader.waiting.push_back(model);
         }
         self.loader.serve_waiting();
-        self.state(family)
+    }
+
+    /// Loads it with so many bytes of the host's memory, or with what it wants of a card.
+    fn loads(&mut self, model: &ModelId, memory: u64) {
+        self.fleet.set(model, Standing::Loading);
+        let outcome = self.loader.load(model, memory, 1);
+        self.loader.settle(model, outcome);
+        assert!(matches!(self.fleet.standing(model), Some(Standing::Ready(_))), "{:?}", self.fleet.ledger());
+    }
+
+    /// A fixture as if it had been fetched: who brings a file of his own cannot pin it.
+    fn installed(&self, family: &str) -> ModelId {
+        let model: ModelId = format!("hf:den/{family}:model.gguf").parse().unwrap();
+        let (store, models) = (self.loader.config.store(), &self.loader.config.model_dir);
+        // The record's name is the lock's.
+        assert!(store.hold(&model).unwrap().is_none());
+        let folder = models.join("hf/den").join(family);
+        let lock = std::fs::read_dir(&folder).unwrap().flatten().map(|e| e.path()).next().unwrap();
+        let path = format!("hf/den/{family}/model.gguf");
+        let bytes = std::fs::copy(file(family).join("model.gguf"), models.join(&path)).unwrap();
+        let record = serde_json::json!({
+            "format": 1, "model": model, "pinned": false, "fetched_at": 1, "used_at": 1,
+            "files": [{ "path": path, "bytes": bytes }],
+        });
+        std::fs::write(lock.with_extension("json"), record.to_string()).unwrap();
+        model
+    }
+
+    fn pins(&self, model: &ModelId, pinned: bool) {
+        assert_eq!(self.loader.config.store().pin(model, pinned).unwrap().pinned, pinned);
     }
 
     fn state(&self, family: &str) -> ModelState {
@@ -121,6 +156,60 @@ fn least_on_host(family: &str) -> u64 {
         Err(LoadError::DoesNotFit { source, .. }) => source.need.total(),
         other => panic!("{other:?}"),
     }
+}
+
+/// One is pinned and one is idle, and what is wanted fits only without the pinned one, by a byte.
+fn nobody_goes_beside_a_pinned_one(mut rig: Rig, [idle, large]: [&str; 2], memory: [u64; 2]) {
+    let pinned = rig.installed("llama");
+    rig.pins(&pinned, true);
+    rig.loads(&pinned, memory[0]);
+    rig.loads(&id(idle), memory[1]);
+    // Every try is like the first.
+    for _ in 0..2 {
+        let Residency::Unusable { reason } = rig.wants(large).residency else { panic!("{:?}", rig.state(large)) };
+        assert!(reason.contains("It is tried again"), "{reason}");
+        assert_eq!(rig.state(idle).residency, Residency::Resident, "it would have gone for nothing");
+        assert!(matches!(rig.fleet.standing(&pinned), Some(Standing::Ready(_))));
+    }
+    rig.pins(&pinned, false);
+    assert_eq!(rig.wants(large).residency, Residency::Resident);
+}
+
+#[test]
+fn nobody_goes_for_what_a_pinned_model_leaves_no_room_for() {
+    let mut families = ["qwen2", "gemma3"];
+    families.sort_by_key(|family| least_on_host(family));
+    let [idle, large] = families.map(least_on_host);
+    let Err(LoadError::DoesNotFit { source, .. }) = need(&file("llama").join("model.gguf"), limits(0)) else {
+        panic!()
+    };
+    let pinned = source.need.total();
+    assert!(idle < large, "{idle} {large}");
+    nobody_goes_beside_a_pinned_one(rig(pinned + large - 1, None, 0), families, [pinned, idle]);
+
+    let mut families = ["qwen2", "gemma3"];
+    families.sort_by_key(|family| least_on_card(family));
+    let [idle, large] = families.map(least_on_card);
+    let pinned = need_on_cards(&file("llama").join("model.gguf"), &[card(u64::MAX)], limits(0)).unwrap().total();
+    assert!(idle < large, "{idle} {large}");
+    nobody_goes_beside_a_pinned_one(rig(1 << 20, Some(pinned + large - 1), 0), families, [0, 0]);
+}
+
+/// Nobody who is here waits for a download; its turn brings it.
+#[test]
+fn what_is_not_installed_is_not_fetched_before_its_turn() {
+    let mut rig = rig(1 << 40, None, 0);
+    let (absent, here): (ModelId, _) = ("hf:den/absent:model.gguf".parse().unwrap(), id("llama"));
+    rig.loader.waiting = [here.clone(), absent.clone(), here.clone()].into();
+    assert!(matches!(rig.loader.room_behind(1, &absent), Room::Coming));
+    assert!(matches!(rig.loader.room_behind(2, &here), Room::Coming));
+    rig.loader.waiting.remove(1);
+    assert!(matches!(rig.loader.room_behind(1, &here), Room::Made(_)));
+    // What was looked up is kept for as long as it waits.
+    assert_eq!(rig.loader.least, [(here, least_on_host("llama"))].into());
+    rig.loader.waiting.clear();
+    rig.loader.serve_waiting();
+    assert_eq!(rig.loader.least, [].into());
 }
 
 /// The first in line waits for a model that was loaded a moment ago, and what it will take is kept for it.
@@ -194,6 +283,12 @@ fn what_is_promised_and_not_yet_touched_is_not_had_twice() {
     assert_eq!(rig.loader.to_come(), to_come + (64 << 20));
     let promised = rig.loader.to_come();
     assert_eq!([promised - 1, promised, promised + 1000].map(|a| rig.loader.have_of(a)), [0, 0, 1000]);
+    // With it gone there is what it holds as well, whatever the machine has beside it.
+    assert_eq!([promised, promised + 1000].map(|a| rig.loader.most_of(a)), [need.total(), need.total() + 1000]);
+    // The ledger tells it in whole steps, up to what is promised to nobody.
+    let step = 64 << 20;
+    let told = [0, promised + step - 1, promised + 3 * step + 1, u64::MAX].map(|a| rig.loader.told_of(a));
+    assert_eq!(told, [0, 0, 3 * step, rig.loader.free() / step * step]);
 }
 
 #[test]
