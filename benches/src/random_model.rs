@@ -52,6 +52,16 @@ fn cache() -> PathBuf {
     from("CFQ_CACHE").or_else(user).unwrap_or_else(|| std::env::temp_dir().join("cfq")).join("models")
 }
 
+/// A benchmark's first argument: a file, or `random-q4km:FILE`, which is made where it is not there yet.
+pub fn file_or_random(argument: Option<String>) -> anyhow::Result<PathBuf> {
+    let file = argument.context("first argument: a GGUF file, or random-q4km:FILE")?;
+    let Some(path) = file.strip_prefix("random-q4km:").map(PathBuf::from) else { return Ok(PathBuf::from(file)) };
+    if !path.exists() {
+        Q4KM_726M.write(&path)?;
+    }
+    Ok(path)
+}
+
 impl RandomModel {
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let hub = Hub::new(&HubConfig::default(), |_| None);

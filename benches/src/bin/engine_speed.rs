@@ -5,12 +5,12 @@
 //!     ... -- random-q4km:/tmp/random.gguf    makes a file of 726 million random weights in Q4_K and Q6_K first
 #![allow(clippy::print_stdout)]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use cfq_benches::engine::{load, middle, prompt, with_threads};
-use cfq_benches::random_model::Q4KM_726M;
+use cfq_benches::random_model::file_or_random;
 use cfq_benches::yardstick::Yardstick;
 use cfq_inference_node::engine::candle::CandleEngine;
 use cfq_inference_node::engine::{Engine, Event};
@@ -27,16 +27,7 @@ struct Arguments {
 
 fn arguments() -> anyhow::Result<Arguments> {
     let mut args = std::env::args().skip(1);
-    let file = args.next().context("first argument: a GGUF file, or random-q4km:FILE")?;
-    let file = match file.strip_prefix("random-q4km:") {
-        Some(path) => {
-            if !Path::new(path).exists() {
-                Q4KM_726M.write(Path::new(path))?;
-            }
-            PathBuf::from(path)
-        }
-        None => PathBuf::from(file),
-    };
+    let file = file_or_random(args.next())?;
     let mut parsed = Arguments { file, threads: "2".to_owned(), python: None };
     while let Some(name) = args.next() {
         let value = args.next().with_context(|| format!("{name} wants a value"))?;

@@ -7,28 +7,18 @@
 //! loaded from those. Each time until the engine takes sequences; the load from the disk contains its warming up.
 #![allow(clippy::print_stdout)]
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cfq_benches::median;
-use cfq_benches::random_model::Q4KM_726M;
+use cfq_benches::random_model::file_or_random;
 use cfq_inference_node::engine::candle::{Bytes, CandleEngine, Limits};
 
 const ROUNDS: usize = 7;
 
 fn main() -> anyhow::Result<()> {
-    let file = std::env::args().nth(1).context("first argument: a GGUF file, or random-q4km:FILE")?;
-    let file = match file.strip_prefix("random-q4km:") {
-        Some(path) => {
-            if !Path::new(path).exists() {
-                Q4KM_726M.write(Path::new(path))?;
-            }
-            PathBuf::from(path)
-        }
-        None => PathBuf::from(file),
-    };
+    let file = file_or_random(std::env::args().nth(1))?;
     let limits = Limits { memory: 12 << 30, max_sequences: 4 };
     let (mut disk, mut ending, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     let mut bytes = 0;

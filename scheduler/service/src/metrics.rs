@@ -33,6 +33,12 @@ pub struct Metrics {
     questions: Gauge,
 }
 
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
+    let made = GaugeVec::new(Opts::new(name, help), labels)?;
+    registry.register(Box::new(made.clone()))?;
+    Ok(made)
+}
+
 /// What the nodes' devices say of themselves.
 #[derive(Debug, Clone)]
 struct DeviceGauges {
@@ -46,11 +52,7 @@ struct DeviceGauges {
 
 impl DeviceGauges {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauges = |name: &str, help: &str| -> Result<GaugeVec, prometheus::Error> {
-            let made = GaugeVec::new(Opts::new(name, help), &["node", "device"])?;
-            registry.register(Box::new(made.clone()))?;
-            Ok(made)
-        };
+        let gauges = |name: &str, help: &str| gauges(registry, name, help, &["node", "device"]);
         Ok(Self {
             memory: gauges("cfq_device_memory_bytes", "Memory of a device.")?,
             others: gauges("cfq_device_memory_others_bytes", "Memory of a device that other processes hold.")?,
@@ -89,11 +91,7 @@ struct ModelGauges {
 
 impl ModelGauges {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauges = |name: &str, help: &str, labels: &[&str]| -> Result<GaugeVec, prometheus::Error> {
-            let made = GaugeVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(made.clone()))?;
-            Ok(made)
-        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| gauges(registry, name, help, labels);
         let help = "Tokens whose keys and values are in a model's own pool (device) or parked in its node's memory.";
         Ok(Self {
             free: gauges("cfq_model_kv_tokens_free", "Tokens that a model has room for now.", &["node", "model"])?,
@@ -139,11 +137,7 @@ impl Metrics {
             registry.register(Box::new(made.clone()))?;
             Ok(made)
         };
-        let gauges = |name: &str, help: &str, label: &str| -> Result<GaugeVec, MetricsError> {
-            let made = GaugeVec::new(Opts::new(name, help), &[label])?;
-            registry.register(Box::new(made.clone()))?;
-            Ok(made)
-        };
+        let gauges = |name: &str, help: &str, label: &str| gauges(&registry, name, help, &[label]);
         let int_gauge = |name: &str, help: &str| -> Result<IntGauge, MetricsError> {
             let made = IntGauge::with_opts(Opts::new(name, help))?;
             registry.register(Box::new(made.clone()))?;
