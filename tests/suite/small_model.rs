@@ -146,3 +146,19 @@ async fn a_node_killed_in_the_middle_of_a_report_costs_only_what_it_had_not_told
     assert_eq!(cut.iterations[0].review, uncut.iterations[0].review);
     cluster.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_of_the_engine_restarts_the_node_and_counts_as_a_failure_of_the_job() {
+    // The fortieth pass: in the middle of the text.
+    let failpoint = Some(("node".to_owned(), "node.computing:40".to_owned()));
+    let cluster = Cluster::with(Options { failpoint, ..options(SMALL, "openai:scripted/beta") }).await;
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let [(struck, _), (twin, _)] = killed_and_not(&cluster, Agent::Alpha).await;
+    assert_eq!((struck.attempt, struck.losses, struck.failures), (2, 0, 1), "{struck:?}");
+    assert_eq!((twin.attempt, twin.losses, twin.failures), (1, 0, 0), "{twin:?}");
+    let log = std::fs::read_to_string(cluster.log("node")).unwrap();
+    for said in ["a panic at the armed failpoint node.computing", "the node ends, its supervisor starts a new one"] {
+        assert!(log.contains(said), "{said:?} is not in {log}");
+    }
+    cluster.finish().await;
+}

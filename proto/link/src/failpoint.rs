@@ -1,7 +1,7 @@
-//! Named places where a fault test kills the process: before and after each durable step.
+//! Named places where a fault test kills the process, before and after each durable step, or makes a thread panic.
 //!
-//! `CFQ_FAILPOINT=name` or `name:n` aborts at the n-th time the place is reached (from 1). `CFQ_FAILPOINT_ONCE=file` makes
-//! it happen once, also over restarts: the file is created before the abort, and where it exists nothing happens.
+//! `CFQ_FAILPOINT=name` or `name:n` strikes at the n-th time the place is reached (from 1). `CFQ_FAILPOINT_ONCE=file` makes
+//! it happen once, also over restarts: the file is created before it, and where it exists nothing happens.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -31,16 +31,22 @@ fn armed() -> Option<&'static Armed> {
 
 /// Aborts here if this is the armed place; free otherwise.
 pub fn hit(name: &str) {
-    let Some(armed) = armed() else { return };
+    if reached(name) {
+        tracing::error!(failpoint = name, "aborting at an armed failpoint");
+        std::process::abort();
+    }
+}
+
+/// Panics here if this is the armed place.
+pub fn panics(name: &str) {
+    assert!(!reached(name), "a panic at the armed failpoint {name}");
+}
+
+fn reached(name: &str) -> bool {
+    let Some(armed) = armed() else { return false };
     if armed.name != name || armed.seen.fetch_add(1, Ordering::SeqCst) + 1 != armed.at {
-        return;
+        return false;
     }
-    if let Some(marker) = &armed.once {
-        let created = std::fs::OpenOptions::new().write(true).create_new(true).open(marker);
-        if created.is_err() {
-            return;
-        }
-    }
-    tracing::error!(failpoint = name, "aborting at an armed failpoint");
-    std::process::abort();
+    let marker = |marker| std::fs::OpenOptions::new().write(true).create_new(true).open(marker);
+    armed.once.as_ref().is_none_or(|once| marker(once).is_ok())
 }

@@ -12,7 +12,7 @@ use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::kv::{BLOCK, KvView};
 use crate::engine::candle::team::{self, Slots};
-use crate::engine::lanes::{LANES, Lanes, add_lanes, exp, tanh, vectorised};
+use crate::engine::lanes::{LANES, Lanes, add_lanes, exp, multiply_add, tanh, vectorised};
 
 /// Query rows that share a pass over keys and values: their sums stay in registers.
 const ROWS: usize = 4;
@@ -120,10 +120,10 @@ impl WithSimd for Block<'_> {
 
     /// Everything below is inlined into this, and so compiled for the machine's vectors.
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, simd: S) {
         match self.out.len() / self.sizes.head_dim {
-            1 => self.rows::<1>(1),
-            rows => self.rows::<ROWS>(rows),
+            1 => self.rows::<S, 1>(simd, 1),
+            rows => self.rows::<S, ROWS>(simd, rows),
         }
     }
 }
@@ -131,7 +131,7 @@ impl WithSimd for Block<'_> {
 impl Block<'_> {
     /// Computes `R` rows, of which the first `rows` exist; the others have queries of zeros.
     #[inline(always)]
-    fn rows<const R: usize>(self, rows: usize) {
+    fn rows<S: Simd, const R: usize>(self, simd: S, rows: usize) {
         let Sizes { heads, kv_heads, head_dim, past, scale, .. } = self.sizes;
         let chunks = head_dim.div_ceil(LANES);
         let shared = self.head / (heads / kv_heads);
@@ -157,9 +157,7 @@ impl Block<'_> {
                 for (row, query) in queries.chunks_exact(chunks).enumerate() {
                     let mut sums = [0.0; LANES];
                     for (q, k) in query.iter().zip(key) {
-                        for lane in 0..LANES {
-                            sums[lane] = q[lane].mul_add(k[lane], sums[lane]);
-                        }
+                        multiply_add(simd, q, k, &mut sums);
                     }
                     scores[row * span + position] = add_lanes(sums) * scale;
                 }
@@ -197,7 +195,7 @@ impl Block<'_> {
                     for (value, weights) in values.chunks_exact(chunks).zip(weights) {
                         let (value, weights) = (value[chunk_from + at], *weights);
                         for row in 0..R {
-                            own[row] = accumulate(own[row], weights[row], value);
+                            multiply_add(simd, &[weights[row]; LANES], &value, &mut own[row]);
                         }
                     }
                     *sums = own;
@@ -215,12 +213,6 @@ impl Block<'_> {
             }
         }
     }
-}
-
-/// `sums` and `weight` times `values`.
-#[inline(always)]
-fn accumulate(sums: Lanes, weight: f32, values: Lanes) -> Lanes {
-    std::array::from_fn(|lane| weight.mul_add(values[lane], sums[lane]))
 }
 
 /// Turns scores into weights relative to the highest, and returns their sum.

@@ -320,6 +320,7 @@ impl<N: Network> Batcher<N> {
             return Ok(());
         }
         let load = plan.iter().zip(&self.running).map(|(s, r)| Load::of(s.tokens.len(), r.kv.len())).sum();
+        cfq_link::failpoint::panics("node.computing");
         let began = Instant::now();
         let parts: Vec<Rows<'_>> = self
             .running

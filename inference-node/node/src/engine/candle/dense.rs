@@ -9,7 +9,7 @@ use candle_core::{Result, Tensor};
 use pulp::{Simd, WithSimd};
 
 use crate::engine::candle::team::{self, Slots};
-use crate::engine::lanes::{LANES, add_lanes, vectorised};
+use crate::engine::lanes::{LANES, add_lanes, multiply_add, vectorised};
 
 /// Weight rows of one piece of work.
 const PIECE: usize = 32;
@@ -69,7 +69,7 @@ impl WithSimd for Piece<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, simd: S) {
         let (cols, width) = (self.cols, self.weights.len() / self.cols);
         let row = |values: &[f32], at: usize, count: usize| {
             at.min(count - 1) * cols..at.min(count - 1) * cols + values.len().min(cols)
@@ -79,7 +79,7 @@ impl WithSimd for Piece<'_> {
             let x = [&self.x[row(self.x, i, n)], &self.x[row(self.x, i + 1, n)]];
             for j in (0..width).step_by(2) {
                 let w = [&self.weights[row(self.weights, j, width)], &self.weights[row(self.weights, j + 1, width)]];
-                let sums = dots(x, w);
+                let sums = dots(simd, x, w);
                 for (a, sums) in sums.iter().enumerate().take(n - i) {
                     for (b, sum) in sums.iter().enumerate().take(width - j) {
                         self.out[(i + a) * width + j + b] = *sum;
@@ -92,19 +92,17 @@ impl WithSimd for Piece<'_> {
 
 /// The four dot products of two rows with two rows.
 #[inline(always)]
-fn dots(x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
+fn dots<S: Simd>(simd: S, x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
     let mut sums = [[[0.0; LANES]; 2]; 2];
     let (x0, x0_rest) = x[0].as_chunks::<LANES>();
     let (x1, x1_rest) = x[1].as_chunks::<LANES>();
     let (w0, w0_rest) = w[0].as_chunks::<LANES>();
     let (w1, w1_rest) = w[1].as_chunks::<LANES>();
     for (((x0, x1), w0), w1) in x0.iter().zip(x1).zip(w0).zip(w1) {
-        for lane in 0..LANES {
-            sums[0][0][lane] = x0[lane].mul_add(w0[lane], sums[0][0][lane]);
-            sums[0][1][lane] = x0[lane].mul_add(w1[lane], sums[0][1][lane]);
-            sums[1][0][lane] = x1[lane].mul_add(w0[lane], sums[1][0][lane]);
-            sums[1][1][lane] = x1[lane].mul_add(w1[lane], sums[1][1][lane]);
-        }
+        multiply_add(simd, x0, w0, &mut sums[0][0]);
+        multiply_add(simd, x0, w1, &mut sums[0][1]);
+        multiply_add(simd, x1, w0, &mut sums[1][0]);
+        multiply_add(simd, x1, w1, &mut sums[1][1]);
     }
     for (a, x) in [x0_rest, x1_rest].into_iter().enumerate() {
         for (b, w) in [w0_rest, w1_rest].into_iter().enumerate() {
