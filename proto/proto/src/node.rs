@@ -86,7 +86,8 @@ pub struct ModelState {
     pub context_tokens: u32,
     /// Tokens the KV pool can still admit; for a proxy: context times free slots.
     pub kv_tokens_free: u64,
-    /// Keys and values it holds of prompts and texts that were, and can go on from. For people; no price depends on it.
+    /// Keys and values it holds of prompts and texts that were, and can go on from. Placement counts on the
+    /// prompts that ran there last, as far as this reaches.
     #[serde(default, skip_serializing_if = "KvTiers::is_empty")]
     pub kv_tiers: KvTiers,
     /// Sequences running.

@@ -19,6 +19,8 @@ pub struct Job {
     /// When the job was asked for; going back to the queue does not make it younger.
     pub created_ms: i64,
     pub prompt_bytes: u64,
+    /// Its chain of [`cfq_proto::prefix`].
+    pub prefix: Vec<u64>,
     pub max_tokens: u32,
     /// Tokens a node counted when it refused: better than any estimate.
     pub known_need: Option<u64>,

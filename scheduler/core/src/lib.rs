@@ -8,6 +8,7 @@
 //! All times are milliseconds on the database's clock and come in as parameters.
 
 mod backoff;
+mod held;
 mod job;
 mod load;
 mod node;

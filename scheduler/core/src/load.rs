@@ -14,6 +14,7 @@ use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
+use crate::held::Held;
 use crate::job::Job;
 use crate::node::Node;
 use crate::price::{load_ms, price};
@@ -78,6 +79,7 @@ pub fn want<'a>(
     job: &'a Job,
     able: &[(&Node, &ModelState)],
     takers: Vec<(&'a Node, &'a ModelState)>,
+    held: &Held,
     loads: &mut BTreeMap<&'a NodeId, Loads<'a>>,
 ) -> Option<Claim<'a>> {
     if able.iter().any(|(_, m)| m.residency == Residency::Loading) {
@@ -88,10 +90,12 @@ pub fn want<'a>(
     }
     let on_disk: Vec<_> =
         takers.into_iter().filter(|(_, m)| m.residency == Residency::Available && m.running == 0).collect();
-    let cost = |model: &ModelState| load_ms(model) + price(job, model, 0).total_ms();
+    let cost = |(node, model): &(&Node, &ModelState)| {
+        load_ms(model) + price(job, model, 0, held.shared(node, model, &job.prefix)).total_ms()
+    };
     let may =
         |(node, m): &&(&Node, &ModelState)| loads.get(&node.id).is_some_and(|l| m.need_bytes <= l.free || !l.kept);
-    let cheapest = |a: &&(&Node, &ModelState), b: &&(&Node, &ModelState)| cost(a.1).total_cmp(&cost(b.1));
+    let cheapest = |a: &&(&Node, &ModelState), b: &&(&Node, &ModelState)| cost(a).total_cmp(&cost(b));
     let Some((node, model)) = on_disk.iter().filter(may).min_by(cheapest) else {
         let (node, model) = on_disk.into_iter().min_by(|a, b| cheapest(&a, &b))?;
         return Claim::of(node, model, loads.get(&node.id).map_or(0, |l| l.free));

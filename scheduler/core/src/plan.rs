@@ -215,7 +215,7 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
             continue;
         }
         let room = *free.rooms.entry((&node.id, &job.model)).or_insert_with(|| state.room(node, model));
-        let offer = price(job, model, room.beside);
+        let offer = price(job, model, room.beside, state.held.shared(node, model, &job.prefix));
         let Some(need) = fits(&offer, room) else { continue };
         let better = best.as_ref().is_none_or(|(other, ..)| offer.total_ms() < other.total_ms());
         if better {
@@ -240,7 +240,7 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
                 && state.takes_work(n, &job.model, now_ms)
                 && free.company(&n.id).admits(job)
         });
-        if let Some(claim) = load::want(job, &able, takers.collect(), &mut free.loads) {
+        if let Some(claim) = load::want(job, &able, takers.collect(), &state.held, &mut free.loads) {
             free.clear(state, claim);
         }
     }
@@ -352,10 +352,11 @@ fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_o
 
 /// The decision's numbers, kept with the job and shown to people.
 fn reason(price: &Price, node: &Node, room: Room, candidates: usize) -> String {
+    let held = if price.held > 0 { format!(" and {} held there", price.held) } else { String::new() };
     format!(
-        "{} of {candidates} open: resident, prefill {} tokens {:.1} s, decode {:.1} s, needs {} of {} free tokens, {} of {} slots free, ledger {}",
+        "{} of {candidates} open: resident, prefill {} tokens{held} {:.1} s, decode {:.1} s, needs {} of {} free tokens, {} of {} slots free, ledger {}",
         node.id,
-        price.prompt_tokens,
+        price.prompt_tokens - price.held,
         price.prefill_ms / 1000.0,
         price.decode_ms / 1000.0,
         price.need,

@@ -33,6 +33,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         deadline_ms: None,
         created_ms,
         prompt_bytes: 1_000,
+        prefix: vec![],
         max_tokens: 200,
         known_need: None,
         never: BTreeMap::new(),

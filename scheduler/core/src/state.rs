@@ -9,9 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
+use cfq_proto::messages::WarmUp;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;
+use cfq_proto::prefix::chain;
 
+use crate::held::Held;
 use crate::job::{Job, Phase};
 use crate::load::Loads;
 use crate::node::{LeftOut, Node};
@@ -45,6 +48,7 @@ pub struct State {
     pub(crate) explained: BTreeMap<JobId, Explained>,
     /// When a node was last asked to load a model.
     asked: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
+    pub(crate) held: Held,
 }
 
 /// What a queued job waits for, and when that was last written down.
@@ -101,6 +105,7 @@ impl State {
             deaf: BTreeMap::new(),
             explained: BTreeMap::new(),
             asked: BTreeMap::new(),
+            held: Held::default(),
         }
     }
 
@@ -118,6 +123,10 @@ impl State {
                 self.deaf.remove(node);
             }
         }
+        let known = self.jobs.get(&job.id).is_some_and(|before| before.phase == job.phase);
+        if !known {
+            self.computes(&job);
+        }
         if !matches!(job.phase, Phase::Placed { .. }) {
             self.resent.remove(&job.id);
         }
@@ -130,10 +139,24 @@ impl State {
     /// The job is over since `over_ms`: done, failed, dead or cancelled.
     pub fn job_over(&mut self, job: JobId, over_ms: i64) {
         if let Some(before) = self.jobs.remove(&job) {
+            self.computes(&before);
             self.free(before, over_ms);
         }
         self.resent.remove(&job);
         self.explained.remove(&job);
+    }
+
+    fn computes(&mut self, job: &Job) {
+        if let Phase::Running { node, boot, .. } = &job.phase {
+            self.held.used(node, *boot, &job.model, &job.prefix);
+        }
+    }
+
+    /// The node was asked to compute this call's prompt ahead.
+    pub fn warmed(&mut self, node: &NodeId, ahead: &WarmUp) {
+        if let Some(boot) = self.nodes.get(node).map(|node| node.boot) {
+            self.held.used(node, boot, &ahead.model, &chain(ahead.model.as_str(), &ahead.messages));
+        }
     }
 
     fn free(&mut self, before: Job, over_ms: i64) {
@@ -161,6 +184,7 @@ impl State {
 
     pub fn node_gone(&mut self, node: &NodeId) {
         self.nodes.remove(node);
+        self.held.forget(node);
         self.asked.retain(|(asked, _), _| asked != node);
         self.deaf.remove(node);
         self.freed.retain(|f| f.job.holder().is_none_or(|(id, _)| id != node));

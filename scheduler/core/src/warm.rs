@@ -7,6 +7,7 @@
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::WarmUp;
 use cfq_proto::node::Residency;
+use cfq_proto::prefix::chain;
 
 use crate::price::expected;
 use crate::state::State;
@@ -18,6 +19,7 @@ pub fn warmer(state: &State, ahead: &WarmUp, now_ms: i64) -> Option<NodeId> {
         return None;
     }
     let prompt_bytes = ahead.messages.iter().map(|message| message.content.len() as u64).sum();
+    let chain = chain(ahead.model.as_str(), &ahead.messages);
     let able = state
         .serving(&ahead.model, now_ms)
         .filter(|(_, model)| matches!(model.residency, Residency::Resident))
@@ -28,7 +30,8 @@ pub fn warmer(state: &State, ahead: &WarmUp, now_ms: i64) -> Option<NodeId> {
         };
         let own = state.jobs.values().filter(own).count();
         let beside = state.room(node, model).beside.saturating_sub(u32::try_from(own).unwrap_or(u32::MAX));
-        (expected(prompt_bytes, ahead.max_tokens, model, beside).total_ms(), node)
+        let links = state.held.shared(node, model, &chain);
+        (expected(prompt_bytes, ahead.max_tokens, model, beside, links).total_ms(), node)
     });
     // Of equals the first, as in a plan.
     priced.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, node)| node.id.clone())

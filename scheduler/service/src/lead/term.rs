@@ -299,9 +299,10 @@ impl Term<'_> {
     }
 
     /// To the node where the call would be placed. Nothing is written down: whatever becomes of it is right.
-    async fn pass_on(&self, ahead: WarmUp) {
+    async fn pass_on(&mut self, ahead: WarmUp) {
         let Some(now_ms) = self.clock.map(|clock| clock.now_ms()) else { return };
         let Some(node) = warmer(&self.state, &ahead, now_ms) else { return };
+        self.state.warmed(&node, &ahead);
         let command = NodeCommand::Warm { ahead };
         if let Err(error) = self.leader.session.publish(&subject::node_command(&node), &command).await {
             tracing::debug!(%node, %error, "warm-up not sent");
