@@ -52,7 +52,7 @@ impl Held {
         };
         let tokens = model.kv_tiers.device.saturating_add(model.kv_tiers.parked);
         let links = (tokens as f64 / link_tokens(model)) as usize;
-        let Some(oldest) = used.order.keys().rev().take(links).last() else { return 0 };
+        let Some(oldest) = used.order.keys().rev().take(links).next_back() else { return 0 };
         chain.iter().take_while(|link| used.last.get(link).is_some_and(|at| at >= oldest)).count() as u64
     }
 }
