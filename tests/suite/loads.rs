@@ -196,6 +196,17 @@ async fn two_models_with_room_for_one_take_turns() {
         cluster.oracle(task, repo).await;
     }
     assert!(log(&cluster).contains("makes room"), "{}", log(&cluster));
+    // Each has been loaded by now, and left its weights in memory whenever it went.
+    let home = tempfile::tempdir().unwrap();
+    let from_disk = || log(&cluster).matches("loading model model=").count();
+    let from_memory = || log(&cluster).matches("model loaded from memory").count();
+    let before = (from_disk(), from_memory());
+    let first = if state(&cluster, SMALL).await.residency == Residency::Resident { 1 } else { 0 };
+    for at in 0..4 {
+        let model = if (first + at) % 2 == 0 { SMALL } else { other.as_str() };
+        ends(&cfq(&cluster, home.path(), &["models", "load", model]), 0, &["n1 has loaded"]);
+    }
+    assert_eq!((from_disk(), from_memory()), (before.0, before.1 + 4), "{}", log(&cluster));
     cluster.finish().await;
 }
 

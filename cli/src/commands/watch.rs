@@ -2,12 +2,13 @@
 //!
 //! The connection may break at any time (a scheduler dies, another answers); watching goes on after the last event seen.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cfq_proto::client::{Client, ClientError, Frame};
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::http::TokensData;
-use cfq_proto::ids::TaskKey;
+use cfq_proto::ids::{JobId, TaskKey};
 use cfq_proto::job::JobState;
 use cfq_proto::looping::{Decision, Step};
 use cfq_proto::task::TaskState;
@@ -42,7 +43,7 @@ pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens:
 
 /// Shows what came after event `seen`. Returns the code of the state the task rests in.
 pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
-    let mut view = View { out, tokens, offset: 0, seen, read: 0, screen: Screen::new(!out.json) };
+    let mut view = View { out, tokens, shown: Shown::default(), seen, read: 0, screen: Screen::new(!out.json) };
     let mut away_since: Option<Instant> = None;
     loop {
         match once(client, task, &mut view, &mut away_since).await {
@@ -125,8 +126,7 @@ async fn once(
 struct View {
     out: Output,
     tokens: bool,
-    /// Where the text shown so far ends in the output, in bytes.
-    offset: u64,
+    shown: Shown,
     /// Events up to this one were seen before the watch began: they say where the run is and are not shown.
     seen: i64,
     /// The last event that was read.
@@ -146,11 +146,13 @@ impl View {
             }
             return;
         }
-        if self.screen.is_in_text() && tokens.offset > self.offset {
-            self.screen.text(tokens.role, " [...] ");
+        let (before, new) = self.shown.take(tokens);
+        if !before.is_empty() && self.screen.is_in_text() {
+            self.screen.text(tokens.role, before);
         }
-        self.offset = tokens.offset + tokens.text.len() as u64;
-        self.screen.text(tokens.role, &output::plain(&tokens.text));
+        if !new.is_empty() {
+            self.screen.text(tokens.role, &output::plain(new));
+        }
     }
 
     fn event(&mut self, event: &Event) {
@@ -169,6 +171,47 @@ impl View {
             self.screen.line(&event.number.to_string(), &output::plain(&text));
         }
     }
+}
+
+/// What was shown of a job's text. An attempt that goes on where another was lost tells its text from the beginning.
+#[derive(Debug, Default)]
+struct Shown {
+    job: Option<JobId>,
+    /// Where `text` begins in the job's output, in bytes.
+    from: u64,
+    text: String,
+}
+
+impl Shown {
+    /// What of this is new, with a word to show before it where it does not simply go on.
+    fn take<'a>(&mut self, tokens: &'a TokensData) -> (&'static str, &'a str) {
+        let new = tokens.text.as_str();
+        if self.job != Some(tokens.job) {
+            *self = Self { job: Some(tokens.job), from: tokens.offset, text: new.to_owned() };
+            return ("", new);
+        }
+        let shown = self.from + self.text.len() as u64;
+        if tokens.offset > shown {
+            *self = Self { from: tokens.offset, text: new.to_owned(), ..*self };
+            return (" [...] ", new);
+        }
+        let known = self.from.max(tokens.offset)..shown.min(tokens.offset + new.len() as u64);
+        let same = known.is_empty()
+            || new.as_bytes().get(within(&known, tokens.offset)) == self.text.as_bytes().get(within(&known, self.from));
+        if !same || tokens.offset < self.from {
+            *self = Self { from: tokens.offset, text: new.to_owned(), ..*self };
+            return (if same { " [...] " } else { "\n[another attempt, which writes it differently]\n" }, new);
+        }
+        let rest = usize::try_from(shown - tokens.offset).ok().and_then(|at| new.get(at..)).unwrap_or("");
+        self.text.push_str(rest);
+        ("", rest)
+    }
+}
+
+/// These bytes of an output in a text that begins at `begins` of it.
+fn within(bytes: &Range<u64>, begins: u64) -> Range<usize> {
+    let at = |byte: u64| usize::try_from(byte.saturating_sub(begins)).unwrap_or(usize::MAX);
+    at(bytes.start)..at(bytes.end)
 }
 
 /// One line for a person, or nothing where the event only matters to machines.
@@ -247,4 +290,38 @@ fn describe_step(step: &Step) -> Option<String> {
         Step::HandOffHeld { .. } | Step::HandedOff { .. } => return None,
         Step::Cancelled { by } => format!("cancelled by {by}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::task::Agent;
+
+    use super::*;
+
+    fn frame(attempt: i32, offset: u64, text: &str) -> TokensData {
+        let job = "018f4a5e-0000-7000-8000-000000000001".parse().unwrap();
+        TokensData { job, attempt, role: Agent::Alpha, offset, text: text.to_owned() }
+    }
+
+    #[test]
+    fn what_an_attempt_repeats_is_not_shown_again_and_what_it_changes_is() {
+        let mut shown = Shown::default();
+        let other = TokensData { job: "018f4a5e-0000-7000-8000-000000000002".parse().unwrap(), ..frame(1, 0, "hm") };
+        let seen: Vec<_> = [
+            (frame(1, 0, "def ä"), ("", "def ä")),
+            (frame(1, 6, "dd"), ("", "dd")),
+            // Lost with its node: another tells it from the beginning, in larger pieces.
+            (frame(2, 0, "def äd"), ("", "")),
+            (frame(2, 7, "d(a"), ("", "(a")),
+            (frame(2, 14, "b)"), (" [...] ", "b)")),
+            (frame(3, 14, "c)"), ("\n[another attempt, which writes it differently]\n", "c)")),
+            (frame(4, 0, "def"), (" [...] ", "def")),
+            (frame(4, 3, ""), ("", "")),
+            (other, ("", "hm")),
+        ]
+        .into();
+        for (tokens, want) in &seen {
+            assert_eq!(shown.take(tokens), *want, "{tokens:?}");
+        }
+    }
 }

@@ -228,7 +228,9 @@ impl Loader {
     fn settle(&mut self, model: &ModelId, outcome: Result<Loaded, Failed>) {
         let standing = match outcome {
             Ok(loaded) => {
-                self.needed.insert(model.clone(), loaded.need);
+                // What parked weights kept from it, it may have another time.
+                let kept = if self.parked.is_empty() { 0 } else { self.needed.get(model).copied().unwrap_or(0) };
+                self.needed.insert(model.clone(), loaded.need.max(kept));
                 self.later.forget(model);
                 let engine: Arc<dyn Engine> = loaded.engine.clone();
                 self.loaded.insert(model.clone(), loaded);

@@ -50,7 +50,7 @@ impl Loader {
                 None => self.need_on_disk(model, have)?,
             };
             let fits = match fitting {
-                Ok(need) => Some(need.total()),
+                Ok(need) => Some(need),
                 // Nobody makes way for what would not fit even alone.
                 Err(error @ LoadError::DoesNotFit { .. }) if least(&error) > self.total => {
                     return Err(self.failed(model, &error));
@@ -64,8 +64,10 @@ impl Loader {
             };
             let own =
                 self.parked.iter().find(|kept| kept.parked.model() == model).map_or(0, |kept| kept.parked.bytes());
-            if fits.is_some_and(|total| last.is_none_or(|last| total >= last)) {
-                return Ok(Room::Made((have + own).min(last.unwrap_or(u64::MAX).max(fits.unwrap_or(0)))));
+            let others = self.parked_bytes().saturating_sub(own);
+            if fits.is_some_and(|need| last.is_none_or(|last| is_enough(&need, last, others))) {
+                let total = fits.map_or(0, |need| need.total());
+                return Ok(Room::Made((have + own).min(last.unwrap_or(u64::MAX).max(total))));
             }
             if let Some(at) = self.parked.iter().position(|kept| kept.parked.model() != model) {
                 self.parked.remove(at);
@@ -213,6 +215,16 @@ impl Loader {
             self.parked.pop_front();
         }
     }
+}
+
+/// Whether a model that took `last` bytes in all last time makes do with this, where `parked` are of other models' weights.
+/// They are worth a smaller pool, or two models with room for one would lose their weights at every turn; half of it stays.
+fn is_enough(need: &Need, last: u64, parked: u64) -> bool {
+    let (total, pool) = (need.total(), need.kv());
+    let before = last.saturating_sub(total - pool);
+    // Pools are of whole blocks.
+    let nearly = last - last / 64;
+    total >= last || (total.saturating_add(parked) >= nearly && pool >= before / 2)
 }
 
 /// Bytes of the smallest form of what does not fit.
