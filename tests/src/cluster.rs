@@ -13,7 +13,7 @@ use std::time::Duration;
 use cfq_inference_node::Endpoint;
 use cfq_inference_node::models::HubConfig;
 use cfq_proto::client::Client;
-use cfq_proto::http::TaskDetail;
+use cfq_proto::http::{NodeView, TaskDetail};
 use cfq_proto::ids::{NodeId, RunnerId, TaskKey};
 use cfq_proto::job::JobState;
 use cfq_proto::model::ModelId;
@@ -52,6 +52,8 @@ pub struct Options {
     pub node_environment: Vec<(String, String)>,
     /// A Postgres server of its own, which the test may hurt.
     pub own_postgres: bool,
+    /// A second node, `n2`, that serves what `n1` does: the service "neighbour".
+    pub neighbour: bool,
 }
 
 impl Default for Options {
@@ -73,6 +75,7 @@ impl Default for Options {
             critic_warm_up: true,
             node_environment: Vec::new(),
             own_postgres: false,
+            neighbour: false,
         }
     }
 }
@@ -114,9 +117,9 @@ impl Cluster {
         for name in ["alpha", "alpha2", "beta"] {
             models.script(name, vec![]);
         }
-        let node = NodeId::new("n1").unwrap();
+        let nodes = ["n1", "n2"].map(|name| NodeId::new(name).unwrap());
         let runner = RunnerId::new("r1").unwrap();
-        let nats = nats::Server::start(dir.path(), &node, &runner).await;
+        let nats = nats::Server::start(dir.path(), &nodes, &runner).await;
         let database = match options.own_postgres {
             true => Database::with_a_server_of_its_own(dir.path()).await,
             false => Database::fresh().await,
@@ -135,8 +138,8 @@ impl Cluster {
             address_space: Mutex::default(),
             dir,
         };
-        cluster.write_configs(&node, &runner);
-        for service in SERVICES {
+        cluster.write_configs(&nodes, &runner);
+        for service in cluster.services() {
             cluster.start_service(service);
         }
         cluster.is_ready().await;
@@ -147,7 +150,11 @@ impl Cluster {
         self.dir.path().join(name)
     }
 
-    fn write_configs(&self, node: &NodeId, runner: &RunnerId) {
+    fn services(&self) -> impl Iterator<Item = &'static str> {
+        SERVICES.into_iter().chain(self.options.neighbour.then_some("neighbour"))
+    }
+
+    fn write_configs(&self, nodes: &[NodeId; 2], runner: &RunnerId) {
         std::fs::write(self.file("token"), TOKEN).unwrap();
         std::fs::set_permissions(self.file("token"), std::fs::Permissions::from_mode(0o600)).unwrap();
         let agents = AgentBindings {
@@ -172,7 +179,7 @@ impl Cluster {
         models.dedup();
         let endpoint = Endpoint { url: self.models.url(), key: None, max_sequences: 4 };
         let node = cfq_inference_node::Config {
-            node: node.clone(),
+            node: nodes[0].clone(),
             nats: self.nats.config("node"),
             models,
             endpoints: BTreeMap::from([("scripted".to_owned(), endpoint)]),
@@ -199,6 +206,9 @@ impl Cluster {
         let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();
         write("scheduler.toml", toml::to_string(&scheduler).unwrap());
         write("node.toml", toml::to_string(&node).unwrap());
+        let neighbour =
+            cfq_inference_node::Config { node: nodes[1].clone(), nats: self.nats.config("neighbour"), ..node };
+        write("neighbour.toml", toml::to_string(&neighbour).unwrap());
         write("runner.toml", toml::to_string(&runner).unwrap());
     }
 
@@ -206,7 +216,7 @@ impl Cluster {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
         let mut command = Command::new(binary::cfq());
         command
-            .args(["serve", service])
+            .args(["serve", if service == "neighbour" { "node" } else { service }])
             .arg(self.file(&format!("{service}.toml")))
             .env("CFQ_LOG", "info,cfq=debug")
             .env("RUST_BACKTRACE", "1")
@@ -280,16 +290,16 @@ impl Cluster {
             self.client.ready().await.map_err(|e| format!("{e}; {}", tail(&self.log("scheduler"))))
         })
         .await;
-        wait::until("a node with all its models", PATIENCE, || async {
+        wait::until("all nodes with all their models", PATIENCE, || async {
             let nodes = self.client.nodes().await.map_err(|e| e.to_string())?;
-            let node = nodes.first().ok_or_else(|| format!("no node; {}", tail(&self.log("node"))))?;
-            let settled = |residency: &Residency| matches!(residency, Residency::Resident | Residency::Available);
-            let loading = node.ledger.models.iter().find(|m| !settled(&m.residency));
-            match loading {
-                None if node.alive && !node.ledger.models.is_empty() => Ok(()),
-                None => Err("no models yet".to_owned()),
-                Some(model) => Err(format!("{model:?}")),
+            if nodes.len() < if self.options.neighbour { 2 } else { 1 } {
+                return Err(format!("{} nodes; {}", nodes.len(), tail(&self.log("node"))));
             }
+            let settled = |residency: &Residency| matches!(residency, Residency::Resident | Residency::Available);
+            let unready = |n: &&NodeView| {
+                !n.alive || n.ledger.models.is_empty() || n.ledger.models.iter().any(|m| !settled(&m.residency))
+            };
+            nodes.iter().find(unready).map_or(Ok(()), |node| Err(format!("{node:?}")))
         })
         .await;
     }
@@ -360,7 +370,7 @@ impl Cluster {
     }
 
     fn story(&self, detail: &TaskDetail) -> String {
-        let logs: Vec<String> = SERVICES.iter().map(|s| format!("--- {s}\n{}", tail(&self.log(s)))).collect();
+        let logs: Vec<String> = self.services().map(|s| format!("--- {s}\n{}", tail(&self.log(s)))).collect();
         format!("{:?} {:?}\njobs {:#?}\n{}", detail.summary, detail.reason, detail.jobs, logs.join("\n"))
     }
 
@@ -396,7 +406,7 @@ impl Cluster {
     /// Stops everything in order and checks that nothing crashed that was not killed.
     pub async fn finish(self) {
         let mut services = std::mem::take(&mut *self.services.lock().unwrap());
-        for service in ["runner", "node", "scheduler"] {
+        for service in ["runner", "neighbour", "node", "scheduler"] {
             let Some(mut child) = services.remove(service) else { continue };
             signal::send(child.id(), libc::SIGTERM);
             let status = wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {
@@ -406,7 +416,7 @@ impl Cluster {
             .await;
             assert!(status.success(), "{service} ended with {status}:\n{}", tail(&self.log(service)));
         }
-        for service in SERVICES {
+        for service in self.services() {
             let text = std::fs::read_to_string(self.log(service)).unwrap_or_default();
             let said = text.lines().skip(1).chain([""]);
             let meant = |said: &str| said.starts_with("a panic at the armed failpoint");

@@ -19,29 +19,31 @@ pub struct Server {
     store: std::path::PathBuf,
     process: Mutex<Process>,
     facts: NatsFacts,
-    node: NodeId,
+    nodes: [NodeId; 2],
     runner: RunnerId,
 }
 
 impl Server {
-    pub async fn start(dir: &Path, node: &NodeId, runner: &RunnerId) -> Self {
+    pub async fn start(dir: &Path, nodes: &[NodeId; 2], runner: &RunnerId) -> Self {
         let account = account::for_engines().unwrap();
         let paths = Paths { data: dir.join("nats-data"), ..engine_paths() };
         open_to_all(dir);
         paths.prepare(account).unwrap();
         let engine = found_engine(Kind::Nats).await;
-        let identities = vec![Identity::Scheduler, Identity::Node(node.clone()), Identity::Runner(runner.clone())];
+        let mut identities = vec![Identity::Scheduler, Identity::Runner(runner.clone())];
+        identities.extend(nodes.iter().cloned().map(Identity::Node));
         let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
         let mut nats = Nats::prepare(&paths, &engine, account, options).unwrap();
         let process = Mutex::new(nats.start().await.unwrap());
         let facts = nats.facts();
-        Self { store: paths.nats().join("store"), nats, process, facts, node: node.clone(), runner: runner.clone() }
+        Self { store: paths.nats().join("store"), nats, process, facts, nodes: nodes.clone(), runner: runner.clone() }
     }
 
     pub fn config(&self, who: &str) -> NatsConfig {
         let identity = match who {
             "scheduler" => Identity::Scheduler,
-            "node" => Identity::Node(self.node.clone()),
+            "node" => Identity::Node(self.nodes[0].clone()),
+            "neighbour" => Identity::Node(self.nodes[1].clone()),
             "runner" => Identity::Runner(self.runner.clone()),
             other => panic!("nobody is called {other}"),
         };

@@ -22,5 +22,6 @@ mod postgres_faults;
 mod small_model;
 mod terminal;
 mod two_commands;
+mod two_nodes;
 mod warm_up;
 mod watch;

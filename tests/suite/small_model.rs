@@ -162,3 +162,33 @@ async fn a_panic_of_the_engine_restarts_the_node_and_counts_as_a_failure_of_the_
     }
     cluster.finish().await;
 }
+
+/// What the node computed for the first try is counted on for the second, and is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revision_is_placed_by_what_the_node_holds_of_its_prompt() {
+    let cluster = Cluster::with(options(SMALL, "openai:scripted/beta")).await;
+    cluster.models.script("beta", vec![Reply::Text(review(50, &[])), Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.description +=
+        &"\nIt takes two numbers, has a docstring of one line, returns a number and prints nothing.".repeat(50);
+    spec.max_iterations = Some(2);
+    let alpha = &mut spec.agents.alpha;
+    (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(200), Some(7), Some(true));
+    let task = cluster.submit(&spec).await;
+    let detail = cluster.rests(task).await;
+    let written: Vec<_> = detail.jobs.iter().filter(|job| job.role == Agent::Alpha).collect();
+    assert!(written.len() >= 2, "{:#?}", detail.jobs);
+    assert!(!written[0].placement.contains("held there"), "{:?}", written[0]);
+    for job in &written[1..] {
+        let held: u64 = job
+            .placement
+            .split_once(" and ")
+            .and_then(|(_, rest)| rest.split_once(" held there"))
+            .and_then(|(tokens, _)| tokens.parse().ok())
+            .unwrap_or_else(|| panic!("{job:?}"));
+        let found = u64::from(job.usage.unwrap().cached_tokens);
+        assert!(held > 500 && found > 500, "{held} tokens counted on, {found} found");
+    }
+    cluster.finish().await;
+}
