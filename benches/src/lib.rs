@@ -5,7 +5,7 @@ pub mod engine;
 pub mod random_model;
 pub mod yardstick;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use cfq_proto::client::Client;
 use std::time::Duration;
 
@@ -24,4 +24,13 @@ pub fn median(times: &mut [Duration]) -> Duration {
 pub fn percentile(times: &mut [Duration], p: usize) -> Duration {
     times.sort();
     times.get((times.len() * p / 100).min(times.len().saturating_sub(1))).copied().unwrap_or_default()
+}
+
+/// Ends the benchmark as failed where one of these ratios is below what was asked for.
+pub fn hold(ratios: &[(&str, f64)], at_least: Option<f64>) -> anyhow::Result<()> {
+    for (name, ratio) in ratios {
+        let wanted = at_least.unwrap_or(f64::NEG_INFINITY);
+        ensure!(*ratio >= wanted, "{name}: {ratio:.2} times the yardstick, and at least {wanted} were asked for");
+    }
+    Ok(())
 }

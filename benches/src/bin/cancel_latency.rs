@@ -13,6 +13,8 @@ use cfq_inference_node::engine::{Ended, Engine, Event, Generation};
 use cfq_proto::job::{OutputFormat, Sampling};
 
 const ROUNDS: usize = 15;
+/// Passes, in the middle of the rounds: one, and what two measurements of it may differ by.
+const MOST: f64 = 1.25;
 
 fn main() -> anyhow::Result<()> {
     let engine = load(&file_of_arguments()?, 2)?;
@@ -36,6 +38,7 @@ async fn bench(engine: &CandleEngine) -> anyhow::Result<()> {
                 if reading { "streaming" } else { "not streaming" },
                 wait / pass
             );
+            ensure!(wait <= pass * MOST, "it should end within one pass");
         }
     }
     Ok(())

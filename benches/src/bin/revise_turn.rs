@@ -6,6 +6,7 @@
 //! (without jumping forward over what the grammar leaves no choice about). llama.cpp decodes as many tokens freely.
 //!
 //!     cargo run --release -p cfq-benches --bin revise_turn -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
+//!     ... --at-least 2.0          ends with 1 where the first way is slower than that many times llama.cpp's speed
 #![allow(clippy::print_stdout)]
 
 use std::fmt::Write as _;
@@ -14,6 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use cfq_benches::engine::{finish, load, middle, prompt, with_threads};
+use cfq_benches::hold;
 use cfq_benches::yardstick::Yardstick;
 use cfq_inference_node::engine::candle::CandleEngine;
 use cfq_proto::job::{OutputFormat, Sampling, Usage};
@@ -41,22 +43,23 @@ const WAYS: [Way; 4] = [
 fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
     let file = PathBuf::from(args.next().context("first argument: a GGUF file")?);
-    let (mut threads, mut python) = ("2".to_owned(), None);
+    let (mut threads, mut python, mut at_least) = ("2".to_owned(), None, None);
     while let Some(name) = args.next() {
         let value = args.next().with_context(|| format!("{name} wants a value"))?;
         match name.as_str() {
             "--threads" => threads = value,
             "--llama-cpp" => python = Some(value),
+            "--at-least" => at_least = Some(value.parse().context("--at-least wants a number")?),
             other => bail!("unknown argument {other}"),
         }
     }
     with_threads(&threads)?;
     let engine = load(&file, 2)?;
     let yardstick = python.as_deref().map(|p| Yardstick::start(p, &file, &threads)).transpose()?;
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(&engine, yardstick))
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(&engine, yardstick, at_least))
 }
 
-async fn bench(engine: &CandleEngine, mut yardstick: Option<Yardstick>) -> anyhow::Result<()> {
+async fn bench(engine: &CandleEngine, mut yardstick: Option<Yardstick>, at_least: Option<f64>) -> anyhow::Result<()> {
     let mut times: [Vec<f64>; WAYS.len()] = [const { Vec::new() }; WAYS.len()];
     let mut theirs = Vec::new();
     let mut last = [Usage::default(); WAYS.len()];
@@ -80,8 +83,10 @@ async fn bench(engine: &CandleEngine, mut yardstick: Option<Yardstick>) -> anyho
     if let Some(theirs) = theirs {
         println!("llama.cpp from cold: {theirs:.2} s");
     }
+    let mut ratios = Vec::new();
     for (at, way) in WAYS.iter().enumerate() {
         let (ours, usage) = (middle(&mut times[at]), last[at]);
+        ratios.extend(theirs.map(|theirs| (way.name, theirs / ours)));
         let ratio = theirs.map_or_else(String::new, |theirs| format!(", {:.2} times as fast", theirs / ours));
         println!(
             "{}: {ours:.2} s{ratio}; prompt {} tokens, {} of them cached; answer {} tokens, {} of {} guesses right; \
@@ -95,7 +100,8 @@ async fn bench(engine: &CandleEngine, mut yardstick: Option<Yardstick>) -> anyho
             usage.constraint_ms
         );
     }
-    Ok(())
+    ratios.truncate(1);
+    hold(&ratios, at_least)
 }
 
 /// Answers `content` with exactly `answer`, or with one token.

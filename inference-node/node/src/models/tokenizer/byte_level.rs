@@ -17,6 +17,8 @@ use tokenizers::tokenizer::SplitDelimiterBehavior;
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Mistral's: words may change from capitals to small letters once, marks belong to them.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 pub fn build(tokens: &[&str], merges: &[&str], pre: &str) -> Result<Tokenizer, String> {
     let (rule, normalize, ignore_merges) = pre_tokenizer(pre)?;
@@ -57,9 +59,10 @@ fn pre_tokenizer(name: &str) -> Result<(PreTokenizerWrapper, bool, bool), String
         "gpt-2" | "gpt2" => Ok((ByteLevel::new(false, true, true).into(), false, false)),
         "qwen2" | "deepseek-r1-qwen" => Ok((split(QWEN2)?, true, false)),
         "llama-bpe" | "llama3" | "llama-v3" => Ok((split(LLAMA3)?, false, true)),
+        "tekken" => Ok((split(TEKKEN)?, false, true)),
         other => Err(format!(
             "its pre-tokenizer is {other:?}; this version knows smollm, starcoder, refact, command-r, gpt-2, qwen2, \
-             deepseek-r1-qwen and llama-bpe"
+             deepseek-r1-qwen, llama-bpe and tekken"
         )),
     }
 }
@@ -98,36 +101,45 @@ mod tests {
     use super::*;
     use tokenizers::tokenizer::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
-    fn words(pre: &str, text: &str) -> Vec<String> {
+    /// With a bar between the words.
+    fn words(pre: &str, text: &str) -> String {
         let (rule, _, _) = pre_tokenizer(pre).unwrap();
         let mut cut = PreTokenizedString::from(text);
         rule.pre_tokenize(&mut cut).unwrap();
         let map = byte_map();
-        cut.get_splits(OffsetReferential::Original, OffsetType::Byte)
-            .into_iter()
-            .map(|(word, _, _)| String::from_utf8_lossy(&decode_bytes(word, &map)).into_owned())
-            .collect()
+        let words = cut.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter();
+        let words = words.map(|(word, _, _)| String::from_utf8_lossy(&decode_bytes(word, &map)).into_owned());
+        words.collect::<Vec<_>>().join("|")
     }
 
     // Expected words: the pattern of each model's tokenizer.json, run by Python's `regex` module.
     #[test]
     fn words_are_cut_as_each_family_does() {
         let text = "I'LL pay 1234 €\r\n\n  x+=1";
-        assert_eq!(
-            words("smollm", text),
-            ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", " €", "\r\n\n ", " x", "+=", "1"]
-        );
-        assert_eq!(words("gpt-2", text), ["I", "'", "LL", " pay", " 1234", " €", "\r\n\n ", " x", "+=", "1"]);
+        assert_eq!(words("smollm", text), "I|'|LL| pay| |1|2|3|4| €|\r\n\n | x|+=|1");
+        assert_eq!(words("gpt-2", text), "I|'|LL| pay| 1234| €|\r\n\n | x|+=|1");
+        assert_eq!(words("qwen2", text), "I|'LL| pay| |1|2|3|4| €\r\n\n| | x|+=|1");
+        assert_eq!(words("llama-bpe", text), "I|'LL| pay| |123|4| €\r\n\n| | x|+=|1");
+        assert_eq!(words("tekken", text), "I|'LL| pay| |1|2|3|4| €\r\n\n| | x|+=|1");
+
+        let text = "fn parseHTTPHeader(naïve: &str) -> 日本語 { // don't\n\treturn x[12345]; }   \n\nПривет,мир! e\u{301} ½ ①\t\u{a0}क्षि a\u{200d}b";
         assert_eq!(
             words("qwen2", text),
-            ["I", "'LL", " pay", " ", "1", "2", "3", "4", " €\r\n\n", " ", " x", "+=", "1"]
+            "fn| parseHTTPHeader|(naïve|:| &|str|)| ->| 日本語| {| //| don|'t|\n|\treturn| x|[|1|2|3|4|5|];| }|   \n\n|Привет|,мир|!| e|\u{301}| |½| |①|\t|\u{a0}क|्ष|ि| a|\u{200d}b"
         );
-        assert_eq!(words("llama-bpe", text), ["I", "'LL", " pay", " ", "123", "4", " €\r\n\n", " ", " x", "+=", "1"]);
+        assert_eq!(
+            words("llama-bpe", text),
+            "fn| parseHTTPHeader|(naïve|:| &|str|)| ->| 日本語| {| //| don|'t|\n|\treturn| x|[|123|45|];| }|   \n\n|Привет|,мир|!| e|\u{301}| |½| |①|\t|\u{a0}क|्ष|ि| a|\u{200d}b"
+        );
+        assert_eq!(
+            words("tekken", text),
+            "fn| parse|HTTPHeader|(naïve|:| &|str|)| ->| 日本語| {| //| don|'t|\n|\treturn| x|[|1|2|3|4|5|];| }|   \n\n|Привет|,мир|!| e\u{301}| |½| |①|\t|\u{a0}क्षि| a|\u{200d}b"
+        );
     }
 
     #[test]
     fn an_unknown_rule_is_refused_by_name() {
-        assert!(pre_tokenizer("tekken").unwrap_err().contains("\"tekken\""));
+        assert!(pre_tokenizer("jais").unwrap_err().contains("\"jais\""));
     }
 
     #[test]
