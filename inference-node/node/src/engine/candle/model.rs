@@ -71,7 +71,8 @@ pub trait Network {
 
     /// Scores after the scored tokens of all parts, in order: (scored tokens, vocabulary); `None` when there are none.
     /// Keys and values of the new positions are written, not counted: see [`KvPool::advance`]. `exact`: no bit of a row
-    /// depends on the others, also with kernels that are faster otherwise.
+    /// depends on the others, also with kernels that are faster otherwise. When it returns, all of it is done: the time it
+    /// took is what the next passes are planned by.
     fn forward(&self, pool: &mut KvPool<Self::Memory>, parts: &[Rows<'_>], exact: bool) -> Result<Option<Tensor>>;
 
     /// What it means that [`Self::forward`] failed so.

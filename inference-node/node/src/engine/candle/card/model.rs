@@ -122,12 +122,18 @@ impl CardModel {
         KvShape { layers: s.layers as usize, heads: s.kv_heads as usize, head_dim: s.head_dim as usize }
     }
 
+    /// Until the devices have done all they were told. A launch returns at once: without waiting, a pass over a prompt would
+    /// seem to take no time, the next ones would be made longer and longer, and a cancel would be seen behind all of them.
+    fn wait(&self) -> Result<()> {
+        self.stages.iter().try_for_each(|stage| stage.device.synchronize())
+    }
+
     /// A pool of so many blocks beside the layers.
     pub fn pool(&self, blocks: usize, dtype: DType) -> Result<KvPool<CardBlocks>> {
         let devices: Vec<Device> =
             self.stages.iter().flat_map(|stage| stage.layers.clone().map(|_| stage.device.clone())).collect();
         let memory = CardBlocks::new(self.kv_shape(), blocks, dtype, &devices)?;
-        self.stages.iter().try_for_each(|stage| stage.device.synchronize())?;
+        self.wait()?;
         Ok(KvPool::over(memory, blocks))
     }
 
@@ -254,6 +260,7 @@ impl Network for CardModel {
             scored.extend((end - part.scored.min(part.tokens.len())..end).map(|row| row as u32));
         }
         if scored.is_empty() {
+            self.wait()?;
             return Ok(None);
         }
         let scored = Tensor::from_slice(&scored, scored.len(), x.device())?;
@@ -262,7 +269,9 @@ impl Network for CardModel {
         if let Some(cap) = a.output_cap.map(f64::from) {
             scores = ((scores / cap)?.tanh()? * cap)?;
         }
-        scores.to_device(&Device::Cpu).map(Some)
+        let scores = scores.to_device(&Device::Cpu)?;
+        self.wait()?;
+        Ok(Some(scores))
     }
 }
 
