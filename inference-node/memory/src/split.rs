@@ -11,6 +11,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use crate::bytes::Bytes;
+use crate::fit::MOST_CORRECTION;
 
 /// A card's room and speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,6 +20,16 @@ pub struct CardRoom {
     pub free: u64,
     /// Of its memory, in any unit that is the same for all.
     pub speed: f64,
+    /// Thousandths that earlier loads took more there than the weights come to; [`MOST_CORRECTION`] at the most.
+    pub correction: u64,
+}
+
+impl CardRoom {
+    /// What so many bytes of weights took more.
+    fn more(&self, weights: u64) -> u64 {
+        let more = u128::from(weights) * u128::from(self.correction.min(MOST_CORRECTION)) / 1000;
+        u64::try_from(more).unwrap_or(u64::MAX)
+    }
 }
 
 /// What is to be laid out, in bytes.
@@ -42,6 +53,10 @@ pub struct CardShare {
     /// Index of the card as it was given.
     pub card: usize,
     pub layers: Range<usize>,
+    /// Bytes of the weights on it.
+    pub weights: u64,
+    /// By how much earlier loads took more than those.
+    pub correction: u64,
     /// Bytes it takes, the pool included.
     pub bytes: u64,
 }
@@ -135,24 +150,28 @@ fn fill(stack: &Stack, cards: &[CardRoom], order: &[usize], tokens: u64) -> Opti
     let mut shares = Vec::new();
     let mut next = 0;
     for card in order {
-        let free = cards[*card].free;
-        let (from, mut bytes) = (next, stack.each);
+        let (at, room) = (*card, &cards[*card]);
+        let mut share = CardShare { card: at, layers: next..next, weights: 0, correction: 0, bytes: stack.each };
+        let mut pools = 0u64;
         while next < count {
-            let mut more = stack.layers[next].checked_add(kv)?;
+            let mut weights = share.weights.checked_add(stack.layers[next])?;
             if next == 0 {
-                more = more.checked_add(stack.first)?;
+                weights = weights.checked_add(stack.first)?;
             }
             if next + 1 == count {
-                more = more.checked_add(stack.last)?;
+                weights = weights.checked_add(stack.last)?;
             }
-            let with = bytes.checked_add(more)?;
-            if with > free {
+            pools = pools.checked_add(kv)?;
+            let correction = room.more(weights);
+            let bytes = stack.each.checked_add(weights)?.checked_add(correction)?.checked_add(pools)?;
+            if bytes > room.free {
                 break;
             }
-            (bytes, next) = (with, next + 1);
+            next += 1;
+            share = CardShare { layers: share.layers.start..next, weights, correction, bytes, ..share };
         }
-        if from < next {
-            shares.push(CardShare { card: *card, layers: from..next, bytes });
+        if !share.layers.is_empty() {
+            shares.push(share);
         }
     }
     (next == count && count > 0).then_some(shares)
@@ -170,7 +189,7 @@ mod tests {
     }
 
     fn card(free: u64, speed: f64) -> CardRoom {
-        CardRoom { free: free * GIB, speed }
+        CardRoom { free: free * GIB, speed, correction: 0 }
     }
 
     #[test]
@@ -198,6 +217,22 @@ mod tests {
     }
 
     #[test]
+    fn what_loads_took_more_moves_layers_to_the_next_card() {
+        let cards = |correction| [CardRoom { correction, ..card(24, 900.0) }, card(24, 300.0)];
+        let on_first = |correction| {
+            let found = split(&stack(40, GIB * 3 / 4), &cards(correction), 2048..=2048, 2048).unwrap();
+            (found.shares[0].clone(), found.shares[0].bytes - found.shares[0].weights - found.shares[0].correction)
+        };
+        let (plain, beside) = on_first(0);
+        let (raised, _) = on_first(200);
+        assert_eq!((plain.correction, beside > GIB / 2), (0, true));
+        assert!(raised.layers.end < plain.layers.end, "{raised:?} {plain:?}");
+        assert_eq!(raised.correction, raised.weights / 5);
+        // Beyond a half something else took the memory.
+        assert_eq!(on_first(5000), on_first(MOST_CORRECTION));
+    }
+
+    #[test]
     fn what_fits_nowhere_is_refused_with_the_sum() {
         let refused = split(&stack(40, GIB), &[card(12, 1.0), card(8, 1.0)], 2048..=4096, 2048).unwrap_err();
         assert_eq!(
@@ -212,13 +247,13 @@ mod tests {
         #[test]
         fn nothing_is_lost_and_no_card_gets_more_than_it_has(
             layers in proptest::collection::vec(1u64..1 << 30, 1..80),
-            cards in proptest::collection::vec((0u64..48 << 30, 1u32..1000), 0..5),
+            cards in proptest::collection::vec((0u64..48 << 30, 1u32..1000, 0u64..800), 0..5),
             first in 0u64..1 << 30, last in 0u64..1 << 30, each in 0u64..1 << 30,
             kv_per_token in 1u64..1 << 14, least in 1u64..8192, more in 0u64..1 << 18, enough in 0u64..1 << 18,
         ) {
             let stack = Stack { layers, first, last, each, kv_per_token };
-            let cards: Vec<CardRoom> =
-                cards.into_iter().map(|(free, speed)| CardRoom { free, speed: f64::from(speed) }).collect();
+            let room = |(free, speed, correction)| CardRoom { free, speed: f64::from(speed), correction };
+            let cards: Vec<CardRoom> = cards.into_iter().map(room).collect();
             let tokens = least..=least + more;
             match split(&stack, &cards, tokens.clone(), enough) {
                 Ok(found) => {
@@ -228,12 +263,14 @@ mod tests {
                         prop_assert_eq!(share.layers.start, next);
                         prop_assert!(!share.layers.is_empty());
                         next = share.layers.end;
-                        let mut bytes = each + kv_per_token * found.kv_tokens * share.layers.len() as u64;
-                        bytes += stack.layers[share.layers.clone()].iter().sum::<u64>();
-                        bytes += if share.layers.start == 0 { first } else { 0 };
-                        bytes += if share.layers.end == stack.layers.len() { last } else { 0 };
-                        prop_assert_eq!(share.bytes, bytes);
-                        prop_assert!(bytes <= cards[share.card].free);
+                        let mut weights = stack.layers[share.layers.clone()].iter().sum::<u64>();
+                        weights += if share.layers.start == 0 { first } else { 0 };
+                        weights += if share.layers.end == stack.layers.len() { last } else { 0 };
+                        let more = weights * cards[share.card].correction.min(MOST_CORRECTION) / 1000;
+                        prop_assert_eq!((share.weights, share.correction), (weights, more));
+                        let pool = kv_per_token * found.kv_tokens * share.layers.len() as u64;
+                        prop_assert_eq!(share.bytes, each + pool + weights + more);
+                        prop_assert!(share.bytes <= cards[share.card].free);
                     }
                     prop_assert_eq!(next, stack.layers.len());
                     let mut used: Vec<usize> = found.shares.iter().map(|s| s.card).collect();

@@ -30,12 +30,12 @@ pub struct Measured {
     /// Who began a load that has not ended.
     #[serde(default)]
     loading: Vec<ProcessIdentity>,
-    /// By device.
+    /// By device; a model over several cards has an entry for each.
     #[serde(default)]
     devices: BTreeMap<String, Took>,
 }
 
-/// Bytes of a load without what only serving takes.
+/// Bytes of a load without what only serving takes: on the CPU of all that is in memory then, on a card of the weights on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Took {
     pub predicted: u64,
@@ -94,17 +94,17 @@ impl Store {
         self.note(model, |measured| measured.loading.extend(ProcessIdentity::of(std::process::id())))
     }
 
-    /// It ended, whether it came to something or not, and took so much on `device`, where that was measured.
-    pub fn load_ends(&self, model: &ModelId, took: Option<(&str, Took)>) -> Result<(), ModelError> {
+    /// It ended, whether it came to something or not, and took so much on each device where that was measured.
+    pub fn load_ends(&self, model: &ModelId, took: &[(String, Took)]) -> Result<(), ModelError> {
         self.note(model, |measured| {
             // Others may be loading it too.
             measured.loading.retain(|process| process.pid != std::process::id() && process.is_alive());
-            if let Some((device, now)) = took {
+            for (device, now) in took {
                 let mean = match measured.on(device).filter(|old| old.predicted == now.predicted) {
-                    Some(old) => Took { took: old.took / 2 + now.took / 2, ..now },
-                    None => now,
+                    Some(old) => Took { took: old.took / 2 + now.took / 2, ..*now },
+                    None => *now,
                 };
-                measured.devices.insert(device.to_owned(), mean);
+                measured.devices.insert(device.clone(), mean);
             }
         })
     }
@@ -135,15 +135,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (store, model) = (store(folder.path()), "path:/m/a.gguf".parse().unwrap());
         assert_eq!(store.measured(&model).unwrap(), None);
-        let took = |took: u64| Some(("cpu", Took { predicted: 1000, took }));
-        store.load_ends(&model, took(1200)).unwrap();
-        store.load_ends(&model, took(1100)).unwrap();
+        let took = |device: &str, predicted, took| (device.to_owned(), Took { predicted, took });
+        store.load_ends(&model, &[took("cpu", 1000, 1200)]).unwrap();
+        store.load_ends(&model, &[took("cpu", 1000, 1100)]).unwrap();
         let kept = store.measured(&model).unwrap().unwrap();
         assert_eq!((kept.on("cpu").unwrap().took, kept.on("cpu").unwrap().thousandths()), (1150, 150));
         assert_eq!(kept.on("cuda:0"), None);
         // Another prediction, as by a newer version: what was measured against the old one is over.
-        store.load_ends(&model, Some(("cpu", Took { predicted: 2000, took: 1900 }))).unwrap();
+        store.load_ends(&model, &[took("cpu", 2000, 1900)]).unwrap();
         assert_eq!(store.measured(&model).unwrap().unwrap().on("cpu").unwrap().thousandths(), 0);
+        store.load_ends(&model, &[took("cuda:0", 100, 150), took("cuda:1", 300, 300)]).unwrap();
+        let kept = store.measured(&model).unwrap().unwrap();
+        let more = ["cpu", "cuda:0", "cuda:1"].map(|device| kept.on(device).unwrap().thousandths());
+        assert_eq!(more, [0, 500, 0]);
     }
 
     #[test]
@@ -157,7 +161,7 @@ mod tests {
         store.note(&model, |measured| measured.loading = vec![gone.clone(), gone]).unwrap();
         store.load_begins(&model).unwrap();
         assert_eq!(unended(), 2);
-        store.load_ends(&model, None).unwrap();
+        store.load_ends(&model, &[]).unwrap();
         assert_eq!(unended(), 0);
     }
 
@@ -172,7 +176,7 @@ mod tests {
             let said = store.measured(&model).unwrap_err().to_string();
             assert!(said.contains(path.to_str().unwrap()) && said.contains("not used"), "{said}");
         }
-        store.load_ends(&model, None).unwrap();
+        store.load_ends(&model, &[]).unwrap();
         assert_eq!(store.measured(&model).unwrap().unwrap().unended(), 0);
     }
 }

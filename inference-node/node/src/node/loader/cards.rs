@@ -33,7 +33,7 @@ impl Loader {
 
     /// `None`: it is for the CPU.
     pub(super) fn make_room_on_cards(&mut self, model: &ModelId) -> Result<Option<Room>, Failed> {
-        let cards = self.usable_cards()?.to_vec();
+        let cards = self.cards_for(model)?;
         if cards.is_empty() {
             return Ok(None);
         }
@@ -103,9 +103,9 @@ impl Loader {
 
     /// Where nothing else is on them.
     fn need_alone_on_cards(&self, model: &ModelId) -> Option<(String, Need)> {
-        let cards = self.cards.as_ref().ok().filter(|cards| !cards.is_empty())?;
+        let cards = self.cards_for(model).ok().filter(|cards| !cards.is_empty())?;
         let path = self.path(model).ok()?;
-        Some((named(cards), need_on_cards(&path, cards, self.limits(0)).ok()?))
+        Some((named(&cards), need_on_cards(&path, &cards, self.limits(0)).ok()?))
     }
 
     pub(super) fn no_room_now(&self, model: &ModelId, device: &str, need: &Need, reason: String) -> Failed {

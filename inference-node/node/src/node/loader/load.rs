@@ -1,5 +1,6 @@
 //! One load: from parked weights, onto cards or from the disk, noted before and measured after.
 
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,9 +10,9 @@ use cfq_proto::model::ModelId;
 
 use super::cards::is_idle;
 use super::{Failed, Kept, Loaded, Loader};
-use crate::engine::candle::{CandleEngine, Card, DeviceChoice, Limits, LoadError, Stamp, cards};
+use crate::engine::candle::{CandleEngine, Card, DeviceChoice, Limits, LoadError, Share, Stamp, cards, free_of};
 use crate::gpu;
-use crate::models::{Held, ModelError, Pull, Step, Store, Took};
+use crate::models::{Held, Measured, ModelError, Pull, Step, Store, Took};
 use crate::node::fleet::with_causes;
 
 impl Loader {
@@ -49,22 +50,27 @@ impl Loader {
 
     /// On the cards, where there are any and it fits; `None`: it runs on the CPU.
     fn on_cards(&self, model: &ModelId, limits: Limits, of: u64) -> Result<Option<(CandleEngine, Held)>, Failed> {
-        let cards = self.usable_cards()?;
+        let cards = self.cards_for(model)?;
         if cards.is_empty() {
             return Ok(None);
         }
         let held = self.fetch(model)?;
-        let cards = self.cards_now(cards);
+        let cards = self.cards_now(&cards);
         let load = |of| {
             let (changes, arena) = (self.fleet.changes().clone(), self.arena.clone());
             CandleEngine::load_on_cards(model.clone(), &held.path, &cards, of, limits, changes, arena)
         };
         let engine = {
-            let _noted = Noted::begin(self.config.store(), model);
-            match load(of) {
+            let mut noted = Noted::begin(self.config.store(), model);
+            let before = self.free_of_each(&cards);
+            let engine = match load(of) {
                 Err(LoadError::NoLayout { .. }) if of > 1 => load(1),
                 settled => settled,
+            };
+            if let Ok(engine) = &engine {
+                noted.took = taken(engine.shares(), &before, &self.free_of_each(&cards));
             }
+            engine
         };
         match engine {
             Ok(engine) => Ok(Some((engine, held))),
@@ -76,6 +82,17 @@ impl Loader {
             }
             Err(error) => Err(self.failed(model, &error)),
         }
+    }
+
+    /// What drivers call free, by [`Card::index`]; nothing where a pass of another model takes and gives memory meanwhile, or
+    /// no driver counts.
+    fn free_of_each(&self, cards: &[Card]) -> BTreeMap<usize, u64> {
+        if !self.all().all(is_idle) {
+            return BTreeMap::new();
+        }
+        let free =
+            |card: &Card| Some((card.index, card.device.synchronize().ok().and_then(|()| free_of(&card.device))?));
+        cards.iter().filter_map(free).collect()
     }
 
     /// From the disk; noted before and after, and measured where nothing else changes what the process holds.
@@ -93,22 +110,31 @@ impl Loader {
             }
             _ => None,
         };
-        if let Some(took) = took {
-            tracing::info!(%model, predicted = %Bytes(took.predicted), took = %Bytes(took.took), "load measured");
-        }
-        noted.took = took;
+        noted.took = took.map(|took| ("cpu".to_owned(), took)).into_iter().collect();
         engine.map_err(|error| self.failed(model, &error))
     }
 
-    /// Thousandths that earlier loads took more than was predicted.
+    /// Thousandths that earlier loads took more of the host's memory than was predicted.
     pub(super) fn correction(&self, model: &ModelId) -> u64 {
-        match self.config.store().measured(model) {
-            Ok(measured) => measured.and_then(|measured| measured.on("cpu")).map_or(0, Took::thousandths),
-            Err(error) => {
-                tracing::warn!(%model, reason = with_causes(&error), "what earlier loads took is not used");
-                0
+        self.measured(model).and_then(|measured| measured.on("cpu")).map_or(0, Took::thousandths)
+    }
+
+    /// The cards, each with what earlier loads of this model took more there.
+    pub(super) fn cards_for(&self, model: &ModelId) -> Result<Vec<Card>, Failed> {
+        let mut cards = self.usable_cards()?.to_vec();
+        if let Some(measured) = self.measured(model).filter(|_| !cards.is_empty()) {
+            for card in &mut cards {
+                card.correction = measured.on(&card.id()).map_or(0, Took::thousandths);
             }
         }
+        Ok(cards)
+    }
+
+    fn measured(&self, model: &ModelId) -> Option<Measured> {
+        self.config.store().measured(model).unwrap_or_else(|error| {
+            tracing::warn!(%model, reason = with_causes(&error), "what earlier loads took is not used");
+            None
+        })
     }
 
     pub(super) fn fetch(&self, model: &ModelId) -> Result<Held, Failed> {
@@ -147,19 +173,28 @@ pub(super) fn usable(device: DeviceChoice) -> Result<Vec<Card>, String> {
     }
 }
 
+/// What a load took on each card that was asked before and after.
+fn taken(shares: &[Share], before: &BTreeMap<usize, u64>, after: &BTreeMap<usize, u64>) -> Vec<(String, Took)> {
+    let of = |share: &Share| {
+        let bytes = before.get(&share.card)?.saturating_sub(*after.get(&share.card)?);
+        Some((format!("cuda:{}", share.card), share.took(bytes)))
+    };
+    shares.iter().filter_map(of).collect()
+}
+
 /// A load under way, on disk: what is still there when this process is gone is a load that ended it. Struck out when this is
 /// dropped, however that comes about.
 struct Noted<'a> {
     store: Store,
     model: &'a ModelId,
-    /// On the CPU, where that was measured.
-    took: Option<Took>,
+    /// On each device where that was measured.
+    took: Vec<(String, Took)>,
 }
 
 impl<'a> Noted<'a> {
     fn begin(store: Store, model: &'a ModelId) -> Self {
         told(model, store.load_begins(model));
-        let noted = Self { store, model, took: None };
+        let noted = Self { store, model, took: Vec::new() };
         cfq_link::failpoint::hit("node.loading");
         noted
     }
@@ -167,7 +202,11 @@ impl<'a> Noted<'a> {
 
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        told(self.model, self.store.load_ends(self.model, self.took.map(|took| ("cpu", took))));
+        for (device, took) in &self.took {
+            let (model, predicted, took) = (self.model, Bytes(took.predicted), Bytes(took.took));
+            tracing::info!(%model, device, %predicted, %took, "load measured");
+        }
+        told(self.model, self.store.load_ends(self.model, &self.took));
     }
 }
 
@@ -175,5 +214,20 @@ impl Drop for Noted<'_> {
 fn told(model: &ModelId, written: Result<(), ModelError>) {
     if let Err(error) = written {
         tracing::debug!(%model, reason = with_causes(&error), "not noted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_card_gave_is_told_where_it_was_asked_before_and_after() {
+        let share = |card| Share { card, bytes: 1000, later: 300, weights: 400, correction: 0 };
+        let free = |of: &[(usize, u64)]| of.iter().copied().collect::<BTreeMap<_, _>>();
+        let shares = [share(0), share(1), share(2)];
+        let took = taken(&shares, &free(&[(0, 5000), (1, 5000)]), &free(&[(0, 4200), (2, 10)]));
+        assert_eq!(took, [("cuda:0".to_owned(), Took { predicted: 400, took: 500 })]);
+        assert_eq!(taken(&[], &free(&[(0, 5000)]), &free(&[(0, 1)])), []);
     }
 }

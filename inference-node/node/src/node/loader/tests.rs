@@ -7,6 +7,7 @@ use cfq_proto::messages::ModelReply;
 
 use super::*;
 use crate::engine::candle::{LoadError, need, need_on_cards};
+use crate::models::Took;
 
 const CUDA_0: usize = 0;
 
@@ -19,7 +20,7 @@ fn id(family: &str) -> ModelId {
 }
 
 fn card(free: u64) -> Card {
-    Card { index: CUDA_0, name: "a card".to_owned(), device: Device::Cpu, free, speed: 1.0 }
+    Card { index: CUDA_0, name: "a card".to_owned(), device: Device::Cpu, free, speed: 1.0, correction: 0 }
 }
 
 fn limits(memory: u64) -> Limits {
@@ -267,6 +268,26 @@ fn what_can_never_fit_is_unusable_and_what_has_no_room_now_is_offered_again() {
     assert!(matches!(rig.state("qwen2").residency, Residency::Unusable { .. }));
     rig.loader.offer_again(due);
     assert_eq!(rig.state("qwen2"), state);
+}
+
+/// candle's CPU device counts nothing, so what an earlier load took is written down here as a driver's count would be.
+#[test]
+fn what_loads_took_on_a_card_raises_the_next_sum_there() {
+    let plain = on_card("llama");
+    let mut rig = rig(1 << 40, Some(u64::MAX), 0);
+    assert_eq!(rig.wants("llama").need_bytes, plain);
+    let weights = rig.loader.loaded[&id("llama")].engine.shares()[0].weights;
+    let took = Took { predicted: weights, took: weights + weights / 4 };
+    rig.loader.config.store().load_ends(&id("llama"), &[("cuda:0".to_owned(), took)]).unwrap();
+    rig.loader.dismiss(&id("llama"));
+    rig.loader.see_off();
+    let raised = rig.wants("llama").need_bytes;
+    assert!(raised > plain && raised - plain <= weights / 4, "{raised} after {plain}");
+    // On another card it counts for nothing.
+    rig.loader.dismiss(&id("llama"));
+    rig.loader.see_off();
+    rig.loader.cards = Ok(vec![Card { index: 1, ..card(u64::MAX) }]);
+    assert_eq!((rig.wants("llama").need_bytes, rig.state("llama").device), (plain, "cuda:1".to_owned()));
 }
 
 /// The kernel still calls memory available that a pool will fill and that parked keys and values will take.

@@ -59,7 +59,7 @@ fn open(index: usize) -> Result<Card> {
     keep_freed_memory(&context)?;
     let name = context.name().w()?;
     let free = memory(&device).map_or(0, |(free, _)| free);
-    Ok(Card { index, name, device, free, speed })
+    Ok(Card { index, name, device, free, speed, correction: 0 })
 }
 
 /// What is freed stays with the process until it is wanted again: otherwise every step would give its activations back to

@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::Device;
+use cfq_memory::CardRoom;
 use serde::{Deserialize, Serialize};
 
 /// What a node is told to compute on.
@@ -74,11 +75,18 @@ pub struct Card {
     pub free: u64,
     /// Bytes per second of a copy within the card, for telling cards apart.
     pub speed: f64,
+    /// Thousandths that earlier loads of the model at hand took more here than its weights come to; 0 if none is at hand.
+    pub correction: u64,
 }
 
 impl Card {
     pub fn id(&self) -> String {
         format!("cuda:{}", self.index)
+    }
+
+    /// What it has for one of `of` models.
+    pub fn room(&self, of: u64) -> CardRoom {
+        CardRoom { free: self.free / of.max(1), speed: self.speed, correction: self.correction }
     }
 }
 

@@ -4,7 +4,6 @@ use cfq_memory::{CardRoom, DoesNotFit, Need, NoSplit, Parts, Shape, Split, Stack
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::{CHUNK_MOST, GUESSED_ROWS};
-use crate::engine::candle::card::device::Card;
 use crate::engine::candle::card::model::plan;
 use crate::engine::candle::card::pass::QUERIES;
 use crate::engine::candle::kv::BLOCK;
@@ -38,13 +37,11 @@ pub enum NoLayout {
     Cards(NoSplit),
 }
 
-/// Lays a model out over cards, of whose free memory it may take one part in `of`. `halves` as in
-/// [`super::model::halves`].
+/// Lays a model out over cards. `halves` as in [`super::model::halves`].
 pub fn layout(
     file: &ModelFile,
     architecture: &Architecture,
-    cards: &[Card],
-    of: u64,
+    rooms: &[CardRoom],
     sequences: u32,
     halves: bool,
 ) -> Result<Result<Layout, NoLayout>, HeaderError> {
@@ -54,22 +51,21 @@ pub fn layout(
     let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
     let most = context.saturating_mul(sequences).min(1 << 40);
     let tokens = whole(LEAST_TOKENS.min(context))..=whole(most);
-    let rooms: Vec<CardRoom> =
-        cards.iter().map(|card| CardRoom { free: card.free / of.max(1), speed: card.speed }).collect();
     let enough = most.min(ENOUGH_TOKENS.saturating_mul(sequences));
-    let split = match split(&stack, &rooms, tokens.clone(), enough) {
+    let split = match split(&stack, rooms, tokens.clone(), enough) {
         Ok(split) => split,
         Err(refused) => {
-            let alone = <&[CardRoom; 1]>::try_from(&rooms[..]).ok();
-            let one = alone.and_then(|[card]| fit(parts, tokens, card.free).err());
+            let alone = <&[CardRoom; 1]>::try_from(rooms).ok();
+            let of = |card: &CardRoom| Parts { correction: card.correction, ..parts };
+            let one = alone.and_then(|[card]| fit(of(card), tokens, card.free).err());
             return Ok(Err(one.map_or(NoLayout::Cards(refused), NoLayout::Card)));
         }
     };
     let used = split.shares.len() as u64;
     let need = Need {
         weights: parts.weights.stored,
-        correction: 0,
-        tables: parts.tables,
+        correction: split.shares.iter().map(|share| share.correction).sum(),
+        tables: parts.tables.saturating_mul(used),
         kv_per_token: parts.kv_per_token,
         // In whole blocks.
         kv_tokens: split.kv_tokens / BLOCK as u64 * BLOCK as u64,
@@ -139,13 +135,28 @@ mod tests {
     use crate::engine::candle::card::model::{CardModel, Stage};
     use crate::engine::candle::parity::{FAMILIES, folder};
 
-    fn card(free: u64) -> Card {
-        Card { index: 0, name: "a card".to_owned(), device: Device::Cpu, free, speed: 1.0 }
+    fn card(free: u64) -> CardRoom {
+        CardRoom { free, speed: 1.0, correction: 0 }
     }
 
-    fn laid(family: &str, cards: &[Card]) -> Result<Layout, NoLayout> {
+    fn laid(family: &str, cards: &[CardRoom]) -> Result<Layout, NoLayout> {
         let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
-        layout(&file, &Architecture::read(&file).unwrap(), cards, 1, 4, false).unwrap()
+        layout(&file, &Architecture::read(&file).unwrap(), cards, 4, false).unwrap()
+    }
+
+    #[test]
+    fn the_sum_is_what_the_cards_give() {
+        let one = laid("llama", &[card(8 << 30)]).unwrap();
+        let smallest = one.need.with_tokens(LEAST_TOKENS.min(512));
+        assert_eq!(one.need.total(), one.split.shares[0].bytes);
+        // Neither holds it alone.
+        let raised = CardRoom { correction: 100, ..card(smallest.total() - 1) };
+        let two = laid("llama", &[raised, raised]).unwrap();
+        assert_eq!(two.split.shares.len(), 2);
+        // But for what does not fill a block of the pool.
+        let over = two.split.shares.iter().map(|share| share.bytes).sum::<u64>() - two.need.total();
+        assert!(over < BLOCK as u64 * two.need.kv_per_token, "{over}");
+        assert!(two.need.correction > two.need.weights / 11, "{}", two.need);
     }
 
     #[test]
@@ -154,7 +165,7 @@ mod tests {
             for path in [folder(family), folder(family).join("model.gguf")] {
                 let file = ModelFile::read(&path).unwrap();
                 let architecture = Architecture::read(&file).unwrap();
-                let layout = layout(&file, &architecture, &[card(8 << 30)], 1, 4, false).unwrap().unwrap();
+                let layout = layout(&file, &architecture, &[card(8 << 30)], 4, false).unwrap().unwrap();
                 let stages = vec![Stage { device: Device::Cpu, layers: layout.split.shares[0].layers.clone() }];
                 let model = CardModel::load(&file, architecture, stages).unwrap();
                 assert_eq!(layout.need.weights, model.stored_bytes() as u64, "{}", path.display());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::DType;
+use cfq_memory::CardRoom;
 use cfq_proto::model::ModelId;
 
 use crate::engine::candle::architecture::Architecture;
@@ -14,6 +15,7 @@ use crate::engine::candle::card::model::{CardModel, Stage, halves};
 use crate::engine::candle::kv::BLOCK;
 use crate::engine::candle::others::Other;
 use crate::engine::candle::{Arena, CandleEngine, Changes, Limits, LoadError, Loaded, Need, On, Opened};
+use crate::models::Took;
 use crate::models::file::ModelFile;
 
 /// What one card gives a model, in bytes.
@@ -25,12 +27,25 @@ pub struct Share {
     pub bytes: u64,
     /// Of that, what the load does not take: only passes do, and the driver.
     pub later: u64,
+    /// Of that, the weights.
+    pub weights: u64,
+    /// Of that, what earlier loads took more than those.
+    pub correction: u64,
+}
+
+impl Share {
+    /// What of `bytes` that went with a load was for the weights, beside what was predicted for them: tables and pool are
+    /// taken in one piece each and are what they are.
+    pub fn took(&self, bytes: u64) -> Took {
+        let beside = self.bytes.saturating_sub(self.later + self.weights + self.correction);
+        Took { predicted: self.weights, took: bytes.saturating_sub(beside) }
+    }
 }
 
 /// What a model would take on these cards as they are given.
 pub fn need_on_cards(path: &Path, cards: &[Card], limits: Limits) -> Result<Need, LoadError> {
     let (file, architecture) = read(path)?;
-    Ok(laid_out(&file, &architecture, cards, 1, limits)?.need)
+    Ok(laid_on(&file, &architecture, cards, 1, limits)?.need)
 }
 
 fn read(path: &Path) -> Result<(ModelFile, Architecture), LoadError> {
@@ -50,20 +65,35 @@ fn named<'a>(cards: impl Iterator<Item = &'a Card>) -> String {
     cards.map(Card::id).collect::<Vec<_>>().join(",")
 }
 
-fn laid_out(
+fn laid_on(
     file: &ModelFile,
     architecture: &Architecture,
     cards: &[Card],
     of: u64,
     limits: Limits,
 ) -> Result<Layout, LoadError> {
+    let rooms: Vec<CardRoom> = cards.iter().map(|card| card.room(of)).collect();
+    laid_out(file, architecture, &named(cards.iter()), &rooms, limits.max_sequences, !precise(cards))
+}
+
+/// The one sum for a card, whoever asks. `halves`: these are cards, and not candle's CPU device.
+fn laid_out(
+    file: &ModelFile,
+    architecture: &Architecture,
+    cards: &str,
+    rooms: &[CardRoom],
+    sequences: u32,
+    halves: bool,
+) -> Result<Layout, LoadError> {
     let dim = architecture.shape.head_dim;
-    if !cards.iter().all(|card| card.device.is_cpu()) && dim > HEAD_DIM_MOST {
+    if halves && dim > HEAD_DIM_MOST {
         let what = format!("its heads have {dim} values, and the cards' kernel takes {HEAD_DIM_MOST} at most");
         return Err(file.unsupported(what).into());
     }
-    layout(file, architecture, cards, of, limits.max_sequences, !precise(cards))?.map_err(|source| {
-        LoadError::NoLayout { path: file.path().to_owned(), cards: named(cards.iter()), source: Box::new(source) }
+    layout(file, architecture, rooms, sequences, halves)?.map_err(|source| LoadError::NoLayout {
+        path: file.path().to_owned(),
+        cards: cards.to_owned(),
+        source: Box::new(source),
     })
 }
 
@@ -85,7 +115,7 @@ impl CandleEngine {
         let now =
             |card: &Card| Card { free: free_of(&card.device).unwrap_or(card.free).min(card.free), ..card.clone() };
         let cards: Vec<Card> = cards.iter().map(now).collect();
-        let laid = laid_out(&opened.file, &architecture, &cards, of, limits)?;
+        let laid = laid_on(&opened.file, &architecture, &cards, of, limits)?;
         let device = named(laid.split.shares.iter().filter_map(|share| cards.get(share.card)));
         tracing::info!(%model, device, need = %laid.need, "loading model");
         let failed = |source: candle_core::Error| {
@@ -106,7 +136,8 @@ impl CandleEngine {
         let held = network.stored_bytes() as u64;
         let later = (laid.need.scratch + laid.need.reserve) / (laid.split.shares.len() as u64).max(1);
         let share = |share: &cfq_memory::CardShare| {
-            Some(Share { card: cards.get(share.card)?.index, bytes: share.bytes, later })
+            let &cfq_memory::CardShare { bytes, weights, correction, .. } = share;
+            Some(Share { card: cards.get(share.card)?.index, bytes, later, weights, correction })
         };
         let shares = laid.split.shares.iter().filter_map(share).collect();
         let (need, on) = (laid.need, On { device: device.clone(), shares });
@@ -121,3 +152,16 @@ impl CandleEngine {
 
 /// Largest vector of a head that the kernel's registers hold.
 const HEAD_DIM_MOST: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_load_took_is_held_against_its_weights_alone() {
+        let share = Share { card: 0, bytes: 1000, later: 300, weights: 400, correction: 40 };
+        assert_eq!(share.took(720), Took { predicted: 400, took: 460 });
+        assert_eq!(share.took(720).thousandths(), 150);
+        assert_eq!(share.took(0), Took { predicted: 400, took: 0 });
+    }
+}

@@ -82,6 +82,7 @@ impl Under {
                 device: Device::Cpu,
                 free: crate::gpu::available_memory(),
                 speed: 1.0,
+                correction: 0,
             },
             Self::Card(card) => card.clone(),
         }
