@@ -83,6 +83,58 @@ fn the_doctor_tells_of_every_card_who_else_is_on_it_and_what_is_wrong() {
     says(&doctor(), &["does not answer", "models run on the CPU"]);
 }
 
+/// Lines of the scenario for a 3060 that has so many bytes free.
+fn with_free(free: u64) -> String {
+    format!("{}used = {}\n", rtx_3060(), 12 * GIB - GIB / 4 - free)
+}
+
+/// The sum is the one a load is laid out by: a card that a guess from the CPU's would have called large enough is none.
+#[test]
+fn fit_tells_what_each_card_would_hold_and_what_they_would_together() {
+    let home = tempfile::tempdir().unwrap();
+    let Some(cards) = Cards::new(home.path(), &(with_free(600 << 20) + &rtx_3090())) else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/node/tests/fixtures/models/llama");
+    let model = format!("path:{}", folder.display());
+    let fit = || cfq(home.path(), &["models", "fit", &model], &cards.environment());
+    let places = || {
+        let text = cfq(home.path(), &["--json", "models", "fit", &model], &cards.environment());
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["places"].as_array().unwrap().clone()
+    };
+    let found = places();
+    let ids: Vec<&str> = found.iter().map(|place| place["device"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["cpu", "cuda:0", "cuda:1", "cuda:0,cuda:1"]);
+    assert_eq!(found.iter().map(|place| place["used"] == true).collect::<Vec<_>>(), [true, false, false, false]);
+    let fits = |place: &serde_json::Value| {
+        let lengths = place["lengths"].as_array().unwrap();
+        lengths.iter().map(|length| length["fits"].as_bool().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((fits(&found[1]), fits(&found[2]), fits(&found[3])), (vec![false], vec![true], vec![true]));
+    let term = |name: &str| found[2]["terms"][name].as_u64().unwrap();
+    let longest = &found[2]["lengths"][0];
+    let sum = term("weights") + term("tables") + term("scratch") + term("reserve") + 512 * term("kv_per_token");
+    assert_eq!((longest["tokens"].as_u64(), longest["total"].as_u64()), (Some(512), Some(sum)), "{found:?}");
+    assert_eq!(term("reserve"), 768 << 20);
+    // One is enough for it.
+    assert_eq!(found[3]["shares"].as_array().unwrap().len(), 1);
+    let words = fit();
+    says(
+        &words,
+        &["RTX 3060): 600.0 MiB available; this build runs models on the CPU", "600.0 MiB are available: weights"],
+    );
+    says(&words, &["+ reserve 768.0 MiB =", "cuda:0,cuda:1 ("]);
+
+    // Neither holds it alone.
+    cards.change_to(&with_free(sum - 8192).repeat(2));
+    let found = places();
+    assert_eq!([1, 2, 3].map(|at| fits(&found[at])), [vec![false], vec![false], vec![true]], "{found:?}");
+    let layers: Vec<_> = found[3]["shares"].as_array().unwrap().iter().map(|part| part["layers"].as_u64()).collect();
+    assert_eq!(layers, [Some(1), Some(1)]);
+    says(&fit(), &["cuda:0: layers 0 to 0, ", "cuda:1: layers 1 to 1, "]);
+
+    cards.change_to(&with_free(600 << 20).repeat(2));
+    says(&fit(), &["needs ", "on every card", "the cards have 600.0 MiB and 600.0 MiB"]);
+}
+
 fn cards_of(node: &NodeView) -> Vec<&Device> {
     node.devices.iter().filter(|d| d.kind == DeviceKind::Cuda).collect()
 }

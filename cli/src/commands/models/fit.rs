@@ -1,14 +1,17 @@
 //! `cfq models fit`: the memory ledger's sum for one model, without loading it and without a server.
 
+mod cards;
+
 use std::path::PathBuf;
 
-use cfq_inference_node::engine::candle::{Bytes, Division, Estimate, LoadError, Need, divide, estimate};
+use cfq_inference_node::engine::candle::{Bytes, DeviceChoice, Division, Estimate, LoadError, Need, divide, estimate};
 use cfq_inference_node::gpu;
 use cfq_inference_node::models::{ModelError, Store, Took};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
 
+use self::cards::OnCards;
 use super::refused;
 use crate::config::{Config, Node};
 use crate::exit;
@@ -30,6 +33,7 @@ pub struct Fit {
     context: u64,
     /// It runs on no card, and one sequence at a time.
     alone: bool,
+    /// On the CPU.
     terms: Terms,
     /// What loads here took, and what was predicted for them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,9 +44,9 @@ pub struct Fit {
     places: Vec<Place>,
 }
 
-/// In bytes, on the CPU.
+/// In bytes.
 #[derive(Serialize)]
-struct Terms {
+pub struct Terms {
     weights: u64,
     tables: u64,
     correction: u64,
@@ -61,8 +65,11 @@ struct Place {
     available: u64,
     /// Bytes beside them for parked KV.
     parked_kv: u64,
-    /// This build runs models there.
+    /// This build runs models there, and the configuration's `device` lets it.
     used: bool,
+    /// Where it is a card, or all of them together.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    on_cards: Option<OnCards>,
     lengths: Vec<Length>,
 }
 
@@ -80,38 +87,54 @@ pub fn fit(store: &Store, config: &Config, model: ModelId) -> anyhow::Result<Fit
         _ if model.endpoint().is_some() => return Err(refused(ModelError::Proxied { model })),
         _ => store.show(&model).map_err(refused)?.path,
     };
-    let mut sums = estimate(&path).map_err(|error| match error {
+    let mut sums = estimate(&path, config.node.max_sequences).map_err(|error| match error {
         // The file asked about is not one of ours.
         LoadError::Header(source) => exit::usage(format!("{:#}", anyhow::Error::from(source))),
         error => error.into(),
     })?;
     let (measured, unmeasured) = match store.measured(&model) {
-        Ok(measured) => (measured.and_then(|measured| measured.on("cpu")), None),
+        Ok(measured) => (measured, None),
         Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
-    sums.cpu = sums.cpu.corrected(measured.map_or(0, Took::thousandths));
-    let places = gpu::inventory().devices.iter().filter_map(|device| place(device, &sums, &config.node)).collect();
-    let Need { weights, tables, correction, kv_per_token, scratch, loading, reserve, .. } = sums.cpu;
-    let terms = Terms { weights, tables, correction, kv_per_token, scratch, loading, reserve };
-    let alone = sums.card.is_none();
-    Ok(Fit { model, path, file: sums.file, context: sums.context, alone, terms, measured, unmeasured, places })
+    let devices = gpu::inventory().devices;
+    let on_cpu = measured.as_ref().and_then(|measured| measured.on("cpu"));
+    sums.cpu = sums.cpu.corrected(on_cpu.map_or(0, Took::thousandths));
+    let mut places: Vec<Place> = devices.iter().filter_map(|device| on_host(device, &sums, &config.node)).collect();
+    if !sums.alone {
+        places.extend(cards::places(&devices, &path, sums.context, measured.as_ref(), &config.node)?);
+    }
+    let Estimate { file, context, cpu, alone } = sums;
+    Ok(Fit { model, path, file, context, alone, terms: cpu.into(), measured: on_cpu, unmeasured, places })
 }
 
-/// `None`: the model cannot run there.
-fn place(device: &Device, sums: &Estimate, node: &Node) -> Option<Place> {
+/// `None`: it is a card.
+fn on_host(device: &Device, sums: &Estimate, node: &Node) -> Option<Place> {
+    match device.kind {
+        DeviceKind::Cpu => {}
+        DeviceKind::Cuda => return None,
+    }
     let free = device.memory_total.saturating_sub(device.memory_others);
-    let (need, division, used) = match device.kind {
-        DeviceKind::Cpu => (sums.cpu, divide(free.min(node.memory_limit.unwrap_or(u64::MAX)), node.parked_kv), true),
-        DeviceKind::Cuda => (sums.card?, Division { models: free, parked: 0 }, false),
-    };
+    let division = divide(free.min(node.memory_limit.unwrap_or(u64::MAX)), node.parked_kv);
     let Division { models: available, parked: parked_kv } = division;
-    let lengths = LENGTHS.into_iter().filter(|tokens| *tokens < sums.context).chain([sums.context]);
     let length = |tokens| {
-        let total = need.with_tokens(tokens).total();
+        let total = sums.cpu.with_tokens(tokens).total();
         Length { tokens, total, fits: total <= available }
     };
+    let used = matches!(node.device, DeviceChoice::Auto | DeviceChoice::Cpu);
     let (device, name) = (device.id.clone(), device.name.clone());
-    Some(Place { device, name, available, parked_kv, used, lengths: lengths.map(length).collect() })
+    let lengths = lengths(sums.context).map(length).collect();
+    Some(Place { device, name, available, parked_kv, used, on_cards: None, lengths })
+}
+
+fn lengths(context: u64) -> impl Iterator<Item = u64> {
+    LENGTHS.into_iter().filter(move |tokens| *tokens < context).chain([context])
+}
+
+impl From<Need> for Terms {
+    fn from(need: Need) -> Self {
+        let Need { weights, tables, correction, kv_per_token, kv_tokens: _, scratch, loading, reserve } = need;
+        Self { weights, tables, correction, kv_per_token, scratch, loading, reserve }
+    }
 }
 
 pub fn words(fit: &Fit) -> String {
@@ -154,12 +177,22 @@ pub fn words(fit: &Fit) -> String {
         lines.push(format!("\n{}", output::plain(why)));
     }
     for place in &fit.places {
-        let how = if place.used {
-            &*format!(" to models, {} beside that for parked KV", Bytes(place.parked_kv))
-        } else {
-            "; this version puts nothing there, so what it would take: weights as stored, KV in F16"
+        let how = match (&place.on_cards, place.used) {
+            (None, true) => format!(" to models, {} beside that for parked KV", Bytes(place.parked_kv)),
+            (Some(_), true) => String::new(),
+            (Some(_), false) if !gpu::uses_cards() => format!("; {}, so what it would take", gpu::use_of_cards()),
+            (_, false) => "; the configuration's device puts nothing there, so what it would take".to_owned(),
         };
-        lines.push(format!("\n{} ({}): {} available{how}", place.device, place.name, Bytes(place.available)));
+        lines.push(format!(
+            "\n{} ({}): {} available{how}",
+            place.device,
+            output::plain(&place.name),
+            Bytes(place.available)
+        ));
+        lines.extend(place.on_cards.as_ref().map(OnCards::words));
+        if place.lengths.is_empty() {
+            continue;
+        }
         let row = |l: &Length| {
             vec![l.tokens.to_string(), Bytes(l.total).to_string(), if l.fits { "yes" } else { "no" }.to_owned()]
         };

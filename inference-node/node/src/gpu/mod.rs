@@ -38,9 +38,14 @@ pub struct Trouble {
     pub next_step: String,
 }
 
+/// Whether this build of cfq can run models on cards.
+pub fn uses_cards() -> bool {
+    cfg!(feature = "cuda")
+}
+
 /// What this build of cfq does with cards.
 pub fn use_of_cards() -> &'static str {
-    if cfg!(feature = "cuda") {
+    if uses_cards() {
         "this build runs models on them where device allows it (`cfq engine check` tries them)"
     } else {
         "this build runs models on the CPU (docs/gpu.md says how one for cards is made)"

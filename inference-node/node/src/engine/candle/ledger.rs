@@ -6,7 +6,6 @@ use cfq_memory::{Need, Parts, Shape, WeightSum, fit};
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::batcher::{CHUNK_MOST, GUESSED_ROWS};
-use crate::engine::candle::card;
 use crate::engine::candle::kv::BLOCK;
 use crate::engine::candle::others::Other;
 use crate::engine::candle::{Limits, LoadError, linear};
@@ -38,7 +37,7 @@ pub fn need_corrected(path: &Path, limits: Limits, thousandths: u64) -> Result<N
     sum.corrected(thousandths).fit(limits)
 }
 
-/// The sums of a model with room for one sequence of its longest length.
+/// The sum of a model on the CPU, with room for one sequence of its longest length.
 #[derive(Debug, Clone, Copy)]
 pub struct Estimate {
     /// Bytes of the file.
@@ -47,22 +46,21 @@ pub struct Estimate {
     pub context: u64,
     /// In this process, on the CPU.
     pub cpu: Need,
-    /// On a graphics card: weights as stored, keys and values in F16. `None`: it cannot run on one.
-    pub card: Option<Need>,
+    /// It runs on no card, and one sequence at a time.
+    pub alone: bool,
 }
 
-pub fn estimate(path: &Path) -> Result<Estimate, LoadError> {
+/// `max_sequences` as a node would load it with: they share the scratch memory.
+pub fn estimate(path: &Path, max_sequences: u32) -> Result<Estimate, LoadError> {
     let file = ModelFile::read(path)?;
     let most = Limits { memory: u64::MAX, max_sequences: 1 };
     if let Some(other) = Other::of(&file)? {
         let cpu = Sum::of_other(&file, &other)?.fit(most)?;
-        return Ok(Estimate { file: file.size(), context: other.shape.context, cpu, card: None });
+        return Ok(Estimate { file: file.size(), context: other.shape.context, cpu, alone: true });
     }
     let architecture = Architecture::read(&file)?;
-    let cpu = Sum::of(&file, &architecture, 1)?.fit(most)?;
-    let kv_per_token = architecture.shape.kv_per_token(card::ELEMENT);
-    let card = Some(Need { weights: file.size(), tables: 0, loading: 0, kv_per_token, ..cpu });
-    Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, card })
+    let cpu = Sum::of(&file, &architecture, max_sequences)?.fit(most)?;
+    Ok(Estimate { file: file.size(), context: architecture.shape.context, cpu, alone: false })
 }
 
 /// What a model's need is made of, but for how much there is.

@@ -39,8 +39,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 use std::time::{Instant, UNIX_EPOCH};
 
-use cfq_memory::DoesNotFit;
-pub use cfq_memory::{Bytes, Division, Need, divide};
+pub use cfq_memory::{Bytes, CardRoom, CardShare, Division, DoesNotFit, Need, divide};
 use cfq_proto::job::{JobFailure, OutputFormat, Prompt, Written};
 use cfq_proto::messages::WarmUp;
 use cfq_proto::model::ModelId;
@@ -51,7 +50,7 @@ use futures::future::BoxFuture;
 use crate::engine::candle::ahead::{Piece, Turn};
 use crate::engine::candle::architecture::Architecture;
 pub use crate::engine::candle::card::{
-    Card, DeviceChoice, NoCard, NoLayout, NoSuchDevice, Share, cards, free_of, need_on_cards,
+    Card, DeviceChoice, Layout, NoCard, NoLayout, NoSuchDevice, Share, cards, fit_on_cards, free_of, need_on_cards,
 };
 pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};

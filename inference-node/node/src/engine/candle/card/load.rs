@@ -42,6 +42,13 @@ impl Share {
     }
 }
 
+/// Where a build for cards would put the model on cards with such rooms, without opening one. `cards`: as they are named in
+/// a refusal.
+pub fn fit_on_cards(path: &Path, cards: &str, rooms: &[CardRoom], max_sequences: u32) -> Result<Layout, LoadError> {
+    let (file, architecture) = read(path)?;
+    laid_out(&file, &architecture, cards, rooms, max_sequences, true)
+}
+
 /// What a model would take on these cards as they are given.
 pub fn need_on_cards(path: &Path, cards: &[Card], limits: Limits) -> Result<Need, LoadError> {
     let (file, architecture) = read(path)?;

@@ -19,6 +19,6 @@ mod parity;
 mod pass;
 
 pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, memory};
-pub use ledger::{ELEMENT, NoLayout};
-pub use load::{Share, need_on_cards};
+pub use ledger::{ELEMENT, Layout, NoLayout};
+pub use load::{Share, fit_on_cards, need_on_cards};
 pub use model::{CardModel, Stage};
