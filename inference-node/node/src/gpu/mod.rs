@@ -76,6 +76,13 @@ pub fn inventory() -> Inventory {
     Inventory { devices, words, driver, troubles }
 }
 
+/// Number and UUID of every card that tells both; none where NVML does not answer.
+pub fn uuids() -> Vec<(usize, String)> {
+    let Ok(nvml) = Nvml::init() else { return Vec::new() };
+    let of = |index: u32| Some((usize::try_from(index).ok()?, nvml.device_by_index(index).ok()?.uuid().ok()?));
+    (0..nvml.device_count().unwrap_or(0)).filter_map(of).collect()
+}
+
 fn cards(nvml: &Nvml, troubles: &mut Vec<Trouble>) -> Result<Vec<Device>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..nvml.device_count()? {

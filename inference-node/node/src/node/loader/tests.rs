@@ -20,7 +20,7 @@ fn id(family: &str) -> ModelId {
 }
 
 fn card(free: u64) -> Card {
-    Card { index: CUDA_0, name: "a card".to_owned(), device: Device::Cpu, free, speed: 1.0, correction: 0 }
+    Card { index: CUDA_0, name: "a card".to_owned(), uuid: None, device: Device::Cpu, free, speed: 1.0, correction: 0 }
 }
 
 fn limits(memory: u64) -> Limits {

@@ -14,9 +14,11 @@ use half::f16;
 
 use crate::engine::candle::card::attention::{Attend, Kind};
 use crate::engine::candle::card::device::{Card, DeviceChoice, NoCard};
+use crate::engine::candle::card::numbers::{Numbered, numbered};
 use crate::engine::candle::card::pages::Write;
 use crate::engine::candle::card::pass::QUERIES;
 use crate::engine::candle::kv::BLOCK;
+use crate::gpu;
 
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/paged.ptx"));
 const MODULE: &str = "cfq_paged";
@@ -27,25 +29,39 @@ const FILL: usize = 1024;
 /// Shared memory a kernel gets without asking.
 const SHARED: usize = 48 << 10;
 
-/// The cards that `choice` means, opened.
+/// The cards that `choice` means, opened, in the order of their numbers.
 pub fn cards(choice: DeviceChoice) -> std::result::Result<Vec<Card>, NoCard> {
     libraries()?;
-    let count = CudaContext::device_count().w().map_err(NoCard::Driver)? as usize;
-    let wanted: Vec<usize> = match choice {
-        DeviceChoice::Auto => (0..count).collect(),
-        DeviceChoice::Cpu => Vec::new(),
-        DeviceChoice::Cuda(index) if index < count => vec![index],
-        DeviceChoice::Cuda(index) => return Err(NoCard::NoSuchCard { index, count }),
-    };
-    if count == 0 {
+    let count = CudaContext::device_count().w().map_err(NoCard::Driver)?;
+    let seen: Vec<Option<[u8; 16]>> = (0..count).map(uuid).collect();
+    let (all, matched) = numbered(&seen, &gpu::uuids());
+    if all.is_empty() {
         return Err(NoCard::NoCards);
     }
-    wanted.into_iter().map(|index| open(index).map_err(NoCard::Driver)).collect()
+    if !matched {
+        tracing::warn!("cards cannot be matched with NVML's: cuda:N is CUDA's number here, not nvidia-smi's");
+    }
+    let wanted: Vec<&Numbered> = match choice {
+        DeviceChoice::Auto => all.iter().collect(),
+        DeviceChoice::Cpu => Vec::new(),
+        DeviceChoice::Cuda(index) => match all.iter().find(|card| card.index == index) {
+            Some(card) => vec![card],
+            None => return Err(NoCard::NoSuchCard { index, seen: all.iter().map(|card| card.index).collect() }),
+        },
+    };
+    wanted.into_iter().map(|card| open(card).map_err(NoCard::Driver)).collect()
 }
 
-fn open(index: usize) -> Result<Card> {
+/// Of CUDA's card of that number.
+fn uuid(ordinal: c_int) -> Option<[u8; 16]> {
+    let device = driver::result::device::get(ordinal).ok()?;
+    // Bytes, which C calls characters.
+    Some(driver::result::device::get_uuid(device).ok()?.bytes.map(|byte| byte as u8))
+}
+
+fn open(numbered: &Numbered) -> Result<Card> {
     // A stream of its own: the default one is another for each thread, and models are loaded by one and run by another.
-    let device = Device::new_cuda_with_stream(index)?;
+    let device = Device::new_cuda_with_stream(numbered.ordinal)?;
     let cuda = device.as_cuda_device()?;
     let context = cuda.cuda_stream().context().clone();
     // SAFETY: all work on this device's memory goes through this one stream, in order.
@@ -59,7 +75,9 @@ fn open(index: usize) -> Result<Card> {
     keep_freed_memory(&context)?;
     let name = context.name().w()?;
     let free = memory(&device).map_or(0, |(free, _)| free);
-    Ok(Card { index, name, device, free, speed, correction: 0 })
+    let Numbered { index, uuid, .. } = numbered.clone();
+    tracing::debug!(index, ordinal = numbered.ordinal, uuid, name, "card opened");
+    Ok(Card { index, name, uuid, device, free, speed, correction: 0 })
 }
 
 /// What is freed stays with the process until it is wanted again: otherwise every step would give its activations back to

@@ -67,9 +67,11 @@ impl From<DeviceChoice> for String {
 /// One card, ready to be used.
 #[derive(Debug, Clone)]
 pub struct Card {
-    /// As in `cuda:0`.
+    /// As in `cuda:0`: NVML's, as far as the two can be matched.
     pub index: usize,
     pub name: String,
+    /// By which NVML knows it, if so.
+    pub uuid: Option<String>,
     pub device: Device,
     /// Bytes that nobody has taken, when it was looked at.
     pub free: u64,
@@ -104,10 +106,14 @@ pub enum NoCard {
     NoLibrary { library: &'static str, package: &'static str },
     #[error("the NVIDIA driver sees no card")]
     NoCards,
-    #[error("there is no card {index}; the NVIDIA driver sees {count}")]
-    NoSuchCard { index: usize, count: usize },
+    #[error("there is no card cuda:{index}; the NVIDIA driver shows this process {}", listed(seen))]
+    NoSuchCard { index: usize, seen: Vec<usize> },
     #[error("the NVIDIA driver does not answer")]
     Driver(#[source] candle_core::Error),
+}
+
+fn listed(cards: &[usize]) -> String {
+    cards.iter().map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(" and ")
 }
 
 /// The cards that `choice` means, opened.

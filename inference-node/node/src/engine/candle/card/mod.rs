@@ -13,6 +13,8 @@ mod ledger;
 mod linear;
 mod load;
 mod model;
+#[cfg(any(feature = "cuda", test))]
+mod numbers;
 mod pages;
 #[cfg(test)]
 mod parity;

@@ -55,7 +55,7 @@ const SEQUENCES: u32 = 8;
 fn on_card(name: &str, path: &Path, card: &Card) -> Result<Vec<LedgerRow>, String> {
     let driver = || memory(&card.device).map(|(free, total)| total - free);
     let meters: [(&'static str, &dyn Fn() -> Option<u64>); 2] =
-        [("driver", &driver), ("nvml", &|| by_nvml(card.index))];
+        [("driver", &driver), ("nvml", &|| by_nvml(card.uuid.as_deref()?))];
     let before = meters.map(|(by, read)| (by, read, read()));
     let limits = Limits { memory: u64::MAX, max_sequences: SEQUENCES };
     let model = "path:check".parse::<ModelId>().map_err(|error| error.to_string())?;
@@ -69,9 +69,10 @@ fn on_card(name: &str, path: &Path, card: &Card) -> Result<Vec<LedgerRow>, Strin
     Ok(before.into_iter().filter_map(row).collect())
 }
 
-fn by_nvml(index: usize) -> Option<u64> {
+/// Of the same card, and not of another that has its number.
+fn by_nvml(uuid: &str) -> Option<u64> {
     let nvml = nvml_wrapper::Nvml::init().ok()?;
-    let device = nvml.device_by_index(u32::try_from(index).ok()?).ok()?;
+    let device = nvml.device_by_uuid(uuid).ok()?;
     Some(device.memory_info().ok()?.used)
 }
 

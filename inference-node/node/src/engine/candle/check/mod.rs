@@ -79,6 +79,7 @@ impl Under {
             Self::Cpu => Card {
                 index: 0,
                 name: "the CPU as a card".to_owned(),
+                uuid: None,
                 device: Device::Cpu,
                 free: crate::gpu::available_memory(),
                 speed: 1.0,
