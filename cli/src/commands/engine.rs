@@ -25,9 +25,17 @@ fn render(report: &CheckReport) -> String {
         let verdict = if row.passed { "ok" } else { "FAIL" };
         vec![row.model.clone(), verdict.to_owned(), format!("{:.0e}", row.allowed), said]
     });
-    parts.push(table(&["SCORES AS THE CPU'S", "", "ALLOWED", "APART"], &parity.collect::<Vec<_>>()));
-    let ledger = report.ledger.iter().map(|row| vec![row.model.clone(), row.words(), row.sum.clone()]);
-    parts.push(table(&["LEDGER", "", "SUM"], &ledger.collect::<Vec<_>>()));
+    parts.push(table(&["SCORES AND TEXTS", "", "ALLOWED", "APART"], &parity.collect::<Vec<_>>()));
+    let ledger = report.ledger.iter().map(|row| {
+        let verdict = match row.allowed {
+            None => String::new(),
+            Some(_) if row.failed() => "FAIL".to_owned(),
+            Some(_) => "ok".to_owned(),
+        };
+        let allowed = row.allowed.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
+        vec![row.model.clone(), verdict, allowed, row.words(), row.sum.clone()]
+    });
+    parts.push(table(&["LEDGER", "", "ALLOWED", "", "SUM"], &ledger.collect::<Vec<_>>()));
     let mut rates = Vec::new();
     for row in &report.speed {
         let (prompt, rate) = (row.prefill.prompt, row.prefill.tokens_per_second);
@@ -44,10 +52,13 @@ fn render(report: &CheckReport) -> String {
         let left_out: Vec<String> = report.not_run.iter().map(|what| format!("  {what}")).collect();
         parts.push(format!("Not run:\n{}", left_out.join("\n")));
     }
-    let failed = report.parity.iter().filter(|row| !row.passed).count();
-    parts.push(match failed {
-        0 => "All parity checks passed.".to_owned(),
-        _ => format!("{} failed.", output::count(failed, "parity check")),
+    if !report.failures.is_empty() {
+        let failures: Vec<String> = report.failures.iter().map(|what| format!("  {}", output::plain(what))).collect();
+        parts.push(format!("FAILED:\n{}", failures.join("\n")));
+    }
+    parts.push(match report.failed() {
+        0 => "Everything that was run passed.".to_owned(),
+        failed => format!("{} failed.", output::count(failed, "check")),
     });
     parts.join("\n\n")
 }

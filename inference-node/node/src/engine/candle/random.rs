@@ -17,6 +17,8 @@ pub struct RandomFile {
     pub hidden: usize,
     pub feed_forward: usize,
     pub layers: usize,
+    /// Of each layer, and how many a token goes to; `None`: no mixture.
+    pub experts: Option<(usize, usize)>,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
@@ -63,6 +65,11 @@ pub fn matrix(rows: usize, cols: usize, spread: f32, format: GgmlDType, drawn: u
     qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
 }
 
+/// The same with another sight of its rows.
+fn shaped(matrix: &QTensor, dims: Vec<usize>) -> Result<QTensor> {
+    qtensor_from_ggml(matrix.dtype(), &matrix.data()?, dims, &Device::Cpu)
+}
+
 /// A vector around one.
 fn norm(length: usize, seed: u64) -> Result<QTensor> {
     let mut dice = Dice(seed);
@@ -98,6 +105,11 @@ impl RandomFile {
             ("rope.dimension_count", self.head_dim),
         ] {
             put(own(key), Value::U32(value as u32));
+        }
+        if let Some((count, used)) = self.experts {
+            put(own("expert_count"), Value::U32(count as u32));
+            put(own("expert_used_count"), Value::U32(used as u32));
+            put(own("expert_feed_forward_length"), Value::U32(self.feed_forward as u32));
         }
         if let Some(window) = self.window {
             put(own("attention.sliding_window"), Value::U32(window as u32));
@@ -147,18 +159,41 @@ impl RandomFile {
         }
         let gemma = self.family.starts_with("gemma");
         for layer in 0..self.layers {
-            let mut matrices = vec![("attn_output", hidden, queries), ("ffn_down", hidden, wide)];
+            let mut matrices = vec![("attn_output", hidden, queries)];
             let mut vectors = vec![("attn_norm", hidden), ("ffn_norm", hidden)];
             if self.family == "phi3" {
-                matrices.extend([("attn_qkv", queries + 2 * keys, hidden), ("ffn_up", 2 * wide, hidden)]);
+                matrices.push(("attn_qkv", queries + 2 * keys, hidden));
             } else {
                 matrices.extend([("attn_q", queries, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden)]);
-                matrices.extend([("ffn_gate", wide, hidden), ("ffn_up", wide, hidden)]);
+            }
+            match self.experts {
+                Some((count, _)) => {
+                    all.push((
+                        format!("blk.{layer}.ffn_gate_inp.weight"),
+                        draw(count, hidden, GgmlDType::F32, next())?,
+                    ));
+                    for (name, rows, cols) in [
+                        ("ffn_gate_exps", wide, hidden),
+                        ("ffn_up_exps", wide, hidden),
+                        ("ffn_down_exps", hidden, wide),
+                    ] {
+                        let drawn = draw(count * rows, cols, self.format, next())?;
+                        let tensor = shaped(&drawn, vec![count, rows, cols])?;
+                        all.push((format!("blk.{layer}.{name}.weight"), tensor));
+                    }
+                }
+                None if self.family == "phi3" => {
+                    matrices.extend([("ffn_down", hidden, wide), ("ffn_up", 2 * wide, hidden)]);
+                }
+                None => {
+                    let gate_up = [("ffn_gate", wide, hidden), ("ffn_up", wide, hidden)];
+                    matrices.extend([("ffn_down", hidden, wide)].into_iter().chain(gate_up));
+                }
             }
             if gemma {
                 vectors.extend([("post_attention_norm", hidden), ("post_ffw_norm", hidden)]);
             }
-            if matches!(self.family, "qwen3" | "gemma3") {
+            if matches!(self.family, "qwen3" | "qwen3moe" | "gemma3") {
                 vectors.extend([("attn_q_norm", self.head_dim), ("attn_k_norm", self.head_dim)]);
             }
             for (name, rows, cols) in matrices {

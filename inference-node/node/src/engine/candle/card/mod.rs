@@ -20,7 +20,7 @@ mod pages;
 mod parity;
 mod pass;
 
-pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, memory};
+pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, is_out_of_memory, memory};
 pub use ledger::{ELEMENT, Layout, NoLayout};
 pub use load::{Share, fit_on_cards, need_on_cards};
 pub use model::{CardModel, Stage};

@@ -2,7 +2,8 @@
 //!
 //! For machines with a card and nothing else: no fixtures, no network, no Rust. Models are random and written to a temporary
 //! folder, so what is compared is two ways of computing the same, not with a reference; that is what the tests of this crate
-//! do with transformers' numbers. Only parity decides whether the check passed; the rest is measured and said.
+//! do with transformers' numbers. It passed if all comparisons did, if every model loaded and ran that there was room for, and
+//! if on a card the ledger was right within its tolerance; speed is measured and said.
 
 mod batching;
 mod ledger;
@@ -15,7 +16,8 @@ use std::path::{Path, PathBuf};
 use candle_core::Device;
 use serde::Serialize;
 
-use crate::engine::candle::card::{Card, DeviceChoice, NoCard, cards};
+use crate::engine::candle::LoadError;
+use crate::engine::candle::card::{Card, DeviceChoice, NoCard, cards, is_out_of_memory};
 pub use crate::engine::candle::check::ledger::LedgerRow;
 pub use crate::engine::candle::check::parity::ParityRow;
 pub use crate::engine::candle::check::speed::{DecodeRow, PrefillRow, SpeedRow};
@@ -43,11 +45,19 @@ pub struct CheckReport {
     pub speed: Vec<SpeedRow>,
     /// What was left out, and why.
     pub not_run: Vec<String>,
+    /// What was begun and did not work, beside what the rows above say.
+    pub failures: Vec<String>,
 }
 
 impl CheckReport {
     pub fn passed(&self) -> bool {
-        !self.parity.is_empty() && self.parity.iter().all(|row| row.passed)
+        !self.parity.is_empty() && self.failed() == 0
+    }
+
+    /// How many rows and loads failed.
+    pub fn failed(&self) -> usize {
+        let parity = self.parity.iter().filter(|row| !row.passed).count();
+        parity + self.ledger.iter().filter(|row| row.failed()).count() + self.failures.len()
     }
 }
 
@@ -90,23 +100,84 @@ impl Under {
     }
 }
 
+/// Why there is no result.
+enum Undone {
+    /// There is no room for it here, or nobody who measures: nothing is wrong.
+    NoRoom(String),
+    Failed(String),
+}
+
+impl Undone {
+    fn words(self) -> String {
+        match self {
+            Self::NoRoom(reason) | Self::Failed(reason) => reason,
+        }
+    }
+
+    fn of_load(error: &LoadError) -> Self {
+        let words = match std::error::Error::source(error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        match error {
+            LoadError::DoesNotFit { .. } | LoadError::NoLayout { .. } => Self::NoRoom(words),
+            // Of a card that proved full the sum had said that it fits.
+            LoadError::CardFull { .. }
+            | LoadError::Header(_)
+            | LoadError::Weights { .. }
+            | LoadError::NotOnCards { .. }
+            | LoadError::Thread(_) => Self::Failed(words),
+        }
+    }
+
+    fn of_pass(error: &candle_core::Error) -> Self {
+        if is_out_of_memory(error) { Self::NoRoom(error.to_string()) } else { Self::Failed(error.to_string()) }
+    }
+
+    fn tell(self, what: &str, not_run: &mut Vec<String>, failures: &mut Vec<String>) {
+        match self {
+            Self::NoRoom(reason) => not_run.push(format!("{what}: {reason}")),
+            Self::Failed(reason) => failures.push(format!("{what}: {reason}")),
+        }
+    }
+}
+
+/// Of the engine's work, and in no part of this check.
+const LEFT_OUT: [&str; 4] = [
+    "draws with a temperature and penalties, preemption, resumption, parked keys and values: no part of this check",
+    "a mixture whose experts are chosen, and stretched rotation: rounding would choose otherwise, and the models here are short",
+    "models as safetensors, the tokenizers of real models, StarCoder2 and OLMo 2: no part of this check",
+    "a schema and a grammar: of constraints, a pattern only",
+];
+
 /// Runs all of it; `tell` hears what begins. Seconds when quick, else minutes.
 pub fn check(options: CheckOptions, tell: &mut dyn FnMut(&str)) -> Result<CheckReport, CheckError> {
     let no_card = |source| CheckError::NoCard { device: options.device, source };
     let mut not_run = Vec::new();
-    let under = match options.device {
-        DeviceChoice::Cpu => Under::Cpu,
-        DeviceChoice::Cuda(_) => {
-            cards(options.device).map_err(no_card)?.into_iter().next().map_or(Under::Cpu, Under::Card)
-        }
-        DeviceChoice::Auto => match cards(options.device) {
-            Ok(found) => found.into_iter().next().map_or(Under::Cpu, Under::Card),
-            Err(none) => {
-                not_run.push(format!("anything on a card: {none}"));
-                Under::Cpu
-            }
-        },
+    let mut found = match options.device {
+        DeviceChoice::Cpu => Vec::new(),
+        DeviceChoice::Cuda(_) => cards(options.device).map_err(no_card)?,
+        DeviceChoice::Auto => cards(options.device).unwrap_or_else(|none| {
+            not_run.push(format!("anything on a card: {none}"));
+            Vec::new()
+        }),
     };
+    let mut several: Vec<Device> = found.iter().map(|card| card.device.clone()).collect();
+    let under = if found.is_empty() { Under::Cpu } else { Under::Card(found.remove(0)) };
+    if several.len() < 2 {
+        several = vec![under.device(); 2];
+        if matches!(under, Under::Card(_)) {
+            not_run.push("layers over several cards: the one card was taken for two".to_owned());
+        }
+    }
+    if !found.is_empty() {
+        let others: Vec<String> = found.iter().map(Card::id).collect();
+        not_run.push(format!(
+            "all but the split of layers on {}: --device {} checks one by itself",
+            others.join(", "),
+            others[0]
+        ));
+    }
     let folder = Folder::new()?;
     tell("bandwidth");
     let (device, name, bandwidth) = match &under {
@@ -116,18 +187,21 @@ pub fn check(options: CheckOptions, tell: &mut dyn FnMut(&str)) -> Result<CheckR
         }
         Under::Card(card) => (card.id(), card.name.clone(), card.speed),
     };
-    let mut parity = parity::check(&under, &folder.path, tell);
-    parity.push(batching::check(&under, &folder.path, tell));
-    let ledger = ledger::check(&under, options.quick, &folder.path, tell, &mut not_run);
-    let speed = speed::check(&under, options.quick, bandwidth, &folder.path, tell, &mut not_run);
+    let mut failures = Vec::new();
+    let mut parity = parity::check(&under, &several, &folder.path, tell);
+    parity.extend(batching::check(&under, &folder.path, tell));
+    let mut undone = |what: String, undone: Undone| undone.tell(&what, &mut not_run, &mut failures);
+    let ledger = ledger::check(&under, options.quick, &folder.path, tell, &mut undone);
+    let speed = speed::check(&under, options.quick, bandwidth, &folder.path, tell, &mut undone);
     if options.quick {
         not_run.push("models of useful size: --quick leaves out the shapes of 1.5 B and 7 B".to_owned());
     }
     if matches!(under, Under::Cpu) && options.device == DeviceChoice::Cpu {
         not_run.push("anything on a card: the device is the CPU, which ran the cards' forward pass too".to_owned());
     }
-    let built_for_cuda = cfg!(feature = "cuda");
-    Ok(CheckReport { device, name, built_for_cuda, bandwidth, parity, ledger, speed, not_run })
+    not_run.extend(LEFT_OUT.map(str::to_owned));
+    let built_for_cuda = crate::gpu::uses_cards();
+    Ok(CheckReport { device, name, built_for_cuda, bandwidth, parity, ledger, speed, not_run, failures })
 }
 
 /// A temporary folder, gone when dropped.
@@ -155,13 +229,59 @@ impl Drop for Folder {
 fn with_file<T>(
     shape: &crate::engine::candle::random::RandomFile,
     folder: &Path,
-    work: impl FnOnce(&Path) -> Result<T, String>,
-) -> Result<T, String> {
+    work: impl FnOnce(&Path) -> Result<T, Undone>,
+) -> Result<T, Undone> {
     let path = folder.join("model.gguf");
     let done = match shape.write(&path) {
         Ok(()) => work(&path),
-        Err(error) => Err(format!("the model cannot be written into {}: {error}", folder.display())),
+        Err(error) => Err(Undone::NoRoom(format!("the model cannot be written into {}: {error}", folder.display()))),
     };
     let _ = std::fs::remove_file(&path);
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> CheckReport {
+        let parity = vec![ParityRow::of("a model".to_owned(), 0.1, Ok(0.0))];
+        CheckReport {
+            device: "cuda:0".to_owned(),
+            name: "a card".to_owned(),
+            built_for_cuda: true,
+            bandwidth: 1.0,
+            parity,
+            ledger: Vec::new(),
+            speed: Vec::new(),
+            not_run: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_begun_and_did_not_work_fails_the_check_and_what_had_no_room_does_not() {
+        let mut seen = report();
+        assert!(seen.passed());
+        let full = candle_core::Error::Msg("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")".to_owned());
+        Undone::of_pass(&full).tell("the speed of 7 B", &mut seen.not_run, &mut seen.failures);
+        assert!(seen.passed() && seen.not_run.len() == 1);
+        let lost = candle_core::Error::Msg("DriverError(CUDA_ERROR_LAUNCH_FAILED, \"x\")".to_owned());
+        Undone::of_pass(&lost).tell("the speed of 7 B", &mut seen.not_run, &mut seen.failures);
+        assert_eq!((seen.passed(), seen.failed()), (false, 1));
+        assert!(!CheckReport { parity: Vec::new(), ..report() }.passed(), "nothing was compared");
+        let wrong = ParityRow::of("a model".to_owned(), 0.1, Ok(0.2));
+        assert!(!CheckReport { parity: vec![wrong], ..report() }.passed());
+    }
+
+    #[test]
+    fn a_ledger_that_is_far_off_on_a_card_fails_the_check() {
+        let row = |by, predicted: u64, measured: u64| LedgerRow::of("a model", String::new(), predicted, measured, by);
+        let passes = |row: LedgerRow| CheckReport { ledger: vec![row], ..report() }.passed();
+        let (gib, mib) = (1 << 30, 1 << 20);
+        assert!(passes(row("driver", 10 * gib, 11 * gib + 60 * mib)) && passes(row("driver", 10 * gib, 9 * gib)));
+        assert!(!passes(row("driver", 10 * gib, 11 * gib + 70 * mib)) && !passes(row("driver", 10 * gib, 8 * gib)));
+        // These count what others do too, and what is kept for later.
+        assert!(passes(row("nvml", gib, 3 * gib)) && passes(row("process", gib, 0)));
+    }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Result};
+use candle_core::{DType, Device, Result};
 use serde::Serialize;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::card::{CardModel, Stage};
-use crate::engine::candle::check::{Under, shapes, with_file};
+use crate::engine::candle::check::{Under, Undone, shapes, with_file};
 use crate::engine::candle::kv::{KvPool, SequenceKv};
 use crate::engine::candle::linear::kernels;
 use crate::engine::candle::model::{Model, Network, Rows};
@@ -45,25 +45,37 @@ impl ParityRow {
     }
 }
 
-pub fn check(under: &Under, folder: &Path, tell: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
+/// `several`: what layers are split over.
+pub fn check(under: &Under, several: &[Device], folder: &Path, tell: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
     let on_card = matches!(under, Under::Card(_));
     let plain = if on_card { HALF } else { PLAIN };
     let halves = if on_card { QUANTISED } else { PLAIN };
-    let families = shapes::families().into_iter().map(|(name, file)| (name, file, plain));
+    let one = [under.device()];
+    let families = shapes::families().into_iter().map(|(name, file)| (name, file, plain, &one[..]));
     let formats = shapes::formats().into_iter().map(|(name, file)| {
         let allowed = if file.format.block_size() == 1 { halves } else { QUANTISED };
-        (name, file, allowed)
+        (name, file, allowed, &one[..])
     });
+    let split = shapes::split(several.len()).into_iter().map(|(name, file)| (name, file, plain, several));
     let mut rows = Vec::new();
-    for (name, file, allowed) in families.chain(formats) {
+    for (name, file, allowed, devices) in families.chain(formats).chain(split) {
         tell(&format!("parity of {name}"));
-        let apart = with_file(&file, folder, |path| compare(&file, path, under).map_err(|error| error.to_string()));
-        rows.push(ParityRow::of(name, allowed, apart));
+        let apart = with_file(&file, folder, |path| {
+            compare(&file, path, devices).map_err(|error| Undone::Failed(error.to_string()))
+        });
+        rows.push(ParityRow::of(name, allowed, apart.map_err(Undone::words)));
     }
     rows
 }
 
-fn compare(shape: &RandomFile, path: &Path, under: &Under) -> Result<f64> {
+/// Layers in equal parts over the devices.
+fn stages(layers: usize, devices: &[Device]) -> Vec<Stage> {
+    let end = |at: usize| at * layers / devices.len().max(1);
+    let stage = |(at, device): (usize, &Device)| Stage { device: device.clone(), layers: end(at)..end(at + 1) };
+    devices.iter().enumerate().map(stage).collect()
+}
+
+fn compare(shape: &RandomFile, path: &Path, devices: &[Device]) -> Result<f64> {
     let read = || -> Result<(ModelFile, Architecture)> {
         let file = ModelFile::read(path).map_err(candle_core::Error::wrap)?;
         let architecture = Architecture::read(&file).map_err(candle_core::Error::wrap)?;
@@ -72,9 +84,8 @@ fn compare(shape: &RandomFile, path: &Path, under: &Under) -> Result<f64> {
     let (file, architecture) = read()?;
     let cpu = Model::load(&file, architecture.clone(), kernels())?;
     let want = scores(&cpu, KvPool::new(cpu.kv_shape(), BLOCKS), shape.vocabulary)?;
-    let stage = Stage { device: under.device(), layers: 0..shape.layers };
-    let card = CardModel::load(&file, architecture, vec![stage])?;
-    let precision = if under.device().is_cpu() { DType::F32 } else { DType::F16 };
+    let card = CardModel::load(&file, architecture, stages(shape.layers, devices))?;
+    let precision = if devices.iter().all(Device::is_cpu) { DType::F32 } else { DType::F16 };
     let got = scores(&card, card.pool(BLOCKS, precision)?, shape.vocabulary)?;
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
     let differences = &mut want.iter().zip(&got).map(|(a, b)| f64::from(a - b));

@@ -10,6 +10,7 @@ const SMALL: RandomFile = RandomFile {
     hidden: 256,
     feed_forward: 512,
     layers: 3,
+    experts: None,
     heads: 8,
     kv_heads: 2,
     head_dim: 32,
@@ -22,6 +23,11 @@ const SMALL: RandomFile = RandomFile {
     drawn: usize::MAX,
 };
 
+/// Every token goes to all experts, by shares: of two that score alike either may be chosen, and what rounds differently would
+/// choose differently.
+const MIXTURE: RandomFile =
+    RandomFile { family: "qwen3moe", feed_forward: 256, experts: Some((4, 4)), head_dim: 64, ..SMALL };
+
 /// Each family as it differs from the others, unquantised.
 pub fn families() -> Vec<(String, RandomFile)> {
     let gemma = RandomFile { output: None, window: Some(48), head_dim: 64, ..SMALL };
@@ -30,12 +36,21 @@ pub fn families() -> Vec<(String, RandomFile)> {
         ("mistral (a window)", RandomFile { window: Some(40), ..SMALL }),
         ("qwen2", RandomFile { family: "qwen2", output: None, ..SMALL }),
         ("qwen3", RandomFile { family: "qwen3", head_dim: 64, ..SMALL }),
+        ("qwen3moe", MIXTURE),
         ("phi3", RandomFile { family: "phi3", kv_heads: 8, ..SMALL }),
         ("gemma2", RandomFile { family: "gemma2", ..gemma }),
         ("gemma3", RandomFile { family: "gemma3", layers: 7, ..gemma }),
     ]
     .map(|(name, file)| (name.to_owned(), file))
     .to_vec()
+}
+
+/// For layers over so many devices: each has some.
+pub fn split(devices: usize) -> Vec<(String, RandomFile)> {
+    let gemma = RandomFile { output: None, window: Some(48), head_dim: 64, family: "gemma2", ..SMALL };
+    let shapes = [("llama", SMALL), ("qwen3moe", MIXTURE), ("gemma2", gemma)];
+    let file = |file: RandomFile| RandomFile { layers: file.layers.max(devices), ..file };
+    shapes.map(|(name, shape)| (format!("{name}, layers over {devices} devices"), file(shape))).to_vec()
 }
 
 /// Every format a card takes.

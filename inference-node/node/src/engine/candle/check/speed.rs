@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::engine::candle::architecture::Architecture;
 use crate::engine::candle::card::{CardModel, ELEMENT, Stage};
-use crate::engine::candle::check::{Under, shapes, with_file};
+use crate::engine::candle::check::{Under, Undone, shapes, with_file};
 use crate::engine::candle::kv::{BLOCK, KvPool, SequenceKv};
 use crate::engine::candle::linear::kernels;
 use crate::engine::candle::model::{Model, Network, Rows};
@@ -52,18 +52,18 @@ pub fn check(
     bandwidth: f64,
     folder: &Path,
     tell: &mut dyn FnMut(&str),
-    not_run: &mut Vec<String>,
+    undone: &mut dyn FnMut(String, Undone),
 ) -> Vec<SpeedRow> {
     let mut rows = Vec::new();
     for (name, shape) in shapes::sizes(quick) {
         tell(&format!("the speed of {name}"));
         let done = with_file(&shape, folder, |path| {
             let row = measure(name, path, under, bandwidth, if quick { 4 } else { 16 });
-            row.map_err(|error| error.to_string())
+            row.map_err(|error| Undone::of_pass(&error))
         });
         match done {
             Ok(row) => rows.push(row),
-            Err(reason) => not_run.push(format!("the speed of {name}: {reason}")),
+            Err(reason) => undone(format!("the speed of {name}"), reason),
         }
     }
     rows
