@@ -133,8 +133,8 @@ fn what_is_no_model_of_ours_is_named() {
     };
     let said = swap("\x05\0\0\0\0\0\0\0llama", "\x05\0\0\0\0\0\0\0mamba");
     assert!(said.contains("architecture is \"mamba\""), "{said}");
-    let said = swap("smollm", "tekken");
-    assert!(said.contains("pre-tokenizer is \"tekken\""), "{said}");
+    let said = swap("smollm", "falcon");
+    assert!(said.contains("pre-tokenizer is \"falcon\""), "{said}");
     let said = swap("blk.0.attn_q.weight", "blk.0.attn_x.weight");
     assert!(said.contains("attn_q.weight is missing"), "{said}");
 }
