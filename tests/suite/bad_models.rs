@@ -63,18 +63,18 @@ fn damaged(folder: &Path, whole: &[u8], layout: &Layout) -> Vec<Bad> {
     let blocks = gguf::value_of(whole, layout, "llama.block_count");
     vec![
         change("magic", "not a GGUF file", 0, b"GGML"),
-        change("version", "", 4, &9u32.to_le_bytes()),
+        change("version", "versions 2 and 3", 4, &9u32.to_le_bytes()),
         change("tensor count", corrupt, 8, &u64::MAX.to_le_bytes()),
         change("pair count", corrupt, 16, &(1u64 << 40).to_le_bytes()),
         change("length of a key", corrupt, layout.pairs.start, &(1u64 << 50).to_le_bytes()),
         change("offset beyond the end", corrupt, last.offset_at, &(1u64 << 45).to_le_bytes()),
         change("offset that overflows", corrupt, last.offset_at, &u64::MAX.to_le_bytes()),
-        change("dimension that overflows", "", last.dims_at, &u64::MAX.to_le_bytes()),
-        change("dimension of another shape", "", last.dims_at, &32u64.to_le_bytes()),
-        change("kind of a tensor", "", last.offset_at - 4, &77u32.to_le_bytes()),
+        change("dimension that overflows", "impossible dimensions", last.dims_at, &u64::MAX.to_le_bytes()),
+        change("dimension of another shape", "expected [", last.dims_at, &32u64.to_le_bytes()),
+        change("kind of a tensor", "format number 77", last.offset_at - 4, &77u32.to_le_bytes()),
         change("architecture", "klama", architecture, b"klama"),
         change("more blocks than there are", "missing", blocks, &4000u32.to_le_bytes()),
-        change("no blocks", "", blocks, &0u32.to_le_bytes()),
+        change("no blocks", "block_count", blocks, &0u32.to_le_bytes()),
     ]
 }
 

@@ -351,6 +351,9 @@ fn version(model: &ModelId, file: &ModelFile, device: &str) -> String {
     format!("{model} {} {} {} {device}", file.path().display(), file.size(), newest.as_nanos())
 }
 
+/// Tokens of the prompt that the rate is told of.
+const TOLD_OF: f64 = 1000.0;
+
 /// Of the prompt below.
 const WARM_TOKENS: usize = 64;
 
@@ -408,7 +411,7 @@ impl Engine for CandleEngine {
             },
             running: self.room.running() as u32,
             max_sequences: self.room.max_sequences() as u32,
-            prefill_rate: coarse(numbers.prefill_rate),
+            prefill_rate: coarse(numbers.rate.of_prompt(TOLD_OF).unwrap_or(numbers.prefill_rate)),
             decode_rate: coarse(numbers.decode_rate),
             load_rate: coarse(numbers.load_rate),
             tokens_per_byte: coarse(numbers.tokens_per_byte),

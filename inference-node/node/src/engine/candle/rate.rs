@@ -83,6 +83,12 @@ impl Rate {
         let time = time.as_secs_f64();
         Some(2.0 * time / (first + (first * first + 2.0 * self.token * time).sqrt()))
     }
+
+    /// Tokens a second of a prompt of so many, from its beginning: what can be compared, whatever lengths were measured.
+    pub fn of_prompt(&self, tokens: f64) -> Option<f64> {
+        let seconds = self.row + self.token * tokens / 2.0;
+        (seconds > 0.0).then(|| 1.0 / seconds)
+    }
 }
 
 #[cfg(test)]
@@ -129,6 +135,19 @@ mod tests {
         // The prefix was cached: it goes on in the middle.
         let longest = prefill(&mut rate, 12_000, 16_000, || 1.0);
         assert!(longest < 0.3, "{longest}");
+    }
+
+    #[test]
+    fn the_rate_of_a_prompt_is_told_alike_after_short_and_long_ones() {
+        let mut rate = Rate::default();
+        assert_eq!(rate.of_prompt(1000.0), None);
+        prefill(&mut rate, 0, 64, || 1.0);
+        let (short, truth) = (rate.of_prompt(1000.0).unwrap(), 1.0 / (ROW + TOKEN * 500.0));
+        prefill(&mut rate, 0, 16_000, || 1.0);
+        let long = rate.of_prompt(1000.0).unwrap();
+        assert!((long / truth - 1.0).abs() < 0.05, "{long}, not {truth}");
+        // Of short ones alone, what longer ones cost is not known: at most a row's own time.
+        assert!(short <= 1.05 / ROW && short >= truth, "{short}, not {truth}");
     }
 
     #[test]
