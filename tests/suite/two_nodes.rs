@@ -43,7 +43,7 @@ fn long_text(cluster: &Cluster, repo: &UserRepo) -> TaskSpec {
     spec
 }
 
-/// Killed from outside, wherever it is; not started again.
+/// Killed from outside, wherever it is; not started again before its task has come to rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_is_finished_by_another_node_where_its_own_is_killed() {
     let cluster = cluster().await;
