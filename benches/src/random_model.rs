@@ -45,6 +45,10 @@ pub const Q4KM_726M: RandomModel = RandomModel {
     drawn: usize::MAX,
 };
 
+/// Q4_K for the most part, 101 million parameters, 66 MB: another model than the packaged one, for two that take turns.
+pub const SMALL: RandomModel =
+    RandomModel { hidden: 768, feed_forward: 2048, layers: 10, heads: 12, kv_heads: 4, ..Q4KM_726M };
+
 /// Where the tests keep fetched models too: `CFQ_CACHE`, else the user's cache folder.
 fn cache() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -52,12 +56,17 @@ fn cache() -> PathBuf {
     from("CFQ_CACHE").or_else(user).unwrap_or_else(|| std::env::temp_dir().join("cfq")).join("models")
 }
 
-/// A benchmark's first argument: a file, or `random-q4km:FILE`, which is made where it is not there yet.
+/// A benchmark's first argument: a file, or `random-q4km:FILE` (`random-small:FILE`), which is made where it is not there
+/// yet.
 pub fn file_or_random(argument: Option<String>) -> anyhow::Result<PathBuf> {
-    let file = argument.context("first argument: a GGUF file, or random-q4km:FILE")?;
-    let Some(path) = file.strip_prefix("random-q4km:").map(PathBuf::from) else { return Ok(PathBuf::from(file)) };
+    let file = argument.context("first argument: a GGUF file, random-q4km:FILE or random-small:FILE")?;
+    let made = [("random-q4km:", Q4KM_726M), ("random-small:", SMALL)];
+    let Some((path, model)) = made.iter().find_map(|(prefix, model)| Some((file.strip_prefix(prefix)?, model))) else {
+        return Ok(PathBuf::from(file));
+    };
+    let path = PathBuf::from(path);
     if !path.exists() {
-        Q4KM_726M.write(&path)?;
+        model.write(&path)?;
     }
     Ok(path)
 }
