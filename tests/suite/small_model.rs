@@ -106,8 +106,8 @@ async fn killed_and_not(cluster: &Cluster, small: Agent) -> [(JobSummary, TaskDe
 
 /// What became of the job that was lost, beside its twin that was not.
 async fn went_on(cluster: &Cluster, lost: &JobSummary, twin: &JobSummary) {
-    assert_eq!((lost.attempt, lost.losses, lost.failures), (2, 1, 0), "{lost:?}");
-    assert_eq!((twin.attempt, twin.losses, twin.failures), (1, 0, 0), "{twin:?}");
+    assert_eq!((lost.losses, lost.failures), (1, 0), "{lost:?}");
+    assert_eq!((twin.losses, twin.failures), (0, 0), "{twin:?}");
     let [first, second] = journals(cluster, lost).await.try_into().unwrap();
     assert!(!first.is_empty());
     let (usage, uncut) = (lost.usage.unwrap(), twin.usage.unwrap());
@@ -116,10 +116,11 @@ async fn went_on(cluster: &Cluster, lost: &JobSummary, twin: &JobSummary) {
     assert_eq!((usage.output_tokens, uncut.resumed_tokens), (uncut.output_tokens, 0));
 }
 
-/// The tokens each attempt of a job had told, oldest first.
+/// The tokens each attempt of a job had told that wrote any, oldest first: a node on a busy machine may refuse a job that it
+/// has no room for yet, or not take it in time, which is another attempt.
 async fn journals(cluster: &Cluster, job: &JobSummary) -> Vec<Vec<i32>> {
     let mut connection = cluster.database.connect().await;
-    let told = "select journal from attempts where job = $1 order by attempt";
+    let told = "select journal from attempts where job = $1 and outcome in ('lost', 'done') order by attempt";
     sqlx::query_scalar(told).bind(job.id.0).fetch_all(&mut connection).await.unwrap()
 }
 
@@ -134,6 +135,31 @@ async fn a_node_killed_in_the_middle_of_a_text_costs_only_what_it_had_not_told()
     let [(lost, cut), (twin, uncut)] = killed_and_not(&cluster, Agent::Alpha).await;
     went_on(&cluster, &lost, &twin).await;
     assert_eq!(cut.iterations[0].content_hash, uncut.iterations[0].content_hash, "the same files to the last byte");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_cannot_be_gone_on_from_ends_with_an_error_and_is_written_from_the_beginning() {
+    let cluster = Cluster::with(Options { failpoint: dies_writing(), ..options(SMALL, "openai:scripted/beta") }).await;
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.max_iterations = Some(1);
+    spec.agents.alpha.max_tokens = Some(100);
+    let task = cluster.submit(&spec).await;
+    cluster.failpoint_hit().await;
+    // As if the model's file had been another one when those tokens were written.
+    let mut connection = cluster.database.connect().await;
+    let other = "update attempts set vocabulary = vocabulary + 1 where journal <> '{}'";
+    assert_eq!(sqlx::query(other).execute(&mut connection).await.unwrap().rows_affected(), 1);
+    let detail = cluster.rests(task).await;
+    let job = detail.jobs.iter().find(|j| j.role == Agent::Alpha).unwrap();
+    assert_eq!((job.losses, job.failures), (1, 1), "{job:?}");
+    assert_eq!(job.usage.unwrap().resumed_tokens, 0);
+    let failed = "select detail from attempts where job = $1 and outcome = 'failed'";
+    let said: String = sqlx::query_scalar(failed).bind(job.id.0).fetch_one(&mut connection).await.unwrap();
+    assert!(said.contains("of another vocabulary"), "{said}");
+    cluster.oracle(task, &repo).await;
     cluster.finish().await;
 }
 

@@ -45,7 +45,7 @@ pub trait Engine: Send + Sync {
         self.admit_after(prompt, Written::default())
     }
 
-    /// The same, going on from what was written already, where that can be: tokens of another vocabulary are left out.
+    /// The same, going on from what was written already. Where that cannot be it is a failure: another text would contradict it.
     fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>>;
 
     /// What is expected, in this model's tokens. `None` where nothing can be computed ahead, as behind an endpoint. Must be

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use cfq_inference_node::engine::candle::{CandleEngine, Limits, need};
-use cfq_inference_node::engine::{Engine, Event};
+use cfq_inference_node::engine::{Engine, Event, Refused};
 use cfq_proto::early::Enough;
-use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt, Sampling, Written};
+use cfq_proto::job::{Completion, JobFailure, OutputFormat, Prompt, Sampling, Written};
 
 use crate::smollm::{self, ask, engine, finish};
 
@@ -132,33 +132,42 @@ async fn forced_runs_are_gone_on_from_at_every_place_a_journal_can_end() {
     assert_eq!(ended_early, 1, "the one that was told what is enough");
 }
 
-#[tokio::test]
-async fn what_does_not_fit_the_prompt_is_left_out() {
-    let name = engine().vocabulary().name();
-    let prompt = constrained();
-    let (expected, tokens) = whole(prompt.clone()).await;
-    let (_, story) = whole(seeded("Tell me a story about a lighthouse.", 40)).await;
-    let end = engine().vocabulary().eos();
-    let strange = [
-        (name.wrapping_add(1), tokens.clone()),
-        (name, story),
-        (name, vec![u32::MAX, 1]),
-        (name, vec![end, tokens[0], tokens[1]]),
-    ];
-    for (vocabulary, tokens) in strange {
-        let admitted = engine().admit_after(prompt.clone(), Written { vocabulary, tokens }).await.unwrap();
-        assert_eq!(admitted.resumed(), 0);
-        assert_eq!(finish(admitted.start()).await.0.unwrap().text, expected.text);
+/// How an attempt ends whose journal the engine cannot go on from.
+async fn refusal(engine: &CandleEngine, prompt: &Prompt, written: Written) -> String {
+    match engine.admit_after(prompt.clone(), written).await {
+        Err(Refused::Failed(failure @ JobFailure::Engine { .. })) => failure.to_string(),
+        Err(other) => panic!("{other:?}"),
+        Ok(admitted) => panic!("goes on after {} tokens", admitted.resumed()),
     }
-    let long = Written { vocabulary: name, tokens: vec![tokens[0]; 500] };
-    let short = Prompt { sampling: Sampling { max_tokens: 5, ..Sampling::default() }, ..ask("Hi") };
-    let admitted = engine().admit_after(short, long).await.unwrap();
-    assert_eq!(admitted.resumed(), 0, "more than was asked for");
-    assert_eq!(finish(admitted.start()).await.0.unwrap().finish, FinishReason::Length);
 }
 
 #[tokio::test]
-async fn what_was_written_where_there_was_more_room_does_not_keep_a_prompt_out() {
+async fn what_was_delivered_and_does_not_fit_is_an_error_and_no_other_text() {
+    let name = engine().vocabulary().name();
+    let prompt = constrained();
+    let (_, tokens) = whole(prompt.clone()).await;
+    let (_, story) = whole(seeded("Tell me a story about a lighthouse.", 40)).await;
+    let end = engine().vocabulary().eos();
+    let strange = [
+        (name.wrapping_add(1), tokens.clone(), "another vocabulary"),
+        (name.wrapping_add(1), tokens[..1].to_vec(), "another vocabulary"),
+        (name, story, "do not fit"),
+        (name, vec![u32::MAX, 1], "do not fit"),
+        (name, vec![end, tokens[0], tokens[1]], "do not fit"),
+    ];
+    for (vocabulary, tokens, why) in strange {
+        let count = tokens.len();
+        let said = refusal(&engine(), &prompt, Written { vocabulary, tokens }).await;
+        assert!(said.contains(why) && said.starts_with(&format!("{count} tokens")), "{said}");
+    }
+    let long = Written { vocabulary: name, tokens: vec![tokens[0]; 500] };
+    let short = Prompt { sampling: Sampling { max_tokens: 5, ..Sampling::default() }, ..ask("Hi") };
+    let said = refusal(&engine(), &short, long).await;
+    assert!(said.contains("more than were asked for"), "{said}");
+}
+
+#[tokio::test]
+async fn what_was_written_where_there_was_more_room_is_an_error_and_the_prompt_alone_is_served() {
     let name = engine().vocabulary().name();
     // The smallest pool there is: 2,048 tokens.
     let limits = Limits { memory: smallest(), max_sequences: 1 };
@@ -168,8 +177,9 @@ async fn what_was_written_where_there_was_more_room_does_not_keep_a_prompt_out()
     let story = whole(seeded("Tell me a story about a lighthouse.", 40)).await.1;
     let word = *story.iter().find(|t| !engine().vocabulary().bytes_of(**t).is_empty()).unwrap();
     let written = Written { vocabulary: name, tokens: vec![word; room] };
-    let admitted = small.admit_after(prompt, written).await.unwrap();
-    assert_eq!(admitted.resumed(), 0);
+    let said = refusal(&small, &prompt, written).await;
+    assert!(said.contains("no room for them beside the prompt"), "{said}");
+    assert_eq!(small.admit(prompt).await.unwrap().resumed(), 0);
 }
 
 /// Memory that fits the model with a pool of its least size.

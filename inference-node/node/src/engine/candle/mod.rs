@@ -58,7 +58,7 @@ use crate::engine::candle::ledger::Sum;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected};
 use crate::engine::candle::lookup::Lookup;
 use crate::engine::candle::model::{Model, Network, Rows};
-use crate::engine::candle::opening::Opening;
+use crate::engine::candle::opening::{Opening, OpeningError};
 use crate::engine::candle::others::{Other, OtherModel};
 use crate::engine::candle::parked::Parts;
 pub use crate::engine::candle::parked::{Parked, Stamp};
@@ -428,13 +428,7 @@ impl Engine for CandleEngine {
 
     fn admit_after(&self, prompt: Prompt, written: Written) -> BoxFuture<'_, Result<Admitted, Refused>> {
         async move {
-            let mut prepared = self.prepare(prompt.clone(), written).await?;
-            let most = self.parts.context.min(self.room.capacity());
-            if prepared.opening.resumed() > 0 && prepared.opening.tokens.len() as u64 + 1 > most {
-                // Written where there was more room; the prompt alone may fit.
-                prepared = self.prepare(prompt, Written::default()).await?;
-            }
-            let Prepared { opening, lookup, bytes, sampling } = prepared;
+            let Prepared { opening, lookup, bytes, sampling } = self.prepare(prompt, written).await?;
             if sampling.deterministic && !self.parts.rewinds {
                 let reason =
                     format!("{} cannot be deterministic here: it runs in candle-transformers", self.parts.model);
@@ -447,6 +441,13 @@ impl Engine for CandleEngine {
                 return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.parts.context }));
             }
             let capacity = self.room.capacity();
+            if count + 1 > capacity && prompt < capacity {
+                // Written where there was more room; the prompt alone fits.
+                let tokens = resumed as usize;
+                let why = "this node's KV pool has no room for them beside the prompt";
+                let reason = OpeningError::Contradicts { tokens, why }.to_string();
+                return Err(Refused::Failed(JobFailure::Engine { reason }));
+            }
             if count + 1 > capacity {
                 let reason = format!("the prompt has {count} tokens, this node's KV pool {capacity}: {}", self.need);
                 return Err(Refused::Never { reason });
@@ -510,8 +511,9 @@ fn prepare(
     }
     let opening = Opening::new(tokens, &prompt.sampling, &prompt.format, written, (vocabulary, grammars));
     let opening = opening.map_err(|error| match error {
-        GrammarError::Unusable { .. } => rejected(error.to_string()),
-        GrammarError::Tokens { .. } | GrammarError::Step { .. } => JobFailure::Engine { reason: error.to_string() },
+        OpeningError::Grammar(GrammarError::Unusable { .. }) => rejected(error.to_string()),
+        OpeningError::Grammar(GrammarError::Tokens { .. } | GrammarError::Step { .. })
+        | OpeningError::Contradicts { .. } => JobFailure::Engine { reason: error.to_string() },
     })?;
     let lookup = match prompt.sampling.prompt_lookup {
         true => {

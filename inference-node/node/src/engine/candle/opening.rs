@@ -1,14 +1,26 @@
 //! What a sequence begins with: its prompt, and perhaps what an earlier attempt wrote before its node was lost.
 //!
 //! The earlier tokens go through the same grammar and the same text stream as if they had been drawn here. If they do not
-//! pass (another vocabulary, another grammar, an end in the middle), they are not this prompt's, and the sequence begins
-//! with the prompt alone.
+//! pass (another vocabulary, another grammar, an end in the middle), they are not this model's answer to this prompt.
+//! Somebody may have read them already, so that is an error: beginning anew in silence would contradict them. The attempt
+//! fails with the reason, and the one after it begins with the prompt alone.
 
 use cfq_proto::job::{OutputFormat, Sampling, Written};
 
 use crate::engine::grammar::{Grammar, GrammarError, Grammars};
 use crate::engine::text::TextStream;
 use crate::models::tokenizer::Vocabulary;
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpeningError {
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    #[error(
+        "{tokens} tokens of the answer were delivered before its node was lost, and cannot be gone on from here: {why}; \
+         it is written again from the beginning"
+    )]
+    Contradicts { tokens: usize, why: &'static str },
+}
 
 pub struct Opening {
     /// The prompt's, then those written already.
@@ -27,24 +39,27 @@ impl Opening {
         format: &OutputFormat,
         written: &Written,
         (vocabulary, grammars): (&Vocabulary, &Grammars),
-    ) -> Result<Self, GrammarError> {
+    ) -> Result<Self, OpeningError> {
+        let mut opening = Self {
+            prompt: prompt.len(),
+            tokens: prompt,
+            grammar: grammars.of(format)?,
+            stream: TextStream::new(&sampling.stop),
+            text: String::new(),
+        };
         // The last one is drawn again: whatever ends a text is seen then, and as it always is.
-        let kept = match written.tokens.split_last() {
-            Some((_, kept)) if written.vocabulary == vocabulary.name() && kept.len() < sampling.max_tokens as usize => {
-                kept
-            }
-            Some(_) | None => &[],
-        };
-        let begin = |tokens| -> Result<Self, GrammarError> {
-            let stream = TextStream::new(&sampling.stop);
-            Ok(Self { prompt: prompt.len(), tokens, grammar: grammars.of(format)?, stream, text: String::new() })
-        };
-        let mut opening = begin(prompt.clone())?;
-        if kept.iter().all(|token| opening.replay(*token, vocabulary)) {
-            return Ok(opening);
+        let Some((_, kept)) = written.tokens.split_last() else { return Ok(opening) };
+        let contradicts = |why| Err(OpeningError::Contradicts { tokens: written.tokens.len(), why });
+        if written.vocabulary != vocabulary.name() {
+            return contradicts("they are of another vocabulary");
         }
-        tracing::warn!(tokens = kept.len(), "what an earlier attempt wrote does not fit this prompt, beginning anew");
-        begin(prompt.clone())
+        if kept.len() >= sampling.max_tokens as usize {
+            return contradicts("they are more than were asked for");
+        }
+        if !kept.iter().all(|token| opening.replay(*token, vocabulary)) {
+            return contradicts("they do not fit what was asked for");
+        }
+        Ok(opening)
     }
 
     pub fn resumed(&self) -> usize {
