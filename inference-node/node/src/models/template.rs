@@ -94,6 +94,8 @@ fn in_folder(folder: &Folder) -> Result<Option<String>, HeaderError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use cfq_proto::job::ChatRole;
 
@@ -113,5 +115,32 @@ mod tests {
         let source = "{{ raise_exception('roles must alternate') }}";
         let error = ChatTemplate::new(source, "", "").render(&user("x")).unwrap_err();
         assert!(error.to_string().contains("roles must alternate"), "{error}");
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Conversation {
+        messages: Vec<ChatMessage>,
+        text: String,
+        ids: Vec<u32>,
+    }
+
+    // Expected: transformers' rendering of the same template (tests/fixtures/chat_models.py).
+    #[test]
+    fn conversations_read_as_the_references_and_are_opened_once() {
+        for family in ["deepseek-distill", "deepseek-distill-qwen", "mistral-tekken"] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
+            let expected = std::fs::read_to_string(folder.join("conversations.json")).unwrap();
+            let expected: Vec<Conversation> = serde_json::from_str(&expected).unwrap();
+            assert!(!expected.is_empty());
+            for path in [folder.join("model.gguf"), folder] {
+                let file = ModelFile::read(&path).unwrap();
+                let vocabulary = Vocabulary::read(&file).unwrap();
+                let template = ChatTemplate::read(&file, &vocabulary).unwrap();
+                for Conversation { messages, text, ids } in &expected {
+                    assert_eq!(&template.render(messages).unwrap(), text, "{}", path.display());
+                    assert_eq!(&vocabulary.encode_sequence(text).unwrap(), ids, "{}: {text:?}", path.display());
+                }
+            }
+        }
     }
 }

@@ -9,8 +9,20 @@ use cfq_proto::job::{Completion, FinishReason, OutputFormat, Prompt, Written};
 
 use crate::smollm::{ask, finish};
 
-const FAMILIES: [&str; 9] =
-    ["llama", "mistral", "qwen2", "qwen2-yarn", "qwen3", "qwen3-moe", "phi3", "gemma2", "gemma3"];
+const FAMILIES: [&str; 12] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen2-yarn",
+    "qwen3",
+    "qwen3-moe",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "deepseek-distill",
+    "deepseek-distill-qwen",
+    "mistral-tekken",
+];
 
 #[derive(serde::Deserialize)]
 struct Case {

@@ -185,7 +185,8 @@ fn fixtures() -> &'static [Vec<u8>] {
     static FILES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     FILES.get_or_init(|| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-        let families = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"];
+        let families =
+            ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "deepseek-distill", "mistral-tekken"];
         families.map(|f| std::fs::read(folder.join(f).join("model.gguf")).unwrap()).to_vec()
     })
 }
