@@ -139,6 +139,8 @@ async fn services(
         parked_kv_as: config.node.parked_kv_as,
         parked_weights: config.node.parked_weights,
         critic_warm_up: config.node.critic_warm_up,
+        yield_at: config.node.yield_at,
+        yield_ignores: config.node.yield_ignores.clone(),
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
         hub: config.hub.clone(),

@@ -1,6 +1,7 @@
 //! Make-believe graphics cards: the library of `tests/fake-nvml` in a folder of the test's, and the file it reads.
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 
 pub use cfq_fake_nvml::scenario::FILE;
 
@@ -65,5 +66,25 @@ impl Cards {
             ("LD_LIBRARY_PATH".to_owned(), text(self.folder.clone())),
             (FILE.to_owned(), text(self.folder.join("scenario"))),
         ]
+    }
+}
+
+/// Somebody else's program.
+pub struct Other(Child);
+
+impl Other {
+    pub fn start() -> Self {
+        Self(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
     }
 }

@@ -192,6 +192,8 @@ impl Cluster {
             parked_kv_as: Default::default(),
             parked_weights: self.options.parked_weights,
             critic_warm_up: self.options.critic_warm_up,
+            yield_at: cfq_inference_node::default_yield_at(),
+            yield_ignores: cfq_inference_node::default_yield_ignores(),
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),

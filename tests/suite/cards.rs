@@ -2,12 +2,12 @@
 //! scheduler and the metrics page see of them, and what becomes of a node that loses one.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use cfq_proto::http::NodeView;
 use cfq_proto::node::{Device, DeviceKind};
 use cfq_tests::binary;
-use cfq_tests::cards::{Cards, rtx_3060, rtx_3090, rtx_4090};
+use cfq_tests::cards::{Cards, Other, rtx_3060, rtx_3090, rtx_4090};
 use cfq_tests::cluster::{Cluster, Options, PATIENCE, TOKEN};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
@@ -23,22 +23,6 @@ fn cfq(home: &Path, args: &[&str], env: &[(String, String)]) -> String {
     String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
 }
 
-/// Somebody else's program.
-struct Other(Child);
-
-impl Other {
-    fn start() -> Self {
-        Self(Command::new("sleep").arg("600").spawn().unwrap())
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
 #[track_caller]
 fn says(text: &str, words: &[&str]) {
     for word in words {
@@ -50,7 +34,7 @@ fn says(text: &str, words: &[&str]) {
 fn the_doctor_tells_of_every_card_who_else_is_on_it_and_what_is_wrong() {
     let home = tempfile::tempdir().unwrap();
     let other = Other::start();
-    let pid = other.0.id();
+    let pid = other.id();
     let used = format!("used = {GIB}\ncompute = {pid} {GIB}\ngraphics = {pid} {}\n", GIB / 2);
     let Some(cards) = Cards::new(home.path(), &(rtx_3060() + &used)) else { return };
     let doctor = || cfq(home.path(), &["doctor"], &cards.environment());
@@ -158,7 +142,7 @@ async fn a_node_that_loses_a_card_says_so_and_works_on_with_the_rest() {
     let home = tempfile::tempdir().unwrap();
     cfq_tests::nats::open_to_all(home.path());
     let other = Other::start();
-    let on_first = format!("used = {}\ncompute = self {}\ncompute = {} {GIB}\n", 3 * GIB, 2 * GIB, other.0.id());
+    let on_first = format!("used = {}\ncompute = self {}\ncompute = {} {GIB}\n", 3 * GIB, 2 * GIB, other.id());
     let both = format!("{}{on_first}{}", rtx_3090(), rtx_4090());
     let Some(cards) = Cards::new(home.path(), &both) else { return };
     let cluster = Cluster::with(Options { node_environment: cards.environment(), ..Options::default() }).await;

@@ -16,6 +16,7 @@ mod imports;
 mod late_results;
 mod loads;
 mod loop_paths;
+mod make_way;
 mod neighbours;
 mod out_of_memory;
 mod postgres_faults;

@@ -44,8 +44,12 @@ fn render(nodes: &[NodeView]) -> String {
                 Residency::Loading => "loading".to_owned(),
                 Residency::Unusable { reason } => format!("unusable: {}", output::plain(reason)),
             };
+            let yields = match node.ledger.yields.get(&model.model) {
+                Some(whom) => format!("  makes way for {}", output::plain(whom)),
+                None => String::new(),
+            };
             lines.push(format!(
-                "  model   {}  {state}  on {}  {} of {} sequences",
+                "  model   {}  {state}  on {}  {} of {} sequences{yields}",
                 model.model, model.device, model.running, model.max_sequences
             ));
         }

@@ -52,6 +52,12 @@ pub struct Config {
     /// While nothing else is to do, compute what a critic will be asked as the creator writes it.
     #[serde(default = "on")]
     pub critic_warm_up: bool,
+    /// Bytes of a card that another program takes before this machine's models make way for it; 0: for nobody.
+    #[serde(default = "default_yield_at")]
+    pub yield_at: u64,
+    /// Programs that may have the cards beside this node, as `ps -o comm` names them.
+    #[serde(default = "default_yield_ignores")]
+    pub yield_ignores: Vec<String>,
     /// Sequences at once, for each model.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,
@@ -77,6 +83,16 @@ impl Config {
 /// A model of seven billion parameters does not fit in it, the small ones that take turns on a small machine do.
 pub fn default_parked_weights() -> u64 {
     2 << 30
+}
+
+/// More than a desktop and a browser draw with, less than a game, a renderer or a training takes.
+pub fn default_yield_at() -> u64 {
+    1_500_000_000
+}
+
+/// Servers that a node may stand in front of.
+pub fn default_yield_ignores() -> Vec<String> {
+    ["ollama", "llama-server", "lms", "vllm"].map(str::to_owned).to_vec()
 }
 
 fn on() -> bool {

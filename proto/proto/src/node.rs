@@ -1,5 +1,7 @@
 //! What a node says about itself: its devices, its models, and the ledger placement reads.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -128,8 +130,11 @@ pub struct Ledger {
     /// Bytes that a load may take without another model giving way.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub free_bytes: u64,
-    /// Takes no new work: it is stopping, or its owner wants the card.
+    /// Takes no new work: it is stopping.
     pub draining: bool,
+    /// Models that take no work while the machine's owner uses a card for something else, and in words for what.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub yields: BTreeMap<ModelId, String>,
 }
 
 fn is_zero(bytes: &u64) -> bool {

@@ -77,6 +77,10 @@ pub enum Waiting {
     },
     /// The ladder after a failure.
     Backoff,
+    /// Their machines' owners use the cards for something else.
+    Yields {
+        to: String,
+    },
     /// For a node that does nothing else.
     Alone,
     Room,
@@ -87,7 +91,7 @@ impl Waiting {
     /// only failures of the job's own attempts still count.
     pub fn is_served(&self) -> bool {
         match self {
-            Self::Loading { .. } | Self::Backoff | Self::Alone | Self::Room => true,
+            Self::Loading { .. } | Self::Yields { .. } | Self::Backoff | Self::Alone | Self::Room => true,
             Self::NoNode { .. } | Self::NoNodeUp | Self::Unusable { .. } => false,
         }
     }
@@ -100,6 +104,7 @@ impl std::fmt::Display for Waiting {
             Self::NoNodeUp => f.write_str("waits: no node is up"),
             Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
             Self::Unusable { reasons } => write!(f, "waits: {reasons}"),
+            Self::Yields { to } => write!(f, "waits: {to}"),
             Self::Backoff => f.write_str("waits before it is tried again"),
             Self::Alone => f.write_str("waits for a node that does nothing else: nodes were lost while they ran it"),
             Self::Room => f.write_str("waits for room on a node"),
@@ -281,9 +286,12 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
             before != Some(&waiting)
                 || no_node_ms >= job.no_node_ms.saturating_add((state.limits.retry_ceiling_ms / KEPT_PARTS).max(1))
         }
-        Waiting::NoNodeUp | Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff | Waiting::Alone => {
-            before != Some(&waiting)
-        }
+        Waiting::NoNodeUp
+        | Waiting::Loading { .. }
+        | Waiting::Unusable { .. }
+        | Waiting::Yields { .. }
+        | Waiting::Backoff
+        | Waiting::Alone => before != Some(&waiting),
     };
     (worth_a_word || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, waiting, no_node_ms })
 }
@@ -299,7 +307,12 @@ fn no_node_ms(state: &State, job: &Job, waiting: &Waiting, now_ms: i64) -> u64 {
         .map_or(0, |e| u64::try_from(now_ms.saturating_sub(e.at_ms)).unwrap_or(0));
     match waiting {
         Waiting::NoNode { .. } | Waiting::NoNodeUp => job.no_node_ms.saturating_add(since),
-        Waiting::Loading { .. } | Waiting::Unusable { .. } | Waiting::Backoff | Waiting::Alone | Waiting::Room => 0,
+        Waiting::Loading { .. }
+        | Waiting::Unusable { .. }
+        | Waiting::Yields { .. }
+        | Waiting::Backoff
+        | Waiting::Alone
+        | Waiting::Room => 0,
     }
 }
 
@@ -329,6 +342,13 @@ fn given_up(state: &State, model: &ModelId, now_ms: i64) -> String {
 }
 
 fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_open: bool) -> Waiting {
+    let yields: Vec<String> = able
+        .iter()
+        .filter_map(|(n, m)| Some(format!("{} makes way for {}", n.id, n.ledger.yields.get(&m.model)?)))
+        .collect();
+    if yields.len() == able.len() {
+        return Waiting::Yields { to: yields.join("; ") };
+    }
     if none_resident {
         let unusable: Vec<String> = able
             .iter()

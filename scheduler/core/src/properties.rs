@@ -66,7 +66,7 @@ pub(crate) fn model(kv_tokens_free: u64, max_sequences: u32) -> ModelState {
 }
 
 pub(crate) fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
-    let ledger = Ledger { version: 1, models, free_bytes: 0, draining: false };
+    let ledger = Ledger { version: 1, models, ..Ledger::default() };
     Node { id: NodeId::new(name).unwrap(), boot: id(), ledger, seen_ms, left_out: BTreeMap::new() }
 }
 
@@ -455,6 +455,25 @@ fn a_placed_job_of_a_node_that_went_silent_or_came_back_goes_back_at_once() {
     assert!(matches!(plan(&silent, 6_001).as_slice(), [Effect::Unplace { deaf: false, .. }]));
     silent.node(Node { boot: id(), seen_ms: 1_000, ..n });
     assert!(matches!(plan(&silent, 1_000).as_slice(), [Effect::Unplace { deaf: false, .. }]));
+}
+
+#[test]
+fn a_model_that_makes_way_gets_nothing_and_the_job_waits_however_long_that_is() {
+    let mut yields = node("a", vec![model(4096, 1)], 0);
+    yields.ledger.yields.insert(model_id(), "game on cuda:0".to_owned());
+    let waits = |now_ms| {
+        let n = Node { seen_ms: now_ms, ..yields.clone() };
+        let [Effect::Explain { waiting, .. }] = &plan(&state(vec![n], vec![job(Priority::P0, 0)]), now_ms)[..] else {
+            panic!("it waits")
+        };
+        waiting.to_string()
+    };
+    for now_ms in [0, 10 * 3_600_000] {
+        assert_eq!(waits(now_ms), "waits: a makes way for game on cuda:0");
+    }
+    let other = node("b", vec![model(4096, 1)], 0);
+    let effects = plan(&state(vec![yields.clone(), other], vec![job(Priority::P0, 0)]), 0);
+    assert_eq!(placed(&effects).iter().map(|(_, node)| node.as_str()).collect::<Vec<_>>(), ["b"]);
 }
 
 #[test]

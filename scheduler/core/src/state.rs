@@ -244,6 +244,7 @@ impl State {
         let deaf = self.deaf.get(&node.id).is_some_and(|(_, since)| since.holds(&node.ledger, now_ms, longest));
         node.alive(now_ms, self.limits.lease_ttl_ms)
             && !node.ledger.draining
+            && !node.ledger.yields.contains_key(model)
             && !node.leaves_out(model, now_ms, longest)
             && !deaf
     }

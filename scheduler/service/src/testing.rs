@@ -157,7 +157,7 @@ pub fn node_hello(boot: BootId) -> NodeHello {
         load_rate: 0.0,
         tokens_per_byte: 0.3,
     };
-    let ledger = Ledger { version: 1, models: vec![model], free_bytes: 0, draining: false };
+    let ledger = Ledger { version: 1, models: vec![model], ..Ledger::default() };
     NodeHello { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger }
 }
 

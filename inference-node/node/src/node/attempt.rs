@@ -91,7 +91,7 @@ impl Attempt {
                 match self.generate(admitted.start(), journal, &lease).await {
                     Some(Ok(completion)) => self.carry(completion, &lease).await,
                     Some(Err(Ended::Failed(failure))) => Some(Outcome::Failed { failure }),
-                    Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: "stopped on its node".to_owned() }),
+                    Some(Err(Ended::Cancelled)) => Some(Outcome::Released { reason: self.stopped_for() }),
                     None => None,
                 }
             }
@@ -104,6 +104,11 @@ impl Attempt {
         }
     }
 
+    fn stopped_for(&self) -> String {
+        let makes_way = |whom| format!("its node makes way for {whom}");
+        self.shared.fleet.yields(&self.order.model).map_or_else(|| "stopped on its node".to_owned(), makes_way)
+    }
+
     async fn prompt(&self) -> Result<Prompt, LinkError> {
         let lease = self.in_hand.fence.lease;
         blobs::get(&self.shared.session, &self.shared.subject("blob_get"), lease, self.order.prompt.clone()).await
@@ -114,6 +119,9 @@ impl Attempt {
         let not_now = |need, have| {
             Start::Refuse(Refusal::NotNow { need, have, ledger_version: self.shared.fleet.ledger().version })
         };
+        if self.shared.fleet.yields(model).is_some() {
+            return not_now(None, 0);
+        }
         let engine = match self.shared.fleet.standing(model) {
             Some(Standing::Ready(engine)) => engine,
             Some(Standing::Loading | Standing::Leaving(_) | Standing::OnDisk(_) | Standing::Unusable(_)) => {

@@ -7,6 +7,7 @@ mod attempt;
 mod fleet;
 mod journal;
 mod loader;
+mod make_way;
 mod warm;
 
 use std::collections::HashMap;
@@ -31,6 +32,7 @@ use crate::models::{Presence, Store};
 use crate::node::attempt::Attempt;
 use crate::node::fleet::{Fleet, Wish, with_causes};
 use crate::node::loader::Loader;
+use crate::node::make_way::{Policy, make_way};
 use crate::node::warm::{Expected, warm};
 
 #[derive(Debug, thiserror::Error)]
@@ -55,25 +57,34 @@ pub(crate) struct Shared {
     pub(crate) keeper: LeaseKeeper,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) timing: Timing,
-    /// Attempts in hand, and how to stop each.
-    attempts: Mutex<HashMap<JobFence, Stopper>>,
+    /// Attempts in hand, on which model, and how to stop each.
+    attempts: Mutex<HashMap<JobFence, (ModelId, Stopper)>>,
     hello_wanted: Notify,
     expected: Expected,
 }
 
 impl Shared {
-    fn attempts(&self) -> MutexGuard<'_, HashMap<JobFence, Stopper>> {
+    fn attempts(&self) -> MutexGuard<'_, HashMap<JobFence, (ModelId, Stopper)>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes an attempt in hand; `None` if it is already, as with an order that came twice.
-    fn begin(self: &Arc<Self>, fence: JobFence) -> Option<InHand> {
-        let (stopper, stop) = stop::pair();
+    fn begin(self: &Arc<Self>, order: &WorkOrder) -> Option<InHand> {
+        let (fence, (stopper, stop)) = (order.fence, stop::pair());
         match self.attempts().entry(fence) {
             std::collections::hash_map::Entry::Occupied(_) => None,
             std::collections::hash_map::Entry::Vacant(free) => {
-                free.insert(stopper);
+                free.insert((order.model.clone(), stopper));
                 Some(InHand { fence, stop, shared: self.clone() })
+            }
+        }
+    }
+
+    /// Stops what runs on models that make way.
+    fn hand_back(&self) {
+        for (model, stopper) in self.attempts().values() {
+            if self.fleet.yields(model).is_some() {
+                stopper.stop();
             }
         }
     }
@@ -140,6 +151,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     around.spawn(nudge(shared.clone(), changes));
     around.spawn(warm(shared.clone()));
     around.spawn(obey(shared.clone(), config.store(), commands));
+    if let Some(policy) = Policy::of(&config) {
+        around.spawn(make_way(shared.clone(), policy, devices.subscribe()));
+    }
     around.spawn(look_at_devices(devices.clone(), troubles, config.timing.clone()));
     let served = serve(&shared, &config, &devices, (changed, wished), shutdown).await;
     around.shutdown().await;
@@ -295,7 +309,7 @@ async fn pull(shared: Arc<Shared>, mut consumer: watch::Receiver<Option<String>>
 
 fn take_up(shared: &Arc<Shared>, order: WorkOrder, work: &mut JoinSet<()>) {
     shared.expected.has_come(order.task, order.role);
-    match shared.begin(order.fence) {
+    match shared.begin(&order) {
         Some(in_hand) => {
             work.spawn(Attempt { shared: shared.clone(), in_hand, order }.run());
         }
@@ -307,7 +321,7 @@ fn take_up(shared: &Arc<Shared>, order: WorkOrder, work: &mut JoinSet<()>) {
 async fn drain(shared: &Shared, mut work: JoinSet<()>) {
     shared.fleet.drain();
     shared.keeper.nudge();
-    for stopper in shared.attempts().values() {
+    for (_, stopper) in shared.attempts().values() {
         stopper.stop();
     }
     let ended = async { while work.join_next().await.is_some() {} };
@@ -351,7 +365,7 @@ async fn obey(shared: Arc<Shared>, store: Store, mut commands: cfq_link::session
     while let Some(command) = commands.next().await {
         let reply = match &command.body {
             Ok(NodeCommand::Cancel { fence }) => {
-                if let Some(stopper) = shared.attempts().get(fence) {
+                if let Some((_, stopper)) = shared.attempts().get(fence) {
                     tracing::info!(job = %fence.job, attempt = fence.attempt, "cancelled");
                     stopper.stop();
                 }
