@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use cfq_inference_node::models::{Hub, HubConfig, Store, Took};
 use cfq_proto::http::NodeView;
 use cfq_proto::node::{Device, DeviceKind};
 use cfq_tests::binary;
@@ -117,6 +118,34 @@ fn fit_tells_what_each_card_would_hold_and_what_they_would_together() {
 
     cards.change_to(&with_free(600 << 20).repeat(2));
     says(&fit(), &["needs ", "on every card", "the cards have 600.0 MiB and 600.0 MiB"]);
+}
+
+#[test]
+fn what_loads_took_of_a_card_counts_for_it_in_whichever_slot_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let Some(cards) = Cards::new(home.path(), &(rtx_3090() + &rtx_3060())) else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/node/tests/fixtures/models/llama");
+    let model = format!("path:{}", folder.display());
+    let hub = Hub::new(&HubConfig::default(), |_| None);
+    let store = Store { dir: home.path().join("cache/models"), quota: None, bound: Vec::new(), hub };
+    let took = Took { predicted: 1000, took: 1250 };
+    // The second is as it was kept before cards were known by their UUIDs.
+    let kept = ["GPU-3090", "cuda:1"].map(|card| (card.to_owned(), took));
+    store.load_ends(&model.parse().unwrap(), &kept).unwrap();
+    let mut env = cards.environment();
+    env.push(("CFQ_CACHE".to_owned(), home.path().join("cache").to_str().unwrap().to_owned()));
+    let corrected = || {
+        let text = cfq(home.path(), &["--json", "models", "fit", &model], &env);
+        let found = serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        ["cuda:0", "cuda:1"].map(|id| {
+            let place = found["places"].as_array().unwrap().iter().find(|place| place["device"] == id).unwrap();
+            let term = |name: &str| place["terms"][name].as_u64().unwrap();
+            (place["name"].as_str().unwrap().contains("3090"), term("correction") * 4 == term("weights"))
+        })
+    };
+    assert_eq!(corrected(), [(true, true), (false, false)]);
+    cards.change_to(&(rtx_3060() + &rtx_3090()));
+    assert_eq!(corrected(), [(false, false), (true, true)]);
 }
 
 fn cards_of(node: &NodeView) -> Vec<&Device> {

@@ -76,6 +76,12 @@ pub fn inventory() -> Inventory {
     Inventory { devices, words, driver, troubles }
 }
 
+/// What is measured of a device is kept under this: a card's UUID, since another card may be in its slot tomorrow, and it in
+/// another; where none is told (a slice of a card, no NVML), and of the processor, what it is called here.
+pub fn kept_as(id: &str, uuid: Option<&str>) -> String {
+    uuid.unwrap_or(id).to_owned()
+}
+
 /// Number and UUID of every card that tells both; none where NVML does not answer.
 pub fn uuids() -> Vec<(usize, String)> {
     let Ok(nvml) = Nvml::init() else { return Vec::new() };

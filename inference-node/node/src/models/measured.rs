@@ -30,7 +30,7 @@ pub struct Measured {
     /// Who began a load that has not ended.
     #[serde(default)]
     loading: Vec<ProcessIdentity>,
-    /// By device; a model over several cards has an entry for each.
+    /// By what [`crate::gpu::kept_as`] calls the device; a model over several cards has an entry for each.
     #[serde(default)]
     devices: BTreeMap<String, Took>,
 }
@@ -144,9 +144,9 @@ mod tests {
         // Another prediction, as by a newer version: what was measured against the old one is over.
         store.load_ends(&model, &[took("cpu", 2000, 1900)]).unwrap();
         assert_eq!(store.measured(&model).unwrap().unwrap().on("cpu").unwrap().thousandths(), 0);
-        store.load_ends(&model, &[took("cuda:0", 100, 150), took("cuda:1", 300, 300)]).unwrap();
+        store.load_ends(&model, &[took("GPU-ab00", 100, 150), took("cuda:1", 300, 300)]).unwrap();
         let kept = store.measured(&model).unwrap().unwrap();
-        let more = ["cpu", "cuda:0", "cuda:1"].map(|device| kept.on(device).unwrap().thousandths());
+        let more = ["cpu", "GPU-ab00", "cuda:1"].map(|device| kept.on(device).unwrap().thousandths());
         assert_eq!(more, [0, 500, 0]);
     }
 

@@ -63,7 +63,9 @@ fn place(
     let room = |card: &&Device| CardRoom {
         free: card.memory_total.saturating_sub(card.memory_others),
         speed: 1.0,
-        correction: measured.and_then(|measured| measured.on(&card.id)).map_or(0, Took::thousandths),
+        correction: measured
+            .and_then(|measured| measured.on(&gpu::kept_as(&card.id, card.uuid.as_deref())))
+            .map_or(0, Took::thousandths),
     };
     let rooms: Vec<CardRoom> = cards.iter().map(room).collect();
     let joined = |what: fn(&Device) -> &str| cards.iter().map(|card| what(card)).collect::<Vec<_>>();

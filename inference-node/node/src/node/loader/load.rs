@@ -68,7 +68,7 @@ impl Loader {
                 settled => settled,
             };
             if let Ok(engine) = &engine {
-                noted.took = taken(engine.shares(), &before, &self.free_of_each(&cards));
+                noted.took = taken(engine.shares(), &cards, &before, &self.free_of_each(&cards));
             }
             engine
         };
@@ -124,7 +124,7 @@ impl Loader {
         let mut cards = self.usable_cards()?.to_vec();
         if let Some(measured) = self.measured(model).filter(|_| !cards.is_empty()) {
             for card in &mut cards {
-                card.correction = measured.on(&card.id()).map_or(0, Took::thousandths);
+                card.correction = measured.on(&card.kept_as()).map_or(0, Took::thousandths);
             }
         }
         Ok(cards)
@@ -174,10 +174,16 @@ pub(super) fn usable(device: DeviceChoice) -> Result<Vec<Card>, String> {
 }
 
 /// What a load took on each card that was asked before and after.
-fn taken(shares: &[Share], before: &BTreeMap<usize, u64>, after: &BTreeMap<usize, u64>) -> Vec<(String, Took)> {
+fn taken(
+    shares: &[Share],
+    cards: &[Card],
+    before: &BTreeMap<usize, u64>,
+    after: &BTreeMap<usize, u64>,
+) -> Vec<(String, Took)> {
     let of = |share: &Share| {
         let bytes = before.get(&share.card)?.saturating_sub(*after.get(&share.card)?);
-        Some((format!("cuda:{}", share.card), share.took(bytes)))
+        let card = cards.iter().find(|card| card.index == share.card)?;
+        Some((card.kept_as(), share.took(bytes)))
     };
     shares.iter().filter_map(of).collect()
 }
@@ -225,9 +231,21 @@ mod tests {
     fn what_a_card_gave_is_told_where_it_was_asked_before_and_after() {
         let share = |card| Share { card, bytes: 1000, later: 300, weights: 400, correction: 0 };
         let free = |of: &[(usize, u64)]| of.iter().copied().collect::<BTreeMap<_, _>>();
+        let card = |index, uuid: Option<&str>| Card {
+            index,
+            name: "a card".to_owned(),
+            uuid: uuid.map(str::to_owned),
+            device: candle_core::Device::Cpu,
+            free: 5000,
+            speed: 1.0,
+            correction: 0,
+        };
+        let cards = [card(2, Some("GPU-c")), card(1, Some("GPU-b")), card(0, Some("GPU-a"))];
         let shares = [share(0), share(1), share(2)];
-        let took = taken(&shares, &free(&[(0, 5000), (1, 5000)]), &free(&[(0, 4200), (2, 10)]));
-        assert_eq!(took, [("cuda:0".to_owned(), Took { predicted: 400, took: 500 })]);
-        assert_eq!(taken(&[], &free(&[(0, 5000)]), &free(&[(0, 1)])), []);
+        let took = taken(&shares, &cards, &free(&[(0, 5000), (1, 5000)]), &free(&[(0, 4200), (2, 10)]));
+        assert_eq!(took, [("GPU-a".to_owned(), Took { predicted: 400, took: 500 })]);
+        let nameless = taken(&shares, &[card(0, None)], &free(&[(0, 5000)]), &free(&[(0, 4200)]));
+        assert_eq!(nameless, [("cuda:0".to_owned(), Took { predicted: 400, took: 500 })]);
+        assert_eq!(taken(&[], &cards, &free(&[(0, 5000)]), &free(&[(0, 1)])), []);
     }
 }

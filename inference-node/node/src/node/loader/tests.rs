@@ -284,10 +284,36 @@ fn what_loads_took_on_a_card_raises_the_next_sum_there() {
     let raised = rig.wants("llama").need_bytes;
     assert!(raised > plain && raised - plain <= weights / 4, "{raised} after {plain}");
     // On another card it counts for nothing.
-    rig.loader.dismiss(&id("llama"));
-    rig.loader.see_off();
-    rig.loader.cards = Ok(vec![Card { index: 1, ..card(u64::MAX) }]);
-    assert_eq!((rig.wants("llama").need_bytes, rig.state("llama").device), (plain, "cuda:1".to_owned()));
+    let mut on = |index, uuid: Option<&str>| {
+        rig.loader.dismiss(&id("llama"));
+        rig.loader.see_off();
+        rig.loader.cards = Ok(vec![Card { index, uuid: uuid.map(str::to_owned), ..card(u64::MAX) }]);
+        (rig.wants("llama").need_bytes, rig.state("llama").device)
+    };
+    assert_eq!(on(1, None), (plain, "cuda:1".to_owned()));
+    // Nor on one with a UUID in the slot it was kept for, as it was kept before there were UUIDs.
+    assert_eq!(on(0, Some("GPU-a")), (plain, "cuda:0".to_owned()));
+}
+
+#[test]
+fn what_loads_took_follows_a_card_to_another_slot_and_no_other_card_into_its_own() {
+    let plain = on_card("llama");
+    let mut rig = rig(1 << 40, Some(u64::MAX), 0);
+    rig.wants("llama");
+    let weights = rig.loader.loaded[&id("llama")].engine.shares()[0].weights;
+    let took = Took { predicted: weights, took: weights + weights / 4 };
+    let with = |index, uuid: &str| Card { index, uuid: Some(uuid.to_owned()), ..card(u64::MAX) };
+    rig.loader.config.store().load_ends(&id("llama"), &[(with(0, "GPU-a").kept_as(), took)]).unwrap();
+
+    let mut on = |index, uuid: &str| {
+        rig.loader.dismiss(&id("llama"));
+        rig.loader.see_off();
+        rig.loader.cards = Ok(vec![with(index, uuid)]);
+        rig.wants("llama").need_bytes
+    };
+    let raised = on(0, "GPU-a");
+    assert!(raised > plain && raised - plain <= weights / 4, "{raised} after {plain}");
+    assert_eq!([on(0, "GPU-b"), on(1, "GPU-b"), on(1, "GPU-a")], [plain, plain, raised]);
 }
 
 /// The kernel still calls memory available that a pool will fill and that parked keys and values will take.

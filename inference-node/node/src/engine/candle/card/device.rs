@@ -86,6 +86,11 @@ impl Card {
         format!("cuda:{}", self.index)
     }
 
+    /// What is measured of it is kept under: whichever slot it is in, where its UUID is known.
+    pub fn kept_as(&self) -> String {
+        crate::gpu::kept_as(&self.id(), self.uuid.as_deref())
+    }
+
     /// What it has for one of `of` models.
     pub fn room(&self, of: u64) -> CardRoom {
         CardRoom { free: self.free / of.max(1), speed: self.speed, correction: self.correction }
