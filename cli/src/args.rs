@@ -139,6 +139,9 @@ pub struct UpArgs {
     pub bind: Option<SocketAddr>,
     #[command(flatten)]
     pub engines: EngineArgs,
+    /// What agents get that nothing is bound to, as `cfq up -d` decided for the process it starts
+    #[arg(long, value_name = "MODEL", hide = true)]
+    pub unbound: Option<ModelId>,
 }
 
 #[derive(Debug, Clone, Args)]

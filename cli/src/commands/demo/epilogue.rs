@@ -1,11 +1,12 @@
 //! The demo's last words: where the result is, what to do with it, and how to go on with a model worth its name.
 
 use cfq_deploy::Paths;
-use cfq_inference_node::models::curated;
+use cfq_inference_node::engine::candle::{Choice, curated_that_fit, lasting_room};
 use cfq_proto::http::TaskDetail;
 use cfq_proto::node::{Device, DeviceKind};
 use cfq_proto::task::TaskState;
 
+use crate::commands::models::choice;
 use crate::config::{self, Config};
 
 pub fn words(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
@@ -42,15 +43,20 @@ pub fn words(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
             "This was a 135-million-parameter model: it shows that the system works, its scores are no judgement."
                 .to_owned(),
         );
-        lines.push(switching(&cfq_inference_node::gpu::inventory().devices));
+        lines.push(match choice::of_this_machine(config) {
+            Choice::Curated { entry, cards } => {
+                format!("`cfq up` takes {} for {} by itself.", entry.name, choice::named(&cards))
+            }
+            Choice::Nothing | Choice::Idle { .. } => switching(&cfq_inference_node::gpu::inventory().devices, config),
+        });
     }
     lines.join("\n")
 }
 
 /// How to go on with a model worth its name: the largest curated coding model that the best card found could hold.
-fn switching(devices: &[Device]) -> String {
+fn switching(devices: &[Device], config: &Config) -> String {
     let card = devices.iter().filter(|d| d.kind == DeviceKind::Cuda).max_by_key(|d| d.memory_total);
-    let entry = card.and_then(|card| curated::for_card(card.memory_total));
+    let entry = card.and_then(|card| curated_that_fit(&[lasting_room(card)], config.node.max_sequences).next());
     let why = match card {
         None => "no card was found here".to_owned(),
         Some(card) => format!("{} with {} GiB", card.name, card.memory_total >> 30),

@@ -50,7 +50,8 @@ use futures::future::BoxFuture;
 use crate::engine::candle::ahead::{Piece, Turn};
 use crate::engine::candle::architecture::Architecture;
 pub use crate::engine::candle::card::{
-    Card, DeviceChoice, Layout, NoCard, NoLayout, NoSuchDevice, Share, cards, fit_on_cards, free_of, need_on_cards,
+    Card, Choice, DeviceChoice, Idle, Layout, NoCard, NoLayout, NoSuchDevice, Share, cards, choose_here,
+    curated_that_fit, fit_on_cards, free_of, lasting_room, need_on_cards,
 };
 pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cfq_link::secret::{Secret, SecretError};
+use cfq_link::stop::Stop;
 use serde::{Deserialize, Serialize};
 
 use super::error::HubError;
@@ -81,6 +82,7 @@ pub struct Hub {
     endpoint: String,
     token: TokenSource,
     pub(super) patience: Patience,
+    pub(super) stop: Option<Stop>,
 }
 
 #[derive(Debug, Clone)]
@@ -119,12 +121,17 @@ impl Hub {
                 TokenSource::LoggedIn(file)
             }
         };
-        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token, patience: config.patience }
+        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token, patience: config.patience, stop: None }
     }
 
     /// Of this process's environment.
     pub fn from_environment(config: &HubConfig) -> Self {
         Self::new(config, |name| std::env::var_os(name))
+    }
+
+    /// What is being fetched ends when `stop` is raised, and goes on from there another time.
+    pub fn until(self, stop: Stop) -> Self {
+        Self { stop: Some(stop), ..self }
     }
 
     pub(super) fn endpoint(&self) -> Result<reqwest::Url, HubError> {

@@ -66,6 +66,8 @@ pub enum HubError {
         #[source]
         source: Box<HubError>,
     },
+    #[error("stopped; what was fetched is kept, and the same command goes on from there")]
+    Stopped,
     #[error("the hub answered {status} for {what}")]
     Status { status: u16, what: String },
     #[error("the hub's answer about {what} is not understood: {why}")]
@@ -111,6 +113,7 @@ impl HubError {
             | Self::EndedEarly { .. }
             | Self::Stalled { .. }
             | Self::GaveUp { .. }
+            | Self::Stopped
             | Self::Status { .. }
             | Self::Strange { .. }
             | Self::NoChecksum { .. }

@@ -92,7 +92,7 @@ pub(super) fn pull(
         .build()
         .map_err(failed("start a runtime for", wanted.place))
         .map_err(of_model)?;
-    runtime.block_on(async {
+    let pulled = async {
         let client = Client::new(hub).map_err(of_model)?;
         let mut changed = false;
         loop {
@@ -110,6 +110,19 @@ pub(super) fn pull(
                     report(Step::Again { why, wait: std::time::Duration::ZERO });
                 }
             }
+        }
+    };
+    let stopped = async {
+        match hub.stop.clone() {
+            Some(mut stop) => stop.raised().await,
+            None => std::future::pending().await,
+        }
+    };
+    runtime.block_on(async {
+        tokio::select! {
+            biased;
+            () = stopped => Err(of_model(HubError::Stopped)),
+            pulled = pulled => pulled,
         }
     })
 }

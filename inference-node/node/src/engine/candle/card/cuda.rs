@@ -31,6 +31,15 @@ const SHARED: usize = 48 << 10;
 
 /// The cards that `choice` means, opened, in the order of their numbers.
 pub fn cards(choice: DeviceChoice) -> std::result::Result<Vec<Card>, NoCard> {
+    meant(choice)?.iter().map(|card| open(card).map_err(NoCard::Driver)).collect()
+}
+
+/// The UUIDs of the cards that `choice` means, as far as NVML knows them. None is opened, which would take memory of it.
+pub fn usable_uuids(choice: DeviceChoice) -> std::result::Result<Vec<String>, NoCard> {
+    Ok(meant(choice)?.into_iter().filter_map(|card| card.uuid).collect())
+}
+
+fn meant(choice: DeviceChoice) -> std::result::Result<Vec<Numbered>, NoCard> {
     libraries()?;
     let count = CudaContext::device_count().w().map_err(NoCard::Driver)?;
     let seen: Vec<Option<[u8; 16]>> = (0..count).map(uuid).collect();
@@ -41,15 +50,14 @@ pub fn cards(choice: DeviceChoice) -> std::result::Result<Vec<Card>, NoCard> {
     if !matched {
         tracing::warn!("cards cannot be matched with NVML's: cuda:N is CUDA's number here, not nvidia-smi's");
     }
-    let wanted: Vec<&Numbered> = match choice {
-        DeviceChoice::Auto => all.iter().collect(),
-        DeviceChoice::Cpu => Vec::new(),
+    match choice {
+        DeviceChoice::Auto => Ok(all),
+        DeviceChoice::Cpu => Ok(Vec::new()),
         DeviceChoice::Cuda(index) => match all.iter().find(|card| card.index == index) {
-            Some(card) => vec![card],
-            None => return Err(NoCard::NoSuchCard { index, seen: all.iter().map(|card| card.index).collect() }),
+            Some(card) => Ok(vec![card.clone()]),
+            None => Err(NoCard::NoSuchCard { index, seen: all.iter().map(|card| card.index).collect() }),
         },
-    };
-    wanted.into_iter().map(|card| open(card).map_err(NoCard::Driver)).collect()
+    }
 }
 
 /// Of CUDA's card of that number.

@@ -130,6 +130,15 @@ pub fn cards(_: DeviceChoice) -> Result<Vec<Card>, NoCard> {
 #[cfg(feature = "cuda")]
 pub use super::cuda::cards;
 
+/// The UUIDs of the cards that `choice` means, as far as NVML knows them. None is opened, which would take memory of it.
+#[cfg(not(feature = "cuda"))]
+pub fn usable_uuids(_: DeviceChoice) -> Result<Vec<String>, NoCard> {
+    Err(NoCard::NotBuilt)
+}
+
+#[cfg(feature = "cuda")]
+pub use super::cuda::usable_uuids;
+
 /// What a device has free and in all, in bytes; `None` for the CPU.
 #[cfg(not(feature = "cuda"))]
 pub fn memory(_: &Device) -> Option<(u64, u64)> {

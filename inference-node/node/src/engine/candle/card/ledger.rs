@@ -1,5 +1,7 @@
 //! What a model takes on one card or several, before a byte of its weights is read.
 
+use std::ops::RangeInclusive;
+
 use cfq_memory::{CardRoom, DoesNotFit, Need, NoSplit, Parts, Shape, Split, Stack, WeightSum, fit, split};
 
 use crate::engine::candle::architecture::Architecture;
@@ -18,7 +20,7 @@ pub const ELEMENT: u64 = 2;
 /// Not measured on a card yet.
 const RESERVE: u64 = 768 << 20;
 /// A pool of this many tokens a sequence is worth no second card.
-const ENOUGH_TOKENS: u64 = 8192;
+pub const ENOUGH_TOKENS: u64 = 8192;
 /// Thread blocks that fill a card, see [`super::cuda`]; each has its part of a sequence cut into stretches.
 const THREAD_BLOCKS: u64 = 1024;
 
@@ -46,12 +48,7 @@ pub fn layout(
     halves: bool,
 ) -> Result<Result<Layout, NoLayout>, HeaderError> {
     let (stack, parts) = stack(file, architecture, sequences, halves)?;
-    let context = architecture.shape.context;
-    let sequences = u64::from(sequences.max(1));
-    let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
-    let most = context.saturating_mul(sequences).min(1 << 40);
-    let tokens = whole(LEAST_TOKENS.min(context))..=whole(most);
-    let enough = most.min(ENOUGH_TOKENS.saturating_mul(sequences));
+    let (tokens, enough) = wanted(architecture.shape.context, sequences);
     let split = match split(&stack, rooms, tokens.clone(), enough) {
         Ok(split) => split,
         Err(refused) => {
@@ -74,6 +71,31 @@ pub fn layout(
         reserve: parts.reserve.saturating_mul(used),
     };
     Ok(Ok(Layout { need, split }))
+}
+
+/// Tokens of the pool, and how many are worth no second card.
+fn wanted(context: u64, sequences: u32) -> (RangeInclusive<u64>, u64) {
+    let sequences = u64::from(sequences.max(1));
+    let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
+    let most = context.saturating_mul(sequences).min(1 << 40);
+    (whole(LEAST_TOKENS.min(context))..=whole(most), most.min(ENOUGH_TOKENS.saturating_mul(sequences)))
+}
+
+/// The same for a file of which only shape and size are known, as one of four bits has its matrices: what is not embedding
+/// (Q4_K) or output (Q6_K) is spread over the layers, with all that is no matrix.
+pub fn outlined(shape: &Shape, file: u64, rooms: &[CardRoom], sequences: u32) -> Result<Split, NoSplit> {
+    let (tokens, enough) = wanted(shape.context, sequences);
+    let end = |block: u64| shape.vocabulary.saturating_mul(shape.hidden).saturating_mul(block) / 256;
+    let (first, last) = (end(144), end(210));
+    let layer = file.saturating_sub(first.saturating_add(last)).div_ceil(shape.layers.max(1));
+    let stack = Stack {
+        layers: (0..shape.layers).map(|_| layer).collect(),
+        first,
+        last,
+        each: activations(shape, u64::from(sequences.max(1))).saturating_add(RESERVE),
+        kv_per_token: shape.kv_per_token(ELEMENT) / shape.layers.max(1),
+    };
+    split(&stack, rooms, tokens, enough)
 }
 
 /// What there is to lay out, and the same as one sum.
@@ -171,6 +193,22 @@ mod tests {
                 assert_eq!(layout.need.weights, model.stored_bytes() as u64, "{}", path.display());
                 assert!(layout.need.total() <= 8 << 30);
             }
+        }
+    }
+
+    /// But for what the file has beside its weights: header and tokenizer.
+    #[test]
+    fn by_shape_and_size_a_model_takes_what_it_takes_by_its_header() {
+        for family in ["llama", "qwen2"] {
+            let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
+            let architecture = Architecture::read(&file).unwrap();
+            let (shape, room) = (architecture.shape, [card(8 << 30)]);
+            let by_header = layout(&file, &architecture, &room, 4, true).unwrap().unwrap();
+            let by_shape = outlined(&shape, file.size(), &room, 4).unwrap();
+            let beside = file.size() - by_header.need.weights - by_header.need.tables;
+            let (header, outline) = (by_header.split.shares[0].bytes, by_shape.shares[0].bytes);
+            assert_eq!(by_shape.kv_tokens, by_header.split.kv_tokens);
+            assert!((header..=header + beside + shape.layers).contains(&outline), "{family}: {outline} for {header}");
         }
     }
 

@@ -5,8 +5,10 @@
 //! here but one kernel runs on candle's CPU device too, where it is held against the same references.
 
 mod attention;
+mod choice;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod curated;
 mod device;
 mod feed_forward;
 mod ledger;
@@ -20,6 +22,8 @@ mod pages;
 mod parity;
 mod pass;
 
+pub use choice::{Choice, Idle, choose_here};
+pub use curated::{curated_that_fit, lasting_room};
 pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, is_out_of_memory, memory};
 pub use ledger::{ELEMENT, Layout, NoLayout};
 pub use load::{Share, fit_on_cards, need_on_cards};
