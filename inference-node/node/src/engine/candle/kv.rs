@@ -67,6 +67,13 @@ impl SequenceKv {
         self.blocks.len()
     }
 
+    /// One that seems to be `len` tokens long, with room for `new`, over the blocks of this one again and again: for
+    /// measuring. It holds nothing, what is computed for it is written over this one, and neither is to be used for more.
+    pub fn mirrored(&self, len: usize, new: usize) -> Self {
+        let blocks = self.blocks.iter().copied().cycle().take((len + new).div_ceil(BLOCK)).collect();
+        Self { len, blocks, known: 0, prefix: self.prefix, long: self.long }
+    }
+
     /// Which, in the order of its positions.
     pub fn table(&self) -> &[BlockId] {
         &self.blocks

@@ -31,6 +31,7 @@ mod stretch;
 mod team;
 mod tensors;
 mod tiles;
+mod warm_up;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -58,15 +59,15 @@ use crate::engine::candle::kv::{BLOCK, KvPool, Parking};
 use crate::engine::candle::ledger::Sum;
 pub use crate::engine::candle::ledger::{Estimate, estimate, need, need_corrected};
 use crate::engine::candle::lookup::Lookup;
-use crate::engine::candle::model::{Model, Network, Rows};
+use crate::engine::candle::model::{Model, Network};
 use crate::engine::candle::opening::{Opening, OpeningError};
 use crate::engine::candle::others::{Other, OtherModel};
 use crate::engine::candle::parked::Parts;
 pub use crate::engine::candle::parked::{Parked, Stamp};
-use crate::engine::candle::rate::Load;
 pub use crate::engine::candle::room::Changes;
 use crate::engine::candle::room::{Figures, Room};
 use crate::engine::candle::sequence::Job;
+use crate::engine::candle::warm_up::warm_up;
 use crate::engine::grammar::{GrammarError, Grammars};
 use crate::engine::{Admitted, Ahead, Engine, Refused, Warmed, generation};
 use crate::models::file::ModelFile;
@@ -312,7 +313,7 @@ impl CandleEngine {
 
     /// Bytes that were predicted for what is in memory right after the load.
     pub fn predicted(&self) -> u64 {
-        let warm = (WARM_TOKENS.next_multiple_of(BLOCK) + BLOCK) as u64;
+        let warm = (warm_up::PROMPT.next_multiple_of(BLOCK) + BLOCK) as u64;
         self.need.weights + self.need.tables + self.need.kv_per_token * warm.min(self.need.kv_tokens)
     }
 
@@ -354,43 +355,6 @@ fn version(model: &ModelId, file: &ModelFile, device: &str) -> String {
 
 /// Tokens of the prompt that the rate is told of.
 const TOLD_OF: f64 = 1000.0;
-
-/// Of the prompt below.
-const WARM_TOKENS: usize = 64;
-
-/// One prompt and a few tokens: what is made at the first use is made now, not in somebody's first answer, and the ledger
-/// has rates from the start.
-fn warm_up<N: Network>(model: &N, pool: &mut KvPool<N::Memory>, figures: &Figures) -> candle_core::Result<()> {
-    let prompt = WARM_TOKENS.min(pool.available() * BLOCK);
-    let begin = |pool: &mut KvPool<N::Memory>, positions: usize| {
-        let mut kv = pool.begin(&[], false, false);
-        match pool.grow(&mut kv, positions) {
-            true => Ok(kv),
-            false => candle_core::bail!("the KV pool has no room for {positions} tokens to warm up with"),
-        }
-    };
-    let tokens: Vec<u32> = (0..prompt as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
-    // The first pass pays for what is new; the second is measured.
-    for round in 0..2 {
-        let kv = begin(pool, prompt)?;
-        let began = Instant::now();
-        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens, scored: 1 }], false)?;
-        if round == 1 {
-            figures.prefilled(Load::of(prompt, 0), began.elapsed());
-        }
-        pool.discard(kv);
-    }
-    let kv = begin(pool, 1)?;
-    for round in 0..4 {
-        let began = Instant::now();
-        model.forward(pool, &[Rows { kv: &kv, tokens: &tokens[..1], scored: 1 }], false)?;
-        if round > 0 {
-            figures.decoded(began.elapsed());
-        }
-    }
-    pool.discard(kv);
-    Ok(())
-}
 
 impl Engine for CandleEngine {
     fn state(&self) -> ModelState {
