@@ -38,6 +38,10 @@ bench REPO:
     cargo run --package cfq-benches --bin seeds -- {{REPO}} 20
     cargo run --package cfq-benches --bin start_up -- target/debug/cfq
 
+# The engine; benches/engine says what ARGS there are (`--llama-cpp PYTHON` for rates beside llama.cpp's)
+bench-engine *ARGS:
+    benches/engine {{ARGS}}
+
 # GGUF headers for some seconds, from the small models' own; wants `cargo install cargo-fuzz`
 fuzz SECONDS="300":
     mkdir -p inference-node/fuzz/corpus/gguf

@@ -66,7 +66,10 @@ pub fn file_or_random(argument: Option<String>) -> anyhow::Result<PathBuf> {
     };
     let path = PathBuf::from(path);
     if !path.exists() {
-        model.write(&path)?;
+        // Whole or not there, also when this is ended in the middle.
+        let partial = path.with_extension("partial");
+        model.write(&partial)?;
+        std::fs::rename(&partial, &path)?;
     }
     Ok(path)
 }
