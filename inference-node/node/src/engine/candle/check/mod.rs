@@ -143,11 +143,9 @@ impl Undone {
 }
 
 /// Of the engine's work, and in no part of this check.
-const LEFT_OUT: [&str; 4] = [
-    "draws with a temperature and penalties, preemption, resumption, parked keys and values: no part of this check",
+const LEFT_OUT: [&str; 2] = [
     "a mixture whose experts are chosen, and stretched rotation: rounding would choose otherwise, and the models here are short",
     "models as safetensors, the tokenizers of real models, StarCoder2 and OLMo 2: no part of this check",
-    "a schema and a grammar: of constraints, a pattern only",
 ];
 
 /// Runs all of it; `tell` hears what begins. Seconds when quick, else minutes.
