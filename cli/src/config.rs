@@ -93,8 +93,9 @@ pub struct Node {
     pub parked_weights: u64,
     /// Compute what a critic will be asked while nothing else is to do.
     pub critic_warm_up: bool,
-    /// Bytes of a card that another program takes before the models make way for it; 0: for nobody.
-    pub yield_at: u64,
+    /// Bytes of a card that another program takes before the models make way for it; 0: for nobody. By what they run on if
+    /// absent.
+    pub yield_at: Option<u64>,
     /// Programs that may have the cards beside.
     pub yield_ignores: Vec<String>,
     pub max_sequences: u32,
@@ -113,7 +114,7 @@ impl Default for Node {
             parked_kv_as: ParkedAs::default(),
             parked_weights: cfq_inference_node::default_parked_weights(),
             critic_warm_up: true,
-            yield_at: cfq_inference_node::default_yield_at(),
+            yield_at: None,
             yield_ignores: cfq_inference_node::default_yield_ignores(),
             max_sequences: 4,
         }

@@ -48,6 +48,8 @@ pub struct Options {
     pub memory_limit: Option<u64>,
     pub parked_weights: u64,
     pub critic_warm_up: bool,
+    /// Bytes of a card in another program for which the node makes way.
+    pub yield_at: Option<u64>,
     /// What the node's process finds in its environment besides.
     pub node_environment: Vec<(String, String)>,
     /// A Postgres server of its own, which the test may hurt.
@@ -73,6 +75,7 @@ impl Default for Options {
             memory_limit: None,
             parked_weights: cfq_inference_node::default_parked_weights(),
             critic_warm_up: true,
+            yield_at: None,
             node_environment: Vec::new(),
             own_postgres: false,
             neighbour: false,
@@ -192,7 +195,7 @@ impl Cluster {
             parked_kv_as: Default::default(),
             parked_weights: self.options.parked_weights,
             critic_warm_up: self.options.critic_warm_up,
-            yield_at: cfq_inference_node::default_yield_at(),
+            yield_at: self.options.yield_at,
             yield_ignores: cfq_inference_node::default_yield_ignores(),
             max_sequences: 4,
             timing: self.options.timing.clone(),

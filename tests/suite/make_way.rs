@@ -1,5 +1,7 @@
 //! Somebody else's program takes the card of a node's machine, by a library of make-believe cards.
 
+use std::path::Path;
+
 use cfq_proto::http::{JobSummary, TaskDetail};
 use cfq_proto::task::{Agent, TaskState};
 use cfq_tests::cards::{Cards, Other, rtx_3090};
@@ -25,6 +27,7 @@ async fn a_node_makes_way_for_a_game_its_work_moves_on_and_it_comes_back() {
         alpha: SMALL.into(),
         neighbour: true,
         node_environment: cards.environment(),
+        yield_at: Some(GIB),
         ..Options::default()
     };
     options.timing.job_step_ms = 60_000;
@@ -57,7 +60,9 @@ async fn a_node_makes_way_for_a_game_its_work_moves_on_and_it_comes_back() {
     let nodes = cluster::cfq(&cluster, home.path(), &["nodes"]);
     let nodes = String::from_utf8(nodes.stdout).unwrap();
     assert!(nodes.contains("makes way for sleep on cuda:0"), "{nodes}");
-    let load = cluster::cfq(&cluster, home.path(), &["models", "load", SMALL, "--node", "n1"]);
+    let other_model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/node/tests/fixtures/models/llama");
+    let other_model = format!("path:{}", other_model.display());
+    let load = cluster::cfq(&cluster, home.path(), &["models", "load", &other_model, "--node", "n1"]);
     let refused = String::from_utf8(load.stderr).unwrap();
     assert!(!load.status.success() && refused.contains("makes way for sleep"), "{refused}");
 

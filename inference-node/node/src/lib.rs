@@ -9,6 +9,6 @@ pub mod gpu;
 pub mod models;
 mod node;
 
-pub use config::{Config, default_parked_weights, default_yield_at, default_yield_ignores, thread_environment};
+pub use config::{Config, default_parked_weights, default_yield_ignores, thread_environment};
 pub use engine::proxy::Endpoint;
 pub use node::{Error, run};

@@ -104,7 +104,7 @@ impl std::fmt::Display for Waiting {
             Self::NoNodeUp => f.write_str("waits: no node is up"),
             Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
             Self::Unusable { reasons } => write!(f, "waits: {reasons}"),
-            Self::Yields { to } => write!(f, "waits: {to}"),
+            Self::Yields { to } => write!(f, "waits: {to} (yield_at and yield_ignores under [node] say for whom)"),
             Self::Backoff => f.write_str("waits before it is tried again"),
             Self::Alone => f.write_str("waits for a node that does nothing else: nodes were lost while they ran it"),
             Self::Room => f.write_str("waits for room on a node"),
@@ -208,7 +208,11 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, free: &mut Free<'a>) -
         let reason = format!("no node can run it: {}", reasons.join("; "));
         return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Rejected { reason } });
     }
-    let resident: Vec<_> = able.iter().copied().filter(|(_, m)| matches!(m.residency, Residency::Resident)).collect();
+    // What makes way may do so for hours: as good as not there.
+    let serves = |(n, m): &(&Node, &ModelState)| {
+        matches!(m.residency, Residency::Resident) && !n.ledger.yields.contains_key(&m.model)
+    };
+    let resident: Vec<_> = able.iter().copied().filter(serves).collect();
     let open: Vec<_> = resident
         .iter()
         .copied()
@@ -342,23 +346,19 @@ fn given_up(state: &State, model: &ModelId, now_ms: i64) -> String {
 }
 
 fn waiting(job: &Job, able: &[(&Node, &ModelState)], none_resident: bool, none_open: bool) -> Waiting {
-    let yields: Vec<String> = able
-        .iter()
-        .filter_map(|(n, m)| Some(format!("{} makes way for {}", n.id, n.ledger.yields.get(&m.model)?)))
-        .collect();
-    if yields.len() == able.len() {
-        return Waiting::Yields { to: yields.join("; ") };
-    }
     if none_resident {
-        let unusable: Vec<String> = able
-            .iter()
-            .filter_map(|(n, m)| match &m.residency {
-                Residency::Unusable { reason } => Some(format!("{}: {reason}", n.id)),
-                Residency::Resident | Residency::Available | Residency::Loading => None,
-            })
-            .collect();
+        let yields =
+            able.iter().filter_map(|(n, m)| Some(format!("{} makes way for {}", n.id, n.ledger.yields.get(&m.model)?)));
+        let unusable = able.iter().filter_map(|(n, m)| match &m.residency {
+            Residency::Unusable { reason } => Some(format!("{}: {reason}", n.id)),
+            Residency::Resident | Residency::Available | Residency::Loading => None,
+        });
+        let (yields, unusable): (Vec<String>, Vec<String>) = (yields.collect(), unusable.collect());
         return if unusable.len() == able.len() {
             Waiting::Unusable { reasons: unusable.join("; ") }
+        } else if yields.len() + unusable.len() == able.len() {
+            let all: Vec<String> = yields.into_iter().chain(unusable).collect();
+            Waiting::Yields { to: all.join("; ") }
         } else {
             Waiting::Loading { model: job.model.clone() }
         };

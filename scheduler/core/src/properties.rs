@@ -469,11 +469,24 @@ fn a_model_that_makes_way_gets_nothing_and_the_job_waits_however_long_that_is() 
         waiting.to_string()
     };
     for now_ms in [0, 10 * 3_600_000] {
-        assert_eq!(waits(now_ms), "waits: a makes way for game on cuda:0");
+        let said = waits(now_ms);
+        assert!(said.starts_with("waits: a makes way for game on cuda:0 (yield_at"), "{said}");
     }
     let other = node("b", vec![model(4096, 1)], 0);
     let effects = plan(&state(vec![yields.clone(), other], vec![job(Priority::P0, 0)]), 0);
     assert_eq!(placed(&effects).iter().map(|(_, node)| node.as_str()).collect::<Vec<_>>(), ["b"]);
+    // A node that has it on its disk loads it meanwhile.
+    let mut on_disk = node("b", vec![model(4096, 1)], 0);
+    on_disk.ledger.models[0].residency = Residency::Available;
+    let effects = plan(&state(vec![yields.clone(), on_disk], vec![job(Priority::P0, 0)]), 0);
+    assert!(effects.iter().any(|e| matches!(e, Effect::Load { node, .. } if node.as_str() == "b")), "{effects:?}");
+    // What cannot be used says so beside it.
+    let mut broken = node("b", vec![model(4096, 1)], 0);
+    broken.ledger.models[0].residency = Residency::Unusable { reason: "no such file".to_owned() };
+    let effects = plan(&state(vec![yields, broken], vec![job(Priority::P0, 0)]), 0);
+    let [Effect::Explain { waiting, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let said = waiting.to_string();
+    assert!(said.contains("a makes way for game on cuda:0; b: no such file"), "{said}");
 }
 
 #[test]

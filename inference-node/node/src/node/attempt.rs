@@ -59,10 +59,15 @@ impl Attempt {
                 }
             },
         };
-        if self.in_hand.stop.is_raised() {
-            tracing::debug!(job = %fence.job, "stopped before it was accepted");
-            return;
-        }
+        let start = match self.in_hand.stop.is_raised() {
+            // Said at once, so that it goes elsewhere at once.
+            true if self.shared.fleet.yields(&self.order.model).is_some() => self.not_now(None, 0),
+            true => {
+                tracing::debug!(job = %fence.job, "stopped before it was accepted");
+                return;
+            }
+            false => start,
+        };
         if let Start::Refuse(refusal) = start {
             tracing::info!(job = %fence.job, ?refusal, "order refused");
             let refuse = Refuse { fence, boot: self.shared.boot, refusal };
@@ -104,6 +109,10 @@ impl Attempt {
         }
     }
 
+    fn not_now(&self, need: Option<u64>, have: u64) -> Start {
+        Start::Refuse(Refusal::NotNow { need, have, ledger_version: self.shared.fleet.ledger().version })
+    }
+
     fn stopped_for(&self) -> String {
         let makes_way = |whom| format!("its node makes way for {whom}");
         self.shared.fleet.yields(&self.order.model).map_or_else(|| "stopped on its node".to_owned(), makes_way)
@@ -116,23 +125,20 @@ impl Attempt {
 
     async fn admit(&self, prompt: Prompt) -> Start {
         let model = &self.order.model;
-        let not_now = |need, have| {
-            Start::Refuse(Refusal::NotNow { need, have, ledger_version: self.shared.fleet.ledger().version })
-        };
         if self.shared.fleet.yields(model).is_some() {
-            return not_now(None, 0);
+            return self.not_now(None, 0);
         }
         let engine = match self.shared.fleet.standing(model) {
             Some(Standing::Ready(engine)) => engine,
             Some(Standing::Loading | Standing::Leaving(_) | Standing::OnDisk(_) | Standing::Unusable(_)) => {
-                return not_now(None, 0);
+                return self.not_now(None, 0);
             }
             None => return Start::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") }),
         };
         self.shared.fleet.use_now(model);
         match engine.admit_after(prompt, self.order.written.clone().unwrap_or_default()).await {
             Ok(admitted) => Start::Work(admitted, engine.vocabulary()),
-            Err(Refused::NotNow { need, have }) => not_now(need, have),
+            Err(Refused::NotNow { need, have }) => self.not_now(need, have),
             Err(Refused::Never { reason }) => Start::Refuse(Refusal::Never { reason }),
             Err(Refused::Failed(failure)) => Start::Fail(failure),
         }
@@ -191,6 +197,10 @@ impl Attempt {
                     }
                     Event::Done(how) => {
                         frames.publish(lease).await;
+                        if matches!(how, Err(Ended::Cancelled)) {
+                            // Whoever read along has read this; the next attempt goes on from there.
+                            journal.close().await;
+                        }
                         return Some(how);
                     }
                 },

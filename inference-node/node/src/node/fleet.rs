@@ -4,6 +4,8 @@
 //! with its models loading, from the first second. A load that fails, or panics, leaves the model unusable with its reason,
 //! and the node lives.
 
+pub(in crate::node) mod way;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -35,7 +37,7 @@ pub enum Leisure {
     /// No sequence runs on the model, or on another that shares a device with it, and nothing is being loaded.
     Now(Arc<dyn Engine>),
     Later,
-    /// It is not loaded, behind an endpoint, or the node stops.
+    /// It is not loaded, behind an endpoint, the node stops, or makes way for another program.
     Never,
 }
 
@@ -44,6 +46,8 @@ pub enum Leisure {
 pub enum Wish {
     Load(ModelId),
     Unload(ModelId),
+    /// Everything that waits for its first load, as at the start.
+    LoadFiles,
 }
 
 /// Wishes that wait while something is loaded.
@@ -196,10 +200,10 @@ impl Fleet {
     /// reason why not, where it cannot. How it ends the ledger tells.
     pub fn load(&self, model: &ModelId, known: impl FnOnce() -> Result<(), String>) -> ModelReply {
         let refused = |reason: String| ModelReply::Refused { reason };
-        if let Some(whom) = self.yields(model) {
+        let before = self.standing(model);
+        if let Some(whom) = self.keeps_from_loading(model, before.as_ref()) {
             return refused(format!("this machine makes way for {whom}; ask again when that is gone"));
         }
-        let before = self.standing(model);
         match &before {
             Some(Standing::Ready(_)) => return ModelReply::Loaded,
             Some(Standing::Loading) => return ModelReply::Loading { ledger_version: self.ledger().version },
@@ -280,6 +284,10 @@ impl Fleet {
         lock(&self.wishes).take();
     }
 
+    pub fn is_closed(&self) -> bool {
+        lock(&self.wishes).is_none()
+    }
+
     /// What the loader said when it ended; it cannot be started again, since what it held is gone with it.
     pub fn without_loader(&self, reason: String) {
         *lock(&self.without_loader) = Some(reason);
@@ -315,36 +323,6 @@ impl Fleet {
         ledger.version += 1;
         drop(ledger);
         self.changes.send_replace(());
-    }
-
-    /// From now on, or for nobody any more. Returns for whom, where that is news.
-    pub fn make_way_for(&self, taken: Taken) -> Option<String> {
-        let whom = taken.values().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let before = std::mem::replace(&mut *lock(&self.taken), taken.clone());
-        if before == taken {
-            return None;
-        }
-        self.changes.send_replace(());
-        Some(whom)
-    }
-
-    pub fn makes_way(&self) -> bool {
-        !lock(&self.taken).is_empty()
-    }
-
-    /// For whom the model takes no work now.
-    pub fn yields(&self, model: &ModelId) -> Option<String> {
-        let taken = lock(&self.taken).clone();
-        self.standing(model)?.yields(model, &taken)
-    }
-
-    /// What is loaded on cards that others have.
-    pub fn in_the_way(&self) -> Vec<ModelId> {
-        let taken = lock(&self.taken).clone();
-        let on_them = |(model, standing): &(&ModelId, &Standing)| {
-            matches!(standing, Standing::Ready(_)) && standing.cards(model).iter().any(|card| taken.contains_key(card))
-        };
-        lock(&self.standings).iter().filter(on_them).map(|(model, _)| model.clone()).collect()
     }
 
     /// The ledger as it is now; its version grows whenever it reads differently from the last one handed out.
@@ -396,29 +374,6 @@ impl Standing {
             Self::OnDisk(state) => state.clone(),
             Self::Loading => unknown(model, Residency::Loading),
             Self::Unusable(reason) => unknown(model, Residency::Unusable { reason: reason.clone() }),
-        }
-    }
-
-    /// Those it is loaded on.
-    fn cards(&self, model: &ModelId) -> Vec<String> {
-        match self {
-            Self::Ready(engine) if is_file(model) => {
-                let device = engine.state().device;
-                device.split(',').filter(|id| *id != "cpu").map(str::to_owned).collect()
-            }
-            Self::Ready(_) | Self::Leaving(_) | Self::OnDisk(_) | Self::Loading | Self::Unusable(_) => Vec::new(),
-        }
-    }
-
-    /// What serves on cards of its own goes on.
-    fn yields(&self, model: &ModelId, taken: &Taken) -> Option<String> {
-        if !is_file(model) {
-            return None;
-        }
-        let cards = self.cards(model);
-        match cards.is_empty() {
-            true => taken.values().next().cloned(),
-            false => cards.iter().find_map(|card| taken.get(card).cloned()),
         }
     }
 }
@@ -517,52 +472,6 @@ mod tests {
         ) -> BoxFuture<'_, Result<Admitted, Refused>> {
             Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
         }
-    }
-
-    /// Loaded on these devices.
-    struct On(&'static str, ModelId);
-
-    impl Engine for On {
-        fn state(&self) -> ModelState {
-            ModelState { device: self.0.to_owned(), ..unknown(&self.1, Residency::Resident) }
-        }
-
-        fn admit_after(
-            &self,
-            _: cfq_proto::job::Prompt,
-            _: cfq_proto::job::Written,
-        ) -> BoxFuture<'_, Result<Admitted, Refused>> {
-            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
-        }
-    }
-
-    #[test]
-    fn what_others_have_is_left_to_them_and_other_cards_and_endpoints_go_on() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = ["path:/cpu", "path:/disk", "path:/first", "path:/second", "path:/split", "openai:box/m"];
-        let config = config(&names, folder.path());
-        let (fleet, _wished, _) = Fleet::new(&config, Arc::default());
-        let id = |name: &str| name.parse::<ModelId>().unwrap();
-        for (name, device) in
-            [(names[0], "cpu"), (names[2], "cuda:0"), (names[3], "cuda:1"), (names[4], "cuda:0,cuda:1")]
-        {
-            fleet.set(&id(name), Standing::Ready(Arc::new(On(device, id(name)))));
-        }
-        fleet.set(&id(names[1]), Standing::OnDisk(unknown(&id(names[1]), Residency::Available)));
-        let before = fleet.ledger();
-        assert!(before.yields.is_empty() && !fleet.makes_way() && fleet.in_the_way().is_empty());
-        let game = Taken::from([("cuda:0".to_owned(), "game on cuda:0".to_owned())]);
-        assert_eq!(fleet.make_way_for(game.clone()).as_deref(), Some("game on cuda:0"));
-        assert_eq!(fleet.make_way_for(game), None, "no news");
-        let ledger = fleet.ledger();
-        assert!(ledger.version > before.version);
-        let yields: Vec<_> = ledger.yields.keys().cloned().collect();
-        assert_eq!(yields, [names[0], names[1], names[2], names[4]].map(id));
-        assert_eq!(fleet.in_the_way(), [names[2], names[4]].map(id));
-        let refused = fleet.load(&id(names[1]), || Ok(()));
-        assert!(matches!(refused, ModelReply::Refused { reason } if reason.contains("game on cuda:0")));
-        fleet.make_way_for(Taken::new());
-        assert!(fleet.ledger().yields.is_empty() && fleet.ledger().version > ledger.version);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! What an attempt has written is told every second, or every 64 tokens, beside the generation and without holding it up. A
 //! node that is lost then costs what it wrote since, not all of it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cfq_proto::job::Written;
 use cfq_proto::messages::{FenceReply, JOURNAL_MOST, JobFence, Journal};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
@@ -20,6 +22,8 @@ const TOKENS: usize = 64;
 struct Pad {
     tokens: Mutex<Vec<u32>>,
     news: Notify,
+    /// Nothing more is written: the rest is told at once.
+    closed: AtomicBool,
 }
 
 impl Pad {
@@ -31,7 +35,11 @@ impl Pad {
 
 /// Dropped with its generation, which its teller sees within a moment; what was not told by then is in the result, or is
 /// written again.
-pub(super) struct Notes(Option<Arc<Pad>>);
+pub(super) struct Notes(Option<(Arc<Pad>, JoinHandle<()>)>);
+
+/// For the rest to be told: a job that is handed back waits no longer for that.
+const CLOSING: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(100);
 
 impl Notes {
     /// `resumed`: tokens it took over. Nothing is told of an engine without a vocabulary.
@@ -39,13 +47,13 @@ impl Notes {
         Self(vocabulary.map(|vocabulary| {
             let pad = Arc::new(Pad::default());
             let teller = Teller { shared: attempt.shared.clone(), fence: attempt.in_hand.fence, vocabulary, resumed };
-            tokio::spawn(teller.run(pad.clone()));
-            pad
+            let teller = tokio::spawn(teller.run(pad.clone()));
+            (pad, teller)
         }))
     }
 
     pub fn wrote(&mut self, tokens: &[u32]) {
-        if let Some(pad) = &self.0
+        if let Some((pad, _)) = &self.0
             && !tokens.is_empty()
         {
             let mut all = pad.tokens();
@@ -55,6 +63,17 @@ impl Notes {
             }
             drop(all);
             pad.news.notify_one();
+        }
+    }
+
+    /// Tells the rest, where that takes no longer than a moment.
+    pub async fn close(&mut self) {
+        if let Some((pad, teller)) = self.0.take() {
+            pad.closed.store(true, Ordering::Relaxed);
+            pad.news.notify_one();
+            if tokio::time::timeout(CLOSING, teller).await.is_err() {
+                tracing::debug!("the last of what was written is not journalled");
+            }
         }
     }
 }
@@ -78,11 +97,15 @@ impl Teller {
             }
             let untold = pad.tokens().get(told..).unwrap_or_default().to_vec();
             let now = Instant::now();
+            let closed = pad.closed.load(Ordering::Relaxed);
             if untold.is_empty() {
+                if closed {
+                    return;
+                }
                 due = due.max(now + EVERY);
                 continue;
             }
-            if untold.len() < TOKENS && now < due {
+            if untold.len() < TOKENS && now < due && !closed {
                 continue;
             }
             if self.resumed as usize + told + untold.len() > JOURNAL_MOST {
@@ -94,7 +117,7 @@ impl Teller {
                 // Not heard, or the other side has less than was told: all of it again.
                 None => told = 0,
             }
-            due = Instant::now() + EVERY;
+            due = Instant::now() + if closed { AGAIN } else { EVERY };
         }
     }
 

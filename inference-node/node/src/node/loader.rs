@@ -12,6 +12,8 @@
 //! Cards come first where there are any, and have room of their own: models on them make room for each other in the same
 //! order, and never for what goes to the CPU.
 //!
+//! While the machine makes way for another program, nothing is loaded and no card is opened, but models are let go.
+//!
 //! A model that goes leaves its weights parked as far as `parked_weights` allows, the longest unused of them make way.
 
 mod behind;
@@ -96,6 +98,10 @@ pub struct Loader {
 
 impl Loader {
     pub fn new(fleet: &Arc<Fleet>, config: &Config, wished: Receiver<Wish>) -> Self {
+        // What a card has free now is all that is ever taken of it.
+        while fleet.makes_way() && !fleet.is_closed() {
+            std::thread::sleep(LOOK);
+        }
         let memory = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
         let Division { models: total, parked } = divide(memory, config.parked_kv);
         tracing::info!(models = %Bytes(total), parked_kv = %Bytes(parked), "memory divided");
@@ -122,6 +128,7 @@ impl Loader {
         let mut looked = Instant::now();
         loop {
             let pause = match (self.leaving.is_empty() && self.waiting.is_empty(), self.later.next()) {
+                (false, _) if self.leaving.is_empty() && self.fleet.makes_way() => AGAIN,
                 (false, _) => LOOK,
                 (true, Some(due)) => due.saturating_duration_since(Instant::now()).min(TOLD),
                 (true, None) => TOLD,
@@ -131,13 +138,16 @@ impl Loader {
             match wish {
                 Ok(Wish::Load(model)) => self.waiting.push_back(model),
                 Ok(Wish::Unload(model)) => self.dismiss(&model),
+                Ok(Wish::LoadFiles) => self.load_files(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             self.offer_again(Instant::now());
             let gone = self.see_off();
             if wished || gone || looked.elapsed() >= AGAIN {
-                self.serve_waiting();
+                if !self.fleet.makes_way() {
+                    self.serve_waiting();
+                }
                 self.fleet.set_free(self.told_of(gpu::available_memory()));
                 looked = Instant::now();
             }
@@ -158,6 +168,12 @@ impl Loader {
         let mut files = self.fleet.files_to_load();
         files.reverse();
         while let Some(model) = files.pop() {
+            if self.fleet.makes_way() {
+                // In their turn, once that is over.
+                files.push(model);
+                self.waiting.extend(files.into_iter().rev());
+                break;
+            }
             // An even share leaves room for the models after this one; one that needs more may take all there is.
             let (have, later) = (self.have(), files.len() as u64);
             let share = have / (later + 1);
@@ -196,6 +212,9 @@ impl Loader {
     fn serve_waiting(&mut self) {
         let mut passed = 0;
         while let Some(model) = self.waiting.get(passed).cloned() {
+            if self.fleet.makes_way() {
+                break;
+            }
             match self.fleet.standing(&model) {
                 Some(Standing::Loading | Standing::OnDisk(_)) => {}
                 // It comes back when it is gone.

@@ -52,7 +52,7 @@ use crate::engine::candle::ahead::{Piece, Turn};
 use crate::engine::candle::architecture::Architecture;
 pub use crate::engine::candle::card::{
     Card, Choice, DeviceChoice, Idle, Layout, NoCard, NoLayout, NoSuchDevice, Share, cards, choose_here,
-    curated_that_fit, fit_on_cards, free_of, lasting_room, need_on_cards,
+    curated_that_fit, fit_on_cards, free_of, give_back, lasting_room, need_on_cards,
 };
 pub use crate::engine::candle::kv::{Arena, ParkedAs};
 use crate::engine::candle::kv::{BLOCK, KvPool, Parking};

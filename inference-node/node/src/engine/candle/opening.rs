@@ -15,10 +15,7 @@ use crate::models::tokenizer::Vocabulary;
 pub enum OpeningError {
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    #[error(
-        "{tokens} tokens of the answer were delivered before its node was lost, and cannot be gone on from here: {why}; \
-         it is written again from the beginning"
-    )]
+    #[error("{tokens} tokens of the answer that an earlier attempt delivered cannot be gone on from here: {why}")]
     Contradicts { tokens: usize, why: &'static str },
 }
 

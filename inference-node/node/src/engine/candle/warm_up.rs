@@ -10,8 +10,7 @@ use crate::engine::candle::room::Figures;
 
 /// Tokens of the prompt.
 pub const PROMPT: usize = 64;
-/// Rows that are measured as if so many tokens stood before them: what attention costs, a short prompt does not show.
-const LATE_ROWS: usize = 16;
+/// The same rows are measured as if so many tokens stood before them: what attention costs, a short prompt does not show.
 const BEFORE: usize = 960;
 
 /// One prompt, a piece of a long one and a few tokens.
@@ -49,13 +48,13 @@ fn late<N: Network>(
     figures: &Figures,
 ) -> candle_core::Result<()> {
     let context = usize::try_from(model.shape().context).unwrap_or(usize::MAX);
-    let before = BEFORE.min(context.saturating_sub(LATE_ROWS)) / BLOCK * BLOCK;
+    let before = BEFORE.min(context.saturating_sub(PROMPT)) / BLOCK * BLOCK;
     if !N::REWINDS || before <= PROMPT || tokens.len() < PROMPT {
         return Ok(());
     }
-    let kv = written.mirrored(before, LATE_ROWS);
-    let took = pass(model, pool, &kv, &tokens[..LATE_ROWS])?;
-    figures.prefilled(Load::of(LATE_ROWS, before), took);
+    let kv = written.mirrored(before, PROMPT);
+    let took = pass(model, pool, &kv, tokens)?;
+    figures.prefilled(Load::of(PROMPT, before), took);
     Ok(())
 }
 

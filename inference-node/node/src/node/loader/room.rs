@@ -11,7 +11,7 @@ use cfq_proto::node::{KvTiers, ModelState, Residency};
 use super::cards::is_idle;
 use super::{Failed, Kept, Loaded, Loader};
 use crate::engine::Engine;
-use crate::engine::candle::{CandleEngine, LoadError, Need, Stamp, need_corrected};
+use crate::engine::candle::{CandleEngine, LoadError, Need, Stamp, give_back, need_corrected};
 use crate::gpu;
 use crate::models::{Held, State};
 use crate::node::fleet::{Standing, with_causes};
@@ -202,6 +202,9 @@ impl Loader {
         let gone = self.leaving.len() < before;
         if gone {
             gpu::give_back();
+        }
+        if gone && self.fleet.makes_way() {
+            self.cards.iter().flatten().for_each(|card| give_back(&card.device));
         }
         gone
     }

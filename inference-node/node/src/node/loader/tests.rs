@@ -357,3 +357,35 @@ fn the_loader_ends_with_its_node_and_lets_its_models_go() {
     drop(fleet);
     assert!(watched.upgrade().is_none(), "nobody holds it any more");
 }
+
+#[test]
+fn for_another_program_the_card_is_left_nothing_is_loaded_and_then_all_is_as_before() {
+    let mut rig = rig(1 << 40, Some(on_card("llama") * 2), 60_000);
+    assert_eq!(rig.wants("llama").device, "cuda:0");
+    let taken = |whom: &[&str]| whom.iter().map(|card| ((*card).to_owned(), "game".to_owned())).collect();
+    rig.fleet.make_way_for(taken(&["cuda:0"]));
+    assert_eq!(rig.fleet.in_the_way(), [id("llama")]);
+    rig.fleet.unload(&id("llama"));
+    assert_eq!(rig.loader.wished.try_recv(), Ok(Wish::Unload(id("llama"))));
+    rig.loader.dismiss(&id("llama"));
+    assert!(rig.loader.see_off());
+    assert_eq!(rig.state("llama").residency, Residency::Available);
+    // Asked for a moment before, and configured.
+    rig.loader.waiting.push_back(id("llama"));
+    rig.fleet.set(&id("qwen2"), Standing::Loading);
+    rig.loader.load_files();
+    rig.loader.serve_waiting();
+    assert_eq!(rig.state("llama").residency, Residency::Available);
+    assert_eq!(rig.state("qwen2").residency, Residency::Loading);
+    assert_eq!(rig.loader.waiting, [id("llama"), id("qwen2")]);
+
+    rig.fleet.make_way_for(taken(&[]));
+    rig.loader.waiting.clear();
+    rig.fleet.take_back([id("llama")].into());
+    assert_eq!(rig.loader.wished.try_recv(), Ok(Wish::LoadFiles));
+    rig.loader.load_files();
+    for family in ["llama", "qwen2"] {
+        let state = rig.state(family);
+        assert_eq!((state.residency, state.device.as_str()), (Residency::Resident, "cuda:0"), "{family}");
+    }
+}

@@ -101,6 +101,25 @@ fn keep_freed_memory(context: &CudaContext) -> Result<()> {
     }
 }
 
+/// Hands what this process freed on a card and keeps back to the driver: others want it.
+pub fn give_back(device: &Device) {
+    let Ok(cuda) = device.as_cuda_device() else { return };
+    let context = cuda.cuda_stream().context().clone();
+    if let Err(error) = device.synchronize() {
+        tracing::debug!(%error, "a card's memory is not given back");
+        return;
+    }
+    // SAFETY: the pool is this device's; what is in use of it stays.
+    #[allow(unsafe_code)]
+    let done = unsafe {
+        driver::result::device::get_default_mem_pool(context.cu_device())
+            .and_then(|pool| driver::result::mem_pool::trim_to(pool, 0))
+    };
+    if let Err(error) = done {
+        tracing::debug!(%error, "a card's memory is not given back");
+    }
+}
+
 /// What a card has free and in all, in bytes; `None` for the CPU, or where the driver does not say. What this process freed
 /// and keeps is free for it.
 pub fn memory(device: &Device) -> Option<(u64, u64)> {

@@ -148,6 +148,13 @@ pub fn memory(_: &Device) -> Option<(u64, u64)> {
 #[cfg(feature = "cuda")]
 pub use super::cuda::memory;
 
+/// Hands what this process freed on a card and keeps back to the driver: others want it.
+#[cfg(not(feature = "cuda"))]
+pub fn give_back(_: &Device) {}
+
+#[cfg(feature = "cuda")]
+pub use super::cuda::give_back;
+
 /// Bytes that a device says it has free; `None` for the CPU, or where the driver does not say.
 pub fn free_of(device: &Device) -> Option<u64> {
     memory(device).map(|(free, _)| free)

@@ -24,7 +24,7 @@ mod pass;
 
 pub use choice::{Choice, Idle, choose_here};
 pub use curated::{curated_that_fit, lasting_room};
-pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, is_out_of_memory, memory};
+pub use device::{Card, DeviceChoice, NoCard, NoSuchDevice, cards, free_of, give_back, is_out_of_memory, memory};
 pub use ledger::{ELEMENT, Layout, NoLayout};
 pub use load::{Share, fit_on_cards, need_on_cards};
 pub use model::{CardModel, Stage};
