@@ -21,7 +21,7 @@ pub fn words(choice: &Choice, here: bool) -> Option<String> {
         Choice::Idle { entry, cards, why } => {
             let also = match why {
                 Idle::NoCard(NoCard::NotBuilt) => ", a build for cards takes it by itself",
-                Idle::NoCard(_) | Idle::TooOld(_) => "",
+                Idle::NoCard(_) | Idle::TooOld(_) | Idle::Unmatched => "",
             };
             Some(format!(
                 "no model is bound in cfq.toml, so the small one serves. {} would hold {} ({}), but {}.\n\

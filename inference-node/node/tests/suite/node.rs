@@ -83,6 +83,7 @@ struct Seen {
     refused: HashMap<JobId, Refusal>,
     reports: HashMap<JobId, Outcome>,
     text: HashMap<JobId, String>,
+    journals: HashMap<JobId, Vec<u32>>,
     /// Answers beats with "lost" for these.
     take_away: Vec<LeaseId>,
 }
@@ -162,7 +163,12 @@ impl Scheduler {
                                     );
                                     seen.reports.insert(report.fence.job, report.outcome);
                                 }
-                                "journal" => {}
+                                "journal" => {
+                                    let told: Journal = serde_json::from_value(body).unwrap();
+                                    let journal = seen.journals.entry(told.fence.job).or_default();
+                                    assert_eq!(journal.len(), told.after as usize);
+                                    journal.extend(told.written.tokens);
+                                }
                                 _ => panic!("{other}"),
                             }
                         }
@@ -272,6 +278,16 @@ async fn an_order_becomes_frames_and_a_report() {
     scheduler.session.publish(&subject::node_command(&node), &command).await.unwrap();
     let outcome = scheduler.until(|s| s.reports.get(&cancelled.fence.job).cloned()).await;
     assert!(matches!(outcome, Outcome::Released { .. }), "{outcome:?}");
+    // Whoever read along has read nothing that the next attempt does not begin with.
+    let journal = scheduler.until(|s| s.journals.get(&cancelled.fence.job).cloned()).await;
+    let engine = smollm::engine();
+    let told: Vec<u8> = journal.iter().flat_map(|token| engine.vocabulary().bytes_of(*token).to_vec()).collect();
+    let read = scheduler.until(|s| s.text.get(&cancelled.fence.job).cloned()).await;
+    assert!(
+        !read.is_empty() && told.starts_with(read.as_bytes()),
+        "{read:?} was read, {:?} told",
+        String::from_utf8(told)
+    );
 
     let lost = scheduler.place(&node, &model, long.clone()).await;
     scheduler.until(|s| s.text.get(&lost.fence.job).map(|_| ())).await;

@@ -33,6 +33,10 @@ pub enum Idle {
     NoCard(#[from] NoCard),
     #[error("{0}")]
     TooOld(String),
+    #[error(
+        "CUDA's cards cannot be matched with those that the driver tells of (a slice of a card, or cards without UUIDs)"
+    )]
+    Unmatched,
 }
 
 /// For a node with such a `device`, by the cards that NVML tells of and those of them that this build can use.
@@ -54,9 +58,15 @@ fn choose(
         Some(entry) => Choice::Idle { entry, cards, why },
         None => Choice::Nothing,
     };
+    let all = cards.clone();
     match usable(device) {
         Ok(uuids) => cards.retain(|card| card.uuid.as_ref().is_some_and(|uuid| uuids.contains(uuid))),
+        // There are some: somebody hid them from CUDA.
+        Err(NoCard::NoCards) => return Choice::Nothing,
         Err(none) => return idle(cards, none.into()),
+    }
+    if cards.is_empty() {
+        return idle(all, Idle::Unmatched);
     }
     let (old, cards): (Vec<Device>, Vec<Device>) = cards.into_iter().partition(|card| too_old(card).is_some());
     if let (true, Some(why)) = (cards.is_empty(), old.first().and_then(too_old)) {
@@ -121,7 +131,9 @@ mod tests {
     fn without_a_card_that_is_meant_and_large_enough_there_is_nothing_to_say() {
         let nothing = |device, cards: &[Device]| matches!(choose(device, 4, cards, seen), Choice::Nothing);
         assert!(nothing(DeviceChoice::Auto, &gpu::inventory().devices[..1]));
-        assert!(nothing(DeviceChoice::Auto, &[card("hidden", 24, "8.6")]));
+        assert!(nothing(DeviceChoice::Auto, &[card("hidden", 24, "8.6"), card("tiny", 1, "8.6")]));
+        let hidden = choose(DeviceChoice::Auto, 4, &[card("a", 24, "8.6")], |_| Err(NoCard::NoCards));
+        assert!(matches!(hidden, Choice::Nothing), "{hidden:?}");
         assert!(nothing(DeviceChoice::Auto, &[card("tiny", 1, "8.6")]));
         assert!(nothing(DeviceChoice::Cpu, &[card("a", 24, "8.6")]));
         let small = choose(DeviceChoice::Auto, 4, &[card("tiny", 1, "8.6")], |_| Err(NoCard::NotBuilt));
@@ -137,6 +149,8 @@ mod tests {
             let Choice::Idle { entry, why, .. } = found else { panic!("{found:?}") };
             assert_eq!((entry.smallest_card, why.to_string()), (12, said));
         }
+        let found = choose(DeviceChoice::Auto, 4, &cards, |_| Ok(Vec::new()));
+        let Choice::Idle { why: Idle::Unmatched, .. } = found else { panic!("{found:?}") };
         let found = choose(DeviceChoice::Auto, 4, &[card("old", 24, "7.5")], seen);
         let Choice::Idle { entry, why: Idle::TooOld(why), .. } = found else { panic!("{found:?}") };
         assert!(entry.smallest_card == 24 && why.contains("capability 7.5"), "{why}");
