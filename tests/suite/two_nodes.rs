@@ -3,6 +3,7 @@
 use cfq_proto::http::{JobSummary, NodeView, TaskDetail};
 use cfq_proto::node::Residency;
 use cfq_proto::task::{Agent, TaskState};
+use cfq_proto::timing::Timing;
 use cfq_tests::cluster::{Cluster, Options, PATIENCE};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Gate, Reply, review};
@@ -14,6 +15,9 @@ async fn cluster() -> Cluster {
         Options { models: vec![SMALL.parse().unwrap()], alpha: SMALL.into(), neighbour: true, ..Options::default() };
     // A real model on two busy cores takes its time for a first token.
     options.timing.job_step_ms = 60_000;
+    // What nodes hold is known to the leader alone: one that a busy machine deposes in the middle takes it along.
+    let slow = Timing::default();
+    (options.timing.leader_beat_ms, options.timing.leader_ttl_ms) = (slow.leader_beat_ms, slow.leader_ttl_ms);
     Cluster::with(options).await
 }
 
