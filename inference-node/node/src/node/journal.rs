@@ -111,13 +111,24 @@ impl Teller {
             if self.resumed as usize + told + untold.len() > JOURNAL_MOST {
                 return;
             }
-            match self.tell(told, &untold).await {
-                Some(true) => told += untold.len(),
+            let wait = match self.tell(told, &untold).await {
+                // What was written while this was told is looked for at once.
+                Some(true) if closed => {
+                    told += untold.len();
+                    Duration::ZERO
+                }
+                Some(true) => {
+                    told += untold.len();
+                    EVERY
+                }
                 Some(false) => return,
                 // Not heard, or the other side has less than was told: all of it again.
-                None => told = 0,
-            }
-            due = Instant::now() + if closed { AGAIN } else { EVERY };
+                None => {
+                    told = 0;
+                    if closed { AGAIN } else { EVERY }
+                }
+            };
+            due = Instant::now() + wait;
         }
     }
 
