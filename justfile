@@ -1,6 +1,6 @@
 # What CI runs is exactly this.
 
-# Everything: tests, format, lints, licences, demo with both kinds of engines
+# Everything: tests, format, lints, licences, demo with both sources of Postgres and NATS
 ci:
     .ci/run
 
@@ -45,5 +45,5 @@ bench-engine *ARGS:
 # GGUF headers for some seconds, from the small models' own; wants `cargo install cargo-fuzz`
 fuzz SECONDS="300":
     mkdir -p inference-node/fuzz/corpus/gguf
-    for f in inference-node/node/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done
+    for f in inference-node/engine/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done
     cargo fuzz run --fuzz-dir inference-node/fuzz --sanitizer none gguf inference-node/fuzz/corpus/gguf -- -max_total_time={{SECONDS}} -rss_limit_mb=2048 -malloc_limit_mb=512

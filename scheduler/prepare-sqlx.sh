@@ -1,7 +1,7 @@
 #!/bin/sh
 # Writes the checked queries of cfq-scheduler to .sqlx/, which every other build reads instead of a database.
-# Run it after changing a query or a migration. Needs Postgres 15 or newer: on PATH, under /usr/lib/postgresql, or as
-# POSTGRES_BIN=folder. Works as root (the server then runs as nobody) and as a user; leaves nothing running behind.
+# Run it after changing a query or a migration. Needs Postgres 15 or newer: on PATH, under /usr/lib/postgresql, or in the
+# folder POSTGRES_BIN. Works as root (the server then runs as the user nobody) and as a user; stops the server at the end.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -43,7 +43,7 @@ printf 'create database cfq;\n\n' | single postgres
 for migration in "$root"/scheduler/service/migrations/*.sql; do
     { cat "$migration"; printf '\n\n'; } | single cfq
 done
-# No TCP: the socket in the work folder is the only way in.
+# No TCP: the server listens only on the socket in the work folder.
 setpriv=
 [ "$(id -u)" = 0 ] && setpriv="setpriv --reuid=65534 --regid=65534 --clear-groups"
 $setpriv "$bin/postgres" -D "$work/data" -k "$work" -c listen_addresses= -c fsync=off >"$work/server.log" 2>&1 &
@@ -56,7 +56,7 @@ until [ -S "$work/.s.PGSQL.5432" ]; do
 done
 
 cd "$root"
-# The macros only run where the crate is compiled again.
+# The macros run only when the crate is compiled again.
 touch scheduler/service/src/lib.rs
 DATABASE_URL="postgres://cfq@localhost/cfq?host=$work" SQLX_OFFLINE=false SQLX_OFFLINE_DIR="$work/new" \
     cargo check -p cfq-scheduler

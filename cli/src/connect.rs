@@ -1,4 +1,5 @@
-//! Finding the server: `CFQ_URL` and `CFQ_TOKEN`, else what the running `cfq up` of this data folder wrote down.
+//! Address and token of the server: from `CFQ_URL` and `CFQ_TOKEN`, else from the files that the running `cfq up` of
+//! this data folder wrote.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit;
 
-/// What `cfq up` leaves for the other commands: `run/server.json`, readable by its owner only.
+/// The file `run/server.json`, which `cfq up` writes for the other commands; readable by its owner only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerFile {
     pub url: String,
@@ -23,23 +24,26 @@ pub fn token_file(data: &Path) -> PathBuf {
     data.join("keys").join("api.token")
 }
 
-const START: &str = "start cfq with `cfq up -d`, or set CFQ_URL and CFQ_TOKEN for a server elsewhere";
+const HOW_TO_START: &str = "start cfq with `cfq up -d`, or set CFQ_URL and CFQ_TOKEN for a server elsewhere";
 
+/// A client of the server that the environment names, else of this data folder's own server.
 pub fn client(data: &Path) -> anyhow::Result<Client> {
-    let http = cfq_link::outbound::api_client().context("cannot make an HTTP client")?;
+    let http = cfq_link::outbound::api_client().context("cannot create an HTTP client")?;
     if let Ok(url) = std::env::var("CFQ_URL") {
         if !url.starts_with("http://") && !url.starts_with("https://") {
-            return Err(exit::usage(format!("CFQ_URL is {url:?}: it must be like http://127.0.0.1:7710")));
+            return Err(exit::usage(format!(
+                "CFQ_URL is {url:?}; it must be an HTTP address, for example http://127.0.0.1:7710"
+            )));
         }
         let token = match std::env::var("CFQ_TOKEN") {
             Ok(token) => token,
-            // The token of this data folder is for its own server and nobody else.
+            // The token of this data folder is only sent to its own server.
             Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => {
                 read_token(&token_file(data))?
             }
             Err(_) => {
                 return Err(exit::usage(format!(
-                    "CFQ_URL names {url}, which is not the server of {}: set CFQ_TOKEN to that server's token",
+                    "CFQ_URL is {url}, which is not the server of {}: set CFQ_TOKEN to that server's token",
                     data.display()
                 )));
             }
@@ -50,7 +54,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(exit::unreachable(format!("no cfq server is running for {}: {START}", data.display())));
+            return Err(exit::unreachable(format!("no cfq server is running for {}: {HOW_TO_START}", data.display())));
         }
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             return Err(exit::usage(format!(
@@ -61,7 +65,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
     let server: ServerFile = serde_json::from_str(&text)
-        .with_context(|| format!("{} is damaged: `cfq down`, then `cfq up -d`, writes it anew", path.display()))?;
+        .with_context(|| format!("{} is damaged: run `cfq down`, then `cfq up -d`, to rewrite it", path.display()))?;
     let token = match std::env::var("CFQ_TOKEN") {
         Ok(token) => token,
         Err(_) => read_token(&token_file(data))?,
@@ -69,7 +73,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     Ok(Client::new(http, &server.url, token.trim()))
 }
 
-/// Where the server of this data folder said it listens.
+/// The URL of this data folder's own server, if its file can be read.
 fn own_url(data: &Path) -> Option<String> {
     let text = std::fs::read_to_string(server_file(data)).ok()?;
     serde_json::from_str::<ServerFile>(&text).ok().map(|server| server.url)
@@ -81,19 +85,17 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// The message of a client error with what to do about it.
-pub fn explain(error: &ClientError) -> String {
+/// The message of a client error, with the next step.
+pub fn describe_error(error: &ClientError) -> String {
     match error {
-        ClientError::Unreachable { url, .. } => format!("nothing answers at {url}: {START}"),
+        ClientError::Unreachable { url, .. } => format!("no server responds at {url}: {HOW_TO_START}"),
         ClientError::Refused { status: 401, .. } => {
-            "the server refused the token: set CFQ_TOKEN to its token, or run this as the user who started it"
+            "the server rejected the token: set CFQ_TOKEN to its token, or run this as the user who started it"
                 .to_owned()
         }
         ClientError::Refused { body, .. } => body.message.clone(),
-        ClientError::Strange { url, source } => {
-            format!(
-                "{url} did not answer as cfq does ({source}): is another program on that port, or another version of cfq?"
-            )
+        ClientError::UnexpectedResponse { url, source } => {
+            format!("unexpected response from {url} ({source}): check that it is a cfq server, and of the same version")
         }
     }
 }
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_of_0_1_is_found() {
+    fn server_file_of_0_1_is_read() {
         let text = include_str!("../tests/fixtures/server-0.1.json");
         let server: ServerFile = serde_json::from_str(text).unwrap();
         assert_eq!(server, ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid: 4711 });

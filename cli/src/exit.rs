@@ -1,4 +1,4 @@
-//! Exit codes, and errors that carry one. Documented in docs/cli.md; scripts rely on them.
+//! Exit codes, and errors that carry one. docs/reference/exit-codes.md documents them; scripts rely on them.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ impl From<Code> for ExitCode {
     }
 }
 
-/// How a task's state is told to a shell.
+/// The exit code that reports a task's state.
 pub fn of_state(state: TaskState) -> Code {
     match state {
         TaskState::Merged
@@ -35,34 +35,35 @@ pub fn of_state(state: TaskState) -> Code {
     }
 }
 
-/// An error whose exit code is not the one of its cause.
+/// An error with an explicit exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct Coded {
+pub struct CodedError {
     pub code: Code,
     pub message: String,
 }
 
-/// A usage error: bad input of the person at the keyboard.
+/// An error in the user's input.
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::Usage, message: message.into() }.into()
+    CodedError { code: Code::Usage, message: message.into() }.into()
 }
 
 pub fn unreachable(message: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::Unreachable, message: message.into() }.into()
+    CodedError { code: Code::Unreachable, message: message.into() }.into()
 }
 
 pub fn failed(message: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::Failed, message: message.into() }.into()
+    CodedError { code: Code::Failed, message: message.into() }.into()
 }
 
+/// The exit code of an error.
 pub fn of_error(error: &anyhow::Error) -> Code {
-    if let Some(coded) = error.downcast_ref::<Coded>() {
+    if let Some(coded) = error.downcast_ref::<CodedError>() {
         return coded.code;
     }
     match error.downcast_ref::<ClientError>() {
-        Some(ClientError::Unreachable { .. } | ClientError::Strange { .. }) => Code::Unreachable,
-        // 400, 404, 409, 413: what was asked is wrong; the rest is the server's trouble.
+        Some(ClientError::Unreachable { .. } | ClientError::UnexpectedResponse { .. }) => Code::Unreachable,
+        // 400, 404, 409, 413: the request is wrong. Other codes are problems of the server.
         Some(ClientError::Refused { status, .. })
             if (400..500).contains(status) && !matches!(status, 401 | 403 | 429) =>
         {

@@ -1,10 +1,10 @@
-//! Everything of one machine, running: the engines, and the three services over them.
+//! All processes of one machine: Postgres and NATS, and on top of them scheduler, node and runner.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cfq_deploy::{DataLock, EngineOptions, Options, Paths, Stack, Talk, files};
+use cfq_deploy::{DataLock, Paths, ServiceOptions, Stack, StackOptions, StatusOutput, files};
 use cfq_proto::client::Client;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
@@ -13,42 +13,42 @@ use crate::config::Config;
 use crate::connect::{self, ServerFile};
 use crate::exit;
 use crate::output;
-use crate::supervise::{self, Service};
+use crate::supervise::{self, SupervisedProcess};
 
-/// Longest wait for the API after the services were started.
-const READY: Duration = Duration::from_secs(60);
+/// Longest wait for the API after all processes were started.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Machine {
     stack: Stack,
     paths: Paths,
-    scheduler: Service,
-    node: Service,
-    runner: Service,
+    scheduler: SupervisedProcess,
+    node: SupervisedProcess,
+    runner: SupervisedProcess,
     pub client: Client,
 }
 
 impl Machine {
-    /// Accepting tasks when it returns. What was started is stopped again if it fails.
+    /// Starts everything; the server accepts tasks when this returns. On failure the started processes are stopped.
     pub async fn start(
         paths: &Paths,
         config: &Config,
-        engines: EngineOptions,
+        services: ServiceOptions,
         bind: SocketAddr,
-        talk: Talk,
+        status: StatusOutput,
     ) -> anyhow::Result<Self> {
-        check_holder(paths)?;
+        check_data_folder_is_free(paths)?;
         let bind = check_bind(bind)?;
         if !bind.ip().is_loopback() {
-            output::talk(&format!(
-                "cfq: {bind} is open to the network without TLS: who can listen there can read the API token"
+            output::print_stderr(&format!(
+                "cfq: warning: {bind} is reachable from the network without TLS: the API token can be intercepted"
             ));
         }
         let node = NodeId::new(host_name())?;
         let runner = RunnerId::new(host_name())?;
         let identities = vec![Identity::Node(node.clone()), Identity::Runner(runner.clone())];
-        let options = Options { engines, identities, talk, ..Options::default() };
+        let options = StackOptions { services, identities, status, ..StackOptions::default() };
         let stack = Stack::start(paths, options).await?;
-        let started = services(paths, config, &stack, bind, &node, &runner).await;
+        let started = start_processes(paths, config, &stack, bind, &node, &runner).await;
         match started {
             Ok((scheduler, node, runner, client)) => {
                 Ok(Self { stack, paths: paths.clone(), scheduler, node, runner, client })
@@ -60,19 +60,21 @@ impl Machine {
         }
     }
 
-    /// Restarts engines that die, for ever; drop it to stop tending.
-    pub async fn tend(&mut self) {
+    /// Restarts Postgres and NATS when they exit; never returns. Cancel safe.
+    pub async fn supervise(&mut self) {
         loop {
-            match self.stack.tend().await {
-                Ok(again) => tracing::warn!(engine = %again.kind, exit = %again.exit, "engine died and runs again"),
-                Err(error) => tracing::error!(%error, "engine"),
+            match self.stack.supervise().await {
+                Ok(restarted) => {
+                    tracing::warn!(service = %restarted.kind, exit = %restarted.exit, "service exited, restarted it");
+                }
+                Err(error) => tracing::error!(%error, "cannot restart a service"),
             }
         }
     }
 
-    /// Intake first, then runners, nodes, scheduler, NATS, Postgres.
+    /// Stops everything in order: intake, runner, node, scheduler, NATS, Postgres.
     pub async fn stop(self) -> anyhow::Result<()> {
-        withdraw(&self.paths);
+        remove_server_file(&self.paths);
         self.runner.stop().await;
         self.node.stop().await;
         self.scheduler.stop().await;
@@ -81,24 +83,24 @@ impl Machine {
     }
 }
 
-fn withdraw(paths: &Paths) {
-    // Commands that come now are told that nothing runs.
+/// Removes the server file: from now on commands report that no server is running.
+fn remove_server_file(paths: &Paths) {
     if let Err(error) = std::fs::remove_file(connect::server_file(&paths.data)) {
         tracing::debug!(%error, "no server file to remove");
     }
 }
 
-async fn services(
+async fn start_processes(
     paths: &Paths,
     config: &Config,
     stack: &Stack,
     bind: SocketAddr,
     node: &NodeId,
     runner: &RunnerId,
-) -> anyhow::Result<(Service, Service, Service, Client)> {
+) -> anyhow::Result<(SupervisedProcess, SupervisedProcess, SupervisedProcess, Client)> {
     let facts = stack.facts();
     let token_file = connect::token_file(&paths.data);
-    if files::read_if_there(&token_file)?.is_none() {
+    if files::read_if_exists(&token_file)?.is_none() {
         files::write_private(&token_file, files::random_password()?.as_bytes(), None)?;
     }
     let token = std::fs::read_to_string(&token_file).context("cannot read the API token just written")?;
@@ -118,11 +120,11 @@ async fn services(
         http: cfq_scheduler::HttpConfig { bind, token_file, allowed_hosts: config.server.allowed_hosts.clone() },
         defaults: cfq_scheduler::Defaults {
             agents: config.agents(),
-            threshold: config.looping.threshold,
-            max_iterations: config.looping.max_iterations,
-            timeout_minutes: config.looping.timeout_minutes,
+            threshold: config.loop_defaults.threshold,
+            max_iterations: config.loop_defaults.max_iterations,
+            timeout_minutes: config.loop_defaults.timeout_minutes,
         },
-        limits: cfq_scheduler::Limits::default(),
+        limits: cfq_scheduler::SchedulerLimits::default(),
         timing: timing.clone(),
     };
     let node = cfq_inference_node::Config {
@@ -135,11 +137,11 @@ async fn services(
         threads: config.node.threads,
         memory_limit: config.node.memory_limit,
         device: config.node.device,
-        parked_kv: config.node.parked_kv,
-        parked_kv_as: config.node.parked_kv_as,
-        parked_weights: config.node.parked_weights,
-        critic_warm_up: config.node.critic_warm_up,
-        yield_at: config.node.yield_at,
+        kv_offload_bytes: config.node.kv_offload_bytes,
+        kv_offload_format: config.node.kv_offload_format,
+        weight_cache_bytes: config.node.weight_cache_bytes,
+        speculative_prefill: config.node.speculative_prefill,
+        yield_bytes: config.node.yield_bytes,
         yield_ignores: config.node.yield_ignores.clone(),
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
@@ -159,7 +161,7 @@ async fn services(
 
     let url = format!("http://{bind}");
     let client = Client::new(cfq_link::outbound::api_client()?, &url, token.trim());
-    if let Err(error) = ready(&client, paths).await {
+    if let Err(error) = wait_until_ready(&client, paths).await {
         runner.stop().await;
         node.stop().await;
         scheduler.stop().await;
@@ -170,28 +172,29 @@ async fn services(
     Ok((scheduler, node, runner, client))
 }
 
-async fn ready(client: &Client, paths: &Paths) -> anyhow::Result<()> {
+async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         match client.ready().await {
             Ok(()) => return Ok(()),
-            Err(error) if start.elapsed() > READY => {
+            Err(error) if start.elapsed() > READY_TIMEOUT => {
                 let log = paths.log("scheduler");
                 let tail = cfq_link::child::log_tail(&log, 2_000);
                 return Err(anyhow::Error::from(error)
-                    .context(format!("the scheduler does not get ready; the end of {}:\n{tail}", log.display())));
+                    .context(format!("the scheduler did not become ready; the end of {}:\n{tail}", log.display())));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(25)).await,
         }
     }
 }
 
-/// Said first: the one who holds the folder most likely holds the port too.
-pub fn check_holder(paths: &Paths) -> anyhow::Result<()> {
+/// Fails if another process holds the data folder. Checked before the port, which that process most likely holds too.
+pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
     match DataLock::holder(paths) {
         None => Ok(()),
         Some(holder) => Err(exit::usage(format!(
-            "the data folder {} is in use by `{}` (process {}): stop it with `cfq down`, or choose another folder with --data",
+            "the data folder {} is in use by `{}` (process {}): stop it with `cfq down`, or choose another folder with \
+             --data",
             paths.data.display(),
             holder.command,
             holder.process.pid
@@ -199,23 +202,23 @@ pub fn check_holder(paths: &Paths) -> anyhow::Result<()> {
     }
 }
 
-/// A port that is taken is found before anything is started; port 0 becomes a free one.
+/// Checks the address before anything is started, and replaces port 0 by a free port.
 fn check_bind(bind: SocketAddr) -> anyhow::Result<SocketAddr> {
     match std::net::TcpListener::bind(bind).and_then(|listener| listener.local_addr()) {
         Ok(bind) => Ok(bind),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(exit::usage(format!(
-            "{bind} is taken by another program: choose another address with --bind, or stop that program"
+            "{bind} is in use by another program: choose another address with --bind, or stop that program"
         ))),
         Err(error) => Err(exit::usage(format!("cannot listen on {bind}: {error}; choose another address with --bind"))),
     }
 }
 
-/// This machine's name, as far as it can be one token of a NATS subject.
+/// This machine's host name, reduced to characters that one token of a NATS subject may contain.
 fn host_name() -> String {
     let name =
         std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
     let first = name.trim().split('.').next().unwrap_or_default().to_ascii_lowercase();
-    let fits: String = first.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(40).collect();
-    let fits = fits.trim_matches('-').to_owned();
-    if fits.is_empty() { "local".to_owned() } else { fits }
+    let token: String = first.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(40).collect();
+    let token = token.trim_matches('-').to_owned();
+    if token.is_empty() { "local".to_owned() } else { token }
 }

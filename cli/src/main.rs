@@ -1,4 +1,5 @@
-//! The one binary: commands, what people see, and the supervision of the parts for `cfq up`. It has no rules of its own.
+//! The cfq binary: the commands, their output, and the supervision of all processes for `cfq up`. It contains no
+//! business rules.
 
 mod args;
 mod commands;
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are answers, not errors.
+            // clap reports help and version as errors; they are not.
             let code = if error.use_stderr() { Code::Usage } else { Code::Done };
             if error.print().is_err() {
                 return Code::Failed.into();
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            output::talk(&format!("cfq: cannot start: {error}"));
+            output::print_stderr(&format!("cfq: cannot start: {error}"));
             return Code::Failed.into();
         }
     };
@@ -50,40 +51,40 @@ fn main() -> ExitCode {
             exit::of_error(&error)
         }
     };
-    // Services end here with their work handed over; what is still blocking (a model's thread) need not be waited for.
+    // Processes have handed over their work here; blocking threads, such as a model's, need not be awaited.
     runtime.shutdown_background();
     code.into()
 }
 
 fn report(error: &anyhow::Error, json: bool) {
     let text = match error.downcast_ref::<ClientError>() {
-        Some(client) => connect::explain(client),
+        Some(client) => connect::describe_error(client),
         None => format!("{error:#}"),
     };
     if json {
         let code = exit::of_error(error) as u8;
-        output::talk(&serde_json::json!({ "error": { "message": text, "exit_code": code } }).to_string());
+        output::print_stderr(&serde_json::json!({ "error": { "message": text, "exit_code": code } }).to_string());
     } else {
-        output::talk(&format!("cfq: {}", output::plain(&text)));
+        output::print_stderr(&format!("cfq: {}", output::sanitize(&text)));
     }
 }
 
-/// Services log to stderr, which `cfq up` points at a file; commands only say what went wrong.
+/// Starts logging to stderr. `cfq up` redirects the stderr of its processes to files; commands log errors only.
 fn start_logging(default: &str) {
     let filter = EnvFilter::try_from_env("CFQ_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Code> {
-    let service = matches!(cli.command, Command::Serve { .. });
-    start_logging(if service { "info" } else { "error" });
+    let serving = matches!(cli.command, Command::Serve { .. });
+    start_logging(if serving { "info" } else { "error" });
     cfq_link::outbound::install_crypto();
     let out = Output { json: cli.json };
 
-    // What needs neither paths nor configuration comes first, so that it works on a broken set-up.
+    // Commands that need neither paths nor configuration come first, so that they work on a broken set-up.
     let command = match cli.command {
         Command::Completions { shell } => return commands::completions::run(shell),
-        Command::Serve { service } => return commands::serve::run(service).await,
+        Command::Serve { process } => return commands::serve::run(process).await,
         Command::Engine { command } => return commands::engine::run(out, command).await,
         command => command,
     };
@@ -99,15 +100,15 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Down => commands::down::run(out, &paths).await,
         Command::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         Command::Doctor => commands::doctor::run(out, &paths, &load()?).await,
-        Command::Engines { command } => commands::engines::run(out, &paths, &load()?, command).await,
+        Command::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
         Command::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
         Command::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
-        command => ask(&connect::client(&paths.data)?, out, command).await,
+        command => run_client_command(&connect::client(&paths.data)?, out, command).await,
     }
 }
 
-/// The commands that talk to a running server.
-async fn ask(client: &cfq_proto::client::Client, out: Output, command: Command) -> anyhow::Result<Code> {
+/// Runs a command that sends requests to a running server.
+async fn run_client_command(client: &cfq_proto::client::Client, out: Output, command: Command) -> anyhow::Result<Code> {
     match command {
         Command::Submit(args) => commands::submit::run(client, out, args).await,
         Command::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
@@ -126,9 +127,9 @@ async fn ask(client: &cfq_proto::client::Client, out: Output, command: Command) 
         | Command::Demo(_)
         | Command::Doctor
         | Command::Engine { .. }
-        | Command::Engines { .. }
+        | Command::Services { .. }
         | Command::Models { .. }
         | Command::Completions { .. }
-        | Command::Serve { .. } => Err(exit::usage("this command does not talk to a server")),
+        | Command::Serve { .. } => Err(exit::usage("this command does not use a server")),
     }
 }

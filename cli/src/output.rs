@@ -1,4 +1,5 @@
-//! The only place that prints. stdout is data, stderr is talk; with `--json` data is one JSON value a line.
+//! Output of the commands; no other module prints. stdout carries results, stderr carries messages; with `--json`,
+//! results are JSON, one value per line.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::io::Write;
@@ -13,50 +14,53 @@ pub struct Output {
 }
 
 impl Output {
-    /// One result: JSON, or the lines a person reads, which may hold words of a model.
-    pub fn data<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string(value)? } else { plain(&human(value)) };
-        line(&text);
+    /// Prints one result: as JSON, or as the text from `human`, which may contain text of a model.
+    pub fn print<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+        let text = if self.json { serde_json::to_string(value)? } else { sanitize(&human(value)) };
+        print_line(&text);
         Ok(())
     }
 
-    /// Progress and advice; silent where only data is wanted.
-    pub fn talk(&self, text: &str) {
+    /// Prints a status message to stderr; silent with `--json`.
+    pub fn status(&self, text: &str) {
         if !self.json {
-            talk(text);
+            print_stderr(text);
         }
     }
 }
 
-pub fn line(text: &str) {
+/// Prints a line to stdout.
+pub fn print_line(text: &str) {
     let mut out = std::io::stdout().lock();
-    settle(out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()));
+    exit_on_error(out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()));
 }
 
-/// Text without a line end, as it is generated.
-pub fn raw(text: &str) {
+/// Prints text to stdout without a line end.
+pub fn print_raw(text: &str) {
     let mut out = std::io::stdout().lock();
-    settle(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    exit_on_error(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
-/// A closed pipe (`cfq ls | head`) has seen enough. Any other failure is one: what was asked for is not all there.
-fn settle(written: std::io::Result<()>) {
+/// Ends the process if stdout cannot be written: successfully if a pipe was closed (`cfq ls | head`), else with an
+/// error, because the output is incomplete.
+fn exit_on_error(written: std::io::Result<()>) {
     match written {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => {
-            talk(&format!("cfq: cannot write the output: {error}"));
+            print_stderr(&format!("cfq: cannot write the output: {error}"));
             std::process::exit(i32::from(Code::Failed as u8));
         }
     }
 }
 
-pub fn talk(text: &str) {
-    // Nowhere is left to complain when stderr is closed.
+/// Prints a line to stderr.
+pub fn print_stderr(text: &str) {
+    // A closed stderr leaves no place to report the failure.
     drop(writeln!(std::io::stderr().lock(), "{text}"));
 }
 
-/// Columns as wide as their widest cell; the last one ends where it ends.
+/// A table whose columns are as wide as their widest cell, without trailing spaces.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = header.iter().map(|h| h.len()).collect();
     for row in rows {
@@ -80,17 +84,18 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     lines.join("\n")
 }
 
-/// What comes from a model or a repository is shown without its control characters: it must not drive the terminal.
-pub fn plain(text: &str) -> String {
+/// Removes control characters, except line ends and tabs: text of a model or a repository must not control the
+/// terminal.
+pub fn sanitize(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// `1 defect`, `2 defects`.
+/// A number with its noun: `1 defect`, `2 defects`.
 pub fn count(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-/// Duration for people: `0.4 s`, `12 s`, `3 min`.
+/// A duration for display: `0.4 s`, `12 s`, `3 min`.
 pub fn duration(ms: u64) -> String {
     match ms {
         0..=9_999 => format!("{:.1} s", ms as f64 / 1000.0),
@@ -104,14 +109,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_nothing_trails() {
+    fn columns_are_aligned_without_trailing_spaces() {
         let text =
             table(&["TASK", "STATE"], &[vec!["t1".into(), "merged".into()], vec!["t1234".into(), "ready".into()]]);
         assert_eq!(text, "TASK   STATE\nt1     merged\nt1234  ready");
     }
 
     #[test]
-    fn a_model_cannot_drive_the_terminal() {
-        assert_eq!(plain("a\x1b[2Jb\n\tc\r"), "a[2Jb\n\tc");
+    fn control_characters_are_removed() {
+        assert_eq!(sanitize("a\x1b[2Jb\n\tc\r"), "a[2Jb\n\tc");
     }
 }

@@ -1,4 +1,4 @@
-//! The repository a person means, and the commit they start from.
+//! The repository and the base commit of a task.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use git2::Repository;
 
 use crate::exit;
 
-pub struct Start {
+pub struct StartPoint {
     pub root: PathBuf,
     pub base: String,
 }
 
-impl Start {
-    /// A file that the base does not have is most likely a slip of the keyboard, or not committed yet.
+impl StartPoint {
+    /// Checks that the base commit contains these files: a missing one is most likely misspelt, or not committed yet.
     pub fn check_context(&self, paths: &[String]) -> anyhow::Result<()> {
         if paths.is_empty() {
             return Ok(());
@@ -23,7 +23,8 @@ impl Start {
         match paths.iter().find(|path| tree.get_path(Path::new(path)).is_err()) {
             None => Ok(()),
             Some(path) => Err(exit::usage(format!(
-                "the context file {path} is not in {} at commit {}: name it from the repository's root, and commit it first",
+                "the context file {path} is not in {} at commit {}: name it relative to the repository's root, and \
+                 commit it first",
                 self.root.display(),
                 self.base.get(..12).unwrap_or(&self.base)
             ))),
@@ -31,14 +32,14 @@ impl Start {
     }
 }
 
-/// From any folder inside the repository; `base` is a commit, branch or tag, HEAD if absent.
-pub fn start(dir: &Path, base: Option<&str>) -> anyhow::Result<Start> {
+/// Resolves the repository that contains `dir`, and the base: a commit, branch or tag, HEAD if absent.
+pub fn resolve(dir: &Path, base: Option<&str>) -> anyhow::Result<StartPoint> {
     let dir = dir
         .canonicalize()
-        .map_err(|error| exit::usage(format!("no repository at {}: {error}; use --repo DIR", dir.display())))?;
+        .map_err(|error| exit::usage(format!("cannot open {}: {error}; use --repo DIR", dir.display())))?;
     let found = Repository::discover(&dir).map_err(|_| {
         exit::usage(format!(
-            "{} is not in a git repository: use --repo DIR, or `git init` and commit first",
+            "{} is not in a git repository: name one with --repo DIR, or run `git init` and commit first",
             dir.display()
         ))
     })?;
@@ -51,8 +52,8 @@ pub fn start(dir: &Path, base: Option<&str>) -> anyhow::Result<Start> {
             .and_then(|object| object.peel_to_commit())
             .map(|commit| commit.id().to_string())
             .map_err(|error| {
-                exit::usage(format!("--base {name} names no commit in {}: {}", root.display(), error.message()))
+                exit::usage(format!("--base {name} is not a commit in {}: {}", root.display(), error.message()))
             })?,
     };
-    Ok(Start { root, base })
+    Ok(StartPoint { root, base })
 }

@@ -1,5 +1,6 @@
-//! Keeping a service process running: started again when it ends by itself, ever more slowly if it keeps ending, stopped in
-//! good order when asked. The services hold nothing that their death could lose; that is what makes this enough.
+//! Supervision of the scheduler, node and runner processes: each is restarted when it exits, with exponential backoff,
+//! and stopped in order on request. Restarting is sufficient because the processes keep no state that a crash could
+//! lose.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -11,20 +12,20 @@ use cfq_link::stop::{Stop, Stopper};
 use serde::Serialize;
 use tokio::task::JoinHandle;
 
-/// First wait before a service that ended is started again; it doubles up to [`SLOWEST`].
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-const SLOWEST: Duration = Duration::from_secs(10);
-/// A service that ran this long was healthy: the next restart is quick again.
-const HEALTHY: Duration = Duration::from_secs(30);
+/// Delay before the first restart; it doubles with each further one, up to [`BACKOFF_CAP`].
+const BACKOFF_BASE: Duration = Duration::from_millis(200);
+const BACKOFF_CAP: Duration = Duration::from_secs(10);
+/// After running this long a process counts as healthy, which resets the backoff.
+const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 
-/// One supervised service.
-pub struct Service {
+/// A supervised process.
+pub struct SupervisedProcess {
     name: &'static str,
     stopper: Stopper,
     task: JoinHandle<()>,
 }
 
-/// Writes the service's configuration (0600: it names where secrets lie) and starts it.
+/// Writes the process's configuration, with mode 0600 because it names the files of secrets, and starts the process.
 pub fn start<C: Serialize>(
     name: &'static str,
     config: &C,
@@ -32,11 +33,11 @@ pub fn start<C: Serialize>(
     level: &str,
     grace: Duration,
     environment: &[(&'static str, String)],
-) -> anyhow::Result<Service> {
+) -> anyhow::Result<SupervisedProcess> {
     let path = paths.run().join(format!("{name}.toml"));
     let text = toml::to_string(config).with_context(|| format!("cannot write the configuration of the {name}"))?;
     files::write_private(&path, text.as_bytes(), None)?;
-    let program = std::env::current_exe().context("cannot tell where the cfq binary is")?;
+    let program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
     let mut spec = Spec::new(name, &program, &paths.log(name), &paths.pidfile(name));
     spec.args = vec![OsString::from("serve"), OsString::from(name), path.into_os_string()];
     if std::env::var_os("CFQ_LOG").is_none() {
@@ -44,50 +45,50 @@ pub fn start<C: Serialize>(
     }
     spec.env.extend(environment.iter().map(|(key, value)| (OsString::from(key), OsString::from(value))));
     let process = child::spawn(spec.clone())?;
-    let (stopper, stop) = cfq_link::stop::pair();
-    let task = tokio::spawn(keep(name, spec, process, stop, grace));
-    Ok(Service { name, stopper, task })
+    let (stopper, stop) = cfq_link::stop::channel();
+    let task = tokio::spawn(supervise(name, spec, process, stop, grace));
+    Ok(SupervisedProcess { name, stopper, task })
 }
 
-impl Service {
-    /// Returns when the process has ended.
+impl SupervisedProcess {
+    /// Stops the process; returns when it has exited.
     pub async fn stop(self) {
         self.stopper.stop();
         if let Err(error) = self.task.await {
-            tracing::error!(service = self.name, %error, "its supervisor failed");
+            tracing::error!(process = self.name, %error, "supervisor failed");
         }
     }
 }
 
-async fn keep(name: &'static str, spec: Spec, first: child::Process, mut stop: Stop, grace: Duration) {
+async fn supervise(name: &'static str, spec: Spec, first: child::Process, mut stop: Stop, grace: Duration) {
     let mut process = first;
-    let mut wait = FIRST_WAIT;
+    let mut backoff = BACKOFF_BASE;
     loop {
         let started = Instant::now();
         tokio::select! {
-            exit = process.ended() => tracing::warn!(service = name, %exit, "ended; it is started again"),
+            exit = process.ended() => tracing::warn!(process = name, %exit, "process exited, restarting it"),
             () = stop.raised() => {
                 if let Err(error) = process.stop(grace).await {
-                    tracing::error!(service = name, %error, "could not be stopped");
+                    tracing::error!(process = name, %error, "cannot stop the process");
                 }
                 return;
             }
         }
-        if started.elapsed() > HEALTHY {
-            wait = FIRST_WAIT;
+        if started.elapsed() > HEALTHY_AFTER {
+            backoff = BACKOFF_BASE;
         }
         loop {
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(backoff) => {}
                 () = stop.raised() => return,
             }
-            wait = (wait * 2).min(SLOWEST);
+            backoff = (backoff * 2).min(BACKOFF_CAP);
             match child::spawn(spec.clone()) {
-                Ok(again) => {
-                    process = again;
+                Ok(restarted) => {
+                    process = restarted;
                     break;
                 }
-                Err(error) => tracing::error!(service = name, %error, "could not be started again"),
+                Err(error) => tracing::error!(process = name, %error, "cannot restart the process"),
             }
         }
     }

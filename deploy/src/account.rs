@@ -1,5 +1,5 @@
-//! Which user the engines run as. Postgres refuses to run as root, and nothing it or NATS does needs root, so under
-//! root both run as an account that owns nothing else.
+//! The user account that Postgres and NATS run as. Postgres refuses to run as root, and neither server needs root, so
+//! under root both run as an account that owns nothing else.
 
 use std::path::{Path, PathBuf};
 
@@ -7,26 +7,27 @@ use cfq_link::child::Account;
 
 use crate::files::{self, FileError};
 
-/// Exists on every system this was seen on; a user of our own would need to be made and removed.
-const NAME: &str = "nobody";
+/// Present on every supported system; an account of our own would have to be created and removed.
+const ACCOUNT_NAME: &str = "nobody";
 
 #[derive(Debug, thiserror::Error)]
 pub enum AccountError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "cfq runs as root and needs the account `{NAME}` for its engines, but {passwd} has none; add it, or run cfq as an ordinary user"
+        "as root, cfq runs Postgres and NATS as the account `{ACCOUNT_NAME}`, but {passwd} has no such account; add \
+         it, or run cfq as an ordinary user"
     )]
     Missing { passwd: PathBuf },
 }
 
-/// `None` for an ordinary user: then the engines run as that user.
-pub fn for_engines() -> Result<Option<Account>, AccountError> {
+/// The account to run Postgres and NATS as under root; `None` for an ordinary user, who runs them directly.
+pub fn for_services() -> Result<Option<Account>, AccountError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
     let passwd = Path::new("/etc/passwd");
-    let text = files::read_if_there(passwd)?.unwrap_or_default();
+    let text = files::read_if_exists(passwd)?.unwrap_or_default();
     find(&text).map(Some).ok_or_else(|| AccountError::Missing { passwd: passwd.to_owned() })
 }
 
@@ -34,14 +35,14 @@ fn find(passwd: &str) -> Option<Account> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (name, _password, uid, gid) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        (name == NAME).then_some(())?;
-        Some(Account { uid: id(uid)?, gid: id(gid)? })
+        (name == ACCOUNT_NAME).then_some(())?;
+        Some(Account { uid: parse_id(uid)?, gid: parse_id(gid)? })
     })
 }
 
-/// macOS writes the id of `nobody` as -2.
+/// Parses a numeric id. macOS writes the id of `nobody` as -2.
 #[allow(clippy::cast_sign_loss, reason = "user ids wrap: -2 is 4294967294")]
-fn id(text: &str) -> Option<u32> {
+fn parse_id(text: &str) -> Option<u32> {
     text.parse().ok().or_else(|| text.parse::<i32>().ok().map(|id| id as u32))
 }
 
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_account_is_read_by_name() {
+    fn account_is_found_by_name() {
         let passwd = "root:x:0:0::/root:/bin/sh\n\nbroken\nnobody:x:65534:65533:n:/:/usr/sbin/nologin\n";
         assert_eq!(find(passwd), Some(Account { uid: 65534, gid: 65533 }));
         assert_eq!(

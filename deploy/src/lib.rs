@@ -1,23 +1,23 @@
-//! Everything one machine needs underneath cfq: the folders, the engines (Postgres and NATS, found or fetched), their
-//! private instances, and the doctor that says what is wrong with any of it.
+//! The local infrastructure of one machine: cfq's folders, the backing services (Postgres and NATS, found on the
+//! machine or fetched), their private instances, and the checks of `cfq doctor`.
 //!
-//! The services never import this crate: they get a socket, a URL and key files, and do not know who started the
-//! servers behind them.
+//! The scheduler, node and runner never import this crate: they get a socket, a URL and key files, and do not depend on
+//! how the servers behind them were started.
 
 pub mod account;
 pub mod doctor;
-pub mod engines;
 pub mod files;
 pub mod lock;
 pub mod nats;
+mod orphans;
 pub mod paths;
 pub mod postgres;
+pub mod services;
 pub mod stack;
-mod strays;
-pub mod talk;
+pub mod status_output;
 
-pub use engines::{EngineOptions, Preference};
 pub use lock::DataLock;
 pub use paths::Paths;
-pub use stack::{Options, Stack, StackError};
-pub use talk::Talk;
+pub use services::{ServiceOptions, ServiceSource};
+pub use stack::{Stack, StackError, StackOptions};
+pub use status_output::StatusOutput;

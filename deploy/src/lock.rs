@@ -1,5 +1,5 @@
-//! One holder per data folder. The kernel's lock decides; the text in the file only says who it is, so that the second
-//! one can be told, and so that `cfq down` finds whom to stop.
+//! The lock of a data folder: one process at a time. The kernel's file lock decides; the text in the file only names
+//! the holder, so that a second process can report it and `cfq down` finds the process to stop.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -16,35 +16,36 @@ use crate::paths::Paths;
 pub enum LockError {
     #[error(
         "the data folder {data} is in use by {}; stop it with `cfq down`, or choose another folder with CFQ_DATA",
-        who(holder.as_ref())
+        describe(holder.as_ref())
     )]
-    Held { data: PathBuf, holder: Option<Holder> },
+    Held { data: PathBuf, holder: Option<LockHolder> },
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-fn who(holder: Option<&Holder>) -> String {
+fn describe(holder: Option<&LockHolder>) -> String {
     match holder {
         Some(holder) => format!("`{}` (process {})", holder.command, holder.process.pid),
-        None => "another cfq".to_owned(),
+        None => "another cfq process".to_owned(),
     }
 }
 
-/// Who holds a data folder.
+/// The process that holds a data folder, as the lock file names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct LockHolder {
     pub process: ProcessIdentity,
+    /// Its command line.
     pub command: String,
 }
 
-/// The data folder is ours until this is dropped or the process ends.
+/// The lock of a data folder, held until this is dropped or the process exits.
 #[derive(Debug)]
 pub struct DataLock {
     file: File,
 }
 
 impl DataLock {
-    /// The folder must exist.
+    /// Takes the lock, or reports its holder. The data folder must exist.
     pub fn acquire(paths: &Paths) -> Result<Self, LockError> {
         let path = paths.lock();
         let mut file = OpenOptions::new()
@@ -54,29 +55,29 @@ impl DataLock {
             .write(true)
             .mode(0o600)
             .open(&path)
-            .map_err(files::failed("write", &path))?;
+            .map_err(files::error("write", &path))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(LockError::Held { data: paths.data.clone(), holder: read(&mut file) });
             }
-            Err(TryLockError::Error(source)) => return Err(files::failed("lock", &path)(source).into()),
+            Err(TryLockError::Error(source)) => return Err(files::error("lock", &path)(source).into()),
         }
         if let Some(process) = ProcessIdentity::of(std::process::id()) {
             let command: Vec<String> = std::env::args().collect();
-            let holder = Holder { process, command: command.join(" ") };
+            let holder = LockHolder { process, command: command.join(" ") };
             let write = |file: &mut File| -> std::io::Result<()> {
                 file.set_len(0)?;
                 file.rewind()?;
                 file.write_all(&serde_json::to_vec(&holder)?)
             };
-            write(&mut file).map_err(files::failed("write", &path))?;
+            write(&mut file).map_err(files::error("write", &path))?;
         }
         Ok(Self { file })
     }
 
-    /// Who holds it now. It takes no lock, so it never disturbs somebody who is about to.
-    pub fn holder(paths: &Paths) -> Option<Holder> {
+    /// The current holder. Takes no lock, so it never interferes with a process that is about to acquire it.
+    pub fn holder(paths: &Paths) -> Option<LockHolder> {
         let mut file = File::open(paths.lock()).ok()?;
         read(&mut file).filter(|holder| holder.process.is_alive())
     }
@@ -87,14 +88,14 @@ impl Drop for DataLock {
         if let Err(error) = self.file.set_len(0) {
             tracing::debug!(%error, "cannot empty the lock file");
         }
-        // Closing is not enough: a child that is between fork and exec has the same open file.
+        // Closing is not enough: a child between fork and exec has the same open file.
         if let Err(error) = self.file.unlock() {
             tracing::debug!(%error, "cannot unlock the lock file");
         }
     }
 }
 
-fn read(file: &mut File) -> Option<Holder> {
+fn read(file: &mut File) -> Option<LockHolder> {
     let mut text = String::new();
     file.rewind().ok()?;
     file.read_to_string(&mut text).ok()?;
@@ -106,18 +107,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_is_told_who_holds_it() {
+    fn second_acquire_reports_the_holder() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let paths = Paths { data: folder.path().to_owned(), cache: at("c"), config: at("e") };
         let first = DataLock::acquire(&paths).unwrap();
-        let as_a_fork_has_it = first.file.try_clone().unwrap();
-        let said = DataLock::acquire(&paths).unwrap_err().to_string();
-        assert!(said.contains(&format!("process {}", std::process::id())) && said.contains("cfq down"), "{said}");
+        let copy_in_a_fork = first.file.try_clone().unwrap();
+        let message = DataLock::acquire(&paths).unwrap_err().to_string();
+        let process = format!("process {}", std::process::id());
+        assert!(message.contains(&process) && message.contains("cfq down"), "{message}");
         assert_eq!(DataLock::holder(&paths).unwrap().process.pid, std::process::id());
         drop(first);
         assert_eq!(DataLock::holder(&paths), None);
         DataLock::acquire(&paths).unwrap();
-        drop(as_a_fork_has_it);
+        drop(copy_in_a_fork);
     }
 }

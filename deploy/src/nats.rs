@@ -1,5 +1,5 @@
-//! A private NATS: on loopback at a port that stays the same over restarts, with a key for each client and no way in
-//! without one. What a client may say and hear is written in `cfq_proto::subject`; this only renders it.
+//! A private NATS server: on loopback, at a port that stays the same over restarts, with one key per client and no
+//! anonymous access. The grants of each client are defined in `cfq_proto::subject`; this module only renders them.
 
 mod config;
 mod keys;
@@ -15,18 +15,19 @@ use cfq_proto::subject::Identity;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use crate::engines::Engine;
 use crate::files::{self, FileError};
+use crate::orphans::{self, OrphanError};
 use crate::paths::Paths;
-use crate::strays::{self, StrayError};
+use crate::services::ServiceProgram;
 
-const POLL: Duration = Duration::from_millis(10);
-/// Ready is measured in tens of milliseconds; a large store takes longer to read.
-const READY: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// A start takes tens of milliseconds; a large store takes longer to read.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_GRACE: Duration = Duration::from_secs(20);
-/// Somebody can take the port between our look and the server's bind; three times in a row is something else.
-const PORT_TRIES: u32 = 3;
-const TAIL: u64 = 1500;
+/// Another program can take the port between the check and the server's bind; three times in a row has another cause.
+const PORT_ATTEMPTS: u32 = 3;
+/// Bytes of the log that an error shows.
+const LOG_TAIL_BYTES: u64 = 1500;
 
 #[derive(Debug, thiserror::Error)]
 pub enum NatsError {
@@ -35,20 +36,20 @@ pub enum NatsError {
     #[error(transparent)]
     Child(#[from] ChildError),
     #[error(transparent)]
-    Stray(#[from] StrayError),
-    #[error("port {port} on 127.0.0.1 is in use by another program; stop that one, or choose another port for NATS")]
+    Orphan(#[from] OrphanError),
+    #[error("port {port} on 127.0.0.1 is in use by another program; stop it, or choose another port for NATS")]
     PortTaken { port: u16 },
-    #[error("no free port could be found on 127.0.0.1")]
+    #[error("no free port on 127.0.0.1")]
     NoPort(#[source] io::Error),
-    #[error("{path} holds no usable NATS key; restore it from a backup, or remove it to have a new one made")]
+    #[error("{path} contains no usable NATS key; restore it from a backup, or remove it to generate a new one")]
     Key { path: PathBuf, source: nkeys::error::Error },
-    #[error("nats-server ended while starting ({exit}){}; the end of {log}:\n{tail}", full(tail))]
-    Ended { exit: Exit, log: PathBuf, tail: String },
-    #[error("nats-server did not answer within {within:?}; its log is {log}")]
-    Silent { within: Duration, log: PathBuf },
+    #[error("nats-server exited while starting ({exit}){}; the end of {log}:\n{tail}", log_hint(tail))]
+    Exited { exit: Exit, log: PathBuf, tail: String },
+    #[error("nats-server did not respond within {within:?}; its log is {log}")]
+    Unresponsive { within: Duration, log: PathBuf },
 }
 
-fn full(tail: &str) -> &'static str {
+fn log_hint(tail: &str) -> &'static str {
     if tail.contains("no space left on device") {
         ": no space is left for the data folder; free some, or choose another with CFQ_DATA"
     } else {
@@ -56,11 +57,11 @@ fn full(tail: &str) -> &'static str {
     }
 }
 
-/// How to reach NATS.
+/// How to connect to NATS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NatsFacts {
     pub url: String,
-    /// Where the seeds of all identities lie.
+    /// The folder with the seeds of all identities.
     pub keys: PathBuf,
 }
 
@@ -69,24 +70,24 @@ impl NatsFacts {
         keys::seed_file(&self.keys, identity)
     }
 
-    /// What a service of this identity is configured with.
+    /// The connection settings of the process with this identity.
     pub fn config(&self, identity: &Identity) -> NatsConfig {
         NatsConfig { url: self.url.clone(), seed_file: Some(self.seed_file(identity)) }
     }
 }
 
-/// What the caller chooses about the server.
+/// Options of the server.
 #[derive(Debug, Clone)]
 pub struct NatsOptions {
-    /// Who may connect.
+    /// The clients that may connect.
     pub identities: Vec<Identity>,
-    /// A fixed port, which must be free; else one is picked once and kept.
+    /// A fixed port, which must be free; if absent, a port is picked once and kept.
     pub port: Option<u16>,
-    /// The most JetStream may keep on disk.
+    /// Disk limit of JetStream, in bytes.
     pub store_bytes: u64,
 }
 
-/// One installation of the engine on one store.
+/// A nats-server program with one store.
 #[derive(Debug, Clone)]
 pub struct Nats {
     program: PathBuf,
@@ -101,22 +102,22 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Makes folders and keys, and settles the port.
+    /// Creates the folders and picks the port.
     pub fn prepare(
         paths: &Paths,
-        engine: &Engine,
+        program: &ServiceProgram,
         account: Option<Account>,
         options: NatsOptions,
     ) -> Result<Self, NatsError> {
         let folder = paths.nats();
-        files::folder(&folder, 0o700, account)?;
-        files::folder(&folder.join("store"), 0o700, account)?;
+        files::create_folder(&folder, 0o700, account)?;
+        files::create_folder(&folder.join("store"), 0o700, account)?;
         let mut this = Self {
-            program: engine.path.clone(),
+            program: program.path.clone(),
             log: paths.log("nats"),
             pidfile: paths.pidfile("nats"),
             keys: paths.keys(),
-            name: format!("cfq-{}", files::short_name(&folder)),
+            name: format!("cfq-{}", files::path_hash(&folder)),
             account,
             port: 0,
             options,
@@ -126,7 +127,7 @@ impl Nats {
             Some(port) => port,
             None => match stored_port(paths)? {
                 Some(port) => port,
-                None => this.new_port()?,
+                None => this.pick_port()?,
             },
         };
         Ok(this)
@@ -136,11 +137,12 @@ impl Nats {
         NatsFacts { url: format!("nats://127.0.0.1:{}", self.port), keys: self.keys.clone() }
     }
 
-    /// Starts it and waits until it answers. If the stored port has been taken since, another is stored.
+    /// Starts the server and waits until it responds. If another program has taken the stored port, a new one is
+    /// stored.
     pub async fn start(&mut self) -> Result<Process, NatsError> {
-        self.clear().await?;
-        for _ in 0..PORT_TRIES {
-            if is_free(self.port) {
+        self.clear_leftovers().await?;
+        for _ in 0..PORT_ATTEMPTS {
+            if is_port_free(self.port) {
                 match self.try_start().await {
                     Err(NatsError::PortTaken { .. }) => {}
                     started => return started,
@@ -148,16 +150,17 @@ impl Nats {
             }
             match self.options.port {
                 Some(port) => return Err(NatsError::PortTaken { port }),
-                None => self.port = self.new_port()?,
+                None => self.port = self.pick_port()?,
             }
         }
         Err(NatsError::PortTaken { port: self.port })
     }
 
-    /// Starts it again at the same port, where everybody looks for it; a port taken meanwhile is an error.
+    /// Restarts the server at the same port, which its clients connect to; an error if the port has been taken
+    /// meanwhile.
     pub async fn restart(&self) -> Result<Process, NatsError> {
-        self.clear().await?;
-        if is_free(self.port) { self.try_start().await } else { Err(NatsError::PortTaken { port: self.port }) }
+        self.clear_leftovers().await?;
+        if is_port_free(self.port) { self.try_start().await } else { Err(NatsError::PortTaken { port: self.port }) }
     }
 
     pub async fn stop(process: &Process) -> Result<Exit, NatsError> {
@@ -168,12 +171,12 @@ impl Nats {
         self.folder.join("nats.conf")
     }
 
-    /// nats-server takes no lock on its store, so nobody else may be at it.
-    async fn clear(&self) -> Result<(), NatsError> {
+    /// Terminates servers that an earlier run left: nats-server takes no lock on its store.
+    async fn clear_leftovers(&self) -> Result<(), NatsError> {
         let config = self.config_file();
-        let ours = config.as_os_str().as_encoded_bytes();
-        strays::end(&self.folder, Signal::Terminate, |args| {
-            args.windows(2).any(|pair| pair[0] == b"--config" && pair[1] == ours)
+        let config = config.as_os_str().as_encoded_bytes();
+        orphans::terminate(&self.folder, Signal::Terminate, |args| {
+            args.windows(2).any(|pair| pair[0] == b"--config" && pair[1] == config)
         })
         .await?;
         Ok(())
@@ -198,7 +201,7 @@ impl Nats {
         spec.run_as = self.account;
         let logged = std::fs::metadata(&self.log).map_or(0, |meta| meta.len());
         let process = child::spawn(spec)?;
-        match self.ready(&process, logged).await {
+        match self.wait_until_ready(&process, logged).await {
             Ok(()) => Ok(process),
             Err(error) => {
                 process.stop(STOP_GRACE).await?;
@@ -207,31 +210,33 @@ impl Nats {
         }
     }
 
-    async fn ready(&self, process: &Process, logged: u64) -> Result<(), NatsError> {
-        let deadline = Instant::now() + READY;
-        let word = format!("\"server_name\":\"{}\"", self.name);
+    /// Waits for the greeting of this server. `logged` is the length of the log before the start, in bytes.
+    async fn wait_until_ready(&self, process: &Process, logged: u64) -> Result<(), NatsError> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        let server_name = format!("\"server_name\":\"{}\"", self.name);
         loop {
             if let Some(exit) = process.exit() {
                 let written = std::fs::metadata(&self.log).map_or(0, |meta| meta.len()).saturating_sub(logged);
-                let tail = child::log_tail(&self.log, written.min(TAIL));
+                let tail = child::log_tail(&self.log, written.min(LOG_TAIL_BYTES));
                 if tail.contains("address already in use") {
                     return Err(NatsError::PortTaken { port: self.port });
                 }
-                return Err(NatsError::Ended { exit, log: self.log.clone(), tail });
+                return Err(NatsError::Exited { exit, log: self.log.clone(), tail });
             }
             let port = self.port;
-            let greeting = tokio::task::spawn_blocking(move || greeting(port)).await;
-            if greeting.is_ok_and(|greeting| greeting.is_some_and(|line| line.contains(&word))) {
+            let info = tokio::task::spawn_blocking(move || read_info(port)).await;
+            if info.is_ok_and(|info| info.is_some_and(|line| line.contains(&server_name))) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(NatsError::Silent { within: READY, log: self.log.clone() });
+                return Err(NatsError::Unresponsive { within: READY_TIMEOUT, log: self.log.clone() });
             }
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    fn new_port(&self) -> Result<u16, NatsError> {
+    /// Picks a free port and stores it for later starts.
+    fn pick_port(&self) -> Result<u16, NatsError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(NatsError::NoPort)?;
         let port = listener.local_addr().map_err(NatsError::NoPort)?.port();
         files::write_private(&self.folder.join("port"), port.to_string().as_bytes(), self.account)?;
@@ -239,20 +244,22 @@ impl Nats {
     }
 }
 
-/// The port kept from earlier starts. What cannot be read as one is as good as none.
+/// The port stored by an earlier start; `None` if the file is missing or is not a port number.
 pub fn stored_port(paths: &Paths) -> Result<Option<u16>, FileError> {
-    Ok(files::read_if_there(&paths.nats().join("port"))?.and_then(|text| text.trim().parse().ok()))
+    Ok(files::read_if_exists(&paths.nats().join("port"))?.and_then(|text| text.trim().parse().ok()))
 }
 
-pub fn is_free(port: u16) -> bool {
+/// Whether a server could bind to this port on loopback.
+pub fn is_port_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
-/// The line a NATS server greets with; it names the server.
-pub fn greeting(port: u16) -> Option<String> {
-    let within = Duration::from_secs(1);
-    let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), within).ok()?;
-    stream.set_read_timeout(Some(within)).ok()?;
+/// The INFO line that a NATS server sends to a new client; it contains the server's name. `None` if no NATS server
+/// responds within a second.
+pub fn read_info(port: u16) -> Option<String> {
+    let timeout = Duration::from_secs(1);
+    let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), timeout).ok()?;
+    stream.set_read_timeout(Some(timeout)).ok()?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
     line.starts_with("INFO ").then_some(line)

@@ -1,5 +1,6 @@
-//! Where things lie. As a user the XDG folders; as root the system's, and never below /root, because the engines then
-//! run as another user who must be able to walk there. `CFQ_DATA`, `CFQ_CACHE` and `CFQ_CONFIG` override.
+//! The locations of cfq's files. An ordinary user gets the XDG folders; root gets the system's, never below /root,
+//! because Postgres and NATS then run as another user that must be able to enter the folders. `CFQ_DATA`, `CFQ_CACHE`
+//! and `CFQ_CONFIG` override both.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,18 +14,18 @@ use crate::files::{self, FileError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PathsError {
-    #[error("neither HOME nor {variable} is set, so there is no place for cfq's files; set one of them")]
+    #[error("neither HOME nor {variable} is set, so cfq has no place for its files; set one of them")]
     NoHome { variable: &'static str },
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "{folder} is closed to other users, and {path} lies below it; cfq runs as root, so its engines run as another \
-         user and must be able to pass. Run `chmod o+x {folder}`, or choose another place with CFQ_DATA and CFQ_CACHE"
+        "other users cannot enter {folder}, which contains {path}; as root, cfq runs Postgres and NATS as another \
+         user. Run `chmod o+x {folder}`, or choose other folders with CFQ_DATA and CFQ_CACHE"
     )]
     Closed { folder: PathBuf, path: PathBuf },
 }
 
-/// cfq's three folders, and the names of what is in them.
+/// cfq's three folders, and the paths inside them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     pub data: PathBuf,
@@ -39,40 +40,43 @@ impl Paths {
 
     fn resolve(variable: impl Fn(&str) -> Option<OsString>, root: bool) -> Result<Self, PathsError> {
         let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let place = |ours, xdg, below_home, system| -> Result<PathBuf, PathsError> {
-            if let Some(path) = set(ours) {
-                return Ok(std::path::absolute(&path).map_err(files::failed("use", &path))?);
+        let folder = |own, xdg, below_home, system| -> Result<PathBuf, PathsError> {
+            if let Some(path) = set(own) {
+                return Ok(std::path::absolute(&path).map_err(files::error("use", &path))?);
             }
             if root {
                 return Ok(PathBuf::from(system));
             }
-            // XDG: a relative value is to be ignored.
+            // The XDG specification ignores a relative value.
             if let Some(path) = set(xdg).filter(|path| path.is_absolute()) {
                 return Ok(path.join("cfq"));
             }
-            let home = set("HOME").ok_or(PathsError::NoHome { variable: ours })?;
+            let home = set("HOME").ok_or(PathsError::NoHome { variable: own })?;
             Ok(home.join(below_home).join("cfq"))
         };
         Ok(Self {
-            data: place("CFQ_DATA", "XDG_DATA_HOME", ".local/share", "/var/lib/cfq")?,
-            cache: place("CFQ_CACHE", "XDG_CACHE_HOME", ".cache", "/var/cache/cfq")?,
-            config: place("CFQ_CONFIG", "XDG_CONFIG_HOME", ".config", "/etc/cfq")?,
+            data: folder("CFQ_DATA", "XDG_DATA_HOME", ".local/share", "/var/lib/cfq")?,
+            cache: folder("CFQ_CACHE", "XDG_CACHE_HOME", ".cache", "/var/cache/cfq")?,
+            config: folder("CFQ_CONFIG", "XDG_CONFIG_HOME", ".config", "/etc/cfq")?,
         })
     }
 
-    pub fn engines(&self) -> PathBuf {
+    /// Fetched Postgres and NATS programs. The folder keeps its name from cfq 0.1, so that nothing is fetched twice.
+    pub fn services(&self) -> PathBuf {
         self.cache.join("engines")
     }
 
+    /// Fetched models.
     pub fn models(&self) -> PathBuf {
         self.cache.join("models")
     }
 
+    /// The lock file of the data folder.
     pub fn lock(&self) -> PathBuf {
         self.data.join("lock")
     }
 
-    /// Pidfiles.
+    /// Pidfiles, and other files of the running processes.
     pub fn run(&self) -> PathBuf {
         self.data.join("run")
     }
@@ -85,7 +89,7 @@ impl Paths {
         self.run().join(format!("{process}.pid"))
     }
 
-    /// Passwords, seeds and tokens; readable by the user cfq runs as, nobody else.
+    /// Passwords, seeds and tokens; readable only by the user cfq runs as.
     pub fn keys(&self) -> PathBuf {
         self.data.join("keys")
     }
@@ -98,23 +102,23 @@ impl Paths {
         self.data.join("nats")
     }
 
-    /// Checks that `account` can walk to the data folder, then makes it and what stands in it.
+    /// Checks that `account` can enter the data folder, then creates the data folder and its private subfolders.
     pub fn prepare(&self, account: Option<Account>) -> Result<(), PathsError> {
         if let Some(folder) = account.and_then(|account| closed_parent(&self.data, account)) {
             return Err(PathsError::Closed { folder, path: self.data.clone() });
         }
-        // The engines' account must pass through the data folder; everything below has its own mode.
-        files::folder(&self.data, if account.is_some() { 0o711 } else { 0o700 }, None)?;
+        // The account of the services must be able to enter the data folder; everything below has its own mode.
+        files::create_folder(&self.data, if account.is_some() { 0o711 } else { 0o700 }, None)?;
         for private in [self.run(), self.data.join("log"), self.keys()] {
-            files::folder(&private, 0o700, None)?;
+            files::create_folder(&private, 0o700, None)?;
         }
         Ok(())
     }
 }
 
-/// The first folder above `path`, from the root down and with links resolved, that `account` may not pass through.
+/// The topmost folder above `path`, with links resolved, that `account` may not enter.
 pub fn closed_parent(path: &Path, account: Account) -> Option<PathBuf> {
-    // What is not there yet will be made with the right mode.
+    // Folders that do not exist yet will be created with the right mode.
     let real = path.parent()?.ancestors().find_map(|folder| folder.canonicalize().ok())?;
     let mut folders: Vec<&Path> = real.ancestors().collect();
     folders.reverse();
@@ -138,43 +142,49 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn with(pairs: &'static [(&str, &str)]) -> impl Fn(&str) -> Option<OsString> {
+    fn environment(pairs: &'static [(&str, &str)]) -> impl Fn(&str) -> Option<OsString> {
         move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into())
     }
 
     #[test]
-    fn a_user_gets_the_xdg_folders_and_root_the_systems() {
-        let user =
-            Paths::resolve(with(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c"), ("XDG_DATA_HOME", "rel")]), false);
-        let user = user.unwrap();
+    fn users_get_xdg_folders_and_root_gets_system_folders() {
+        let variables = environment(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c"), ("XDG_DATA_HOME", "rel")]);
+        let user = Paths::resolve(variables, false).unwrap();
         assert_eq!(user.cache, Path::new("/c/cfq"));
         assert_eq!(user.data, Path::new("/home/u/.local/share/cfq"));
         assert_eq!(user.config, Path::new("/home/u/.config/cfq"));
-        let root = Paths::resolve(with(&[("HOME", "/root"), ("XDG_DATA_HOME", "/root/d")]), true).unwrap();
+        let variables = environment(&[("HOME", "/root"), ("XDG_DATA_HOME", "/root/d")]);
+        let root = Paths::resolve(variables, true).unwrap();
         assert_eq!(root.data, Path::new("/var/lib/cfq"));
-        assert!(Paths::resolve(with(&[]), false).is_err());
+        assert!(Paths::resolve(environment(&[]), false).is_err());
     }
 
     #[test]
-    fn our_own_variables_come_first() {
-        let paths =
-            Paths::resolve(with(&[("CFQ_DATA", "/d"), ("CFQ_CACHE", "/k"), ("CFQ_CONFIG", "/e")]), true).unwrap();
+    fn cfq_variables_take_precedence() {
+        let variables = environment(&[("CFQ_DATA", "/d"), ("CFQ_CACHE", "/k"), ("CFQ_CONFIG", "/e")]);
+        let paths = Paths::resolve(variables, true).unwrap();
         assert_eq!((paths.data, paths.cache, paths.config), ("/d".into(), "/k".into(), "/e".into()));
     }
 
     #[test]
-    fn the_folder_that_stops_another_user_is_named() {
+    fn fetched_services_of_0_1_are_found() {
+        let paths = Paths { data: "/d".into(), cache: "/k".into(), config: "/e".into() };
+        assert_eq!(paths.services(), Path::new("/k/engines"));
+    }
+
+    #[test]
+    fn folder_that_another_user_cannot_enter_is_found() {
         let top = tempfile::tempdir().unwrap();
         let deep = top.path().join("a/b");
         fs::create_dir_all(&deep).unwrap();
-        let stranger = Account { uid: 4_000_000, gid: 4_000_000 };
+        let other_user = Account { uid: 4_000_000, gid: 4_000_000 };
         let real = top.path().canonicalize().unwrap();
         fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(closed_parent(&deep.join("c"), stranger), Some(real.clone()));
-        assert_eq!(closed_parent(&deep.join("not/yet/there"), stranger), Some(real.clone()));
+        assert_eq!(closed_parent(&deep.join("c"), other_user), Some(real.clone()));
+        assert_eq!(closed_parent(&deep.join("not/yet/there"), other_user), Some(real.clone()));
         fs::set_permissions(&real, fs::Permissions::from_mode(0o711)).unwrap();
-        assert_eq!(closed_parent(&deep.join("c"), stranger), None);
+        assert_eq!(closed_parent(&deep.join("c"), other_user), None);
         fs::set_permissions(real.join("a"), fs::Permissions::from_mode(0o750)).unwrap();
-        assert_eq!(closed_parent(&deep.join("c"), stranger), Some(real.join("a")));
+        assert_eq!(closed_parent(&deep.join("c"), other_user), Some(real.join("a")));
     }
 }

@@ -1,10 +1,10 @@
-//! A private Postgres: reachable only through a socket in a folder of its own, with passwords nobody chose, settings
-//! that keep every promise of durability, and the version of whoever made the data.
+//! A private Postgres: reachable only through a socket in a folder of its own, with random passwords, settings that
+//! guarantee durability, and the major version that created the data.
 //!
 //! The settings are given on the command line, so an edited file in the data folder cannot weaken them.
 
 mod connect;
-mod initialise;
+mod initdb;
 mod socket;
 
 use std::ffi::OsString;
@@ -14,21 +14,21 @@ use std::time::Duration;
 use cfq_link::child::{self, Account, ChildError, Exit, Process, ProcessIdentity, Signal, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::engines::Engine;
 use crate::files::{self, FileError};
+use crate::orphans::{self, OrphanError};
 use crate::paths::Paths;
-use crate::strays::{self, StrayError};
+use crate::services::ServiceProgram;
 pub use connect::Setting;
 
-/// The folder of the socket is ours alone, so the number needs not be free; it is only part of the socket's name.
+/// Part of the socket's name only. The socket's folder is private, so the port need not be free.
 const PORT: u16 = 5432;
-/// What the services connect as: it owns the database and may create others, nothing more.
+/// The role that the scheduler connects as: it owns the database and may create others, nothing more.
 const USER: &str = "cfq";
 const DATABASE: &str = "cfq";
-/// A fast shutdown writes a checkpoint; a slow disk may need a while for it.
+/// Time to exit after a stop request: a fast shutdown writes a checkpoint, which takes a while on a slow disk.
 const STOP_GRACE: Duration = Duration::from_secs(60);
-/// How much of the log goes into an error.
-const TAIL: u64 = 1500;
+/// Bytes of the log that an error shows.
+const LOG_TAIL_BYTES: u64 = 1500;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresError {
@@ -37,40 +37,42 @@ pub enum PostgresError {
     #[error(transparent)]
     Child(#[from] ChildError),
     #[error(transparent)]
-    Stray(#[from] StrayError),
-    #[error("initdb failed ({exit}){}\n{tail}", full(tail))]
+    Orphan(#[from] OrphanError),
+    #[error("initdb failed ({exit}){}\n{tail}", log_hint(tail))]
     Initialise { exit: Exit, tail: String },
-    #[error("Postgres ended while starting ({exit}){}; the end of {log}:\n{tail}", full(tail))]
-    Ended { exit: Exit, log: PathBuf, tail: String },
-    #[error("Postgres did not answer within {within:?}; its log is {log}")]
-    Silent { within: Duration, log: PathBuf, source: sqlx::Error },
+    #[error("Postgres exited while starting ({exit}){}; the end of {log}:\n{tail}", log_hint(tail))]
+    Exited { exit: Exit, log: PathBuf, tail: String },
+    #[error("Postgres did not respond within {within:?}; its log is {log}")]
+    Unresponsive { within: Duration, log: PathBuf, source: sqlx::Error },
     #[error(
-        "{path} holds {text:?} instead of a Postgres version; restore the data folder from a backup, or choose another with CFQ_DATA"
+        "{path} contains {text:?} instead of a Postgres version; restore the data folder from a backup, or choose \
+         another with CFQ_DATA"
     )]
     Version { path: PathBuf, text: String },
     #[error(
-        "{path}, the password of the database, is gone; restore it from a backup, or choose another data folder with CFQ_DATA"
+        "the database password in {path} is missing; restore it from a backup, or choose another data folder with \
+         CFQ_DATA"
     )]
     PasswordLost { path: PathBuf },
-    #[error("the socket folder {path} belongs to somebody else or is open to others; remove it and try again")]
+    #[error("the socket folder {path} belongs to another user or is open to others; remove it and try again")]
     SocketFolder { path: PathBuf },
-    #[error("cannot {action} in the private Postgres{}", full_disk(source))]
+    #[error("cannot {action} in the private Postgres{}", query_hint(source))]
     Query { action: &'static str, source: sqlx::Error },
 }
 
-const FULL: &str = ": no space is left for the data folder; free some, or choose another with CFQ_DATA";
+const NO_SPACE: &str = ": no space is left for the data folder; free some, or choose another with CFQ_DATA";
 
-fn full(tail: &str) -> &'static str {
-    if tail.contains("No space left on device") { FULL } else { "" }
+fn log_hint(tail: &str) -> &'static str {
+    if tail.contains("No space left on device") { NO_SPACE } else { "" }
 }
 
-fn full_disk(error: &sqlx::Error) -> &'static str {
-    // disk_full
-    let full = error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53100");
-    if full { FULL } else { "" }
+fn query_hint(error: &sqlx::Error) -> &'static str {
+    // SQLSTATE disk_full
+    let disk_full = error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53100");
+    if disk_full { NO_SPACE } else { "" }
 }
 
-/// How to reach the database.
+/// How to connect to the database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PostgresFacts {
     /// The folder of the socket.
@@ -81,10 +83,10 @@ pub struct PostgresFacts {
     pub password_file: PathBuf,
 }
 
-/// The major version that made the data folder, if there is one yet.
+/// The major version that created the data folder; `None` if the folder does not exist yet.
 pub fn pinned_major(paths: &Paths) -> Result<Option<u32>, PostgresError> {
     let path = paths.postgres().join("PG_VERSION");
-    match files::read_if_there(&path)? {
+    match files::read_if_exists(&path)? {
         None => Ok(None),
         Some(text) => match text.trim().parse() {
             Ok(major) => Ok(Some(major)),
@@ -93,23 +95,23 @@ pub fn pinned_major(paths: &Paths) -> Result<Option<u32>, PostgresError> {
     }
 }
 
-/// Removes a lock file that names a process which is no running Postgres.
+/// Removes a lock file that names a process other than a running Postgres.
 ///
-/// Postgres refuses to start while any process has that id: after a reboot that can be anyone, and in a container whose
-/// first process reaps nothing it is the dead postmaster for ever.
-fn forget_stale(lock: &Path) -> Result<(), PostgresError> {
-    let named = files::read_if_there(lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
+/// Postgres refuses to start while any process has that id. After a reboot that can be an unrelated process; in a
+/// container whose first process does not reap, it is the dead postmaster, permanently.
+fn remove_stale_lock(lock: &Path) -> Result<(), PostgresError> {
+    let named = files::read_if_exists(lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
     if let Some(pid) = named
         && let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm"))
         && (comm.trim() != "postgres" || ProcessIdentity::of(pid).is_none())
     {
-        tracing::warn!(pid, lock = %lock.display(), "names a process that is no running Postgres; removing it");
-        std::fs::remove_file(lock).map_err(files::failed("remove", lock))?;
+        tracing::warn!(pid, lock = %lock.display(), "removing a stale Postgres lock file");
+        std::fs::remove_file(lock).map_err(files::error("remove", lock))?;
     }
     Ok(())
 }
 
-/// One installation of the engine on one data folder.
+/// A Postgres program with one data folder.
 #[derive(Debug, Clone)]
 pub struct Postgres {
     bin: PathBuf,
@@ -119,22 +121,26 @@ pub struct Postgres {
     pidfile: PathBuf,
     keys: PathBuf,
     account: Option<Account>,
-    /// In the title of each of its processes, by which those of a killed one are found.
+    /// Part of the title of each server process; identifies the processes of a killed server.
     cluster: String,
 }
 
 impl Postgres {
-    /// Makes the data folder if there is none yet. The engine must be of the version that made it.
-    pub async fn prepare(paths: &Paths, engine: &Engine, account: Option<Account>) -> Result<Self, PostgresError> {
+    /// Creates the data folder if it does not exist. `program` must be of the major version that created the folder.
+    pub async fn prepare(
+        paths: &Paths,
+        program: &ServiceProgram,
+        account: Option<Account>,
+    ) -> Result<Self, PostgresError> {
         let data = paths.postgres();
         let this = Self {
-            bin: engine.path.clone(),
-            socket: socket::folder(paths, account)?,
+            bin: program.path.clone(),
+            socket: socket::create_folder(paths, account)?,
             log: paths.log("postgres"),
             pidfile: paths.pidfile("postgres"),
             keys: paths.keys(),
             account,
-            cluster: format!("cfq-{}", files::short_name(&data)),
+            cluster: format!("cfq-{}", files::path_hash(&data)),
             data,
         };
         if pinned_major(paths)?.is_none() {
@@ -153,10 +159,10 @@ impl Postgres {
         }
     }
 
-    /// Where a running one would be reached, without starting or making anything.
+    /// How to connect to a server that runs on these folders. Starts and creates nothing.
     pub fn facts_of(paths: &Paths, account: Option<Account>) -> PostgresFacts {
         PostgresFacts {
-            host: socket::place(paths, account),
+            host: socket::folder(paths, account),
             port: PORT,
             user: USER.to_owned(),
             database: DATABASE.to_owned(),
@@ -172,11 +178,11 @@ impl Postgres {
         self.keys.join("postgres-admin.password")
     }
 
-    /// Starts it, waits until it answers, and sees to it that user and database are there.
+    /// Starts the server, waits until it responds, and creates role and database if they are missing.
     pub async fn start(&self) -> Result<Process, PostgresError> {
-        self.clear().await?;
-        let process = child::spawn(self.spec())?;
-        match self.ready(&process).await {
+        self.clear_leftovers().await?;
+        let process = child::spawn(self.server_spec())?;
+        match self.wait_until_ready(&process).await {
             Ok(()) => Ok(process),
             Err(error) => {
                 process.stop(STOP_GRACE).await?;
@@ -189,24 +195,24 @@ impl Postgres {
         Ok(process.stop(STOP_GRACE).await?)
     }
 
-    /// Ends what an earlier run left on this data folder, and forgets a lock file that names somebody else's process.
-    async fn clear(&self) -> Result<(), PostgresError> {
+    /// Terminates processes that an earlier run left on this data folder, and removes stale lock files.
+    async fn clear_leftovers(&self) -> Result<(), PostgresError> {
         let title = format!("postgres: {}: ", self.cluster).into_bytes();
         let data = self.data.as_os_str().as_encoded_bytes();
-        strays::end(&self.data, Signal::Interrupt, |args| {
+        orphans::terminate(&self.data, Signal::Interrupt, |args| {
             args.first().is_some_and(|first| first.starts_with(&title))
                 || args.windows(2).any(|pair| pair[0] == b"-D" && pair[1] == data)
         })
         .await?;
         let socket_lock = self.socket.join(format!(".s.PGSQL.{PORT}.lock"));
         for lock in [self.data.join("postmaster.pid"), socket_lock] {
-            forget_stale(&lock)?;
+            remove_stale_lock(&lock)?;
         }
         Ok(())
     }
 
-    fn spec(&self) -> Spec {
-        let mut spec = self.child("postgres", &self.bin.join("postgres"), &self.log, &self.pidfile);
+    fn server_spec(&self) -> Spec {
+        let mut spec = self.program_spec("postgres", &self.bin.join("postgres"), &self.log, &self.pidfile);
         spec.args = vec!["-D".into(), self.data.clone().into()];
         let socket = format!("unix_socket_directories={}", quoted(&self.socket));
         let port = format!("port={PORT}");
@@ -218,16 +224,16 @@ impl Postgres {
             &cluster,
             "unix_socket_permissions=0700",
             "password_encryption=scram-sha-256",
-            // What promise 1 stands on.
+            // Durability of accepted tasks depends on these three.
             "fsync=on",
             "full_page_writes=on",
             "synchronous_commit=on",
-            // Without these a change of the machine's zone would show in the log and in casts.
+            // Without these, a change of the machine's time zone would show in the log and in casts.
             "timezone=UTC",
             "log_timezone=UTC",
             "logging_collector=off",
             "log_destination=stderr",
-            // Our statements are small; compiling one costs more than running it.
+            // cfq's statements are small; compiling one costs more than running it.
             "jit=off",
             "max_connections=100",
         ];
@@ -238,8 +244,9 @@ impl Postgres {
         spec
     }
 
-    /// A Postgres program, run with nothing of our environment: PGDATA and its kind would change what it does.
-    fn child(&self, name: &str, program: &Path, log: &Path, pidfile: &Path) -> Spec {
+    /// A Postgres program with an environment of its own: inherited variables such as PGDATA would change its
+    /// behaviour.
+    fn program_spec(&self, name: &str, program: &Path, log: &Path, pidfile: &Path) -> Spec {
         let mut spec = Spec::new(name, program, log, pidfile);
         spec.clear_env = true;
         spec.env =
@@ -253,7 +260,7 @@ fn password_file(keys: &Path) -> PathBuf {
     keys.join("postgres.password")
 }
 
-/// The setting is a list of names; quotes keep a comma or a space in a folder's name from dividing it.
+/// Quotes a path. The setting is a list of names, which a comma or a space in a folder's name would split.
 fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display().to_string().replace('"', "\"\""))
 }

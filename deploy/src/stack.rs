@@ -1,7 +1,7 @@
-//! Postgres and NATS of one data folder, started together, kept running, and stopped in order.
+//! Postgres and NATS of one data folder, started together, restarted when they exit, and stopped in order.
 //!
-//! The order of a start: folders, the lock, leftovers of an earlier run, engines, servers. The lock comes before the
-//! leftovers, because only its holder may say that somebody else's processes are left over.
+//! The order of a start: folders, the lock, leftover processes of an earlier run, programs, servers. The lock comes
+//! before the leftovers, because only its holder may treat running processes as leftovers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use crate::account::{self, AccountError};
-use crate::engines::{Engine, EngineOptions, EnginesError, Finder, Kind};
 use crate::lock::{DataLock, LockError};
 use crate::nats::{Nats, NatsError, NatsFacts, NatsOptions};
 use crate::paths::{Paths, PathsError};
 use crate::postgres::{self, Postgres, PostgresError, PostgresFacts};
-use crate::talk::Talk;
+use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, ServicesError};
+use crate::status_output::StatusOutput;
 
-/// Services hand over their work when asked to stop; a leftover one may need that long.
+/// Time for a leftover process to exit: cfq's processes hand over their work when asked to stop.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(15);
-const BACKOFF_FIRST: Duration = Duration::from_millis(100);
-const BACKOFF_LONGEST: Duration = Duration::from_secs(10);
-/// An engine that ran this long and then died is restarted at once again.
-const HEALTHY: Duration = Duration::from_secs(60);
+const BACKOFF_BASE: Duration = Duration::from_millis(100);
+const BACKOFF_CAP: Duration = Duration::from_secs(10);
+/// A service that exits after running this long is restarted without delay.
+const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
@@ -35,8 +35,8 @@ pub enum StackError {
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error(transparent)]
-    Engines(#[from] EnginesError),
-    #[error("cannot stop what an earlier run left")]
+    Services(#[from] ServicesError),
+    #[error("cannot stop the processes of an earlier run")]
     Leftovers(#[source] ChildError),
     #[error("the private Postgres does not start")]
     Postgres(#[source] PostgresError),
@@ -46,57 +46,57 @@ pub enum StackError {
     StopPostgres(#[source] PostgresError),
     #[error("the private NATS does not stop")]
     StopNats(#[source] NatsError),
-    #[error("looking for the engines was interrupted")]
+    #[error("the search for Postgres and NATS was interrupted")]
     Interrupted,
 }
 
-/// What the caller chooses.
+/// Options of [`Stack::start`].
 #[derive(Debug, Clone)]
-pub struct Options {
-    pub engines: EngineOptions,
-    /// Who may connect to NATS besides the scheduler.
+pub struct StackOptions {
+    pub services: ServiceOptions,
+    /// NATS clients besides the scheduler.
     pub identities: Vec<Identity>,
-    /// A fixed port for NATS, which must be free; else one is picked once and kept.
+    /// A fixed port for NATS, which must be free; if absent, a port is picked once and kept.
     pub nats_port: Option<u16>,
-    /// The most NATS may keep on disk, in bytes.
+    /// Disk limit of NATS, in bytes.
     pub nats_store_bytes: u64,
-    pub talk: Talk,
+    pub status: StatusOutput,
 }
 
-impl Default for Options {
+impl Default for StackOptions {
     fn default() -> Self {
         Self {
-            engines: EngineOptions::default(),
+            services: ServiceOptions::default(),
             identities: Vec::new(),
             nats_port: None,
-            // Messages live a minute and are small; this is for when nobody takes them.
+            // Messages live one minute and are small; this bounds them when no client consumes them.
             nats_store_bytes: 1 << 30,
-            talk: Talk::Silent,
+            status: StatusOutput::Silent,
         }
     }
 }
 
-/// What was started and how to reach it.
+/// How to reach the started services, and the programs they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     pub postgres: PostgresFacts,
     pub nats: NatsFacts,
-    pub engines: Vec<Engine>,
+    pub programs: Vec<ServiceProgram>,
 }
 
-/// An engine that died and runs again.
+/// A service that exited and was restarted.
 #[derive(Debug)]
 pub struct Restarted {
-    pub kind: Kind,
+    pub kind: ServiceKind,
     pub exit: Exit,
-    /// 1 for the first try after the death.
+    /// 1 for the first restart after the exit.
     pub attempt: u32,
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{kind} ended ({exit}) and could not be started again (try {attempt}); the next try is in {next:?}")]
+#[error("{kind} exited ({exit}) and could not be restarted (attempt {attempt}); the next attempt is in {next:?}")]
 pub struct RestartError {
-    pub kind: Kind,
+    pub kind: ServiceKind,
     pub exit: Exit,
     pub attempt: u32,
     pub next: Duration,
@@ -105,22 +105,22 @@ pub struct RestartError {
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningService {
     process: Process,
     since: Instant,
-    /// Tries since it last ran well.
+    /// Restarts since it was last healthy.
     attempt: u32,
 }
 
-impl Running {
+impl RunningService {
     fn new(process: Process) -> Self {
         Self { process, since: Instant::now(), attempt: 0 }
     }
 
-    /// Waits for its death and then for its turn to be started again.
-    async fn due(&mut self) -> Exit {
+    /// Waits until the process exits, then for the backoff before its restart.
+    async fn restart_due(&mut self) -> Exit {
         let exit = self.process.ended().await;
-        if self.since.elapsed() > HEALTHY {
+        if self.since.elapsed() > HEALTHY_AFTER {
             self.attempt = 0;
         }
         sleep(self.backoff()).await;
@@ -130,41 +130,41 @@ impl Running {
     fn backoff(&self) -> Duration {
         match self.attempt {
             0 => Duration::ZERO,
-            n => BACKOFF_FIRST.saturating_mul(1 << (n - 1).min(10)).min(BACKOFF_LONGEST),
+            n => BACKOFF_BASE.saturating_mul(1 << (n - 1).min(10)).min(BACKOFF_CAP),
         }
     }
 }
 
-/// The running engines. Dropping it leaves them to the parent-death signal and the next start; call [`Stack::stop`].
+/// The running services. Dropping it leaves them to the parent-death signal and the next start; call [`Stack::stop`].
 #[derive(Debug)]
 pub struct Stack {
     facts: Facts,
     run: PathBuf,
     postgres: Postgres,
     nats: Nats,
-    postgres_running: Running,
-    nats_running: Running,
+    postgres_running: RunningService,
+    nats_running: RunningService,
     _lock: DataLock,
 }
 
 impl Stack {
-    /// Ready to serve when it returns.
-    pub async fn start(paths: &Paths, options: Options) -> Result<Self, StackError> {
-        let account = account::for_engines()?;
+    /// Starts both services; they are ready when this returns.
+    pub async fn start(paths: &Paths, options: StackOptions) -> Result<Self, StackError> {
+        let account = account::for_services()?;
         paths.prepare(account)?;
         let lock = DataLock::acquire(paths)?;
-        reclaim(paths).await?;
-        let (postgres_engine, nats_engine) = find(paths, &options).await?;
+        stop_leftovers(paths).await?;
+        let (postgres_program, nats_program) = find_programs(paths, &options).await?;
         let mut identities = vec![Identity::Scheduler];
         identities.extend(options.identities.into_iter().filter(|identity| *identity != Identity::Scheduler));
         let nats_options = NatsOptions { identities, port: options.nats_port, store_bytes: options.nats_store_bytes };
         let start_postgres = async {
-            let postgres = Postgres::prepare(paths, &postgres_engine, account).await.map_err(StackError::Postgres)?;
+            let postgres = Postgres::prepare(paths, &postgres_program, account).await.map_err(StackError::Postgres)?;
             let process = postgres.start().await.map_err(StackError::Postgres)?;
             Ok::<_, StackError>((postgres, process))
         };
         let start_nats = async {
-            let mut nats = Nats::prepare(paths, &nats_engine, account, nats_options).map_err(StackError::Nats)?;
+            let mut nats = Nats::prepare(paths, &nats_program, account, nats_options).map_err(StackError::Nats)?;
             let process = nats.start().await.map_err(StackError::Nats)?;
             Ok::<_, StackError>((nats, process))
         };
@@ -185,13 +185,13 @@ impl Stack {
             facts: Facts {
                 postgres: postgres.facts(),
                 nats: nats.facts(),
-                engines: vec![postgres_engine, nats_engine],
+                programs: vec![postgres_program, nats_program],
             },
             run: paths.run(),
             postgres,
             nats,
-            postgres_running: Running::new(postgres_process),
-            nats_running: Running::new(nats_process),
+            postgres_running: RunningService::new(postgres_process),
+            nats_running: RunningService::new(nats_process),
             _lock: lock,
         })
     }
@@ -200,24 +200,24 @@ impl Stack {
         &self.facts
     }
 
-    /// Waits until an engine dies, and starts it again at the same place, waiting longer after each failure. Call it
-    /// again after either answer. It may be dropped at any point.
-    pub async fn tend(&mut self) -> Result<Restarted, RestartError> {
+    /// Waits until a service exits and restarts it at the same address, with a backoff that grows with each failure.
+    /// Call it again after either result. Cancel safe.
+    pub async fn supervise(&mut self) -> Result<Restarted, RestartError> {
         let (kind, exit) = tokio::select! {
-            exit = self.postgres_running.due() => (Kind::Postgres, exit),
-            exit = self.nats_running.due() => (Kind::Nats, exit),
+            exit = self.postgres_running.restart_due() => (ServiceKind::Postgres, exit),
+            exit = self.nats_running.restart_due() => (ServiceKind::Nats, exit),
         };
         let running = match kind {
-            Kind::Postgres => &mut self.postgres_running,
-            Kind::Nats => &mut self.nats_running,
+            ServiceKind::Postgres => &mut self.postgres_running,
+            ServiceKind::Nats => &mut self.nats_running,
         };
         running.attempt += 1;
         let (attempt, next) = (running.attempt, running.backoff());
-        let started = match kind {
-            Kind::Postgres => self.postgres.start().await.map_err(StackError::Postgres),
-            Kind::Nats => self.nats.restart().await.map_err(StackError::Nats),
+        let restarted = match kind {
+            ServiceKind::Postgres => self.postgres.start().await.map_err(StackError::Postgres),
+            ServiceKind::Nats => self.nats.restart().await.map_err(StackError::Nats),
         };
-        match started {
+        match restarted {
             Ok(process) => {
                 running.process = process;
                 running.since = Instant::now();
@@ -227,50 +227,54 @@ impl Stack {
         }
     }
 
-    /// NATS first, so that nobody is told anything that Postgres could no longer back; then Postgres in good order.
+    /// Stops NATS first, so that no client is told anything that Postgres could no longer back; then Postgres, with a
+    /// clean shutdown.
     pub async fn stop(self) -> Result<(), StackError> {
         let nats = Nats::stop(&self.nats_running.process).await.map_err(StackError::StopNats);
         let postgres = Postgres::stop(&self.postgres_running.process).await.map_err(StackError::StopPostgres);
-        // A restart that was dropped half way may have started one that no field names.
-        let left: Vec<Leftover> = child::leftovers(&self.run)
+        // A cancelled restart may have started a process that no field names.
+        let leftovers: Vec<Leftover> = child::leftovers(&self.run)
             .map_err(StackError::Leftovers)?
             .into_iter()
-            .filter(|left| matches!(left.name.as_str(), "nats" | "postgres"))
+            .filter(|process| matches!(process.name.as_str(), "nats" | "postgres"))
             .collect();
-        stop_all(left).await?;
+        stop_all(leftovers).await?;
         nats.and(postgres).map(drop)
     }
 }
 
-/// Finds both engines, fetching what is missing and may be fetched.
-pub async fn find(paths: &Paths, options: &Options) -> Result<(Engine, Engine), StackError> {
-    let account = account::for_engines()?;
+/// Finds the programs of Postgres and NATS, in this order, and fetches the missing ones where permitted.
+pub async fn find_programs(
+    paths: &Paths,
+    options: &StackOptions,
+) -> Result<(ServiceProgram, ServiceProgram), StackError> {
+    let account = account::for_services()?;
     let pinned = postgres::pinned_major(paths).map_err(StackError::Postgres)?;
     let (paths, options) = (paths.clone(), options.clone());
     let find = move || -> Result<_, StackError> {
-        let finder =
-            Finder { paths: &paths, options: &options.engines, account, pinned, may_fetch: true, talk: options.talk };
-        Ok((finder.find(Kind::Postgres)?, finder.find(Kind::Nats)?))
+        let (options, status) = (&options.services, options.status);
+        let finder = Finder { paths: &paths, options, account, pinned, may_fetch: true, status };
+        Ok((finder.find(ServiceKind::Postgres)?, finder.find(ServiceKind::Nats)?))
     };
     tokio::task::spawn_blocking(find).await.map_err(|_| StackError::Interrupted)?
 }
 
-/// Stops what an earlier run left: services first and together, then NATS, then Postgres.
-async fn reclaim(paths: &Paths) -> Result<(), StackError> {
-    let left = child::leftovers(&paths.run()).map_err(StackError::Leftovers)?;
-    let (engines, services): (Vec<_>, Vec<_>) =
-        left.into_iter().partition(|left| matches!(left.name.as_str(), "nats" | "postgres" | "initdb"));
-    let (nats, postgres): (Vec<_>, Vec<_>) = engines.into_iter().partition(|left| left.name == "nats");
-    for group in [services, nats, postgres] {
+/// Stops leftover processes of an earlier run: cfq's own first and together, then NATS, then Postgres.
+async fn stop_leftovers(paths: &Paths) -> Result<(), StackError> {
+    let leftovers = child::leftovers(&paths.run()).map_err(StackError::Leftovers)?;
+    let (services, own): (Vec<_>, Vec<_>) =
+        leftovers.into_iter().partition(|process| matches!(process.name.as_str(), "nats" | "postgres" | "initdb"));
+    let (nats, postgres): (Vec<_>, Vec<_>) = services.into_iter().partition(|process| process.name == "nats");
+    for group in [own, nats, postgres] {
         stop_all(group).await?;
     }
     Ok(())
 }
 
-async fn stop_all(left: Vec<Leftover>) -> Result<(), StackError> {
+async fn stop_all(leftovers: Vec<Leftover>) -> Result<(), StackError> {
     let mut stops = tokio::task::JoinSet::new();
-    for one in left {
-        stops.spawn(async move { one.stop(LEFTOVER_GRACE).await });
+    for process in leftovers {
+        stops.spawn(async move { process.stop(LEFTOVER_GRACE).await });
     }
     for stopped in stops.join_all().await {
         stopped.map_err(StackError::Leftovers)?;

@@ -1,6 +1,6 @@
-// The kernels of paged.cu on the CPU: each thread of a block is a coroutine, and a barrier or a shuffle waits for the others.
-// Against attention by its definition in double precision. This checks arithmetic, indices and barriers; not what a card's
-// compiler, memory order or speed make of them.
+// Runs the kernels of paged.cu on the CPU and compares them with attention by its definition in double precision. Each
+// thread of a thread block is a coroutine; barriers and shuffles switch to the next one. This checks arithmetic, indices
+// and barriers, but not the GPU's compiler, memory ordering or speed.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -27,28 +27,28 @@ static __half __float2half(float v) { return (__half)v; }
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
-// The block's dynamic memory, which the kernel names so.
+// The thread block's dynamic shared memory, by the name that the kernel uses.
 extern float4 shared[8 << 10];
 
-// One block at a time, its threads in turn on one CPU thread.
+// One thread block at a time; its threads take turns on one CPU thread.
 static uint3_ threadIdx, blockIdx, blockDim;
-static const int MOST = 256, STACK = 64 << 10;
+static const int MAX_THREADS = 256, STACK_BYTES = 64 << 10;
 
 namespace machine {
-enum State { RUNS, AT_BARRIER, AT_SHUFFLE, DONE };
-static ucontext_t scheduler, first[MOST];
-// After its first steps a coroutine is left and taken up by jumps, which ask nothing of the system.
-static jmp_buf back, thread[MOST];
-static bool begun[MOST];
-static std::vector<char> stacks(MOST *STACK);
-static State state[MOST];
-static float lane_value[2][MOST];
-static unsigned shuffles[MOST];
+enum State { RUNNING, AT_BARRIER, AT_SHUFFLE, DONE };
+static ucontext_t scheduler, first[MAX_THREADS];
+// After its start a coroutine is suspended and resumed by jumps, which need no system call.
+static jmp_buf back, thread[MAX_THREADS];
+static bool started[MAX_THREADS];
+static std::vector<char> stacks(MAX_THREADS *STACK_BYTES);
+static State state[MAX_THREADS];
+static float lane_value[2][MAX_THREADS];
+static unsigned shuffles[MAX_THREADS];
 static std::function<void()> body;
 static unsigned current;
 
-static void wait(State how) {
-    state[current] = how;
+static void suspend(State at) {
+    state[current] = at;
     if (_setjmp(thread[current]) == 0) _longjmp(back, 1);
 }
 
@@ -62,26 +62,26 @@ static void resume(unsigned t) {
     current = t;
     threadIdx = {t, 0, 0};
     if (_setjmp(back) != 0) return;
-    if (begun[t]) _longjmp(thread[t], 1);
-    begun[t] = true;
+    if (started[t]) _longjmp(thread[t], 1);
+    started[t] = true;
     swapcontext(&scheduler, &first[t]);
 }
 
 static void block(unsigned threads) {
     for (unsigned t = 0; t < threads; t++) {
-        state[t] = RUNS;
-        begun[t] = false;
+        state[t] = RUNNING;
+        started[t] = false;
         shuffles[t] = 0;
         getcontext(&first[t]);
-        first[t].uc_stack.ss_sp = &stacks[t * STACK];
-        first[t].uc_stack.ss_size = STACK;
+        first[t].uc_stack.ss_sp = &stacks[t * STACK_BYTES];
+        first[t].uc_stack.ss_size = STACK_BYTES;
         makecontext(&first[t], run_thread, 0);
     }
     for (;;) {
         bool moved = false;
-        // Downwards, so that nothing relies on the first thread being first.
+        // In descending order, so that nothing relies on thread 0 running first.
         for (unsigned t = threads; t-- > 0;) {
-            if (state[t] != RUNS) continue;
+            if (state[t] != RUNNING) continue;
             resume(t);
             moved = true;
         }
@@ -89,18 +89,18 @@ static void block(unsigned threads) {
         for (unsigned t = 0; t < threads; t++) done += state[t] == DONE, barrier += state[t] == AT_BARRIER;
         if (done == threads) return;
         if (done + barrier == threads && done == 0) {
-            for (unsigned t = 0; t < threads; t++) state[t] = RUNS;
+            for (unsigned t = 0; t < threads; t++) state[t] = RUNNING;
             moved = true;
         }
         for (unsigned warp = 0; warp < threads; warp += 32) {
             bool all = true;
             for (unsigned t = warp; t < warp + 32; t++) all = all && state[t] == AT_SHUFFLE;
             if (!all) continue;
-            for (unsigned t = warp; t < warp + 32; t++) state[t] = RUNS;
+            for (unsigned t = warp; t < warp + 32; t++) state[t] = RUNNING;
             moved = true;
         }
         if (!moved) {
-            fprintf(stderr, "emulated: threads wait for one another\n");
+            fprintf(stderr, "emulated: deadlock: threads wait at different barriers or shuffles\n");
             exit(1);
         }
     }
@@ -113,19 +113,19 @@ template <typename F> void grid(unsigned x, unsigned y, unsigned z, unsigned thr
         for (unsigned j = 0; j < y; j++)
             for (unsigned i = 0; i < x; i++) {
                 blockIdx = {i, j, k};
-                // What another block left there.
+                // Garbage, as another thread block would leave it.
                 memset(shared, 0x7f, sizeof shared);
                 block(threads);
             }
 }
 }  // namespace machine
 
-static void __syncthreads() { machine::wait(machine::AT_BARRIER); }
+static void __syncthreads() { machine::suspend(machine::AT_BARRIER); }
 static float exchange(float value, unsigned from) {
-    // Two slots in turn: nobody writes the third time before everybody has read the first.
+    // Two alternating slots: no thread writes for the third time before all have read the first value.
     const unsigned self = machine::current, slot = machine::shuffles[self]++ % 2;
     machine::lane_value[slot][self] = value;
-    machine::wait(machine::AT_SHUFFLE);
+    machine::suspend(machine::AT_SHUFFLE);
     return machine::lane_value[slot][self / 32 * 32 + from];
 }
 static float __shfl_xor_sync(unsigned, float value, int mask) { return exchange(value, machine::current % 32 ^ mask); }
@@ -140,7 +140,7 @@ float4 shared[8 << 10];
 
 #include "paged.cu"
 
-struct Part { unsigned past, new_rows; };
+struct Sequence { unsigned past, new_rows; };
 
 template <typename T> struct Kernels;
 template <> struct Kernels<__half> {
@@ -155,34 +155,35 @@ template <> struct Kernels<float> {
 static std::mt19937 dice(7);
 static float draw() { return std::uniform_real_distribution<float>(-2.0f, 2.0f)(dice); }
 
-// Writes every position's keys and values, attends with the new ones, and returns how far off the worst value is.
+// Writes the keys and values of all positions, computes attention of the new ones and returns the largest absolute error.
 template <typename T>
-double run(unsigned heads, unsigned kv_heads, unsigned dim, const std::vector<Part> &parts, unsigned window, float cap,
-           unsigned stretch) {
+double run(unsigned heads, unsigned kv_heads, unsigned dim, const std::vector<Sequence> &sequences, unsigned window,
+           float cap, unsigned blocks_per_split) {
     const unsigned all = heads / kv_heads, group = min(all, QUERIES), groups = (all + group - 1) / group;
     const unsigned height = max(1, QUERIES / all);
-    // Blocks of the sequences lie mixed in the pages, and one belongs to nobody.
-    std::vector<u32> tables, tiles, slots, part_of;
+    // The sequences' pages are interleaved, and page 0 belongs to none.
+    std::vector<u32> tables, tiles;
     std::vector<unsigned> table_of, lengths;
     unsigned pages = 1, rows = 0, longest = 0;
-    for (const Part &part : parts) pages += (part.past + part.new_rows + BLOCK - 1) / BLOCK;
+    for (const Sequence &sequence : sequences) pages += (sequence.past + sequence.new_rows + BLOCK - 1) / BLOCK;
     std::vector<u32> free_pages(pages - 1);
     for (unsigned i = 0; i + 1 < pages; i++) free_pages[i] = i + 1;
     std::shuffle(free_pages.begin(), free_pages.end(), dice);
-    for (const Part &part : parts) {
+    for (const Sequence &sequence : sequences) {
         table_of.push_back(tables.size());
-        const unsigned length = part.past + part.new_rows;
+        const unsigned length = sequence.past + sequence.new_rows;
         for (unsigned b = 0; b * BLOCK < length; b++) tables.push_back(free_pages[tables.size()]);
-        for (unsigned first = 0; first < part.new_rows; first += height)
-            tiles.insert(tiles.end(), {rows + first, min(height, part.new_rows - first), table_of.back(), part.past + first});
-        rows += part.new_rows;
+        for (unsigned first = 0; first < sequence.new_rows; first += height)
+            tiles.insert(tiles.end(), {rows + first, min(height, sequence.new_rows - first), table_of.back(),
+                                       sequence.past + first});
+        rows += sequence.new_rows;
         longest = max(longest, length);
     }
     const size_t page = (size_t)kv_heads * BLOCK * dim;
     std::vector<T> keys(pages * page, (T)NAN), values(pages * page, (T)NAN);
-    std::vector<std::vector<float>> k(parts.size()), v(parts.size());
-    for (size_t p = 0; p < parts.size(); p++) {
-        const unsigned length = parts[p].past + parts[p].new_rows;
+    std::vector<std::vector<float>> k(sequences.size()), v(sequences.size());
+    for (size_t p = 0; p < sequences.size(); p++) {
+        const unsigned length = sequences[p].past + sequences[p].new_rows;
         std::vector<u32> own;
         for (unsigned at = 0; at < length; at++) own.push_back(tables[table_of[p] + at / BLOCK] * BLOCK + at % BLOCK);
         for (auto [all_rows, where] : {std::pair{&k[p], &keys}, std::pair{&v[p], &values}}) {
@@ -197,22 +198,23 @@ double run(unsigned heads, unsigned kv_heads, unsigned dim, const std::vector<Pa
     for (float &q : queries) q = draw();
 
     const unsigned blocks = (longest + BLOCK - 1) / BLOCK;
-    if (stretch == 0) stretch = blocks;
-    const unsigned stretches = (blocks + stretch - 1) / stretch;
-    std::vector<float> out(queries.size(), NAN), sums((size_t)rows * heads * stretches * (dim + 2), NAN);
+    if (blocks_per_split == 0) blocks_per_split = blocks;
+    const unsigned splits = (blocks + blocks_per_split - 1) / blocks_per_split;
+    std::vector<float> out(queries.size(), NAN), partials((size_t)rows * heads * splits * (dim + 2), NAN);
     const float scale = 1.0f / std::sqrt((float)dim);
     const auto attend = Kernels<T>::attend[dim <= 64 ? 0 : dim <= 128 ? 1 : 2];
-    machine::grid(tiles.size() / 4, kv_heads * groups, stretches, THREADS, [&] {
-        attend(queries.data(), keys.data(), values.data(), out.data(), sums.data(), tables.data(), (const uint4 *)tiles.data(),
-               heads, kv_heads, dim, group, groups, stretches, stretch, window, scale, cap);
+    machine::grid(tiles.size() / 4, kv_heads * groups, splits, THREADS, [&] {
+        attend(queries.data(), keys.data(), values.data(), out.data(), partials.data(), tables.data(),
+               (const uint4 *)tiles.data(), heads, kv_heads, dim, group, groups, splits, blocks_per_split, window, scale,
+               cap);
     });
-    if (stretches > 1)
-        machine::grid(rows * heads, 1, 1, THREADS, [&] { combine_parts(sums.data(), out.data(), stretches, dim); });
+    if (splits > 1)
+        machine::grid(rows * heads, 1, 1, THREADS, [&] { combine_splits(partials.data(), out.data(), splits, dim); });
 
     double worst = 0;
     unsigned row = 0;
-    for (size_t p = 0; p < parts.size(); p++)
-        for (unsigned at = parts[p].past; at < parts[p].past + parts[p].new_rows; at++, row++)
+    for (size_t p = 0; p < sequences.size(); p++)
+        for (unsigned at = sequences[p].past; at < sequences[p].past + sequences[p].new_rows; at++, row++)
             for (unsigned head = 0; head < heads; head++) {
                 const unsigned first = window && at + 1 > window ? at + 1 - window : 0;
                 const float *q = &queries[((size_t)row * heads + head) * dim];
@@ -232,7 +234,7 @@ double run(unsigned heads, unsigned kv_heads, unsigned dim, const std::vector<Pa
                     for (unsigned of = first; of <= at; of++)
                         want += weights[of - first] / total * v[p][((size_t)of * kv_heads + head / all) * dim + d];
                     const double off = std::fabs(want - out[((size_t)row * heads + head) * dim + d]);
-                    // Not a number is farthest.
+                    // NaN counts as an infinite error.
                     worst = off <= worst ? worst : std::isnan(off) ? INFINITY : off;
                 }
             }
@@ -240,7 +242,7 @@ double run(unsigned heads, unsigned kv_heads, unsigned dim, const std::vector<Pa
 }
 
 int main() {
-    const std::vector<Part> parts = {{0, 1}, {75, 19}, {31, 1}, {0, 33}, {63, 2}, {130, 1}};
+    const std::vector<Sequence> sequences = {{0, 1}, {75, 19}, {31, 1}, {0, 33}, {63, 2}, {130, 1}};
     const struct { unsigned heads, kv_heads, dim; } shapes[] = {{4, 2, 64},  {7, 1, 128}, {3, 3, 40}, {20, 1, 80},
                                                                 {2, 1, 256}, {16, 1, 2},  {28, 4, 96}};
     int runs = 0;
@@ -248,17 +250,19 @@ int main() {
     const struct { unsigned window; float cap; } kinds[] = {{0, 0.0f}, {1, 1.5f}, {7, 0.0f}, {64, 1.5f}};
     for (auto shape : shapes)
         for (auto kind : kinds)
-            for (unsigned stretch : {0u, 1u, 2u}) {
-                const double half = run<__half>(shape.heads, shape.kv_heads, shape.dim, parts, kind.window, kind.cap, stretch);
-                const double single = run<float>(shape.heads, shape.kv_heads, shape.dim, parts, kind.window, kind.cap, stretch);
+            for (unsigned split : {0u, 1u, 2u}) {
+                const auto [heads, kv_heads, dim] = shape;
+                const double half = run<__half>(heads, kv_heads, dim, sequences, kind.window, kind.cap, split);
+                const double single = run<float>(heads, kv_heads, dim, sequences, kind.window, kind.cap, split);
                 for (double off : {half, single})
                     if (!(off < 2e-5)) {
-                        fprintf(stderr, "emulated: %g off at %u heads, %u for keys, of %u, window %u, cap %g, stretch %u\n", off,
-                                shape.heads, shape.kv_heads, shape.dim, kind.window, kind.cap, stretch);
+                        fprintf(stderr,
+                                "emulated: error %g with %u heads, %u KV heads of %u, window %u, cap %g, %u blocks per split\n",
+                                off, heads, kv_heads, dim, kind.window, kind.cap, split);
                         return 1;
                     }
                 worst = std::max({worst, half, single});
                 runs += 2;
             }
-    printf("emulated: %d runs of the card's kernels on the CPU, at most %.1g from attention by its definition\n", runs, worst);
+    printf("emulated: %d runs of the GPU kernels on the CPU, largest error %.1g\n", runs, worst);
 }

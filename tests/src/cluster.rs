@@ -1,5 +1,7 @@
-//! A whole cfq: scheduler, node and runner as processes of the real binary, each with a log of its own, over a NATS server of
-//! this cluster's own and a fresh database. Leases and waits run about ten times as fast as shipped.
+//! A complete cfq: scheduler, node and runner as processes of the real binary, each with its own log, over a dedicated
+//! NATS server and a fresh database. Leases and waits are about ten times as short as the defaults.
+//!
+//! One file: the fixture's life from configuration to shutdown.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,43 +28,47 @@ use crate::repo::UserRepo;
 use crate::scripted::ModelServer;
 use crate::{binary, nats, signal, wait};
 
-/// Long enough for a loaded two-core machine; a healthy run needs a fraction.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Limit of a bounded wait: long enough for a loaded two-core machine; a healthy run needs a fraction of it.
+pub const WAIT_LIMIT: Duration = Duration::from_secs(90);
 
+/// The API token of every test cluster.
 pub const TOKEN: &str = "test-token-0123456789";
 
-/// What a test may want otherwise.
+/// Options of a test cluster.
 #[derive(Clone)]
 pub struct Options {
-    /// Serve these besides the scripted ones.
+    /// Models that the node serves besides the scripted ones.
     pub models: Vec<ModelId>,
+    /// Default models of the two roles.
     pub alpha: String,
     pub beta: String,
     pub timing: Timing,
-    /// Where models lie; the folder of this machine if absent.
+    /// Model folder; the one shared by all tests on this machine if absent.
     pub model_dir: Option<PathBuf>,
     pub hub: HubConfig,
-    /// (service, failpoint): the service aborts there, once.
+    /// (service, failpoint): the service aborts at the failpoint, once.
     pub failpoint: Option<(String, String)>,
-    /// Bytes that the node's models may take.
+    /// The node's memory limit for models, in bytes.
     pub memory_limit: Option<u64>,
-    pub parked_weights: u64,
-    pub critic_warm_up: bool,
-    /// Bytes of a card in another program for which the node makes way.
-    pub yield_at: Option<u64>,
-    /// What the node's process finds in its environment besides.
+    /// Size of the node's weight cache, in bytes.
+    pub weight_cache_bytes: u64,
+    /// Whether the node computes critics' prompts during the creators' generations.
+    pub speculative_prefill: bool,
+    /// Bytes of GPU memory in use by another program at which the node yields the GPU.
+    pub yield_bytes: Option<u64>,
+    /// Additional environment variables of the node's process.
     pub node_environment: Vec<(String, String)>,
-    /// A Postgres server of its own, which the test may hurt.
-    pub own_postgres: bool,
-    /// A second node, `n2`, that serves what `n1` does: the service "neighbour".
-    pub neighbour: bool,
+    /// Use a dedicated Postgres server, in which the test may inject faults.
+    pub dedicated_postgres: bool,
+    /// Run a second node, `n2`, that serves the same models as `n1`: the service `second_node`.
+    pub second_node: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let mut timing = Timing::default().faster(10);
         timing.request_ms = 2_000;
-        // A scripted model that is down is given up soon.
+        // The retries of a call to an unavailable scripted model end soon.
         timing.retry_ceiling_ms = 3_000;
         Self {
             models: Vec::new(),
@@ -73,33 +79,35 @@ impl Default for Options {
             hub: HubConfig::default(),
             failpoint: None,
             memory_limit: None,
-            parked_weights: cfq_inference_node::default_parked_weights(),
-            critic_warm_up: true,
-            yield_at: None,
+            weight_cache_bytes: cfq_inference_node::default_weight_cache_bytes(),
+            speculative_prefill: true,
+            yield_bytes: None,
             node_environment: Vec::new(),
-            own_postgres: false,
-            neighbour: false,
+            dedicated_postgres: false,
+            second_node: false,
         }
     }
 }
 
+/// A running cluster. Dropped, its processes are killed.
 pub struct Cluster {
     pub client: Client,
     pub models: ModelServer,
     pub nats: nats::Server,
     pub database: Database,
-    // Dropped after the servers that work in it.
+    // Declared after the servers that work in it, and so dropped after them.
     pub dir: tempfile::TempDir,
     pub options: Options,
     bind: SocketAddr,
     services: Mutex<BTreeMap<String, Child>>,
-    /// Bytes of address space that the node gets at its next start.
+    /// The node's address space limit from its next start, in bytes.
     address_space: Mutex<Option<u64>>,
 }
 
+/// The services of every cluster; `Options::second_node` adds another.
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
 
-/// Runs the program to its end as a user of `cluster` would, with folders of its own below `home`.
+/// Runs `cfq ARGS` to its end as a user of `cluster`, with its data and configuration folders below `home`.
 pub fn cfq(cluster: &Cluster, home: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
     command.args(args).current_dir(home).stdin(Stdio::null());
@@ -109,13 +117,15 @@ pub fn cfq(cluster: &Cluster, home: &Path, args: &[&str]) -> Output {
 }
 
 impl Cluster {
+    /// Starts a cluster with the default options and waits until it is ready.
     pub async fn start() -> Self {
-        Self::with(Options::default()).await
+        Self::start_with(Options::default()).await
     }
 
-    pub async fn with(options: Options) -> Self {
+    /// Starts a cluster and waits until it is ready.
+    pub async fn start_with(options: Options) -> Self {
         let dir = tempfile::Builder::new().prefix("cfq-test-").tempdir().unwrap();
-        nats::open_to_all(dir.path());
+        nats::make_traversable(dir.path());
         let models = ModelServer::start().await;
         for name in ["alpha", "alpha2", "beta"] {
             models.script(name, vec![]);
@@ -123,8 +133,8 @@ impl Cluster {
         let nodes = ["n1", "n2"].map(|name| NodeId::new(name).unwrap());
         let runner = RunnerId::new("r1").unwrap();
         let nats = nats::Server::start(dir.path(), &nodes, &runner).await;
-        let database = match options.own_postgres {
-            true => Database::with_a_server_of_its_own(dir.path()).await,
+        let database = match options.dedicated_postgres {
+            true => Database::on_dedicated_server(dir.path()).await,
             false => Database::fresh().await,
         };
         let bind = free_address();
@@ -145,7 +155,7 @@ impl Cluster {
         for service in cluster.services() {
             cluster.start_service(service);
         }
-        cluster.is_ready().await;
+        cluster.wait_until_ready().await;
         cluster
     }
 
@@ -154,7 +164,7 @@ impl Cluster {
     }
 
     fn services(&self) -> impl Iterator<Item = &'static str> {
-        SERVICES.into_iter().chain(self.options.neighbour.then_some("neighbour"))
+        SERVICES.into_iter().chain(self.options.second_node.then_some("second_node"))
     }
 
     fn write_configs(&self, nodes: &[NodeId; 2], runner: &RunnerId) {
@@ -173,7 +183,7 @@ impl Cluster {
                 allowed_hosts: Vec::new(),
             },
             defaults: cfq_scheduler::Defaults { agents, threshold: 85.0, max_iterations: 5, timeout_minutes: 30.0 },
-            limits: cfq_scheduler::Limits::default(),
+            limits: cfq_scheduler::SchedulerLimits::default(),
             timing: self.options.timing.clone(),
         };
         let mut models: Vec<ModelId> =
@@ -190,12 +200,12 @@ impl Cluster {
             model_quota: None,
             threads: None,
             memory_limit: self.options.memory_limit,
-            device: cfq_inference_node::engine::candle::DeviceChoice::Cpu,
-            parked_kv: None,
-            parked_kv_as: Default::default(),
-            parked_weights: self.options.parked_weights,
-            critic_warm_up: self.options.critic_warm_up,
-            yield_at: self.options.yield_at,
+            device: cfq_inference_node::gpu::DeviceChoice::Cpu,
+            kv_offload_bytes: None,
+            kv_offload_format: Default::default(),
+            weight_cache_bytes: self.options.weight_cache_bytes,
+            speculative_prefill: self.options.speculative_prefill,
+            yield_bytes: self.options.yield_bytes,
             yield_ignores: cfq_inference_node::default_yield_ignores(),
             max_sequences: 4,
             timing: self.options.timing.clone(),
@@ -211,17 +221,18 @@ impl Cluster {
         let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();
         write("scheduler.toml", toml::to_string(&scheduler).unwrap());
         write("node.toml", toml::to_string(&node).unwrap());
-        let neighbour =
-            cfq_inference_node::Config { node: nodes[1].clone(), nats: self.nats.config("neighbour"), ..node };
-        write("neighbour.toml", toml::to_string(&neighbour).unwrap());
+        let second_node =
+            cfq_inference_node::Config { node: nodes[1].clone(), nats: self.nats.config("second_node"), ..node };
+        write("second_node.toml", toml::to_string(&second_node).unwrap());
         write("runner.toml", toml::to_string(&runner).unwrap());
     }
 
+    /// Starts a service's process; its log is appended to.
     pub fn start_service(&self, service: &str) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
         let mut command = Command::new(binary::cfq());
         command
-            .args(["serve", if service == "neighbour" { "node" } else { service }])
+            .args(["serve", if service == "second_node" { "node" } else { service }])
             .arg(self.file(&format!("{service}.toml")))
             .env("CFQ_LOG", "info,cfq=debug")
             .env("RUST_BACKTRACE", "1")
@@ -243,17 +254,18 @@ impl Cluster {
             }
             command.envs(self.options.node_environment.iter().map(|(name, value)| (name, value)));
         }
-        die_with_parent(&mut command);
+        kill_with_parent(&mut command);
         let child = command.spawn().unwrap();
         let old = self.services.lock().unwrap().insert(service.to_owned(), child);
         drop(old);
     }
 
+    /// Path of a service's log.
     pub fn log(&self, service: &str) -> PathBuf {
         self.file(&format!("{service}.log"))
     }
 
-    /// SIGKILL, and gone when this returns.
+    /// Sends SIGKILL and waits for the process to end.
     pub fn kill9(&self, service: &str) {
         let mut services = self.services.lock().unwrap();
         let mut child = services.remove(service).unwrap_or_else(|| panic!("{service} is not running"));
@@ -261,7 +273,7 @@ impl Cluster {
         child.wait().unwrap();
     }
 
-    /// Of the node, from its next start on.
+    /// Limits the node's address space from its next start.
     pub fn limit_address_space(&self, bytes: u64) {
         *self.address_space.lock().unwrap() = Some(bytes);
     }
@@ -275,29 +287,30 @@ impl Cluster {
         signal::send(services[service].id(), signal);
     }
 
-    /// True once the armed failpoint was reached; the aborted process is then started again.
-    pub async fn failpoint_hit(&self) {
+    /// Waits until the armed failpoint aborted its service, then starts the service again.
+    pub async fn restart_after_failpoint(&self) {
         let (service, name) = self.options.failpoint.clone().unwrap();
-        wait::until(&format!("failpoint {name}"), PATIENCE, || async {
+        wait::until(&format!("failpoint {name}"), WAIT_LIMIT, || async {
             let mut services = self.services.lock().unwrap();
             match services.get_mut(&service).unwrap().try_wait().unwrap() {
                 Some(_) => Ok(()),
-                None => Err(format!("{service} still runs")),
+                None => Err(format!("{service} is still running")),
             }
         })
         .await;
-        assert!(self.file("failpoint-hit").exists(), "{service} died elsewhere:\n{}", tail(&self.log(&service)));
+        assert!(self.file("failpoint-hit").exists(), "{service} ended somewhere else:\n{}", tail(&self.log(&service)));
         self.start_service(&service);
     }
 
-    pub async fn is_ready(&self) {
-        wait::until("an API that is ready", PATIENCE, || async {
+    /// Waits until the API is ready and every node has loaded or found all its models.
+    pub async fn wait_until_ready(&self) {
+        wait::until("the API to be ready", WAIT_LIMIT, || async {
             self.client.ready().await.map_err(|e| format!("{e}; {}", tail(&self.log("scheduler"))))
         })
         .await;
-        wait::until("all nodes with all their models", PATIENCE, || async {
+        wait::until("all nodes and their models", WAIT_LIMIT, || async {
             let nodes = self.client.nodes().await.map_err(|e| e.to_string())?;
-            if nodes.len() < if self.options.neighbour { 2 } else { 1 } {
+            if nodes.len() < if self.options.second_node { 2 } else { 1 } {
                 return Err(format!("{} nodes; {}", nodes.len(), tail(&self.log("node"))));
             }
             let settled = |residency: &Residency| matches!(residency, Residency::Resident | Residency::Available);
@@ -309,10 +322,12 @@ impl Cluster {
         .await;
     }
 
+    /// Id of a scripted model.
     pub fn model(&self, name: &str) -> ModelId {
         format!("openai:scripted/{name}").parse().unwrap()
     }
 
+    /// A small task on the user's repository.
     pub fn spec(&self, repo: &UserRepo) -> TaskSpec {
         serde_json::from_value(serde_json::json!({
             "description": "Write a Python function add(a, b) in add.py that returns the sum of two numbers.",
@@ -327,17 +342,17 @@ impl Cluster {
         TaskKey::Id(self.client.submit(spec, None).await.unwrap().id)
     }
 
-    /// With a key, through whatever trouble the server is in.
-    pub async fn submit_again(&self, spec: &TaskSpec, key: &str) -> cfq_proto::http::SubmitReply {
-        wait::until("a submit", PATIENCE, || async {
+    /// Submits with an idempotency key and retries until the server accepts.
+    pub async fn submit_with_retries(&self, spec: &TaskSpec, key: &str) -> cfq_proto::http::SubmitReply {
+        wait::until("a submit to be accepted", WAIT_LIMIT, || async {
             self.client.submit(spec, Some(key)).await.map_err(|e| e.to_string())
         })
         .await
     }
 
-    /// Waits until the task's lease was taken from its runner.
-    pub async fn lease_swept(&self, task: TaskKey) {
-        wait::until("the lease to be swept", PATIENCE, || async {
+    /// Waits until the scheduler took the task's lease from its runner.
+    pub async fn wait_until_lease_swept(&self, task: TaskKey) {
+        wait::until("the lease to be swept", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
             if detail.runner.is_none() { Ok(()) } else { Err(format!("{:?} holds it", detail.runner)) }
         })
@@ -345,62 +360,65 @@ impl Cluster {
     }
 
     /// Waits until a job of the task was lost with its node.
-    pub async fn job_lost(&self, task: TaskKey) {
-        wait::until("a lost job", PATIENCE, || async {
+    pub async fn wait_until_job_lost(&self, task: TaskKey) {
+        wait::until("a lost job", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
             if detail.jobs.iter().any(|j| j.losses > 0) { Ok(()) } else { Err(format!("{:?}", detail.jobs)) }
         })
         .await;
     }
 
+    /// The task's id as a key for the client.
     pub fn key(&self, detail: &TaskDetail) -> TaskKey {
         TaskKey::Id(detail.summary.id)
     }
 
-    /// Waits until nothing happens to the task any more by itself.
-    pub async fn rests(&self, task: TaskKey) -> TaskDetail {
-        wait::until("the task to rest", PATIENCE, || async {
+    /// Waits until the task is at rest: terminal, or waiting for a human.
+    pub async fn wait_until_resting(&self, task: TaskKey) -> TaskDetail {
+        wait::until("the task to rest", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
-            if detail.summary.state.is_resting() { Ok(detail) } else { Err(self.story(&detail)) }
+            if detail.summary.state.is_resting() { Ok(detail) } else { Err(self.diagnostics(&detail)) }
         })
         .await
     }
 
-    pub async fn becomes(&self, task: TaskKey, state: TaskState) -> TaskDetail {
-        wait::until(&format!("the task to be {state}"), PATIENCE, || async {
+    /// Waits until the task is in this state.
+    pub async fn wait_for_state(&self, task: TaskKey, state: TaskState) -> TaskDetail {
+        wait::until(&format!("the task to be {state}"), WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
-            if detail.summary.state == state { Ok(detail) } else { Err(self.story(&detail)) }
+            if detail.summary.state == state { Ok(detail) } else { Err(self.diagnostics(&detail)) }
         })
         .await
     }
 
-    fn story(&self, detail: &TaskDetail) -> String {
+    fn diagnostics(&self, detail: &TaskDetail) -> String {
         let logs: Vec<String> = self.services().map(|s| format!("--- {s}\n{}", tail(&self.log(s)))).collect();
         format!("{:?} {:?}\njobs {:#?}\n{}", detail.summary, detail.reason, detail.jobs, logs.join("\n"))
     }
 
     /// Waits until a job of the task runs on a node.
-    pub async fn generates(&self, task: TaskKey) {
-        wait::until("a running job", PATIENCE, || async {
+    pub async fn wait_until_generating(&self, task: TaskKey) {
+        wait::until("a running job", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
             let running = detail.jobs.iter().any(|j| j.state == JobState::Running);
-            if running { Ok(()) } else { Err(self.story(&detail)) }
+            if running { Ok(()) } else { Err(self.diagnostics(&detail)) }
         })
         .await;
     }
 
-    /// Waits until a job of the task has not found a model.
-    pub async fn waits_for_a_model(&self, task: TaskKey) {
-        wait::until("a job that waits", PATIENCE, || async {
+    /// Waits until a job of the task is queued.
+    pub async fn wait_until_queued(&self, task: TaskKey) {
+        wait::until("a queued job", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
-            let waits = detail.jobs.iter().any(|j| j.state == JobState::Queued);
-            if waits { Ok(()) } else { Err(self.story(&detail)) }
+            let queued = detail.jobs.iter().any(|j| j.state == JobState::Queued);
+            if queued { Ok(()) } else { Err(self.diagnostics(&detail)) }
         })
         .await;
     }
 
-    pub async fn node_is_idle(&self) {
-        wait::until("an idle node", PATIENCE, || async {
+    /// Waits until no node runs a job and no model runs a sequence.
+    pub async fn wait_until_nodes_idle(&self) {
+        wait::until("idle nodes", WAIT_LIMIT, || async {
             let nodes = self.client.nodes().await.map_err(|e| e.to_string())?;
             let running: u32 = nodes.iter().flat_map(|n| &n.ledger.models).map(|m| m.running).sum();
             if running == 0 && nodes.iter().all(|n| n.running == 0) { Ok(()) } else { Err(format!("{nodes:?}")) }
@@ -408,10 +426,10 @@ impl Cluster {
         .await;
     }
 
-    /// Stops everything in order and checks that nothing crashed that was not killed.
+    /// Stops all services in order and asserts that each exits with success and none panicked, apart from armed panics.
     pub async fn finish(self) {
         let mut services = std::mem::take(&mut *self.services.lock().unwrap());
-        for service in ["runner", "neighbour", "node", "scheduler"] {
+        for service in ["runner", "second_node", "node", "scheduler"] {
             let Some(mut child) = services.remove(service) else { continue };
             signal::send(child.id(), libc::SIGTERM);
             let status = wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {
@@ -423,9 +441,10 @@ impl Cluster {
         }
         for service in self.services() {
             let text = std::fs::read_to_string(self.log(service)).unwrap_or_default();
-            let said = text.lines().skip(1).chain([""]);
-            let meant = |said: &str| said.starts_with("a panic at the armed failpoint");
-            let panics = text.lines().zip(said).filter(|(l, said)| l.contains("panicked at") && !meant(said)).count();
+            // The panic's message is on the line after its location.
+            let messages = text.lines().skip(1).chain([""]);
+            let armed = |message: &str| message.starts_with("a panic at the armed failpoint");
+            let panics = text.lines().zip(messages).filter(|(l, m)| l.contains("panicked at") && !armed(m)).count();
             assert_eq!(panics, 0, "{service} panicked:\n{}", tail(&self.log(service)));
         }
     }
@@ -433,7 +452,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // A failed test leaves by panic: nothing of it may stay behind.
+        // A failed test unwinds: no process may be left running.
         let mut services = std::mem::take(&mut *self.services.lock().unwrap_or_else(|e| e.into_inner()));
         for child in services.values_mut() {
             drop(child.kill());
@@ -442,8 +461,8 @@ impl Drop for Cluster {
     }
 }
 
-/// The child gets SIGKILL when the thread that started it ends, and so when the test run is aborted.
-pub fn die_with_parent(command: &mut Command) {
+/// Has the kernel kill the child when the thread that started it ends, and so when the test run is aborted.
+pub fn kill_with_parent(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
     #[allow(unsafe_code)]
     unsafe {
@@ -455,7 +474,7 @@ pub fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// More than this cannot be mapped: allocations fail as on a machine whose memory is used up.
+/// Limits the child's address space: beyond it, allocations fail as on a machine without free memory.
 fn limit_address_space(command: &mut Command, bytes: u64) {
     // SAFETY: setrlimit is async-signal-safe and touches nothing of the parent.
     #[allow(unsafe_code)]
@@ -470,17 +489,19 @@ fn limit_address_space(command: &mut Command, bytes: u64) {
     }
 }
 
+/// A loopback address with a port that is free at the moment.
 pub fn free_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
+/// The last 25 lines of a file.
 pub fn tail(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
-/// Where the small model is kept between runs.
+/// The model folder that keeps the small model between runs.
 pub fn model_dir() -> PathBuf {
-    crate::postgres::engine_paths().models()
+    crate::postgres::user_paths().models()
 }

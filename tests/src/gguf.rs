@@ -1,24 +1,24 @@
-//! Where things lie in a GGUF file's header, for tests that damage one.
+//! Byte offsets in a GGUF file's header, for tests that damage a file.
 
-/// A tensor's entry.
+/// A tensor's entry in the header.
 #[derive(Debug, Clone)]
 pub struct Tensor {
     pub name: String,
-    /// Columns first, as the file has them.
+    /// Columns first, as in the file.
     pub dims: Vec<u64>,
     pub kind: u32,
-    /// Where its first dimension, and the offset of its data, stand in the header.
+    /// Byte offsets, in the file, of its first dimension and of its data offset.
     pub dims_at: usize,
     pub offset_at: usize,
 }
 
-/// What a walk over the header finds.
+/// Layout of a header.
 #[derive(Debug)]
 pub struct Layout {
-    /// Where the first of the key-value pairs begins, and where the last ends.
+    /// Bytes of the key-value pairs.
     pub pairs: std::ops::Range<usize>,
     pub tensors: Vec<Tensor>,
-    /// Where the header ends; the data begin after padding.
+    /// End of the header; the tensor data begin after padding.
     pub end: usize,
 }
 
@@ -60,7 +60,7 @@ impl Walk<'_> {
     }
 }
 
-/// Of a whole file.
+/// Parses the header of a complete file.
 pub fn layout(bytes: &[u8]) -> Layout {
     let mut walk = Walk { bytes, at: 8 };
     let (tensors, pairs) = (walk.u64(), walk.u64());
@@ -86,7 +86,7 @@ pub fn layout(bytes: &[u8]) -> Layout {
     Layout { pairs, tensors, end: walk.at }
 }
 
-/// Where the value of a key begins, past its kind.
+/// Byte offset of a key's value, after its type.
 pub fn value_of(bytes: &[u8], layout: &Layout, key: &str) -> usize {
     let mut name = (key.len() as u64).to_le_bytes().to_vec();
     name.extend_from_slice(key.as_bytes());

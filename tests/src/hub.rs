@@ -1,6 +1,6 @@
-//! A model hub on this machine that speaks Hugging Face's protocol over real HTTP: descriptions of repositories, `resolve`
-//! with redirects to storage under another origin, ranges, entity tags, gates, error codes; and it can behave as badly as
-//! networks and hubs do.
+//! A model hub with Hugging Face's protocol over real HTTP: repository descriptions, `resolve` with redirects to
+//! storage of another origin, ranges, entity tags, gated repositories, error codes; and fault injection for what
+//! networks and hubs do wrong.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -12,26 +12,27 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use cfq_inference_node::models::{Hub, HubConfig, Patience};
+use cfq_inference_node::models::{Hub, HubConfig, HubRetryPolicy};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The token that opens gates here.
+/// The token with access to gated repositories.
 pub const TOKEN: &str = "hf_test_0123456789";
 
-/// What the storage does with the next connection that asks for a file's bytes.
+/// A fault of one storage connection.
 #[derive(Debug, Clone, Copy)]
 pub enum Fault {
-    /// The connection breaks after so many bytes of this answer.
+    /// The connection breaks after this many bytes of the body.
     CutAfter(usize),
-    /// After so many bytes nothing more comes, and the connection stays.
+    /// After this many bytes nothing more is sent, and the connection stays open.
     HangAfter(usize),
-    /// One byte at a time with this wait between two, until the client goes.
+    /// One byte at a time with this delay between two, until the client disconnects.
     Trickle(Duration),
-    /// A byte that is not the file's, at this place in the file.
-    WrongAt(usize),
-    /// The whole file, whatever range was asked for.
+    /// The byte at this offset of the file is wrong.
+    CorruptAt(usize),
+    /// The whole file is sent, whatever range was requested.
     IgnoreRange,
+    /// This status without a body.
     Status(u16),
 }
 
@@ -39,24 +40,24 @@ pub enum Fault {
 struct File {
     bytes: Bytes,
     large: bool,
-    /// Instead of its length, where the hub speaks of it.
-    claimed: Option<u64>,
+    /// Size that the hub advertises instead of the length.
+    advertised: Option<u64>,
 }
 
 #[derive(Default)]
 struct Repository {
     gated: bool,
-    /// By commit.
+    /// Files by name, by commit.
     snapshots: HashMap<String, BTreeMap<String, File>>,
-    /// Branches and tags.
+    /// Commit of each branch and tag.
     refs: HashMap<String, String>,
-    /// The description says neither size nor checksum.
-    terse: bool,
+    /// The description has neither sizes nor checksums.
+    sizes_omitted: bool,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenRequest {
     pub method: String,
     pub path: String,
     pub range: Option<String>,
@@ -67,15 +68,16 @@ pub struct Seen {
 struct Inner {
     repositories: HashMap<String, Repository>,
     faults: Vec<Fault>,
-    /// Statuses for the next descriptions asked for, with a `Retry-After`.
-    refusals: Vec<(u16, Option<u64>)>,
-    seen: Vec<Seen>,
+    /// Statuses of the next description requests, each with an optional `Retry-After`, in seconds.
+    failures: Vec<(u16, Option<u64>)>,
+    seen: Vec<SeenRequest>,
     bytes_sent: u64,
     storage: Option<SocketAddr>,
-    /// Every connection to the storage is cut after so many bytes.
-    always_cut: Option<usize>,
+    /// Every connection to the storage is cut after this many bytes.
+    cut_every_connection: Option<usize>,
 }
 
+/// A running hub and its storage server.
 #[derive(Clone)]
 pub struct HubServer {
     inner: Arc<Mutex<Inner>>,
@@ -101,16 +103,17 @@ impl HubServer {
         self.inner.lock().unwrap()
     }
 
+    /// Client settings with short waits.
     pub fn config(&self) -> HubConfig {
-        HubConfig { endpoint: Some(format!("http://{}", self.addr)), token: None, patience: quick() }
+        HubConfig { endpoint: Some(format!("http://{}", self.addr)), token: None, retry: short_waits() }
     }
 
-    /// For code in this process; with a token if one is given.
+    /// A client in this process, with a token if one is given.
     pub fn hub(&self, token: Option<&str>) -> Hub {
         Hub::new(&self.config(), |name| token.filter(|_| name == "HF_TOKEN").map(Into::into))
     }
 
-    /// A commit of a repository, with all its files; `main` stands for it from now on. Files above 1,000 bytes are large.
+    /// Adds a commit with these files and points `main` at it; returns its id. Files above 1,000 bytes are large (LFS).
     pub fn commit(&self, repo: &str, files: &[(&str, &[u8])]) -> String {
         let mut sum = Sha256::new();
         for (name, bytes) in files {
@@ -119,7 +122,7 @@ impl HubServer {
         }
         let commit = hex(&sum.finalize())[..40].to_owned();
         let file =
-            |bytes: &[u8]| File { bytes: Bytes::copy_from_slice(bytes), large: bytes.len() > 1_000, claimed: None };
+            |bytes: &[u8]| File { bytes: Bytes::copy_from_slice(bytes), large: bytes.len() > 1_000, advertised: None };
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), file(bytes))).collect();
         let mut inner = self.inner();
         let repository = inner.repositories.entry(repo.to_owned()).or_default();
@@ -128,69 +131,76 @@ impl HubServer {
         commit
     }
 
+    /// Points a tag at a commit.
     pub fn tag(&self, repo: &str, name: &str, commit: &str) {
         let mut inner = self.inner();
         inner.repositories.get_mut(repo).unwrap().refs.insert(name.to_owned(), commit.to_owned());
     }
 
+    /// Restricts the repository to clients with [`TOKEN`].
     pub fn gate(&self, repo: &str) {
         self.inner().repositories.get_mut(repo).unwrap().gated = true;
     }
 
-    pub fn be_terse(&self, repo: &str) {
-        self.inner().repositories.get_mut(repo).unwrap().terse = true;
+    /// Leaves sizes and checksums out of the repository's description.
+    pub fn omit_sizes(&self, repo: &str) {
+        self.inner().repositories.get_mut(repo).unwrap().sizes_omitted = true;
     }
 
-    /// The next connections to the storage, each with its fault.
-    pub fn misbehave(&self, faults: &[Fault]) {
+    /// Queues faults for the next connections to the storage, one each.
+    pub fn inject_faults(&self, faults: &[Fault]) {
         self.inner().faults.extend_from_slice(faults);
     }
 
-    pub fn always_cut_after(&self, bytes: Option<usize>) {
-        self.inner().always_cut = bytes;
+    /// Cuts every storage connection after this many bytes, until reset with `None`.
+    pub fn cut_every_connection_after(&self, bytes: Option<usize>) {
+        self.inner().cut_every_connection = bytes;
     }
 
-    pub fn refuse_descriptions(&self, statuses: &[(u16, Option<u64>)]) {
-        self.inner().refusals.extend_from_slice(statuses);
+    /// Queues error statuses for the next description requests, each with an optional `Retry-After`, in seconds.
+    pub fn fail_descriptions(&self, statuses: &[(u16, Option<u64>)]) {
+        self.inner().failures.extend_from_slice(statuses);
     }
 
-    /// What a hub that was attacked, or a mirror that is stale, would serve: other bytes under the same commit.
-    pub fn swap(&self, repo: &str, commit: &str, name: &str, bytes: &[u8]) {
+    /// Replaces a file's bytes under the same commit, as a compromised hub or a stale mirror would.
+    pub fn replace_bytes(&self, repo: &str, commit: &str, name: &str, bytes: &[u8]) {
         let mut inner = self.inner();
         let files = inner.repositories.get_mut(repo).unwrap().snapshots.get_mut(commit).unwrap();
         files.get_mut(name).unwrap().bytes = Bytes::copy_from_slice(bytes);
     }
 
-    /// Lets a file seem this large.
-    pub fn claim(&self, repo: &str, commit: &str, name: &str, size: u64) {
+    /// Advertises this size for a file.
+    pub fn advertise_size(&self, repo: &str, commit: &str, name: &str, size: u64) {
         let mut inner = self.inner();
         let files = inner.repositories.get_mut(repo).unwrap().snapshots.get_mut(commit).unwrap();
-        files.get_mut(name).unwrap().claimed = Some(size);
+        files.get_mut(name).unwrap().advertised = Some(size);
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
+    /// All requests so far, in order.
+    pub fn requests(&self) -> Vec<SeenRequest> {
         self.inner().seen.clone()
     }
 
-    /// Ranges asked of the storage, in order; `None` is a whole file.
+    /// `Range` headers of the storage requests, in order; `None` requests the whole file.
     pub fn ranges(&self) -> Vec<Option<String>> {
-        self.seen().into_iter().filter(|s| s.path.starts_with("/blob/")).map(|s| s.range).collect()
+        self.requests().into_iter().filter(|s| s.path.starts_with("/blob/")).map(|s| s.range).collect()
     }
 
+    /// File bytes sent by the storage so far.
     pub fn bytes_sent(&self) -> u64 {
         self.inner().bytes_sent
     }
 }
 
-/// Waits for tests: a connection is stalled after half a second, retries come at once.
-pub fn quick() -> Patience {
-    Patience {
-        stall_ms: 500,
+/// Short waits: a connection counts as stalled after half a second, and retries are immediate.
+pub fn short_waits() -> HubRetryPolicy {
+    HubRetryPolicy {
+        stall_timeout_ms: 500,
         stall_bytes: 100,
-        tries: 3,
-        first_wait_ms: 1,
-        longest_wait_ms: 2_000,
-        ..Patience::default()
+        max_attempts: 3,
+        initial_backoff_ms: 1,
+        max_backoff_ms: 2_000,
+        ..HubRetryPolicy::default()
     }
 }
 
@@ -207,14 +217,14 @@ fn hex(bytes: &[u8]) -> String {
 
 impl File {
     fn size(&self) -> u64 {
-        self.claimed.unwrap_or(self.bytes.len() as u64)
+        self.advertised.unwrap_or(self.bytes.len() as u64)
     }
 
     fn sha256(&self) -> String {
         hex(&Sha256::digest(&self.bytes))
     }
 
-    /// As git would: the id of the blob, or of the pointer that stands for a large file.
+    /// Git blob id of the file, or of the LFS pointer for a large file.
     fn blob_id(&self) -> String {
         let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\n", self.sha256());
         let content = if self.large { pointer.as_bytes() } else { &self.bytes[..] };
@@ -222,12 +232,13 @@ impl File {
     }
 }
 
-fn note(inner: &mut Inner, method: &Method, path: &str, headers: &HeaderMap) -> bool {
+/// Records a request; returns whether it has the token.
+fn record(inner: &mut Inner, method: &Method, path: &str, headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).map(|v: &header::HeaderValue| v.to_str().unwrap().to_owned());
     let token = text(header::AUTHORIZATION);
     let range = text(header::RANGE);
     let authorized = token.is_some();
-    inner.seen.push(Seen { method: method.to_string(), path: path.to_owned(), range, authorized });
+    inner.seen.push(SeenRequest { method: method.to_string(), path: path.to_owned(), range, authorized });
     token.as_deref() == Some(&format!("Bearer {TOKEN}"))
 }
 
@@ -245,9 +256,9 @@ async fn describe(
 ) -> Response {
     let mut inner = inner.lock().unwrap();
     let repo = format!("{org}/{name}");
-    let trusted = note(&mut inner, &method, &format!("/api/models/{repo}/revision/{revision}"), &headers);
-    if !inner.refusals.is_empty() {
-        let (status, after) = inner.refusals.remove(0);
+    let trusted = record(&mut inner, &method, &format!("/api/models/{repo}/revision/{revision}"), &headers);
+    if !inner.failures.is_empty() {
+        let (status, after) = inner.failures.remove(0);
         let mut response = StatusCode::from_u16(status).unwrap().into_response();
         if let Some(after) = after {
             response.headers_mut().insert(header::RETRY_AFTER, after.into());
@@ -255,7 +266,7 @@ async fn describe(
         return response;
     }
     let Some(repository) = inner.repositories.get(&repo) else {
-        // Who may not know whether something is there is told what the absence is told.
+        // As Hugging Face does: without authorization a missing repository and a private one get the same answer.
         return refused(if trusted { 404 } else { 401 }, "RepoNotFound", "Repository not found");
     };
     let commit = repository.refs.get(&revision).cloned().unwrap_or(revision);
@@ -263,7 +274,7 @@ async fn describe(
         return refused(404, "RevisionNotFound", "Invalid rev id");
     };
     let sibling = |(name, file): (&String, &File)| -> Value {
-        if repository.terse {
+        if repository.sizes_omitted {
             return json!({ "rfilename": name });
         }
         let mut sibling = json!({ "rfilename": name, "size": file.size(), "blobId": file.blob_id() });
@@ -284,13 +295,13 @@ async fn resolve(
 ) -> Response {
     let mut inner = inner.lock().unwrap();
     let repo = format!("{org}/{name}");
-    let trusted = note(&mut inner, &method, &format!("/{repo}/resolve/{revision}/{path}"), &headers);
+    let trusted = record(&mut inner, &method, &format!("/{repo}/resolve/{revision}/{path}"), &headers);
     let storage = inner.storage.unwrap();
     let Some(repository) = inner.repositories.get(&repo) else {
         return refused(401, "RepoNotFound", "Repository not found");
     };
     if repository.gated && !trusted {
-        // The same to nobody and to a wrong token.
+        // The same answer without a token and with a wrong one.
         return refused(401, "GatedRepo", "Access to this model is restricted.");
     }
     let commit = repository.refs.get(&revision).cloned().unwrap_or(revision);
@@ -319,13 +330,13 @@ async fn resolve(
 async fn blob(State(inner): State<Shared>, Path(sum): Path<String>, method: Method, headers: HeaderMap) -> Response {
     let (bytes, fault) = {
         let mut locked = inner.lock().unwrap();
-        note(&mut locked, &method, &format!("/blob/{sum}"), &headers);
+        record(&mut locked, &method, &format!("/blob/{sum}"), &headers);
         let files = locked.repositories.values().flat_map(|r| r.snapshots.values()).flat_map(BTreeMap::values);
         let Some(bytes) = files.filter(|f| f.large).find(|f| f.sha256() == sum).map(|f| f.bytes.clone()) else {
             return StatusCode::NOT_FOUND.into_response();
         };
         let next = (!locked.faults.is_empty()).then(|| locked.faults.remove(0));
-        (bytes, next.or(locked.always_cut.map(Fault::CutAfter)))
+        (bytes, next.or(locked.cut_every_connection.map(Fault::CutAfter)))
     };
     if let Some(Fault::Status(status)) = fault {
         return StatusCode::from_u16(status).unwrap().into_response();
@@ -338,7 +349,7 @@ async fn blob(State(inner): State<Shared>, Path(sum): Path<String>, method: Meth
         return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
     }
     let mut rest = bytes.slice(from.unwrap_or(0)..);
-    if let Some(Fault::WrongAt(at)) = fault
+    if let Some(Fault::CorruptAt(at)) = fault
         && let Some(at) = at.checked_sub(from.unwrap_or(0))
     {
         let mut changed = rest.to_vec();
@@ -354,14 +365,14 @@ async fn blob(State(inner): State<Shared>, Path(sum): Path<String>, method: Meth
     response.body(body(inner, rest, fault)).unwrap()
 }
 
-/// In pieces, as networks bring them.
+/// The body as a stream of 16 KiB chunks, with the fault applied.
 fn body(inner: Shared, rest: Bytes, fault: Option<Fault>) -> Body {
     let limit = match fault {
         Some(Fault::CutAfter(bytes) | Fault::HangAfter(bytes)) => bytes.min(rest.len()),
         _ => rest.len(),
     };
-    let (piece, wait) = match fault {
-        Some(Fault::Trickle(wait)) => (1, wait),
+    let (chunk, delay) = match fault {
+        Some(Fault::Trickle(delay)) => (1, delay),
         _ => (16 << 10, Duration::ZERO),
     };
     let ends = limit == rest.len();
@@ -376,12 +387,12 @@ fn body(inner: Shared, rest: Bytes, fault: Option<Fault>) -> Body {
                 if hangs {
                     std::future::pending::<()>().await;
                 }
-                // What was sent is on its way before the connection breaks.
+                // Gives the bytes sent so far time to arrive before the connection breaks.
                 tokio::time::sleep(Duration::from_millis(30)).await;
                 return Some((Err(std::io::Error::other("cut")), usize::MAX));
             }
-            tokio::time::sleep(wait).await;
-            let end = (at + piece).min(limit);
+            tokio::time::sleep(delay).await;
+            let end = (at + chunk).min(limit);
             inner.lock().unwrap().bytes_sent += (end - at) as u64;
             Some((Ok(rest.slice(at..end)), end))
         }

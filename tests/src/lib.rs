@@ -1,24 +1,24 @@
-//! The test harness: the real binary as processes, a NATS server of its own for every cluster, a database of its own from a
-//! template, and the two doubles there are, both at the outermost edge: a scripted OpenAI-compatible model server, and a model
-//! hub.
+//! The test harness. It runs the real binary as processes; each cluster gets its own NATS server and its own database,
+//! copied from a template. It replaces only what lies outside the product: an OpenAI-compatible model server with
+//! scripted replies, a model hub, and NVIDIA's management library.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod binary;
-pub mod cards;
+pub mod cfq_process;
+pub mod cfq_up;
 pub mod cluster;
+pub mod fake_gpus;
+pub mod foreign_process;
 pub mod gguf;
 pub mod hub;
+pub mod mount_namespace;
 pub mod nats;
 pub mod oracle;
 pub mod postgres;
 pub mod repo;
-pub mod room;
-
-pub mod rows;
 pub mod scripted;
 pub mod signal;
-pub mod small;
-pub mod started;
+pub mod small_model;
+pub mod task_rows;
 pub mod terminal;
-pub mod up;
 pub mod wait;

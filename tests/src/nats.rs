@@ -1,19 +1,20 @@
-//! A NATS server of a cluster's own, with the keys and grants the product renders.
+//! A dedicated NATS server for one cluster, with the keys and permissions that the product generates.
 
 use std::path::Path;
 use std::sync::Mutex;
 
 use cfq_deploy::Paths;
 use cfq_deploy::account;
-use cfq_deploy::engines::Kind;
 use cfq_deploy::nats::{Nats, NatsFacts, NatsOptions};
+use cfq_deploy::services::ServiceKind;
 use cfq_link::NatsConfig;
 use cfq_link::child::{Process, Signal};
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
 
-use crate::postgres::{engine_paths, found_engine};
+use crate::postgres::{find_service, user_paths};
 
+/// A running NATS server, killed on drop.
 pub struct Server {
     nats: Nats,
     store: std::path::PathBuf,
@@ -25,32 +26,33 @@ pub struct Server {
 
 impl Server {
     pub async fn start(dir: &Path, nodes: &[NodeId; 2], runner: &RunnerId) -> Self {
-        let account = account::for_engines().unwrap();
-        let paths = Paths { data: dir.join("nats-data"), ..engine_paths() };
-        open_to_all(dir);
+        let account = account::for_services().unwrap();
+        let paths = Paths { data: dir.join("nats-data"), ..user_paths() };
+        make_traversable(dir);
         paths.prepare(account).unwrap();
-        let engine = found_engine(Kind::Nats).await;
+        let program = find_service(ServiceKind::Nats).await;
         let mut identities = vec![Identity::Scheduler, Identity::Runner(runner.clone())];
         identities.extend(nodes.iter().cloned().map(Identity::Node));
         let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
-        let mut nats = Nats::prepare(&paths, &engine, account, options).unwrap();
+        let mut nats = Nats::prepare(&paths, &program, account, options).unwrap();
         let process = Mutex::new(nats.start().await.unwrap());
         let facts = nats.facts();
         Self { store: paths.nats().join("store"), nats, process, facts, nodes: nodes.clone(), runner: runner.clone() }
     }
 
-    pub fn config(&self, who: &str) -> NatsConfig {
-        let identity = match who {
+    /// Connection settings of a service's identity.
+    pub fn config(&self, service: &str) -> NatsConfig {
+        let identity = match service {
             "scheduler" => Identity::Scheduler,
             "node" => Identity::Node(self.nodes[0].clone()),
-            "neighbour" => Identity::Node(self.nodes[1].clone()),
+            "second_node" => Identity::Node(self.nodes[1].clone()),
             "runner" => Identity::Runner(self.runner.clone()),
-            other => panic!("nobody is called {other}"),
+            other => panic!("unknown service {other}"),
         };
         self.facts.config(&identity)
     }
 
-    /// kill -9, everything it kept removed, started again at the same port.
+    /// Kills the server, removes everything it stored, and starts it again on the same port.
     pub async fn restart_wiped(&self) {
         let process = self.process.lock().unwrap().clone();
         process.signal(Signal::Kill).unwrap();
@@ -70,8 +72,8 @@ impl Drop for Server {
     }
 }
 
-/// As root the engines run as another user, who must be able to walk here.
-pub fn open_to_all(dir: &Path) {
+/// Lets every user traverse the folder: under root, Postgres and NATS run as another user.
+pub fn make_traversable(dir: &Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();
 }

@@ -1,32 +1,33 @@
-//! One Postgres for a test run, started at first use; a database for every cluster, copied from a migrated template that
-//! nobody connects to. A test that hurts Postgres itself gets a server of its own, on a copy of a migrated data folder that
-//! is made once a run.
+//! One Postgres server for a test run, started at first use, with one database for every cluster, copied from a
+//! migrated template without connections. A test that injects faults into Postgres itself gets a dedicated server, on a
+//! copy of a migrated data folder that is made once per run.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use cfq_deploy::engines::{Engine, EngineOptions, Finder, Kind};
 use cfq_deploy::postgres::{Postgres, PostgresFacts};
-use cfq_deploy::{Paths, Talk, account};
+use cfq_deploy::services::{Finder, ServiceKind, ServiceProgram};
+use cfq_deploy::{Paths, ServiceOptions, StatusOutput, account};
 use cfq_link::child::Process;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use tokio::sync::OnceCell;
 
 const TEMPLATE: &str = "cfq_template";
-/// A killed process is gone at once; a loaded machine may take a while to notice.
-const GONE: Duration = Duration::from_secs(20);
+/// Limit for a killed process to disappear: immediate, except on a loaded machine.
+const EXIT_LIMIT: Duration = Duration::from_secs(20);
 
 struct Shared {
     facts: PostgresFacts,
-    // The process gets the parent-death signal when the run ends; the folder is removed by the next run.
+    // The kernel kills the process when the run ends (parent-death signal); the next run removes the folder.
     _process: Process,
 }
 
-/// Caches of the real set-up, so that engines are fetched once a machine.
-pub fn engine_paths() -> Paths {
+/// The user's own folders, whose cache keeps fetched Postgres, NATS and models, so that they are fetched once per
+/// machine.
+pub fn user_paths() -> Paths {
     Paths::from_environment().unwrap()
 }
 
@@ -44,30 +45,37 @@ async fn shared() -> &'static Shared {
         .await
 }
 
-/// The engine that tests use: the machine's own, else fetched once.
-pub async fn found_engine(kind: Kind) -> Engine {
+/// The Postgres or NATS that tests run: the machine's own, else fetched once.
+pub async fn find_service(kind: ServiceKind) -> ServiceProgram {
     let find = move || {
-        let (paths, options) = (engine_paths(), EngineOptions::default());
-        let account = account::for_engines().unwrap();
-        Finder { paths: &paths, options: &options, account, pinned: None, may_fetch: true, talk: Talk::Stderr }
-            .find(kind)
-            .unwrap()
+        let (paths, options) = (user_paths(), ServiceOptions::default());
+        let account = account::for_services().unwrap();
+        Finder {
+            paths: &paths,
+            options: &options,
+            account,
+            pinned: None,
+            may_fetch: true,
+            status: StatusOutput::Stderr,
+        }
+        .find(kind)
+        .unwrap()
     };
     tokio::task::spawn_blocking(find).await.unwrap()
 }
 
-/// A Postgres on this data folder of cfq, which is made if it is not there.
+/// Starts a Postgres on this data folder of cfq, which is created if it does not exist.
 async fn start(data: &Path) -> (Postgres, Process) {
-    let account = account::for_engines().unwrap();
-    let paths = Paths { data: data.to_owned(), ..engine_paths() };
+    let account = account::for_services().unwrap();
+    let paths = Paths { data: data.to_owned(), ..user_paths() };
     paths.prepare(account).unwrap();
-    let engine = found_engine(Kind::Postgres).await;
-    let postgres = Postgres::prepare(&paths, &engine, account).await.unwrap();
+    let program = find_service(ServiceKind::Postgres).await;
+    let postgres = Postgres::prepare(&paths, &program, account).await.unwrap();
     let process = postgres.start().await.unwrap();
     (postgres, process)
 }
 
-/// A folder of this run; those of runs that are over are removed.
+/// The temporary folder of this run; removes those of ended runs.
 fn scratch() -> PathBuf {
     static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
     SCRATCH.get_or_init(make_scratch).clone()
@@ -83,10 +91,10 @@ fn make_scratch() -> PathBuf {
         }
     }
     let dir = root.join(format!("cfq-test-pg-{}", std::process::id()));
-    // An earlier process had this id, and its folder was not removed.
+    // An earlier process with this id may have left its folder.
     drop(std::fs::remove_dir_all(&dir));
     std::fs::create_dir_all(&dir).unwrap();
-    crate::nats::open_to_all(&dir);
+    crate::nats::make_traversable(&dir);
     dir
 }
 
@@ -113,18 +121,20 @@ async fn connect(facts: &PostgresFacts, database: &str) -> PgConnection {
         .unwrap()
 }
 
-mod own;
+mod dedicated;
 
-pub use own::{OwnPostgres, copy_seed};
+pub use dedicated::{DedicatedPostgres, copy_seed};
 
+/// The database of one cluster.
 pub struct Database {
     facts: PostgresFacts,
     name: String,
-    /// The server, where it is this cluster's alone.
-    own: Option<OwnPostgres>,
+    /// The server, if it is dedicated to this cluster.
+    dedicated: Option<DedicatedPostgres>,
 }
 
 impl Database {
+    /// A new database on the shared server, copied from the template.
     pub async fn fresh() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let shared = shared().await;
@@ -134,32 +144,33 @@ impl Database {
             .execute(&mut admin)
             .await
             .unwrap();
-        Self { facts: shared.facts.clone(), name, own: None }
+        Self { facts: shared.facts.clone(), name, dedicated: None }
     }
 
-    /// In a server of its own, whose folder lies in `dir`.
-    pub async fn with_a_server_of_its_own(dir: &Path) -> Self {
-        let own = OwnPostgres::start(dir).await;
-        let facts = own.facts();
-        Self { name: facts.database.clone(), facts, own: Some(own) }
+    /// A new database on a dedicated server, whose data folder is in `dir`.
+    pub async fn on_dedicated_server(dir: &Path) -> Self {
+        let dedicated = DedicatedPostgres::start(dir).await;
+        let facts = dedicated.facts();
+        Self { name: facts.database.clone(), facts, dedicated: Some(dedicated) }
     }
 
-    /// The server to hurt; only clusters that asked for one have it.
-    pub fn server(&self) -> &OwnPostgres {
-        self.own.as_ref().expect("the cluster was started with `own_postgres`")
+    /// The dedicated server. Panics unless the cluster was started with `dedicated_postgres`.
+    pub fn server(&self) -> &DedicatedPostgres {
+        self.dedicated.as_ref().expect("the cluster was started with `dedicated_postgres`")
     }
 
-    /// Damages what cfq wrote, behind its back.
+    /// Runs a statement that damages cfq's data, without the scheduler's knowledge.
     pub async fn raw(&self, statement: &'static str) {
         let mut connection = connect(&self.facts, &self.name).await;
         sqlx::raw_sql(statement).execute(&mut connection).await.unwrap();
     }
 
+    /// Connection settings for the scheduler.
     pub fn config(&self) -> cfq_scheduler::DatabaseConfig {
         config(&self.facts, &self.name)
     }
 
-    /// For looking at what cfq wrote; nothing is changed through it.
+    /// A connection to read what cfq wrote.
     pub async fn connect(&self) -> PgConnection {
         connect(&self.facts, &self.name).await
     }

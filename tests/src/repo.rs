@@ -1,9 +1,10 @@
-//! A user's repository, and everything about it that cfq must leave alone.
+//! A user's git repository, and a fingerprint of what cfq must not change in it.
 
 use std::path::{Path, PathBuf};
 
 use git2::{IndexAddOption, Repository, Signature};
 
+/// A repository in a temporary folder.
 pub struct UserRepo {
     pub dir: tempfile::TempDir,
 }
@@ -39,7 +40,7 @@ impl UserRepo {
         Repository::open(self.dir.path()).unwrap()
     }
 
-    /// HEAD, index bytes, working tree: what must be the same before and after.
+    /// HEAD, index and working tree, to compare before and after.
     pub fn fingerprint(&self) -> Fingerprint {
         let repo = self.open();
         let head = std::fs::read_to_string(repo.path().join("HEAD")).unwrap();
@@ -56,6 +57,7 @@ impl UserRepo {
         Fingerprint { head, commit, index, files }
     }
 
+    /// Names of all branches, sorted.
     pub fn branches(&self) -> Vec<String> {
         let repo = self.open();
         let mut names: Vec<String> =
@@ -64,14 +66,14 @@ impl UserRepo {
         names
     }
 
-    /// A branch of the user's own, where HEAD stands.
+    /// Creates a branch of the user's at HEAD.
     pub fn branch(&self, name: &str) {
         let repo = self.open();
         let commit = repo.head().unwrap().peel_to_commit().unwrap();
         repo.branch(name, &commit, false).unwrap();
     }
 
-    /// A file's text on a branch.
+    /// A file's text on a branch; `None` if the branch or the file does not exist.
     pub fn show(&self, branch: &str, path: &str) -> Option<String> {
         let repo = self.open();
         let commit = repo.find_branch(branch, git2::BranchType::Local).ok()?.get().peel_to_commit().ok()?;
@@ -91,7 +93,7 @@ impl UserRepo {
         walk.map(|id| id.unwrap().to_string()).collect()
     }
 
-    /// Path and text of what a branch adds to `base` or has otherwise.
+    /// Path and text of every file that a branch adds or changes relative to `base`.
     pub fn changed(&self, branch: &str, base: &str) -> Vec<(String, String)> {
         let repo = self.open();
         let tip = repo.find_branch(branch, git2::BranchType::Local).unwrap().get().peel_to_tree().unwrap();
@@ -102,6 +104,7 @@ impl UserRepo {
     }
 }
 
+/// State that cfq must not change: HEAD, its commit, the index bytes and the files at the top level with their content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint {
     pub head: String,

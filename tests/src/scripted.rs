@@ -1,8 +1,8 @@
-//! An OpenAI-compatible model server whose replies a test writes down: the real protocol, outside the product.
+//! An OpenAI-compatible model server with scripted replies: the real protocol, outside the product.
 //!
-//! A reply belongs to a prompt, not to a call: the n-th *distinct* prompt to a model gets its n-th reply, and the same
-//! prompt gets the same reply again. So an attempt that is repeated after a crash reads what the first would have read,
-//! as a seeded model would answer. The last reply serves for all later prompts.
+//! A reply belongs to a prompt, not to a call: the n-th *distinct* prompt to a model gets its n-th reply, and a
+//! repeated prompt gets the reply it got before. So an attempt that is repeated after a crash reads what the first
+//! attempt would have read, as with a seeded model. The last reply serves all later prompts.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,10 +19,10 @@ use tokio::sync::watch;
 mod answer;
 mod calls;
 
-use answer::{Pieces, endless, streamed, whole};
+use answer::{Chunks, endless, streamed, whole};
 pub use calls::{Call, Calls, End};
 
-/// Holds replies back until a test has seen what it waits for.
+/// Blocks replies until the test opens it.
 #[derive(Debug, Clone)]
 pub struct Gate(watch::Sender<bool>);
 
@@ -36,32 +36,32 @@ impl Gate {
     }
 
     async fn passed(&self) {
-        // It cannot fail: the sender is here.
+        // Cannot fail: `self` holds the sender.
         drop(self.0.subscribe().wait_for(|open| *open).await);
     }
 }
 
-/// What a call gets.
+/// The scripted reply to a call.
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// This text, in pieces of a few bytes.
+    /// A complete text, streamed in chunks of 8 characters.
     Text(String),
-    /// The same, as a reply that reached its longest length.
-    Cut(String),
-    /// The same as `Text`, with a wait before each piece.
+    /// A text that ends at the token limit (finish reason `length`).
+    Truncated(String),
+    /// A complete text with this delay before each chunk.
     Slow(String, Duration),
-    /// The first text at once, the second once the gate is open.
-    Held(String, String, Gate),
-    /// An HTTP status with a message, instead of an answer.
+    /// The first text at once, the second after the gate is opened.
+    Gated(String, String, Gate),
+    /// An HTTP status with an error message.
     Status(u16, String),
-    /// The connection stays open and nothing comes.
+    /// The connection stays open and nothing is sent.
     Hang,
-    /// Text that never ends.
+    /// A stream of text that never ends.
     Endless,
 }
 
 #[derive(Default)]
-struct Model {
+struct ScriptedModel {
     replies: Vec<Reply>,
     prompts: Vec<String>,
     calls: u64,
@@ -69,12 +69,13 @@ struct Model {
 
 #[derive(Default)]
 struct Inner {
-    models: HashMap<String, Model>,
+    models: HashMap<String, ScriptedModel>,
     requests: Vec<Value>,
-    seen: Calls,
+    calls: Calls,
     down: bool,
 }
 
+/// A running model server.
 #[derive(Clone)]
 pub struct ModelServer {
     inner: Arc<Mutex<Inner>>,
@@ -98,33 +99,34 @@ impl ModelServer {
         format!("http://{}/v1", self.addr)
     }
 
+    /// Sets a model's replies and forgets its earlier prompts.
     pub fn script(&self, model: &str, replies: Vec<Reply>) {
         let mut inner = self.inner.lock().unwrap();
-        inner.models.insert(model.to_owned(), Model { replies, ..Model::default() });
+        inner.models.insert(model.to_owned(), ScriptedModel { replies, ..ScriptedModel::default() });
     }
 
-    /// Answers 503 to everything while it is down.
+    /// While down, the server answers every request with 503.
     pub fn set_down(&self, down: bool) {
         self.inner.lock().unwrap().down = down;
     }
 
-    /// Calls a model received, repeated prompts included.
-    pub fn calls(&self, model: &str) -> u64 {
+    /// Number of calls to a model, repeated prompts included.
+    pub fn call_count(&self, model: &str) -> u64 {
         self.inner.lock().unwrap().models.get(model).map_or(0, |m| m.calls)
     }
 
-    /// Distinct prompts a model received, in order.
+    /// Distinct prompts to a model, in the order of their first call.
     pub fn prompts(&self, model: &str) -> Vec<String> {
         self.inner.lock().unwrap().models.get(model).map_or_else(Vec::new, |m| m.prompts.clone())
     }
 
-    /// All calls so far, what was sent, and how each ended.
-    pub fn seen(&self) -> Vec<Call> {
-        let seen = self.inner.lock().unwrap().seen.clone();
-        seen.all()
+    /// All calls so far, with the text sent and how each ended.
+    pub fn all_calls(&self) -> Vec<Call> {
+        let calls = self.inner.lock().unwrap().calls.clone();
+        calls.all()
     }
 
-    /// Bodies of all calls.
+    /// Request bodies of all calls.
     pub fn requests(&self) -> Vec<Value> {
         self.inner.lock().unwrap().requests.clone()
     }
@@ -142,9 +144,9 @@ async fn models(State(inner): State<Shared>) -> Response {
 }
 
 async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response {
-    let call = inner.lock().unwrap().seen.begin(&body);
+    let call = inner.lock().unwrap().calls.begin(&body);
     let refused = |status: u16, body: Value| {
-        call.ends(End::Refused);
+        call.finish(End::Refused);
         (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
     };
     let reply = {
@@ -168,41 +170,43 @@ async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response 
         };
         model.replies.get(index).or(model.replies.last()).cloned()
     };
-    let (pieces, finish, wait) = match reply {
+    let (chunks, finish, delay) = match reply {
         None => return refused(500, json!("nothing scripted")),
         Some(Reply::Status(status, message)) => return refused(status, json!({ "error": { "message": message } })),
         Some(Reply::Hang) => {
-            let _noted_when_the_client_leaves = call;
+            let _recorded_on_disconnect = call;
             return std::future::pending().await;
         }
         Some(Reply::Endless) => return endless(call),
-        Some(Reply::Text(text)) => (Pieces::of(&text), "stop", Duration::ZERO),
-        Some(Reply::Cut(text)) => (Pieces::of(&text), "length", Duration::ZERO),
-        Some(Reply::Slow(text, wait)) => (Pieces::of(&text), "stop", wait),
-        Some(Reply::Held(first, rest, gate)) => (Pieces::held(&first, &rest, gate), "stop", Duration::ZERO),
+        Some(Reply::Text(text)) => (Chunks::of(&text), "stop", Duration::ZERO),
+        Some(Reply::Truncated(text)) => (Chunks::of(&text), "length", Duration::ZERO),
+        Some(Reply::Slow(text, delay)) => (Chunks::of(&text), "stop", delay),
+        Some(Reply::Gated(first, rest, gate)) => (Chunks::gated(&first, &rest, gate), "stop", Duration::ZERO),
     };
     match body["stream"].as_bool().unwrap_or(false) {
-        true => streamed(pieces, finish, wait, call),
-        false => whole(pieces, finish, wait, call).await,
+        true => streamed(chunks, finish, delay, call),
+        false => whole(chunks, finish, delay, call).await,
     }
 }
 
-/// A creator's reply: one file in the form the prompt asks for.
+/// A creator's reply: one file in the format that the prompt asks for.
 pub fn file(path: &str, content: &str) -> String {
     format!("Here it is.\n\n{path}\n```python\n{content}\n```\n")
 }
 
-/// A critic's reply.
+/// A critic's reply: a report with this score and these defects (severity, description).
 pub fn review(score: u32, defects: &[(&str, &str)]) -> String {
     let defects: Vec<Value> = defects
         .iter()
         .map(|(severity, description)| {
-            json!({ "severity": severity, "category": "correctness", "location": "add.py:1", "description": description })
+            json!({
+                "severity": severity, "category": "correctness", "location": "add.py:1", "description": description,
+            })
         })
         .collect();
     json!({
-        "quality_score": score, "defects": defects, "suggestions": ["say more"],
-        "required_changes": if score < 85 { vec!["mend it"] } else { vec![] },
+        "quality_score": score, "defects": defects, "suggestions": ["explain more"],
+        "required_changes": if score < 85 { vec!["fix it"] } else { vec![] },
     })
     .to_string()
 }

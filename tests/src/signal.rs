@@ -1,8 +1,8 @@
-//! Signals to processes that a test started, and finding what those started in turn.
+//! Sends signals to processes that a test started, and finds their children.
 
 use cfq_link::child::ProcessIdentity;
 
-/// One that has ended meanwhile is no error: nothing is left to signal.
+/// Sends a signal. A process that has already ended is not an error.
 pub fn send(pid: u32, signal: i32) {
     // SAFETY: a plain system call on a process this harness started.
     #[allow(unsafe_code)]
@@ -11,7 +11,7 @@ pub fn send(pid: u32, signal: i32) {
     assert!(sent == 0 || error.raw_os_error() == Some(libc::ESRCH), "signal {signal} to {pid}: {error}");
 }
 
-/// The living children of a process.
+/// The running children of a process.
 pub fn children_of(pid: u32) -> Vec<ProcessIdentity> {
     let parent = |stat: &str| stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse::<u32>().ok();
     std::fs::read_dir("/proc")

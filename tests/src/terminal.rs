@@ -1,5 +1,5 @@
-//! A terminal for a command: a pty of its own, and enough of a screen to say what a person sees. A control sequence that it
-//! does not know fails the test: hiding the cursor, say, is not something to come in unnoticed.
+//! A pseudo-terminal for a command, and enough of a terminal emulator to compute what the screen shows. An unknown
+//! control sequence fails the test, so that a new one (hiding the cursor, say) is noticed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::wait;
 
+/// A command on its own pseudo-terminal.
 pub struct Terminal {
     child: Child,
     keys: File,
@@ -37,7 +38,7 @@ impl Terminal {
             });
         }
         let child = command.spawn().unwrap();
-        // The command holds the copies it was given; they and this one must go for the reader to see the end.
+        // The reader sees the end of the stream only when all copies of this end are closed, those in `command` too.
         drop((command, slave));
         let keys = File::from(master);
         let mut from = keys.try_clone().unwrap();
@@ -45,7 +46,7 @@ impl Terminal {
         let to = output.clone();
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Linux answers EIO once nobody has the other end open.
+            // Linux returns EIO after the last copy of the other end is closed.
             while let Ok(n @ 1..) = from.read(&mut bytes) {
                 to.lock().unwrap().extend_from_slice(&bytes[..n]);
             }
@@ -53,17 +54,18 @@ impl Terminal {
         Self { child, keys, output, reader, columns }
     }
 
-    pub fn press(&mut self, keys: &[u8]) {
+    pub fn send_keys(&mut self, keys: &[u8]) {
         self.keys.write_all(keys).unwrap();
     }
 
-    /// What stands there now, scrolled-off rows included.
+    /// The rows on the screen now, scrolled-off rows included.
     pub fn rows(&self) -> Vec<String> {
-        // A character may be half here.
+        // The last character may be incomplete.
         rows(&String::from_utf8_lossy(&self.output.lock().unwrap()), usize::from(self.columns))
     }
 
-    pub async fn shows(&self, what: &str, limit: Duration) {
+    /// Waits until a row contains the text.
+    pub async fn wait_for_text(&self, what: &str, limit: Duration) {
         wait::until(&format!("{what:?} on the terminal"), limit, || async {
             let rows = self.rows();
             if rows.iter().any(|row| row.contains(what)) { Ok(()) } else { Err(rows.join("\n")) }
@@ -71,11 +73,11 @@ impl Terminal {
         .await;
     }
 
-    /// The exit code, and what stands there then.
-    pub async fn end(mut self, limit: Duration) -> (Option<i32>, Vec<String>) {
+    /// Waits until the command ends; returns its exit code and the rows on the screen.
+    pub async fn wait_for_exit(mut self, limit: Duration) -> (Option<i32>, Vec<String>) {
         let child = Mutex::new(&mut self.child);
         let status = wait::until("the command to end", limit, || async {
-            child.lock().unwrap().try_wait().unwrap().ok_or_else(|| "it runs".to_owned())
+            child.lock().unwrap().try_wait().unwrap().ok_or_else(|| "still running".to_owned())
         })
         .await;
         self.reader.join().unwrap();
@@ -87,7 +89,7 @@ impl Terminal {
 fn pty(columns: u16) -> (OwnedFd, OwnedFd) {
     let (mut master, mut slave) = (-1, -1);
     let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the pointers are to live values of the types asked for; the descriptors are new and owned by nobody else.
+    // SAFETY: the pointers are to live values of the types asked for; the descriptors are new and have no other owner.
     #[allow(unsafe_code)]
     unsafe {
         let done = libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size);
@@ -114,7 +116,7 @@ fn rows(text: &str, columns: usize) -> Vec<String> {
                     match characters.next() {
                         Some(c) if c.is_ascii_alphabetic() => break c,
                         Some(c) => number.push(c),
-                        // Not all of it is here yet.
+                        // The sequence is incomplete so far.
                         None => return finish(rows),
                     }
                 };
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_draws_as_a_terminal_does() {
+    fn renders_like_a_terminal() {
         assert_eq!(rows("one\r\ntwo\r\x1b[2K\x1b[1A\r\x1b[2Kthree\r\nabcdefgh", 5), ["three", "abcde", "fgh"]);
     }
 }

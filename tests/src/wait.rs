@@ -1,9 +1,9 @@
-//! Bounded waits on values. Nothing here waits for time to pass as such.
+//! Bounded waits on values. No function here only lets time pass.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// Asks until `probe` answers `Some`, at most `limit`; panics with `what` and the last thing `describe` said.
+/// Calls `probe` every 20 ms until it returns `Ok`. Panics after `limit`, with `what` and the last error.
 pub async fn until<T, F>(what: &str, limit: Duration, mut probe: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, String>>,

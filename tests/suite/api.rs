@@ -1,4 +1,4 @@
-//! The HTTP API from outside: idempotency, refusals that name the field, tokens, hosts and origins, the event feed.
+//! The HTTP API from outside: idempotency, errors that name the field, tokens, hosts and origins, the event feed.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use cfq_proto::event::EventBody;
 use cfq_proto::http::ErrorCode;
 use cfq_proto::job::JobState;
 use cfq_proto::task::TaskState;
-use cfq_tests::cluster::{Cluster, PATIENCE, TOKEN};
+use cfq_tests::cfq_process::CfqProcess;
+use cfq_tests::cluster::{Cluster, TOKEN, WAIT_LIMIT};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Gate, Reply, file, review};
-use cfq_tests::started::Started;
 use cfq_tests::wait;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const ADD: &str = "def add(a, b):\n    return a + b\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_key_makes_one_task_and_another_body_is_an_error() {
+async fn idempotency_key_yields_one_task_and_rejects_another_body() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Text(file("add.py", ADD))]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
@@ -45,7 +45,7 @@ async fn one_key_makes_one_task_and_another_body_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_requests_are_refused_with_the_field() {
+async fn invalid_requests_are_rejected_naming_the_field() {
     let cluster = Cluster::start().await;
     let repo = UserRepo::with_uncommitted_changes();
     let good = serde_json::to_value(cluster.spec(&repo)).unwrap();
@@ -78,7 +78,7 @@ async fn bad_requests_are_refused_with_the_field() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_token_from_elsewhere_or_under_another_name_nothing_is_told() {
+async fn wrong_token_origin_or_host_is_rejected() {
     let cluster = Cluster::start().await;
     let http = cfq_link::outbound::api_client().unwrap();
     let base = cluster.client.url();
@@ -105,7 +105,7 @@ async fn without_the_token_from_elsewhere_or_under_another_name_nothing_is_told(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_feed_skips_nothing_over_two_connections() {
+async fn event_feed_is_complete_across_reconnects() {
     let cluster = Cluster::start().await;
     let long = file("add.py", &format!("# {}\n{ADD}", "word ".repeat(60)));
     cluster.models.script("alpha", vec![Reply::Slow(long, Duration::from_millis(20))]);
@@ -113,7 +113,7 @@ async fn the_feed_skips_nothing_over_two_connections() {
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
 
-    // Two listeners; one is cut off in the middle and goes on from where it was.
+    // A client that reconnects after five events, and continues after the last one it has seen.
     let mut seen = Vec::new();
     let client: Client = cluster.client.clone();
     let read = async {
@@ -140,7 +140,7 @@ async fn the_feed_skips_nothing_over_two_connections() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, read).await.expect("the feed ends");
+    tokio::time::timeout(WAIT_LIMIT, read).await.expect("the end of the feed");
     let all = cluster.client.events(task, 0).await.unwrap().events;
     let expected: Vec<i64> = (1..=all.len() as i64).collect();
     assert_eq!(all.iter().map(|e| e.task_seq).collect::<Vec<_>>(), expected);
@@ -151,47 +151,47 @@ async fn the_feed_skips_nothing_over_two_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_reach_the_feed_and_watch_while_the_model_still_writes() {
+async fn tokens_are_streamed_to_feed_and_watch_during_generation() {
     let cluster = Cluster::start().await;
     let gate = Gate::closed();
-    let text = file("add.py", &format!("# early words\n{ADD}"));
-    let (first, rest) = text.split_at(text.find("early words").unwrap() + "early words\n".len());
-    cluster.models.script("alpha", vec![Reply::Held(first.into(), rest.into(), gate.clone())]);
+    let reply = file("add.py", &format!("# early words\n{ADD}"));
+    let (first, rest) = reply.split_at(reply.find("early words").unwrap() + "early words\n".len());
+    cluster.models.script("alpha", vec![Reply::Gated(first.into(), rest.into(), gate.clone())]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
     let home = tempfile::tempdir().unwrap();
-    let mut watch = Started::start(home.path(), &["watch", "t1"], cluster.client.url());
+    let mut watch = CfqProcess::start(home.path(), &["watch", "t1"], cluster.client.url());
 
     let mut frames = std::pin::pin!(cluster.client.watch(task, 0).await.unwrap());
-    let (mut seen, mut told) = (Vec::new(), String::new());
+    let (mut seen, mut text) = (Vec::new(), String::new());
     let read = async {
-        while !told.contains("early words") {
+        while !text.contains("early words") {
             match frames.next().await.expect("the feed stays open").unwrap() {
-                Frame::Tokens(tokens) => told.push_str(&tokens.text),
+                Frame::Tokens(tokens) => text.push_str(&tokens.text),
                 Frame::Event(event) => seen.push(event.body),
             }
         }
     };
-    tokio::time::timeout(PATIENCE, read).await.expect("tokens come although the reply is not whole");
-    wait::until("cfq watch to show them", PATIENCE, || async {
-        let said = watch.said();
-        if said.contains("early words") { Ok(()) } else { Err(said) }
+    tokio::time::timeout(WAIT_LIMIT, read).await.expect("tokens before the reply is complete");
+    wait::until("cfq watch to print them", WAIT_LIMIT, || async {
+        let output = watch.output();
+        if output.contains("early words") { Ok(()) } else { Err(output) }
     })
     .await;
 
-    // The model is in the middle of its reply: the rest of it is held back here, and nobody says that the job is over.
-    let calls = cluster.models.seen();
+    // The gate still blocks the rest of the reply, and no event reports the end of the job.
+    let calls = cluster.models.all_calls();
     assert_eq!(calls.len(), 1);
     assert_eq!((calls[0].end, calls[0].sent.as_str()), (None, first));
     let jobs = cluster.client.task(task).await.unwrap().jobs;
     assert_eq!(jobs.iter().map(|j| j.state).collect::<Vec<_>>(), [JobState::Running]);
-    let over = |body: &EventBody| matches!(body, EventBody::JobChanged { state, .. } if state.is_over());
+    let over = |body: &EventBody| matches!(body, EventBody::JobChanged { state, .. } if state.is_terminal());
     assert!(!seen.is_empty() && !seen.iter().any(over), "{seen:?}");
 
     gate.open();
-    assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
-    assert!(watch.said().contains("return a + b"), "{}", watch.said());
-    cluster.oracle(task, &repo).await;
+    assert_eq!(watch.wait_for_exit().await.code(), Some(0), "{}", watch.output());
+    assert!(watch.output().contains("return a + b"), "{}", watch.output());
+    cluster.run_oracle(task, &repo).await;
     cluster.finish().await;
 }

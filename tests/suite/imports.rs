@@ -1,28 +1,35 @@
-//! The house's walls: which crate may import which, and what the pure ones must never contain.
+//! The workspace's boundaries: which crate may depend on which, and what pure crates must not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// What each crate may import of ours, besides dev-dependencies. Absent crates may import anything.
+/// Workspace crates that each crate may depend on, apart from dev-dependencies. Crates that are absent may depend on
+/// any.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cfq-proto", &[]),
+    ("workspace-hack", &[]),
     ("cfq-link", &["cfq-proto"]),
     ("cfq-scheduler-core", &["cfq-proto"]),
     ("cfq-memory", &["cfq-proto"]),
     ("cfq-convergence", &["cfq-proto"]),
     ("cfq-transformer", &["cfq-proto"]),
     ("cfq-scheduler", &["cfq-proto", "cfq-link", "cfq-scheduler-core", "cfq-convergence", "cfq-transformer"]),
-    ("cfq-inference-node", &["cfq-proto", "cfq-link", "cfq-memory"]),
+    ("cfq-engine", &["cfq-proto", "cfq-memory"]),
+    ("cfq-inference-node", &["cfq-proto", "cfq-link", "cfq-memory", "cfq-engine"]),
     ("cfq-agent-runner", &["cfq-proto", "cfq-link", "cfq-convergence", "cfq-transformer"]),
     ("cfq-deploy", &["cfq-proto", "cfq-link"]),
     ("cfq-fake-nvml", &[]),
+    ("cfq-test-skip", &[]),
     (
         "cfq",
         &[
+            "workspace-hack",
             "cfq-proto",
             "cfq-link",
             "cfq-scheduler",
+            "cfq-engine",
+            "cfq-memory",
             "cfq-inference-node",
             "cfq-agent-runner",
             "cfq-convergence",
@@ -58,10 +65,10 @@ const IMPURE_WORDS: &[&str] = &[
     "async-nats",
 ];
 
-/// Of each of our crates, its dependencies and whether each is a normal one (not for tests or builds).
+/// Dependencies of each workspace crate, and whether each is a normal one (not for tests or builds).
 fn packages() -> BTreeMap<String, Vec<(String, bool)>> {
-    // cargo's own JSON: the crate that wraps it would turn on features that the product does not have, and so have
-    // everything built twice.
+    // Reads cargo's JSON directly: the `cargo_metadata` crate would enable features that the product does not have, and
+    // so cause everything to be built twice.
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
@@ -100,7 +107,7 @@ fn crates_import_downwards_only() {
 }
 
 #[test]
-fn nobody_imports_tests_or_benches() {
+fn tests_and_benches_are_not_imported() {
     for (package, dependencies) in packages() {
         for (name, _) in dependencies {
             assert!(!["cfq-tests", "cfq-benches"].contains(&name.as_str()), "{package}");
@@ -120,7 +127,7 @@ fn pure_crates_stay_pure() {
         assert!(!sources.is_empty(), "{folder}");
         for path in sources {
             let text = std::fs::read_to_string(&path).unwrap();
-            // Tests below the code may do what they like.
+            // Test modules below the code are exempt.
             let code = text.split("#[cfg(test)]").next().unwrap();
             for line in code.lines().filter(|l| !l.trim_start().starts_with("//")) {
                 for word in IMPURE_WORDS {
@@ -142,4 +149,153 @@ fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
         }
     }
     found
+}
+
+/// Folders whose modules must not import each other in a circle.
+const LAYERED: &[&str] = &[
+    "proto/proto/src",
+    "proto/link/src",
+    "scheduler/core/src",
+    "scheduler/service/src",
+    "inference-node/memory/src",
+    "inference-node/engine/src",
+    "inference-node/node/src",
+    "agent-runner/convergence/src",
+    "agent-runner/transformer/src",
+    "agent-runner/runner/src",
+    "deploy/src",
+    "cli/src",
+];
+
+/// Within a crate, modules form no circle. A module may use its own submodules and they may use it: together they are one
+/// unit. Test modules may import anything.
+#[test]
+fn modules_import_without_circles() {
+    for folder in LAYERED {
+        let imports = module_imports(&Path::new("..").join(folder));
+        assert!(!imports.is_empty(), "{folder}");
+        let circle = find_circle(&imports);
+        assert!(circle.is_none(), "{folder}: {}", circle.unwrap_or_default().join(" -> "));
+    }
+}
+
+#[test]
+fn circle_detection_finds_circles() {
+    let imports = |edges: &[(&str, &str)]| {
+        let mut imports = BTreeMap::<String, BTreeSet<String>>::new();
+        for (from, to) in edges {
+            imports.entry((*from).to_owned()).or_default().insert((*to).to_owned());
+        }
+        imports
+    };
+    assert_eq!(find_circle(&imports(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
+    assert_eq!(find_circle(&imports(&[("a", "b"), ("b", "c"), ("c", "b")])).unwrap(), ["b", "c", "b"]);
+    let use_list = "a::{b, c::{d, self}, e as f}";
+    assert_eq!(use_paths(use_list), ["a::b", "a::c::d", "a::c::self", "a::e"]);
+}
+
+/// For each module, the modules of the same crate that it imports, without its own submodules. Modules are named as in
+/// `a::b`; the crate's root is the empty name.
+fn module_imports(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let module = |path: &Path| {
+        let relative = path.strip_prefix(folder).unwrap().with_extension("");
+        let mut parts: Vec<String> = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+        if ["mod", "lib", "main"].contains(&parts.last().unwrap().as_str()) {
+            parts.pop();
+        }
+        parts
+    };
+    let modules: BTreeMap<Vec<String>, std::path::PathBuf> = rust_files(folder)
+        .into_iter()
+        .map(|path| (module(&path), path))
+        .filter(|(parts, _)| !parts.iter().any(|part| part.starts_with("test")))
+        .collect();
+    let mut imports = BTreeMap::new();
+    for (own, path) in &modules {
+        let text = std::fs::read_to_string(path).unwrap();
+        // Test modules stand at the end of a file.
+        let code = text.split("#[cfg(test)]\nmod ").next().unwrap();
+        let code: String =
+            code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+        let mut found = BTreeSet::new();
+        for (position, _) in code.match_indices("use ") {
+            if !code[..position].ends_with(['\n', ' ', '\t', ')']) && position > 0 {
+                continue;
+            }
+            let Some((list, _)) = code[position + 4..].split_once(';') else { continue };
+            for path in use_paths(list) {
+                let Some(mut target) = resolve(own, &path, &modules) else { continue };
+                while !modules.contains_key(&target) {
+                    target.pop();
+                }
+                if target != *own && !target.is_empty() && !target.starts_with(own) {
+                    found.insert(target.join("::"));
+                }
+            }
+        }
+        imports.insert(own.join("::"), found);
+    }
+    imports
+}
+
+/// The paths of a `use` declaration, one for each leaf of its braces.
+fn use_paths(list: &str) -> Vec<String> {
+    let Some((prefix, rest)) = list.split_once('{') else {
+        return vec![list.split(" as ").next().unwrap().trim().to_owned()];
+    };
+    let inside = &rest[..rest.rfind('}').unwrap_or(rest.len())];
+    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
+    for (at, letter) in inside.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&inside[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&inside[start..]);
+    let parts = parts.into_iter().filter(|part| !part.trim().is_empty());
+    parts.flat_map(|part| use_paths(part)).map(|path| format!("{}{path}", prefix.trim())).collect()
+}
+
+/// The path from the crate's root that `path` means in module `own`; `None` if it is of another crate.
+fn resolve(own: &[String], path: &str, modules: &BTreeMap<Vec<String>, std::path::PathBuf>) -> Option<Vec<String>> {
+    let parts: Vec<String> = path.split("::").map(|part| part.trim().to_owned()).collect();
+    match parts[0].as_str() {
+        "crate" => Some(parts[1..].to_vec()),
+        "self" => Some([own, &parts[1..]].concat()),
+        "super" => {
+            let up = parts.iter().take_while(|part| *part == "super").count();
+            Some([&own[..own.len().checked_sub(up)?], &parts[up..]].concat())
+        }
+        _ => modules.contains_key(&[own, &parts[..1]].concat()).then(|| [own, &parts[..]].concat()),
+    }
+}
+
+/// A circle of imports, its first module repeated at the end.
+fn find_circle(imports: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    fn visit(
+        module: &str,
+        imports: &BTreeMap<String, BTreeSet<String>>,
+        way: &mut Vec<String>,
+        done: &mut BTreeSet<String>,
+    ) -> Option<Vec<String>> {
+        if let Some(at) = way.iter().position(|visited| visited == module) {
+            let mut circle = way[at..].to_vec();
+            circle.push(module.to_owned());
+            return Some(circle);
+        }
+        if !done.insert(module.to_owned()) {
+            return None;
+        }
+        way.push(module.to_owned());
+        let circle = imports.get(module).into_iter().flatten().find_map(|next| visit(next, imports, way, done));
+        way.pop();
+        circle
+    }
+    let mut done = BTreeSet::new();
+    imports.keys().find_map(|module| visit(module, imports, &mut Vec::new(), &mut done))
 }

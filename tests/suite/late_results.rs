@@ -1,37 +1,37 @@
-//! A result that comes after its attempt was given up. A node that was stopped past its lease finds a whole reply in its hands
-//! and says nothing; and where something is said under the old lease all the same, by a client of the test's own with the
-//! node's key, it is refused at every moment of the job's further life.
+//! Results of attempts that are already lost. A node that was suspended past its lease receives the complete reply of
+//! the model and must not report it. A report under the old lease, sent by the test with the node's key, is refused at
+//! every later point of the job's life.
 
 use cfq_link::Session;
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::ids::{NodeId, TaskKey};
 use cfq_proto::job::{Completion, FinishReason, Outcome, Usage};
 use cfq_proto::messages::{FenceReply, JobFence, JobReport};
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::TaskState;
 use cfq_proto::timing::Timing;
-use cfq_tests::cluster::{Cluster, PATIENCE};
+use cfq_tests::cluster::{Cluster, WAIT_LIMIT};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::rows::Job;
 use cfq_tests::scripted::{End, Gate, Reply, file, review};
+use cfq_tests::task_rows::JobRow;
 use cfq_tests::wait;
 
-const LATE: &str = "late words of an attempt that was given up";
+const LATE_TEXT: &str = "late text of a lost attempt";
 
-/// The node's key and name, and the report of the attempt that was given up.
-struct Late {
+/// A session with the node's key, and the report of a lost attempt.
+struct LateReport {
     session: Session,
     report: JobReport,
 }
 
-impl Late {
-    /// Of the only attempt there is.
-    async fn of_the_first_attempt(cluster: &Cluster) -> Self {
+impl LateReport {
+    /// The report of the only job's first attempt.
+    async fn of_first_attempt(cluster: &Cluster) -> Self {
         let job = only_job(cluster).await;
         let attempt = &job.attempts[0];
         let fence = JobFence { job: job.id.parse().unwrap(), attempt: 1, lease: attempt.lease.parse().unwrap() };
-        let text = file("add.py", &format!("# {LATE}\ndef add(a, b):\n    return a + b"));
-        let completion = Carried::Inline(Completion {
+        let text = file("add.py", &format!("# {LATE_TEXT}\ndef add(a, b):\n    return a + b"));
+        let completion = Payload::Inline(Completion {
             text,
             finish: FinishReason::Stop,
             usage: Usage::default(),
@@ -43,116 +43,121 @@ impl Late {
         Self { session, report }
     }
 
-    async fn is_told(&self) -> FenceReply {
+    /// Sends the report until it gets a reply.
+    async fn submit(&self) -> FenceReply {
         let subject = subject::node(&NodeId::new("n1").unwrap(), "result");
-        wait::until("an answer to the late result", PATIENCE, || async {
+        wait::until("a reply to the late report", WAIT_LIMIT, || async {
             self.session.request::<_, FenceReply>(&subject, &self.report).await.map_err(|e| e.to_string())
         })
         .await
     }
 }
 
-async fn only_job(cluster: &Cluster) -> Job {
-    let mut jobs = Job::all(&mut cluster.database.connect().await).await;
+async fn only_job(cluster: &Cluster) -> JobRow {
+    let mut jobs = JobRow::all(&mut cluster.database.connect().await).await;
     assert_eq!(jobs.len(), 1, "{jobs:?}");
     jobs.remove(0)
 }
 
-/// The calls of the creator so far, and how each ended.
+/// How each of the creator's calls ended so far.
 fn ends(cluster: &Cluster) -> Vec<Option<End>> {
-    cluster.models.seen().iter().filter(|c| c.model == "alpha").map(|c| c.end).collect()
+    cluster.models.all_calls().iter().filter(|c| c.model == "alpha").map(|c| c.end).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_node_is_taken_over_and_a_late_result_is_refused() {
+async fn late_result_of_a_suspended_node_is_refused() {
     let cluster = Cluster::start().await;
     let gate = Gate::closed();
     let text = file("add.py", "def add(a, b):\n    return a + b");
     let (first, rest) = text.split_at(text.find("return").unwrap());
-    cluster.models.script("alpha", vec![Reply::Held(first.into(), rest.into(), gate.clone())]);
+    cluster.models.script("alpha", vec![Reply::Gated(first.into(), rest.into(), gate.clone())]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let identity = Identity::Scheduler;
-    let overhears = Session::connect(&cluster.nats.config("scheduler"), identity, &Timing::default()).await.unwrap();
+    let listener = Session::connect(&cluster.nats.config("scheduler"), identity, &Timing::default()).await.unwrap();
     let subject = subject::node(&NodeId::new("n1").unwrap(), "result");
-    let mut reports = overhears.subscribe::<JobReport>(&subject).await.unwrap();
+    let mut reports = listener.subscribe::<JobReport>(&subject).await.unwrap();
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
-    wait::until("a model that writes", PATIENCE, || async {
-        let calls = cluster.models.seen();
+    wait::until("the first part of the reply", WAIT_LIMIT, || async {
+        let calls = cluster.models.all_calls();
         if calls.iter().any(|c| c.sent == first) { Ok(()) } else { Err(format!("{calls:?}")) }
     })
     .await;
 
-    // While nobody listens the reply becomes whole; it waits in the stopped node's socket.
+    // The reply is completed while the node is suspended; the rest waits in the node's socket.
     cluster.signal("node", libc::SIGSTOP);
     gate.open();
-    wait::until("the reply to be whole", PATIENCE, || async {
+    wait::until("the reply to be complete", WAIT_LIMIT, || async {
         if ends(&cluster) == [Some(End::Answered)] { Ok(()) } else { Err(format!("{:?}", ends(&cluster))) }
     })
     .await;
-    cluster.job_lost(task).await;
+    cluster.wait_until_job_lost(task).await;
     assert_eq!(only_job(&cluster).await.attempts[0].outcome.as_deref(), Some("lost"));
 
-    let late = Late::of_the_first_attempt(&cluster).await;
-    assert_eq!(late.is_told().await, FenceReply::Stale, "while the job waits for its next attempt");
+    let late = LateReport::of_first_attempt(&cluster).await;
+    assert_eq!(late.submit().await, FenceReply::Stale, "while the job waits for its next attempt");
     assert_eq!(only_job(&cluster).await.completion, None);
     cluster.signal("node", libc::SIGCONT);
-    let detail = cluster.rests(task).await;
+    let detail = cluster.wait_until_resting(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
-    assert_eq!(late.is_told().await, FenceReply::Stale, "after the task has ended");
+    assert_eq!(late.submit().await, FenceReply::Stale, "after the task has ended");
 
-    let detail = cluster.oracle(task, &repo).await;
+    let detail = cluster.run_oracle(task, &repo).await;
     assert_eq!(detail.iterations.len(), 1);
     assert!(detail.jobs.iter().any(|j| j.losses == 1 && j.failures == 0 && j.attempt == 2), "{:?}", detail.jobs);
-    assert_eq!(ends(&cluster), [Some(End::Answered); 2], "both attempts got a whole reply");
+    assert_eq!(ends(&cluster), [Some(End::Answered); 2], "both attempts got a complete reply");
     let added = repo.show(&detail.delivered_branch.unwrap(), "add.py").unwrap();
-    assert!(added.contains("def add") && !added.contains(LATE), "{added}");
-    // Who woke up with the whole reply of a lost attempt told nobody: under the old lease only this test has spoken.
+    assert!(added.contains("def add") && !added.contains(LATE_TEXT), "{added}");
+    // The resumed node did not report the lost attempt's reply: under the old lease only this test has sent a report.
     let old = late.report.fence;
     let (mut ours, mut theirs) = (0, 0);
     let read = async {
         while ours < 2 {
-            match reports.next().await.expect("the connection stays").body.unwrap() {
+            match reports.next().await.expect("an open connection").body.unwrap() {
                 report if report == late.report => ours += 1,
-                report if report.fence == old => panic!("the woken node reported a lost attempt: {report:?}"),
+                report if report.fence == old => panic!("the resumed node reported a lost attempt: {report:?}"),
                 _ => theirs += 1,
             }
         }
     };
-    tokio::time::timeout(PATIENCE, read).await.expect("what was said is overheard");
-    assert!(theirs >= 2, "the node reported what it did under its new lease, and {theirs} is too little");
-    cluster.a_fresh_task_works().await;
+    tokio::time::timeout(WAIT_LIMIT, read).await.expect("both reports of the test");
+    assert!(theirs >= 2, "the node reports under its new lease; only {theirs} reports seen");
+    cluster.assert_fresh_task_succeeds().await;
     cluster.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_result_is_refused_while_the_next_attempt_runs() {
+async fn late_result_is_refused_while_the_next_attempt_runs() {
     let cluster = Cluster::start().await;
     let gate = Gate::closed();
     let text = file("add.py", "def add(a, b):\n    return a + b");
     let (first, rest) = text.split_at(text.find("return").unwrap());
-    cluster.models.script("alpha", vec![Reply::Held(first.into(), rest.into(), gate.clone())]);
+    cluster.models.script("alpha", vec![Reply::Gated(first.into(), rest.into(), gate.clone())]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
     let task: TaskKey = cluster.submit(&cluster.spec(&repo)).await;
-    cluster.generates(task).await;
-    let late = Late::of_the_first_attempt(&cluster).await;
+    cluster.wait_until_generating(task).await;
+    let late = LateReport::of_first_attempt(&cluster).await;
     cluster.kill9("node");
-    cluster.job_lost(task).await;
+    cluster.wait_until_job_lost(task).await;
     cluster.start_service("node");
-    wait::until("the second attempt", PATIENCE, || async {
+    wait::until("the second attempt", WAIT_LIMIT, || async {
         let job = only_job(&cluster).await;
         if (job.attempt, job.state.as_str()) == (2, "running") { Ok(()) } else { Err(format!("{job:?}")) }
     })
     .await;
-    assert_eq!(late.is_told().await, FenceReply::Stale);
+    assert_eq!(late.submit().await, FenceReply::Stale);
     let job = only_job(&cluster).await;
-    assert_eq!((job.attempt, job.state.as_str(), &job.completion), (2, "running", &None), "it goes on as it was");
+    assert_eq!(
+        (job.attempt, job.state.as_str(), &job.completion),
+        (2, "running", &None),
+        "the running attempt is unchanged"
+    );
 
     gate.open();
-    assert_eq!(cluster.rests(task).await.summary.state, TaskState::Merged);
-    let detail = cluster.oracle(task, &repo).await;
-    assert!(!repo.show(&detail.delivered_branch.unwrap(), "add.py").unwrap().contains(LATE));
-    cluster.a_fresh_task_works().await;
+    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Merged);
+    let detail = cluster.run_oracle(task, &repo).await;
+    assert!(!repo.show(&detail.delivered_branch.unwrap(), "add.py").unwrap().contains(LATE_TEXT));
+    cluster.assert_fresh_task_succeeds().await;
     cluster.finish().await;
 }

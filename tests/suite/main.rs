@@ -1,29 +1,30 @@
-//! End-to-end and fault tests. One target: it links a large harness.
+//! End-to-end and fault injection tests. They are one target because each target would link the large harness.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;
-mod bad_models;
-mod cards;
+mod architecture;
+mod broken_environment;
 mod command_line;
+mod default_model;
 mod durable_requests;
-mod faults;
+mod fault_injection;
 mod full_disk;
-mod grants;
-mod hostile_machine;
-mod hub;
+mod gpu_yield;
+mod gpus;
+mod hub_download;
 mod hub_models;
 mod imports;
+mod invalid_model_files;
+mod job_isolation;
 mod late_results;
-mod loads;
 mod loop_paths;
-mod make_way;
-mod neighbours;
+mod model_loading;
+mod nats_permissions;
 mod out_of_memory;
 mod postgres_faults;
 mod small_model;
+mod speculative_prefill;
 mod terminal;
-mod two_commands;
 mod two_nodes;
-mod unbound_models;
-mod warm_up;
+mod up_and_demo;
 mod watch;

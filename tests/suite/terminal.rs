@@ -1,12 +1,12 @@
-//! Watching a run on a terminal: the text a model writes and the status line under it do not garble each other, and what is
-//! left behind is clean.
+//! `cfq submit --watch` and `cfq watch` on a terminal: the generated text and the status line below it do not overwrite
+//! each other, and no status line is left at the end.
 
 use std::process::Command;
 use std::time::Duration;
 
 use cfq_proto::task::TaskState;
 use cfq_tests::binary;
-use cfq_tests::cluster::{Cluster, PATIENCE, TOKEN};
+use cfq_tests::cluster::{Cluster, TOKEN, WAIT_LIMIT};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::terminal::Terminal;
@@ -18,9 +18,9 @@ fn code() -> String {
     format!("def add(a, b):\n{}    return a + b", (1..30).map(numbered).collect::<String>())
 }
 
-async fn writing(wait: Duration) -> (Cluster, UserRepo) {
+async fn generating(delay: Duration) -> (Cluster, UserRepo) {
     let cluster = Cluster::start().await;
-    cluster.models.script("alpha", vec![Reply::Slow(file("add.py", &code()), wait)]);
+    cluster.models.script("alpha", vec![Reply::Slow(file("add.py", &code()), delay)]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     (cluster, UserRepo::with_uncommitted_changes())
 }
@@ -35,27 +35,27 @@ fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().filter(|word| *word != "|").collect()
 }
 
-/// Its spinner is drawn with braille patterns, which nothing else here uses.
+/// Whether the text contains a status line, by the braille patterns of its spinner, which no other text here has.
 fn has_status(text: &str) -> bool {
     text.contains(|c| ('\u{2800}'..='\u{28ff}').contains(&c))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_leaves_its_lines_and_no_status_behind() {
+async fn watch_leaves_its_lines_and_no_status_line() {
     for columns in [40, 100] {
-        let (cluster, repo) = writing(Duration::from_millis(5)).await;
+        let (cluster, repo) = generating(Duration::from_millis(5)).await;
         let path = repo.path();
         let submit = ["submit", "Write add", "--language", "python", "--watch", "--repo", path.to_str().unwrap()];
         let terminal = Terminal::run(cfq(&cluster, &submit), columns);
-        wait::until("a status with the tokens written", PATIENCE, || async {
+        wait::until("a status with the tokens written", WAIT_LIMIT, || async {
             let rows = terminal.rows();
             if rows.iter().any(|row| has_status(row) && row.contains("tok")) { Ok(()) } else { Err(rows.join("\n")) }
         })
         .await;
-        let (code_of_exit, rows) = terminal.end(PATIENCE).await;
+        let (code_of_exit, rows) = terminal.wait_for_exit(WAIT_LIMIT).await;
         let all = rows.join("\n");
         assert_eq!(code_of_exit, Some(0), "{all}");
-        // Every word of both models once, in order, between the lines before and after.
+        // Every word of both models, once and in order, between the role's line and the next other line.
         let of = |role: &str| {
             let begin = rows.iter().position(|row| row.trim_start().starts_with(&format!("{role} "))).unwrap();
             let rest = rows[begin + 1..].iter().take_while(|row| row.starts_with("        |"));
@@ -65,8 +65,8 @@ async fn a_run_leaves_its_lines_and_no_status_behind() {
         };
         let alpha = file("add.py", &code());
         assert_eq!(words(&of("alpha")), words(&alpha), "{all}");
-        let squeezed = |text: &str| text.split_whitespace().collect::<String>();
-        assert_eq!(squeezed(&of("beta")), squeezed(&review(95, &[])), "{all}");
+        let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
+        assert_eq!(without_spaces(&of("beta")), without_spaces(&review(95, &[])), "{all}");
         assert!(rows.iter().all(|row| row.chars().count() <= usize::from(columns)), "{all}");
         assert!(!has_status(&all), "{all}");
         assert!(all.contains("delivered as branch"), "{all}");
@@ -76,18 +76,18 @@ async fn a_run_leaves_its_lines_and_no_status_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ctrl_c_ends_the_watching_and_not_the_task() {
-    let (cluster, repo) = writing(Duration::from_millis(25)).await;
+async fn ctrl_c_ends_watch_and_not_the_task() {
+    let (cluster, repo) = generating(Duration::from_millis(25)).await;
     let task = cluster.submit(&cluster.spec(&repo)).await;
     let mut terminal = Terminal::run(cfq(&cluster, &["watch", "t1"]), 80);
-    terminal.shows("generating ~", PATIENCE).await;
-    terminal.press(b"\x03");
-    let (code_of_exit, rows) = terminal.end(PATIENCE).await;
+    terminal.wait_for_text("generating ~", WAIT_LIMIT).await;
+    terminal.send_keys(b"\x03");
+    let (code_of_exit, rows) = terminal.wait_for_exit(WAIT_LIMIT).await;
     let all = rows.join("\n");
     assert_eq!(code_of_exit, Some(130), "{all}");
-    let said = rows.iter().position(|row| row.contains("no longer watching")).unwrap();
-    assert!(rows[said - 1].starts_with("        |") || rows[said - 1].starts_with("  alpha |"), "{all}");
+    let notice = rows.iter().position(|row| row.contains("no longer watching")).unwrap();
+    assert!(rows[notice - 1].starts_with("        |") || rows[notice - 1].starts_with("  alpha |"), "{all}");
     assert!(!has_status(&all) && !all.contains("^C"), "{all}");
-    assert_eq!(cluster.rests(task).await.summary.state, TaskState::Merged);
+    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Merged);
     cluster.finish().await;
 }

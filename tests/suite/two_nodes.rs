@@ -1,73 +1,75 @@
-//! Two nodes with the same model: one goes on where the other was killed, and a revision goes where its prompt is held.
+//! Two nodes with the same model: one resumes the text of the other after a kill, and a revision is placed on the node
+//! that has its prompt cached.
 
 use cfq_proto::http::{JobSummary, NodeView, TaskDetail};
 use cfq_proto::node::Residency;
 use cfq_proto::task::{Agent, TaskState};
 use cfq_proto::timing::Timing;
-use cfq_tests::cluster::{Cluster, Options, PATIENCE};
+use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Gate, Reply, review};
-use cfq_tests::small::{SMALL, first_journal, long_text};
+use cfq_tests::small_model::{SMALL_MODEL, long_generation_spec, rejection, wait_for_first_journal};
 use cfq_tests::wait;
 
 async fn cluster() -> Cluster {
-    let mut options =
-        Options { models: vec![SMALL.parse().unwrap()], alpha: SMALL.into(), neighbour: true, ..Options::default() };
-    // A real model on two busy cores takes its time for a first token.
+    let models = vec![SMALL_MODEL.parse().unwrap()];
+    let mut options = Options { models, alpha: SMALL_MODEL.into(), second_node: true, ..Options::default() };
+    // A real model on two busy cores needs longer for its first token.
     options.timing.job_step_ms = 60_000;
-    // What nodes hold is known to the leader alone: one that a busy machine deposes in the middle takes it along.
+    // Only the leader knows the nodes' cached prefixes, and a busy machine must not depose it during the test.
     let slow = Timing::default();
-    (options.timing.leader_beat_ms, options.timing.leader_ttl_ms) = (slow.leader_beat_ms, slow.leader_ttl_ms);
-    Cluster::with(options).await
+    (options.timing.leader_renewal_ms, options.timing.leader_ttl_ms) = (slow.leader_renewal_ms, slow.leader_ttl_ms);
+    Cluster::start_with(options).await
 }
 
-/// The service that is this node.
+/// The service with this node id.
 fn service(node: &str) -> &'static str {
     match node {
         "n1" => "node",
-        "n2" => "neighbour",
-        other => panic!("{other}?"),
+        "n2" => "second_node",
+        other => panic!("unknown node {other}"),
     }
 }
 
-fn written(detail: &TaskDetail) -> Vec<&JobSummary> {
+fn alpha_jobs(detail: &TaskDetail) -> Vec<&JobSummary> {
     detail.jobs.iter().filter(|job| job.role == Agent::Alpha).collect()
 }
 
-/// Killed from outside, wherever it is; not started again before its task has come to rest.
+/// The node is killed at any point of the generation and restarted only when the task is at rest.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_is_finished_by_another_node_where_its_own_is_killed() {
+async fn second_node_finishes_the_text_of_a_killed_node() {
     let cluster = cluster().await;
-    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    cluster.models.script("beta", vec![rejection()]);
     let (repo, other) = (UserRepo::with_uncommitted_changes(), UserRepo::with_uncommitted_changes());
-    let uncut = cluster.submit(&long_text(&cluster, &repo)).await;
-    let uncut = cluster.rests(uncut).await;
-    let task = cluster.submit(&long_text(&cluster, &other)).await;
-    let killed = first_journal(&cluster, task).await;
+    let uncut = cluster.submit(&long_generation_spec(&cluster, &repo)).await;
+    let uncut = cluster.wait_until_resting(uncut).await;
+    assert_eq!(uncut.summary.state, TaskState::Escalated, "{}", uncut.reason);
+    let task = cluster.submit(&long_generation_spec(&cluster, &other)).await;
+    let killed = wait_for_first_journal(&cluster, task).await;
     cluster.kill9(service(&killed));
-    let detail = cluster.rests(task).await;
-    assert!(matches!(detail.summary.state, TaskState::Merged | TaskState::Escalated), "{}", detail.reason);
+    let detail = cluster.wait_until_resting(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     cluster.start_service(service(&killed));
-    cluster.oracle(task, &other).await;
-    let (cut, whole) = (written(&detail)[0], written(&uncut)[0]);
-    assert_eq!((cut.losses, cut.failures), (1, 0), "{cut:?}");
-    assert_ne!(cut.node.as_ref().unwrap().as_str(), killed);
-    let (usage, all) = (cut.usage.unwrap(), whole.usage.unwrap());
+    cluster.run_oracle(task, &other).await;
+    let (resumed, reference) = (alpha_jobs(&detail)[0], alpha_jobs(&uncut)[0]);
+    assert_eq!((resumed.losses, resumed.failures), (1, 0), "{resumed:?}");
+    assert_ne!(resumed.node.as_ref().unwrap().as_str(), killed);
+    let (usage, all) = (resumed.usage.unwrap(), reference.usage.unwrap());
     assert!(usage.resumed_tokens > 0 && usage.resumed_tokens < all.output_tokens, "{usage:?} {all:?}");
     assert_eq!(usage.output_tokens, all.output_tokens);
-    assert_eq!(detail.iterations[0].content_hash, uncut.iterations[0].content_hash, "the same files to the last byte");
+    assert_eq!(detail.iterations[0].content_hash, uncut.iterations[0].content_hash, "identical files");
     cluster.finish().await;
 }
 
-/// The first text is written where only one node is up, the revision asked for when both are idle; once with each as the
-/// one that holds the prompt, so that it is not the order of their names, or which was measured faster, that decides.
+/// The first text is generated while only one node is up, the revision is placed while both are idle. It runs once with
+/// each node as the holder, so that neither the order of names nor the measured speed decides the placement.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revision_goes_to_the_node_that_holds_its_prompt() {
+async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
     let cluster = cluster().await;
     for (holder, away) in [("n1", "n2"), ("n2", "n1")] {
         let gate = Gate::closed();
-        let (said, rest) = (review(50, &[]), review(95, &[]));
-        cluster.models.script("beta", vec![Reply::Held(String::new(), said, gate.clone()), Reply::Text(rest)]);
+        let (first, second) = (review(50, &[]), review(95, &[]));
+        cluster.models.script("beta", vec![Reply::Gated(String::new(), first, gate.clone()), Reply::Text(second)]);
         cluster.kill9(service(away));
         let repo = UserRepo::with_uncommitted_changes();
         let mut spec = cluster.spec(&repo);
@@ -76,29 +78,29 @@ async fn a_revision_goes_to_the_node_that_holds_its_prompt() {
         spec.max_iterations = Some(2);
         let alpha = &mut spec.agents.alpha;
         (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(100), Some(7), Some(true));
-        let before = cluster.models.calls("beta");
+        let before = cluster.models.call_count("beta");
         let task = cluster.submit(&spec).await;
-        wait::until("the review begins", PATIENCE, || async {
-            if cluster.models.calls("beta") > before { Ok(()) } else { Err("not yet".to_owned()) }
+        wait::until("the first review to begin", WAIT_LIMIT, || async {
+            if cluster.models.call_count("beta") > before { Ok(()) } else { Err("not yet".to_owned()) }
         })
         .await;
         cluster.start_service(service(away));
-        wait::until("both have the model ready and nothing to do with it", PATIENCE, || async {
+        wait::until("both nodes to be idle with the model loaded", WAIT_LIMIT, || async {
             let nodes = cluster.client.nodes().await.map_err(|e| e.to_string())?;
             let idle = |node: &NodeView| {
-                let small = node.ledger.models.iter().find(|m| m.model.as_str() == SMALL);
+                let small = node.ledger.models.iter().find(|m| m.model.as_str() == SMALL_MODEL);
                 node.alive && small.is_some_and(|m| m.residency == Residency::Resident && m.running == 0)
             };
             if nodes.len() == 2 && nodes.iter().all(idle) { Ok(()) } else { Err(format!("{nodes:?}")) }
         })
         .await;
         gate.open();
-        let detail = cluster.rests(task).await;
-        let jobs = written(&detail);
-        assert!(jobs.len() >= 2, "{:#?}", detail.jobs);
+        let detail = cluster.wait_until_resting(task).await;
+        let jobs = alpha_jobs(&detail);
+        assert_eq!(jobs.len(), 2, "{:#?}", detail.jobs);
         for job in &jobs[1..] {
             let placed = &job.placement;
-            assert!(placed.starts_with(&format!("{holder} of 2 open")) && placed.contains("held there"), "{placed}");
+            assert!(placed.starts_with(&format!("{holder} of 2 open")) && placed.contains(" cached)"), "{placed}");
             assert!(job.usage.unwrap().cached_tokens > 2000, "{job:?}");
         }
         assert_eq!(jobs[0].node.as_ref().unwrap().as_str(), holder);

@@ -1,41 +1,46 @@
-//! What the committed steps say beyond the loop's state: the few facts on which a legal next step depends.
+//! Facts about a task that the legality of its next step depends on, beyond the loop's state.
 //!
-//! The state alone is not enough: "escalated, try again" leads to revising only if there is something to revise, and a
-//! cancel is legal until the merge is intended. Facts are folded from all committed steps, oldest first, and need no
-//! artifact's content, so whoever holds the step rows can compute them.
+//! The state alone is not enough: an escalation answered with a retry leads to revising only if there is an artifact to
+//! revise, and a cancel is legal only until the merge intent is recorded. Facts are folded from all committed steps,
+//! oldest first. They do not depend on the content of artifacts, so the scheduler can compute them from the step rows
+//! alone.
 
-use cfq_proto::looping::{ActionKind, EscalationAction, Step};
+use cfq_proto::loop_step::{ActionKind, EscalationAction, Step};
 use cfq_proto::pr::PrState;
 use cfq_proto::review::Quarantine;
 
+/// Facts folded from the committed steps of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// Some reply of the creator is durable, even one that could not be read.
+    /// At least one reply of the creator is recorded, even one that could not be parsed.
     pub has_artifact: bool,
-    /// A reply is durable that the checks have not seen.
+    /// The last recorded reply has not been checked.
     pub unchecked: bool,
-    /// The checks found the last reply dangerous: nothing but an escalation may follow.
+    /// The checks found the last reply dangerous: only an escalation may follow.
     pub dangerous: bool,
     /// A human accepted the best effort.
     pub best_effort: bool,
-    /// The merge is recorded as intended: from here the task ends as merged or accepted, not as cancelled.
+    /// The merge intent is recorded: from here on the task ends as merged or accepted, not as cancelled.
     pub merge_intended: bool,
-    /// The pull request was closed unmerged, and the result is being delivered all the same.
-    pub closed: bool,
+    /// The pull request was closed unmerged, and the result is delivered as a branch of its own.
+    pub pr_closed: bool,
+    /// The result is merged into the mirror's main.
     pub merged: bool,
+    /// The result is a branch in the user's repository.
     pub delivered: bool,
     /// The hand-off waits for a human.
-    pub held: bool,
-    /// A human let a held hand-off end as it is.
-    pub released: bool,
+    pub hand_off_held: bool,
+    /// A human accepted a held hand-off as it is.
+    pub accepted_as_is: bool,
 }
 
 impl Facts {
-    /// Of all steps committed so far, oldest first.
+    /// Facts after `steps`, which are all committed steps, oldest first.
     pub fn of<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Self {
         steps.into_iter().fold(Self::default(), Self::after)
     }
 
+    /// Facts once `step` is committed too.
     pub fn after(self, step: &Step) -> Self {
         match step {
             Step::Started { .. } => Self::default(),
@@ -44,19 +49,21 @@ impl Facts {
                 Self { unchecked: false, dangerous: *quarantine == Some(Quarantine::Dangerous), ..self }
             }
             Step::Decided { .. } => Self { dangerous: false, unchecked: false, ..self },
-            // What had converged did not become best effort by it.
-            Step::Resolved { action, .. } if self.held => {
-                Self { held: false, released: matches!(action, EscalationAction::AcceptBestEffort), ..self }
-            }
+            // The loop had converged: accepting its held hand-off does not make the result a best effort.
+            Step::Resolved { action, .. } if self.hand_off_held => Self {
+                hand_off_held: false,
+                accepted_as_is: matches!(action, EscalationAction::AcceptBestEffort),
+                ..self
+            },
             Step::Resolved { action, .. } => {
                 Self { best_effort: matches!(action, EscalationAction::AcceptBestEffort), ..self }
             }
             Step::MergeIntent { .. } => Self { merge_intended: true, ..self },
-            // An intent that came to nothing binds nobody.
-            Step::PrMoved { to: PrState::Closed, .. } => Self { closed: true, merge_intended: false, ..self },
+            // The intent was not carried out, so it no longer prevents a cancel.
+            Step::PrMoved { to: PrState::Closed, .. } => Self { pr_closed: true, merge_intended: false, ..self },
             Step::Merged { .. } => Self { merged: true, ..self },
             Step::Delivered { .. } => Self { delivered: true, ..self },
-            Step::HandOffHeld { .. } => Self { held: true, ..self },
+            Step::HandOffHeld { .. } => Self { hand_off_held: true, ..self },
             Step::Reviewed { .. }
             | Step::PrOpened { .. }
             | Step::PrMoved { .. }
@@ -65,12 +72,12 @@ impl Facts {
         }
     }
 
-    /// Whether the hand-off may end: all of it is done, or a human said that it will do.
-    pub fn may_end(self) -> bool {
-        self.released || self.delivered && (self.merged || self.best_effort)
+    /// Whether the hand-off can end: the result is merged and delivered, or a human accepted less.
+    pub fn can_end_hand_off(self) -> bool {
+        self.accepted_as_is || self.delivered && (self.merged || self.best_effort)
     }
 
-    /// What a human may answer to a held hand-off. What is merged, or may be, can not be cancelled any more.
+    /// Actions offered for a held hand-off. A result that is merged, or may be, can no longer be cancelled.
     pub fn held_actions(self) -> Vec<ActionKind> {
         match self.merge_intended {
             true => vec![ActionKind::AcceptBestEffort],
@@ -83,29 +90,30 @@ impl Facts {
 mod tests {
     use super::*;
     use crate::transition::tests::{checked, decided, generated, merge_intent, resolved, started};
-    use cfq_proto::looping::Decision;
+    use cfq_proto::loop_step::Decision;
 
     #[test]
-    fn a_dangerous_reply_stays_dangerous_until_it_is_escalated() {
+    fn dangerous_reply_stays_dangerous_until_escalated() {
         let facts = Facts::of(&[started(), generated(1), checked(1, Some(Quarantine::Dangerous))]);
         assert!(facts.dangerous && facts.has_artifact && !facts.unchecked);
         assert!(!facts.after(&decided(1, Decision::Converged)).dangerous);
     }
 
     #[test]
-    fn a_held_hand_off_that_is_released_is_no_best_effort() {
+    fn accepting_a_held_hand_off_does_not_make_it_best_effort() {
         let held = Step::HandOffHeld { why: "conflict".into(), available_actions: vec![] };
         let closed = Step::PrMoved { to: PrState::Closed, why: "conflict".into() };
         let facts = Facts::of(&[started(), generated(1), merge_intent(), closed, held]);
-        assert!(facts.held && facts.closed && !facts.merge_intended && !facts.may_end());
+        assert!(facts.hand_off_held && facts.pr_closed && !facts.merge_intended && !facts.can_end_hand_off());
         assert_eq!(facts.held_actions(), [ActionKind::AcceptBestEffort, ActionKind::Abort]);
-        let released = facts.after(&resolved(EscalationAction::AcceptBestEffort));
-        assert!(released.released && released.may_end() && !released.held && !released.best_effort);
+        let accepted = facts.after(&resolved(EscalationAction::AcceptBestEffort));
+        assert!(accepted.accepted_as_is && accepted.can_end_hand_off());
+        assert!(!accepted.hand_off_held && !accepted.best_effort);
         assert_eq!(Facts::of(&[started(), merge_intent()]).held_actions(), [ActionKind::AcceptBestEffort]);
     }
 
     #[test]
-    fn best_effort_is_what_the_last_answer_said() {
+    fn best_effort_follows_the_last_answer() {
         let accepted = Facts::of(&[started(), generated(1), resolved(EscalationAction::AcceptBestEffort)]);
         assert!(accepted.best_effort);
         let retried =

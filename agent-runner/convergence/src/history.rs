@@ -1,120 +1,103 @@
-//! The committed steps of a task, folded into what a decision and the runner read.
+//! History of a task: its committed steps, folded into the values that decisions and the runner read.
 //!
-//! A **window** is the stretch of iterations that shares one budget: it starts with the loop and anew with each answer
-//! of a human, because somebody who says "try again" grants a fresh try. The best artifact is kept over all windows.
+//! A **window** is a run of iterations that share one budget. The first window starts with the loop, and each answer of
+//! a human starts a new one, because a human who asks for a retry grants a new budget. The best artifact is kept across
+//! all windows.
 
-use cfq_proto::blob::Carried;
-use cfq_proto::looping::{Artifact, Decided, Decision, EscalationAction, LoopState, Step, StepRecord};
+use cfq_proto::blob::Payload;
+use cfq_proto::loop_step::{Decision, EscalationAction, LoopState, Step, StepRecord};
 use cfq_proto::model::ModelId;
 use cfq_proto::pr::PrState;
-use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
 use cfq_proto::task::Agent;
 
 use crate::facts::Facts;
+use crate::hand_off::{HandOff, MergeIntent};
+use crate::iteration::{BestIteration, Iteration};
 use crate::transition::{IllegalTransition, transition};
 
+/// Error: the recorded steps do not form a legal history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
+    /// The loop's rules do not allow the step at its place.
     #[error("step {seq} does not follow from those before it")]
     Illegal {
+        /// Sequence number of the step.
         seq: i32,
+        /// Reason from the transition table.
         #[source]
         source: IllegalTransition,
     },
-    #[error("step {found} stands where step {expected} belongs")]
-    Gap { expected: i32, found: i32 },
+    /// A step is missing or out of order.
+    #[error("expected step {expected}, found step {found}")]
+    Gap {
+        /// Sequence number of the next step.
+        expected: i32,
+        /// Sequence number of the given step.
+        found: i32,
+    },
+    /// The step's artifact is a reference to a blob instead of its content.
     #[error("the artifact of step {seq} is a blob that was not loaded")]
-    NotLoaded { seq: i32 },
-    #[error("step {seq} is about iteration {found}, the last artifact is of iteration {expected}")]
-    WrongIteration { seq: i32, expected: u32, found: u32 },
+    NotLoaded {
+        /// Sequence number of the step.
+        seq: i32,
+    },
+    /// The step does not refer to the last artifact's iteration.
+    #[error("step {seq} refers to iteration {found}, expected iteration {expected}")]
+    WrongIteration {
+        /// Sequence number of the step.
+        seq: i32,
+        /// Iteration that the step must refer to.
+        expected: u32,
+        /// Iteration that the step refers to.
+        found: u32,
+    },
 }
 
-/// Where the workstream stands.
+/// Start of the task's workstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
+    /// Commit of the user's repository that the work starts from.
     pub commit: String,
+    /// Branch of the mirror that the work is committed to.
     pub branch: String,
 }
 
-/// One artifact with all that was said about it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Iteration {
-    pub artifact: Artifact,
-    pub checked: bool,
-    pub findings: Vec<Finding>,
-    pub quarantine: Option<Quarantine>,
-    pub review: Option<ReviewFeedback>,
-    pub decided: Option<Decided>,
-}
-
-impl Iteration {
-    /// May be returned, accepted, merged: it is files, was checked, and nothing was found.
-    pub fn is_presentable(&self) -> bool {
-        self.checked && self.quarantine.is_none() && self.artifact.commit.is_some()
-    }
-
-    /// The critic's score, clamped to 0..=100; what is not a number counts as 0.
-    pub fn score(&self) -> Option<f64> {
-        self.review.as_ref().map(|r| if r.quality_score.is_nan() { 0.0 } else { r.quality_score.clamp(0.0, 100.0) })
-    }
-}
-
-/// The artifact to return on any ending (L6).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Best {
-    pub iteration: u32,
-    /// `None` where nothing presentable was reviewed.
-    pub score: Option<f64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MergeIntent {
-    pub old: String,
-    pub new: String,
-    pub commit_time: i64,
-}
-
-/// How far the way from converged to handed off has gone.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HandOff {
-    /// The head the pull request was opened with.
-    pub pr_head: Option<String>,
-    pub pr_state: Option<PrState>,
-    pub intent: Option<MergeIntent>,
-    pub merged: Option<String>,
-    /// Why the pull request was closed unmerged.
-    pub closed: Option<String>,
-    /// Branch and commit in the user's repository.
-    pub delivered: Option<(String, String)>,
-    pub done: bool,
-}
-
+/// Committed steps of a task, folded.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct History {
+    /// State of the loop.
     pub state: LoopState,
+    /// Facts that the legality of the next step depends on.
     pub facts: Facts,
-    /// Count of committed steps: the `seq` of the next one.
+    /// Number of committed steps, which is the `seq` of the next one.
     pub next_seq: i32,
+    /// Start of the workstream; `None` before the loop has started.
     pub base: Option<Base>,
-    /// In order; the first has the number 1.
+    /// Iterations in order; the first has the number 1.
     pub iterations: Vec<Iteration>,
-    /// Index into `iterations` of the first one of the running window.
+    /// Index into `iterations` of the first iteration of the current window.
     pub window_start: usize,
-    /// Working time when the window started, in milliseconds.
+    /// Working time when the current window started, in ms.
     pub window_active_ms: u64,
-    /// Working time up to the last committed step, in milliseconds.
+    /// Working time up to the last committed step, in ms.
     pub active_ms: u64,
-    /// When the last step was committed, seconds since 1970.
+    /// Commit time of the last step, in seconds since 1970 on the database's clock.
     pub last_at: i64,
-    /// Of all answers so far.
+    /// Constraints added by all answers so far.
     pub constraints: Vec<String>,
-    /// What `switch_llm` changed.
+    /// The creator's model, if `switch_llm` changed it.
     pub alpha_model: Option<ModelId>,
+    /// The critic's model, if `switch_llm` changed it.
     pub beta_model: Option<ModelId>,
+    /// Progress of the hand-off.
     pub hand_off: HandOff,
 }
 
 impl History {
+    /// Folds all committed steps of a task, oldest first.
+    ///
+    /// # Errors
+    /// See [`History::push`].
     pub fn of(steps: &[StepRecord]) -> Result<Self, HistoryError> {
         let mut history = Self::default();
         for record in steps {
@@ -123,7 +106,11 @@ impl History {
         Ok(history)
     }
 
-    /// Adds a committed step; refuses one that the loop's rules do not allow there.
+    /// Adds a committed step.
+    ///
+    /// # Errors
+    /// [`HistoryError`] if the step is out of order, not legal in the current state, refers to another iteration than
+    /// the current one, or carries an artifact that was not loaded. The history is then unchanged.
     pub fn push(&mut self, record: &StepRecord) -> Result<(), HistoryError> {
         let seq = record.seq;
         if seq != self.next_seq {
@@ -136,7 +123,7 @@ impl History {
                 self.base = Some(Base { commit: base.clone(), branch: branch.clone() });
             }
             Step::Generated { artifact } => {
-                let Carried::Inline(artifact) = artifact else { return Err(HistoryError::NotLoaded { seq }) };
+                let Payload::Inline(artifact) = artifact else { return Err(HistoryError::NotLoaded { seq }) };
                 let expected = self.next_iteration();
                 if artifact.iteration != expected {
                     return Err(HistoryError::WrongIteration { seq, expected, found: artifact.iteration });
@@ -157,7 +144,7 @@ impl History {
                 last.quarantine = *quarantine;
             }
             Step::Reviewed { iteration, review, .. } => self.last_mut(seq, *iteration)?.review = Some(review.clone()),
-            // An escalation or failure before the iteration's artifact is about no artifact.
+            // An escalation or failure before the iteration's artifact exists belongs to no artifact.
             Step::Decided { iteration, decided } => match decided.decision {
                 Decision::Converged | Decision::Revise => {
                     self.last_mut(seq, *iteration)?.decided = Some(decided.clone())
@@ -181,7 +168,7 @@ impl History {
             }
             Step::MergeIntent { old, new, commit_time } => {
                 let intent = MergeIntent { old: old.clone(), new: new.clone(), commit_time: *commit_time };
-                self.hand_off.intent = Some(intent);
+                self.hand_off.merge_intent = Some(intent);
             }
             Step::Merged { commit } => {
                 self.hand_off.merged = Some(commit.clone());
@@ -199,13 +186,13 @@ impl History {
         Ok(())
     }
 
-    /// The number of the iteration a creator's next reply makes.
+    /// Number of the iteration that the creator's next reply starts.
     pub fn next_iteration(&self) -> u32 {
         u32::try_from(self.iterations.len()).unwrap_or(u32::MAX).saturating_add(1)
     }
 
-    /// The number a decision made now is about: of the last artifact once the creator is done with it, else of the one
-    /// that is being made.
+    /// Number of the iteration that a decision made now refers to: the iteration in progress while the creator
+    /// generates, else the iteration of the last artifact.
     pub fn current_iteration(&self) -> u32 {
         match self.state {
             LoopState::Idle | LoopState::Generating | LoopState::Revising
@@ -217,22 +204,24 @@ impl History {
         }
     }
 
+    /// Last iteration.
     pub fn last(&self) -> Option<&Iteration> {
         self.iterations.last()
     }
 
-    /// Iterations that share the running budget.
+    /// Iterations of the current window.
     pub fn window(&self) -> &[Iteration] {
         self.iterations.get(self.window_start..).unwrap_or_default()
     }
 
+    /// Iteration with the given number, from 1.
     pub fn iteration(&self, number: u32) -> Option<&Iteration> {
         self.iterations.get(usize::try_from(number).ok()?.checked_sub(1)?)
     }
 
-    /// The best score among presentable artifacts, the earlier one of equals; if none was reviewed, the last
-    /// presentable one.
-    pub fn best(&self) -> Option<Best> {
+    /// Iteration with the best score among the presentable artifacts, the earliest of equal ones. If none of them was
+    /// reviewed, the last presentable one.
+    pub fn best(&self) -> Option<BestIteration> {
         let presentable = || self.iterations.iter().filter(|i| i.is_presentable());
         let mut best: Option<(u32, f64)> = None;
         for (iteration, score) in presentable().filter_map(|i| Some((i.artifact.iteration, i.score()?))) {
@@ -241,18 +230,19 @@ impl History {
             }
         }
         match best {
-            Some((iteration, score)) => Some(Best { iteration, score: Some(score) }),
-            None => presentable().next_back().map(|i| Best { iteration: i.artifact.iteration, score: None }),
+            Some((iteration, score)) => Some(BestIteration { iteration, score: Some(score) }),
+            None => presentable().next_back().map(|i| BestIteration { iteration: i.artifact.iteration, score: None }),
         }
     }
 
-    /// The artifact that is handed off: after best effort the best one, else the one that converged.
+    /// Iteration that is handed off: the best one after a best effort was accepted, else the last one. `None` if its
+    /// artifact is not presentable.
     pub fn result(&self) -> Option<&Iteration> {
         let number = if self.facts.best_effort { self.best()?.iteration } else { self.last()?.artifact.iteration };
         self.iteration(number).filter(|i| i.is_presentable())
     }
 
-    /// What a human's answers changed about a role's model.
+    /// Model that an answer of a human set for `agent`, if any.
     pub fn switched_model(&self, agent: Agent) -> Option<&ModelId> {
         match agent {
             Agent::Alpha => self.alpha_model.as_ref(),
@@ -292,7 +282,8 @@ impl History {
 pub(crate) mod tests {
     use super::*;
     use cfq_proto::ids::{ArtifactId, JobId};
-    use cfq_proto::review::{Defect, Severity};
+    use cfq_proto::loop_step::{Artifact, Decided};
+    use cfq_proto::review::{Defect, Quarantine, ReviewFeedback, Severity};
     use uuid::Uuid;
 
     pub fn artifact(iteration: u32, content: &str) -> Artifact {
@@ -325,7 +316,7 @@ pub(crate) mod tests {
         ReviewFeedback { quality_score: score, defects: vec![defect], suggestions: vec![], required_changes: vec![] }
     }
 
-    /// Builds records step by step.
+    /// Builder of step records.
     #[derive(Default)]
     pub struct Records(pub Vec<StepRecord>);
 
@@ -345,7 +336,7 @@ pub(crate) mod tests {
         }
 
         pub fn made(self, iteration: u32, content: &str, quarantine: Option<Quarantine>) -> Self {
-            self.then(Step::Generated { artifact: Carried::Inline(artifact(iteration, content)) }).then(Step::Checked {
+            self.then(Step::Generated { artifact: Payload::Inline(artifact(iteration, content)) }).then(Step::Checked {
                 iteration,
                 findings: vec![],
                 quarantine,
@@ -371,29 +362,29 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_best_is_the_best_reviewed_one_or_else_the_last_presentable() {
+    fn best_is_the_best_reviewed_or_else_the_last_presentable() {
         let one = Records::started().made(1, "a", None);
-        assert_eq!(one.history().best(), Some(Best { iteration: 1, score: None }));
+        assert_eq!(one.history().best(), Some(BestIteration { iteration: 1, score: None }));
         let one = one.reviewed(1, 70.0);
-        assert_eq!(one.history().best(), Some(Best { iteration: 1, score: Some(70.0) }));
+        assert_eq!(one.history().best(), Some(BestIteration { iteration: 1, score: Some(70.0) }));
         let broken = Records::started().made(1, "a", Some(Quarantine::Syntax));
         assert_eq!(broken.history().best(), None);
     }
 
     #[test]
-    fn a_step_that_does_not_follow_is_refused() {
+    fn illegal_or_misplaced_step_is_refused() {
         let mut history = Records::started().history();
         let late = StepRecord { seq: 5, step: Step::HandedOff { why: String::new() }, active_ms: 0, at: 0 };
         assert_eq!(history.push(&late), Err(HistoryError::Gap { expected: 1, found: 5 }));
         let wrong = StepRecord { seq: 1, step: Step::HandedOff { why: String::new() }, active_ms: 0, at: 0 };
         assert!(matches!(history.push(&wrong), Err(HistoryError::Illegal { seq: 1, .. })));
-        let generated = Step::Generated { artifact: Carried::Inline(artifact(2, "x")) };
+        let generated = Step::Generated { artifact: Payload::Inline(artifact(2, "x")) };
         let wrong = StepRecord { seq: 1, step: generated, active_ms: 0, at: 0 };
         assert!(matches!(history.push(&wrong), Err(HistoryError::WrongIteration { expected: 1, found: 2, .. })));
     }
 
     #[test]
-    fn a_decision_is_about_the_artifact_that_is_there_or_the_one_being_made() {
+    fn decision_refers_to_the_last_artifact_or_the_one_in_progress() {
         assert_eq!(Records::started().history().current_iteration(), 1);
         let made = Records::started().made(1, "a", None);
         assert_eq!(made.history().current_iteration(), 1);

@@ -1,24 +1,31 @@
-//! The loop's rules, and nothing else: which step may follow which ([`transition()`]), what a step makes of the task
-//! ([`task_state_after`]), and what follows from an iteration ([`decide()`]).
+//! Rules of the creator-critic loop: which step may follow which ([`transition()`]), the task state after a step
+//! ([`task_state_after`]), and the decision after an iteration ([`decide()`]).
 //!
-//! Pure: no clock, no I/O, no randomness. The same steps give the same answer on any machine, so every decision can be
-//! replayed from the recorded steps. The scheduler guards its writes with the first two and says when a deadline has passed
-//! ([`overdue`]); the runner decides with the third, and ends a review early where [`certain()`] says that nothing hangs on the rest.
+//! Pure: no clock, no I/O, no randomness. Equal steps give equal results on every machine, so every decision can be
+//! replayed from the recorded steps. The scheduler validates each step with [`transition()`], derives the task state
+//! from it, and escalates a task whose deadline has passed ([`overdue`]). The runner calls [`decide()`] and ends a
+//! review early where the rest of it cannot change the decision ([`decided_ranges`]).
 
-mod certain;
+#![warn(missing_docs)]
+
 mod decide;
+mod early_decision;
 mod facts;
+mod hand_off;
 mod history;
+mod iteration;
 mod limits;
 mod recommendation;
 mod task_state;
 mod transition;
 
-pub use certain::{Certain, certain};
 pub use decide::{NotDecidable, abandoned, decide, escalate, fail, overdue};
+pub use early_decision::{DecidedRange, decided_ranges};
 pub use facts::Facts;
-pub use history::{Base, Best, HandOff, History, HistoryError, Iteration, MergeIntent};
-pub use limits::Limits;
+pub use hand_off::{HandOff, MergeIntent};
+pub use history::{Base, History, HistoryError};
+pub use iteration::{BestIteration, Iteration};
+pub use limits::LoopLimits;
 pub use recommendation::recommendation;
 pub use task_state::task_state_after;
 pub use transition::{IllegalTransition, transition};

@@ -1,26 +1,26 @@
-//! When a loop ends (L2, L3): the figures a declaration and a task give.
+//! Limits that end a loop (L2, L3), from the declaration and the task.
 
 use serde::{Deserialize, Serialize};
 
-/// The figures of the dual-agent loop unless the task says otherwise.
+/// Limits of one loop. The defaults are those of the dual-agent loop.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Score out of 100 at which the loop is done.
+pub struct LoopLimits {
+    /// Score, 0 to 100, from which an iteration converges.
     pub threshold: f64,
-    /// At most this many iterations in one window.
+    /// Maximum number of iterations in one window.
     pub max_iterations: u32,
-    /// Working time of one window in milliseconds.
+    /// Maximum working time of one window, in ms.
     pub timeout_ms: u64,
-    /// A best score raised by less than this is no improvement, in points out of 100.
+    /// Smallest increase of the best score that counts as an improvement, in points out of 100.
     pub min_gain: f64,
-    /// So many reviewed iterations in a row without improvement are stagnation.
+    /// Number of consecutive reviewed iterations without improvement that count as stagnation.
     pub stagnation_after: u32,
-    /// A review may end once it is certain what is decided.
+    /// Whether a review may end as soon as the decision is certain.
     #[serde(default)]
     pub early_stop: bool,
 }
 
-impl Default for Limits {
+impl Default for LoopLimits {
     fn default() -> Self {
         Self {
             threshold: 85.0,

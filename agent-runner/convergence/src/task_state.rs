@@ -1,13 +1,13 @@
-//! What a committed step makes of the task itself (Q15), apart from the loop's state.
+//! State of the task (Q15) after a committed step, as distinct from the state of its loop.
 
-use cfq_proto::looping::{Decision, EscalationAction, Step};
+use cfq_proto::loop_step::{Decision, EscalationAction, Step};
 use cfq_proto::task::TaskState;
 
 use crate::facts::Facts;
 
-/// The task's state once `step` is committed on top of the steps that gave `facts`. The step must be legal there
-/// ([`crate::transition()`]). `Ready` after an answered escalation: its lease ended with the escalation, so a runner
-/// has to take it again.
+/// State of the task once `step` is committed. `facts` are those of the steps before it; the step must be legal there
+/// ([`crate::transition()`]). `Ready` after an answered escalation: the task's lease ended with the escalation, so a
+/// runner must lease it again.
 pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
     match step {
         Step::Started { .. }
@@ -49,7 +49,7 @@ mod tests {
     use crate::transition::tests::{decided, escalate, every_step, handed_off, held, resolved, started};
 
     #[test]
-    fn the_ends_of_a_task() {
+    fn each_ending_step_gives_its_task_state() {
         let plain = Facts::of(&[started()]);
         let after = |step: &Step| task_state_after(plain, step);
         assert_eq!(after(&decided(1, escalate())), TaskState::Escalated);
@@ -63,23 +63,23 @@ mod tests {
     }
 
     #[test]
-    fn merged_is_only_what_was_merged_and_delivered() {
+    fn only_a_merged_and_delivered_result_is_merged() {
         let end = |facts: Facts| task_state_after(facts, &handed_off());
         let merged = Facts { merged: true, delivered: true, ..Facts::default() };
         assert_eq!(end(merged), TaskState::Merged);
-        let released = Facts { released: true, ..Facts::default() };
-        assert_eq!(end(Facts { released: true, ..merged }), TaskState::Merged, "in the end it could be delivered");
+        let accepted = Facts { accepted_as_is: true, ..Facts::default() };
+        assert_eq!(end(Facts { accepted_as_is: true, ..merged }), TaskState::Merged, "the delivery succeeded later");
         for facts in [
             Facts { best_effort: true, ..merged },
-            Facts { delivered: true, ..released },
-            Facts { merged: true, ..released },
+            Facts { delivered: true, ..accepted },
+            Facts { merged: true, ..accepted },
         ] {
             assert_eq!(end(facts), TaskState::Accepted, "{facts:?}");
         }
     }
 
     #[test]
-    fn no_step_makes_a_state_that_only_the_scheduler_may_give() {
+    fn no_step_leads_to_a_state_only_the_scheduler_sets() {
         for step in every_step() {
             let state = task_state_after(Facts::default(), &step);
             assert!(!matches!(state, TaskState::Queued | TaskState::Blocked | TaskState::Paused), "{}", step.kind());

@@ -1,10 +1,10 @@
-//! L1's table, over the steps that can be committed. Whatever is not in it is refused.
+//! State machine of the loop (L1): the legal steps in each state. Every step that the table does not list is refused.
 //!
 //! | state      | step                                | next                                         |
 //! |------------|-------------------------------------|----------------------------------------------|
 //! | idle       | started                             | generating                                   |
-//! | generating, revising | generated                 | the same                                     |
-//! |            | checked                             | reviewing; the same if dangerous             |
+//! | generating, revising | generated                 | unchanged                                    |
+//! |            | checked                             | reviewing; unchanged if dangerous            |
 //! |            | decided: escalate, fail             | escalated, failed                            |
 //! | reviewing  | reviewed                            | reviewing                                    |
 //! |            | decided                             | converged, revising, escalated, failed       |
@@ -16,27 +16,34 @@
 //! |            | resolved: abort, fail               | idle, failed                                 |
 //! | all but idle and failed | cancelled              | idle, unless merge or delivery has begun     |
 //!
-//! An escalated task is active for cancelling: a human's cancel and abort are the same wish. From failed no step leads
-//! anywhere; the acknowledgement (failed -> idle) concerns the session, and the task stays failed.
+//! An escalated task can be cancelled: a cancel and an abort mean the same. No step leads out of failed: the
+//! acknowledgement (failed -> idle) concerns the session, and the task stays failed.
 //!
-//! Past converged there is no way back into the loop. A hand-off that cannot end by itself is held: the state stays converged
-//! until a human lets it end as it is, and only what is both merged and delivered ends without one.
+//! A converged loop never returns to generating or revising. A hand-off that cannot end without a human is held: the
+//! state stays converged until a human accepts the result as it is. Only a result that is both merged and delivered
+//! ends without a human.
 
-use cfq_proto::looping::{Decision, EscalationAction, LoopState, Step};
+use cfq_proto::loop_step::{Decision, EscalationAction, LoopState, Step};
 use cfq_proto::review::Quarantine;
 
 use crate::facts::Facts;
 
+/// Error: the step is not legal in the loop's current state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a task whose loop is {state} cannot take the step {step}: {why}")]
 pub struct IllegalTransition {
+    /// State of the loop before the step.
     pub state: LoopState,
-    /// The step's kind.
+    /// Kind of the refused step.
     pub step: &'static str,
+    /// Reason in words.
     pub why: &'static str,
 }
 
-/// The loop's state once `step` is committed, or why it may not be. `facts` are those of the steps committed before it.
+/// Returns the loop's state once `step` is committed. `facts` are those of the steps committed before it.
+///
+/// # Errors
+/// [`IllegalTransition`] if the step is not legal in `state` with `facts`.
 pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopState, IllegalTransition> {
     let refuse = |why| Err(IllegalTransition { state, step: step.kind(), why });
     match state {
@@ -58,7 +65,7 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
         },
         LoopState::Generating | LoopState::Revising => match step {
             Step::Generated { .. } => match facts {
-                Facts { dangerous: true, .. } => refuse("the last reply is dangerous, only an escalation may follow"),
+                Facts { dangerous: true, .. } => refuse("the last reply is dangerous: only an escalation may follow"),
                 Facts { unchecked: true, .. } => refuse("the last reply is not checked yet"),
                 _ => Ok(state),
             },
@@ -70,10 +77,10 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             Step::Decided { decided, .. } => match decided.decision {
                 Decision::Escalate { .. } => Ok(LoopState::Escalated),
                 Decision::Fail { .. } if facts.dangerous => {
-                    refuse("the last reply is dangerous, only an escalation may follow")
+                    refuse("the last reply is dangerous: only an escalation may follow")
                 }
                 Decision::Fail { .. } => Ok(LoopState::Failed),
-                Decision::Converged | Decision::Revise => refuse("nothing has been reviewed"),
+                Decision::Converged | Decision::Revise => refuse("no iteration has been reviewed"),
             },
             Step::Cancelled { .. } => Ok(LoopState::Idle),
             Step::Started { .. }
@@ -85,7 +92,7 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::Merged { .. }
             | Step::Delivered { .. }
             | Step::HandOffHeld { .. }
-            | Step::HandedOff { .. } => refuse("the creator is at work"),
+            | Step::HandedOff { .. } => refuse("the creator has not finished"),
         },
         LoopState::Reviewing => match step {
             Step::Reviewed { .. } => Ok(LoopState::Reviewing),
@@ -106,16 +113,16 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::Merged { .. }
             | Step::Delivered { .. }
             | Step::HandOffHeld { .. }
-            | Step::HandedOff { .. } => refuse("the critic is at work"),
+            | Step::HandedOff { .. } => refuse("the review has not finished"),
         },
         LoopState::Converged => match step {
-            Step::Resolved { action, .. } if facts.held => match action {
+            Step::Resolved { action, .. } if facts.hand_off_held => match action {
                 EscalationAction::AcceptBestEffort => Ok(LoopState::Converged),
                 EscalationAction::Abort if !facts.merge_intended => Ok(LoopState::Idle),
-                EscalationAction::Abort => refuse("its merge has begun"),
+                EscalationAction::Abort => refuse("the merge has begun"),
                 EscalationAction::SwitchLlm { .. }
                 | EscalationAction::RetryWithConstraints { .. }
-                | EscalationAction::Fail { .. } => refuse("the loop is over, only the hand-off is left"),
+                | EscalationAction::Fail { .. } => refuse("the loop is over: only the hand-off remains"),
             },
             Step::PrOpened { .. }
             | Step::PrMoved { .. }
@@ -124,30 +131,30 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::Delivered { .. }
             | Step::HandOffHeld { .. }
             | Step::HandedOff { .. }
-                if facts.held =>
+                if facts.hand_off_held =>
             {
-                refuse("its hand-off waits for a human")
+                refuse("the hand-off waits for a human")
             }
             Step::PrOpened { .. }
             | Step::PrMoved { .. }
             | Step::MergeIntent { .. }
             | Step::Merged { .. }
             | Step::Delivered { .. } => Ok(LoopState::Converged),
-            Step::HandOffHeld { .. } if facts.may_end() => refuse("nothing keeps its hand-off from ending"),
+            Step::HandOffHeld { .. } if facts.can_end_hand_off() => refuse("the hand-off can end without a human"),
             Step::HandOffHeld { .. } => Ok(LoopState::Converged),
-            Step::HandedOff { .. } if !facts.may_end() => {
-                refuse("it is not both merged and delivered, and nobody accepted that")
+            Step::HandedOff { .. } if !facts.can_end_hand_off() => {
+                refuse("the result is not both merged and delivered, and no human accepted it as it is")
             }
             Step::HandedOff { .. } => Ok(LoopState::Idle),
-            Step::Cancelled { .. } if facts.merge_intended => refuse("its merge has begun"),
-            Step::Cancelled { .. } if facts.closed && !facts.held => refuse("its delivery has begun"),
+            Step::Cancelled { .. } if facts.merge_intended => refuse("the merge has begun"),
+            Step::Cancelled { .. } if facts.pr_closed && !facts.hand_off_held => refuse("the delivery has begun"),
             Step::Cancelled { .. } => Ok(LoopState::Idle),
             Step::Started { .. }
             | Step::Generated { .. }
             | Step::Checked { .. }
             | Step::Reviewed { .. }
             | Step::Decided { .. }
-            | Step::Resolved { .. } => refuse("the loop is over, only the hand-off is left"),
+            | Step::Resolved { .. } => refuse("the loop is over: only the hand-off remains"),
         },
         LoopState::Escalated => match step {
             Step::Resolved { action, .. } => match action {
@@ -171,18 +178,18 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             | Step::Merged { .. }
             | Step::Delivered { .. }
             | Step::HandOffHeld { .. }
-            | Step::HandedOff { .. } => refuse("its question is open"),
+            | Step::HandedOff { .. } => refuse("the escalation has not been answered"),
         },
-        LoopState::Failed => refuse("it has failed, a retry is a new task"),
+        LoopState::Failed => refuse("the task has failed: submit a new task to retry"),
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use cfq_proto::blob::{BlobHash, BlobRef, Carried};
+    use cfq_proto::blob::{BlobHash, BlobRef, Payload};
     use cfq_proto::ids::JobId;
-    use cfq_proto::looping::{ActionKind, Decided, EscalationReason};
+    use cfq_proto::loop_step::{ActionKind, Decided, EscalationReason};
     use cfq_proto::pr::PrState;
     use cfq_proto::review::ReviewFeedback;
 
@@ -191,7 +198,7 @@ pub(crate) mod tests {
     }
 
     pub fn generated(n: u8) -> Step {
-        Step::Generated { artifact: Carried::Blob(BlobRef { hash: BlobHash::of(&[n]), size: 1 }) }
+        Step::Generated { artifact: Payload::Blob(BlobRef { hash: BlobHash::of(&[n]), size: 1 }) }
     }
 
     pub fn checked(iteration: u32, quarantine: Option<Quarantine>) -> Step {
@@ -220,14 +227,14 @@ pub(crate) mod tests {
     }
 
     pub fn resolved(action: EscalationAction) -> Step {
-        Step::Resolved { action, by: "somebody".into() }
+        Step::Resolved { action, by: "human".into() }
     }
 
     fn fail() -> Decision {
         Decision::Fail { reason: "endpoint down".into() }
     }
 
-    /// Every kind of step, with every variant that the table tells apart.
+    /// Every kind of step, with every variant that the table distinguishes.
     pub fn every_step() -> Vec<Step> {
         let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec![] };
         let switch = EscalationAction::SwitchLlm { target_agent: cfq_proto::task::Agent::Alpha, suggested_model: None };
@@ -240,7 +247,7 @@ pub(crate) mod tests {
             checked(1, Some(Quarantine::Unparsable)),
             checked(1, Some(Quarantine::Syntax)),
             checked(1, Some(Quarantine::Dangerous)),
-            Step::Reviewed { iteration: 1, review, job: JobId(uuid_zero()), model: "m".into() },
+            Step::Reviewed { iteration: 1, review, job: JobId(uuid::Uuid::nil()), model: "m".into() },
             decided(1, Decision::Converged),
             decided(1, Decision::Revise),
             decided(1, escalate()),
@@ -261,13 +268,9 @@ pub(crate) mod tests {
         ]
     }
 
-    fn uuid_zero() -> uuid::Uuid {
-        uuid::Uuid::nil()
-    }
-
     /// Rows: [`every_step`]; columns: [`LoopState::ALL`] (idle, generating, reviewing, revising, converged, escalated,
-    /// failed). `.` is refused. Facts: a reply is durable; unchecked where the step is a check, merged and delivered where it
-    /// ends the hand-off.
+    /// failed). `.` means refused. Facts: an artifact exists; it is unchecked if the step is a check, and merged and
+    /// delivered if the step ends the hand-off.
     const TABLE: [&str; 24] = [
         "g . . . . . .", // started
         ". g . v . . .", // generated
@@ -296,7 +299,7 @@ pub(crate) mod tests {
     ];
 
     #[test]
-    fn the_whole_table() {
+    fn each_step_in_each_state_follows_the_table() {
         let steps = every_step();
         assert_eq!(steps.len(), TABLE.len());
         for (step, row) in steps.iter().zip(TABLE) {
@@ -320,7 +323,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn without_an_artifact_a_retry_generates_and_nothing_can_be_accepted() {
+    fn without_an_artifact_retry_generates_and_accept_is_refused() {
         let retry = resolved(EscalationAction::RetryWithConstraints { additional_constraints: vec![] });
         assert_eq!(transition(LoopState::Escalated, Facts::default(), &retry), Ok(LoopState::Generating));
         let accept = resolved(EscalationAction::AcceptBestEffort);
@@ -328,7 +331,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn after_a_dangerous_reply_only_an_escalation_or_a_cancel_follows() {
+    fn only_escalation_or_cancel_follows_a_dangerous_reply() {
         for state in [LoopState::Generating, LoopState::Revising] {
             let facts = Facts::of(&[started(), generated(1), checked(1, Some(Quarantine::Dangerous))]);
             let legal: Vec<_> =
@@ -339,46 +342,49 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cancel_comes_too_late_once_the_merge_or_the_delivery_has_begun() {
+    fn cancel_is_refused_once_merge_or_delivery_has_begun() {
         let cancel = Step::Cancelled { by: "me".into() };
         let converged = |facts| transition(LoopState::Converged, facts, &cancel);
         let refused = converged(Facts { merge_intended: true, ..Facts::default() }).unwrap_err();
         assert!(refused.to_string().contains("merge has begun"), "{refused}");
-        let closed = Facts { closed: true, ..Facts::default() };
+        let closed = Facts { pr_closed: true, ..Facts::default() };
         let refused = converged(closed).unwrap_err();
         assert!(refused.to_string().contains("delivery has begun"), "{refused}");
-        assert_eq!(converged(Facts { held: true, ..closed }), Ok(LoopState::Idle), "it waits, nothing is on its way");
+        assert_eq!(converged(Facts { hand_off_held: true, ..closed }), Ok(LoopState::Idle), "no delivery is under way");
     }
 
     #[test]
-    fn only_what_is_merged_and_delivered_ends_without_a_human() {
+    fn only_a_merged_and_delivered_result_ends_without_a_human() {
         let end = |facts| transition(LoopState::Converged, facts, &handed_off());
         let none = Facts::default();
         for unfinished in [none, Facts { delivered: true, ..none }, Facts { merged: true, ..none }] {
             assert!(end(unfinished).is_err(), "{unfinished:?}");
             assert_eq!(transition(LoopState::Converged, unfinished, &held()), Ok(LoopState::Converged));
         }
-        let done = Facts { merged: true, delivered: true, ..none };
-        for done in [done, Facts { released: true, ..none }, Facts { delivered: true, best_effort: true, ..none }] {
+        for done in [
+            Facts { merged: true, delivered: true, ..none },
+            Facts { accepted_as_is: true, ..none },
+            Facts { delivered: true, best_effort: true, ..none },
+        ] {
             assert_eq!(end(done), Ok(LoopState::Idle), "{done:?}");
             assert!(transition(LoopState::Converged, done, &held()).is_err(), "{done:?}");
         }
     }
 
     #[test]
-    fn a_held_hand_off_takes_an_answer_and_nothing_else() {
-        let facts = Facts { held: true, has_artifact: true, ..Facts::default() };
+    fn held_hand_off_accepts_only_an_answer_or_a_cancel() {
+        let facts = Facts { hand_off_held: true, has_artifact: true, ..Facts::default() };
         let legal = |facts| -> Vec<Step> {
             every_step().into_iter().filter(|s| transition(LoopState::Converged, facts, s).is_ok()).collect()
         };
         let cancelled = Step::Cancelled { by: "me".into() };
         let (accept, abort) = (resolved(EscalationAction::AcceptBestEffort), resolved(EscalationAction::Abort));
         assert_eq!(legal(facts), [accept.clone(), abort, cancelled]);
-        assert_eq!(legal(Facts { merge_intended: true, ..facts }), [accept], "what is merged is not cancelled");
+        assert_eq!(legal(Facts { merge_intended: true, ..facts }), [accept], "a merged result is not cancelled");
     }
 
     #[test]
-    fn every_reply_is_checked_once() {
+    fn each_reply_is_checked_exactly_once() {
         let facts = Facts::of(&[started(), generated(1)]);
         assert!(transition(LoopState::Generating, facts, &generated(2)).is_err());
         let facts = facts.after(&checked(1, None));

@@ -7,20 +7,24 @@ use cfq_proto::ids::RunnerId;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
+/// Configuration of one runner process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Id under which the runner registers.
     pub runner: RunnerId,
-    /// Mirrors and worktrees; nobody else's.
+    /// Folder of mirrors and worktrees, used by this runner only.
     pub data_dir: PathBuf,
-    /// Tasks driven at once.
-    #[serde(default = "two")]
+    /// Number of tasks driven concurrently.
+    #[serde(default = "default_concurrency")]
     pub concurrency: usize,
+    /// Address and credentials of NATS.
     pub nats: NatsConfig,
+    /// Intervals and timeouts shared by all services.
     #[serde(default)]
     pub timing: Timing,
 }
 
-fn two() -> usize {
+fn default_concurrency() -> usize {
     2
 }

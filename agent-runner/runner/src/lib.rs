@@ -1,5 +1,6 @@
-//! Drives tasks: takes a lease, builds commits in a mirror of the user's repository, asks models through the scheduler,
-//! checks what they made, and lets `cfq-convergence` decide, one durable step at a time.
+//! Agent runner: leases tasks, builds commits in a mirror of the user's repository, calls models through the scheduler,
+//! checks their output, and lets `cfq-convergence` decide after each iteration. Every step is recorded before the
+//! runner acts on it.
 
 pub mod checks;
 mod config;

@@ -1,105 +1,138 @@
-//! What a declaration says, as types. Scores are out of 10 here, as everywhere inside the engine's declarations.
+//! Types of a declaration. Scores in declarations are out of 10.
 
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+/// A loop, as declared in a `transformer.yaml`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Declaration {
-    pub transformer: Identity,
+    /// Name, type and version.
+    pub transformer: TransformerInfo,
+    /// Agents that take part.
     pub resources: Resources,
+    /// Order of the agents and number of iterations.
     pub methodology: Methodology,
+    /// Scores.
     pub quality: Quality,
+    /// Limits beyond the iteration cap.
     #[serde(default)]
     pub guards: Guards,
 }
 
+/// Name, type and version of a loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Identity {
+pub struct TransformerInfo {
+    /// Name; not empty.
     pub name: Spanned<String>,
+    /// Field `type` of the format; only `quality` is defined.
     #[serde(rename = "type")]
     pub kind: Spanned<String>,
+    /// Version of the declaration.
     pub version: String,
+    /// Description for people.
     #[serde(default)]
     pub description: String,
 }
 
+/// Agents of a loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Resources {
-    pub creators: Spanned<Vec<Agent>>,
-    pub critics: Spanned<Vec<Agent>>,
+    /// Agents that produce artifacts; exactly one so far.
+    pub creators: Spanned<Vec<AgentDeclaration>>,
+    /// Agents that review artifacts; exactly one so far.
+    pub critics: Spanned<Vec<AgentDeclaration>>,
 }
 
+/// One agent of a loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Agent {
+pub struct AgentDeclaration {
+    /// Identifier, unique in the declaration.
     pub id: Spanned<String>,
     /// Name of the prompt template.
     pub prompt: Spanned<String>,
 }
 
+/// Order of the agents and number of iterations.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Methodology {
+    /// Order of the agents.
     pub mode: Mode,
+    /// Order of several critics.
     pub critic_execution: CriticExecution,
-    /// A critic's report may be ended where the rest of it cannot change the decision: faster, and a human who is asked then
-    /// reads less.
+    /// Whether a review may end where the rest of it cannot change the decision. It saves time; in exchange, a human
+    /// who answers an escalation sees less of the review.
     #[serde(default)]
     pub early_stop: bool,
-    pub iteration: Iteration,
+    /// Iteration cap.
+    pub iteration: IterationLimits,
 }
 
-/// How agents follow each other. The other modes of the format are refused until the engine can run them.
+/// Order of the agents. The other modes of the format are refused, because they are not implemented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
+    /// The creator, then the critic, in turn.
     SequentialChain,
 }
 
+/// Order of several critics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CriticExecution {
+    /// One after the other.
     Serial,
 }
 
+/// Iteration cap of a loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Iteration {
+pub struct IterationLimits {
+    /// Maximum number of iterations in one window; at least 1.
     pub max_cycles: Spanned<u32>,
 }
 
+/// Scores of a loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Quality {
+    /// Scores with a meaning for the loop.
     pub thresholds: Thresholds,
 }
 
+/// Scores with a meaning for the loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Thresholds {
-    /// Out of 10.
+    /// Score from which an iteration converges, 0 to 10.
     pub pass: Spanned<f64>,
 }
 
-/// Limits beyond the iteration cap. An absent time limit is none.
+/// Limits beyond the iteration cap. An absent time limit means no limit.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Guards {
+    /// Working time of one window, in minutes.
     #[serde(default)]
     pub timeout_minutes: Option<Spanned<f64>>,
+    /// Time after which an endpoint that stays down fails the task, in minutes.
     #[serde(default)]
     pub retry_ceiling_minutes: Option<Spanned<f64>>,
+    /// Stagnation; absent, the defaults of `cfq-convergence` apply.
     #[serde(default)]
     pub stagnation: Option<Stagnation>,
 }
 
+/// Definition of stagnation.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Stagnation {
-    /// Out of 10.
+    /// Smallest increase of the best score that counts as an improvement, 0 to 10.
     pub min_gain: Spanned<f64>,
+    /// Number of consecutive iterations without improvement; at least 1.
     pub cycles: Spanned<u32>,
 }

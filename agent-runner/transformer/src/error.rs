@@ -1,28 +1,50 @@
-//! Why a declaration is refused: always with file, line and column, so that an editor can jump there.
+//! Errors of declarations. Each one names file, line and column, in the form that editors can jump to.
 
 use serde_saphyr::Location;
 
+/// Error: the text is not a valid declaration. Lines and columns count from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum DeclarationError {
-    /// Not YAML, an unknown or missing field, a value of the wrong type.
+    /// The text is not YAML, a field is unknown or missing, or a value has the wrong type.
     #[error("{file}:{line}:{column}: {message}")]
-    Shape { file: String, line: u64, column: u64, message: String },
-    /// Well-formed, but it cannot be meant.
+    Malformed {
+        /// File name, as given to [`parse`](crate::parse()).
+        file: String,
+        /// Line of the error.
+        line: u64,
+        /// Column of the error.
+        column: u64,
+        /// Message of the YAML parser.
+        message: String,
+    },
+    /// A value is well-formed, but out of range or not supported.
     #[error("{file}:{line}:{column}: {field}: {message}")]
-    Value { file: String, line: u64, column: u64, field: &'static str, message: String },
+    InvalidValue {
+        /// File name, as given to [`parse`](crate::parse()).
+        file: String,
+        /// Line of the value.
+        line: u64,
+        /// Column of the value.
+        column: u64,
+        /// Path of the field, such as `quality.thresholds.pass`.
+        field: &'static str,
+        /// Reason in words.
+        message: String,
+    },
 }
 
 impl DeclarationError {
-    pub(crate) fn shape(file: &str, error: &serde_saphyr::Error) -> Self {
+    pub(crate) fn malformed(file: &str, error: &serde_saphyr::Error) -> Self {
         let at = error.location().unwrap_or(Location::UNKNOWN);
         let text = error.without_snippet().to_string();
-        // The text repeats the place in words; we put it in front in the form editors read.
+        // The parser's text names the location too, in words: it is removed here, because the message starts with it.
         let first = text.lines().next().unwrap_or_default();
         let message = first.split_once(" at line ").map_or(first, |(message, _)| message).to_owned();
-        Self::Shape { file: file.to_owned(), line: at.line(), column: at.column(), message }
+        Self::Malformed { file: file.to_owned(), line: at.line(), column: at.column(), message }
     }
 
-    pub(crate) fn value(file: &str, at: Location, field: &'static str, message: impl Into<String>) -> Self {
-        Self::Value { file: file.to_owned(), line: at.line(), column: at.column(), field, message: message.into() }
+    pub(crate) fn invalid_value(file: &str, at: Location, field: &'static str, message: impl Into<String>) -> Self {
+        let (line, column) = (at.line(), at.column());
+        Self::InvalidValue { file: file.to_owned(), line, column, field, message: message.into() }
     }
 }

@@ -1,15 +1,18 @@
-//! Declarations of loops: parsed and validated, not run. A declaration is a `transformer.yaml`; the built-in ones are
-//! files of the same format, compiled in. What is declared here the engine interprets; the rules are `cfq-convergence`'s.
+//! Declarations of loops: parsed and validated, not run. A declaration is a `transformer.yaml`; the built-in ones have
+//! the same format and are compiled in. The runner derives the limits of a loop from its declaration; the rules of the
+//! loop are in `cfq-convergence`.
 //!
-//! So far the fields that the dual-agent loop needs, in the places where the full format has them.
+//! Only the fields that the dual-agent loop needs are supported, at their places in the full format.
+
+#![warn(missing_docs)]
 
 mod declaration;
 mod error;
 mod parse;
 
 pub use declaration::{
-    Agent, CriticExecution, Declaration, Guards, Identity, Iteration, Methodology, Mode, Quality, Resources,
-    Stagnation, Thresholds,
+    AgentDeclaration, CriticExecution, Declaration, Guards, IterationLimits, Methodology, Mode, Quality, Resources,
+    Stagnation, Thresholds, TransformerInfo,
 };
 pub use error::DeclarationError;
 pub use parse::{dual_agent, parse};

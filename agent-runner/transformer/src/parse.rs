@@ -1,4 +1,4 @@
-//! From text to a declaration that makes sense.
+//! Parsing and validation of declarations.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,29 @@ use crate::error::DeclarationError;
 
 const DUAL_AGENT: &str = include_str!("dual-agent.yaml");
 
-/// The built-in loop of Alpha and Beta.
+/// Built-in loop of one creator (Alpha) and one critic (Beta).
+///
+/// # Errors
+/// [`DeclarationError`] if the compiled-in file is invalid, which a test excludes.
 pub fn dual_agent() -> Result<Declaration, DeclarationError> {
     parse("dual-agent.yaml", DUAL_AGENT)
 }
 
-/// `file` is only for messages.
+/// Parses and validates the text of a declaration. `file` is its name in error messages.
+///
+/// # Errors
+/// [`DeclarationError::Malformed`] if `text` is not YAML of the format, [`DeclarationError::InvalidValue`] if a value
+/// is out of range or not supported.
 pub fn parse(file: &str, text: &str) -> Result<Declaration, DeclarationError> {
     let declaration: Declaration =
-        serde_saphyr::from_str(text).map_err(|error| DeclarationError::shape(file, &error))?;
+        serde_saphyr::from_str(text).map_err(|error| DeclarationError::malformed(file, &error))?;
     validate(file, &declaration)?;
     Ok(declaration)
 }
 
 fn validate(file: &str, declaration: &Declaration) -> Result<(), DeclarationError> {
     let Declaration { transformer, resources, methodology, quality, guards } = declaration;
-    let refuse = |at, field, message: &str| Err(DeclarationError::value(file, at, field, message));
+    let refuse = |at, field, message: &str| Err(DeclarationError::invalid_value(file, at, field, message));
 
     if transformer.name.value.trim().is_empty() {
         return refuse(transformer.name.referenced, "transformer.name", "must not be empty");
@@ -42,7 +49,7 @@ fn validate(file: &str, declaration: &Declaration) -> Result<(), DeclarationErro
     for agent in resources.creators.value.iter().chain(&resources.critics.value) {
         if !ids.insert(agent.id.value.as_str()) {
             let message = format!("{:?} is used twice", agent.id.value);
-            return Err(DeclarationError::value(file, agent.id.referenced, "id", message));
+            return Err(DeclarationError::invalid_value(file, agent.id.referenced, "id", message));
         }
     }
     if methodology.iteration.max_cycles.value == 0 {
@@ -51,7 +58,7 @@ fn validate(file: &str, declaration: &Declaration) -> Result<(), DeclarationErro
     }
     let pass = &quality.thresholds.pass;
     if !(0.0..=10.0).contains(&pass.value) {
-        return refuse(pass.referenced, "quality.thresholds.pass", "must lie between 0 and 10");
+        return refuse(pass.referenced, "quality.thresholds.pass", "must be between 0 and 10");
     }
     let minutes = [
         ("guards.timeout-minutes", &guards.timeout_minutes),
@@ -66,7 +73,7 @@ fn validate(file: &str, declaration: &Declaration) -> Result<(), DeclarationErro
     }
     if let Some(stagnation) = &guards.stagnation {
         if !(0.0..=10.0).contains(&stagnation.min_gain.value) {
-            return refuse(stagnation.min_gain.referenced, "guards.stagnation.min-gain", "must lie between 0 and 10");
+            return refuse(stagnation.min_gain.referenced, "guards.stagnation.min-gain", "must be between 0 and 10");
         }
         if stagnation.cycles.value == 0 {
             return refuse(stagnation.cycles.referenced, "guards.stagnation.cycles", "must be at least 1");
@@ -80,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_loop_has_the_sources_figures() {
+    fn built_in_loop_has_the_documented_values() {
         let declaration = dual_agent().unwrap();
         assert_eq!(declaration.quality.thresholds.pass.value, 8.5);
         assert_eq!(declaration.methodology.iteration.max_cycles.value, 5);
@@ -99,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn error_names_file_line_and_field() {
         let line = |from: &str| 1 + DUAL_AGENT.lines().position(|l| l.contains(from)).unwrap();
         for (from, to, names) in [
             ("max-cycles: 5", "max-cycle: 5", "max-cycle"),
@@ -119,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_part_is_named() {
+    fn missing_section_is_named() {
         let message = parse("t.yaml", "transformer:\n  name: x\n").unwrap_err().to_string();
         assert!(message.contains("type"), "{message}");
     }

@@ -1,5 +1,5 @@
-//! What holds for every text: a declaration that means something comes back as it was meant, one that is accepted keeps the
-//! rules, one that is refused says where, and nothing makes the parser panic or run away.
+//! Property tests of the parser: a valid declaration is parsed to the values that were written, an accepted declaration
+//! satisfies the rules, an error names its location, and no text makes the parser panic or run without bound.
 
 use proptest::prelude::*;
 
@@ -7,9 +7,9 @@ use crate::{Declaration, dual_agent, parse};
 
 const BUILT_IN: &str = include_str!("dual-agent.yaml");
 
-/// The fields that a person varies, as they would be typed.
+/// Fields of a declaration that users vary.
 #[derive(Debug, Clone)]
-struct Meant {
+struct Fields {
     name: String,
     version: String,
     creator: String,
@@ -21,7 +21,7 @@ struct Meant {
     stagnation: Option<(f64, u32)>,
 }
 
-impl Meant {
+impl Fields {
     fn text(&self) -> String {
         let quoted = |text: &str| format!("{text:?}");
         let mut text = format!(
@@ -51,8 +51,8 @@ impl Meant {
         text
     }
 
-    /// The rules, said a second time and independently of the parser.
-    fn may_pass(&self) -> bool {
+    /// Whether the fields satisfy the rules, checked independently of the parser.
+    fn is_valid(&self) -> bool {
         let minutes = |m: Option<f64>| m.is_none_or(|m| m > 0.0);
         !self.name.trim().is_empty()
             && self.creator != self.critic
@@ -65,20 +65,20 @@ impl Meant {
 }
 
 prop_compose! {
-    /// Mostly sound, each field now and then at or beyond its edge.
-    fn meant()(
+    /// Mostly valid values; each field is sometimes at or beyond its bounds.
+    fn fields()(
         name in "[ a-z]{0,8}", version in "[0-9]\\.[0-9]", creator in "[a-c]", critic in "[a-c]", max_cycles in 0u32..1000,
         pass in prop_oneof![4 => 0.0..=10.0f64, 1 => -1.0..12.0f64],
         timeout_minutes in prop::option::of(prop_oneof![4 => 0.001..1e6f64, 1 => -5.0..=0.0f64]),
         retry_ceiling_minutes in prop::option::of(prop_oneof![4 => 0.001..1e6f64, 1 => -5.0..=0.0f64]),
         stagnation in prop::option::of((prop_oneof![4 => 0.0..=10.0f64, 1 => -1.0..12.0f64], 0u32..5)),
-    ) -> Meant {
-        Meant { name, version, creator, critic, max_cycles, pass, timeout_minutes, retry_ceiling_minutes, stagnation }
+    ) -> Fields {
+        Fields { name, version, creator, critic, max_cycles, pass, timeout_minutes, retry_ceiling_minutes, stagnation }
     }
 }
 
-/// What every accepted declaration promises to the engine.
-fn keeps_the_rules(declaration: &Declaration) -> Result<(), TestCaseError> {
+/// Checks the rules that every accepted declaration satisfies.
+fn satisfies_the_rules(declaration: &Declaration) -> Result<(), TestCaseError> {
     let Declaration { transformer, resources, methodology, quality, guards } = declaration;
     prop_assert!(!transformer.name.value.trim().is_empty());
     prop_assert_eq!(&transformer.kind.value, "quality");
@@ -96,10 +96,10 @@ fn keeps_the_rules(declaration: &Declaration) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Parses whatever it is; what is refused is refused in words that begin with the file.
-fn survives(text: &str) -> Result<(), TestCaseError> {
+/// Parses any text: it is accepted and satisfies the rules, or is refused with one line that starts with the file name.
+fn parses_or_refuses(text: &str) -> Result<(), TestCaseError> {
     match parse("x.yaml", text) {
-        Ok(declaration) => keeps_the_rules(&declaration),
+        Ok(declaration) => satisfies_the_rules(&declaration),
         Err(error) => {
             let message = error.to_string();
             prop_assert!(message.starts_with("x.yaml:") && message.lines().count() == 1, "{message:?}");
@@ -110,25 +110,25 @@ fn survives(text: &str) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn what_is_meant_comes_back_and_what_breaks_a_rule_is_refused(meant in meant()) {
-        let text = meant.text();
+    fn valid_fields_are_parsed_and_invalid_ones_refused(fields in fields()) {
+        let text = fields.text();
         match parse("x.yaml", &text) {
             Ok(declaration) => {
-                prop_assert!(meant.may_pass(), "{text}");
-                keeps_the_rules(&declaration)?;
-                prop_assert_eq!(&declaration.transformer.name.value, &meant.name);
-                prop_assert_eq!(&declaration.transformer.version, &meant.version);
-                prop_assert_eq!(&declaration.resources.creators.value[0].id.value, &meant.creator);
-                prop_assert_eq!(&declaration.resources.critics.value[0].id.value, &meant.critic);
-                prop_assert_eq!(declaration.methodology.iteration.max_cycles.value, meant.max_cycles);
-                prop_assert_eq!(declaration.quality.thresholds.pass.value, meant.pass);
+                prop_assert!(fields.is_valid(), "{text}");
+                satisfies_the_rules(&declaration)?;
+                prop_assert_eq!(&declaration.transformer.name.value, &fields.name);
+                prop_assert_eq!(&declaration.transformer.version, &fields.version);
+                prop_assert_eq!(&declaration.resources.creators.value[0].id.value, &fields.creator);
+                prop_assert_eq!(&declaration.resources.critics.value[0].id.value, &fields.critic);
+                prop_assert_eq!(declaration.methodology.iteration.max_cycles.value, fields.max_cycles);
+                prop_assert_eq!(declaration.quality.thresholds.pass.value, fields.pass);
                 let guards = declaration.guards;
-                prop_assert_eq!(guards.timeout_minutes.map(|m| m.value), meant.timeout_minutes);
-                prop_assert_eq!(guards.retry_ceiling_minutes.map(|m| m.value), meant.retry_ceiling_minutes);
-                prop_assert_eq!(guards.stagnation.map(|s| (s.min_gain.value, s.cycles.value)), meant.stagnation);
+                prop_assert_eq!(guards.timeout_minutes.map(|m| m.value), fields.timeout_minutes);
+                prop_assert_eq!(guards.retry_ceiling_minutes.map(|m| m.value), fields.retry_ceiling_minutes);
+                prop_assert_eq!(guards.stagnation.map(|s| (s.min_gain.value, s.cycles.value)), fields.stagnation);
             }
             Err(error) => {
-                prop_assert!(!meant.may_pass(), "{error}\n{text}");
+                prop_assert!(!fields.is_valid(), "{error}\n{text}");
                 let lines = text.lines().count();
                 let place = error.to_string();
                 let line: usize = place.split(':').nth(1).unwrap().parse().unwrap();
@@ -139,17 +139,17 @@ proptest! {
 
     #[test]
     fn any_text_is_parsed_or_refused(text in "\\PC{0,400}") {
-        survives(&text)?;
+        parses_or_refuses(&text)?;
     }
 
     #[test]
     fn yaml_of_any_shape_is_parsed_or_refused(text in "([ ]{0,6}[-?:{}\\[\\],&*!|>'\"%@`#a-c0-9~.\n]{0,8}\n){0,30}") {
-        survives(&text)?;
+        parses_or_refuses(&text)?;
     }
 
-    /// The built-in file with pieces taken out, doubled, or replaced: most of it stays plausible.
+    /// The built-in file with parts removed, duplicated, or replaced.
     #[test]
-    fn a_damaged_declaration_is_parsed_or_refused(
+    fn damaged_declaration_is_parsed_or_refused(
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..40, "\\PC{0,6}|[0-9eE.+-]{1,8}|\n *", any::<bool>()), 1..6),
     ) {
         let mut text: Vec<char> = BUILT_IN.chars().collect();
@@ -160,18 +160,18 @@ proptest! {
             let put = put.chars().chain(if double { [taken.clone(), taken].concat() } else { vec![] });
             text.splice(at..at, put.collect::<Vec<_>>());
         }
-        survives(&text.into_iter().collect::<String>())?;
+        parses_or_refuses(&text.into_iter().collect::<String>())?;
     }
 }
 
 #[test]
-fn the_built_in_loop_is_one_of_them() {
-    keeps_the_rules(&dual_agent().unwrap()).unwrap();
+fn built_in_loop_satisfies_the_rules() {
+    satisfies_the_rules(&dual_agent().unwrap()).unwrap();
 }
 
-/// Small texts that ask for much: aliases that multiply, depth, length.
+/// Short texts that expand to much work: multiplying aliases, deep nesting, long values, recursion.
 #[test]
-fn what_is_made_to_run_away_is_refused() {
+fn text_that_expands_without_bound_is_refused() {
     let mut multiplied = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
     for n in 1..30 {
         let aliases = vec![format!("*a{}", n - 1); 9].join(", ");
@@ -187,10 +187,10 @@ fn what_is_made_to_run_away_is_refused() {
     }
 }
 
-/// What is no number, or none that makes sense, in each place that takes one.
+/// Values that are not a valid number, in each field that takes one.
 #[test]
-fn numbers_that_are_none_are_refused() {
-    for (field, sound, whole) in [
+fn invalid_numbers_are_refused() {
+    for (field, valid, integer) in [
         ("pass: ", "8.5", false),
         ("timeout-minutes: ", "30", false),
         ("retry-ceiling-minutes: ", "10", false),
@@ -198,14 +198,14 @@ fn numbers_that_are_none_are_refused() {
         ("max-cycles: ", "5", true),
         ("cycles: ", "2", true),
     ] {
-        let line = format!(" {field}{sound}");
+        let line = format!(" {field}{valid}");
         assert!(BUILT_IN.contains(&line), "{line}");
-        let with = |odd: &str| parse("x.yaml", &BUILT_IN.replacen(&line, &format!(" {field}{odd}"), 1));
-        for odd in [".nan", ".inf", "-.inf", "1e999", "-1", "[]", "0x", "many"] {
-            assert!(with(odd).is_err(), "{field}{odd}");
+        let with = |value: &str| parse("x.yaml", &BUILT_IN.replacen(&line, &format!(" {field}{value}"), 1));
+        for value in [".nan", ".inf", "-.inf", "1e999", "-1", "[]", "0x", "many"] {
+            assert!(with(value).is_err(), "{field}{value}");
         }
-        for odd in ["0.5", "99999999999999999999"].into_iter().filter(|_| whole) {
-            assert!(with(odd).is_err(), "{field}{odd}");
+        for value in ["0.5", "99999999999999999999"].into_iter().filter(|_| integer) {
+            assert!(with(value).is_err(), "{field}{value}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! How soon a cancelled sequence stops computing: from the cancel to the engine's word that it ended, while it prefills and while
-//! it decodes, with somebody who reads along and with nobody, beside what a pass takes in the same run.
+//! Cancel latency: time from a cancel to the engine's end event, during prefill and during decode, with and without a
+//! reader of the stream, compared with the time of a forward pass in the same run.
 //!
 //!     cargo run --release -p cfq-benches --bin cancel_latency -- FILE.gguf --threads 2
 #![allow(clippy::print_stdout)]
@@ -7,21 +7,20 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use cfq_benches::engine::{file_of_arguments, load, middle, prompt};
-use cfq_inference_node::engine::candle::CandleEngine;
-use cfq_inference_node::engine::{Ended, Engine, Event, Generation};
+use cfq_benches::engine::{file_from_arguments, load, median_f64, prompt};
+use cfq_engine::{Ended, Engine, Event, Generation, LocalEngine};
 use cfq_proto::job::{OutputFormat, Sampling};
 
 const ROUNDS: usize = 15;
-/// Passes, in the middle of the rounds: one, and what two measurements of it may differ by.
-const MOST: f64 = 1.25;
+/// Maximum median latency, in forward passes: one pass, and a margin for the difference of two measurements.
+const MAX_PASSES: f64 = 1.25;
 
 fn main() -> anyhow::Result<()> {
-    let engine = load(&file_of_arguments()?, 2)?;
+    let engine = load(&file_from_arguments()?, 2)?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(&engine))
 }
 
-async fn bench(engine: &CandleEngine) -> anyhow::Result<()> {
+async fn bench(engine: &LocalEngine) -> anyhow::Result<()> {
     for decoding in [false, true] {
         for reading in [false, true] {
             let (mut waits, mut passes) = (Vec::new(), Vec::new());
@@ -31,28 +30,28 @@ async fn bench(engine: &CandleEngine) -> anyhow::Result<()> {
                 passes.push(pass.as_secs_f64() * 1e3);
             }
             let longest = waits.iter().copied().fold(0.0, f64::max);
-            let (wait, pass) = (middle(&mut waits), middle(&mut passes));
+            let (wait, pass) = (median_f64(&mut waits), median_f64(&mut passes));
             println!(
-                "{}, {}: {wait:.1} ms (at most {longest:.1}) after the cancel; a pass takes {pass:.1} ms, ratio {:.2}",
-                if decoding { "while decoding" } else { "while prefilling" },
+                "{}, {}: cancelled after {wait:.1} ms (max {longest:.1}); a pass takes {pass:.1} ms, ratio {:.2}",
+                if decoding { "decode" } else { "prefill" },
                 if reading { "streaming" } else { "not streaming" },
                 wait / pass
             );
-            ensure!(wait <= pass * MOST, "it should end within one pass");
+            ensure!(wait <= pass * MAX_PASSES, "a cancel took longer than {MAX_PASSES} passes");
         }
     }
     Ok(())
 }
 
-/// Time from the cancel to the end, and of one pass before it.
+/// Time from the cancel to the end event, and of the last pass before it.
 async fn cancel(
-    engine: &CandleEngine,
+    engine: &LocalEngine,
     round: usize,
     decoding: bool,
     reading: bool,
 ) -> anyhow::Result<(Duration, Duration)> {
     let sampling = Sampling { max_tokens: 4000, temperature: 1.0, seed: round as u64, ..Sampling::default() };
-    // Another beginning each time, or it would be found.
+    // A different beginning each time, to miss the prefix cache.
     let text = if decoding {
         "Tell me a long story about lighthouses."
     } else {
@@ -68,7 +67,7 @@ async fn cancel(
         pass = began.elapsed();
     }
     if !reading {
-        // Nobody takes what is written meanwhile; in the middle of a pass.
+        // No events are read meanwhile; the cancel comes in the middle of a pass.
         tokio::time::sleep(pass.mul_f64(1.5)).await;
     }
     let began = Instant::now();
@@ -77,20 +76,21 @@ async fn cancel(
         match generation.next().await {
             Event::Step { .. } => {}
             Event::Done(Err(Ended::Cancelled)) => return Ok((began.elapsed(), pass)),
-            Event::Done(how) => bail!("it ended before it was cancelled: {how:?}"),
+            Event::Done(how) => bail!("the sequence ended before the cancel: {how:?}"),
         }
     }
 }
 
+/// Waits for the next step event, or, while decoding, for the next one with tokens.
 async fn step(generation: &mut Generation, decoding: bool) -> anyhow::Result<()> {
     loop {
         match generation.next().await {
             Event::Step { tokens, .. } if decoding && tokens.is_empty() => {}
             Event::Step { tokens, .. } => {
-                ensure!(decoding || tokens.is_empty(), "the prompt was prefilled before it could be cancelled");
+                ensure!(decoding || tokens.is_empty(), "the prefill ended before the cancel");
                 return Ok(());
             }
-            Event::Done(how) => bail!("it ended too early: {how:?}"),
+            Event::Done(how) => bail!("the sequence ended too early: {how:?}"),
         }
     }
 }

@@ -1,21 +1,20 @@
-//! The engine beside llama.cpp: the same file, the same threads, in turns within one run.
+//! Speed of the engine compared with llama.cpp: the same file and number of threads, alternating in one run.
 //!
 //!     python3 -m venv /somewhere && /somewhere/bin/pip install llama-cpp-python
 //!     cargo run --release -p cfq-benches --bin engine_speed -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
-//!     ... --at-least 1.0                     ends with 1 where a rate is below that many times llama.cpp's
-//!     ... -- random-q4km:/tmp/random.gguf    makes a file of 726 million random weights in Q4_K and Q6_K first
+//!     ... --at-least 1.0                     exits with 1 if a rate is below that many times llama.cpp's
+//!     ... -- random-q4km:/tmp/random.gguf    first creates a file of 726 million random weights in Q4_K and Q6_K
 #![allow(clippy::print_stdout)]
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use cfq_benches::engine::{load, middle, prompt, with_threads};
-use cfq_benches::hold;
-use cfq_benches::random_model::file_or_random;
-use cfq_benches::yardstick::Yardstick;
-use cfq_inference_node::engine::candle::CandleEngine;
-use cfq_inference_node::engine::{Engine, Event};
+use cfq_benches::engine::{load, median_f64, prompt, restart_with_threads};
+use cfq_benches::llama_cpp::LlamaCpp;
+use cfq_benches::random_model::file_or_random_model;
+use cfq_benches::require_ratio;
+use cfq_engine::{Engine, Event, LocalEngine};
 use cfq_proto::job::{OutputFormat, Prompt, Sampling, Usage};
 
 const ROUNDS: usize = 5;
@@ -30,14 +29,14 @@ struct Arguments {
 
 fn arguments() -> anyhow::Result<Arguments> {
     let mut args = std::env::args().skip(1);
-    let file = file_or_random(args.next())?;
+    let file = file_or_random_model(args.next())?;
     let mut parsed = Arguments { file, threads: "2".to_owned(), python: None, at_least: None };
     while let Some(name) = args.next() {
-        let value = args.next().with_context(|| format!("{name} wants a value"))?;
+        let value = args.next().with_context(|| format!("{name} requires a value"))?;
         match name.as_str() {
             "--threads" => parsed.threads = value,
             "--llama-cpp" => parsed.python = Some(value),
-            "--at-least" => parsed.at_least = Some(value.parse().context("--at-least wants a number")?),
+            "--at-least" => parsed.at_least = Some(value.parse().context("--at-least requires a number")?),
             other => bail!("unknown argument {other}"),
         }
     }
@@ -46,22 +45,23 @@ fn arguments() -> anyhow::Result<Arguments> {
 
 fn main() -> anyhow::Result<()> {
     let args = arguments()?;
-    with_threads(&args.threads)?;
+    restart_with_threads(&args.threads)?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(bench(args))
 }
 
 async fn bench(args: Arguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let engine = load(&args.file, 8)?;
-    let (took, held) = (began.elapsed().as_secs_f64(), memory("self"));
-    println!("{}: loaded in {took:.2} s, {held}, {} threads", args.file.display(), args.threads);
-    let mut yardstick = args.python.as_deref().map(|p| Yardstick::start(p, &args.file, &args.threads)).transpose()?;
-    if let Some(y) = &yardstick {
+    let (seconds, memory_use) = (began.elapsed().as_secs_f64(), memory("self"));
+    println!("{}: loaded in {seconds:.2} s, {memory_use}, {} threads", args.file.display(), args.threads);
+    let mut llama_cpp = args.python.as_deref().map(|p| LlamaCpp::start(p, &args.file, &args.threads)).transpose()?;
+    if let Some(y) = &llama_cpp {
         let amx = if y.system.contains("AMX") { "with" } else { "without" };
-        let held = memory(&y.process().to_string());
-        println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {held}; {}", y.load, y.system);
+        let memory_use = memory(&y.pid().to_string());
+        println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {memory_use}; {}", y.load_seconds, y.system);
     }
-    // What llama.cpp is asked for beside it; nothing beside the deterministic ones, which stand beside our own.
+    // Name, and llama.cpp's measurement. Deterministic rates have none: they are compared with the engine's other
+    // rates.
     let measures = [
         ("prefill 512", Some("prefill 512")),
         ("decode, 1 sequence", Some("decode 1 64")),
@@ -70,7 +70,7 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
         ("decode, 8 sequences, deterministic", None),
     ];
     let mut ours = [const { Vec::new() }; 5];
-    let mut theirs = [const { Vec::new() }; 5];
+    let mut baseline = [const { Vec::new() }; 5];
     for round in 0..ROUNDS {
         for (at, (_, ask)) in measures.iter().enumerate() {
             ours[at].push(match at {
@@ -80,28 +80,32 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
                 3 => prefill(&engine, round, true).await?,
                 _ => decode(&engine, 8, true).await?,
             });
-            if let (Some(yardstick), Some(ask)) = (&mut yardstick, ask) {
-                theirs[at].push(yardstick.ask(ask)?);
+            if let (Some(llama_cpp), Some(ask)) = (&mut llama_cpp, ask) {
+                baseline[at].push(llama_cpp.measure(ask)?);
             }
         }
     }
-    let ours = ours.map(|mut rates| middle(&mut rates));
+    let ours = ours.map(|mut rates| median_f64(&mut rates));
     let mut ratios = Vec::new();
     for (at, (name, _)) in measures.iter().enumerate() {
         let ours = ours[at];
-        match theirs[at].is_empty() {
+        match baseline[at].is_empty() {
             true => println!("{name:35} {ours:8.1} tokens/s"),
             false => {
-                let theirs = middle(&mut theirs[at]);
-                println!("{name:35} {ours:8.1} tokens/s, llama.cpp {theirs:8.1}, ratio {:.2}", ours / theirs);
-                ratios.push((*name, ours / theirs));
+                let baseline = median_f64(&mut baseline[at]);
+                println!("{name:35} {ours:8.1} tokens/s, llama.cpp {baseline:8.1}, ratio {:.2}", ours / baseline);
+                ratios.push((*name, ours / baseline));
             }
         }
     }
     let [_, one, eight, ..] = ours;
-    println!("8 sequences together are {:.2} times one", eight / one);
-    println!("deterministic: {:.2} of the rate at prompts, {:.2} at 8 sequences", ours[3] / ours[0], ours[4] / eight);
-    hold(&ratios, args.at_least)
+    println!("rate of 8 sequences: {:.2} times that of 1 sequence", eight / one);
+    println!(
+        "deterministic: {:.2} of the prefill rate, {:.2} of the decode rate of 8 sequences",
+        ours[3] / ours[0],
+        ours[4] / eight
+    );
+    require_ratio(&ratios, args.at_least)
 }
 
 fn ask(content: String, max_tokens: u32, deterministic: bool) -> Prompt {
@@ -110,8 +114,8 @@ fn ask(content: String, max_tokens: u32, deterministic: bool) -> Prompt {
     prompt(content, sampling, OutputFormat::Text)
 }
 
-/// Runs prompts together; the usage of each.
-async fn run(engine: &CandleEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<Usage>> {
+/// Runs prompts concurrently; returns the usage of each.
+async fn run(engine: &LocalEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<Usage>> {
     let mut running = Vec::new();
     for prompt in prompts {
         running.push(engine.admit(prompt).await?.start());
@@ -128,16 +132,17 @@ async fn run(engine: &CandleEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<
     Ok(done)
 }
 
-async fn prefill(engine: &CandleEngine, round: usize, deterministic: bool) -> anyhow::Result<f64> {
-    // Another beginning each time, or it would be found.
+/// Prefill rate of a prompt of about 512 tokens, in tokens per second.
+async fn prefill(engine: &LocalEngine, round: usize, deterministic: bool) -> anyhow::Result<f64> {
+    // A different beginning each time, to miss the prefix cache.
     let text = format!("Round {round} {deterministic}. {}", "The quick brown fox jumps over the lazy dog. ".repeat(48));
     let usage = run(engine, vec![ask(text, 1, deterministic)]).await?;
     let Some(usage) = usage.first().filter(|u| u.cached_tokens < 64) else { bail!("the prompt was cached") };
     Ok(f64::from(usage.prompt_tokens - usage.cached_tokens) * 1e3 / usage.first_token_ms as f64)
 }
 
-/// Tokens a second of `sequences` together, while all of them decode.
-async fn decode(engine: &CandleEngine, sequences: usize, deterministic: bool) -> anyhow::Result<f64> {
+/// Total decode rate of concurrent sequences, in tokens per second.
+async fn decode(engine: &LocalEngine, sequences: usize, deterministic: bool) -> anyhow::Result<f64> {
     let story = |n| ask(format!("Tell me a long story about {n} lighthouses."), STEPS, deterministic);
     let prompts = (0..sequences).map(story);
     let usages = run(engine, prompts.collect()).await?;
@@ -145,12 +150,12 @@ async fn decode(engine: &CandleEngine, sequences: usize, deterministic: bool) ->
     Ok(usages.iter().map(rate).sum())
 }
 
-/// What a process holds, and the most it held.
+/// Resident memory of a process and its peak, as text.
 fn memory(process: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let mib = |name: &str| {
         let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("0 kB");
         line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
     };
-    format!("{:.0} MiB resident, {:.0} at most", mib("VmRSS:"), mib("VmHWM:"))
+    format!("{:.0} MiB resident, {:.0} at peak", mib("VmRSS:"), mib("VmHWM:"))
 }

@@ -1,5 +1,5 @@
-//! How often the configured models solve the demo's task, over a number of seeds: "right" means that the best artifact parses and
-//! defines the named function; nothing is executed.
+//! Success rate of the configured models at the demo's task, over a number of seeds. "Right" means that the best
+//! artifact parses and defines the named function; it is not executed.
 //!
 //!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin seeds -- REPO 20
 #![allow(clippy::print_stdout)]
@@ -22,11 +22,11 @@ async fn main() -> anyhow::Result<()> {
     let (mut right, mut merged, mut escalated) = (0, 0, 0);
     let start = Instant::now();
     for seed in 1..=seeds {
-        // A copy for each, as every demo has a repository of its own: merges of the same lines into one would conflict.
+        // One clone for each task, as in the demo: merges of the same lines into one repository would conflict.
         let copy = copies.join(format!("seed-{seed}"));
         let cloned = std::process::Command::new("git").args(["clone", "--quiet", &repo]).arg(&copy).status()?;
         anyhow::ensure!(cloned.success(), "cannot clone {repo}");
-        // As `cfq demo` binds them.
+        // The same bindings as in `cfq demo`.
         let agent = serde_json::json!({ "seed": seed, "max_tokens": 320 });
         let spec = serde_json::from_value(serde_json::json!({
             "description": TASK, "language": "python", "repo": copy, "max_iterations": 3,
@@ -40,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        // A best artifact is never a quarantined one, so it parses.
+        // The best artifact is never quarantined, so it parses.
         let defines = match detail.best_iteration {
             None => false,
             Some(n) => {
@@ -58,7 +58,7 @@ async fn main() -> anyhow::Result<()> {
             _ => {}
         }
         println!(
-            "seed {seed:3}: {} after {} tries, best {:?}, {}",
+            "seed {seed:3}: {} after {} iterations, best score {:?}, {}",
             detail.summary.state,
             detail.iterations.len(),
             detail.summary.best_score,
@@ -66,7 +66,7 @@ async fn main() -> anyhow::Result<()> {
         );
     }
     println!(
-        "{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.1} s a task",
+        "{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.1} s per task",
         start.elapsed().as_secs_f64() / seeds as f64
     );
     Ok(())

@@ -1,8 +1,8 @@
-//! Hours of mixed tasks through a running server: short and long ones, with every review constrained, some cancelled in the
-//! middle, over whatever models its agents are bound to. Ends with 1 if a task did not come to rest, if a node still holds a
-//! sequence when all is over, or if a process grew after it was warm.
+//! Soak test: mixed tasks on a running server for minutes or hours, short and long ones, with constrained reviews, some
+//! cancelled in the middle, with the models that the server's agents are bound to. Exits with 1 if a task does not come
+//! to rest, if a node still runs a sequence at the end, or if the memory of a process grows after the warm-up.
 //!
-//!     cfq up --config two-models.toml    # as a child of which the processes are found: name its process id
+//!     cfq up --config two-models.toml    # PID is its process id, by which its child processes are found
 //!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin soak -- REPO PID 60
 #![allow(clippy::print_stdout)]
 
@@ -18,16 +18,17 @@ use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskState;
 use tokio::task::JoinSet;
 
-/// Tasks in flight.
-const WIDTH: u64 = 5;
-/// A task that has not come to rest by then is stuck.
-const PATIENCE: Duration = Duration::from_secs(600);
-/// Share of the time after which everything is warm: pools and the arena of parked keys and values fill for 20 minutes.
-const WARM: f64 = 0.4;
-const PART: f64 = 0.25;
-/// Growth after that which is no noise: of the resident memory, and in bytes.
-const GROWTH: f64 = 0.05;
-const GROWTH_BYTES: u64 = 16 << 20;
+/// Number of concurrent tasks.
+const CONCURRENCY: u64 = 5;
+/// Time after which a task that is not at rest counts as stuck.
+const TASK_TIMEOUT: Duration = Duration::from_secs(600);
+/// Share of the run that is warm-up: KV pools and the host KV cache fill for 20 minutes.
+const WARM_UP_SHARE: f64 = 0.4;
+/// Share of the run over which memory is sampled, after the warm-up and at the end.
+const SAMPLE_SHARE: f64 = 0.25;
+/// Growth of resident memory that counts as a leak if both limits are exceeded.
+const MAX_GROWTH_SHARE: f64 = 0.05;
+const MAX_GROWTH_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -36,7 +37,8 @@ enum Kind {
     Cancelled,
 }
 
-struct Load {
+/// State shared by all workers.
+struct Workload {
     client: Client,
     repo: PathBuf,
     copies: PathBuf,
@@ -52,10 +54,10 @@ async fn main() -> anyhow::Result<()> {
     let copies = std::env::temp_dir().join(format!("cfq-soak-{}", std::process::id()));
     std::fs::create_dir_all(&copies)?;
     let began = Instant::now();
-    let last = Duration::from_secs_f64(minutes.parse::<f64>()? * 60.0);
-    let load = Arc::new(Load { client: client()?, repo: repo.into(), copies, until: began + last });
+    let duration = Duration::from_secs_f64(minutes.parse::<f64>()? * 60.0);
+    let load = Arc::new(Workload { client: client()?, repo: repo.into(), copies, until: began + duration });
     let mut workers = JoinSet::new();
-    for worker in 0..WIDTH {
+    for worker in 0..CONCURRENCY {
         workers.spawn(work(load.clone(), worker));
     }
     let mut samples = Vec::new();
@@ -68,7 +70,7 @@ async fn main() -> anyhow::Result<()> {
                     *ends.entry(end).or_default() += 1;
                 }
             }
-            _ = every.tick(), if began.elapsed() < last => {
+            _ = every.tick(), if began.elapsed() < duration => {
                 let now = memory(process)?;
                 let words: Vec<String> = now.iter().map(|(name, bytes)| format!("{name} {} MiB", bytes >> 20)).collect();
                 println!("{:5.1} min: {}", began.elapsed().as_secs_f64() / 60.0, words.join(", "));
@@ -80,12 +82,12 @@ async fn main() -> anyhow::Result<()> {
     let count: u64 = ends.values().sum();
     ensure!(count > 0, "no task came to rest");
     println!("{count} tasks in {:.0} min, none stuck", began.elapsed().as_secs_f64() / 60.0);
-    quiet(&load.client).await?;
-    grew(&samples, last)
+    require_no_sequences(&load.client).await?;
+    require_no_growth(&samples, duration)
 }
 
-/// Tasks one after the other until the time is over: how each ended.
-async fn work(load: Arc<Load>, worker: u64) -> anyhow::Result<Vec<(Kind, String)>> {
+/// Runs tasks one after the other until the end time; returns the kind and final state of each.
+async fn work(load: Arc<Workload>, worker: u64) -> anyhow::Result<Vec<(Kind, String)>> {
     let mut ends = Vec::new();
     let mut number = 0;
     while Instant::now() < load.until {
@@ -112,17 +114,20 @@ async fn clone(from: &Path, to: &Path) -> anyhow::Result<()> {
 }
 
 async fn task(client: &Client, kind: Kind, seed: u64, repo: &Path) -> anyhow::Result<TaskState> {
-    let (most, background) = match kind {
+    let (max_tokens, notes) = match kind {
         Kind::Short => (60, 0),
         Kind::Long => (400, 120),
         Kind::Cancelled => (300, 30),
     };
     let notes: String =
-        (0..background).map(|n| format!("Note {n} of task {seed}: keep line {n} short and plain. ")).collect();
+        (0..notes).map(|n| format!("Note {n} of task {seed}: keep line {n} short and plain. ")).collect();
     let spec = serde_json::from_value(serde_json::json!({
         "description": format!("Write a Python function add_{seed}(n) that returns n + {seed}. {notes}"),
         "language": "python", "repo": repo, "max_iterations": 2,
-        "agents": { "alpha": { "seed": seed, "max_tokens": most, "temperature": 0.7 }, "beta": { "seed": seed, "max_tokens": 160 } },
+        "agents": {
+            "alpha": { "seed": seed, "max_tokens": max_tokens, "temperature": 0.7 },
+            "beta": { "seed": seed, "max_tokens": 160 },
+        },
     }))?;
     let began = Instant::now();
     let key = TaskKey::Id(client.submit(&spec, None).await?.id);
@@ -134,16 +139,16 @@ async fn task(client: &Client, kind: Kind, seed: u64, repo: &Path) -> anyhow::Re
             return Ok(state);
         }
         if kind == Kind::Cancelled && !cancelled && began.elapsed() >= cancel_at {
-            // It may have come to rest in this moment.
+            // The task may have come to rest in the meantime.
             cancelled = client.cancel(key, "soak").await.is_ok();
         }
-        ensure!(began.elapsed() < PATIENCE, "{key} is {state} after {PATIENCE:?}");
+        ensure!(began.elapsed() < TASK_TIMEOUT, "{key} is {state} after {TASK_TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// All is over: no node holds a sequence any more.
-async fn quiet(client: &Client) -> anyhow::Result<()> {
+/// Waits, at most a minute, until no node runs a sequence.
+async fn require_no_sequences(client: &Client) -> anyhow::Result<()> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
         let nodes = client.nodes().await?;
@@ -151,18 +156,18 @@ async fn quiet(client: &Client) -> anyhow::Result<()> {
         if running == 0 {
             return Ok(());
         }
-        ensure!(Instant::now() < until, "{running} sequences are still held a minute after the last task");
+        ensure!(Instant::now() < until, "{running} sequences still run a minute after the last task");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
-/// Resident bytes of `cfq up` and what it started, by what they are.
+/// Resident bytes of the child processes of `cfq up`, by name.
 fn memory(up: &str) -> anyhow::Result<BTreeMap<String, u64>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir("/proc")? {
         let path = entry?.path();
         let Ok(stat) = std::fs::read_to_string(path.join("stat")) else { continue };
-        // The name may hold blanks and brackets: what follows it does not.
+        // The process name may contain blanks and parentheses; the fields after it do not.
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
         if rest.split(' ').nth(1) != Some(up) {
             continue;
@@ -181,10 +186,10 @@ fn memory(up: &str) -> anyhow::Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-/// Medians of the first quarter in which everything was warm, and of the last.
-fn grew(samples: &[(Duration, BTreeMap<String, u64>)], last: Duration) -> anyhow::Result<()> {
+/// Compares the memory medians after the warm-up and at the end of the run.
+fn require_no_growth(samples: &[(Duration, BTreeMap<String, u64>)], duration: Duration) -> anyhow::Result<()> {
     let median = |name: &str, from: f64, to: f64| {
-        let inside = samples.iter().filter(|(at, _)| (last.mul_f64(from)..last.mul_f64(to)).contains(at));
+        let inside = samples.iter().filter(|(at, _)| (duration.mul_f64(from)..duration.mul_f64(to)).contains(at));
         let mut values: Vec<u64> = inside.filter_map(|(_, all)| all.get(name).copied()).collect();
         values.sort_unstable();
         values.get(values.len() / 2).copied().unwrap_or(0)
@@ -192,13 +197,14 @@ fn grew(samples: &[(Duration, BTreeMap<String, u64>)], last: Duration) -> anyhow
     let names: std::collections::BTreeSet<&String> = samples.iter().flat_map(|(_, all)| all.keys()).collect();
     let mut grown = Vec::new();
     for name in names {
-        let (warm, end) = (median(name, WARM, WARM + PART), median(name, 1.0 - PART, 1.0));
-        println!("{name}: {} MiB when warm, {} MiB at the end", warm >> 20, end >> 20);
+        let (warm, end) =
+            (median(name, WARM_UP_SHARE, WARM_UP_SHARE + SAMPLE_SHARE), median(name, 1.0 - SAMPLE_SHARE, 1.0));
+        println!("{name}: {} MiB after the warm-up, {} MiB at the end", warm >> 20, end >> 20);
         let growth = end.saturating_sub(warm);
-        if growth > GROWTH_BYTES && growth as f64 > GROWTH * warm as f64 {
+        if growth > MAX_GROWTH_BYTES && growth as f64 > MAX_GROWTH_SHARE * warm as f64 {
             grown.push(name.as_str());
         }
     }
-    ensure!(grown.is_empty(), "grew after it was warm: {}", grown.join(", "));
+    ensure!(grown.is_empty(), "memory grew after the warm-up: {}", grown.join(", "));
     Ok(())
 }

@@ -1,6 +1,7 @@
-//! How long `cfq up -d` takes until it accepts tasks: on an empty data folder, and again on the same one. Beside it, in the same
-//! run and in turn: Postgres and NATS alone, which is what no start can do without, and `cfq --version`, which is a process.
-//! Engines and the model are fetched beforehand; whether the model is loaded is not waited for.
+//! Start-up time of `cfq up -d` until it accepts tasks, on an empty data folder and again on the same one. The
+//! baselines, measured in alternation in the same run, are Postgres and NATS alone, which every start needs, and `cfq
+//! --version`, which is one process. Postgres, NATS and the model are fetched in advance; the benchmark does not wait
+//! for the model to be loaded.
 //!
 //!     cargo run -p cfq-benches --bin start_up -- target/debug/cfq
 #![allow(clippy::print_stdout)]
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use cfq_benches::median;
-use cfq_deploy::{Options, Paths, Stack};
+use cfq_deploy::{Paths, Stack, StackOptions};
 
 const RUNS: usize = 5;
 
@@ -20,7 +21,7 @@ const RUNS: usize = 5;
 async fn main() -> anyhow::Result<()> {
     let cfq = std::env::args().nth(1).context("first argument: the cfq binary")?;
     let cfq = std::path::absolute(cfq)?;
-    for fetched in [["engines", "ls"], ["models", "pull"]] {
+    for fetched in [["services", "ls"], ["models", "pull"]] {
         let mut fetch = Command::new(&cfq);
         fetch.args(fetched);
         if fetched == ["models", "pull"] {
@@ -31,37 +32,31 @@ async fn main() -> anyhow::Result<()> {
     let mut times: [Vec<Duration>; 5] = Default::default();
     for _ in 0..RUNS {
         let folder = tempfile::tempdir()?;
-        // As root the engines run as another user, who must be able to walk here.
+        // Under root, Postgres and NATS run as another user, which must be able to traverse this folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
         std::fs::write(folder.path().join("cfq.toml"), "")?;
         let [version, bare_first, bare_again, first, again] = &mut times;
         version.push(timed(Command::new(&cfq).arg("--version"))?);
-        bare_first.push(engines(folder.path()).await?);
-        bare_again.push(engines(folder.path()).await?);
+        bare_first.push(services(folder.path()).await?);
+        bare_again.push(services(folder.path()).await?);
         first.push(up(&cfq, folder.path())?);
         again.push(up(&cfq, folder.path())?);
     }
     let [version, bare_first, bare_again, first, again] = times.each_mut().map(|times| median(times).as_secs_f64());
     println!("medians of {RUNS}");
-    println!("cfq --version (yardstick)                 {version:6.3} s");
-    println!("Postgres and NATS alone, first (yardstick) {bare_first:5.2} s");
-    println!("Postgres and NATS alone, again (yardstick) {bare_again:5.2} s");
-    println!(
-        "cfq up -d, first start to ready            {first:5.2} s   {:.2} times the yardstick",
-        first / bare_first
-    );
-    println!(
-        "cfq up -d, second start to ready           {again:5.2} s   {:.2} times the yardstick",
-        again / bare_again
-    );
+    println!("cfq --version (baseline)                  {version:6.3} s");
+    println!("Postgres and NATS alone, first (baseline)  {bare_first:5.2} s");
+    println!("Postgres and NATS alone, again (baseline)  {bare_again:5.2} s");
+    println!("cfq up -d, first start to ready            {first:5.2} s   {:.2} times the baseline", first / bare_first);
+    println!("cfq up -d, second start to ready           {again:5.2} s   {:.2} times the baseline", again / bare_again);
     Ok(())
 }
 
-/// Start to answering; they are stopped again.
-async fn engines(folder: &Path) -> anyhow::Result<Duration> {
+/// Time until Postgres and NATS are ready; stops them again.
+async fn services(folder: &Path) -> anyhow::Result<Duration> {
     let paths = Paths { data: folder.join("engines"), ..Paths::from_environment()? };
     let start = Instant::now();
-    let stack = Stack::start(&paths, Options::default()).await?;
+    let stack = Stack::start(&paths, StackOptions::default()).await?;
     let took = start.elapsed();
     stack.stop().await?;
     Ok(took)

@@ -1,5 +1,5 @@
-//! From `cfq submit` to "accepted", as a person sees it (process start included) and through the API alone, beside the
-//! yardsticks of the same run: `cfq --version` and a request that touches nothing.
+//! Latency of `cfq submit` until the task is accepted, process start included, and of the API request alone. The
+//! baselines, measured in the same run, are `cfq --version` and a request without side effects.
 //!
 //!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin submit_latency -- target/debug/cfq REPO
 #![allow(clippy::print_stdout)]
@@ -46,9 +46,9 @@ async fn main() -> anyhow::Result<()> {
             client.cancel(TaskKey::Id(task.id), "bench").await?;
         }
     }
-    line("cfq --version (yardstick)", &mut version);
+    line("cfq --version (baseline)", &mut version);
     line("cfq submit to accepted", &mut submit);
-    line("GET /readyz (yardstick)", &mut healthy);
+    line("GET /readyz (baseline)", &mut healthy);
     line("POST /api/v1/tasks", &mut accepted);
     println!("ratio submit / version: {:.2}", ratio(&mut submit, &mut version));
     println!("ratio POST / readyz:    {:.2}", ratio(&mut accepted, &mut healthy));

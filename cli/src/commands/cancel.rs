@@ -8,6 +8,6 @@ use crate::output::Output;
 
 pub async fn run(client: &Client, out: Output, task: TaskKey, reason: &str) -> anyhow::Result<Code> {
     let reply = client.cancel(task, reason).await?;
-    out.data(&reply, |r| format!("{} is {}", r.number, r.state))?;
+    out.print(&reply, |r| format!("{} is {}", r.number, r.state))?;
     Ok(Code::Done)
 }

@@ -9,6 +9,6 @@ use crate::output;
 pub fn run(shell: clap_complete::Shell) -> anyhow::Result<Code> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "cfq", &mut script);
-    output::raw(&String::from_utf8(script)?);
+    output::print_raw(&String::from_utf8(script)?);
     Ok(Code::Done)
 }

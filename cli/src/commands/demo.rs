@@ -1,4 +1,4 @@
-//! `cfq demo`: the main job once, for real, on a sample repository of its own; then everything stops and the data stays.
+//! `cfq demo`: one real task on a new sample repository. Afterwards everything is stopped, and the data is kept.
 
 mod epilogue;
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cfq_deploy::{Paths, Talk};
+use cfq_deploy::{Paths, StatusOutput};
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
@@ -20,92 +20,93 @@ use crate::machine::{self, Machine};
 use crate::output::{self, Output};
 use crate::repo;
 
-/// Tokens; the example function needs thirty, its review two hundred.
-const LONGEST_REPLY: u32 = 320;
+/// Token limit of a reply: the example function needs about 30, its review about 200.
+const MAX_REPLY_TOKENS: u32 = 320;
 
 const TASK: &str = "Write a Python function is_even(n) that returns True if n is even and False otherwise.";
 
 pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs) -> anyhow::Result<Code> {
     let start = Instant::now();
-    // Beside the user's own data, so that a running cfq and its tasks are left alone.
+    // A data folder of its own, so that a running cfq and its tasks are not affected.
     let paths = Paths { data: paths.data.join("demo"), ..paths.clone() };
     if let Some(model) = &args.model {
         config.agents.alpha.model = Some(model.clone());
         config.agents.beta.model = Some(model.clone());
     }
     let bind = free_address()?;
-    let engines = config::engines(&config.engines, &args.engines);
-    let talk = if out.json || args.quiet { Talk::Silent } else { Talk::Stderr };
+    let services = config::service_options(&config.services, &args.services)?;
+    let status = if out.json || args.quiet { StatusOutput::Silent } else { StatusOutput::Stderr };
     if !args.quiet {
-        out.talk("cfq demo: one small task through the whole system, on this machine alone");
+        out.status("cfq demo: running one small task through the whole system on this machine");
     }
-    machine::check_holder(&paths)?;
-    models::require(out, &config, &paths).await?;
-    let machine = Machine::start(&paths, &config, engines, bind, talk).await?;
+    machine::check_data_folder_is_free(&paths)?;
+    models::fetch_required(out, &config, &paths).await?;
+    let machine = Machine::start(&paths, &config, services, bind, status).await?;
     if !args.quiet {
-        out.talk(&format!("everything runs after {:.1} s", start.elapsed().as_secs_f64()));
+        out.status(&format!("ready after {:.1} s", start.elapsed().as_secs_f64()));
     }
     let interrupted = cfq_link::stop::signalled();
-    let worked = tokio::select! {
-        worked = work(&machine.client, out, &paths, &config, &args) => worked,
-        () = interrupted => Err(exit::Coded {
+    let finished = tokio::select! {
+        finished = run_task(&machine.client, out, &paths, &config, &args) => finished,
+        () = interrupted => Err(exit::CodedError {
             code: Code::Interrupted,
-            message: "interrupted; the task is kept and goes on with the next `cfq demo`".to_owned(),
+            message: "interrupted; the next `cfq demo` resumes the task".to_owned(),
         }
         .into()),
     };
     machine.stop().await?;
-    let detail = worked?;
+    let detail = finished?;
     if !out.json {
-        output::line(&output::plain(&epilogue::words(&detail, &paths, &config)));
-        output::line(&format!("took {:.0} s", start.elapsed().as_secs_f64()));
+        output::print_line(&output::sanitize(&epilogue::render(&detail, &paths, &config)));
+        output::print_line(&format!("finished in {:.0} s", start.elapsed().as_secs_f64()));
     } else {
-        output::line(&serde_json::to_string(&detail)?);
+        output::print_line(&serde_json::to_string(&detail)?);
     }
     Ok(exit::of_state(detail.summary.state))
 }
 
-async fn work(
+/// Runs the demo's task to its end, or resumes the task of an interrupted demo.
+async fn run_task(
     client: &Client,
     out: Output,
     paths: &Paths,
     config: &Config,
     args: &DemoArgs,
 ) -> anyhow::Result<TaskDetail> {
-    let (number, task) = match unfinished(client, args).await? {
+    let (number, task) = match find_unfinished(client, args).await? {
         Some(found) => {
             if !args.quiet {
-                out.talk(&format!("{} of a demo that was interrupted goes on: {TASK}", found.summary.number));
+                out.status(&format!("resuming {} of an interrupted demo: {TASK}", found.summary.number));
             }
             (found.summary.number, found.summary.id)
         }
         None => {
             let reply = client.submit(&spec(paths, config, args)?, None).await?;
             if !args.quiet {
-                out.talk(&format!("{} submitted: {TASK}", reply.number));
+                out.status(&format!("{} submitted: {TASK}", reply.number));
             }
             (reply.number, reply.id)
         }
     };
     if args.quiet {
-        rest(client, TaskKey::Id(task)).await?;
+        wait_until_at_rest(client, TaskKey::Id(task)).await?;
     } else {
         watch::follow(client, out, TaskKey::Number(number), 0, true).await?;
     }
     let mut detail = client.task(TaskKey::Id(task)).await?;
-    // What the loop was not content with is still worth looking at.
+    // A result that did not converge is still worth a look: deliver its branch too.
     if detail.delivered_branch.is_none() && detail.best_iteration.is_some() {
         let repo = PathBuf::from(&detail.spec.repo);
-        let delivery = pull::bring(client, &detail, &repo, detail.best_iteration).await?;
+        let delivery = pull::create_branch(client, &detail, &repo, detail.best_iteration).await?;
         detail.delivered_branch = Some(delivery.branch);
         detail.delivered_commit = Some(delivery.commit);
     }
     Ok(detail)
 }
 
-/// The task of an earlier demo, if that was broken off and asked for the same: it goes on anyhow, and two at once would
-/// only hold each other up.
-async fn unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<TaskDetail>> {
+/// The task of an interrupted demo with the same seed and model. It continues in any case, and a second task would only
+/// compete with it.
+async fn find_unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<TaskDetail>> {
     for summary in client.tasks(None, 20).await?.tasks.iter().filter(|task| !task.state.is_resting()) {
         let detail = client.task(TaskKey::Id(summary.id)).await?;
         let alpha = &detail.spec.agents.alpha;
@@ -118,13 +119,13 @@ async fn unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<T
 }
 
 fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskSpec> {
-    let sample = sample_repository(&paths.data)?;
-    let facts = repo::start(&sample, None).context("the sample repository is damaged")?;
+    let sample = create_sample_repository(&paths.data)?;
+    let start = repo::resolve(&sample, None).context("the sample repository is damaged")?;
     let bound = config.agents();
-    // A small model that does not find its end is stopped soon: the run should take about a minute.
+    // Limits a small model that does not stop by itself: the demo should take about a minute.
     let seeded = |binding: &AgentBinding| AgentBinding {
         seed: Some(args.seed),
-        max_tokens: binding.max_tokens.or(Some(LONGEST_REPLY)),
+        max_tokens: binding.max_tokens.or(Some(MAX_REPLY_TOKENS)),
         ..binding.clone()
     };
     Ok(TaskSpec {
@@ -133,8 +134,8 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
         context_files: Vec::new(),
         constraints: Vec::new(),
         examples: Vec::new(),
-        repo: facts.root.to_string_lossy().into_owned(),
-        base: Some(facts.base),
+        repo: start.root.to_string_lossy().into_owned(),
+        base: Some(start.base),
         agents: AgentBindings { alpha: seeded(&bound.alpha), beta: seeded(&bound.beta) },
         threshold: None,
         max_iterations: Some(3),
@@ -144,20 +145,20 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
     })
 }
 
-async fn rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
+async fn wait_until_at_rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
     while !client.task(task).await?.summary.state.is_resting() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())
 }
 
-/// A git repository with one commit; a new one each time, so that each demo is one user's first task.
-fn sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
+/// Creates a git repository with one commit; a new one each time, so that each demo runs a first task.
+fn create_sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
     let dir = (1..)
         .map(|n| data.join(format!("sample-{n}")))
         .find(|dir| !dir.exists())
         .unwrap_or_else(|| data.join("sample"));
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let repo = git2::Repository::init(&dir)?;
     std::fs::write(dir.join("README.md"), "# sample\n\nA repository for `cfq demo` to work on.\n")?;
     let mut index = repo.index()?;

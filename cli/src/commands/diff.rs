@@ -9,8 +9,8 @@ use crate::output::{self, Output};
 pub async fn run(client: &Client, out: Output, task: TaskKey, iteration: Option<u32>) -> anyhow::Result<Code> {
     let chain = client.artifacts(task, iteration).await?;
     let Some(artifact) = chain.artifacts.last() else {
-        return Err(usage(format!("{task} has made nothing yet; `cfq watch {task}` shows it at work")));
+        return Err(usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`")));
     };
-    out.data(artifact, |a| output::plain(a.diff.trim_end()))?;
+    out.print(artifact, |a| output::sanitize(a.diff.trim_end()))?;
     Ok(Code::Done)
 }

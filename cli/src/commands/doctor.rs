@@ -2,21 +2,21 @@
 
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, Status};
-use cfq_inference_node::engine::candle::Choice;
-use cfq_inference_node::gpu::{self, Trouble};
+use cfq_inference_node::gpu::{self, DeviceProblem};
 use cfq_inference_node::models::Presence;
+use cfq_inference_node::models::default_model::DefaultModel;
 use cfq_proto::node::{Device, DeviceKind};
 
-use crate::commands::models::choice;
+use crate::commands::models::default_model;
 use crate::config::Config;
 use crate::exit::Code;
 use crate::output::Output;
 
 pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<Code> {
-    let mut checks = doctor::checks(paths, &config.engines).await;
-    checks.extend(devices());
-    checks.extend(model_checks(config, paths));
-    out.data(&checks, |checks| render(checks))?;
+    let mut checks = doctor::checks(paths, &config.services).await;
+    checks.extend(check_devices());
+    checks.extend(check_models(config, paths));
+    out.print(&checks, |checks| render(checks))?;
     let worst = checks.iter().map(|c| c.status).max();
     Ok(if worst == Some(Status::Fail) { Code::Failed } else { Code::Done })
 }
@@ -39,44 +39,44 @@ fn line(check: &Check, width: usize) -> String {
     text
 }
 
-fn devices() -> Vec<Check> {
+fn check_devices() -> Vec<Check> {
     let inventory = gpu::inventory();
     let device = |d: &Device| {
         let what = match d.kind {
             DeviceKind::Cpu => format!("{}, {:.1} GiB", d.name, d.memory_total as f64 / (1u64 << 30) as f64),
-            DeviceKind::Cuda => format!("{}, {}", d.name, gpu::card_words(d)),
+            DeviceKind::Cuda => format!("{}, {}", d.name, gpu::describe_gpu(d)),
         };
         let (status, next_step) = if d.throttled.is_empty() {
             (Status::Ok, None)
         } else {
-            (Status::Warn, Some("it computes slower than it could: look at its cooling and its power limit".to_owned()))
+            (Status::Warn, Some("it runs below its full speed: check its cooling and its power limit".to_owned()))
         };
         Check { name: d.id.clone(), status, what, next_step }
     };
-    let trouble = |t: &Trouble| Check {
-        name: t.of.clone(),
+    let problem = |p: &DeviceProblem| Check {
+        name: p.device.clone(),
         status: Status::Warn,
-        what: t.what.clone(),
-        next_step: Some(t.next_step.clone()),
+        what: p.problem.clone(),
+        next_step: Some(p.next_step.clone()),
     };
     let mut checks: Vec<Check> = inventory.devices.iter().map(device).collect();
-    checks.extend(inventory.troubles.iter().map(trouble));
-    let driver = inventory.driver.map_or_else(String::new, |version| format!("; NVIDIA driver {version}"));
-    let words = if inventory.devices.len() > 1 { gpu::use_of_cards() } else { &inventory.words };
+    checks.extend(inventory.problems.iter().map(problem));
+    let driver = inventory.driver_version.map_or_else(String::new, |version| format!("; NVIDIA driver {version}"));
+    let summary = if inventory.devices.len() > 1 { gpu::gpu_support_text() } else { &inventory.summary };
     checks.push(Check {
         name: "gpu".to_owned(),
         status: Status::Ok,
-        what: format!("{words}{driver}"),
+        what: format!("{summary}{driver}"),
         next_step: None,
     });
     checks
 }
 
-fn model_checks(config: &Config, paths: &Paths) -> Vec<Check> {
-    // As `cfq up` would have it.
-    let unbound = match choice::of_this_machine(config) {
-        Choice::Curated { entry, .. } => entry.id(),
-        Choice::Nothing | Choice::Idle { .. } => None,
+fn check_models(config: &Config, paths: &Paths) -> Vec<Check> {
+    // The model that `cfq up` would choose.
+    let unbound = match default_model::choose(config) {
+        DefaultModel::Curated { entry, .. } => entry.id(),
+        DefaultModel::NoCandidate | DefaultModel::UnusedGpu { .. } => None,
     };
     let config = Config { unbound, ..config.clone() };
     let store = config.store(paths);
@@ -86,11 +86,11 @@ fn model_checks(config: &Config, paths: &Paths) -> Vec<Check> {
         .map(|model| {
             let (status, what, next_step) = match store.presence(&model) {
                 _ if model.endpoint().is_some() => (Status::Ok, "behind an endpoint".to_owned(), None),
-                Ok(Presence::Here) => (Status::Ok, "on this machine".to_owned(), None),
+                Ok(Presence::Present) => (Status::Ok, "fetched".to_owned(), None),
                 Ok(Presence::Missing { bytes }) => {
                     let size = bytes.map_or_else(String::new, |bytes| format!(", {:.0} MB", bytes as f64 / 1e6));
                     let what = format!("not fetched yet{size}");
-                    (Status::Warn, what, Some(format!("cfq models pull {model}; cfq up does it by itself")))
+                    (Status::Warn, what, Some(format!("cfq models pull {model} (`cfq up` does this automatically)")))
                 }
                 Err(error) => (Status::Fail, error.to_string(), Some("change [agents] in cfq.toml".to_owned())),
             };

@@ -1,4 +1,4 @@
-//! `cfq down`: asks the `cfq up` that holds this data folder to stop, and waits until it has.
+//! `cfq down`: stops the `cfq up` that holds this data folder, and waits until it has exited.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use serde::Serialize;
 use crate::exit::{self, Code};
 use crate::output::Output;
 
-/// Each part may take its drain time; together they rarely need a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for the exit: each process may take its drain time; usually all exit within a second.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Serialize)]
 struct Down {
@@ -19,7 +19,7 @@ struct Down {
 
 pub async fn run(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     let Some(holder) = DataLock::holder(paths) else {
-        out.data(&Down { stopped: false }, |_| format!("nothing runs for {}", paths.data.display()))?;
+        out.print(&Down { stopped: false }, |_| format!("cfq is not running on {}", paths.data.display()))?;
         return Ok(Code::Done);
     };
     holder.process.signal(Signal::Terminate).map_err(|error| {
@@ -30,14 +30,15 @@ pub async fn run(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     })?;
     let start = Instant::now();
     while holder.process.is_alive() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > STOP_TIMEOUT {
             return Err(exit::failed(format!(
-                "process {} does not stop; `cfq logs --process up` may tell why, `kill -9 {}` ends it and the next `cfq up` cleans up",
+                "process {} does not stop; see `cfq logs --process up`, or run `kill -9 {}`: the next `cfq up` \
+                 cleans up",
                 holder.process.pid, holder.process.pid
             )));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    out.data(&Down { stopped: true }, |_| "stopped".to_owned())?;
+    out.print(&Down { stopped: true }, |_| "stopped".to_owned())?;
     Ok(Code::Done)
 }

@@ -1,7 +1,8 @@
 //! `cfq engine check`
 
-use cfq_inference_node::engine::candle::Bytes;
-use cfq_inference_node::engine::candle::check::{CheckOptions, CheckReport, check};
+use cfq_engine::Bytes;
+use cfq_engine::check::CheckReport;
+use cfq_inference_node::check_engine;
 
 use crate::args::EngineCommand;
 use crate::exit::{self, Code};
@@ -9,55 +10,55 @@ use crate::output::{self, Output, table};
 
 pub async fn run(out: Output, command: EngineCommand) -> anyhow::Result<Code> {
     let EngineCommand::Check { device, quick } = command;
-    let options = CheckOptions { device, quick };
-    let checked = tokio::task::spawn_blocking(move || check(options, &mut |what| out.talk(&format!("{what} ..."))));
-    let report = checked.await?.map_err(|error| exit::failed(error.to_string()))?;
-    out.data(&report, render)?;
+    let check = move || check_engine(device, quick, &mut |what| out.status(&format!("{what} ...")));
+    let report = tokio::task::spawn_blocking(check).await?.map_err(|error| exit::failed(error.to_string()))?;
+    out.print(&report, render)?;
     Ok(if report.passed() { Code::Done } else { Code::Failed })
 }
 
 fn render(report: &CheckReport) -> String {
-    let name = output::plain(&report.name);
-    let device = format!("{}: {name}, copies {} a second", report.device, Bytes(report.bandwidth as u64));
+    let name = output::sanitize(&report.name);
+    let device = format!("{}: {name}, copies {} per second", report.device, Bytes(report.bandwidth as u64));
     let mut parts = vec![device];
     let parity = report.parity.iter().map(|row| {
-        let said = row.failure.clone().unwrap_or_else(|| format!("{:.1e}", row.apart));
+        let difference = row.failure.clone().unwrap_or_else(|| format!("{:.1e}", row.difference));
         let verdict = if row.passed { "ok" } else { "FAIL" };
-        vec![row.model.clone(), verdict.to_owned(), format!("{:.0e}", row.allowed), said]
+        vec![row.model.clone(), verdict.to_owned(), format!("{:.0e}", row.allowed), difference]
     });
-    parts.push(table(&["SCORES AND TEXTS", "", "ALLOWED", "APART"], &parity.collect::<Vec<_>>()));
-    let ledger = report.ledger.iter().map(|row| {
-        let verdict = match row.allowed {
+    parts.push(table(&["PARITY WITH THE CPU", "", "ALLOWED", "DIFFERENCE"], &parity.collect::<Vec<_>>()));
+    let memory = report.memory.iter().map(|row| {
+        let verdict = match row.allowed_bytes {
             None => String::new(),
             Some(_) if row.failed() => "FAIL".to_owned(),
             Some(_) => "ok".to_owned(),
         };
-        let allowed = row.allowed.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
-        vec![row.model.clone(), verdict, allowed, row.words(), row.sum.clone()]
+        let allowed = row.allowed_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
+        vec![row.model.clone(), verdict, allowed, row.summary(), row.estimate.clone()]
     });
-    parts.push(table(&["LEDGER", "", "ALLOWED", "", "SUM"], &ledger.collect::<Vec<_>>()));
+    parts.push(table(&["MEMORY ESTIMATE", "", "ALLOWED", "", "SUM"], &memory.collect::<Vec<_>>()));
     let mut rates = Vec::new();
     for row in &report.speed {
-        let (prompt, rate) = (row.prefill.prompt, row.prefill.tokens_per_second);
+        let (prompt, rate) = (row.prefill.prompt_tokens, row.prefill.tokens_per_second);
         rates.push(vec![row.model.clone(), format!("prompt of {prompt}"), format!("{rate:.0}"), String::new()]);
         for decode in &row.decode {
-            let (rate, floor) = (decode.tokens_per_second, decode.floor_tokens_per_second);
-            let beside = format!("{floor:.0} ({:.0} %)", 100.0 * rate / floor.max(1e-9));
+            let (rate, limit) = (decode.tokens_per_second, decode.bandwidth_limit_tokens_per_second);
+            let limit = format!("{limit:.0} ({:.0} %)", 100.0 * rate / limit.max(1e-9));
             let what = format!("{} decoding", decode.sequences);
-            rates.push(vec![String::new(), what, format!("{rate:.0}"), beside]);
+            rates.push(vec![String::new(), what, format!("{rate:.0}"), limit]);
         }
     }
-    parts.push(table(&["SPEED", "", "TOKENS/S", "IF MEMORY WERE ALL"], &rates));
+    parts.push(table(&["SPEED", "", "TOKENS/S", "MEMORY-BOUND LIMIT"], &rates));
     if !report.not_run.is_empty() {
-        let left_out: Vec<String> = report.not_run.iter().map(|what| format!("  {what}")).collect();
-        parts.push(format!("Not run:\n{}", left_out.join("\n")));
+        let not_run: Vec<String> = report.not_run.iter().map(|what| format!("  {what}")).collect();
+        parts.push(format!("Not run:\n{}", not_run.join("\n")));
     }
     if !report.failures.is_empty() {
-        let failures: Vec<String> = report.failures.iter().map(|what| format!("  {}", output::plain(what))).collect();
+        let failures: Vec<String> =
+            report.failures.iter().map(|what| format!("  {}", output::sanitize(what))).collect();
         parts.push(format!("FAILED:\n{}", failures.join("\n")));
     }
     parts.push(match report.failed() {
-        0 => "Everything that was run passed.".to_owned(),
+        0 => "All checks that ran passed.".to_owned(),
         failed => format!("{} failed.", output::count(failed, "check")),
     });
     parts.join("\n\n")

@@ -14,11 +14,11 @@ pub async fn task(client: &Client, out: Output, task: TaskKey) -> anyhow::Result
     let list = client.events(task, 0).await?;
     for event in &list.events {
         if out.json {
-            output::line(&serde_json::to_string(event)?);
+            output::print_line(&serde_json::to_string(event)?);
         } else if let Some(text) = describe(&event.body) {
             let second = event.at as i64 % 86_400;
             let clock = format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60);
-            output::line(&format!("{clock}Z {} {}", event.number, output::plain(&text)));
+            output::print_line(&format!("{clock}Z {} {}", event.number, output::sanitize(&text)));
         }
     }
     Ok(Code::Done)
@@ -28,13 +28,13 @@ const PROCESSES: [&str; 6] = ["scheduler", "node", "runner", "postgres", "nats",
 
 pub fn process(data: &Path, name: &str) -> anyhow::Result<Code> {
     if !PROCESSES.contains(&name) {
-        return Err(usage(format!("no process {name:?}: choose one of {}", PROCESSES.join(", "))));
+        return Err(usage(format!("unknown process {name:?}; valid names: {}", PROCESSES.join(", "))));
     }
     let path = data.join("log").join(format!("{name}.log"));
     if !path.exists() {
         return Err(usage(format!("{} does not exist: has `cfq up` run with this data folder?", path.display())));
     }
     let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    output::line(output::plain(&String::from_utf8_lossy(&bytes)).trim_end());
+    output::print_line(output::sanitize(&String::from_utf8_lossy(&bytes)).trim_end());
     Ok(Code::Done)
 }

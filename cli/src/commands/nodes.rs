@@ -1,6 +1,6 @@
 //! `cfq nodes`
 
-use cfq_inference_node::gpu::card_words;
+use cfq_inference_node::gpu::describe_gpu;
 use cfq_proto::client::Client;
 use cfq_proto::http::NodeView;
 use cfq_proto::node::{DeviceKind, Residency};
@@ -9,7 +9,7 @@ use crate::exit::Code;
 use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
-    out.data(&client.nodes().await?, |nodes| render(nodes))?;
+    out.print(&client.nodes().await?, |nodes| render(nodes))?;
     Ok(Code::Done)
 }
 
@@ -19,33 +19,33 @@ fn gib(bytes: u64) -> String {
 
 fn render(nodes: &[NodeView]) -> String {
     if nodes.is_empty() {
-        return "no nodes have joined yet; `cfq logs --process node` tells what this machine's is doing".to_owned();
+        return "no nodes have registered yet; see `cfq logs --process node` for this machine's node".to_owned();
     }
     let mut lines = Vec::new();
     for node in nodes {
         let state = match (node.alive, node.ledger.draining) {
             (true, false) => "alive",
             (true, true) => "draining",
-            (false, _) => "away",
+            (false, _) => "unreachable",
         };
         lines.push(format!("{}  {state}  cfq {}  {} running", node.id, node.version, node.running));
         for device in &node.devices {
             let what = match device.kind {
                 DeviceKind::Cpu => gib(device.memory_total),
-                DeviceKind::Cuda => output::plain(&card_words(device)),
+                DeviceKind::Cuda => output::sanitize(&describe_gpu(device)),
             };
-            lines.push(format!("  {:7} {}  {what}", device.id, output::plain(&device.name)));
+            lines.push(format!("  {:7} {}  {what}", device.id, output::sanitize(&device.name)));
         }
         for model in &node.ledger.models {
             let state = match &model.residency {
                 Residency::Resident => "resident".to_owned(),
-                Residency::Available if model.running > 0 => "ending".to_owned(),
+                Residency::Available if model.running > 0 => "unloading".to_owned(),
                 Residency::Available => "on disk".to_owned(),
                 Residency::Loading => "loading".to_owned(),
-                Residency::Unusable { reason } => format!("unusable: {}", output::plain(reason)),
+                Residency::Unusable { reason } => format!("unusable: {}", output::sanitize(reason)),
             };
             let yields = match node.ledger.yields.get(&model.model) {
-                Some(whom) => format!("  makes way for {}", output::plain(whom)),
+                Some(program) => format!("  yields to {}", output::sanitize(program)),
                 None => String::new(),
             };
             lines.push(format!(

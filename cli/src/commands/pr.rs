@@ -9,8 +9,8 @@ use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, command: PrCommand) -> anyhow::Result<Code> {
     match command {
-        PrCommand::Ls => out.data(&client.prs().await?, |prs| list(prs))?,
-        PrCommand::Show { number } => out.data(&client.pr(number).await?, show)?,
+        PrCommand::Ls => out.print(&client.prs().await?, |prs| list(prs))?,
+        PrCommand::Show { number } => out.print(&client.pr(number).await?, show)?,
     }
     Ok(Code::Done)
 }
@@ -22,7 +22,7 @@ fn list(prs: &[PrView]) -> String {
     let rows: Vec<Vec<String>> = prs
         .iter()
         .map(|pr| {
-            let title = output::plain(&pr.title).replace('\n', " ");
+            let title = output::sanitize(&pr.title).replace('\n', " ");
             vec![pr.number.to_string(), pr.task.to_string(), pr.state.to_string(), pr.branch.clone(), title]
         })
         .collect();
@@ -31,14 +31,14 @@ fn list(prs: &[PrView]) -> String {
 
 fn show(pr: &PrView) -> String {
     let mut lines = vec![
-        format!("PR {} of {}: {}", pr.number, pr.task, output::plain(&pr.title)),
+        format!("PR {} of {}: {}", pr.number, pr.task, output::sanitize(&pr.title)),
         format!("  {}  {} on {}", pr.state, pr.branch, pr.base),
         format!("  head {}", pr.head),
     ];
     if let Some(commit) = &pr.merge_commit {
         lines.push(format!("  merged as {commit}"));
     }
-    lines.extend(pr.history.iter().map(|m| format!("    {:20} {}", m.to.as_str(), output::plain(&m.why))));
-    lines.push(format!("  the change: cfq diff {}", pr.task));
+    lines.extend(pr.history.iter().map(|m| format!("    {:20} {}", m.to.as_str(), output::sanitize(&m.why))));
+    lines.push(format!("  view the changes: cfq diff {}", pr.task));
     lines.join("\n")
 }

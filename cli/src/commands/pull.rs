@@ -1,5 +1,5 @@
-//! `cfq pull TASK`: the best artifact as a branch, made again from base and artifacts, so that it works from any clone that
-//! has the base, also for a task that was never delivered.
+//! `cfq pull TASK`: creates a branch with the best artifact. The branch is rebuilt from the base commit and the
+//! artifacts, so this works in any clone that has the base, also for a task that was never delivered.
 
 use std::path::{Path, PathBuf};
 
@@ -30,26 +30,24 @@ pub async fn run(
 ) -> anyhow::Result<Code> {
     let detail = client.task(task).await?;
     let repo = match repo {
-        Some(dir) => repo::start(&dir, None)?.root,
+        Some(dir) => repo::resolve(&dir, None)?.root,
         None => PathBuf::from(&detail.spec.repo),
     };
-    let delivery = bring(client, &detail, &repo, iteration).await?;
+    let delivery = create_branch(client, &detail, &repo, iteration).await?;
     if detail.summary.state == TaskState::WaitingOnHuman {
         let task = detail.summary.number;
-        out.talk(&format!("{task} still waits for you: `cfq resolve {task} --action accept_best_effort` ends it"));
+        out.status(&format!(
+            "{task} still waits for a human: `cfq resolve {task} --action accept_best_effort` closes it"
+        ));
     }
-    out.data(&Pulled { branch: delivery.branch, commit: delivery.commit, repo }, |p| {
-        format!(
-            "branch {0} in {1}\nlook at it: git diff HEAD...{0}\nmerge it:   git merge {0}",
-            p.branch,
-            p.repo.display()
-        )
+    out.print(&Pulled { branch: delivery.branch, commit: delivery.commit, repo }, |p| {
+        format!("branch {0} in {1}\nview it:  git diff HEAD...{0}\nmerge it: git merge {0}", p.branch, p.repo.display())
     })?;
     Ok(Code::Done)
 }
 
-/// The artifact of an iteration (the best if `None`) as a branch in `repo`; the same again is the same branch.
-pub async fn bring(
+/// Creates a branch in `repo` with the artifact of an iteration, or of the best one if `None`. Idempotent.
+pub async fn create_branch(
     client: &Client,
     detail: &TaskDetail,
     repo: &Path,
@@ -57,19 +55,19 @@ pub async fn bring(
 ) -> anyhow::Result<Delivery> {
     let task = detail.summary.number;
     let chain = client.artifacts(TaskKey::Number(task), iteration).await?;
-    let Some(asked) = chain.artifacts.last().map(|a| a.iteration) else {
-        return Err(exit::usage(format!("{task} has made nothing yet; `cfq watch {task}` shows it at work")));
+    let Some(requested) = chain.artifacts.last().map(|a| a.iteration) else {
+        return Err(exit::usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`")));
     };
-    // What is quarantined stays where it is; what could not be turned into files has nothing to bring.
-    let presentable =
-        detail.iterations.iter().any(|i| i.iteration == asked && i.quarantine.is_none() && i.commit.is_some());
-    if !presentable {
+    // A quarantined artifact is never delivered; an artifact without usable files has no commit.
+    let deliverable =
+        detail.iterations.iter().any(|i| i.iteration == requested && i.quarantine.is_none() && i.commit.is_some());
+    if !deliverable {
         return Err(exit::usage(format!(
-            "iteration {asked} of {task} is quarantined and is not brought into a repository; `cfq diff {task}` shows it"
+            "iteration {requested} of {task} is quarantined and cannot be pulled; view it with `cfq diff {task}`"
         )));
     }
     let branch = workstream::branch_name(chain.number, &detail.spec.description);
     let into = repo.to_path_buf();
-    let made = tokio::task::spawn_blocking(move || workstream::deliver(&into, &branch, &chain.base, &chain.artifacts));
-    made.await?.map_err(|error| exit::usage(error.to_string()))
+    let deliver = move || workstream::deliver(&into, &branch, &chain.base, &chain.artifacts);
+    tokio::task::spawn_blocking(deliver).await?.map_err(|error| exit::usage(error.to_string()))
 }

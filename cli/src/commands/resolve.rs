@@ -1,7 +1,7 @@
 //! `cfq resolve TASK --action ...`
 
 use cfq_proto::client::Client;
-use cfq_proto::looping::EscalationAction;
+use cfq_proto::loop_step::EscalationAction;
 
 use crate::args::{ActionArg, ResolveArgs};
 use crate::commands::watch;
@@ -10,10 +10,10 @@ use crate::output::Output;
 
 pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Result<Code> {
     let action = action(&args)?;
-    // Taken before the answer, so that watching starts with what the answer causes.
+    // Read before resolving, so that watching starts with the events that the action causes.
     let seen = client.events(args.task, 0).await?.events.last().map_or(0, |e| e.task_seq);
     let reply = client.resolve(args.task, action).await?;
-    out.data(&reply, |r| format!("{} is {}", r.number, r.state))?;
+    out.print(&reply, |r| format!("{} is {}", r.number, r.state))?;
     if args.watch { watch::run(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
 }
 

@@ -1,4 +1,4 @@
-//! `cfq serve scheduler|node|runner CONFIG`: one service as a process; `cfq up` starts these with the files it wrote.
+//! `cfq serve scheduler|node|runner CONFIG`: runs one process of cfq; `cfq up` starts these with the files it wrote.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use crate::args::ServeCommand;
 use crate::exit::Code;
 
-pub async fn run(service: ServeCommand) -> anyhow::Result<Code> {
+pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
     let stop = cfq_link::stop::signalled();
-    match service {
+    match process {
         ServeCommand::Scheduler { config } => {
             cfq_scheduler::run(read(&config)?, stop).await.context("the scheduler stopped")?;
         }
@@ -26,5 +26,5 @@ pub async fn run(service: ServeCommand) -> anyhow::Result<Code> {
 
 fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{} is not this service's configuration", path.display()))
+    toml::from_str(&text).with_context(|| format!("{} is not a valid configuration of this process", path.display()))
 }

@@ -4,31 +4,31 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
-use cfq_proto::looping::{ActionKind, Decision};
+use cfq_proto::loop_step::{ActionKind, Decision};
 
 use crate::exit::Code;
 use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, task: TaskKey) -> anyhow::Result<Code> {
     let detail = client.task(task).await?;
-    out.data(&detail, render)?;
+    out.print(&detail, render)?;
     Ok(Code::Done)
 }
 
 pub fn render(detail: &TaskDetail) -> String {
     let mut text = String::new();
-    let mut say = |line: String| {
+    let mut push = |line: String| {
         text.push_str(&line);
         text.push('\n');
     };
     let s = &detail.summary;
-    say(format!("{}  {}  ({})", s.number, s.state, s.id));
-    say(format!("  {}", output::plain(&s.title)));
-    say(format!("  repository  {}", detail.spec.repo));
+    push(format!("{}  {}  ({})", s.number, s.state, s.id));
+    push(format!("  {}", output::sanitize(&s.title)));
+    push(format!("  repository  {}", detail.spec.repo));
     if let Some(base) = &detail.spec.base {
-        say(format!("  base        {base}"));
+        push(format!("  base        {base}"));
     }
-    say(format!(
+    push(format!(
         "  loop        {}, iteration {} of at most {}, best {} of {:.0}, {} of work",
         s.loop_state,
         s.iteration,
@@ -38,16 +38,16 @@ pub fn render(detail: &TaskDetail) -> String {
         output::duration(detail.active_ms),
     ));
     if !detail.reason.is_empty() {
-        say(format!("  because     {}", output::plain(&detail.reason)));
+        push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }
     if let Some(branch) = &detail.delivered_branch {
-        say(format!("  delivered   branch {branch} ({})", detail.delivered_commit.as_deref().unwrap_or("?")));
+        push(format!("  delivered   branch {branch} ({})", detail.delivered_commit.as_deref().unwrap_or("?")));
     }
     if let Some(pr) = detail.pr {
-        say(format!("  pull request {pr}"));
+        push(format!("  pull request {pr}"));
     }
     for iteration in &detail.iterations {
-        iteration_lines(iteration, detail.best_iteration, &mut say);
+        iteration_lines(iteration, detail.best_iteration, &mut push);
     }
     for job in &detail.jobs {
         let mut line = format!("  {:5} {} {} attempt {}", job.role, job.model, job.state, job.attempt);
@@ -56,7 +56,7 @@ pub fn render(detail: &TaskDetail) -> String {
         }
         if let Some(usage) = &job.usage {
             line += &format!(
-                ", {} + {} tokens in {}, first after {}",
+                ", {} + {} tokens in {}, first token after {}",
                 usage.prompt_tokens,
                 usage.output_tokens,
                 output::duration(usage.total_ms),
@@ -64,7 +64,7 @@ pub fn render(detail: &TaskDetail) -> String {
             );
         }
         if job.state == JobState::Queued && !job.placement.is_empty() {
-            line += &format!(", {}", output::plain(&job.placement));
+            line += &format!(", {}", output::sanitize(&job.placement));
         }
         if job.losses > 0 || job.failures > 0 {
             line += &format!(", {} lost, {} failed", job.losses, job.failures);
@@ -72,37 +72,37 @@ pub fn render(detail: &TaskDetail) -> String {
         if let Some(failure) = &job.failure {
             line += &format!(": {failure}");
         }
-        say(line);
+        push(line);
     }
     if let Some(escalation) = &detail.escalation {
-        escalation_lines(escalation, s.number.to_string(), &mut say);
+        escalation_lines(escalation, s.number.to_string(), &mut push);
     }
     text.trim_end().to_owned()
 }
 
-fn iteration_lines(it: &IterationView, best: Option<u32>, say: &mut impl FnMut(String)) {
+fn iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
     let mark = if best == Some(it.iteration) { " (best)" } else { "" };
-    say(format!("  iteration {}{mark}: {} by {}", it.iteration, it.paths.join(", "), it.model));
+    push(format!("  iteration {}{mark}: {} by {}", it.iteration, it.paths.join(", "), it.model));
     for finding in &it.findings {
-        say(format!("    check   {}:{} {}", finding.path, finding.line, output::plain(&finding.message)));
+        push(format!("    check   {}:{} {}", finding.path, finding.line, output::sanitize(&finding.message)));
     }
     if let Some(review) = &it.review {
         let by = it.reviewer_model.as_deref().unwrap_or("?");
-        say(format!(
+        push(format!(
             "    review  {:.0}/100 by {by}, {}",
             review.quality_score,
             output::count(review.defects.len(), "defect")
         ));
         for defect in &review.defects {
-            say(format!(
+            push(format!(
                 "      {:8} {}: {}",
                 defect.severity.as_str(),
-                output::plain(&defect.location),
-                output::plain(&defect.description)
+                output::sanitize(&defect.location),
+                output::sanitize(&defect.description)
             ));
         }
         for change in review.required_changes.iter().filter(|change| !change.trim().is_empty()) {
-            say(format!("      required {}", output::plain(change)));
+            push(format!("      required {}", output::sanitize(change)));
         }
     }
     if let Some(decided) = &it.decided {
@@ -112,19 +112,19 @@ fn iteration_lines(it: &IterationView, best: Option<u32>, say: &mut impl FnMut(S
             Decision::Escalate { reason, .. } => format!("escalate ({reason})"),
             Decision::Fail { reason } => format!("fail ({reason})"),
         };
-        say(format!("    decided {word}: {}", decided.why));
+        push(format!("    decided {word}: {}", decided.why));
     }
 }
 
-fn escalation_lines(escalation: &EscalationView, task: String, say: &mut impl FnMut(String)) {
-    say(format!("  needs you: {}", escalation.why));
-    say(format!("  {}", escalation.recommendation));
+fn escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
+    push(format!("  needs a human: {}", escalation.why));
+    push(format!("  {}", escalation.recommendation));
     for action in &escalation.available_actions {
         let with = match action {
             ActionKind::SwitchLlm => " --model MODEL",
             ActionKind::RetryWithConstraints => " --constraint \"...\"",
             ActionKind::AcceptBestEffort | ActionKind::Abort | ActionKind::Fail => "",
         };
-        say(format!("    cfq resolve {task} --action {}{with}", action.as_str()));
+        push(format!("    cfq resolve {task} --action {}{with}", action.as_str()));
     }
 }

@@ -16,71 +16,72 @@ use crate::repo;
 
 pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     let spec = spec(&args)?;
-    // A key of our own makes a repeated send of this one submit (a broken connection) harmless.
+    // A generated key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
     let reply = client.submit(&spec, Some(&key)).await?;
-    out.data(&reply, |r| {
-        let again = if r.created { "" } else { " (already submitted with this key)" };
-        format!("{} accepted{again}", r.number)
+    out.print(&reply, |r| {
+        let note = if r.created { "" } else { " (already submitted with this key)" };
+        format!("{} accepted{note}", r.number)
     })?;
     if args.watch {
         return watch::run(client, out, TaskKey::Number(reply.number), 0, true).await;
     }
-    out.talk(&format!("follow it: cfq watch {}", reply.number));
+    out.status(&format!("follow it: cfq watch {}", reply.number));
     Ok(Code::Done)
 }
 
 fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
     let mut fields = match &args.file {
-        Some(path) => from_file(path)?,
+        Some(path) => read_task_file(path)?,
         None => {
             let mut fields = serde_json::Map::new();
-            fields.insert("description".into(), text(args)?.into());
+            fields.insert("description".into(), description(args)?.into());
             fields
         }
     };
-    // A task file may leave out the repository: it is where the person stands.
+    // Without a repository in flags or file, the task works on the current folder's.
     let repo = match (&args.repo, fields.get("repo").and_then(|r| r.as_str())) {
         (Some(dir), _) => dir.clone(),
         (None, Some(dir)) => PathBuf::from(dir),
-        (None, None) => std::env::current_dir().context("cannot tell the current folder; use --repo")?,
+        (None, None) => std::env::current_dir().context("cannot determine the current folder; use --repo DIR")?,
     };
     fields.insert("repo".into(), repo.to_string_lossy().into());
     let what = args.file.as_ref().map_or_else(|| "the task".to_owned(), |p| p.display().to_string());
     let fields = serde_json::Value::from(fields);
     let mut spec: TaskSpec =
         serde_path_to_error::deserialize(fields).map_err(|error| exit::usage(format!("{what}: {error}")))?;
-    lay_over(&mut spec, args);
+    override_with_flags(&mut spec, args);
     if spec.description.trim().is_empty() {
         return Err(exit::usage(
-            "the task's description is empty: say what is to be done, as `cfq submit \"...\"`, on standard input, or in the \
-             `description` of a task file",
+            "the task's description is empty: give one as `cfq submit \"...\"`, on standard input, or as `description` \
+             in a task file",
         ));
     }
-    let start = repo::start(Path::new(&spec.repo), spec.base.as_deref())?;
+    let start = repo::resolve(Path::new(&spec.repo), spec.base.as_deref())?;
     start.check_context(&spec.context_files)?;
     spec.repo = start.root.to_string_lossy().into_owned();
     spec.base = Some(start.base);
     Ok(spec)
 }
 
-fn from_file(path: &Path) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+fn read_task_file(path: &Path) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| exit::usage(format!("cannot read the task file {}: {error}", path.display())))?;
     let value: serde_json::Value =
         serde_saphyr::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
     match value {
         serde_json::Value::Object(fields) => Ok(fields),
-        _ => Err(exit::usage(format!("{}: a task file is a mapping, with at least `description`", path.display()))),
+        _ => Err(exit::usage(format!("{}: a task file must be a mapping with at least `description`", path.display()))),
     }
 }
 
-fn text(args: &SubmitArgs) -> anyhow::Result<String> {
+/// The task's description: the argument, or standard input.
+fn description(args: &SubmitArgs) -> anyhow::Result<String> {
     match args.text.as_deref() {
         Some("-") | None => {
             if args.text.is_none() && std::io::stdin().is_terminal() {
                 return Err(exit::usage(
-                    "say what is to be done: cfq submit \"...\", or -f task.yaml, or text on standard input",
+                    "missing description: use `cfq submit \"...\"`, `cfq submit -f task.yaml`, or standard input",
                 ));
             }
             let mut text = String::new();
@@ -94,7 +95,7 @@ fn text(args: &SubmitArgs) -> anyhow::Result<String> {
     }
 }
 
-fn lay_over(spec: &mut TaskSpec, args: &SubmitArgs) {
+fn override_with_flags(spec: &mut TaskSpec, args: &SubmitArgs) {
     if let Some(language) = &args.language {
         spec.language.clone_from(language);
     }

@@ -1,7 +1,8 @@
-//! One call of a model, from the queue to its last token.
+//! The state of one model call, from the queue to its last token.
 //!
-//! Frames carry text, not tokens; while a model generates, tokens are told from bytes, as the scheduler does it, with the
-//! ratio that this model showed in its finished calls. Such figures carry a `~`; the exact ones come with the call's end.
+//! Frames carry text, not tokens. While a model generates, the number of tokens is estimated from bytes, as the
+//! scheduler does it, with the ratio measured in this model's finished calls. Estimates are marked with `~`; the end of
+//! the call brings the exact numbers.
 
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use cfq_proto::task::Agent;
 
 use crate::output;
 
-/// Bytes a token, before any call of a model has ended: common for English and code.
-const BYTES_A_TOKEN: f64 = 4.0;
-/// A rate over less than this says nothing.
-const RATE_AFTER: Duration = Duration::from_millis(500);
+/// Bytes per token before any call of the model has finished: typical for English and code.
+const DEFAULT_BYTES_PER_TOKEN: f64 = 4.0;
+/// Shortest time over which a rate is shown; over less it is not meaningful.
+const MIN_RATE_TIME: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
-pub struct Call {
+pub struct ModelCall {
     pub job: JobId,
     pub role: Agent,
     pub model: ModelId,
@@ -31,24 +32,26 @@ pub enum Phase {
     Placed,
     Prefill,
     Decode {
+        /// Bytes generated so far.
         bytes: u64,
-        /// When the first frame had come, and the bytes there were then.
+        /// Time of the first frame.
         since: Duration,
+        /// Bytes generated up to and including the first frame.
         before: u64,
     },
 }
 
-impl Call {
-    pub fn frame(&mut self, tokens: &TokensData, now: Duration) {
+impl ModelCall {
+    pub fn on_frame(&mut self, tokens: &TokensData, now: Duration) {
         let end = tokens.offset + tokens.text.len() as u64;
         match &mut self.phase {
             Phase::Decode { bytes, .. } if end >= *bytes => *bytes = end,
-            // The first frame, or a new attempt that begins again.
+            // The first frame, or a new attempt that starts from the beginning.
             phase => *phase = Phase::Decode { bytes: end, since: now, before: end },
         }
     }
 
-    /// Of the output so far.
+    /// Bytes generated so far.
     pub fn bytes(&self) -> u64 {
         match self.phase {
             Phase::Decode { bytes, .. } => bytes,
@@ -56,26 +59,26 @@ impl Call {
         }
     }
 
-    /// The name a person calls the model by, without where it comes from: `qwen2.5-coder:14b`.
-    pub fn name(&self) -> String {
+    /// The short name of the model, without its source: `qwen2.5-coder:14b`.
+    pub fn model_name(&self) -> String {
         let name = self.model.as_str().split_once(':').map_or(self.model.as_str(), |(_, name)| name);
         name.rsplit('/').next().unwrap_or(name).to_owned()
     }
 
-    /// What it is at; `waits` is why it is not placed, if that is known.
-    pub fn words(&self, waits: &str, bytes_a_token: Option<f64>, now: Duration) -> String {
+    /// The current phase, for display. `pending_reason` is why the call is not placed, if known.
+    pub fn describe(&self, pending_reason: &str, bytes_per_token: Option<f64>, now: Duration) -> String {
         match &self.phase {
-            Phase::Queued if waits.is_empty() => "waiting for a node".to_owned(),
-            Phase::Queued => waits.to_owned(),
-            Phase::Placed => "waiting for the node".to_owned(),
+            Phase::Queued if pending_reason.is_empty() => "waiting for a node".to_owned(),
+            Phase::Queued => pending_reason.to_owned(),
+            Phase::Placed => "starting on the node".to_owned(),
             Phase::Prefill => "prefill".to_owned(),
             Phase::Decode { bytes, since, before } => {
-                let ratio = bytes_a_token.unwrap_or(BYTES_A_TOKEN);
+                let ratio = bytes_per_token.unwrap_or(DEFAULT_BYTES_PER_TOKEN);
                 let tokens = (*bytes as f64 / ratio).round() as usize;
                 let mut text = format!("generating ~{}", output::count(tokens, "token"));
-                let spent = now.saturating_sub(*since);
-                if spent >= RATE_AFTER {
-                    let rate = (bytes - before) as f64 / ratio / spent.as_secs_f64();
+                let elapsed = now.saturating_sub(*since);
+                if elapsed >= MIN_RATE_TIME {
+                    let rate = (bytes - before) as f64 / ratio / elapsed.as_secs_f64();
                     text += &format!(", {rate:.0}/s");
                 }
                 text

@@ -1,71 +1,71 @@
-//! What a person sees of a run while it goes on. Lines that are final scroll by on stdout as they would into a file; on a
-//! terminal there is a bottom part besides: the row of text that a model is still writing, and under it one status line.
+//! Live display of a running task. Final lines scroll on stdout, exactly as they would go into a file. A terminal also
+//! gets a footer: the row of text that a model is still writing, and below it one status line.
 //!
-//! The two never mix, because only this module writes while a run is watched: before final rows are written the bottom
-//! part is taken away, and drawn again below them. The row that is open belongs to the bottom part, not to the scrolled
-//! text, so nothing ever has to be written behind half a row that something else was drawn under.
+//! The two never mix, because only this module writes while a task is watched: before final rows are written the footer
+//! is erased, and drawn again below them. The open row belongs to the footer, not to the scrolled text, so no output is
+//! ever appended to a half row that has something drawn below it.
 
-mod bottom;
 mod call;
+mod footer;
 mod progress;
-mod rows;
 mod status;
+mod wrap;
 
 use std::time::{Duration, Instant};
 
 use cfq_proto::task::Agent;
 
 use crate::output;
-use bottom::Bottom;
-use progress::Progress;
-use rows::Rows;
+use footer::Footer;
+use progress::TaskProgress;
+use wrap::WrappedText;
 
 const SPINNER: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];
-/// How often the bottom part changes by itself: a spinner that turns, seconds that pass.
-const TICK: Duration = Duration::from_millis(100);
-/// Before every row of a model's text but its first.
+/// Redraw interval of the footer, for the spinner and the elapsed seconds.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// Prefix of every row of a model's text after the first.
 const INDENT: &str = "        | ";
 
 pub struct Screen {
-    /// The bottom part, and text in rows of the terminal; `None` where there is none, or only data is wanted.
-    bottom: Option<Bottom>,
-    text: Text,
-    pub progress: Progress,
+    /// `None` without a terminal, or with `--json`. With a footer, text is wrapped to the width of the terminal.
+    footer: Option<Footer>,
+    text: ModelText,
+    pub progress: TaskProgress,
     start: Instant,
 }
 
-/// What a model is writing.
-enum Text {
+/// The text that a model is writing.
+enum ModelText {
     None,
-    /// Written as it came; the line is not ended yet.
+    /// Written as received; the line is not ended yet.
     Raw,
-    Rows(Rows),
+    Wrapped(WrappedText),
 }
 
 impl Screen {
-    /// `live`: with a bottom part, where there is a terminal for it.
+    /// With `live`, the screen has a footer if there is a terminal.
     pub fn new(live: bool) -> Self {
-        let bottom = if live { Bottom::of_terminal() } else { None };
-        Self { bottom, text: Text::None, progress: Progress::default(), start: Instant::now() }
+        let footer = if live { Footer::of_terminal() } else { None };
+        Self { footer, text: ModelText::None, progress: TaskProgress::default(), start: Instant::now() }
     }
 
-    /// Whether somebody sees [`Screen::progress`].
+    /// Whether [`Screen::progress`] is shown.
     pub fn is_live(&self) -> bool {
-        self.bottom.is_some()
+        self.footer.is_some()
     }
 
     pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// A final line that begins with `label`.
-    pub fn line(&mut self, label: &str, text: &str) {
+    /// Writes a final line that starts with `label`.
+    pub fn print_line(&mut self, label: &str, text: &str) {
         self.end_text();
-        let lines = match &self.bottom {
+        let lines = match &self.footer {
             None => format!("{label} {text}"),
-            Some(bottom) => {
-                let mut rows = Rows::new(format!("{label} "), " ".repeat(label.len() + 1));
-                let mut done = rows.push(text, bottom.width());
+            Some(footer) => {
+                let mut rows = WrappedText::new(format!("{label} "), " ".repeat(label.len() + 1));
+                let mut done = rows.push(text, footer.width());
                 done.extend(rows.finish());
                 done.join("\n")
             }
@@ -73,32 +73,33 @@ impl Screen {
         self.write(&lines);
     }
 
-    /// Text that `role` goes on writing.
-    pub fn text(&mut self, role: Agent, text: &str) {
-        let Some(bottom) = &self.bottom else {
+    /// Appends to the text that `role` is writing.
+    pub fn append_text(&mut self, role: Agent, text: &str) {
+        let Some(footer) = &self.footer else {
             let begin = if self.is_in_text() { String::new() } else { format!("  {role} | ") };
-            self.text = Text::Raw;
-            return output::raw(&format!("{begin}{}", text.replace('\n', &format!("\n{INDENT}"))));
+            self.text = ModelText::Raw;
+            return output::print_raw(&format!("{begin}{}", text.replace('\n', &format!("\n{INDENT}"))));
         };
-        let width = bottom.width();
-        let mut rows = match std::mem::replace(&mut self.text, Text::None) {
-            Text::Rows(rows) => rows,
-            Text::None | Text::Raw => Rows::new(format!("  {:5} | ", role.as_str()), INDENT),
+        let width = footer.width();
+        let mut rows = match std::mem::replace(&mut self.text, ModelText::None) {
+            ModelText::Wrapped(rows) => rows,
+            ModelText::None | ModelText::Raw => WrappedText::new(format!("  {:5} | ", role.as_str()), INDENT),
         };
         let done = rows.push(text, width);
-        self.text = Text::Rows(rows);
+        self.text = ModelText::Wrapped(rows);
         if done.is_empty() { self.draw() } else { self.write(&done.join("\n")) }
     }
 
+    /// Whether a model's text is being written.
     pub fn is_in_text(&self) -> bool {
-        !matches!(self.text, Text::None)
+        !matches!(self.text, ModelText::None)
     }
 
     fn end_text(&mut self) {
-        match std::mem::replace(&mut self.text, Text::None) {
-            Text::None => {}
-            Text::Raw => self.write(""),
-            Text::Rows(rows) => {
+        match std::mem::replace(&mut self.text, ModelText::None) {
+            ModelText::None => {}
+            ModelText::Raw => self.write(""),
+            ModelText::Wrapped(rows) => {
                 if let Some(last) = rows.finish() {
                     self.write(&last);
                 }
@@ -106,43 +107,43 @@ impl Screen {
         }
     }
 
-    /// Waits for `wait` with the bottom part alive.
-    pub async fn during<T>(&mut self, wait: impl Future<Output = T>) -> T {
+    /// Awaits `wait` and keeps redrawing the footer meanwhile.
+    pub async fn redraw_while<T>(&mut self, wait: impl Future<Output = T>) -> T {
         let mut wait = std::pin::pin!(wait);
-        if self.bottom.is_none() {
+        if self.footer.is_none() {
             return wait.await;
         }
         loop {
             tokio::select! {
                 biased;
                 done = &mut wait => return done,
-                () = tokio::time::sleep(TICK) => self.draw(),
+                () = tokio::time::sleep(REDRAW_INTERVAL) => self.draw(),
             }
         }
     }
 
     fn write(&mut self, lines: &str) {
-        if let Some(bottom) = &mut self.bottom {
-            bottom.clear();
+        if let Some(footer) = &mut self.footer {
+            footer.clear();
         }
-        output::line(lines);
+        output::print_line(lines);
         self.draw();
     }
 
     fn draw(&mut self) {
         let now = self.now();
-        let Some(bottom) = &mut self.bottom else { return };
-        let turn = (now.as_millis() / TICK.as_millis()) as usize % SPINNER.len();
-        let status = format!("{} {}", SPINNER[turn], self.progress.line(now, bottom.width().saturating_sub(2)));
-        bottom.draw(match &self.text {
-            Text::Rows(rows) => vec![rows.open_row(), status],
-            Text::None | Text::Raw => vec![status],
+        let Some(footer) = &mut self.footer else { return };
+        let turn = (now.as_millis() / REDRAW_INTERVAL.as_millis()) as usize % SPINNER.len();
+        let status = format!("{} {}", SPINNER[turn], self.progress.status_line(now, footer.width().saturating_sub(2)));
+        footer.draw(match &self.text {
+            ModelText::Wrapped(rows) => vec![rows.open_row(), status],
+            ModelText::None | ModelText::Raw => vec![status],
         });
     }
 }
 
 impl Drop for Screen {
-    /// Also when a watch is broken off: what a model had written so far stays; the bottom part goes by itself.
+    /// Writes the open text, also when a watch is interrupted; the footer erases itself.
     fn drop(&mut self) {
         self.end_text();
     }

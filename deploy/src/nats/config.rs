@@ -1,4 +1,4 @@
-//! The server's configuration file, rendered anew at each start.
+//! The server's configuration file, written again at each start.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ pub struct Server<'a> {
     pub port: u16,
     pub store: &'a Path,
     pub store_bytes: u64,
-    /// Public key and who it belongs to.
+    /// The clients: public key and identity.
     pub users: &'a [(String, &'a Identity)],
 }
 
@@ -23,8 +23,8 @@ pub fn render(server: &Server<'_>) -> String {
             users,
             "    {{\n      nkey: {}\n      permissions: {{\n        publish: {{ allow: {} }}\n        subscribe: {{ allow: {} }}\n        allow_responses: {}\n      }}\n    }}\n",
             quoted(key),
-            list(&grants.publish),
-            list(&grants.subscribe),
+            quoted_list(&grants.publish),
+            quoted_list(&grants.subscribe),
             grants.responses,
         );
     }
@@ -33,13 +33,13 @@ pub fn render(server: &Server<'_>) -> String {
         quoted(server.name),
         server.port,
         quoted(&server.store.display().to_string()),
-        // Streams of ours are files; nothing is kept in memory.
+        // All of cfq's streams use file storage.
         64 << 20,
         server.store_bytes,
     )
 }
 
-fn list(subjects: &[String]) -> String {
+fn quoted_list(subjects: &[String]) -> String {
     let subjects: Vec<String> = subjects.iter().map(|subject| quoted(subject)).collect();
     format!("[{}]", subjects.join(", "))
 }
@@ -54,7 +54,7 @@ mod tests {
     use cfq_proto::ids::NodeId;
 
     #[test]
-    fn the_file_says_who_may_do_what_and_nobody_may_come_without_a_key() {
+    fn rendered_file_contains_grants_and_no_anonymous_access() {
         let node = Identity::Node(NodeId::new("den").unwrap());
         let users = [("UNODE".to_owned(), &node)];
         let text = render(&Server {

@@ -1,4 +1,4 @@
-//! One nkey per identity: the seed in a file only its holder can read, the public half in the server's configuration.
+//! One nkey per identity: the seed is in a private file, the public key in the server's configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -16,11 +16,11 @@ pub fn seed_file(keys: &Path, identity: &Identity) -> PathBuf {
     })
 }
 
-/// Makes the seed if there is none yet.
+/// The public key of an identity. Generates the seed if the identity has none yet.
 pub fn public_key(keys: &Path, identity: &Identity) -> Result<String, NatsError> {
     let path = seed_file(keys, identity);
     let failed = |source| NatsError::Key { path: path.clone(), source };
-    if let Some(seed) = files::read_if_there(&path)? {
+    if let Some(seed) = files::read_if_exists(&path)? {
         return Ok(KeyPair::from_seed(seed.trim()).map_err(failed)?.public_key());
     }
     let pair = KeyPair::new_user();
@@ -33,13 +33,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_once_and_a_damaged_one_is_named() {
+    fn key_is_generated_once_and_a_damaged_one_is_reported() {
         let keys = tempfile::tempdir().unwrap();
         let first = public_key(keys.path(), &Identity::Scheduler).unwrap();
         assert!(first.starts_with('U'));
         assert_eq!(public_key(keys.path(), &Identity::Scheduler).unwrap(), first);
         std::fs::write(seed_file(keys.path(), &Identity::Scheduler), "torn").unwrap();
-        let said = public_key(keys.path(), &Identity::Scheduler).unwrap_err().to_string();
-        assert!(said.contains("scheduler.seed"), "{said}");
+        let message = public_key(keys.path(), &Identity::Scheduler).unwrap_err().to_string();
+        assert!(message.contains("scheduler.seed"), "{message}");
     }
 }

@@ -1,4 +1,5 @@
-//! Talking to the server: waiting until it answers, the services' user and database, and the settings the doctor reads.
+//! Connections to the server: waiting until it responds, creating the role and database of the scheduler, and reading
+//! the settings that `cfq doctor` checks.
 
 use std::time::Duration;
 
@@ -8,96 +9,98 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::initialise::ADMIN;
-use super::{DATABASE, PORT, Postgres, PostgresError, PostgresFacts, TAIL, USER};
+use super::initdb::ADMIN;
+use super::{DATABASE, LOG_TAIL_BYTES, PORT, Postgres, PostgresError, PostgresFacts, USER};
 use crate::files;
 
-const POLL: Duration = Duration::from_millis(10);
-/// Replaying the log after a crash can take this long on a slow disk.
-const READY: Duration = Duration::from_secs(180);
-/// One try; a server that accepts and then says nothing is not ready.
-const TRY: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Replaying the write-ahead log after a crash can take this long on a slow disk.
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
+/// Timeout of one connection attempt: a server that accepts and then sends nothing is not ready.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One setting of the running server.
+/// A setting of the running server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, sqlx::FromRow)]
 pub struct Setting {
     pub name: String,
     pub setting: String,
 }
 
-enum State {
+enum Readiness {
     Ready,
-    /// It answers, but our user or database is not there.
-    Bare,
-    NotYet(sqlx::Error),
+    /// The server responds, but the scheduler's role or database is missing.
+    NotProvisioned,
+    NotReady(sqlx::Error),
 }
 
 impl Postgres {
-    pub(super) async fn ready(&self, process: &Process) -> Result<(), PostgresError> {
-        let deadline = Instant::now() + READY;
+    pub(super) async fn wait_until_ready(&self, process: &Process) -> Result<(), PostgresError> {
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
-            match self.state().await? {
-                State::Ready => return Ok(()),
-                State::Bare => return self.provision().await,
-                State::NotYet(source) => {
+            match self.readiness().await? {
+                Readiness::Ready => return Ok(()),
+                Readiness::NotProvisioned => return self.provision().await,
+                Readiness::NotReady(source) => {
                     if let Some(exit) = process.exit() {
-                        let tail = log_tail(&self.log, TAIL);
-                        return Err(PostgresError::Ended { exit, log: self.log.clone(), tail });
+                        let tail = log_tail(&self.log, LOG_TAIL_BYTES);
+                        return Err(PostgresError::Exited { exit, log: self.log.clone(), tail });
                     }
                     if Instant::now() > deadline {
-                        return Err(PostgresError::Silent { within: READY, log: self.log.clone(), source });
+                        let log = self.log.clone();
+                        return Err(PostgresError::Unresponsive { within: READY_TIMEOUT, log, source });
                     }
-                    sleep(POLL).await;
+                    sleep(POLL_INTERVAL).await;
                 }
             }
         }
     }
 
-    async fn state(&self) -> Result<State, PostgresError> {
-        let options = self.options(USER, DATABASE, &self.secret(&self.password_file())?);
-        let error = match timeout(TRY, options.connect()).await {
+    async fn readiness(&self) -> Result<Readiness, PostgresError> {
+        let options = self.options(USER, DATABASE, &self.read_secret(&self.password_file())?);
+        let error = match timeout(CONNECT_TIMEOUT, options.connect()).await {
             Ok(Ok(connection)) => {
                 close(connection).await;
-                return Ok(State::Ready);
+                return Ok(Readiness::Ready);
             }
             Ok(Err(error)) => error,
-            Err(_) => return Ok(State::NotYet(sqlx::Error::PoolTimedOut)),
+            Err(_) => return Ok(Readiness::NotReady(sqlx::Error::PoolTimedOut)),
         };
         let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
         Ok(match code.as_deref() {
-            // invalid_password (also said of an unknown user), invalid_authorization_specification, invalid_catalog_name
-            Some("28P01" | "28000" | "3D000") => State::Bare,
-            _ => State::NotYet(error),
+            // invalid_password (also returned for an unknown user), invalid_authorization_specification,
+            // invalid_catalog_name
+            Some("28P01" | "28000" | "3D000") => Readiness::NotProvisioned,
+            _ => Readiness::NotReady(error),
         })
     }
 
-    /// Can be interrupted anywhere and run again.
+    /// Creates the scheduler's role and database. Idempotent: an interrupted run can be repeated.
     async fn provision(&self) -> Result<(), PostgresError> {
         let failed = |action| move |source| PostgresError::Query { action, source };
-        let admin = self.options(ADMIN, "postgres", &self.secret(&self.admin_password_file())?);
+        let admin = self.options(ADMIN, "postgres", &self.read_secret(&self.admin_password_file())?);
         let mut connection = admin.connect().await.map_err(failed("log in as administrator"))?;
-        let password = self.secret(&self.password_file())?;
-        let there: Option<i32> = sqlx::query_scalar("SELECT 1 FROM pg_roles WHERE rolname = $1")
+        let password = self.read_secret(&self.password_file())?;
+        let exists: Option<i32> = sqlx::query_scalar("SELECT 1 FROM pg_roles WHERE rolname = $1")
             .bind(USER)
             .fetch_optional(&mut connection)
             .await
-            .map_err(failed("look for the user"))?;
-        let verb = if there.is_some() { "ALTER" } else { "CREATE" };
-        // A role's password cannot be a parameter; ours is hexadecimal. The server gets it over its private socket.
+            .map_err(failed("query the roles"))?;
+        let verb = if exists.is_some() { "ALTER" } else { "CREATE" };
+        // A role's password cannot be a parameter; this one is hexadecimal and is sent over the private socket.
         sqlx::raw_sql(AssertSqlSafe(format!("{verb} ROLE {USER} LOGIN CREATEDB PASSWORD '{password}'")))
             .execute(&mut connection)
             .await
-            .map_err(failed("make the user"))?;
-        let there: Option<i32> = sqlx::query_scalar("SELECT 1 FROM pg_database WHERE datname = $1")
+            .map_err(failed("create the role"))?;
+        let exists: Option<i32> = sqlx::query_scalar("SELECT 1 FROM pg_database WHERE datname = $1")
             .bind(DATABASE)
             .fetch_optional(&mut connection)
             .await
-            .map_err(failed("look for the database"))?;
-        if there.is_none() {
+            .map_err(failed("query the databases"))?;
+        if exists.is_none() {
             sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {DATABASE} OWNER {USER}")))
                 .execute(&mut connection)
                 .await
-                .map_err(failed("make the database"))?;
+                .map_err(failed("create the database"))?;
         }
         close(connection).await;
         Ok(())
@@ -115,23 +118,23 @@ fn options(socket: &std::path::Path, port: u16, user: &str, database: &str, pass
         .username(user)
         .database(database)
         .password(password)
-        // A private socket has nobody to listen in.
+        // A private socket cannot be eavesdropped on.
         .ssl_mode(PgSslMode::Disable)
         .disable_statement_logging()
 }
 
 async fn close(connection: PgConnection) {
     if let Err(error) = connection.close().await {
-        tracing::debug!(%error, "closing a connection");
+        tracing::debug!(%error, "cannot close a connection");
     }
 }
 
 impl PostgresFacts {
-    /// The settings durability rests on, as the running server has them.
-    pub async fn durability(&self) -> Result<Vec<Setting>, PostgresError> {
+    /// The running server's settings that durability depends on.
+    pub async fn durability_settings(&self) -> Result<Vec<Setting>, PostgresError> {
         let path = &self.password_file;
         let password =
-            files::read_if_there(path)?.ok_or_else(|| PostgresError::PasswordLost { path: path.to_owned() })?;
+            files::read_if_exists(path)?.ok_or_else(|| PostgresError::PasswordLost { path: path.to_owned() })?;
         let failed = |source| PostgresError::Query { action: "read the settings", source };
         let options = options(&self.host, self.port, &self.user, &self.database, &password);
         let mut connection = options.connect().await.map_err(failed)?;

@@ -1,6 +1,6 @@
-//! The folder of the socket. A socket's path must fit into about a hundred bytes, so below a deep data folder a short
-//! place is taken instead: the user's runtime folder, or /tmp, where somebody else could have been faster, so what is
-//! there is only used if it is ours and closed.
+//! The folder of the socket. The path of a socket is limited to about a hundred bytes, so a deep data folder gets a
+//! short socket folder elsewhere: in the user's runtime folder, or in /tmp. Another user could have created a folder
+//! there first, so an existing folder is used only if it belongs to the right user and is private.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,17 @@ use super::PostgresError;
 use crate::files;
 use crate::paths::Paths;
 
-/// 104 bytes of path on macOS with the zero (Linux has 108), less `/.s.PGSQL.5432.lock`, which is longer than the
-/// socket's own name and made beside it.
-const LONGEST: usize = 104 - 1 - 19;
+/// Longest path of the folder, in bytes: a socket's path has 104 bytes on macOS with the terminating zero (108 on
+/// Linux), less 19 for `/.s.PGSQL.5432.lock`, which is longer than the socket's own name and created next to it.
+const MAX_FOLDER_BYTES: usize = 104 - 1 - 19;
 
-pub fn place(paths: &Paths, account: Option<Account>) -> PathBuf {
-    let beside = paths.data.join("postgres-socket");
-    if fits(&beside) {
-        return beside;
+/// The path of the socket folder. Creates nothing.
+pub fn folder(paths: &Paths, account: Option<Account>) -> PathBuf {
+    let in_data = paths.data.join("postgres-socket");
+    if fits(&in_data) {
+        return in_data;
     }
-    let name = format!("cfq-{}", files::short_name(&paths.data));
+    let name = format!("cfq-{}", files::path_hash(&paths.data));
     let runtime = match account {
         Some(_) => Some(PathBuf::from("/run")),
         None => std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
@@ -30,18 +31,19 @@ pub fn place(paths: &Paths, account: Option<Account>) -> PathBuf {
 }
 
 fn fits(path: &Path) -> bool {
-    path.as_os_str().len() <= LONGEST
+    path.as_os_str().len() <= MAX_FOLDER_BYTES
 }
 
-pub fn folder(paths: &Paths, account: Option<Account>) -> Result<PathBuf, PostgresError> {
-    let path = place(paths, account);
+/// Creates the socket folder, or checks owner and mode of an existing one.
+pub fn create_folder(paths: &Paths, account: Option<Account>) -> Result<PathBuf, PostgresError> {
+    let path = folder(paths, account);
     let owner = account.map_or_else(|| rustix::process::geteuid().as_raw(), |account| account.uid);
-    if let Ok(there) = std::fs::symlink_metadata(&path)
-        && !(there.is_dir() && there.uid() == owner && there.mode() & 0o077 == 0)
+    if let Ok(existing) = std::fs::symlink_metadata(&path)
+        && !(existing.is_dir() && existing.uid() == owner && existing.mode() & 0o077 == 0)
     {
         return Err(PostgresError::SocketFolder { path });
     }
-    files::folder(&path, 0o700, account)?;
+    files::create_folder(&path, 0o700, account)?;
     Ok(path)
 }
 
@@ -55,20 +57,20 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_data_folder_gets_a_short_socket_of_its_own() {
+    fn deep_data_folder_gets_a_short_socket_folder_of_its_own() {
         let deep = |name: &str| paths(Path::new("/data").join("x".repeat(120)).join(name));
-        let (a, b) = (place(&deep("a"), None), place(&deep("b"), None));
+        let (a, b) = (folder(&deep("a"), None), folder(&deep("b"), None));
         assert!(fits(&a) && a != b);
-        assert_eq!(place(&paths("/data".into()), None), Path::new("/data/postgres-socket"));
+        assert_eq!(folder(&paths("/data".into()), None), Path::new("/data/postgres-socket"));
     }
 
     #[test]
-    fn a_folder_open_to_others_is_refused() {
+    fn socket_folder_open_to_others_is_refused() {
         let data = tempfile::tempdir().unwrap();
         let paths = paths(data.path().to_owned());
-        let path = folder(&paths, None).unwrap();
+        let path = create_folder(&paths, None).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(matches!(folder(&paths, None), Err(PostgresError::SocketFolder { .. })));
+        assert!(matches!(create_folder(&paths, None), Err(PostgresError::SocketFolder { .. })));
     }
 }

@@ -1,20 +1,20 @@
-//! GGUF headers and the tokenizer's metadata in them: whatever the bytes are, the answer is a model or a reason. Memory is
-//! bounded by libFuzzer's own limits (see `just fuzz`): no file may ask for much more than it holds.
+//! Fuzz target for GGUF headers and the tokenizers in them: any input must give a model or an error. libFuzzer's limits
+//! (see `just fuzz`) bound the memory, since no file may cause allocations much larger than itself.
 
 #![no_main]
 
 use std::io::{Seek, Write};
 use std::sync::{LazyLock, Mutex};
 
-use cfq_inference_node::engine::candle::{Limits, need};
-use cfq_inference_node::models::file::ModelFile;
-use cfq_inference_node::models::template::ChatTemplate;
-use cfq_inference_node::models::tokenizer::Vocabulary;
+use cfq_engine::model::chat_template::ChatTemplate;
+use cfq_engine::model::file::ModelFile;
+use cfq_engine::model::tokenizer::Vocabulary;
+use cfq_engine::{EngineLimits, estimate};
 use libfuzzer_sys::fuzz_target;
 use tempfile::NamedTempFile;
 
 static FILE: LazyLock<Mutex<NamedTempFile>> = LazyLock::new(|| {
-    // Where there is a file system in memory, a file an input costs little.
+    // Each input is written to a file, which is cheap on a file system in memory.
     let memory = std::path::Path::new("/dev/shm");
     let folder = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     Mutex::new(tempfile::Builder::new().suffix(".gguf").tempfile_in(folder).unwrap())
@@ -25,11 +25,11 @@ fuzz_target!(|bytes: &[u8]| {
     file.as_file().set_len(0).unwrap();
     file.rewind().unwrap();
     file.write_all(bytes).unwrap();
-    let _ = need(file.path(), Limits { memory: 1 << 30, max_sequences: 2 });
-    if let Ok(read) = ModelFile::read(file.path())
-        && let Ok(vocabulary) = Vocabulary::read(&read)
+    let _ = estimate(file.path(), EngineLimits { memory: 1 << 30, max_sequences: 2 }, 0);
+    if let Ok(model) = ModelFile::read(file.path())
+        && let Ok(vocabulary) = Vocabulary::read(&model)
     {
         let _ = vocabulary.encode("def add(a, b):\n    return a + b  # ü 🙂 <|im_end|>");
-        let _ = ChatTemplate::read(&read, &vocabulary);
+        let _ = ChatTemplate::read(&model, &vocabulary);
     }
 });

@@ -1,4 +1,4 @@
-//! Sizes as people read them.
+//! Byte counts formatted for people.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_well() {
+    fn byte_counts_are_formatted_in_binary_units() {
         assert_eq!(Bytes(0).to_string(), "0 B");
         assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
         assert_eq!(Bytes(98_362_432).to_string(), "93.8 MiB");

@@ -1,27 +1,32 @@
-//! The memory ledger: what a model needs before it is loaded, and which sequences its KV pool admits.
+//! Memory accounting: the estimate of what a model needs before it is loaded, the
+//! KV blocks, and admission to the KV pool.
 //!
-//! Pure arithmetic over a model file's header. Memory is a hard wall: a load that does not fit is refused with the sum,
-//! and a pool never admits more tokens than it holds. What a process holds is not the file's size: matrices are held in
-//! the kernels' own order, and that is what is counted.
+//! Pure arithmetic over a model file's header, without devices and files. Memory is a hard limit: a load that does not
+//! fit is refused with the arithmetic, and [`KvAdmission`] never admits more tokens than the pool has. A process does
+//! not hold a model as the file stores it: matrices are held in the layout of the kernels, and that is what is counted.
 
-mod blocks;
+#![warn(missing_docs)]
+
+mod block_table;
 mod bytes;
-mod card;
-mod division;
-mod fit;
-mod parked;
-mod pool;
-mod split;
-mod tables;
+mod device_map;
+mod gpu_weights;
+mod host_memory;
+mod kv_admission;
+mod kv_offload;
+mod memory_estimate;
+mod prefix_tree;
+mod tokenizer_tables;
 mod weights;
 
-pub use blocks::{Beginning, BlockId, BlockTable, Found, Prefix};
+pub use block_table::{BlockTable, PrefixMatch};
 pub use bytes::Bytes;
-pub use card::place_on_card;
-pub use division::{Division, divide};
-pub use fit::{DoesNotFit, MOST_CORRECTION, Need, Parts, Shape, fit};
-pub use parked::{Kin, Parked, Place};
-pub use pool::{KvPool, NoRoom, Reservation};
-pub use split::{CardRoom, CardShare, NoSplit, Split, Stack, split};
-pub use tables::VocabularySize;
-pub use weights::{Format, Kernels, Matrix, Placed, WeightSum, place};
+pub use device_map::{DeviceMap, GpuCapacity, GpuShare, LayerStack, NoDeviceMap, plan_device_map};
+pub use gpu_weights::gpu_layout;
+pub use host_memory::{HostMemorySplit, split_host_memory};
+pub use kv_admission::{KvAdmission, KvPoolFull, Reservation};
+pub use kv_offload::{CacheNamespace, OffloadIndex, OffloadNodeId};
+pub use memory_estimate::{DoesNotFit, EstimateTerms, MAX_OVERHEAD_PER_MILLE, MemoryEstimate, ModelShape, fit_kv_pool};
+pub use prefix_tree::{BlockId, BlockKey, PrefixId};
+pub use tokenizer_tables::VocabularySize;
+pub use weights::{CpuKernels, Format, Matrix, MatrixLayout, WeightSum, cpu_layout};

@@ -1,33 +1,48 @@
-//! How each weight matrix is held, and what it costs.
+//! Layout of each weight matrix in host memory, and its size.
 //!
-//! Where the engine has vector kernels of its own, matrices are held in their order, tiles of 16 rows, and nowhere else;
-//! formats without tiles of their own become Q8_0 first, which loses nothing that matters (8 bits hold every value of a
-//! 5-bit block to half a percent of its range). On other machines candle's kernels take the file's blocks as they are, but
-//! for those formats that it has no fast kernel for. The engine loads by this plan and the ledger counts by it, so the two
-//! cannot disagree.
+//! If the engine has vector kernels of its own for the CPU, matrices are held in their layout (tiles of 16 rows) and
+//! nowhere else. Formats without tiles become Q8_0 first, which loses nothing that matters: 8 bits hold every value of
+//! a 5-bit block to half a percent of its range. On other CPUs candle's kernels take the file's blocks unchanged,
+//! except for the formats that candle has no fast kernel for. The engine loads by this layout and the memory estimate
+//! counts by it, so the two cannot disagree.
 
 /// A tensor format of the GGUF family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Format {
+    /// 32-bit floating point.
     F32,
+    /// IEEE half precision.
     F16,
+    /// bfloat16.
     Bf16,
+    /// 4 bits, a scale per 32 values.
     Q4_0,
+    /// 4 bits, a scale and a minimum per 32 values.
     Q4_1,
+    /// 5 bits, a scale per 32 values.
     Q5_0,
+    /// 5 bits, a scale and a minimum per 32 values.
     Q5_1,
+    /// 8 bits, a scale per 32 values.
     Q8_0,
+    /// 8 bits, a scale and a sum per 32 values.
     Q8_1,
+    /// 2 bits, blocks of 256 values (k-quant).
     Q2K,
+    /// 3 bits, blocks of 256 values (k-quant).
     Q3K,
+    /// 4 bits, blocks of 256 values (k-quant).
     Q4K,
+    /// 5 bits, blocks of 256 values (k-quant).
     Q5K,
+    /// 6 bits, blocks of 256 values (k-quant).
     Q6K,
+    /// 8 bits, blocks of 256 values (k-quant).
     Q8K,
 }
 
 impl Format {
-    /// (values, bytes) of one block, from ggml-common.h.
+    /// Number of values and of bytes in one block, from ggml-common.h.
     pub fn block(self) -> (u64, u64) {
         match self {
             Self::F32 => (1, 4),
@@ -47,8 +62,8 @@ impl Format {
         }
     }
 
-    /// (columns, bytes) of one step of a tile of 16 rows; `None` for formats without tiles. The engine's layout.rs says what
-    /// is in them.
+    /// Columns and bytes of one step of a tile of 16 rows; `None` for formats without tiles. The engine's
+    /// tiles/layout.rs defines the contents.
     pub fn tile(self) -> Option<(u64, u64)> {
         match self {
             Self::Q4_0 | Self::Q4_1 => Some((32, 320)),
@@ -68,50 +83,55 @@ impl Format {
         }
     }
 
-    /// Bytes of `values` values; `None` when they do not fill whole blocks or the product overflows.
+    /// Bytes of `values` values; `None` if they do not fill whole blocks or the product overflows.
     pub fn bytes(self, values: u64) -> Option<u64> {
         let (per_block, size) = self.block();
         values.is_multiple_of(per_block).then_some(values / per_block)?.checked_mul(size)
     }
 }
 
-/// What the CPU's kernels can do.
+/// Kernels that this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Kernels {
-    /// The engine's own, which want tiles (x86 with AVX2).
+pub struct CpuKernels {
+    /// The engine's own, which require tiles (x86 with AVX2).
     pub tiles: bool,
 }
 
 /// Rows of a tile.
 const TILE_ROWS: u64 = 16;
 
-/// A matrix as the file stores it: `rows` outputs of `cols` inputs.
+/// A matrix as its file stores it: `rows` outputs of `cols` inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
+    /// Format in the file.
     pub format: Format,
+    /// Number of outputs.
     pub rows: u64,
+    /// Number of inputs.
     pub cols: u64,
 }
 
 /// A matrix as the engine holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placed {
+pub struct MatrixLayout {
+    /// Format in memory.
     pub format: Format,
-    /// In tiles, see [`Format::tile`].
+    /// Whether it is held in tiles, see [`Format::tile`].
     pub tiled: bool,
+    /// Bytes held.
     pub stored: u64,
-    /// Bytes needed beside `stored` only while it is loaded.
+    /// Bytes needed in addition during the load.
     pub transient: u64,
 }
 
-/// How `matrix` is held. `None`: the sizes overflow or do not fill whole blocks.
-pub fn place(matrix: Matrix, kernels: Kernels) -> Option<Placed> {
+/// Layout of `matrix` in host memory. `None` if the sizes overflow or do not fill whole blocks.
+pub fn cpu_layout(matrix: Matrix, kernels: CpuKernels) -> Option<MatrixLayout> {
     let Matrix { format, rows, cols } = matrix;
     let read = rows.checked_mul(format.bytes(cols)?)?;
     let target = match format {
         Format::Q4_1 if kernels.tiles => format,
         Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_1 => Format::Q8_0,
-        // Half-precision matrices have no kernel of their own here: they are held, and multiplied, as F32.
+        // Half-precision matrices have no kernel of their own on the CPU: they are held and multiplied as F32.
         Format::F16 | Format::Bf16 => Format::F32,
         Format::F32
         | Format::Q4_0
@@ -129,25 +149,27 @@ pub fn place(matrix: Matrix, kernels: Kernels) -> Option<Placed> {
         Some((columns, bytes)) => rows.div_ceil(TILE_ROWS).checked_mul(cols / columns)?.checked_mul(bytes)?,
         None => blocks,
     };
-    // What was read stays until there are tiles or blocks of it. On the way to another format, and to plain values, lie
-    // the values as F32; the blocks made of them are no more than that when the tiles come.
-    let between = if target == format && target != Format::F32 { 0 } else { rows.checked_mul(cols)?.checked_mul(4)? };
-    Some(Placed { format: target, tiled: tile.is_some(), stored, transient: read.checked_add(between)? })
+    // The bytes read stay until they are converted to tiles or blocks. A conversion to another format, or to plain
+    // values, goes through the values as F32; when the tiles are allocated, the blocks made of them take no more than
+    // that.
+    let values = if target == format && target != Format::F32 { 0 } else { rows.checked_mul(cols)?.checked_mul(4)? };
+    Some(MatrixLayout { format: target, tiled: tile.is_some(), stored, transient: read.checked_add(values)? })
 }
 
-/// The sum over a model's matrices.
+/// Memory of all matrices of a model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WeightSum {
+    /// Bytes held.
     pub stored: u64,
-    /// The largest single one: matrices are loaded one after the other.
+    /// Largest temporary of any one matrix: matrices are loaded one after another.
     pub transient: u64,
 }
 
 impl WeightSum {
-    /// `None`: the sum overflows.
-    pub fn add(&mut self, placed: &Placed) -> Option<()> {
-        self.stored = self.stored.checked_add(placed.stored)?;
-        self.transient = self.transient.max(placed.transient);
+    /// Adds a matrix. `None` if the sum overflows.
+    pub fn add(&mut self, matrix: &MatrixLayout) -> Option<()> {
+        self.stored = self.stored.checked_add(matrix.stored)?;
+        self.transient = self.transient.max(matrix.transient);
         Some(())
     }
 }
@@ -157,50 +179,50 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TILES: Kernels = Kernels { tiles: true };
+    const TILES: CpuKernels = CpuKernels { tiles: true };
 
     #[test]
-    fn tiles_take_little_more_than_the_file_and_nothing_is_kept_twice() {
-        for (format, most) in [(Format::Q4K, 1.03), (Format::Q5K, 1.03), (Format::Q6K, 1.02), (Format::Q4_1, 1.0)] {
+    fn tiles_take_little_more_than_the_file() {
+        for (format, max) in [(Format::Q4K, 1.03), (Format::Q5K, 1.03), (Format::Q6K, 1.02), (Format::Q4_1, 1.0)] {
             let matrix = Matrix { format, rows: 4096, cols: 4096 };
-            let placed = place(matrix, TILES).unwrap();
+            let layout = cpu_layout(matrix, TILES).unwrap();
             let file = 4096 * format.bytes(4096).unwrap();
-            assert!(placed.tiled && placed.format == format && placed.transient == file);
-            assert!(placed.stored >= file && placed.stored as f64 <= file as f64 * most, "{format:?}: {placed:?}");
-            assert!(!place(matrix, Kernels::default()).unwrap().tiled);
+            assert!(layout.tiled && layout.format == format && layout.transient == file);
+            assert!(layout.stored >= file && layout.stored as f64 <= file as f64 * max, "{format:?}: {layout:?}");
+            assert!(!cpu_layout(matrix, CpuKernels::default()).unwrap().tiled);
         }
     }
 
     #[test]
-    fn a_last_tile_is_whole() {
-        let placed = place(Matrix { format: Format::Q4_1, rows: 17, cols: 64 }, TILES).unwrap();
-        assert_eq!(placed.stored, 2 * 2 * 320);
+    fn last_tile_is_padded_to_16_rows() {
+        let layout = cpu_layout(Matrix { format: Format::Q4_1, rows: 17, cols: 64 }, TILES).unwrap();
+        assert_eq!(layout.stored, 2 * 2 * 320);
     }
 
     #[test]
-    fn formats_without_a_fast_kernel_become_q8_0() {
+    fn formats_without_fast_kernel_become_q8_0() {
         let matrix = Matrix { format: Format::Q5_1, rows: 192, cols: 576 };
-        let placed = place(matrix, TILES).unwrap();
-        assert_eq!((placed.format, placed.stored), (Format::Q8_0, 192 * 576 / 32 * 34));
-        let plain = place(Matrix { format: Format::Q4_1, ..matrix }, Kernels::default()).unwrap();
-        assert_eq!((plain.format, plain.tiled, plain.stored), (Format::Q8_0, false, placed.stored));
+        let layout = cpu_layout(matrix, TILES).unwrap();
+        assert_eq!((layout.format, layout.stored), (Format::Q8_0, 192 * 576 / 32 * 34));
+        let plain = cpu_layout(Matrix { format: Format::Q4_1, ..matrix }, CpuKernels::default()).unwrap();
+        assert_eq!((plain.format, plain.tiled, plain.stored), (Format::Q8_0, false, layout.stored));
     }
 
     #[test]
-    fn a_row_of_broken_blocks_has_no_size() {
-        assert_eq!(place(Matrix { format: Format::Q4K, rows: 1, cols: 100 }, TILES), None);
+    fn row_of_partial_blocks_has_no_layout() {
+        assert_eq!(cpu_layout(Matrix { format: Format::Q4K, rows: 1, cols: 100 }, TILES), None);
     }
 
     #[test]
-    fn the_values_as_f32_lie_between_two_formats() {
+    fn conversion_needs_the_values_as_f32() {
         let values = 64 * 256 * 4;
-        for (format, tiles, between) in [(Format::Q8_0, true, 0), (Format::Q4_1, true, 0), (Format::Q2K, true, 0)]
+        for (format, tiles, values_bytes) in [(Format::Q8_0, true, 0), (Format::Q4_1, true, 0), (Format::Q2K, true, 0)]
             .into_iter()
             .chain([(Format::Q5_1, true, values), (Format::F16, true, values), (Format::F32, true, values)])
             .chain([(Format::Q8_0, false, 0), (Format::Q4_1, false, values)])
         {
-            let placed = place(Matrix { format, rows: 64, cols: 256 }, Kernels { tiles }).unwrap();
-            assert_eq!(placed.transient, 64 * format.bytes(256).unwrap() + between, "{format:?}");
+            let layout = cpu_layout(Matrix { format, rows: 64, cols: 256 }, CpuKernels { tiles }).unwrap();
+            assert_eq!(layout.transient, 64 * format.bytes(256).unwrap() + values_bytes, "{format:?}");
         }
     }
 
@@ -208,8 +230,8 @@ mod tests {
         #[test]
         fn absurd_sizes_never_wrap(rows in any::<u64>(), cols in any::<u64>()) {
             for format in [Format::F32, Format::Q4_1, Format::Q6K, Format::F16] {
-                if let Some(placed) = place(Matrix { format, rows, cols }, TILES) {
-                    prop_assert!(u128::from(placed.stored) >= u128::from(rows) * u128::from(cols) / 2);
+                if let Some(layout) = cpu_layout(Matrix { format, rows, cols }, TILES) {
+                    prop_assert!(u128::from(layout.stored) >= u128::from(rows) * u128::from(cols) / 2);
                 }
             }
         }

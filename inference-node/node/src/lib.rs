@@ -1,14 +1,17 @@
-//! The node: one per machine, runs models and serves their jobs.
+//! The inference node: one per machine, runs models and serves their jobs.
 //!
-//! `gpu` says what the machine has, `models` where model files are and what is in them, `engine` runs one model (in this
-//! process, or behind an endpoint), `node` speaks NATS. It knows jobs and prompts, never tasks or reviews.
+//! `gpu` is the inventory of the machine's devices, `models` stores model files, `proxy` runs models behind an endpoint
+//! (models in this process are run by cfq-engine), and `node` connects them to NATS. The node knows jobs and prompts,
+//! never tasks or reviews.
 
 mod config;
-pub mod engine;
+mod engine_check;
 pub mod gpu;
 pub mod models;
 mod node;
+pub mod proxy;
 
-pub use config::{Config, default_parked_weights, default_yield_ignores, thread_environment};
-pub use engine::proxy::Endpoint;
+pub use config::{Config, default_weight_cache_bytes, default_yield_ignores, thread_environment};
+pub use engine_check::{EngineCheckError, check_engine};
 pub use node::{Error, run};
+pub use proxy::Endpoint;

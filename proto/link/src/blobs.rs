@@ -1,9 +1,9 @@
-//! Moving what is too large for a message: through the scheduler, in chunks, under a live lease. A value is committed
-//! before the message that names it is sent; what arrives is checked against its hash.
+//! Transfer of values that are too large for a message: through the scheduler, in chunks, under a live lease. A value
+//! is committed before the message that names it is sent; received bytes are checked against the hash.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cfq_proto::blob::{BlobHash, BlobRef, CHUNK, Carried, INLINE_LIMIT};
+use cfq_proto::blob::{BlobHash, BlobRef, CHUNK_BYTES, INLINE_LIMIT, Payload};
 use cfq_proto::ids::LeaseId;
 use cfq_proto::messages::{BlobGet, BlobGetReply, BlobPut, BlobPutReply};
 use serde::Serialize;
@@ -12,23 +12,30 @@ use std::time::Duration;
 
 use crate::session::{LinkError, Session};
 
-/// Largest blob taken or given, in bytes.
-pub const LARGEST: u64 = 1 << 30;
+/// Maximum size of a blob, in bytes.
+pub const MAX_BLOB_BYTES: u64 = 1 << 30;
 
-/// Inline when small, else stored first. `subject` is the sender's own `blob_put`.
+/// Wait before a chunk is repeated while the scheduler is unavailable.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Makes a payload: inline if the value is small, otherwise stored as a blob first. `subject` is the sender's own
+/// `blob_put`.
+///
+/// # Errors
+/// [`LinkError::Blob`] if the value cannot be encoded or is refused; see also [`Session::request`].
 pub async fn put<T: Serialize>(
     session: &Session,
     subject: &str,
     lease: LeaseId,
     value: T,
-) -> Result<Carried<T>, LinkError> {
-    let fault = |reason: String| LinkError::Blob { hash: "(new)".to_owned(), reason };
-    let bytes = serde_json::to_vec(&value).map_err(|e| fault(e.to_string()))?;
+) -> Result<Payload<T>, LinkError> {
+    let bytes = serde_json::to_vec(&value)
+        .map_err(|error| LinkError::Blob { hash: "(new)".to_owned(), reason: error.to_string() })?;
     if bytes.len() <= INLINE_LIMIT {
-        return Ok(Carried::Inline(value));
+        return Ok(Payload::Inline(value));
     }
     let blob = BlobRef { hash: BlobHash::of(&bytes), size: bytes.len() as u64 };
-    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
+    for (index, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
         let put = BlobPut {
             lease,
             hash: blob.hash.clone(),
@@ -42,47 +49,50 @@ pub async fn put<T: Serialize>(
                 BlobPutReply::Refused { reason } => {
                     return Err(LinkError::Blob { hash: blob.hash.to_string(), reason });
                 }
-                BlobPutReply::Unavailable { .. } => tokio::time::sleep(Duration::from_millis(200)).await,
+                BlobPutReply::Unavailable { .. } => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     }
-    Ok(Carried::Blob(blob))
+    Ok(Payload::Blob(blob))
 }
 
-/// The value itself. `subject` is the asker's own `blob_get`.
+/// Returns the value of a payload. `subject` is the requester's own `blob_get`.
+///
+/// # Errors
+/// [`LinkError::Blob`] if the blob is missing, too large or damaged; see also [`Session::request`].
 pub async fn get<T: DeserializeOwned>(
     session: &Session,
     subject: &str,
     lease: LeaseId,
-    carried: Carried<T>,
+    payload: Payload<T>,
 ) -> Result<T, LinkError> {
-    let blob = match carried.inline() {
+    let blob = match payload.inline() {
         Ok(value) => return Ok(value),
         Err(blob) => blob,
     };
-    let fault = |reason: String| LinkError::Blob { hash: blob.hash.to_string(), reason };
-    if blob.size > LARGEST {
-        return Err(fault(format!("{} bytes are more than the {LARGEST} cfq moves", blob.size)));
+    let failed = |reason: String| LinkError::Blob { hash: blob.hash.to_string(), reason };
+    if blob.size > MAX_BLOB_BYTES {
+        return Err(failed(format!("{} bytes exceed the maximum of {MAX_BLOB_BYTES}", blob.size)));
     }
     let mut bytes = Vec::new();
     let mut index = 0;
     while (bytes.len() as u64) < blob.size {
-        let ask = BlobGet { lease, hash: blob.hash.clone(), index };
-        match session.request_until_answered(subject, &ask).await? {
+        let request = BlobGet { lease, hash: blob.hash.clone(), index };
+        match session.request_until_answered(subject, &request).await? {
             BlobGetReply::Chunk { data, .. } => {
-                let chunk = BASE64_STANDARD.decode(data).map_err(|e| fault(e.to_string()))?;
+                let chunk = BASE64_STANDARD.decode(data).map_err(|error| failed(error.to_string()))?;
                 if chunk.is_empty() {
-                    return Err(fault("ends early".to_owned()));
+                    return Err(failed("the blob ends before its size".to_owned()));
                 }
                 bytes.extend_from_slice(&chunk);
                 index += 1;
             }
-            BlobGetReply::Refused { reason } => return Err(fault(reason)),
-            BlobGetReply::Unavailable { .. } => tokio::time::sleep(Duration::from_millis(200)).await,
+            BlobGetReply::Refused { reason } => return Err(failed(reason)),
+            BlobGetReply::Unavailable { .. } => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }
     if BlobHash::of(&bytes) != blob.hash {
-        return Err(fault("content does not match the hash".to_owned()));
+        return Err(failed("content does not match the hash".to_owned()));
     }
-    serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))
+    serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))
 }

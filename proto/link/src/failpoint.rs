@@ -1,7 +1,9 @@
-//! Named places where a fault test kills the process, before and after each durable step, or makes a thread panic.
+//! Failpoints: named places, before and after each durable step, at which a fault test aborts the process or makes a
+//! thread panic.
 //!
-//! `CFQ_FAILPOINT=name` or `name:n` strikes at the n-th time the place is reached (from 1). `CFQ_FAILPOINT_ONCE=file` makes
-//! it happen once, also over restarts: the file is created before it, and where it exists nothing happens.
+//! `CFQ_FAILPOINT=name` or `name:n` arms the failpoint for the n-th time it is reached (from 1).
+//! `CFQ_FAILPOINT_ONCE=file` limits it to one abort or panic across restarts: the file is created before, and an
+//! existing file disarms it.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -9,9 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 struct Armed {
     name: String,
+    /// Number of the hit that aborts or panics, from 1.
     at: u64,
     once: Option<PathBuf>,
-    seen: AtomicU64,
+    hits: AtomicU64,
 }
 
 fn armed() -> Option<&'static Armed> {
@@ -24,12 +27,12 @@ fn armed() -> Option<&'static Armed> {
                 None => (text, 1),
             };
             let once = std::env::var_os("CFQ_FAILPOINT_ONCE").map(PathBuf::from);
-            Some(Armed { name, at, once, seen: AtomicU64::new(0) })
+            Some(Armed { name, at, once, hits: AtomicU64::new(0) })
         })
         .as_ref()
 }
 
-/// Aborts here if this is the armed place; free otherwise.
+/// Aborts the process if this failpoint is armed; costs nothing otherwise.
 pub fn hit(name: &str) {
     if reached(name) {
         tracing::error!(failpoint = name, "aborting at an armed failpoint");
@@ -37,14 +40,14 @@ pub fn hit(name: &str) {
     }
 }
 
-/// Panics here if this is the armed place.
+/// Panics if this failpoint is armed.
 pub fn panics(name: &str) {
     assert!(!reached(name), "a panic at the armed failpoint {name}");
 }
 
 fn reached(name: &str) -> bool {
     let Some(armed) = armed() else { return false };
-    if armed.name != name || armed.seen.fetch_add(1, Ordering::SeqCst) + 1 != armed.at {
+    if armed.name != name || armed.hits.fetch_add(1, Ordering::SeqCst) + 1 != armed.at {
         return false;
     }
     let marker = |marker| std::fs::OpenOptions::new().write(true).create_new(true).open(marker);

@@ -1,5 +1,5 @@
-//! The cluster session the services share: connecting to NATS as who one is, request and reply, keeping leases, moving
-//! blobs, guarded outbound HTTP, child processes. It knows how things travel, never what they mean.
+//! Shared I/O of the services: NATS connections with requests and replies, leases, blobs, guarded outbound HTTP, child
+//! processes, wheels. This crate knows how messages travel, not what they mean.
 
 pub mod blobs;
 pub mod child;
@@ -7,7 +7,7 @@ pub mod clock;
 pub mod failpoint;
 pub mod lease;
 pub mod outbound;
-pub mod refusal;
+pub mod permission_violation;
 pub mod secret;
 pub mod session;
 pub mod stop;

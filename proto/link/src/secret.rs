@@ -1,29 +1,34 @@
-//! A secret never prints itself: not in logs, errors or events.
+//! Secrets, which are never printed in logs, errors or events.
 
 use std::fmt;
 use std::path::PathBuf;
 
+/// A secret text. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
+    /// Wraps a text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text itself: only where it leaves for the party it is meant for.
+    /// Returns the text; only for sending it to the server it is meant for.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Equal, in a time that does not tell where they differ.
+    /// Compares in constant time. An empty secret matches nothing.
     pub fn matches(&self, other: &str) -> bool {
         let (a, b) = (self.0.as_bytes(), other.as_bytes());
         let differ = a.iter().zip(b).fold(u8::from(a.len() != b.len()), |acc, (x, y)| acc | (x ^ y));
         differ == 0 && !a.is_empty()
     }
 
-    /// From `env:NAME` or `file:PATH`.
+    /// Loads a secret from `env:NAME` or `file:PATH`.
+    ///
+    /// # Errors
+    /// [`SecretError::Form`] for any other text, [`SecretError::Unset`] or [`SecretError::Read`] if there is no secret.
     pub fn load(source: &str) -> Result<Self, SecretError> {
         if let Some(name) = source.strip_prefix("env:") {
             let text = std::env::var(name).map_err(|_| SecretError::Unset { name: name.to_owned() })?;
@@ -44,12 +49,16 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// A secret that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    #[error("a secret is written env:NAME or file:PATH, not as itself")]
+    /// The configuration holds something else than a source.
+    #[error("a secret must be configured as env:NAME or file:PATH, not as the secret itself")]
     Form,
+    /// The environment variable is not set.
     #[error("environment variable {name} is not set: set it before starting cfq, or use file:PATH")]
     Unset { name: String },
+    /// The file cannot be read.
     #[error("cannot read the secret in {path}")]
     Read {
         path: PathBuf,
@@ -63,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_never_prints_and_compares_whole() {
+    fn debug_hides_the_secret_and_matches_compares_all_of_it() {
         let secret = Secret::new("abc");
         assert_eq!(format!("{secret:?}"), "Secret(***)");
         assert!(secret.matches("abc"));
@@ -74,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_key_in_the_configuration_is_refused() {
+    fn bare_key_in_the_configuration_is_rejected() {
         assert!(matches!(Secret::load("sk-123"), Err(SecretError::Form)));
     }
 }

@@ -1,8 +1,8 @@
 //! A connection to NATS as one identity: typed requests, publications, subscriptions and work pulls.
 //!
-//! After the first success it reconnects for ever; what was asked meanwhile times out and is asked again by the caller.
-//! Work is pulled with plain request subjects instead of the JetStream context, since a node is granted exactly the pull
-//! and the acknowledgement of its own consumer and nothing else of that API.
+//! After the first success it reconnects without limit; requests sent meanwhile time out and are repeated by the
+//! caller. Work is pulled with plain request subjects instead of the JetStream context, since a node's permissions
+//! cover only the pull and the acknowledgement of its own consumer and nothing else of that API.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,61 +17,70 @@ use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::{Heard, Refusal, Refusals};
+use crate::permission_violation::{PermissionViolation, ViolationWatch, Violations};
 
-/// Where NATS is and which key proves who we are.
+/// Address of NATS and the client's key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatsConfig {
+    /// `nats://host:port`.
     pub url: String,
-    /// File that holds the nkey seed; none where the server asks for none.
+    /// File that holds the nkey seed; `None` if the server requires none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed_file: Option<PathBuf>,
 }
 
+/// A failed operation on a [`Session`].
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
+    /// The key cannot be read.
     #[error("cannot read the nkey seed in {path}")]
     Seed {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
+    /// No connection to the server: a retry may help.
     #[error("cannot connect to NATS at {url}")]
     Connect {
         url: String,
         #[source]
         source: async_nats::ConnectError,
     },
-    /// The server is there and will not have us: waiting does not help.
+    /// The server rejects the client's key: a retry does not help.
     #[error(
-        "the NATS server at {url} refuses {}; another server may have taken that port, or the key is not one it knows",
+        "the NATS server at {url} refuses {}; another server may use that port, or the key is unknown to it",
         key.as_ref().map_or_else(|| "a connection without a key".to_owned(), |key| format!("the key in {}", key.display()))
     )]
-    Unwelcome {
+    AuthRejected {
         url: String,
         key: Option<PathBuf>,
         #[source]
         source: async_nats::ConnectError,
     },
-    /// The server said so: asking again does not help.
-    #[error("the NATS server does not let this client speak on {subject}")]
+    /// The server rejects the publication: a retry does not help.
+    #[error("the NATS server does not permit this client to publish on {subject}")]
     Forbidden { subject: String },
-    /// Nobody answered in time, or nobody listens: asking again may help.
-    #[error("no answer on {subject}")]
-    NoAnswer { subject: String },
-    #[error("cannot send on {subject}: {reason}")]
+    /// No reply in time, or no subscriber: a retry may help.
+    #[error("no reply on {subject}")]
+    NoReply { subject: String },
+    /// The message could not be sent.
+    #[error("cannot publish on {subject}: {reason}")]
     Send { subject: String, reason: String },
-    #[error("cannot listen on {subject}: {reason}")]
+    /// The subscription failed.
+    #[error("cannot subscribe to {subject}: {reason}")]
     Listen { subject: String, reason: String },
-    #[error("bad message on {subject}")]
+    /// The message cannot be encoded or decoded.
+    #[error("invalid message on {subject}")]
     Message {
         subject: String,
         #[source]
         source: EnvelopeError,
     },
+    /// A blob cannot be moved, or is damaged.
     #[error("blob {hash}: {reason}")]
     Blob { hash: String, reason: String },
+    /// The heartbeat thread cannot be started.
     #[error("cannot start the heartbeat thread")]
     Thread {
         #[source]
@@ -79,18 +88,23 @@ pub enum LinkError {
     },
 }
 
-/// A server that accepts and then says nothing is given up after this.
-const CONNECT: Duration = Duration::from_secs(5);
+/// Timeout for a server that accepts the connection but does not answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Connection to NATS as one identity. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Session {
     client: async_nats::Client,
-    request: Duration,
-    refusals: Refusals,
+    request_timeout: Duration,
+    violations: Violations,
 }
 
 impl Session {
-    /// One try, which takes a few seconds at most: fails if the key cannot be read, nobody answers, or we are refused.
+    /// Connects, in one attempt of a few seconds at most.
+    ///
+    /// # Errors
+    /// [`LinkError::Seed`] if the key cannot be read, [`LinkError::AuthRejected`] if the server rejects it,
+    /// [`LinkError::Connect`] if there is no connection.
     pub async fn connect(config: &NatsConfig, identity: Identity, timing: &Timing) -> Result<Self, LinkError> {
         crate::outbound::install_crypto();
         let mut options = ConnectOptions::new();
@@ -100,20 +114,21 @@ impl Session {
             options = options.nkey(seed.trim().to_owned());
         }
         let name = identity.inbox_prefix().trim_start_matches("_INBOX_").to_owned();
-        let refusals = Refusals::new();
-        let teller = refusals.clone();
+        let violations = Violations::new();
+        let handler = violations.clone();
         let client = options
             .name(name)
             .custom_inbox_prefix(identity.inbox_prefix())
             .request_timeout(Some(timing.request()))
-            .connection_timeout(CONNECT)
+            .connection_timeout(CONNECT_TIMEOUT)
             .ping_interval(Duration::from_secs(10))
             .max_reconnects(None)
             .reconnect_delay_callback(|tries| Duration::from_millis((50 * tries as u64).min(1_000)))
             .event_callback(move |event| {
-                let told = matches!(&event, Event::ServerError(ServerError::Other(said)) if teller.tell(said));
+                let is_violation =
+                    matches!(&event, Event::ServerError(ServerError::Other(message)) if handler.handle(message));
                 async move {
-                    if !told {
+                    if !is_violation {
                         tracing::info!(%event, "nats connection");
                     }
                 }
@@ -122,49 +137,57 @@ impl Session {
             .await
             .map_err(|source| match source.kind() {
                 ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
-                    LinkError::Unwelcome { url: config.url.clone(), key: config.seed_file.clone(), source }
+                    LinkError::AuthRejected { url: config.url.clone(), key: config.seed_file.clone(), source }
                 }
                 _ => LinkError::Connect { url: config.url.clone(), source },
             })?;
-        Ok(Self { client, request: timing.request(), refusals })
+        Ok(Self { client, request_timeout: timing.request(), violations })
     }
 
-    /// What the server refuses this session from now on.
-    pub fn refusals(&self) -> Heard {
-        self.refusals.listen()
+    /// Returns a receiver of the permission violations of this session from now on.
+    pub fn permission_violations(&self) -> ViolationWatch {
+        self.violations.watch()
     }
 
+    /// The client, for JetStream administration and queue subscriptions.
     pub fn client(&self) -> &async_nats::Client {
         &self.client
     }
 
+    /// True while the connection is up.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
-    /// One try. [`LinkError::NoAnswer`] after the configured request time; [`LinkError::Forbidden`] as soon as the server
-    /// says so.
+    /// Sends a request once and waits for the reply.
+    ///
+    /// # Errors
+    /// [`LinkError::NoReply`] after the configured request timeout, [`LinkError::Forbidden`] as soon as the server
+    /// rejects the subject, [`LinkError::Message`] for a body or reply that cannot be encoded or decoded.
     pub async fn request<Q: Serialize, A: DeserializeOwned>(&self, subject: &str, body: &Q) -> Result<A, LinkError> {
         let bytes = encode(subject, body)?;
-        let mut refusals = self.refusals();
-        let asked = self.client.request(subject.to_owned(), bytes.into());
-        // The client's own limit starts when the request is written; this one also covers a full send queue.
-        let answer = tokio::select! {
-            answer = tokio::time::timeout(self.request * 2, asked) => answer,
-            forbidden = forbidden(&mut refusals, subject) => return Err(forbidden),
+        let mut violations = self.permission_violations();
+        let request = self.client.request(subject.to_owned(), bytes.into());
+        // The client's own timeout starts when the request is written; this one also covers a full send queue.
+        let reply = tokio::select! {
+            reply = tokio::time::timeout(self.request_timeout * 2, request) => reply,
+            forbidden = forbidden(&mut violations, subject) => return Err(forbidden),
         };
-        let answer = match answer {
+        let reply = match reply {
             Ok(Ok(message)) => message,
             Ok(Err(error)) => {
                 tracing::debug!(subject, %error, "request failed");
-                return Err(LinkError::NoAnswer { subject: subject.to_owned() });
+                return Err(LinkError::NoReply { subject: subject.to_owned() });
             }
-            Err(_) => return Err(LinkError::NoAnswer { subject: subject.to_owned() }),
+            Err(_) => return Err(LinkError::NoReply { subject: subject.to_owned() }),
         };
-        decode(subject, &answer.payload)
+        decode(subject, &reply.payload)
     }
 
-    /// Asks until somebody answers, waiting a little longer each time up to a second. Cancel by dropping the future.
+    /// Repeats a request until there is a reply, with a backoff of up to a second. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// See [`Self::request`], without [`LinkError::NoReply`].
     pub async fn request_until_answered<Q: Serialize, A: DeserializeOwned>(
         &self,
         subject: &str,
@@ -173,15 +196,19 @@ impl Session {
         let mut wait = Duration::from_millis(50);
         loop {
             match self.request(subject, body).await {
-                Err(LinkError::NoAnswer { .. }) => {
+                Err(LinkError::NoReply { .. }) => {
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(Duration::from_secs(1));
                 }
-                settled => return settled,
+                result => return result,
             }
         }
     }
 
+    /// Publishes a message.
+    ///
+    /// # Errors
+    /// [`LinkError::Message`] if the body cannot be encoded, [`LinkError::Send`] if it cannot be sent.
     pub async fn publish<T: Serialize>(&self, subject: &str, body: &T) -> Result<(), LinkError> {
         let bytes = encode(subject, body)?;
         self.client
@@ -190,7 +217,10 @@ impl Session {
             .map_err(|error| LinkError::Send { subject: subject.to_owned(), reason: error.to_string() })
     }
 
-    /// Everything published so far has reached the server.
+    /// Waits until everything published so far has reached the server.
+    ///
+    /// # Errors
+    /// [`LinkError::Send`] if the connection is closed.
     pub async fn flush(&self) -> Result<(), LinkError> {
         self.client
             .flush()
@@ -198,32 +228,43 @@ impl Session {
             .map_err(|error| LinkError::Send { subject: "(flush)".to_owned(), reason: error.to_string() })
     }
 
+    /// Subscribes to a subject.
+    ///
+    /// # Errors
+    /// [`LinkError::Listen`] if the subscription cannot be sent.
     pub async fn subscribe<T: DeserializeOwned>(&self, subject: &str) -> Result<Incoming<T>, LinkError> {
-        let listening = self.client.subscribe(subject.to_owned()).await;
-        self.incoming(subject, listening)
+        let subscribed = self.client.subscribe(subject.to_owned()).await;
+        self.incoming(subject, subscribed)
     }
 
-    /// Of all subscribers of the same `group`, one gets each message.
+    /// Subscribes as a member of a queue group: each message goes to one member.
+    ///
+    /// # Errors
+    /// [`LinkError::Listen`] if the subscription cannot be sent.
     pub async fn queue_subscribe<T: DeserializeOwned>(
         &self,
         subject: &str,
         group: &str,
     ) -> Result<Incoming<T>, LinkError> {
-        let listening = self.client.queue_subscribe(subject.to_owned(), group.to_owned()).await;
-        self.incoming(subject, listening)
+        let subscribed = self.client.queue_subscribe(subject.to_owned(), group.to_owned()).await;
+        self.incoming(subject, subscribed)
     }
 
     fn incoming<T>(
         &self,
         subject: &str,
-        listening: Result<Subscriber, async_nats::SubscribeError>,
+        subscribed: Result<Subscriber, async_nats::SubscribeError>,
     ) -> Result<Incoming<T>, LinkError> {
         let subscriber =
-            listening.map_err(|error| LinkError::Listen { subject: subject.to_owned(), reason: error.to_string() })?;
+            subscribed.map_err(|error| LinkError::Listen { subject: subject.to_owned(), reason: error.to_string() })?;
         Ok(Incoming { subscriber, session: self.clone(), body: std::marker::PhantomData })
     }
 
-    /// One message of a pull consumer, or `None` if none came within `expires`.
+    /// Pulls one message of a consumer; `None` if none arrived within `expires`.
+    ///
+    /// # Errors
+    /// [`LinkError::NoReply`] if the consumer does not exist or was replaced, [`LinkError::Forbidden`] if the server
+    /// rejects the pull, [`LinkError::Listen`] or [`LinkError::Send`] if it cannot be sent.
     pub async fn pull<T: DeserializeOwned>(
         &self,
         stream: &str,
@@ -232,32 +273,32 @@ impl Session {
     ) -> Result<Option<Delivery<T>>, LinkError> {
         let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}");
         let inbox = self.client.new_inbox();
-        let listen =
+        let subscribe_failed =
             |error: async_nats::SubscribeError| LinkError::Listen { subject: inbox.clone(), reason: error.to_string() };
-        let mut replies = self.client.subscribe(inbox.clone()).await.map_err(listen)?;
-        let mut refusals = self.refusals();
-        let ask = serde_json::json!({ "batch": 1, "expires": expires.as_nanos() as u64 }).to_string();
+        let mut replies = self.client.subscribe(inbox.clone()).await.map_err(subscribe_failed)?;
+        let mut violations = self.permission_violations();
+        let request = serde_json::json!({ "batch": 1, "expires": expires.as_nanos() as u64 }).to_string();
         self.client
-            .publish_with_reply(subject.clone(), inbox, ask.into())
+            .publish_with_reply(subject.clone(), inbox, request.into())
             .await
             .map_err(|error| LinkError::Send { subject: subject.clone(), reason: error.to_string() })?;
         let reply = tokio::select! {
             reply = tokio::time::timeout(expires + Duration::from_secs(1), replies.next()) => reply,
-            forbidden = forbidden(&mut refusals, &subject) => return Err(forbidden),
+            forbidden = forbidden(&mut violations, &subject) => return Err(forbidden),
         };
         let Ok(Some(message)) = reply else { return Ok(None) };
         match message.status.map(|s| s.as_u16()) {
-            // No messages, or the wait is over.
+            // No messages, or `expires` has passed.
             Some(404 | 408) => Ok(None),
             // No such consumer, or it was replaced.
-            Some(_) => Err(LinkError::NoAnswer { subject }),
+            Some(_) => Err(LinkError::NoReply { subject }),
             None => Ok(Some(Delivery { body: envelope::decode(&message.payload), message, session: self.clone() })),
         }
     }
 }
 
-async fn forbidden(refusals: &mut Heard, subject: &str) -> LinkError {
-    refusals.heard(&Refusal::Publish { subject: subject.to_owned() }).await;
+async fn forbidden(violations: &mut ViolationWatch, subject: &str) -> LinkError {
+    violations.violated(&PermissionViolation::Publish { subject: subject.to_owned() }).await;
     LinkError::Forbidden { subject: subject.to_owned() }
 }
 
@@ -278,26 +319,32 @@ pub struct Incoming<T> {
 }
 
 impl<T: DeserializeOwned> Incoming<T> {
-    /// The next message, also one that cannot be read; `None` when the connection was closed for good.
+    /// Waits for the next message, including one that cannot be decoded; `None` once the connection is closed for good.
     pub async fn next(&mut self) -> Option<Received<T>> {
         let message = self.subscriber.next().await?;
         Some(Received { body: envelope::decode(&message.payload), message, session: self.session.clone() })
     }
 }
 
+/// A received message.
 #[derive(Debug)]
 pub struct Received<T> {
+    /// The decoded body.
     pub body: Result<T, EnvelopeError>,
     message: Message,
     session: Session,
 }
 
 impl<T> Received<T> {
+    /// Subject it was published on.
     pub fn subject(&self) -> &str {
         self.message.subject.as_str()
     }
 
-    /// Answers, if an answer was asked for.
+    /// Sends a reply if the message requests one.
+    ///
+    /// # Errors
+    /// See [`Session::publish`].
     pub async fn reply<A: Serialize>(&self, body: &A) -> Result<(), LinkError> {
         match &self.message.reply {
             Some(reply) => self.session.publish(reply.as_str(), body).await,
@@ -306,24 +353,28 @@ impl<T> Received<T> {
     }
 }
 
-/// A message of a work queue; it comes again unless it is acknowledged.
+/// A message of a work queue; it is redelivered unless it is acknowledged.
 #[derive(Debug)]
 pub struct Delivery<T> {
+    /// The decoded body.
     pub body: Result<T, EnvelopeError>,
     message: Message,
     session: Session,
 }
 
 impl<T> Delivery<T> {
-    /// Returns when the server has confirmed the acknowledgement.
+    /// Acknowledges the message and waits for the server's confirmation.
+    ///
+    /// # Errors
+    /// [`LinkError::NoReply`] if the confirmation does not arrive within the request timeout.
     pub async fn double_ack(&self) -> Result<(), LinkError> {
         let Some(reply) = &self.message.reply else { return Ok(()) };
         let ack = Bytes::from_static(b"+ACK");
         let confirmed =
-            tokio::time::timeout(self.session.request, self.session.client.request(reply.clone(), ack)).await;
+            tokio::time::timeout(self.session.request_timeout, self.session.client.request(reply.clone(), ack)).await;
         match confirmed {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(LinkError::NoAnswer { subject: reply.to_string() }),
+            Ok(Err(_)) | Err(_) => Err(LinkError::NoReply { subject: reply.to_string() }),
         }
     }
 }

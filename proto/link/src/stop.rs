@@ -1,18 +1,18 @@
-//! Being told to stop.
+//! Stopping: signals of the operating system, and a stop flag inside a process.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// Which it was.
+/// A signal that asks the process to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum StopSignal {
     /// SIGTERM.
     Terminate,
     /// SIGINT, as Ctrl-C sends it.
     Interrupt,
 }
 
-/// SIGTERM and SIGINT. From the moment it is made they do not end the process any more.
+/// Receiver of SIGTERM and SIGINT. Once it exists, they do not end the process any more.
 #[derive(Debug)]
 pub struct Signals {
     term: Signal,
@@ -20,15 +20,19 @@ pub struct Signals {
 }
 
 impl Signals {
+    /// Starts to receive both signals.
+    ///
+    /// # Errors
+    /// The operating system's error if the handlers cannot be installed.
     pub fn listen() -> std::io::Result<Self> {
         Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
     }
 
-    /// Completes at the next one.
-    pub async fn next(&mut self) -> Told {
+    /// Waits for the next signal.
+    pub async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.term.recv() => Told::Terminate,
-            _ = self.int.recv() => Told::Interrupt,
+            _ = self.term.recv() => StopSignal::Terminate,
+            _ = self.int.recv() => StopSignal::Interrupt,
         }
     }
 }
@@ -46,35 +50,41 @@ pub async fn signalled() {
     }
 }
 
-/// Raised once; every clone sees it. Dropping the [`Stopper`] raises it too.
+/// Stop flag, which is raised once; every clone sees it. Dropping the [`Stopper`] raises it too.
 #[derive(Debug, Clone)]
 pub struct Stop(watch::Receiver<bool>);
 
+/// Sender of a [`Stop`] flag.
 #[derive(Debug)]
 pub struct Stopper(watch::Sender<bool>);
 
-pub fn pair() -> (Stopper, Stop) {
+/// Creates a stop flag.
+pub fn channel() -> (Stopper, Stop) {
     let (sender, receiver) = watch::channel(false);
     (Stopper(sender), Stop(receiver))
 }
 
 impl Stopper {
+    /// Raises the flag.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
 
+    /// Returns another receiver of the flag.
     pub fn subscribe(&self) -> Stop {
         Stop(self.0.subscribe())
     }
 }
 
 impl Stop {
+    /// True once the flag is raised.
     pub fn is_raised(&self) -> bool {
         *self.0.borrow()
     }
 
+    /// Waits until the flag is raised.
     pub async fn raised(&mut self) {
-        // An error means the sender is gone, which is the same word.
+        // An error means that the sender is gone, which counts as raised.
         if self.0.wait_for(|raised| *raised).await.is_err() {
             tracing::debug!("stopper dropped");
         }

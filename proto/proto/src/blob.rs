@@ -1,4 +1,5 @@
-//! Content-addressed bytes. Anything above [`INLINE_LIMIT`] when encoded travels as a [`BlobRef`] instead of inside a message.
+//! Content-addressed bytes. A value above [`INLINE_LIMIT`] when encoded travels as a [`BlobRef`] instead of inside a
+//! message.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,12 +10,12 @@ use sha2::{Digest, Sha256};
 
 use crate::ids::IdError;
 
-/// Largest encoded value carried inside a message, in bytes. NATS' default payload limit is 1 MiB; a message carries
+/// Maximum size of an encoded value inside a message, in bytes. NATS' default payload limit is 1 MiB; a message carries
 /// several values and its envelope.
 pub const INLINE_LIMIT: usize = 256 * 1024;
 
-/// Bytes of a blob in one message; base64 makes it 256 KiB.
-pub const CHUNK: usize = 192 * 1024;
+/// Bytes of a blob per message; base64 makes it 256 KiB.
+pub const CHUNK_BYTES: usize = 192 * 1024;
 
 /// SHA-256 of the bytes, in lower-case hex.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -22,26 +23,30 @@ pub const CHUNK: usize = 192 * 1024;
 pub struct BlobHash(String);
 
 impl BlobHash {
+    /// Hashes `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = BlobHasher::default();
         hasher.update(bytes);
         hasher.finish()
     }
 
+    /// The 64 hex digits.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// The hash of bytes that come in pieces.
+/// Incremental [`BlobHash`].
 #[derive(Debug, Default)]
 pub struct BlobHasher(Sha256);
 
 impl BlobHasher {
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
+    /// Returns the hash of all bytes added.
     pub fn finish(self) -> BlobHash {
         BlobHash(self.0.finalize().iter().map(|b| format!("{b:02x}")).collect())
     }
@@ -77,24 +82,30 @@ impl fmt::Display for BlobHash {
     }
 }
 
-/// Where the bytes are: committed in Postgres before any message names them.
+/// Address of a blob. The bytes are committed in Postgres before any message names them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BlobRef {
+    /// Hash of the bytes.
     pub hash: BlobHash,
     /// Length in bytes.
     pub size: u64,
 }
 
-/// A value that is small enough to travel inside the message, or the address of its JSON.
+/// A value inside the message if it is small, otherwise the address of its JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Carried<T> {
+pub enum Payload<T> {
+    /// The value itself.
     Inline(T),
+    /// Address of the value's JSON.
     Blob(BlobRef),
 }
 
-impl<T> Carried<T> {
-    /// The value, where it travelled inside the message.
+impl<T> Payload<T> {
+    /// Returns the value.
+    ///
+    /// # Errors
+    /// The blob's address if the value is not inside the message.
     pub fn inline(self) -> Result<T, BlobRef> {
         match self {
             Self::Inline(value) => Ok(value),

@@ -1,4 +1,4 @@
-//! The Rust client of the HTTP API: what the command line, the MCP bridge and the tests use.
+//! Rust client of the HTTP API, for the command line, the MCP bridge and the tests.
 
 use futures::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, AUTHORIZATION};
@@ -13,25 +13,35 @@ use crate::http::{
     PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
 };
 use crate::ids::TaskKey;
-use crate::looping::EscalationAction;
+use crate::loop_step::EscalationAction;
 use crate::task::TaskState;
 
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing listens there, or the connection broke: asking again may help.
+    /// Nothing listens at the URL, or the connection broke: a retry may help.
     #[error("cannot reach cfq at {url}")]
     Unreachable {
+        /// Root of the server.
         url: String,
+        /// Cause.
         #[source]
         source: reqwest::Error,
     },
-    /// The server refused, with its reason.
+    /// The server rejected the request.
     #[error("{}", .body.message)]
-    Refused { status: u16, body: ErrorBody },
-    /// Something answered that is not cfq, or another version of it.
-    #[error("{url} did not answer as cfq does")]
-    Strange {
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The server's reason.
+        body: ErrorBody,
+    },
+    /// The response is not one of this version of cfq.
+    #[error("unexpected response from {url}")]
+    UnexpectedResponse {
+        /// Root of the server.
         url: String,
+        /// Cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -40,10 +50,13 @@ pub enum ClientError {
 /// One frame of a task's feed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
+    /// A logged event.
     Event(Box<Event>),
+    /// Generated text.
     Tokens(TokensData),
 }
 
+/// Client of one server.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -52,15 +65,21 @@ pub struct Client {
 }
 
 impl Client {
-    /// `url` is the server's root, for example `http://127.0.0.1:7710`. `http` must have no proxy for loopback.
+    /// Creates a client. `url` is the server's root, for example `http://127.0.0.1:7710`. `http` must not use a proxy
+    /// for loopback addresses.
     pub fn new(http: reqwest::Client, url: &str, token: &str) -> Self {
         Self { http, base: url.trim_end_matches('/').to_owned(), token: token.to_owned() }
     }
 
+    /// Root of the server, without a trailing slash.
     pub fn url(&self) -> &str {
         &self.base
     }
 
+    /// Submits a task. A repeated request with the same key and body returns the same task.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn submit(
         &self,
         spec: &SubmitRequest,
@@ -73,65 +92,111 @@ impl Client {
         self.send(request).await
     }
 
+    /// Lists at most `limit` tasks, newest first, optionally only those in `state`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn tasks(&self, state: Option<TaskState>, limit: u32) -> Result<TaskList, ClientError> {
         let state = state.map(|s| format!("&state={s}")).unwrap_or_default();
         self.get(&format!("/tasks?limit={limit}{state}")).await
     }
 
+    /// Gets all details of a task.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn task(&self, key: TaskKey) -> Result<TaskDetail, ClientError> {
         self.get(&format!("/tasks/{key}")).await
     }
 
+    /// Cancels a task.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn cancel(&self, key: TaskKey, reason: &str) -> Result<StateReply, ClientError> {
         self.post(&format!("/tasks/{key}/cancel"), &CancelRequest { reason: reason.to_owned() }).await
     }
 
+    /// Answers the open question of a task.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn resolve(&self, key: TaskKey, action: EscalationAction) -> Result<StateReply, ClientError> {
         self.post(&format!("/tasks/{key}/resolve"), &ResolveRequest { action }).await
     }
 
-    /// Events of a task after `after` (its `task_seq`; 0 for all).
+    /// Lists the events of a task after `after` (its `task_seq`; 0 for all).
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn events(&self, key: TaskKey, after: i64) -> Result<EventList, ClientError> {
         self.get(&format!("/tasks/{key}/events?after={after}")).await
     }
 
-    /// The artifact of an iteration with its ancestors; `None` asks for the best one.
+    /// Gets the artifact of an iteration with its ancestors; `None` is the best iteration.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn artifacts(&self, key: TaskKey, iteration: Option<u32>) -> Result<ArtifactChain, ClientError> {
         let which = iteration.map_or_else(|| "best".to_owned(), |n| n.to_string());
         self.get(&format!("/tasks/{key}/artifacts/{which}")).await
     }
 
+    /// Lists all pull requests.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn prs(&self) -> Result<Vec<PrView>, ClientError> {
         self.get("/prs").await
     }
 
+    /// Gets a pull request.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn pr(&self, number: i64) -> Result<PrView, ClientError> {
         self.get(&format!("/prs/{number}")).await
     }
 
+    /// Lists all nodes.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn nodes(&self) -> Result<Vec<NodeView>, ClientError> {
         self.get("/nodes").await
     }
 
-    /// Makes a model ready on a node. The answer comes at once; the node's ledger tells how it ends.
-    pub async fn load_model(&self, ask: &ModelRequest) -> Result<ModelAnswer, ClientError> {
-        self.post("/models/load", ask).await
+    /// Loads a model on a node. Returns at once; the node's ledger shows how the load ends.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn load_model(&self, request: &ModelRequest) -> Result<ModelAnswer, ClientError> {
+        self.post("/models/load", request).await
     }
 
-    /// Lets a model go on a node, as soon as nothing runs on it.
-    pub async fn unload_model(&self, ask: &ModelRequest) -> Result<ModelAnswer, ClientError> {
-        self.post("/models/unload", ask).await
+    /// Unloads a model on a node once no sequence runs on it. Returns at once.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn unload_model(&self, request: &ModelRequest) -> Result<ModelAnswer, ClientError> {
+        self.post("/models/unload", request).await
     }
 
-    /// Ready to accept tasks: database and leader are there.
+    /// Succeeds if the server can accept tasks, that is, has a database and a leader.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn ready(&self) -> Result<(), ClientError> {
         let request = self.http.request(Method::GET, format!("{}/readyz", self.base)).timeout(Duration::from_secs(5));
         let response = request.send().await.map_err(|source| self.unreachable(source))?;
-        if response.status().is_success() { Ok(()) } else { Err(refusal(response).await) }
+        if response.status().is_success() { Ok(()) } else { Err(refused(response).await) }
     }
 
-    /// Events of a task after `after`, then live ones and tokens, until the connection ends. Ask again with the last
-    /// `task_seq` seen: nothing is skipped.
+    /// Streams the events of a task after `after`, then live events and tokens, until the connection ends. After a
+    /// reconnect with the last `task_seq` received, no event is skipped.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn watch(
         &self,
         key: TaskKey,
@@ -145,20 +210,22 @@ impl Client {
             .header("Last-Event-ID", after.to_string());
         let response = request.send().await.map_err(|source| self.unreachable(source))?;
         if !response.status().is_success() {
-            return Err(refusal(response).await);
+            return Err(refused(response).await);
         }
         let url = self.base.clone();
         let bytes = response.bytes_stream();
         Ok(futures::stream::unfold(
             (bytes, SseBuffer::default(), url, false),
-            |(mut bytes, mut buffer, url, over)| async move {
-                if over {
+            |(mut bytes, mut buffer, url, ended)| async move {
+                if ended {
                     return None;
                 }
                 loop {
                     if let Some(frame) = buffer.next_frame() {
-                        let frame =
-                            frame.map_err(|source| ClientError::Strange { url: url.clone(), source: Box::new(source) });
+                        let frame = frame.map_err(|source| ClientError::UnexpectedResponse {
+                            url: url.clone(),
+                            source: Box::new(source),
+                        });
                         return Some((frame, (bytes, buffer, url, false)));
                     }
                     match bytes.next().await {
@@ -192,11 +259,11 @@ impl Client {
     async fn send<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
         let response = request.send().await.map_err(|source| self.unreachable(source))?;
         if !response.status().is_success() {
-            return Err(refusal(response).await);
+            return Err(refused(response).await);
         }
         let bytes = response.bytes().await.map_err(|source| self.unreachable(source))?;
         serde_json::from_slice(&bytes)
-            .map_err(|source| ClientError::Strange { url: self.base.clone(), source: Box::new(source) })
+            .map_err(|source| ClientError::UnexpectedResponse { url: self.base.clone(), source: Box::new(source) })
     }
 
     fn unreachable(&self, source: reqwest::Error) -> ClientError {
@@ -204,13 +271,13 @@ impl Client {
     }
 }
 
-async fn refusal(response: reqwest::Response) -> ClientError {
+async fn refused(response: reqwest::Response) -> ClientError {
     let status = response.status();
     let body = match response.json::<ErrorReply>().await {
         Ok(reply) => reply.error,
         Err(_) => ErrorBody {
             code: if status == StatusCode::NOT_FOUND { ErrorCode::NotFound } else { ErrorCode::Internal },
-            message: format!("the server answered {status} without saying why; is it cfq that listens there?"),
+            message: format!("the server returned {status} without a reason; check that cfq listens at this address"),
             field: None,
             retry_after: None,
         },
@@ -218,7 +285,8 @@ async fn refusal(response: reqwest::Response) -> ClientError {
     ClientError::Refused { status: status.as_u16(), body }
 }
 
-/// Server-sent events, split at blank lines. Comments (keep-alives) and unknown event names are passed over.
+/// Parser of server-sent events, which end with a blank line. Comments (keep-alives) and unknown event names are
+/// skipped.
 #[derive(Default)]
 struct SseBuffer {
     bytes: Vec<u8>,
@@ -257,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_found_across_chunks_and_comments_passed_over() {
+    fn frames_span_chunks_and_comments_are_skipped() {
         let mut buffer = SseBuffer::default();
         buffer.push(b": keep-alive\n\nevent: tok");
         assert!(buffer.next_frame().is_none());

@@ -1,25 +1,36 @@
-//! The envelope of every message on NATS: JSON, versioned, readable with the stock tools.
+//! Envelope of every message on NATS: versioned JSON, readable with the stock tools.
 //!
 //! Unknown fields inside a body are ignored, so an additive change needs no new version. A breaking change is a new
-//! version; a version this build does not know is refused aloud, never guessed at.
+//! version; a version this build does not know is rejected with an error.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The version this build speaks.
+/// Version of the protocol in this build.
 pub const VERSION: u16 = 1;
 
+/// A message as it is sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<T> {
+    /// Version of the protocol.
     pub v: u16,
+    /// The message.
     pub body: T,
 }
 
+/// A message that could not be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {
-    #[error("message is version {found}, this build speaks {VERSION}: bring both sides to the same cfq version")]
-    Version { found: u16 },
-    #[error("message is not what the subject carries")]
+    /// The message has another version.
+    #[error(
+        "message has protocol version {found}, this build supports {VERSION}: install the same cfq version on both sides"
+    )]
+    Version {
+        /// Version of the message.
+        found: u16,
+    },
+    /// The JSON does not match the type.
+    #[error("message does not match the type expected on its subject")]
     Malformed(#[source] serde_json::Error),
 }
 
@@ -28,10 +39,18 @@ struct VersionOnly {
     v: u16,
 }
 
+/// Encodes a message with its envelope.
+///
+/// # Errors
+/// [`EnvelopeError::Malformed`] if the body cannot be written as JSON.
 pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, EnvelopeError> {
     serde_json::to_vec(&Envelope { v: VERSION, body }).map_err(EnvelopeError::Malformed)
 }
 
+/// Decodes a message; the version is checked before the body.
+///
+/// # Errors
+/// [`EnvelopeError::Version`] for another version, [`EnvelopeError::Malformed`] for anything that is not a `T`.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EnvelopeError> {
     let version: VersionOnly = serde_json::from_slice(bytes).map_err(EnvelopeError::Malformed)?;
     if version.v != VERSION {
@@ -44,18 +63,18 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EnvelopeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::messages::BeatReply;
+    use crate::messages::HeartbeatReply;
 
     #[test]
-    fn an_unknown_version_is_refused_aloud() {
+    fn unknown_version_is_rejected() {
         let text = br#"{"v":2,"body":{}}"#;
-        let error = decode::<BeatReply>(text).unwrap_err();
+        let error = decode::<HeartbeatReply>(text).unwrap_err();
         assert!(error.to_string().contains("version 2"), "{error}");
     }
 
     #[test]
     fn unknown_fields_are_ignored() {
-        let text = br#"{"v":1,"later":true,"body":{"extended":[],"lost":[],"hello_again":true,"new_field":7}}"#;
-        assert!(decode::<BeatReply>(text).unwrap().hello_again);
+        let text = br#"{"v":1,"later":true,"body":{"extended":[],"lost":[],"register_again":true,"new_field":7}}"#;
+        assert!(decode::<HeartbeatReply>(text).unwrap().register_again);
     }
 }

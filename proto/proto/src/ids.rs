@@ -1,5 +1,5 @@
-//! Ids are types: a job's id cannot be handed where a task's is wanted. All are UUIDv7, so they sort by creation, except
-//! the names people give to machines and the numbers people type.
+//! Typed ids: a job's id cannot be passed where a task's is expected. All are UUIDv7, so they sort by creation time,
+//! except the names of nodes and runners and the task numbers that users type.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// An id that could not be read from text.
+/// Text that is not a valid id or name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {kind}: {expected}")]
 pub struct IdError {
+    /// What was parsed, for example `task number`.
     pub kind: &'static str,
+    /// The rejected text.
     pub text: String,
+    /// Description of the accepted form.
     pub expected: &'static str,
 }
 
@@ -25,7 +28,7 @@ macro_rules! uuid_id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// A fresh id, later than all earlier ones of this process.
+            /// Creates an id that sorts after all earlier ones of this process.
             pub fn fresh() -> Self {
                 Self(Uuid::now_v7())
             }
@@ -51,27 +54,27 @@ macro_rules! uuid_id {
 }
 
 uuid_id!(
-    /// What a user asked for.
+    /// Id of a task.
     TaskId
 );
 uuid_id!(
-    /// One model call of a task.
+    /// Id of a job, one model call of a task.
     JobId
 );
 uuid_id!(
-    /// The right to act for one attempt; a new one is made with every grant.
+    /// Id of a lease, the right to act for one attempt; every grant creates a new one.
     LeaseId
 );
 uuid_id!(
-    /// One start of a node or runner process: the same name with another boot is another holder.
+    /// Id of one start of a node or runner process: leases belong to a boot, not to a name.
     BootId
 );
 uuid_id!(
-    /// What a creator made in one iteration.
+    /// Id of an artifact, the creator's result of one iteration.
     ArtifactId
 );
 uuid_id!(
-    /// Something only the human can answer.
+    /// Id of a question to a human.
     QuestionId
 );
 
@@ -83,7 +86,11 @@ macro_rules! name_id {
         pub struct $name(String);
 
         impl $name {
-            /// 1 to 63 of `a-z`, `0-9` and `-`: it is one token of a NATS subject and must never widen one.
+            /// Checks a name: 1 to 63 of `a-z`, `0-9` and `-`. It is one token of a NATS subject and must not contain a
+            /// wildcard or separator.
+            ///
+            /// # Errors
+            /// [`IdError`] for any other text.
             pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
                 let text = text.into();
                 let fits = (1..=63).contains(&text.len())
@@ -95,6 +102,7 @@ macro_rules! name_id {
                 }
             }
 
+            /// The name.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -129,15 +137,15 @@ macro_rules! name_id {
 }
 
 name_id!(
-    /// A machine that runs models.
+    /// Name of a node, a machine that runs models.
     NodeId
 );
 name_id!(
-    /// A process that drives tasks.
+    /// Name of a runner, a process that drives tasks.
     RunnerId
 );
 
-/// The number people type: `t42`.
+/// Number of a task as users type it: `t42`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct TaskNumber(pub i64);
@@ -159,10 +167,12 @@ impl FromStr for TaskNumber {
     }
 }
 
-/// What a user may type for a task: its number or its id.
+/// Reference to a task as users type it: its number or its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TaskKey {
+    /// By number.
     Number(TaskNumber),
+    /// By id.
     Id(TaskId),
 }
 
@@ -194,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_cannot_widen_a_subject() {
+    fn name_with_subject_wildcard_is_rejected() {
         for bad in ["", "a.b", "*", ">", "A", "a b", &"x".repeat(64)] {
             assert!(NodeId::new(bad).is_err(), "{bad:?}");
         }
@@ -203,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_found_by_number_or_id() {
+    fn task_key_is_a_number_or_an_id() {
         assert_eq!("t42".parse::<TaskKey>().unwrap(), TaskKey::Number(TaskNumber(42)));
         assert_eq!("42".parse::<TaskKey>().unwrap(), TaskKey::Number(TaskNumber(42)));
         let id = TaskId::fresh();

@@ -1,18 +1,22 @@
-//! The words every part of cfq shares: typed ids, tasks, jobs, nodes, reviews, events, the subjects and envelope they
-//! travel in, the HTTP types with the Rust client, and prefix hashing.
+//! Shared vocabulary of cfq: typed ids, tasks, jobs, nodes, reviews, events, the NATS messages with their subjects and
+//! envelope, the HTTP types with the Rust client, and prefix hashing.
 //!
-//! Nothing here decides anything. Rules live in the pure crates (`cfq-scheduler-core`, `cfq-convergence`, `cfq-memory`,
+//! This crate decides nothing. Rules live in the pure crates (`cfq-scheduler-core`, `cfq-convergence`, `cfq-memory`,
 //! `cfq-transformer`); I/O beyond the HTTP client lives in `cfq-link` and the services.
+//!
+//! Names in JSON change only with a `serde` alias: messages and rows of cfq 0.1 must load (`tests/compatibility.rs`).
+
+#![warn(missing_docs)]
 
 pub mod blob;
 pub mod client;
-pub mod early;
+pub mod early_stop;
 pub mod envelope;
 pub mod event;
 pub mod http;
 pub mod ids;
 pub mod job;
-pub mod looping;
+pub mod loop_step;
 pub mod messages;
 pub mod model;
 pub mod node;

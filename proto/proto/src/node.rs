@@ -1,4 +1,4 @@
-//! What a node says about itself: its devices, its models, and the ledger placement reads.
+//! State that a node reports: its devices, its models, and the ledger that placement reads.
 
 use std::collections::BTreeMap;
 
@@ -7,112 +7,127 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::ModelId;
 
+/// Kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
+    /// The processor.
     Cpu,
+    /// An NVIDIA GPU.
     Cuda,
 }
 
 /// One device of a node. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
-    /// `cpu`, `cuda:0`, ...
+    /// Device index as in CUDA: `cpu`, `cuda:0`, ...
     pub id: String,
+    /// Kind.
     pub kind: DeviceKind,
+    /// Product name.
     pub name: String,
+    /// Total memory.
     pub memory_total: u64,
-    /// Held by other processes.
+    /// Memory used by other processes.
     pub memory_others: u64,
-    /// `8.6`; CUDA only.
+    /// CUDA compute capability, such as `8.6`; GPUs only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_capability: Option<String>,
+    /// Temperature, in degrees Celsius.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u32>,
-    /// Drawn now, and the most the driver lets it draw, in milliwatts.
+    /// Current power draw, in milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_mw: Option<u32>,
+    /// Power limit set in the driver, in milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
-    /// The card's own name, which stays when another is added or lost; cards only.
+    /// UUID of the GPU, which does not change when another one is added or lost; GPUs only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Why it runs slower than it could, in words; nothing while it does not.
+    /// Reasons for which its clock is throttled now, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttled: Vec<String>,
-    /// Who computes or draws on it, the most memory first.
+    /// Processes that use it, sorted by memory, largest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<DeviceProcess>,
 }
 
-/// A process with something on a card.
+/// A process that uses a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceProcess {
+    /// Process id.
     pub pid: u32,
-    /// Bytes of the card's memory; the driver may not tell.
+    /// GPU memory in bytes; `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
-    /// Where it may be read.
+    /// Name of the program, if it may be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The node itself.
+    /// True for the node itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own: bool,
 }
 
-/// Whether a model can answer now.
+/// Whether a model can serve calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Residency {
     /// Loaded, or a proxy whose endpoint answers.
     Resident,
-    /// On disk, and loaded when somebody wants it; while sequences run it is on its way out.
+    /// On disk, and loaded on demand; while sequences still run, it is being unloaded.
     Available,
+    /// Being loaded.
     Loading,
-    /// Cannot serve, with the reason in words (a broken file, no room, endpoint down).
+    /// Cannot serve.
     Unusable {
+        /// Why not (a broken file, too little memory, endpoint down).
         reason: String,
     },
 }
 
-/// A model on a node, with what placement needs to price a job on it.
+/// State of a model on a node, with the figures from which placement computes the cost of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelState {
+    /// The model.
     pub model: ModelId,
+    /// Whether it can serve calls.
     pub residency: Residency,
-    /// Where it is, or would be, loaded; `proxy` for an endpoint.
+    /// Device it is, or would be, loaded on; `proxy` for an endpoint.
     pub device: String,
-    /// Bytes a load needs (weights, pool, scratch); 0 for a proxy.
+    /// Memory that a load needs (weights, KV pool, scratch), in bytes; 0 for a proxy.
     pub need_bytes: u64,
-    /// Longest sequence, prompt and output, in tokens.
+    /// Maximum length of a sequence, prompt and output, in tokens.
     pub context_tokens: u32,
     /// Tokens the KV pool can still admit; for a proxy: context times free slots.
     pub kv_tokens_free: u64,
-    /// Keys and values it holds of prompts and texts that were, and can go on from. Placement counts on the
-    /// prompts that ran there last, as far as this reaches.
+    /// Tokens whose keys and values are cached for reuse. Placement assumes that the most recent prompts on this node
+    /// are cached, up to this many tokens.
     #[serde(default, skip_serializing_if = "KvTiers::is_empty")]
     pub kv_tiers: KvTiers,
-    /// Sequences running.
+    /// Number of running sequences.
     pub running: u32,
-    /// At most this many at once.
+    /// Maximum number of running sequences.
     pub max_sequences: u32,
-    /// Measured, tokens per second; 0 while unknown.
+    /// Measured prefill rate, in tokens per second; 0 if unknown.
     pub prefill_rate: f64,
+    /// Measured decode rate, in tokens per second; 0 if unknown.
     pub decode_rate: f64,
-    /// Measured load, bytes per second; 0 while unknown.
+    /// Measured load rate, in bytes per second; 0 if unknown.
     pub load_rate: f64,
     /// Measured tokens per byte of prompt content, for estimates; about 0.3.
     pub tokens_per_byte: f64,
 }
 
-/// Where a model's keys and values are, in tokens.
+/// Cached keys and values of a model by tier, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvTiers {
-    /// In the model's own pool.
+    /// Tokens in the model's KV pool.
     pub device: u64,
-    /// Parked in the node's memory: copied back instead of computed again.
-    pub parked: u64,
+    /// Tokens offloaded to host memory, which are copied back instead of computed again.
+    #[serde(alias = "parked")]
+    pub offloaded: u64,
 }
 
 impl KvTiers {
@@ -121,18 +136,20 @@ impl KvTiers {
     }
 }
 
-/// A node's own account of its room. Placement admits against the latest version; the node enforces it again.
+/// A node's report of its capacity. Placement admits against the latest version; the node enforces it again.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Ledger {
-    /// Grows with every change within one boot.
+    /// Increases with every change within one boot.
     pub version: u64,
+    /// All models of the node.
     pub models: Vec<ModelState>,
-    /// Bytes that a load may take without another model giving way.
+    /// Memory that a load may use without evicting another model, in bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub free_bytes: u64,
-    /// Takes no new work: it is stopping.
+    /// True if the node is stopping and takes no new work.
     pub draining: bool,
-    /// Models that take no work while the machine's owner uses a card for something else, and in words for what.
+    /// Models that take no work while another program of the machine's owner uses their GPU, with a description of that
+    /// use.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub yields: BTreeMap<ModelId, String>,
 }

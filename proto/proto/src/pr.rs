@@ -1,4 +1,4 @@
-//! The internal pull request: a task's way from its branch to the mirror's main.
+//! Internal pull request, which merges a task's branch into the mirror's main branch.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,19 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::IdError;
 
+/// State of a pull request. The allowed transitions are in `cfq-scheduler-core`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PrState {
+    /// Opened; waits for quality control.
     PendingQc,
+    /// Quality control passed.
     QcApproved,
+    /// Quality control failed.
     QcRejected,
+    /// Waits for the coordinator.
     PendingCoordinator,
+    /// The coordinator approved; it may be merged.
     Approved,
+    /// Merged into the main branch.
     Merged,
+    /// Closed without a merge.
     Closed,
 }
 
 impl PrState {
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::PendingQc,
         Self::QcApproved,
@@ -31,6 +40,7 @@ impl PrState {
         Self::Closed,
     ];
 
+    /// The name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PendingQc => "pending_qc",

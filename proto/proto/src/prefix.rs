@@ -1,17 +1,17 @@
-//! Prefix hashes: two prompts share a cached prefix as far as their chains agree.
+//! Prefix hashes: two prompts share a cached prefix as long as their hash chains agree.
 //!
-//! A salted hash chain over fixed-size blocks of the *unrendered* (role, content) bytes, so that the scheduler needs no
-//! tokenizer and no chat template. Each link covers everything before it; a message boundary is part of the bytes, so
-//! equal text split differently over messages does not collide. Only whole blocks get a link.
+//! The chain is salted and covers fixed-size blocks of the *unrendered* (role, content) bytes, so that the scheduler
+//! needs neither tokenizer nor chat template. Each link covers everything before it. A message boundary is part of the
+//! bytes, so equal text split differently over messages does not collide. Only whole blocks get a link.
 
 use sha2::{Digest, Sha256};
 
 use crate::job::ChatMessage;
 
-/// Bytes of one block: around 128 tokens of code.
-pub const BLOCK: usize = 512;
+/// Bytes per block, around 128 tokens of code.
+pub const BLOCK_BYTES: usize = 512;
 
-/// One link for each whole block of the prompt. `salt` separates what must not share (a model, a tenant).
+/// Returns one link per whole block of the prompt. `salt` separates prompts that must not share (models, tenants).
 pub fn chain(salt: &str, messages: &[ChatMessage]) -> Vec<u64> {
     let mut bytes = Vec::with_capacity(messages.iter().map(|m| m.content.len() + 16).sum());
     for message in messages {
@@ -22,7 +22,7 @@ pub fn chain(salt: &str, messages: &[ChatMessage]) -> Vec<u64> {
     }
     let mut state: [u8; 32] = Sha256::digest(salt.as_bytes()).into();
     bytes
-        .chunks_exact(BLOCK)
+        .chunks_exact(BLOCK_BYTES)
         .map(|block| {
             let mut hash = Sha256::new();
             hash.update(state);
@@ -35,8 +35,8 @@ pub fn chain(salt: &str, messages: &[ChatMessage]) -> Vec<u64> {
         .collect()
 }
 
-/// Links two chains have in common at their start.
-pub fn shared(a: &[u64], b: &[u64]) -> usize {
+/// Number of leading links that two chains have in common.
+pub fn shared_len(a: &[u64], b: &[u64]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
@@ -50,18 +50,18 @@ mod tests {
     }
 
     #[test]
-    fn chains_agree_exactly_as_far_as_the_text_does() {
-        let shared_text = "x".repeat(3 * BLOCK);
-        let a = chain("m", &[user(format!("{shared_text}{}", "a".repeat(BLOCK)))]);
-        let b = chain("m", &[user(format!("{shared_text}{}", "b".repeat(BLOCK)))]);
-        assert_eq!(shared(&a, &b), 3);
-        assert_eq!(shared(&a, &chain("other", &[user(shared_text)])), 0);
+    fn chains_agree_for_exactly_the_shared_text() {
+        let shared_text = "x".repeat(3 * BLOCK_BYTES);
+        let a = chain("m", &[user(format!("{shared_text}{}", "a".repeat(BLOCK_BYTES)))]);
+        let b = chain("m", &[user(format!("{shared_text}{}", "b".repeat(BLOCK_BYTES)))]);
+        assert_eq!(shared_len(&a, &b), 3);
+        assert_eq!(shared_len(&a, &chain("other", &[user(shared_text)])), 0);
     }
 
     #[test]
-    fn a_message_boundary_is_part_of_the_text() {
-        let one = chain("m", &[user("x".repeat(2 * BLOCK))]);
-        let two = chain("m", &[user("x".repeat(BLOCK)), user("x".repeat(BLOCK))]);
-        assert!(shared(&one, &two) < one.len().min(two.len()));
+    fn message_boundary_changes_the_chain() {
+        let one = chain("m", &[user("x".repeat(2 * BLOCK_BYTES))]);
+        let two = chain("m", &[user("x".repeat(BLOCK_BYTES)), user("x".repeat(BLOCK_BYTES))]);
+        assert!(shared_len(&one, &two) < one.len().min(two.len()));
     }
 }

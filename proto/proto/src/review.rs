@@ -1,12 +1,15 @@
-//! What a critic says, and the findings the engine's own checks make. The schema that constrains a critic's decoding,
-//! the HTTP API's and the parser's are this one type.
+//! Reviews of critics and findings of cfq's own checks. One type defines the schema that constrains a critic's
+//! decoding, the HTTP API and the parser.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Severities as dual-agent clients see them.
+/// Severity of a defect, with the names of dual-agent clients. An open critical defect prevents convergence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+// schemars writes documented variants as `oneOf` with descriptions instead of a plain `enum`; this schema goes to
+// models.
+#[allow(missing_docs)]
 pub enum Severity {
     Critical,
     Major,
@@ -15,6 +18,7 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// The name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Critical => "critical",
@@ -25,10 +29,12 @@ impl Severity {
     }
 }
 
+/// One defect that a critic found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-// Decoding makes no other fields; reading passes over what an endpoint that does not constrain adds.
+// Constrained decoding generates no other fields; parsing ignores those that an unconstrained endpoint adds.
 #[schemars(extend("additionalProperties" = false))]
 pub struct Defect {
+    /// How severe it is.
     pub severity: Severity,
     /// For example `correctness`, `security`, `style`.
     #[schemars(length(max = 40))]
@@ -36,41 +42,45 @@ pub struct Defect {
     /// `path:line`, or `N/A` for something that is missing.
     #[schemars(length(max = 120))]
     pub location: String,
+    /// What is wrong.
     #[schemars(length(max = 400))]
     pub description: String,
+    /// How to fix it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 400))]
     pub suggested_fix: Option<String>,
 }
 
-/// One critic's report.
+/// A critic's review of one artifact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
 pub struct ReviewFeedback {
     /// 0 to 100.
     #[schemars(range(min = 0, max = 100))]
     pub quality_score: f64,
+    /// Defects of the artifact.
     #[schemars(length(max = 8))]
     pub defects: Vec<Defect>,
+    /// Optional improvements.
     #[schemars(length(max = 6), inner(length(max = 240)))]
     pub suggestions: Vec<String>,
-    /// What must change before it can pass.
+    /// Changes that are required to pass.
     #[schemars(length(max = 6), inner(length(max = 240)))]
     pub required_changes: Vec<String>,
 }
 
 impl ReviewFeedback {
-    /// An open critical finding prevents passing, whatever the score.
+    /// True if a defect is critical, which prevents convergence at any score.
     pub fn has_critical(&self) -> bool {
         self.defects.iter().any(|d| d.severity == Severity::Critical)
     }
 }
 
-/// What kind of check made a [`Finding`].
+/// Kind of check that made a [`Finding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckKind {
-    /// The creator's reply could not be turned into files.
+    /// The creator's reply could not be parsed into files.
     Reply,
     /// A file does not parse in its language.
     Syntax,
@@ -78,14 +88,16 @@ pub enum CheckKind {
     Dangerous,
 }
 
-/// One finding of the engine's own checks; always blocking.
+/// One finding of cfq's own checks; always blocking.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
+    /// Kind of check.
     pub check: CheckKind,
-    /// Relative path, empty where there is none.
+    /// Path relative to the repository's root; empty if there is none.
     pub path: String,
-    /// From 1; 0 where there is none.
+    /// Line number from 1; 0 if there is none.
     pub line: u32,
+    /// What is wrong.
     pub message: String,
 }
 
@@ -93,10 +105,10 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quarantine {
-    /// Goes back to the creator as blocking findings.
+    /// The reply could not be parsed; the creator gets blocking findings.
     Unparsable,
-    /// Goes back to the creator as blocking findings.
+    /// A file has a syntax error; the creator gets blocking findings.
     Syntax,
-    /// Escalates.
+    /// The change is dangerous; the task escalates.
     Dangerous,
 }

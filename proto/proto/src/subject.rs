@@ -1,61 +1,64 @@
-//! NATS subjects, and which of them each kind of client may use. The sender's name is a fixed token, so identity is what
-//! the server checked, not what a body claims. `cfq-deploy` renders [`grants`] into the server's configuration.
+//! NATS subjects, and the permissions of each kind of client. The sender's name is a fixed token of the subject, so the
+//! identity is the one the server checked, not one that a body claims. `cfq-deploy` renders [`grants`] into the
+//! server's configuration.
 
 use crate::ids::{BootId, JobId, NodeId, RunnerId};
 
-/// The JetStream stream that carries work to nodes.
+/// JetStream stream that carries work to nodes.
 pub const WORK_STREAM: &str = "WORK";
 /// All subjects of [`WORK_STREAM`].
 pub const WORK_ALL: &str = "cfq.v1.work.>";
-/// What every runner listens to besides its own commands.
+/// Hints for all runners; each runner also subscribes to its own commands.
 pub const HINT_RUNNERS: &str = "cfq.v1.hint.runners";
-/// Any scheduler tells the leader that something changed.
+/// Hints for the leader: a scheduler publishes here that something changed.
 pub const HINT_LEADER: &str = "cfq.v1.hint.leader";
-/// What runners foresee, for the leader.
-pub const WARM_ALL: &str = "cfq.v1.runner.*.warm";
-/// What the scheduler answers.
-pub const NODES_ALL: &str = "cfq.v1.node.*.*";
-pub const RUNNERS_ALL: &str = "cfq.v1.runner.*.*";
+/// Prefill hints of all runners, for the leader.
+pub const PREFILL_HINTS_ALL: &str = "cfq.v1.runner.*.prefill_hint";
 
+/// Subject of the work orders for one boot of a node.
 pub fn work(node: &NodeId, boot: BootId) -> String {
     format!("cfq.v1.work.{node}.{boot}")
 }
 
-/// The node's durable consumer. One a node, so that grants can name it; the scheduler makes it anew with each boot's
-/// subject as its filter, which leaves an older boot's messages behind to age out.
+/// Name of a node's durable consumer. There is one per node, so that grants can name it; the scheduler recreates it
+/// with each boot's subject as its filter, and the messages of an older boot stay in the stream until they expire.
 pub fn consumer(node: &NodeId) -> String {
     node.to_string()
 }
 
-/// `verb` is the last token: `hello`, `beat`, `accept`, `refuse`, `result`, `blob_put`, `blob_get`.
+/// Subject of a node's requests. `verb` is the last token: `register`, `heartbeat`, `accept`, `refuse`, `journal`,
+/// `result`, `blob_put`, `blob_get`.
 pub fn node(node: &NodeId, verb: &str) -> String {
     format!("cfq.v1.node.{node}.{verb}")
 }
 
+/// Subject of the token frames of a job that runs on `node`.
 pub fn tokens(node: &NodeId, job: JobId) -> String {
     format!("cfq.v1.node.{node}.tokens.{job}")
 }
 
-/// Token frames of one job, from whichever node runs it; `*` as the job for all.
+/// Subject filter for the token frames of one job on any node; `*` as the job for all.
 pub fn tokens_of(job: &str) -> String {
     format!("cfq.v1.node.*.tokens.{job}")
 }
 
-/// `verb` is the last token: `hello`, `lease`, `beat`, `step`, `job`, `job_look`, `job_cancel`, `warm`, `release`, `give_up`,
-/// `blob_put`, `blob_get`.
+/// Subject of a runner's requests. `verb` is the last token: `register`, `lease`, `heartbeat`, `step`, `job_submit`,
+/// `job_get`, `job_cancel`, `prefill_hint`, `release`, `abandon`, `blob_put`, `blob_get`.
 pub fn runner(runner: &RunnerId, verb: &str) -> String {
     format!("cfq.v1.runner.{runner}.{verb}")
 }
 
+/// Subject of the commands for a node.
 pub fn node_command(node: &NodeId) -> String {
     format!("cfq.v1.cmd.node.{node}")
 }
 
+/// Subject of the commands for a runner.
 pub fn runner_command(runner: &RunnerId) -> String {
     format!("cfq.v1.cmd.runner.{runner}")
 }
 
-/// The sender of a request on `cfq.v1.{node,runner}.<id>.<verb>`, and the verb.
+/// Returns sender and verb of a request on `cfq.v1.{node,runner}.<id>.<verb>`; `None` for any other subject.
 pub fn sender(subject: &str) -> Option<(&str, &str)> {
     let mut tokens = subject.split('.');
     let head = (tokens.next()?, tokens.next()?, tokens.next()?);
@@ -66,16 +69,19 @@ pub fn sender(subject: &str) -> Option<(&str, &str)> {
     tokens.next().is_none().then_some(found)
 }
 
-/// Who connects to NATS.
+/// Client of the NATS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
+    /// A scheduler; all schedulers share one identity.
     Scheduler,
+    /// A node.
     Node(NodeId),
+    /// A runner.
     Runner(RunnerId),
 }
 
 impl Identity {
-    /// Replies come to this client's own inboxes and no other's.
+    /// Prefix of the inboxes that replies are sent to; each client may only read its own.
     pub fn inbox_prefix(&self) -> String {
         match self {
             Self::Scheduler => "_INBOX_scheduler".to_owned(),
@@ -85,15 +91,18 @@ impl Identity {
     }
 }
 
-/// Subjects a client may publish and subscribe to; everything else is refused by the server.
+/// Permissions of a client; the server rejects everything else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grants {
+    /// Subjects the client may publish to.
     pub publish: Vec<String>,
+    /// Subjects the client may subscribe to.
     pub subscribe: Vec<String>,
-    /// May answer requests it received.
+    /// True if the client may reply to requests it received.
     pub responses: bool,
 }
 
+/// Returns the permissions of a client.
 pub fn grants(identity: &Identity) -> Grants {
     let inbox = format!("{}.>", identity.inbox_prefix());
     match identity {
@@ -113,7 +122,8 @@ pub fn grants(identity: &Identity) -> Grants {
         },
         Identity::Runner(id) => Grants {
             publish: vec![format!("cfq.v1.runner.{id}.>")],
-            // Tokens as they are written: a runner is granted whatever task is ready, so there is none it may not read.
+            // Includes the token frames of all jobs: any ready task may be granted to a runner, so it may read every
+            // task.
             subscribe: vec![format!("cfq.v1.cmd.runner.{id}"), HINT_RUNNERS.into(), tokens_of("*"), inbox],
             responses: true,
         },
@@ -125,16 +135,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sender_is_read_from_the_subject() {
-        assert_eq!(sender("cfq.v1.node.den.beat"), Some(("den", "beat")));
+    fn sender_is_read_from_the_subject() {
+        assert_eq!(sender("cfq.v1.node.den.heartbeat"), Some(("den", "heartbeat")));
         assert_eq!(sender("cfq.v1.runner.r1.step"), Some(("r1", "step")));
-        for other in ["cfq.v2.node.den.beat", "cfq.v1.node.den.tokens.x", "cfq.v1.work.den.x", "cfq.v1.node.den"] {
+        for other in ["cfq.v2.node.den.heartbeat", "cfq.v1.node.den.tokens.x", "cfq.v1.work.den.x", "cfq.v1.node.den"] {
             assert_eq!(sender(other), None, "{other}");
         }
     }
 
     #[test]
-    fn a_node_may_not_speak_for_another() {
+    fn node_may_publish_only_under_its_own_name() {
         let g = grants(&Identity::Node(NodeId::new("den").unwrap()));
         assert!(g.publish.iter().all(|s| s.contains(".den")));
         assert!(!g.subscribe.iter().any(|s| s == ">" || s.starts_with("cfq.v1.>")));

@@ -1,4 +1,4 @@
-//! A task: what a user asks for, and the states it goes through.
+//! A task: the user's specification, its priority, and its states.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,17 +9,22 @@ use serde::{Deserialize, Serialize};
 use crate::ids::IdError;
 use crate::model::ModelId;
 
-/// P0 goes first; lower ones age.
+/// Priority of a task. P0 is scheduled first; lower priorities age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Priority {
+    /// Highest.
     P0,
+    /// Above the default.
     P1,
+    /// Default.
     #[default]
     P2,
+    /// Lowest.
     P3,
 }
 
 impl Priority {
+    /// The number in SQL; 0 is the highest priority.
     pub fn as_i16(self) -> i16 {
         match self {
             Self::P0 => 0,
@@ -62,15 +67,18 @@ impl FromStr for Priority {
     }
 }
 
-/// The two sides of the loop. `alpha` creates, `beta` criticises.
+/// Role in the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Agent {
+    /// The creator.
     Alpha,
+    /// The critic.
     Beta,
 }
 
 impl Agent {
+    /// The name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Alpha => "alpha",
@@ -96,42 +104,51 @@ impl FromStr for Agent {
     }
 }
 
-/// An example the creator should follow.
+/// Example that the creator should follow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CodeExample {
+    /// Heading above the code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// The code.
     pub code: String,
 }
 
-/// Which model plays a role, and how it samples. Absent fields come from the configuration.
+/// Model of a role and its sampling parameters. Absent fields are taken from the configuration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentBinding {
+    /// Model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
+    /// Softmax temperature; 0 is greedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
+    /// Seed of the random numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// Longest output, in tokens.
+    /// Maximum length of the output, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// The same text for the same seed whatever else its node computes, at the price of slower kernels where a format has no
-    /// tiles; for models that a node runs itself.
+    /// Bit-identical text for the same seed whatever else the node computes, at the cost of slower kernels in formats
+    /// without tiles. Only for models that a node runs itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic: Option<bool>,
 }
 
+/// Bindings of both roles.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentBindings {
+    /// Binding of the creator.
     pub alpha: AgentBinding,
+    /// Binding of the critic.
     pub beta: AgentBinding,
 }
 
 impl AgentBindings {
+    /// Binding of `agent`.
     pub fn of(&self, agent: Agent) -> &AgentBinding {
         match agent {
             Agent::Alpha => &self.alpha,
@@ -139,6 +156,7 @@ impl AgentBindings {
         }
     }
 
+    /// Mutable binding of `agent`.
     pub fn of_mut(&mut self, agent: Agent) -> &mut AgentBinding {
         match agent {
             Agent::Alpha => &mut self.alpha,
@@ -147,72 +165,80 @@ impl AgentBindings {
     }
 }
 
-/// What a user submits: the dual-agent task specification with where to work and how long to try.
+/// Task as submitted: the dual-agent task specification with its repository and limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskSpec {
-    /// What to do, in the user's words.
+    /// What to do, as the user wrote it.
     pub description: String,
     /// Programming language of the result, for example `python`.
     #[serde(default)]
     pub language: String,
-    /// Files of the repository that belong in the prompt, relative to its root.
+    /// Files of the repository to include in the prompt, relative to its root.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub context_files: Vec<String>,
+    /// Requirements on the result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub constraints: Vec<String>,
+    /// Examples for the creator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub examples: Vec<CodeExample>,
     /// Absolute path of a git repository the runner can read.
     pub repo: String,
-    /// The commit to start from; the client fills in HEAD's at submit.
+    /// Commit to start from; the client fills in HEAD at submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// Models of both roles.
     #[serde(default)]
     pub agents: AgentBindings,
-    /// Score out of 100 at which the loop is done; default 85.
+    /// Score out of 100 at which the loop converges; default 85.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
-    /// At most this many reviews; default 5.
+    /// Maximum number of reviews; default 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_iterations: Option<u32>,
-    /// Limit of working time in minutes, from the first token, without waits; default 30.
+    /// Limit of the working time in minutes, from the first token, without waits; default 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_minutes: Option<f64>,
+    /// Scheduling priority.
     #[serde(default)]
     pub priority: Priority,
-    /// Wall-clock limit, seconds since 1970. Once it has passed no model is asked any more: the task escalates with what is
-    /// there, or fails if no runner has begun it. An answer given later lifts it.
+    /// Wall-clock limit, in seconds since 1970. After it no model is called any more: the task escalates with the
+    /// result so far, or fails if no runner has started it. A later answer by a human lifts the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<i64>,
 }
 
-/// Where a task stands. The last four are terminal and never change.
+/// State of a task. The last four are terminal and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
-    /// Accepted, held back (its time has not come).
+    /// Submitted, but not to be started yet.
     Queued,
-    /// A predecessor is not done, or failed.
+    /// A predecessor is not done, or has failed.
     Blocked,
-    /// A runner may take it.
+    /// Waits for a runner.
     Ready,
     /// A runner holds its lease.
     Running,
-    /// It converged, but could not be merged or delivered; a question is open; no lease is held.
+    /// Converged, but could not be merged or delivered; a question is open, no lease is held.
     WaitingOnHuman,
+    /// Paused by a human.
     Paused,
-    /// The loop gave up; a question is open; no lease is held.
+    /// The loop cannot continue by itself; a question is open, no lease is held.
     Escalated,
     /// Done: converged, merged and delivered.
     Merged,
     /// Done: accepted by a human, as best effort or although it could not be merged or delivered.
     Accepted,
+    /// Ended without an accepted result.
     Failed,
+    /// Cancelled by a client.
     Cancelled,
 }
 
 impl TaskState {
+    /// All states.
     pub const ALL: [Self; 11] = [
         Self::Queued,
         Self::Blocked,
@@ -227,6 +253,7 @@ impl TaskState {
         Self::Cancelled,
     ];
 
+    /// The name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -243,6 +270,7 @@ impl TaskState {
         }
     }
 
+    /// True if the state never changes any more.
     pub fn is_terminal(self) -> bool {
         match self {
             Self::Merged | Self::Accepted | Self::Failed | Self::Cancelled => true,
@@ -256,7 +284,7 @@ impl TaskState {
         }
     }
 
-    /// True where nothing happens until a human acts, or ever again: what `submit --watch` waits for.
+    /// True if the task is terminal or waits for a human; `submit --watch` ends here.
     pub fn is_resting(self) -> bool {
         self.is_terminal() || matches!(self, Self::Escalated | Self::WaitingOnHuman | Self::Paused)
     }

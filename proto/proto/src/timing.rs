@@ -1,58 +1,61 @@
-//! Every wait, limit and lease of the system in one place, so that tests can scale them and a user can see them.
+//! All waits, timeouts and lease durations of the system in one place, so that tests can scale them and users can see
+//! them.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The `[timing]` table of the configuration. All values in milliseconds.
+/// The `[timing]` table of the configuration. All values are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Timing {
-    /// A holder reports what it holds this often.
-    pub beat_ms: u64,
-    /// A confirmed beat extends a lease by this.
+    /// Interval of heartbeats.
+    #[serde(alias = "beat_ms")]
+    pub heartbeat_ms: u64,
+    /// Duration of a lease after a confirmed heartbeat.
     pub lease_ttl_ms: u64,
     /// A holder stops acting this long before its lease could be swept.
     pub lease_margin_ms: u64,
-    /// Placed but not accepted for this long: sent again or placed elsewhere.
+    /// A job that is placed but not accepted for this long is sent again or placed elsewhere.
     pub accept_ms: u64,
-    /// The leader row is renewed this often.
-    pub leader_beat_ms: u64,
-    /// The leader row lives this long without renewal.
+    /// Interval at which the leader row is renewed.
+    #[serde(alias = "leader_beat_ms")]
+    pub leader_renewal_ms: u64,
+    /// Duration of the leader row without renewal.
     pub leader_ttl_ms: u64,
-    /// The sweeper looks for expired leases this often.
+    /// Interval at which the sweeper checks for expired leases.
     pub sweep_ms: u64,
-    /// A runner without work asks this often, besides being hinted.
+    /// Interval at which an idle runner asks for a lease, in addition to hints.
     pub poll_ms: u64,
-    /// A generation that made no token for this long is not alive, whatever the heartbeat says.
+    /// A generation without a new token for this long counts as stuck, even if heartbeats arrive.
     pub job_step_ms: u64,
-    /// A task whose runner completed nothing for this long is taken from it.
+    /// A runner that completed no step of its task for this long loses the task.
     pub task_step_ms: u64,
-    /// A runner lets go of a task whose job waits for a place for this long: its slot is for work.
+    /// A runner releases a task whose job waits for placement for this long, because its slot is for work.
     pub slot_wait_ms: u64,
     /// First wait after a failed call to an endpoint; it doubles with each further one.
     pub backoff_base_ms: u64,
-    /// Longest single wait between two calls to an endpoint.
+    /// Maximum single wait between two calls to an endpoint.
     pub backoff_cap_ms: u64,
-    /// An endpoint that stays down for this long fails the task.
+    /// A task fails if its endpoint is down for this long.
     pub retry_ceiling_ms: u64,
-    /// One request over NATS waits this long for its answer.
+    /// Timeout of one request over NATS.
     pub request_ms: u64,
-    /// A stopping process may take this long to hand over its work.
+    /// Time a stopping process may take to release its work.
     pub drain_ms: u64,
 }
 
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            beat_ms: 2_000,
+            heartbeat_ms: 2_000,
             lease_ttl_ms: 6_000,
             lease_margin_ms: 1_000,
             accept_ms: 3_000,
-            leader_beat_ms: 1_000,
+            leader_renewal_ms: 1_000,
             leader_ttl_ms: 3_000,
             sweep_ms: 1_000,
             poll_ms: 2_000,
-            // The first token of a long prompt on a slow machine: prefill reports progress as steps too.
+            // Covers the first token of a long prompt on a slow machine: prefill chunks count as steps too.
             job_step_ms: 120_000,
             // The longest single step is a clone of a large repository; waiting for a model counts as steps.
             task_step_ms: 600_000,
@@ -69,7 +72,8 @@ impl Default for Timing {
 macro_rules! durations {
     ($($field:ident => $name:ident),* $(,)?) => {
         impl Timing {
-            $(pub fn $name(&self) -> Duration {
+            $(#[doc = concat!("[`Self::", stringify!($field), "`] as a [`Duration`].")]
+            pub fn $name(&self) -> Duration {
                 Duration::from_millis(self.$field)
             })*
         }
@@ -77,22 +81,34 @@ macro_rules! durations {
 }
 
 durations! {
-    beat_ms => beat, lease_ttl_ms => lease_ttl, lease_margin_ms => lease_margin, accept_ms => accept,
-    leader_beat_ms => leader_beat, leader_ttl_ms => leader_ttl, sweep_ms => sweep, poll_ms => poll,
-    job_step_ms => job_step, task_step_ms => task_step, slot_wait_ms => slot_wait, backoff_base_ms => backoff_base, backoff_cap_ms => backoff_cap,
-    retry_ceiling_ms => retry_ceiling, request_ms => request, drain_ms => drain,
+    heartbeat_ms => heartbeat,
+    lease_ttl_ms => lease_ttl,
+    lease_margin_ms => lease_margin,
+    accept_ms => accept,
+    leader_renewal_ms => leader_renewal,
+    leader_ttl_ms => leader_ttl,
+    sweep_ms => sweep,
+    poll_ms => poll,
+    job_step_ms => job_step,
+    task_step_ms => task_step,
+    slot_wait_ms => slot_wait,
+    backoff_base_ms => backoff_base,
+    backoff_cap_ms => backoff_cap,
+    retry_ceiling_ms => retry_ceiling,
+    request_ms => request,
+    drain_ms => drain,
 }
 
 impl Timing {
-    /// The same proportions, `factor` times as fast; for tests.
+    /// Divides all values by `factor`, down to 20 ms each, except the request timeout; for tests.
     pub fn faster(&self, factor: u64) -> Self {
         let f = |v: u64| (v / factor.max(1)).max(20);
         Self {
-            beat_ms: f(self.beat_ms),
+            heartbeat_ms: f(self.heartbeat_ms),
             lease_ttl_ms: f(self.lease_ttl_ms),
             lease_margin_ms: f(self.lease_margin_ms),
             accept_ms: f(self.accept_ms),
-            leader_beat_ms: f(self.leader_beat_ms),
+            leader_renewal_ms: f(self.leader_renewal_ms),
             leader_ttl_ms: f(self.leader_ttl_ms),
             sweep_ms: f(self.sweep_ms),
             poll_ms: f(self.poll_ms),
@@ -105,5 +121,16 @@ impl Timing {
             request_ms: self.request_ms,
             drain_ms: f(self.drain_ms),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_0_1_still_load() {
+        let timing: Timing = serde_json::from_str(r#"{"beat_ms": 1, "leader_beat_ms": 2}"#).unwrap();
+        assert_eq!((timing.heartbeat_ms, timing.leader_renewal_ms), (1, 2));
     }
 }

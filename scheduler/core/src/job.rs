@@ -3,79 +3,104 @@
 use std::collections::BTreeMap;
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority};
 
-use crate::backoff::Setbacks;
+use crate::backoff::NodeFailures;
 
+/// One model call that is queued, placed or running.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
+    /// Id of the job.
     pub id: JobId,
+    /// Task that the job belongs to.
     pub task: TaskId,
+    /// Agent of the task that makes the call.
     pub role: Agent,
+    /// Model to call.
     pub model: ModelId,
+    /// Priority class before ageing.
     pub priority: Priority,
+    /// Deadline of the task, in ms.
     pub deadline_ms: Option<i64>,
-    /// When the job was asked for; going back to the queue does not make it younger.
+    /// Time of submission, in ms. Requeueing does not make the job younger.
     pub created_ms: i64,
+    /// Size of the prompt, in bytes.
     pub prompt_bytes: u64,
-    /// Its chain of [`cfq_proto::prefix`].
+    /// Prefix hash chain of the prompt ([`cfq_proto::prefix`]).
     pub prefix: Vec<u64>,
+    /// Maximum number of tokens to generate.
     pub max_tokens: u32,
-    /// Tokens a node counted when it refused: better than any estimate.
+    /// Tokens that a node counted for prompt and output when it refused; more exact than any estimate.
     pub known_need: Option<u64>,
-    /// Nodes that can never run it, with their words.
-    pub never: BTreeMap<NodeId, String>,
-    pub setbacks: Setbacks,
-    /// Since when it fails without an answer in between, or no node that has the model can serve it.
+    /// Nodes that can never run the job, with the reason each gave.
+    pub rejected_by: BTreeMap<NodeId, String>,
+    /// Failed attempts and the backoff after them, by node.
+    pub node_failures: NodeFailures,
+    /// Start of the time that the retry ceiling limits, in ms: since then every attempt failed without an answer, or no
+    /// node that has the model could serve it.
     pub first_failure_ms: Option<i64>,
-    /// How long it waited beside live nodes of which none has the model, as far as that is written down.
+    /// Recorded time in which nodes were live but none had the model, in ms.
     pub no_node_ms: u64,
-    /// Attempts that were lost with their node.
+    /// Number of attempts that were lost together with their node.
     pub losses: u32,
-    /// The last failure in words, empty if there was none.
-    pub failure: String,
+    /// Last failure, if there was one.
+    pub last_failure: Option<JobFailure>,
+    /// Number of the current attempt; 0 before the first.
     pub attempt: i32,
-    pub phase: Phase,
+    /// Where the job stands.
+    pub phase: JobPhase,
 }
 
+/// Phase of a job that is not over.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Phase {
+pub enum JobPhase {
+    /// Waiting for placement.
     Queued,
-    /// Published, not accepted yet.
+    /// Published to a node, which has not accepted it yet.
     Placed {
+        /// Node it was published to.
         node: NodeId,
+        /// Process start of that node.
         boot: BootId,
+        /// Lease of the attempt.
         lease: LeaseId,
+        /// Time of the placement, in ms.
         placed_ms: i64,
     },
+    /// Accepted by a node.
     Running {
+        /// Node that runs it.
         node: NodeId,
+        /// Process start of that node.
         boot: BootId,
+        /// Time of the acceptance, in ms.
         accepted_ms: i64,
     },
 }
 
-/// So often a job may be lost beside others before it has a node to itself.
-const LOST_IN_COMPANY: u32 = 2;
+/// Number of lost attempts after which a job gets a node of its own.
+const LOSSES_BEFORE_ISOLATION: u32 = 2;
 
 impl Job {
-    /// Its node was lost under it more than once: it may be what breaks the node, or only have run beside what does. Alone it
-    /// shows which, and takes nobody with it.
+    /// Returns whether more than one node was lost while it ran the job. The job may be the cause, or may only have run
+    /// concurrently with the cause. Running it alone shows which, and puts no other job at risk.
     pub fn is_suspect(&self) -> bool {
-        self.losses >= LOST_IN_COMPANY
+        self.losses >= LOSSES_BEFORE_ISOLATION
     }
 
-    /// The ceiling counts although no attempt of its own failed: every node that has the model said it cannot serve it.
+    /// Returns whether the retry ceiling counts although no attempt of the job failed: every node that has the model
+    /// reported that it cannot serve it.
     pub fn noted_unavailable(&self) -> bool {
-        self.first_failure_ms.is_some() && self.setbacks.0.is_empty()
+        self.first_failure_ms.is_some() && self.node_failures.0.is_empty()
     }
 
-    /// The node that has it now, if any.
+    /// Node that the job is placed on or runs on, with its boot. `None` while the job is queued.
     pub fn holder(&self) -> Option<(&NodeId, BootId)> {
         match &self.phase {
-            Phase::Queued => None,
-            Phase::Placed { node, boot, .. } | Phase::Running { node, boot, .. } => Some((node, *boot)),
+            JobPhase::Queued => None,
+            JobPhase::Placed { node, boot, .. } | JobPhase::Running { node, boot, .. } => Some((node, *boot)),
         }
     }
 }

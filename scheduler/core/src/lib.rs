@@ -1,36 +1,45 @@
-//! The scheduler's rules, without a clock, a database or a network.
+//! Scheduling rules as pure functions, without a clock, a database or a network.
 //!
-//! [`State`] is a cache of what Postgres says about jobs that are not over and about nodes; the shell feeds it rows
-//! ([`State::job`], [`State::job_over`], [`State::node`], [`State::node_gone`]) and asks [`plan`] what should be written
-//! next. A plan is only a wish: each of its effects is a compare-and-set in Postgres, the row it leaves is fed back, and a
-//! rejected one changes nothing. So a plan made from an old state does no harm, and a new leader only has to load the rows.
+//! [`State`] caches the Postgres rows of nodes and of jobs that are not over. The shell feeds it rows
+//! ([`State::on_job_row`], [`State::on_job_ended`], [`State::on_node_row`], [`State::on_node_gone`]) and calls [`plan`]
+//! for the effects to carry out next. A plan is a proposal: each effect is a compare-and-set in Postgres, the row it
+//! leaves is fed back, and a rejected effect changes nothing. A plan made from stale state therefore does no harm, and
+//! a new leader only has to load the rows.
 //!
-//! All times are milliseconds on the database's clock and come in as parameters.
+//! All times are milliseconds of the database's clock and are passed as parameters.
+
+#![warn(missing_docs)]
 
 mod backoff;
-mod held;
+mod candidates;
+mod capacity;
+mod cost;
+mod effect;
 mod job;
-mod load;
+mod model_loading;
 mod node;
-mod order;
+mod occupancy;
+mod pending;
+mod pending_reason;
 mod plan;
 mod pr_state;
-mod price;
+mod prefix_index;
+mod priority;
+mod speculative_prefill;
 mod state;
 mod task_state;
-mod warm;
 
 #[cfg(test)]
-mod company_tests;
-#[cfg(test)]
-mod properties;
+mod tests;
 
-pub use backoff::{Ladder, Setback, Setbacks};
-pub use job::{Job, Phase};
-pub use node::{LeftOut, Node};
-pub use order::{AGE_STEP_MS, OVERDUE_MS, Rank, rank};
-pub use plan::{Effect, Waiting, plan};
-pub use pr_state::pr_legal;
-pub use state::{Limits, State};
-pub use task_state::legal;
-pub use warm::warmer;
+pub use backoff::{BackoffPolicy, NodeBackoff, NodeFailures};
+pub use effect::{Effect, UnplaceReason};
+pub use job::{Job, JobPhase};
+pub use node::{Exclusion, Node};
+pub use pending_reason::PendingReason;
+pub use plan::plan;
+pub use pr_state::pr_transition_allowed;
+pub use priority::{AGE_STEP_MS, OVERDUE_MS, Rank, rank};
+pub use speculative_prefill::prefill_node;
+pub use state::{PlannerTiming, State};
+pub use task_state::task_transition_allowed;

@@ -1,4 +1,4 @@
-//! A node as the planner sees it: its row, and what room its last ledger leaves.
+//! A node as the planner sees it: its row, and whether it takes work for a model.
 
 use std::collections::BTreeMap;
 
@@ -7,44 +7,53 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{Ledger, ModelState};
 use serde::{Deserialize, Serialize};
 
+/// One row of the nodes in Postgres.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
+    /// Name of the node.
     pub id: NodeId,
+    /// Process start that wrote the row last.
     pub boot: BootId,
+    /// Latest ledger that the node reported.
     pub ledger: Ledger,
-    /// When its last beat (or hello) was written: the ledger was true then.
+    /// Time of the last heartbeat or registration, in ms; the ledger was correct then.
     pub seen_ms: i64,
-    /// Models it said `not_now` for: one that is full says nothing about another.
-    pub left_out: BTreeMap<ModelId, LeftOut>,
+    /// Models for which the node answered `not_now`. A refusal for one model does not apply to the others.
+    pub exclusions: BTreeMap<ModelId, Exclusion>,
 }
 
-/// A node that said `not_now`.
+/// A temporary refusal: the node gets no more work until its ledger changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// Its ledger when it refused; a later one ends the waiting.
+pub struct Exclusion {
+    /// Version of the ledger at the refusal; a later version ends the exclusion.
     pub version: u64,
+    /// Time of the refusal, in ms.
     pub at_ms: i64,
 }
 
 impl Node {
-    /// A last word from the future is none: the database's clock was set back since.
+    /// Returns whether the node was seen within `ttl_ms`. A time in the future counts as not seen: the database's clock
+    /// was set back since.
     pub fn alive(&self, now_ms: i64, ttl_ms: u64) -> bool {
         now_ms.abs_diff(self.seen_ms) <= ttl_ms
     }
 
-    pub fn leaves_out(&self, model: &ModelId, now_ms: i64, longest_ms: u64) -> bool {
-        self.left_out.get(model).is_some_and(|l| l.holds(&self.ledger, now_ms, longest_ms))
+    /// Returns whether the node is excluded for `model`. See [`Exclusion::applies`].
+    pub fn excluded_for(&self, model: &ModelId, now_ms: i64, max_ms: u64) -> bool {
+        self.exclusions.get(model).is_some_and(|e| e.applies(&self.ledger, now_ms, max_ms))
     }
 
+    /// State of a model in the ledger. `None` if the node does not list it.
     pub fn model(&self, model: &ModelId) -> Option<&ModelState> {
         self.ledger.models.iter().find(|m| m.model == *model)
     }
 }
 
-impl LeftOut {
-    /// The refusal may have come with a later ledger than the one held here, so only a later one still lets it back in.
-    /// `longest_ms` is a net under a ledger that never changes: an idle node that refuses is asked again now and then.
-    pub fn holds(&self, ledger: &Ledger, now_ms: i64, longest_ms: u64) -> bool {
-        ledger.version <= self.version && now_ms.abs_diff(self.at_ms) < longest_ms
+impl Exclusion {
+    /// Returns whether the exclusion still applies. The refusal may have come with a later ledger than the one cached
+    /// here, so only a ledger later than the refusal's ends it. `max_ms` is a safety net for a ledger that never
+    /// changes: an idle node that refuses is asked again from time to time.
+    pub fn applies(&self, ledger: &Ledger, now_ms: i64, max_ms: u64) -> bool {
+        ledger.version <= self.version && now_ms.abs_diff(self.at_ms) < max_ms
     }
 }

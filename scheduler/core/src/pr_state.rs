@@ -1,15 +1,16 @@
-//! Which states of an internal pull request may follow which (W3).
+//! Legal transitions between the states of an internal pull request (W3).
 
 use cfq_proto::pr::PrState;
 
-/// Staying where one is is not a move. `Merged` and `Closed` are the end.
-pub fn pr_legal(from: PrState, to: PrState) -> bool {
+/// Returns whether a pull request may change from `from` to `to`. Staying in a state is not a transition. `Merged` and
+/// `Closed` are terminal.
+pub fn pr_transition_allowed(from: PrState, to: PrState) -> bool {
     use PrState::{Approved, Closed, Merged, PendingCoordinator, PendingQc, QcApproved, QcRejected};
     match from {
         PendingQc => matches!(to, QcApproved | QcRejected | Closed),
         QcRejected => matches!(to, PendingQc | Closed),
         QcApproved => matches!(to, PendingCoordinator | Closed),
-        // The coordinator approves, or sends it back, which is a new round of quality control.
+        // The coordinator approves it or sends it back for another round of quality control.
         PendingCoordinator => matches!(to, Approved | PendingQc | Closed),
         Approved => matches!(to, Merged | Closed),
         Merged | Closed => false,
@@ -21,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_is_as_the_table_says() {
+    fn every_transition_matches_the_table() {
         // Order of PrState::ALL: pending_qc, qc_approved, qc_rejected, pending_coordinator, approved, merged, closed.
         let table = [
             ". x x . . . x",
@@ -34,7 +35,7 @@ mod tests {
         ];
         for (from, row) in PrState::ALL.into_iter().zip(table) {
             for (to, cell) in PrState::ALL.into_iter().zip(row.split(' ')) {
-                assert_eq!(pr_legal(from, to), cell == "x", "{from} -> {to}");
+                assert_eq!(pr_transition_allowed(from, to), cell == "x", "{from} -> {to}");
             }
         }
     }

@@ -1,309 +1,272 @@
-//! The planner's cache: rows in, nothing decided here.
+//! The planner's cache: stores rows, decides nothing.
 //!
-//! **Room.** A node's ledger says what its pool admits; between two ledgers the cache keeps it honest both ways. A job that
-//! is placed, or accepted since the node's last beat, is not in the ledger yet: its tokens and its slot are subtracted. A
-//! job that was in the ledger and is over since is still in it: they are added. The next beat settles both. So two jobs
-//! placed between two beats never count on the same room, and a slot is not idle until the next beat. Where the guess is
-//! wrong the node refuses (`not_now`), which costs a message.
+//! **Capacity.** A node's ledger states what its KV pool admits. Between two ledgers the cache corrects it in both
+//! directions. A job that is placed, or was accepted since the node's last heartbeat, is not in the ledger yet: its
+//! tokens and its slot are subtracted. A job that was in the ledger and has ended since is still in it: they are added.
+//! The next heartbeat settles both. So two jobs placed between two heartbeats never count on the same capacity, and a
+//! slot is not idle until the next heartbeat. If the correction is wrong, the node refuses (`not_now`), which costs one
+//! message.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
-use cfq_proto::messages::WarmUp;
+use cfq_proto::messages::PrefillHint;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;
 use cfq_proto::prefix::chain;
 
-use crate::held::Held;
-use crate::job::{Job, Phase};
-use crate::load::Loads;
-use crate::node::{LeftOut, Node};
-use crate::plan::Waiting;
-use crate::price::need;
+use crate::capacity::ModelCapacity;
+use crate::cost::kv_reservation;
+use crate::job::{Job, JobPhase};
+use crate::node::{Exclusion, Node};
+use crate::pending_reason::PendingReason;
+use crate::prefix_index::PrefixIndex;
 
-/// The waits of `cfq_proto::timing` that the rules need, in milliseconds.
+/// The durations of `cfq_proto::timing` that the planner needs, in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// A node silent for this long is not alive.
+pub struct PlannerTiming {
+    /// A node that was not seen for this long is not alive.
     pub lease_ttl_ms: u64,
+    /// A placed job that was not accepted for this long is published again.
     pub accept_ms: u64,
+    /// A job that gets no answer for this long fails.
     pub retry_ceiling_ms: u64,
 }
 
+/// An exclusion ends after this many acceptance times even if the ledger does not change.
+const MAX_EXCLUSION_ACCEPT_TIMES: u64 = 10;
+
 /// A job that ended on a node whose last ledger may still count it.
 #[derive(Debug, Clone, PartialEq)]
-struct Freed {
+struct EndedJob {
     job: Job,
-    over_ms: i64,
+    ended_ms: i64,
 }
 
+/// Cached rows and what the leader did since it started.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
-    pub(crate) limits: Limits,
+    pub(crate) timing: PlannerTiming,
     pub(crate) jobs: BTreeMap<JobId, Job>,
     pub(crate) nodes: BTreeMap<NodeId, Node>,
-    freed: Vec<Freed>,
-    pub(crate) resent: BTreeMap<JobId, Resent>,
-    deaf: BTreeMap<NodeId, (BootId, LeftOut)>,
+    ended: Vec<EndedJob>,
+    pub(crate) resends: BTreeMap<JobId, Resends>,
+    /// Nodes that send heartbeats but accept no work.
+    unresponsive: BTreeMap<NodeId, (BootId, Exclusion)>,
     pub(crate) explained: BTreeMap<JobId, Explained>,
-    /// When a node was last asked to load a model.
-    asked: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
-    pub(crate) held: Held,
+    /// Time of the last request to load a model, and the boot it was sent to.
+    load_requests: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
+    pub(crate) prefix_index: PrefixIndex,
 }
 
-/// What a queued job waits for, and when that was last written down.
+/// The recorded pending reason of a queued job, and when it was written.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Explained {
-    pub waiting: Waiting,
+    pub pending: PendingReason,
     pub at_ms: i64,
 }
 
 /// How often a placed attempt was published again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Resent {
+pub(crate) struct Resends {
     pub lease: LeaseId,
-    pub times: u32,
+    pub count: u32,
     pub last_ms: i64,
 }
 
-/// What the cache believes a model on a node can still admit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
-    pub tokens: u64,
-    pub slots: u32,
-    /// Sequences a newcomer would share the model with.
-    pub beside: u32,
-}
-
-/// The jobs a node has, as far as it matters who runs beside whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Company {
-    pub jobs: u32,
-    /// It has, or is kept for, a job that runs alone.
-    pub closed: bool,
-}
-
-impl Company {
-    pub fn admits(self, job: &Job) -> bool {
-        !self.closed && (self.jobs == 0 || !job.is_suspect())
-    }
-
-    pub fn take(&mut self, job: &Job) {
-        self.jobs += 1;
-        self.closed |= job.is_suspect();
-    }
-}
-
 impl State {
-    pub fn new(limits: Limits) -> Self {
+    /// An empty cache.
+    pub fn new(timing: PlannerTiming) -> Self {
         Self {
-            limits,
+            timing,
             jobs: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            freed: Vec::new(),
-            resent: BTreeMap::new(),
-            deaf: BTreeMap::new(),
+            ended: Vec::new(),
+            resends: BTreeMap::new(),
+            unresponsive: BTreeMap::new(),
             explained: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            held: Held::default(),
+            load_requests: BTreeMap::new(),
+            prefix_index: PrefixIndex::default(),
         }
     }
 
-    /// The row of a job that is not over, as it is now. `changed_ms`: when it was last written.
-    pub fn job(&mut self, job: Job, changed_ms: i64) {
+    /// Stores the current row of a job that is not over. `changed_ms` is the time of its last write.
+    pub fn on_job_row(&mut self, job: Job, changed_ms: i64) {
         if let Some(before) = self.jobs.get(&job.id) {
-            let left = before.holder().is_some() && before.holder() != job.holder();
-            if left {
-                self.free(before.clone(), changed_ms);
+            let left_its_node = before.holder().is_some() && before.holder() != job.holder();
+            if left_its_node {
+                self.record_end(before.clone(), changed_ms);
             }
-            if matches!(job.phase, Phase::Running { .. })
+            if matches!(job.phase, JobPhase::Running { .. })
                 && let Some((node, _)) = job.holder()
             {
-                // It takes work after all.
-                self.deaf.remove(node);
+                // The node accepts work after all.
+                self.unresponsive.remove(node);
             }
         }
-        let known = self.jobs.get(&job.id).is_some_and(|before| before.phase == job.phase);
-        if !known {
-            self.computes(&job);
+        let is_known = self.jobs.get(&job.id).is_some_and(|before| before.phase == job.phase);
+        if !is_known {
+            self.record_prompt(&job);
         }
-        if !matches!(job.phase, Phase::Placed { .. }) {
-            self.resent.remove(&job.id);
+        if !matches!(job.phase, JobPhase::Placed { .. }) {
+            self.resends.remove(&job.id);
         }
-        if !matches!(job.phase, Phase::Queued) {
+        if !matches!(job.phase, JobPhase::Queued) {
             self.explained.remove(&job.id);
         }
         self.jobs.insert(job.id, job);
     }
 
-    /// The job is over since `over_ms`: done, failed, dead or cancelled.
-    pub fn job_over(&mut self, job: JobId, over_ms: i64) {
+    /// Removes a job that is done, failed, dead or cancelled since `ended_ms`.
+    pub fn on_job_ended(&mut self, job: JobId, ended_ms: i64) {
         if let Some(before) = self.jobs.remove(&job) {
-            self.computes(&before);
-            self.free(before, over_ms);
+            self.record_prompt(&before);
+            self.record_end(before, ended_ms);
         }
-        self.resent.remove(&job);
+        self.resends.remove(&job);
         self.explained.remove(&job);
     }
 
-    fn computes(&mut self, job: &Job) {
-        if let Phase::Running { node, boot, .. } = &job.phase {
-            self.held.used(node, *boot, &job.model, &job.prefix);
+    fn record_prompt(&mut self, job: &Job) {
+        if let JobPhase::Running { node, boot, .. } = &job.phase {
+            self.prefix_index.record_prompt(node, *boot, &job.model, &job.prefix);
         }
     }
 
-    /// The node was asked to compute this call's prompt ahead.
-    pub fn warmed(&mut self, node: &NodeId, ahead: &WarmUp) {
+    /// Records that the node was asked to compute the prompt of an expected call.
+    pub fn on_prefill_hint_sent(&mut self, node: &NodeId, hint: &PrefillHint) {
         if let Some(boot) = self.nodes.get(node).map(|node| node.boot) {
-            self.held.used(node, boot, &ahead.model, &chain(ahead.model.as_str(), &ahead.messages));
+            let chain = chain(hint.model.as_str(), &hint.messages);
+            self.prefix_index.record_prompt(node, boot, &hint.model, &chain);
         }
     }
 
-    fn free(&mut self, before: Job, over_ms: i64) {
-        if let (Phase::Running { accepted_ms, .. }, Some((node, boot))) = (&before.phase, before.holder())
+    /// Keeps an ended job while its node's ledger still counts it.
+    fn record_end(&mut self, before: Job, ended_ms: i64) {
+        if let (JobPhase::Running { accepted_ms, .. }, Some((node, boot))) = (&before.phase, before.holder())
             && let Some(node) = self.nodes.get(node)
             && node.boot == boot
             && *accepted_ms < node.seen_ms
-            && over_ms >= node.seen_ms
+            && ended_ms >= node.seen_ms
         {
-            self.freed.push(Freed { job: before, over_ms });
+            self.ended.push(EndedJob { job: before, ended_ms });
         }
     }
 
-    /// The row of a node, as it is now.
-    pub fn node(&mut self, node: Node) {
+    /// Stores the current row of a node.
+    pub fn on_node_row(&mut self, node: Node) {
         let same_boot = |boot: BootId| boot == node.boot;
-        self.freed.retain(|f| {
-            f.job.holder().is_none_or(|(id, boot)| *id != node.id || (same_boot(boot) && f.over_ms >= node.seen_ms))
+        self.ended.retain(|e| {
+            e.job.holder().is_none_or(|(id, boot)| *id != node.id || (same_boot(boot) && e.ended_ms >= node.seen_ms))
         });
-        if self.deaf.get(&node.id).is_some_and(|(boot, _)| !same_boot(*boot)) {
-            self.deaf.remove(&node.id);
+        if self.unresponsive.get(&node.id).is_some_and(|(boot, _)| !same_boot(*boot)) {
+            self.unresponsive.remove(&node.id);
         }
         self.nodes.insert(node.id.clone(), node);
     }
 
-    pub fn node_gone(&mut self, node: &NodeId) {
+    /// Removes a node whose row was deleted.
+    pub fn on_node_gone(&mut self, node: &NodeId) {
         self.nodes.remove(node);
-        self.held.forget(node);
-        self.asked.retain(|(asked, _), _| asked != node);
-        self.deaf.remove(node);
-        self.freed.retain(|f| f.job.holder().is_none_or(|(id, _)| id != node));
+        self.prefix_index.forget_node(node);
+        self.load_requests.retain(|(requested, _), _| requested != node);
+        self.unresponsive.remove(node);
+        self.ended.retain(|e| e.job.holder().is_none_or(|(id, _)| id != node));
     }
 
-    /// A `Resend` was carried out.
-    pub fn resent(&mut self, job: JobId, lease: LeaseId, now_ms: i64) {
-        let times = self.resent.get(&job).filter(|r| r.lease == lease).map_or(0, |r| r.times) + 1;
-        self.resent.insert(job, Resent { lease, times, last_ms: now_ms });
+    /// Records that an [`Effect::Resend`](crate::Effect::Resend) was carried out.
+    pub fn on_resent(&mut self, job: JobId, lease: LeaseId, now_ms: i64) {
+        let count = self.resends.get(&job).filter(|r| r.lease == lease).map_or(0, |r| r.count) + 1;
+        self.resends.insert(job, Resends { lease, count, last_ms: now_ms });
     }
 
-    /// The node beats but did not take what was published to it: it gets nothing until its ledger changes.
-    pub fn deaf(&mut self, node: &NodeId, now_ms: i64) {
-        if let Some(held) = self.nodes.get(node) {
-            self.deaf.insert(node.clone(), (held.boot, LeftOut { version: held.ledger.version, at_ms: now_ms }));
+    /// Records that the node sends heartbeats but did not accept what was published to it: it gets no work until its
+    /// ledger changes.
+    pub fn on_node_unresponsive(&mut self, node: &NodeId, now_ms: i64) {
+        if let Some(row) = self.nodes.get(node) {
+            let exclusion = Exclusion { version: row.ledger.version, at_ms: now_ms };
+            self.unresponsive.insert(node.clone(), (row.boot, exclusion));
         }
     }
 
-    /// A `Load` was carried out.
-    pub fn asked_to_load(&mut self, node: NodeId, boot: BootId, model: ModelId, now_ms: i64) {
-        self.asked.insert((node, model), (boot, now_ms));
+    /// Records that an [`Effect::Load`](crate::Effect::Load) was carried out.
+    pub fn on_load_requested(&mut self, node: NodeId, boot: BootId, model: ModelId, now_ms: i64) {
+        self.load_requests.insert((node, model), (boot, now_ms));
     }
 
-    /// The message may be lost, so a node that does nothing is asked again after the time in which it would accept work.
-    pub(crate) fn asked_lately(&self, node: &NodeId, model: &ModelId, now_ms: i64) -> bool {
+    /// Returns whether this boot of the node was asked to load the model within the acceptance time. The message may be
+    /// lost, so a node that does not start the load is asked again after that.
+    pub(crate) fn load_requested_recently(&self, node: &NodeId, model: &ModelId, now_ms: i64) -> bool {
         let boot = self.nodes.get(node).map(|n| n.boot);
-        self.asked
+        self.load_requests
             .get(&(node.clone(), model.clone()))
-            .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.limits.accept_ms)
+            .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.timing.accept_ms)
     }
 
-    /// An `Explain` was carried out, and the job's row was read again.
-    pub fn explained(&mut self, job: JobId, waiting: Waiting, now_ms: i64) {
-        self.explained.insert(job, Explained { waiting, at_ms: now_ms });
+    /// Records that an [`Effect::Explain`](crate::Effect::Explain) was carried out. Call it after the job's row was
+    /// read again.
+    pub fn on_pending_explained(&mut self, job: JobId, pending: PendingReason, now_ms: i64) {
+        self.explained.insert(job, Explained { pending, at_ms: now_ms });
     }
 
-    /// Jobs by phase: queued, placed, running. For gauges.
-    pub fn counts(&self) -> (usize, usize, usize) {
-        self.jobs.values().fold((0, 0, 0), |(q, p, r), job| match job.phase {
-            Phase::Queued => (q + 1, p, r),
-            Phase::Placed { .. } => (q, p + 1, r),
-            Phase::Running { .. } => (q, p, r + 1),
-        })
-    }
-
-    /// Jobs the cache holds, so that the shell can tell which are over since.
+    /// Ids of the cached jobs; the shell uses them to find those that ended.
     pub fn job_ids(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.keys().copied()
     }
 
+    /// Ids of the cached nodes.
     pub fn node_ids(&self) -> impl Iterator<Item = &NodeId> {
         self.nodes.keys()
     }
 
-    pub(crate) fn takes_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
-        let longest = self.limits.accept_ms.saturating_mul(10);
-        let deaf = self.deaf.get(&node.id).is_some_and(|(_, since)| since.holds(&node.ledger, now_ms, longest));
-        node.alive(now_ms, self.limits.lease_ttl_ms)
+    /// Returns whether the node may be given work for the model now, capacity aside.
+    pub(crate) fn accepts_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
+        let max_ms = self.timing.accept_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMES);
+        let applies = |exclusion: &Exclusion| exclusion.applies(&node.ledger, now_ms, max_ms);
+        let unresponsive = self.unresponsive.get(&node.id).is_some_and(|(_, exclusion)| applies(exclusion));
+        node.alive(now_ms, self.timing.lease_ttl_ms)
             && !node.ledger.draining
             && !node.ledger.yields.contains_key(model)
-            && !node.leaves_out(model, now_ms, longest)
-            && !deaf
+            && !node.excluded_for(model, now_ms, max_ms)
+            && !unresponsive
     }
 
-    /// Who has work of each node, placed or running.
-    pub(crate) fn company(&self) -> BTreeMap<&NodeId, Company> {
-        let mut company: BTreeMap<&NodeId, Company> = BTreeMap::new();
-        for job in self.jobs.values() {
-            if let Some((node, _)) = job.holder() {
-                company.entry(node).or_default().take(job);
-            }
-        }
-        company
-    }
-
-    /// What nodes can load beside what they have, and which have work that they did not take up yet: nothing gives way there.
-    pub(crate) fn loads(&self) -> BTreeMap<&NodeId, Loads<'_>> {
-        let mut loads: BTreeMap<&NodeId, Loads<'_>> = self.nodes.values().map(|n| (&n.id, Loads::of(n))).collect();
-        for job in self.jobs.values().filter(|job| matches!(job.phase, Phase::Placed { .. })) {
-            if let Some(loads) = job.holder().and_then(|(node, _)| loads.get_mut(node)) {
-                loads.kept = true;
-            }
-        }
-        loads
-    }
-
-    pub(crate) fn room(&self, node: &Node, model: &ModelState) -> Room {
-        let on_it = |job: &&Job| job.holder() == Some((&node.id, node.boot)) && job.model == model.model;
-        let uncounted = self.jobs.values().filter(on_it).filter(|job| match job.phase {
-            Phase::Queued => false,
-            Phase::Placed { .. } => true,
-            Phase::Running { accepted_ms, .. } => accepted_ms >= node.seen_ms,
+    /// Free capacity of a model on a node: the ledger, corrected by what changed since (see the module's
+    /// documentation).
+    pub(crate) fn capacity(&self, node: &Node, model: &ModelState) -> ModelCapacity {
+        let runs_on_it = |job: &&Job| job.holder() == Some((&node.id, node.boot)) && job.model == model.model;
+        let uncounted = self.jobs.values().filter(runs_on_it).filter(|job| match job.phase {
+            JobPhase::Queued => false,
+            JobPhase::Placed { .. } => true,
+            JobPhase::Running { accepted_ms, .. } => accepted_ms >= node.seen_ms,
         });
-        let (taken, taken_slots) = uncounted.fold((0u64, 0u32), |(t, s), job| (t + need(job, model), s + 1));
-        let freed = self.freed.iter().map(|f| &f.job).filter(on_it);
-        let (back, back_slots) = freed.fold((0u64, 0u32), |(t, s), job| (t + need(job, model), s + 1));
-        let beside = (model.running + taken_slots).saturating_sub(back_slots);
-        Room {
-            tokens: (model.kv_tokens_free + back).saturating_sub(taken),
-            slots: model.max_sequences.saturating_sub(beside),
-            beside,
+        let sum = |(tokens, slots): (u64, u32), job: &Job| (tokens + kv_reservation(job, model), slots + 1);
+        let (taken_tokens, taken_slots) = uncounted.fold((0, 0), sum);
+        let (freed_tokens, freed_slots) = self.ended.iter().map(|e| &e.job).filter(runs_on_it).fold((0, 0), sum);
+        let concurrent = (model.running + taken_slots).saturating_sub(freed_slots);
+        ModelCapacity {
+            tokens: (model.kv_tokens_free + freed_tokens).saturating_sub(taken_tokens),
+            slots: model.max_sequences.saturating_sub(concurrent),
+            concurrent,
         }
     }
 
-    /// What live nodes list; `None` if none is alive.
-    pub(crate) fn served(&self, now_ms: i64) -> Option<BTreeSet<&ModelId>> {
-        let mut alive = self.nodes.values().filter(|n| n.alive(now_ms, self.limits.lease_ttl_ms)).peekable();
+    /// Models that live nodes list. `None` if no node is live.
+    pub(crate) fn models_of_live_nodes(&self, now_ms: i64) -> Option<BTreeSet<&ModelId>> {
+        let mut alive = self.nodes.values().filter(|n| n.alive(now_ms, self.timing.lease_ttl_ms)).peekable();
         alive.peek()?;
         Some(alive.flat_map(|n| n.ledger.models.iter().map(|m| &m.model)).collect())
     }
 
-    pub(crate) fn serving<'a>(
+    /// Live nodes that list the model, in the order of their names.
+    pub(crate) fn live_nodes_with<'a>(
         &'a self,
         model: &'a ModelId,
         now_ms: i64,
     ) -> impl Iterator<Item = (&'a Node, &'a ModelState)> {
         self.nodes
             .values()
-            .filter(move |n| n.alive(now_ms, self.limits.lease_ttl_ms))
+            .filter(move |n| n.alive(now_ms, self.timing.lease_ttl_ms))
             .filter_map(move |n| n.model(model).map(|m| (n, m)))
     }
 }

@@ -1,14 +1,14 @@
-//! Which task states may follow which (Q15). The store asks before every write, so a state machine bug on any side is a
-//! refused write and never a resurrected task.
+//! Legal transitions between task states (Q15). The store checks them before every write, so a state machine bug in any
+//! component ends in a refused write and never in a resurrected task.
 
 use cfq_proto::task::TaskState;
 
-/// True where a task may go from `from` to `to`. Staying where one is is not a transition.
+/// Returns whether a task may change from `from` to `to`. Staying in a state is not a transition.
 ///
-/// `Merged`, `Accepted`, `Failed` and `Cancelled` have no way out: retrying makes a new task. An escalated task holds no
-/// lease, so whatever a human decides that needs more work goes through `Ready`. A ready task escalates when its deadline
-/// passes while no runner has it.
-pub fn legal(from: TaskState, to: TaskState) -> bool {
+/// `Merged`, `Accepted`, `Failed` and `Cancelled` are terminal: a retry makes a new task. An escalated task holds no
+/// lease, so any human decision that needs more work leads to `Ready`. A ready task escalates when its deadline passes
+/// while no runner holds it.
+pub fn task_transition_allowed(from: TaskState, to: TaskState) -> bool {
     use TaskState::{
         Accepted, Blocked, Cancelled, Escalated, Failed, Merged, Paused, Queued, Ready, Running, WaitingOnHuman,
     };
@@ -30,7 +30,7 @@ pub fn legal(from: TaskState, to: TaskState) -> bool {
 mod tests {
     use super::*;
 
-    /// The whole table, written out by hand: rows are `from`, columns `to`, both in the order of `TaskState::ALL`
+    /// The complete table: rows are `from`, columns `to`, both in the order of `TaskState::ALL`
     /// (queued, blocked, ready, running, waiting_on_human, paused, escalated, merged, accepted, failed, cancelled).
     const TABLE: [&str; 11] = [
         ". B R . . P . . . F C", // queued
@@ -47,12 +47,12 @@ mod tests {
     ];
 
     #[test]
-    fn every_pair_is_as_the_table_says() {
+    fn every_transition_matches_the_table() {
         for (from, row) in TaskState::ALL.into_iter().zip(TABLE) {
             let cells: Vec<&str> = row.split(' ').collect();
             assert_eq!(cells.len(), TaskState::ALL.len());
             for (to, cell) in TaskState::ALL.into_iter().zip(cells) {
-                assert_eq!(legal(from, to), cell != ".", "{from} -> {to}");
+                assert_eq!(task_transition_allowed(from, to), cell != ".", "{from} -> {to}");
             }
         }
     }
@@ -61,7 +61,7 @@ mod tests {
     fn terminal_states_never_change() {
         for from in TaskState::ALL.into_iter().filter(|s| s.is_terminal()) {
             for to in TaskState::ALL {
-                assert!(!legal(from, to), "{from} -> {to}");
+                assert!(!task_transition_allowed(from, to), "{from} -> {to}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a scheduler is told at its start; `cfq up` writes it as TOML.
+//! The scheduler's configuration; `cfq up` writes it as TOML.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub struct Config {
     #[serde(default)]
     pub defaults: Defaults,
     #[serde(default)]
-    pub limits: Limits,
+    pub limits: SchedulerLimits,
     #[serde(default)]
     pub timing: Timing,
 }
@@ -24,7 +24,7 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatabaseConfig {
-    /// A host name, or the folder of the server's socket (starts with `/`).
+    /// Host name, or the folder of the server's Unix socket (starts with `/`).
     pub host: String,
     pub port: u16,
     pub user: String,
@@ -37,20 +37,20 @@ pub struct DatabaseConfig {
 #[serde(deny_unknown_fields)]
 pub struct HttpConfig {
     pub bind: SocketAddr,
-    /// A file of mode 0600 that holds the bearer token.
+    /// File of mode 0600 that holds the bearer token.
     pub token_file: PathBuf,
-    /// Host names besides the loopback ones and the bound address that requests may name.
+    /// Further values of the Host header that are accepted, besides the loopback names and the bound address.
     #[serde(default)]
     pub allowed_hosts: Vec<String>,
 }
 
-/// What a task that does not say gets.
+/// Values for the fields that a submitted task leaves out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Defaults {
-    /// Both models should be set; a task that names none is refused where they are not.
+    /// Agents' bindings. A task that names no model is refused where no default model is set here.
     pub agents: AgentBindings,
-    /// Score out of 100.
+    /// Score from 0 to 100 at which a task is accepted.
     pub threshold: f64,
     pub max_iterations: u32,
     pub timeout_minutes: f64,
@@ -64,28 +64,29 @@ impl Default for Defaults {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Attempts of a job whose node may be lost before the job is dead.
+pub struct SchedulerLimits {
+    /// Attempts of a job that may lose their node before the job becomes a dead letter.
     pub max_losses: i32,
-    /// Attempts of a job that may break off in the middle of their answer before the job is dead.
-    pub max_break_offs: i32,
-    /// Runners that may be lost in a row with one task, without a step between, before it fails.
+    /// Attempts of a job that may fail after their first token before the job becomes a dead letter.
+    #[serde(alias = "max_break_offs")]
+    pub max_interruptions: i32,
+    /// Runners that a task may lose in a row, without a committed step between them, before it fails.
     pub max_task_losses: i32,
-    /// Largest body of an HTTP request, in bytes.
+    /// Maximum size of an HTTP request body, in bytes.
     pub body_bytes: usize,
-    /// Requests of one kind over NATS that are worked on at once.
+    /// Maximum number of concurrent NATS requests per verb.
     pub concurrency: usize,
-    /// Connections for HTTP, feeds and requests over NATS; beats and the leader have a few of their own besides.
+    /// Database connections for HTTP, feeds and NATS requests. Heartbeats and the leader have separate connections.
     pub database_connections: u32,
-    /// Event feeds open at once.
+    /// Maximum number of open event feeds.
     pub feeds: usize,
 }
 
-impl Default for Limits {
+impl Default for SchedulerLimits {
     fn default() -> Self {
         Self {
             max_losses: 3,
-            max_break_offs: 5,
+            max_interruptions: 5,
             max_task_losses: 10,
             body_bytes: 1024 * 1024,
             concurrency: 16,

@@ -1,22 +1,22 @@
 //! The scheduler service: the store, the shell around `cfq-scheduler-core`, the NATS side, the HTTP API.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `store` | Postgres: every write a compare-and-set on its fence; nothing else in cfq speaks SQL |
-//! | `lead` | election, and the leader's loop: one task owns the planner's cache and carries its plans out |
-//! | `bus` | answers nodes and runners over NATS; any scheduler may, since the writes are fenced |
-//! | `pulse` | what wakes the feeds: committed events and generated tokens |
+//! | `store` | Postgres: every write is a compare-and-set on its fence; no other part of cfq uses SQL |
+//! | `lead` | election, and the leader's loop: one task owns the planner's cache and applies its plans |
+//! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
+//! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
 //!
-//! It never knows how a model runs, or git.
+//! The service does not know how a model runs, and it does not use git.
 
 mod api;
 mod bus;
 mod config;
+mod feed_wakeup;
 mod lead;
 mod link;
 mod metrics;
-mod pulse;
 mod run;
 mod store;
 #[cfg(test)]
@@ -24,5 +24,5 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, Limits};
+pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, SchedulerLimits};
 pub use run::{Error, migrate, run};

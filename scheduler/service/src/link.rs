@@ -1,4 +1,5 @@
-//! The NATS session, which comes later than the HTTP server and may be away: submits are accepted without it.
+//! The NATS session for the parts that run before it exists. The HTTP server starts first and accepts tasks without
+//! NATS.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,15 +9,15 @@ use cfq_proto::subject;
 
 use crate::store::Hint;
 
-/// Empty until the first connection.
+/// Shared handle to the NATS session; empty until the first connection.
 #[derive(Debug, Clone, Default)]
 pub struct Link(Arc<OnceLock<Session>>);
 
 impl Link {
-    /// Only the first session stays; it reconnects by itself.
+    /// Stores the first session; later calls change nothing, because a session reconnects by itself.
     pub fn set(&self, session: Session) {
         if self.0.set(session).is_err() {
-            tracing::debug!("the nats session was set before");
+            tracing::debug!("nats session was already set");
         }
     }
 
@@ -24,13 +25,13 @@ impl Link {
         self.0.get()
     }
 
-    /// Tells what a committed transaction changed. Lost hints are found by asking, so errors are only noted.
-    pub async fn tell(&self, hints: Vec<Hint>) {
+    /// Publishes what a committed transaction changed. Receivers also poll, so a lost hint is only logged.
+    pub async fn send_hints(&self, hints: Vec<Hint>) {
         let Some(session) = self.get() else { return };
         for hint in hints {
             let sent = match &hint {
                 Hint::Leader(what) => session.publish(subject::HINT_LEADER, what).await,
-                Hint::WorkWaits => session.publish(subject::HINT_RUNNERS, &RunnerCommand::WorkWaits).await,
+                Hint::TaskReady => session.publish(subject::HINT_RUNNERS, &RunnerCommand::TaskReady).await,
                 Hint::JobChanged { runner, task, job } => {
                     let command = RunnerCommand::JobChanged { task: *task, job: *job };
                     session.publish(&subject::runner_command(runner), &command).await

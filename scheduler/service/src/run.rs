@@ -1,10 +1,10 @@
-//! Putting the service together. HTTP comes first and answers at once; a database or NATS that is away, at the start or
-//! later, is waited for with a log line. Only what waiting cannot mend ends the process.
+//! Assembles the service. HTTP starts first and answers at once. If Postgres or NATS is unavailable, at the start or
+//! later, the service logs that once and retries; only errors that a retry cannot fix end the process.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use cfq_link::stop::{Stop, pair};
+use cfq_link::stop::{Stop, channel};
 use cfq_link::{LinkError, Session};
 use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
@@ -13,19 +13,19 @@ use tokio::task::JoinSet;
 
 use crate::api::{Api, Token, TokenError};
 use crate::bus::Bus;
-use crate::config::{Config, DatabaseConfig, Limits};
+use crate::config::{Config, DatabaseConfig, SchedulerLimits};
+use crate::feed_wakeup::FeedWakeup;
 use crate::lead::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
-use crate::pulse::Pulse;
-use crate::store::{Store, StoreError, StoreSet};
+use crate::store::{Store, StoreError, StorePools};
 
-/// Between two tries to reach a database or NATS that is away.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Wait between two attempts to connect to Postgres or NATS.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot listen on {bind}: is another cfq or another program there? Set http.bind to a free address")]
+    #[error("cannot listen on {bind}, another program may use this address: set http.bind to a free address")]
     Bind {
         bind: SocketAddr,
         #[source]
@@ -39,37 +39,38 @@ pub enum Error {
     Link(#[from] LinkError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    #[error("the HTTP server ended")]
+    #[error("the HTTP server failed")]
     Http {
         #[source]
         source: std::io::Error,
     },
-    #[error("a part of the scheduler ended: {part}")]
-    Part { part: String },
+    #[error("a background task of the scheduler ended unexpectedly: {reason}")]
+    Part { reason: String },
 }
 
-/// Brings a database to this build's schema, and lets go of it.
+/// Migrates a database to this build's schema, then closes its connections.
 pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
-    let store = Store::new(database, Timing::default(), Limits::default())?;
+    let store = Store::new(database, Timing::default(), SchedulerLimits::default())?;
     store.migrate().await?;
     store.close().await;
     Ok(())
 }
 
-/// Serves until `shutdown` completes, then stops intake, finishes what is in work, and hands the lead over.
+/// Serves until `shutdown` completes, then stops accepting requests, finishes those in progress and releases the leader
+/// row.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let bind = config.http.bind;
     let token = Token::load(&config.http.token_file)?;
-    let stores = StoreSet::new(&config.database, &config.timing, &config.limits)?;
+    let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
     let store = stores.requests.clone();
     let listener = TcpListener::bind(bind).await.map_err(|source| Error::Bind { bind, source })?;
     tracing::info!(address = %listener.local_addr().unwrap_or(bind), "listening");
-    let (stopper, stop) = pair();
-    let (link, pulse, metrics) = (Link::default(), Pulse::default(), Metrics::new()?);
+    let (stopper, stop) = channel();
+    let (link, wakeup, metrics) = (Link::default(), FeedWakeup::default(), Metrics::new()?);
     let api = Api::new(
         store.clone(),
         link.clone(),
-        pulse.clone(),
+        wakeup.clone(),
         metrics.clone(),
         config.defaults.clone(),
         &config.http,
@@ -84,21 +85,21 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         let served = axum::serve(listener, router).with_graceful_shutdown(async move { http_stop.raised().await });
         served.await.map_err(|source| Error::Http { source })
     });
-    parts.spawn(work(config.clone(), stores.clone(), link, pulse, metrics, stop.clone()));
+    parts.spawn(serve_backends(config.clone(), stores.clone(), link, wakeup, metrics, stop.clone()));
     tokio::pin!(shutdown);
     let mut failed = None;
     tokio::select! {
         () = &mut shutdown => {}
-        ended = parts.join_next() => failed = ended.and_then(|ended| why(ended).err()),
+        ended = parts.join_next() => failed = ended.and_then(|ended| part_result(ended).err()),
     }
     stopper.stop();
     let drained = tokio::time::timeout(config.timing.drain(), async {
         while let Some(ended) = parts.join_next().await {
-            failed = failed.take().or(why(ended).err());
+            failed = failed.take().or(part_result(ended).err());
         }
     });
     if drained.await.is_err() {
-        tracing::warn!("some requests were not finished in time");
+        tracing::warn!("drain time is over, unfinished requests are aborted");
         parts.shutdown().await;
     }
     stores.close().await;
@@ -106,39 +107,39 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     failed.map_or(Ok(()), Err)
 }
 
-fn why(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), Error> {
-    ended.unwrap_or_else(|join| Err(Error::Part { part: join.to_string() }))
+fn part_result(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), Error> {
+    ended.unwrap_or_else(|join| Err(Error::Part { reason: join.to_string() }))
 }
 
-/// Everything behind HTTP, as soon as the database and NATS are there.
-async fn work(
+/// Starts and supervises everything behind HTTP: first migrates the database, then connects to NATS.
+async fn serve_backends(
     config: Config,
-    stores: StoreSet,
+    stores: StorePools,
     link: Link,
-    pulse: Pulse,
+    wakeup: FeedWakeup,
     metrics: Metrics,
     stop: Stop,
 ) -> Result<(), Error> {
-    let StoreSet { requests: store, beats, leader } = stores;
-    if !migrated(&store, stop.clone()).await? {
+    let StorePools { requests: store, heartbeats, leader } = stores;
+    if !migrate_until_done(&store, stop.clone()).await? {
         return Ok(());
     }
     let mut parts: JoinSet<Result<(), Error>> = JoinSet::new();
-    let events = pulse.clone().follow_events(store.clone(), stop.clone());
+    let events = wakeup.clone().follow_events(store.clone(), stop.clone());
     parts.spawn(async move {
         events.await;
         Ok(())
     });
-    let Some(session) = connected(&config, stop.clone()).await? else { return Ok(()) };
+    let Some(session) = connect_until_done(&config, stop.clone()).await? else { return Ok(()) };
     link.set(session.clone());
-    let tokens = pulse.follow_tokens(session.clone(), store.clone(), stop.clone());
+    let tokens = wakeup.follow_tokens(session.clone(), store.clone(), stop.clone());
     parts.spawn(async move {
         tokens.await;
         Ok(())
     });
     let bus = Bus {
         store,
-        beats,
+        heartbeats,
         link: link.clone(),
         session: session.clone(),
         metrics: metrics.clone(),
@@ -153,51 +154,51 @@ async fn work(
         Ok(())
     });
     while let Some(ended) = parts.join_next().await {
-        why(ended)?;
+        part_result(ended)?;
         if !stop.is_raised() {
-            return Err(Error::Part { part: "it stopped answering without being told to".to_owned() });
+            return Err(Error::Part { reason: "it returned before the scheduler was stopped".to_owned() });
         }
     }
     Ok(())
 }
 
-/// False if told to stop before the database came.
-async fn migrated(store: &Store, mut stop: Stop) -> Result<bool, Error> {
-    let mut said = false;
+/// Retries the migration while Postgres is unavailable. False if `stop` was raised first.
+async fn migrate_until_done(store: &Store, mut stop: Stop) -> Result<bool, Error> {
+    let mut logged = false;
     loop {
         match store.migrate().await {
             Ok(()) => return Ok(true),
             Err(error) if error.may_retry() => {
-                if !said {
-                    tracing::warn!(%error, cause = ?std::error::Error::source(&error), "waiting for Postgres");
-                    said = true;
+                if !logged {
+                    tracing::warn!(%error, cause = ?std::error::Error::source(&error), "waiting for postgres");
+                    logged = true;
                 }
             }
             Err(error) => return Err(error.into()),
         }
         tokio::select! {
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
             () = stop.raised() => return Ok(false),
         }
     }
 }
 
-/// `None` if told to stop before NATS came.
-async fn connected(config: &Config, mut stop: Stop) -> Result<Option<Session>, Error> {
-    let mut said = false;
+/// Retries the connection while NATS is unavailable. `None` if `stop` was raised first.
+async fn connect_until_done(config: &Config, mut stop: Stop) -> Result<Option<Session>, Error> {
+    let mut logged = false;
     loop {
         match Session::connect(&config.nats, Identity::Scheduler, &config.timing).await {
             Ok(session) => return Ok(Some(session)),
             Err(error @ LinkError::Connect { .. }) => {
-                if !said {
+                if !logged {
                     tracing::warn!(%error, cause = ?std::error::Error::source(&error), "waiting for nats");
-                    said = true;
+                    logged = true;
                 }
             }
             Err(error) => return Err(error.into()),
         }
         tokio::select! {
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
             () = stop.raised() => return Ok(None),
         }
     }

@@ -1,31 +1,32 @@
-//! What the tests of this crate stand on: a real private Postgres and NATS, started by the first test that needs them,
-//! shared by those that run beside it, stopped by the last; and a database of its own for each test.
+//! Test fixture of this crate: a real private Postgres and NATS, started by the first test that needs them, shared by
+//! tests that run at the same time, stopped by the last; and a separate database for each test.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
 use cfq_deploy::stack::Facts;
-use cfq_deploy::{Options, Paths, Stack};
+use cfq_deploy::{Paths, Stack, StackOptions};
 use cfq_proto::ids::{BootId, NodeId, RunnerId, TaskId, TaskNumber};
-use cfq_proto::messages::{NodeHello, RunnerHello};
+use cfq_proto::messages::{NodeRegistration, RunnerRegistration};
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use cfq_proto::subject::Identity;
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
 use tokio::sync::oneshot;
 
-use crate::config::{DatabaseConfig, Limits};
+use crate::config::{DatabaseConfig, SchedulerLimits};
 use crate::store::{Leadership, NewTask, Store, Submitted};
 
 pub const MODEL: &str = "openai:box/m";
 
-struct Engines {
+/// The running Postgres and NATS. Dropping it stops them.
+struct TestServices {
     facts: Facts,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Drop for Engines {
+impl Drop for TestServices {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -34,21 +35,21 @@ impl Drop for Engines {
     }
 }
 
-fn engines() -> Arc<Engines> {
-    static SHARED: Mutex<Weak<Engines>> = Mutex::new(Weak::new());
+fn shared_services() -> Arc<TestServices> {
+    static SHARED: Mutex<Weak<TestServices>> = Mutex::new(Weak::new());
     let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(engines) = shared.upgrade() {
-        return engines;
+    if let Some(services) = shared.upgrade() {
+        return services;
     }
-    let engines = Arc::new(start());
-    *shared = Arc::downgrade(&engines);
-    engines
+    let services = Arc::new(start_services());
+    *shared = Arc::downgrade(&services);
+    services
 }
 
-fn start() -> Engines {
+fn start_services() -> TestServices {
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let (stop, stopped) = oneshot::channel();
-    // Children die with the thread that spawned them, so one thread lives as long as they shall.
+    // The kernel kills children when the thread that spawned them ends, so this thread lives as long as they must.
     let thread = std::thread::spawn(move || {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
@@ -58,35 +59,35 @@ fn start() -> Engines {
         let identities = vec![Identity::Node(node()), Identity::Runner(runner())];
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async {
-            let options = Options { identities, ..Options::default() };
+            let options = StackOptions { identities, ..StackOptions::default() };
             let stack = Stack::start(&paths, options).await.unwrap();
             ready.send(stack.facts().clone()).unwrap();
             let _dropped = stopped.await;
             stack.stop().await.unwrap();
         });
     });
-    Engines { facts: started.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+    TestServices { facts: started.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
 }
 
-/// One test's database.
-pub struct Lab {
+/// One test's database, and the services that it uses.
+pub struct TestEnv {
     pub store: Store,
     pub database: DatabaseConfig,
-    engines: Arc<Engines>,
+    services: Arc<TestServices>,
 }
 
-impl Lab {
+impl TestEnv {
     pub async fn new() -> Self {
-        Self::over(tokio::task::spawn_blocking(engines).await.unwrap(), Timing::default()).await
+        Self::over(tokio::task::spawn_blocking(shared_services).await.unwrap(), Timing::default()).await
     }
 
-    /// With engines nobody else uses: schedulers of one NATS share its requests.
+    /// With a private Postgres and NATS: schedulers on one NATS share its requests.
     pub async fn alone(timing: Timing) -> Self {
-        Self::over(Arc::new(tokio::task::spawn_blocking(start).await.unwrap()), timing).await
+        Self::over(Arc::new(tokio::task::spawn_blocking(start_services).await.unwrap()), timing).await
     }
 
-    async fn over(engines: Arc<Engines>, timing: Timing) -> Self {
-        let facts = &engines.facts.postgres;
+    async fn over(services: Arc<TestServices>, timing: Timing) -> Self {
+        let facts = &services.facts.postgres;
         let mut database = DatabaseConfig {
             host: facts.host.to_str().unwrap().to_owned(),
             port: facts.port,
@@ -95,21 +96,21 @@ impl Lab {
             password_file: Some(facts.password_file.clone()),
         };
         let name = format!("test_{}", uuid::Uuid::now_v7().simple());
-        let admin = Store::new(&database, timing.clone(), Limits::default()).unwrap();
+        let admin = Store::new(&database, timing.clone(), SchedulerLimits::default()).unwrap();
         admin.raw(&format!("create database {name}")).await;
         admin.close().await;
         database.database = name;
-        let store = Store::new(&database, timing, Limits::default()).unwrap();
+        let store = Store::new(&database, timing, SchedulerLimits::default()).unwrap();
         store.migrate().await.unwrap();
-        Self { store, database, engines }
+        Self { store, database, services }
     }
 
     pub fn nats(&self, identity: &Identity) -> cfq_link::NatsConfig {
-        self.engines.facts.nats.config(identity)
+        self.services.facts.nats.config(identity)
     }
 
     pub async fn lead(&self) -> Leadership {
-        self.store.take_lead(uuid::Uuid::now_v7()).await.unwrap().unwrap()
+        self.store.acquire_lead(uuid::Uuid::now_v7()).await.unwrap().unwrap()
     }
 
     pub async fn submit(&self) -> (TaskId, TaskNumber) {
@@ -121,14 +122,14 @@ impl Lab {
 
     pub async fn join_node(&self) -> BootId {
         let boot = BootId::fresh();
-        self.store.node_hello(&node_hello(boot)).await.unwrap().unwrap();
+        self.store.register_node(&node_registration(boot)).await.unwrap().unwrap();
         boot
     }
 
     pub async fn join_runner(&self) -> BootId {
         let boot = BootId::fresh();
-        let hello = RunnerHello { runner: runner(), boot, version: "0.1.0".into() };
-        self.store.runner_hello(&hello).await.unwrap().unwrap();
+        let registration = RunnerRegistration { runner: runner(), boot, version: "0.1.0".into() };
+        self.store.register_runner(&registration).await.unwrap().unwrap();
         boot
     }
 }
@@ -141,7 +142,7 @@ pub fn runner() -> RunnerId {
     RunnerId::new("r1").unwrap()
 }
 
-pub fn node_hello(boot: BootId) -> NodeHello {
+pub fn node_registration(boot: BootId) -> NodeRegistration {
     let model = ModelState {
         model: MODEL.parse().unwrap(),
         residency: Residency::Resident,
@@ -158,7 +159,7 @@ pub fn node_hello(boot: BootId) -> NodeHello {
         tokens_per_byte: 0.3,
     };
     let ledger = Ledger { version: 1, models: vec![model], ..Ledger::default() };
-    NodeHello { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger }
+    NodeRegistration { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger }
 }
 
 pub fn spec() -> TaskSpec {

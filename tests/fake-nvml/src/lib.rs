@@ -1,14 +1,15 @@
-//! NVIDIA's management library with its true binary interface and make-believe cards, for machines without a card.
+//! A fake of NVIDIA's management library (NVML) with the true binary interface, for machines without a GPU.
 //!
-//! Laid in the way as `libnvidia-ml.so.1` (by `LD_LIBRARY_PATH`), it answers what cfq asks; [`scenario`] says where the
-//! answers come from. Signatures, structures and return codes are those of nvml.h. A handle is a card's number plus one.
+//! Found before the real library as `libnvidia-ml.so.1` (by `LD_LIBRARY_PATH`), it implements the functions that cfq
+//! calls; [`scenario`] defines the values it returns. Signatures, structures and return codes are those of nvml.h. A
+//! handle is a GPU's index plus one.
 #![allow(unsafe_code, reason = "it is a foreign interface from end to end")]
 
 pub mod scenario;
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use scenario::{Card, Scenario};
+use scenario::{FakeGpu, Scenario};
 
 const SUCCESS: c_uint = 0;
 const INVALID_ARGUMENT: c_uint = 2;
@@ -37,25 +38,25 @@ pub struct Process {
     compute_instance: c_uint,
 }
 
-/// Runs `answer` with the card behind a handle; its error is the return code.
-fn of(device: Handle, question: &str, answer: impl FnOnce(&Card) -> Result<(), c_uint>) -> c_uint {
+/// Calls `answer` with the GPU of a handle; returns its error, or the error that the scenario sets for this query.
+fn query(device: Handle, query: &str, answer: impl FnOnce(&FakeGpu) -> Result<(), c_uint>) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
-    let Some(card) = (device as usize).checked_sub(1).and_then(|at| scenario.cards.get(at)) else {
+    let Some(gpu) = (device as usize).checked_sub(1).and_then(|at| scenario.gpus.get(at)) else {
         return INVALID_ARGUMENT;
     };
-    match card.fails(question) {
+    match gpu.error_of(query) {
         Some(code) => code,
-        None => answer(card).err().unwrap_or(SUCCESS),
+        None => answer(gpu).err().unwrap_or(SUCCESS),
     }
 }
 
 /// # Safety
-/// As nvml.h says: `to` has room for `length` bytes.
+/// As in nvml.h: `to` points to at least `length` bytes.
 unsafe fn put_text(text: &str, to: *mut c_char, length: c_uint) -> Result<(), c_uint> {
     if text.len() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    // SAFETY: it fits with its end.
+    // SAFETY: the text and its terminating zero fit.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
         *to.add(text.len()) = 0;
@@ -65,8 +66,8 @@ unsafe fn put_text(text: &str, to: *mut c_char, length: c_uint) -> Result<(), c_
 
 /// # Safety
 /// `to` points to a number.
-unsafe fn put_number(card: &Card, key: &str, to: *mut c_uint) -> Result<(), c_uint> {
-    let number = card.number(key).and_then(|n| c_uint::try_from(n).ok()).ok_or(NOT_SUPPORTED)?;
+unsafe fn put_number(gpu: &FakeGpu, key: &str, to: *mut c_uint) -> Result<(), c_uint> {
+    let number = gpu.number(key).and_then(|n| c_uint::try_from(n).ok()).ok_or(NOT_SUPPORTED)?;
     // SAFETY: the caller's.
     unsafe { *to = number };
     Ok(())
@@ -83,7 +84,7 @@ pub extern "C" fn nvmlShutdown() -> c_uint {
 }
 
 /// # Safety
-/// As nvml.h says, like all that follow.
+/// As in nvml.h, like all functions below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
@@ -97,7 +98,7 @@ pub unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length
 pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
     // SAFETY: the caller's.
-    unsafe { *count = scenario.cards.len() as c_uint };
+    unsafe { *count = scenario.gpus.len() as c_uint };
     SUCCESS
 }
 
@@ -108,32 +109,32 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *m
     let handle = (index as usize + 1) as Handle;
     // SAFETY: the caller's.
     unsafe { *device = handle };
-    of(handle, "handle", |_| Ok(()))
+    query(handle, "handle", |_| Ok(()))
 }
 
 /// # Safety
-/// `name` has room for `length` bytes.
+/// `name` points to at least `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetName(device: Handle, name: *mut c_char, length: c_uint) -> c_uint {
     // SAFETY: the caller's buffer.
-    of(device, "name", |card| unsafe { put_text(card.text("name").ok_or(NOT_SUPPORTED)?, name, length) })
+    query(device, "name", |gpu| unsafe { put_text(gpu.text("name").ok_or(NOT_SUPPORTED)?, name, length) })
 }
 
 /// # Safety
-/// `uuid` has room for `length` bytes.
+/// `uuid` points to at least `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: *mut c_char, length: c_uint) -> c_uint {
     // SAFETY: the caller's buffer.
-    of(device, "uuid", |card| unsafe { put_text(card.text("uuid").ok_or(NOT_SUPPORTED)?, uuid, length) })
+    query(device, "uuid", |gpu| unsafe { put_text(gpu.text("uuid").ok_or(NOT_SUPPORTED)?, uuid, length) })
 }
 
 /// # Safety
 /// `memory` points to the structure of version 2.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory) -> c_uint {
-    of(device, "memory", |card| {
-        let total = card.number("total").ok_or(NOT_SUPPORTED)?;
-        let (reserved, used) = (card.number("reserved").unwrap_or(0), card.number("used").unwrap_or(0));
+    query(device, "memory", |gpu| {
+        let total = gpu.number("total").ok_or(NOT_SUPPORTED)?;
+        let (reserved, used) = (gpu.number("reserved").unwrap_or(0), gpu.number("used").unwrap_or(0));
         // SAFETY: the caller's structure, whose version it set.
         let memory = unsafe { &mut *memory };
         if memory.version != (size_of::<Memory>() | 2 << 24) as c_uint {
@@ -153,8 +154,8 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     major: *mut c_int,
     minor: *mut c_int,
 ) -> c_uint {
-    of(device, "capability", |card| {
-        let (a, b) = card.text("capability").and_then(|text| text.split_once('.')).ok_or(NOT_SUPPORTED)?;
+    query(device, "capability", |gpu| {
+        let (a, b) = gpu.text("capability").and_then(|text| text.split_once('.')).ok_or(NOT_SUPPORTED)?;
         // SAFETY: the caller's.
         unsafe {
             *major = a.parse().map_err(|_| NOT_SUPPORTED)?;
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(device: Handle, _sensor: c_uint, celsius: *mut c_uint) -> c_uint {
     // SAFETY: the caller's.
-    of(device, "temperature", |card| unsafe { put_number(card, "temperature", celsius) })
+    query(device, "temperature", |gpu| unsafe { put_number(gpu, "temperature", celsius) })
 }
 
 /// # Safety
@@ -177,7 +178,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperature(device: Handle, _sensor: c_uin
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mut c_uint) -> c_uint {
     // SAFETY: the caller's.
-    of(device, "power", |card| unsafe { put_number(card, "power", milliwatts) })
+    query(device, "power", |gpu| unsafe { put_number(gpu, "power", milliwatts) })
 }
 
 /// # Safety
@@ -185,7 +186,7 @@ pub unsafe extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: Handle, milliwatts: *mut c_uint) -> c_uint {
     // SAFETY: the caller's.
-    of(device, "limit", |card| unsafe { put_number(card, "limit", milliwatts) })
+    query(device, "limit", |gpu| unsafe { put_number(gpu, "limit", milliwatts) })
 }
 
 /// # Safety
@@ -195,21 +196,24 @@ pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(
     device: Handle,
     reasons: *mut c_ulonglong,
 ) -> c_uint {
-    of(device, "throttle", |card| {
+    query(device, "throttle", |gpu| {
         // SAFETY: the caller's.
-        unsafe { *reasons = card.number("throttle").unwrap_or(0) };
+        unsafe { *reasons = gpu.number("throttle").unwrap_or(0) };
         Ok(())
     })
 }
 
-/// As nvml.h says: without room for all it tells how many there are.
+/// As in nvml.h: if the array is too short, returns `INSUFFICIENT_SIZE` and sets `count` to the number of processes.
+///
+/// # Safety
+/// `count` points to a number, and `to` is null or points to that many elements.
 unsafe fn put_processes(all: &[(u32, u64)], count: *mut c_uint, to: *mut Process) -> Result<(), c_uint> {
-    // SAFETY: the caller's number, and its array of so many.
-    let room = unsafe { std::mem::replace(&mut *count, all.len() as c_uint) } as usize;
+    // SAFETY: the caller's number.
+    let capacity = unsafe { std::mem::replace(&mut *count, all.len() as c_uint) } as usize;
     if all.is_empty() {
         return Ok(());
     }
-    if to.is_null() || room < all.len() {
+    if to.is_null() || capacity < all.len() {
         return Err(INSUFFICIENT_SIZE);
     }
     for (at, (pid, bytes)) in all.iter().enumerate() {
@@ -222,7 +226,7 @@ unsafe fn put_processes(all: &[(u32, u64)], count: *mut c_uint, to: *mut Process
 }
 
 /// # Safety
-/// `processes` is null or has room for `count`.
+/// `processes` is null or points to `count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     device: Handle,
@@ -230,11 +234,11 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     processes: *mut Process,
 ) -> c_uint {
     // SAFETY: the caller's.
-    of(device, "compute", |card| unsafe { put_processes(&card.compute, count, processes) })
+    query(device, "compute", |gpu| unsafe { put_processes(&gpu.compute, count, processes) })
 }
 
 /// # Safety
-/// `processes` is null or has room for `count`.
+/// `processes` is null or points to `count` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     device: Handle,
@@ -242,5 +246,5 @@ pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     processes: *mut Process,
 ) -> c_uint {
     // SAFETY: the caller's.
-    of(device, "graphics", |card| unsafe { put_processes(&card.graphics, count, processes) })
+    query(device, "graphics", |gpu| unsafe { put_processes(&gpu.graphics, count, processes) })
 }

@@ -1,58 +1,60 @@
-//! What the cards of this make-believe machine are, as a file says it. The file is read again for each question, so a test
-//! can change it while a program asks.
+//! The scenario file, which defines the fake GPUs. It is read again for each query, so that a test can change it while
+//! a program runs.
 //!
 //! ```text
-//! init = 0                      what the library's start returns; 18 is a driver of another version
+//! init = 0                      return code of nvmlInit; 18 is a driver of another version
 //! driver = 580.95.05
-//! [card]
+//! [gpu]
 //! name = NVIDIA GeForce RTX 3060
 //! uuid = GPU-3060
 //! capability = 8.6
-//! total = 12884901888           bytes, as the next two
+//! total = 12884901888           bytes, as the next two values
 //! reserved = 268435456
 //! used = 1342177280
 //! temperature = 45
-//! power = 31500                 milliwatts, as the limit
+//! power = 31500                 milliwatts, as is the limit
 //! limit = 170000
-//! throttle = 4                  the bits of nvml.h
-//! compute = 4711 1073741824     a process and its bytes; `self` is the one that asks
+//! throttle = 4                  bits of nvml.h
+//! compute = 4711 1073741824     process id and bytes; `self` is the querying process
 //! graphics = 4712 268435456
-//! fails = temperature 15        what a question about this card returns; 15 is a lost card, `all` is every question
+//! fails = temperature 15        return code of a query; 15 is a lost GPU, `all` stands for every query
 //! ```
 
 use std::collections::BTreeMap;
 
-/// Names the file.
-pub const FILE: &str = "CFQ_FAKE_NVML";
+/// Environment variable with the file's path.
+pub const FILE_VARIABLE: &str = "CFQ_FAKE_NVML";
 
+/// The parsed file.
 pub struct Scenario {
     pub init: u32,
     pub driver: String,
-    pub cards: Vec<Card>,
+    pub gpus: Vec<FakeGpu>,
 }
 
+/// One `[gpu]` section.
 #[derive(Default)]
-pub struct Card {
-    facts: BTreeMap<String, String>,
+pub struct FakeGpu {
+    properties: BTreeMap<String, String>,
     pub compute: Vec<(u32, u64)>,
     pub graphics: Vec<(u32, u64)>,
-    fails: BTreeMap<String, u32>,
+    errors: BTreeMap<String, u32>,
 }
 
 impl Scenario {
-    /// `None` without a file: there is no driver then.
+    /// Reads the file; `None` without one, which stands for a machine without a driver.
     pub fn read() -> Option<Self> {
-        let text = std::fs::read_to_string(std::env::var_os(FILE)?).ok()?;
-        let mut scenario = Self { init: 0, driver: String::new(), cards: Vec::new() };
+        let text = std::fs::read_to_string(std::env::var_os(FILE_VARIABLE)?).ok()?;
+        let mut scenario = Self { init: 0, driver: String::new(), gpus: Vec::new() };
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-            if line == "[card]" {
-                scenario.cards.push(Card::default());
+            if line == "[gpu]" {
+                scenario.gpus.push(FakeGpu::default());
                 continue;
             }
             let (key, value) = line.split_once('=')?;
             let (key, value) = (key.trim(), value.trim());
-            match scenario.cards.last_mut() {
-                Some(card) => card.set(key, value)?,
+            match scenario.gpus.last_mut() {
+                Some(gpu) => gpu.set(key, value)?,
                 None if key == "init" => scenario.init = value.parse().ok()?,
                 None => scenario.driver = value.to_owned(),
             }
@@ -61,7 +63,7 @@ impl Scenario {
     }
 }
 
-impl Card {
+impl FakeGpu {
     fn set(&mut self, key: &str, value: &str) -> Option<()> {
         match key {
             "compute" | "graphics" => {
@@ -71,23 +73,23 @@ impl Card {
                 list.push((pid, bytes.parse().ok()?));
             }
             "fails" => {
-                let (question, code) = value.split_once(' ')?;
-                self.fails.insert(question.to_owned(), code.parse().ok()?);
+                let (query, code) = value.split_once(' ')?;
+                self.errors.insert(query.to_owned(), code.parse().ok()?);
             }
             _ => {
-                self.facts.insert(key.to_owned(), value.to_owned());
+                self.properties.insert(key.to_owned(), value.to_owned());
             }
         }
         Some(())
     }
 
-    /// What a question returns instead of an answer.
-    pub fn fails(&self, question: &str) -> Option<u32> {
-        self.fails.get(question).or_else(|| self.fails.get("all")).copied()
+    /// The return code that the scenario sets for a query, if it fails.
+    pub fn error_of(&self, query: &str) -> Option<u32> {
+        self.errors.get(query).or_else(|| self.errors.get("all")).copied()
     }
 
     pub fn text(&self, key: &str) -> Option<&str> {
-        self.facts.get(key).map(String::as_str)
+        self.properties.get(key).map(String::as_str)
     }
 
     pub fn number(&self, key: &str) -> Option<u64> {

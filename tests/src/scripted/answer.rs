@@ -1,4 +1,4 @@
-//! Writing a scripted answer to the connection, whole or in pieces, and telling what became of it.
+//! Sends a scripted answer, whole or as a stream, and records how the call ended.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -10,31 +10,32 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::Gate;
-use super::calls::{End, Ongoing};
+use super::calls::{End, OpenCall};
 
-/// A text as it goes out; before some piece of it a gate may stand.
-pub(super) struct Pieces {
+/// The chunks of an answer that are still to be sent; a gate may block before one of them.
+pub(super) struct Chunks {
     texts: VecDeque<String>,
     bytes: usize,
+    /// Number of chunks after the gate, and the gate.
     gate: Option<(usize, Gate)>,
 }
 
-impl Pieces {
+impl Chunks {
     pub(super) fn of(text: &str) -> Self {
         let characters: Vec<char> = text.chars().collect();
         Self { texts: characters.chunks(8).map(|c| c.iter().collect()).collect(), bytes: text.len(), gate: None }
     }
 
-    pub(super) fn held(first: &str, rest: &str, gate: Gate) -> Self {
+    pub(super) fn gated(first: &str, rest: &str, gate: Gate) -> Self {
         let (mut all, rest) = (Self::of(first), Self::of(rest));
-        // The gate is where this many pieces are left, and the end of the stream besides.
+        // With an empty rest the gate blocks the end of the stream.
         all.gate = Some((rest.texts.len(), gate));
         all.bytes += rest.bytes;
         all.texts.extend(rest.texts);
         all
     }
 
-    /// Waits for the gate where one stands before the next piece.
+    /// The next chunk, after the gate where one blocks it; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         if let Some((left, gate)) = &self.gate
             && *left == self.texts.len()
@@ -45,14 +46,14 @@ impl Pieces {
     }
 }
 
-pub(super) async fn whole(mut pieces: Pieces, finish: &str, wait: Duration, call: Ongoing) -> Response {
+pub(super) async fn whole(mut chunks: Chunks, finish: &str, delay: Duration, call: OpenCall) -> Response {
     let mut text = String::new();
-    tokio::time::sleep(wait).await;
-    while let Some(piece) = pieces.next().await {
-        text.push_str(&piece);
+    tokio::time::sleep(delay).await;
+    while let Some(chunk) = chunks.next().await {
+        text.push_str(&chunk);
     }
-    call.sent(&text);
-    call.ends(End::Answered);
+    call.record_sent(&text);
+    call.finish(End::Answered);
     Json(json!({
         "choices": [{ "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": finish }],
         "usage": { "prompt_tokens": 10, "completion_tokens": text.len() / 4, "total_tokens": 10 + text.len() / 4 },
@@ -65,24 +66,24 @@ fn frame(text: &str) -> Bytes {
     format!("data: {chunk}\n\n").into()
 }
 
-pub(super) fn endless(call: Ongoing) -> Response {
+pub(super) fn endless(call: OpenCall) -> Response {
     sse(futures::stream::repeat_with(move || {
-        // Not noted as sent: it would fill the memory.
-        let _held = &call;
+        // Not recorded as sent: the record would grow without bound.
+        let _open = &call;
         Ok(frame("all work and no play "))
     }))
 }
 
-pub(super) fn streamed(pieces: Pieces, finish: &'static str, wait: Duration, call: Ongoing) -> Response {
-    sse(futures::stream::unfold(Some((pieces, call)), move |state| async move {
-        let (mut pieces, call) = state?;
-        tokio::time::sleep(wait).await;
-        if let Some(text) = pieces.next().await {
-            call.sent(&text);
-            return Some((Ok(frame(&text)), Some((pieces, call))));
+pub(super) fn streamed(chunks: Chunks, finish: &'static str, delay: Duration, call: OpenCall) -> Response {
+    sse(futures::stream::unfold(Some((chunks, call)), move |state| async move {
+        let (mut chunks, call) = state?;
+        tokio::time::sleep(delay).await;
+        if let Some(text) = chunks.next().await {
+            call.record_sent(&text);
+            return Some((Ok(frame(&text)), Some((chunks, call))));
         }
-        call.ends(End::Answered);
-        let tokens = pieces.bytes / 4;
+        call.finish(End::Answered);
+        let tokens = chunks.bytes / 4;
         let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
         let usage =
             json!({ "choices": [], "usage": { "prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 0 } });

@@ -1,32 +1,33 @@
-//! What a scripted model server saw and said: for each call what was asked, what was sent, and how it ended. It is the outside
-//! view of "generated once" and of "stopped".
+//! The scripted model server's record of its calls: the request, the text sent, and how the call ended. The oracle uses
+//! it to check from outside that a text was generated once and that a generation stopped.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::Value;
 
-/// How a call ended, seen from the server.
+/// How a call ended, as seen by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// All of the answer was handed to the connection.
+    /// The complete answer was written to the connection.
     Answered,
-    /// Refused with a status.
+    /// Answered with an error status.
     Refused,
-    /// The client closed the connection before the answer was whole.
-    Left,
+    /// The client closed the connection before the answer was complete.
+    Disconnected,
 }
 
+/// One call to a model.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub model: String,
     pub messages: Value,
-    /// The text that was handed to the connection.
+    /// The text written to the connection so far.
     pub sent: String,
-    /// `None` while it goes on.
+    /// `None` while the call is open.
     pub end: Option<End>,
 }
 
-/// Every call, in the order they came.
+/// All calls, in order of arrival.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<Mutex<Vec<Call>>>);
 
@@ -39,33 +40,34 @@ impl Calls {
         self.list().clone()
     }
 
-    pub(super) fn begin(&self, body: &Value) -> Ongoing {
+    pub(super) fn begin(&self, body: &Value) -> OpenCall {
         let model = body["model"].as_str().unwrap_or_default().to_owned();
         let mut list = self.list();
         list.push(Call { model, messages: body["messages"].clone(), sent: String::new(), end: None });
-        Ongoing { calls: self.clone(), index: list.len() - 1 }
+        OpenCall { calls: self.clone(), index: list.len() - 1 }
     }
 }
 
-/// A call that is being answered. Dropped before its end was told, its client has left: the server drops an answer when the
+/// A call that is being answered. Dropped without an end it counts as disconnected: the server drops an answer when the
 /// connection closes.
-pub(super) struct Ongoing {
+pub(super) struct OpenCall {
     calls: Calls,
     index: usize,
 }
 
-impl Ongoing {
-    pub(super) fn sent(&self, text: &str) {
+impl OpenCall {
+    pub(super) fn record_sent(&self, text: &str) {
         self.calls.list()[self.index].sent.push_str(text);
     }
 
-    pub(super) fn ends(&self, end: End) {
+    /// Sets how the call ended; only the first end counts.
+    pub(super) fn finish(&self, end: End) {
         self.calls.list()[self.index].end.get_or_insert(end);
     }
 }
 
-impl Drop for Ongoing {
+impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.ends(End::Left);
+        self.finish(End::Disconnected);
     }
 }

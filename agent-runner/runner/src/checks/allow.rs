@@ -1,4 +1,4 @@
-//! What a project lets pass (L8): `.cfq/checks.toml` in its repository.
+//! Allow-list of a project for dangerous additions (L8): `.cfq/checks.toml` in its repository.
 //!
 //! ```toml
 //! [[allow]]
@@ -7,43 +7,47 @@
 //! why = "plugins are loaded by name"
 //! ```
 //!
-//! Only the base's file counts, so nothing a model writes can allow itself; and a change to the file is reported as a danger,
-//! so that a human sees it. A file that cannot be read allows nothing.
+//! Only the file in the base commit is used, so a change cannot allow itself. A change of the file is reported as
+//! dangerous, so that a human reviews it. A file that cannot be parsed allows nothing.
 
 use serde::Deserialize;
 
-use super::dangerous::What;
+use super::dangerous::DangerKind;
 
-pub(super) const FILE: &str = ".cfq/checks.toml";
+/// Path of the allow-list in the repository.
+pub(super) const ALLOW_LIST_PATH: &str = ".cfq/checks.toml";
 
+/// The parsed allow-list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Allowed {
+pub(super) struct AllowList {
     #[serde(default)]
-    allow: Vec<Entry>,
+    allow: Vec<AllowRule>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
-    danger: What,
+struct AllowRule {
+    danger: DangerKind,
+    /// Files, and folders with a trailing `/`.
     paths: Vec<String>,
-    /// For people.
+    /// Justification for human readers.
     #[serde(default, rename = "why")]
     _why: String,
 }
 
-impl Allowed {
-    /// The base's list, and why it could not be read, where it could not.
-    pub fn of(text: Option<&str>) -> (Self, Option<String>) {
+impl AllowList {
+    /// Parses the base's allow-list. Returns an empty list and the parse error if the text is invalid.
+    pub fn parse(text: Option<&str>) -> (Self, Option<String>) {
         match toml::from_str(text.unwrap_or_default()) {
-            Ok(allowed) => (allowed, None),
+            Ok(list) => (list, None),
             Err(error) => (Self::default(), Some(error.message().to_owned())),
         }
     }
 
-    pub fn covers(&self, what: What, path: &str) -> bool {
-        self.allow.iter().filter(|entry| entry.danger == what).flat_map(|entry| &entry.paths).any(|allowed| {
+    /// True if the list allows this kind of danger in the file at `path`.
+    pub fn covers(&self, kind: DangerKind, path: &str) -> bool {
+        self.allow.iter().filter(|rule| rule.danger == kind).flat_map(|rule| &rule.paths).any(|allowed| {
             match allowed.strip_suffix('/') {
                 Some(folder) => path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')),
                 None => path == allowed,
@@ -57,44 +61,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_covers_its_kind_in_its_files_and_folders() {
+    fn rule_covers_its_kind_in_its_files_and_folders() {
         let text =
             "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\", \"tools/load.py\"]\nwhy = \"by name\"\n";
-        let (allowed, problem) = Allowed::of(Some(text));
+        let (allowed, problem) = AllowList::parse(Some(text));
         assert_eq!(problem, None);
         for path in ["plugins/a.py", "plugins/deep/b.py", "tools/load.py"] {
-            assert!(allowed.covers(What::DynamicCode, path), "{path}");
-            assert!(!allowed.covers(What::DeletesFiles, path), "{path}");
+            assert!(allowed.covers(DangerKind::DynamicCode, path), "{path}");
+            assert!(!allowed.covers(DangerKind::DeletesFiles, path), "{path}");
         }
         for path in ["plugins", "plugins2/a.py", "x/plugins/a.py", "tools/load.pyc", "tools/load.py/x", ""] {
-            assert!(!allowed.covers(What::DynamicCode, path), "{path}");
+            assert!(!allowed.covers(DangerKind::DynamicCode, path), "{path}");
         }
     }
 
     #[test]
-    fn a_list_of_0_1_allows_what_it_allowed() {
-        let (allowed, problem) = Allowed::of(Some(include_str!("../../tests/fixtures/checks-0.1.toml")));
+    fn allow_list_of_0_1_still_loads() {
+        let (allowed, problem) = AllowList::parse(Some(include_str!("../../tests/fixtures/checks-0.1.toml")));
         assert_eq!(problem, None);
-        for (what, folder) in [
-            (What::DeletesFiles, "deletes_files"),
-            (What::DropsTable, "drops_table"),
-            (What::DeletesAllRows, "deletes_all_rows"),
-            (What::EndlessLoop, "endless_loop"),
-            (What::DynamicCode, "dynamic_code"),
+        for (kind, folder) in [
+            (DangerKind::DeletesFiles, "deletes_files"),
+            (DangerKind::DropsTable, "drops_table"),
+            (DangerKind::DeletesAllRows, "deletes_all_rows"),
+            (DangerKind::EndlessLoop, "endless_loop"),
+            (DangerKind::DynamicCode, "dynamic_code"),
         ] {
-            assert!(allowed.covers(what, &format!("{folder}/a.py")) && allowed.covers(what, "one.py"), "{folder}");
-            assert!(!allowed.covers(what, "elsewhere.py"), "{folder}");
+            assert!(allowed.covers(kind, &format!("{folder}/a.py")) && allowed.covers(kind, "one.py"), "{folder}");
+            assert!(!allowed.covers(kind, "elsewhere.py"), "{folder}");
         }
     }
 
     #[test]
-    fn what_cannot_be_read_allows_nothing_and_says_why() {
-        assert!(Allowed::of(None).1.is_none());
+    fn invalid_list_allows_nothing_and_reports_the_error() {
+        assert!(AllowList::parse(None).1.is_none());
         for bad in
             ["[[allow]]\ndanger = \"everything\"\npaths = [\"a/\"]\n", "allow = 1", "[[allow]]\npath = \"a\"", "[["]
         {
-            let (allowed, problem) = Allowed::of(Some(bad));
-            assert!(problem.is_some() && !allowed.covers(What::DynamicCode, "a/b.py"), "{bad}");
+            let (allowed, problem) = AllowList::parse(Some(bad));
+            assert!(problem.is_some() && !allowed.covers(DangerKind::DynamicCode, "a/b.py"), "{bad}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Languages with a grammar, by file name and by the name people give.
+//! Languages with a tree-sitter grammar, found by file name or by language name.
 
 use tree_sitter::Parser;
 
+/// A language with a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Language {
     Python,
@@ -13,6 +14,7 @@ pub enum Language {
 }
 
 impl Language {
+    /// Language of a file, by its extension.
     pub fn of_path(path: &str) -> Option<Self> {
         match path.rsplit_once('.')?.1.to_ascii_lowercase().as_str() {
             "py" | "pyi" | "pyw" => Some(Self::Python),
@@ -25,11 +27,12 @@ impl Language {
         }
     }
 
-    /// From a task's language or a code block's label.
+    /// Language by name, as in a task's language or a code block's info string.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::of_path(&format!("x.{}", extension(name)?))
     }
 
+    /// A parser with this language's grammar.
     pub(super) fn parser(self) -> Option<Parser> {
         let language = match self {
             Self::Python => tree_sitter_python::LANGUAGE,
@@ -40,13 +43,13 @@ impl Language {
             Self::Go => tree_sitter_go::LANGUAGE,
         };
         let mut parser = Parser::new();
-        // Fails only for a grammar of another ABI, which the tests would show.
+        // Fails only for a grammar with an incompatible ABI, which the tests detect.
         parser.set_language(&language.into()).ok()?;
         Some(parser)
     }
 }
 
-/// The usual file extension of a language, by the names people and code blocks use.
+/// Usual file extension of a language, by the names that users and code blocks use.
 pub fn extension(name: &str) -> Option<&'static str> {
     Some(match name.trim().to_ascii_lowercase().as_str() {
         "python" | "python3" | "py" => "py",
@@ -92,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_paths_agree() {
+    fn names_and_paths_give_the_same_language() {
         assert_eq!(Language::of_name("Python"), Language::of_path("a/b.py"));
         assert_eq!(Language::of_name("golang"), Some(Language::Go));
         assert_eq!(Language::of_name("cobol"), None);

@@ -1,7 +1,7 @@
-//! The engine's own checks of what a change adds: does it parse, and does it do harm (L8). Nothing is executed.
+//! Built-in static checks of a change: syntax, and dangerous additions (L8). No code is executed.
 //!
-//! Both compare with the base: a file that did not parse before is not the change's fault, and a danger that was there
-//! before is not added by it.
+//! Both compare with the base commit: a syntax error is not reported if the file had one in the base, and a danger is
+//! not reported if the base has it.
 
 mod allow;
 mod dangerous;
@@ -11,30 +11,31 @@ mod syntax;
 pub use language::{Language, extension};
 pub use syntax::{SyntaxError, syntax_error};
 
-use allow::Allowed;
-use cfq_proto::looping::ArtifactFile;
+use allow::{ALLOW_LIST_PATH, AllowList};
+use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
 
-/// At most so many findings are kept: the first ones are what is mended.
-const MOST_FINDINGS: usize = 20;
+/// Maximum number of findings kept; the creator fixes the first ones first.
+const MAX_FINDINGS: usize = 20;
 
-/// Findings about `files`, and what they make of the artifact. `base` reads a file as the base has it; what the project
-/// allows there (see [`allow`]) passes.
+/// Checks `files` and returns the findings and the resulting quarantine, if any. `base` reads a file from the base
+/// commit; dangers that the project allows there (see [`allow`]) are not reported.
 pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (Vec<Finding>, Option<Quarantine>) {
     let mut dangerous = Vec::new();
     let mut syntax = Vec::new();
-    let (allowed, unreadable) = Allowed::of(base(allow::FILE).as_deref());
-    let note = unreadable.map(|why| format!(" ({} allows nothing, it cannot be read: {why})", allow::FILE));
+    let (allow_list, parse_error) = AllowList::parse(base(ALLOW_LIST_PATH).as_deref());
+    let note = parse_error.map(|error| format!(" ({ALLOW_LIST_PATH} allows nothing, it cannot be parsed: {error})"));
     for file in files {
-        if file.path == allow::FILE {
-            let message = "changes what the danger check lets pass".to_owned();
+        if file.path == ALLOW_LIST_PATH {
+            let message = "changes the allow-list of the danger check".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
         let Some(content) = &file.content else { continue };
         let before = base(&file.path).unwrap_or_default();
-        for danger in dangerous::added(&file.path, &before, content) {
-            if allowed.covers(danger.what, &file.path) {
-                tracing::info!(path = file.path, danger = danger.what.as_str(), "allowed by the project");
+        for danger in dangerous::added_dangers(&file.path, &before, content) {
+            if allow_list.covers(danger.kind, &file.path) {
+                let kind = danger.kind.as_str();
+                tracing::info!(path = file.path, danger = kind, "dangerous code allowed by the project");
                 continue;
             }
             let note = note.as_deref().unwrap_or_default();
@@ -42,7 +43,7 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
                 check: CheckKind::Dangerous,
                 path: file.path.clone(),
                 line: danger.line,
-                message: format!("{}: `{}`{note}", danger.what.as_str(), danger.code),
+                message: format!("{}: `{}`{note}", danger.kind.as_str(), danger.code),
             });
         }
         let Some(language) = Language::of_path(&file.path) else { continue };
@@ -64,7 +65,7 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
     };
     let mut findings = dangerous;
     findings.append(&mut syntax);
-    findings.truncate(MOST_FINDINGS);
+    findings.truncate(MAX_FINDINGS);
     (findings, quarantine)
 }
 
@@ -84,38 +85,38 @@ mod tests {
     }
 
     #[test]
-    fn danger_outweighs_syntax_and_both_are_reported() {
+    fn danger_takes_precedence_over_syntax_and_both_are_reported() {
         let (findings, quarantine) = run("a.py", "", "eval(x)\ndef f(:\n");
         assert_eq!(quarantine, Some(Quarantine::Dangerous));
         assert_eq!(findings.iter().map(|f| f.check).collect::<Vec<_>>(), [CheckKind::Dangerous, CheckKind::Syntax]);
     }
 
     #[test]
-    fn a_project_may_allow_a_danger_and_a_change_cannot_allow_itself() {
+    fn project_can_allow_a_danger_but_a_change_cannot_allow_itself() {
         let list = "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\"]\n";
         let file = |path: &str, content: &str| ArtifactFile { path: path.into(), content: Some(content.into()) };
         let with = |list: Option<&str>, files: &[ArtifactFile]| {
-            check(files, |path| list.filter(|_| path == allow::FILE).map(str::to_owned))
+            check(files, |path| list.filter(|_| path == ALLOW_LIST_PATH).map(str::to_owned))
         };
-        let evil = [file("plugins/a.py", "eval(x)\n")];
-        assert_eq!(with(None, &evil).1, Some(Quarantine::Dangerous));
-        assert_eq!(with(Some(list), &evil), (vec![], None));
-        assert_eq!(with(Some(list), &[file("a.py", "eval(x)\n")]).1, Some(Quarantine::Dangerous), "elsewhere");
-        let (findings, quarantine) = with(Some("[["), &evil);
+        let dangerous = [file("plugins/a.py", "eval(x)\n")];
+        assert_eq!(with(None, &dangerous).1, Some(Quarantine::Dangerous));
+        assert_eq!(with(Some(list), &dangerous), (vec![], None));
+        assert_eq!(with(Some(list), &[file("a.py", "eval(x)\n")]).1, Some(Quarantine::Dangerous), "another folder");
+        let (findings, quarantine) = with(Some("[["), &dangerous);
         assert_eq!(quarantine, Some(Quarantine::Dangerous));
         assert!(findings[0].message.contains(".cfq/checks.toml allows nothing"), "{findings:?}");
-        let (findings, quarantine) = with(None, &[file(allow::FILE, list), evil[0].clone()]);
+        let (findings, quarantine) = with(None, &[file(ALLOW_LIST_PATH, list), dangerous[0].clone()]);
         assert_eq!(
             (findings.len(), quarantine),
             (2, Some(Quarantine::Dangerous)),
-            "the base's list counts, and it is seen"
+            "only the base's list is used, and its change is reported"
         );
-        let removed = ArtifactFile { path: allow::FILE.into(), content: None };
+        let removed = ArtifactFile { path: ALLOW_LIST_PATH.into(), content: None };
         assert_eq!(with(Some(list), &[removed]).1, Some(Quarantine::Dangerous));
     }
 
     #[test]
-    fn what_was_there_before_is_not_the_changes_fault() {
+    fn problems_of_the_base_are_not_reported() {
         let (findings, quarantine) = run("a.py", "eval(x)\ndef f(:\n", "eval(x)\ndef f(:\ny = 1\n");
         assert_eq!((findings, quarantine), (vec![], None));
         let (_, quarantine) = run("a.py", "eval(x)\n", "eval(x)\neval(x)\n");

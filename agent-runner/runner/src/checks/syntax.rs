@@ -1,17 +1,19 @@
-//! Does a file parse in its language? The first place where it does not is what goes back to the creator.
+//! Syntax check: finds the first syntax error of a file, which is reported to the creator.
 
 use tree_sitter::{Node, TreeCursor};
 
 use super::language::Language;
 
+/// A syntax error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyntaxError {
-    /// From 1.
+    /// Line number, from 1.
     pub line: u32,
+    /// What is wrong, with an excerpt of the line.
     pub message: String,
 }
 
-/// The first syntax error of `text`, if there is one.
+/// Returns the first syntax error of `text`; `None` if it parses.
 pub fn syntax_error(language: Language, text: &str) -> Option<SyntaxError> {
     let tree = language.parser()?.parse(text, None)?;
     let root = tree.root_node();
@@ -21,16 +23,17 @@ pub fn syntax_error(language: Language, text: &str) -> Option<SyntaxError> {
     let node = first_error(root).unwrap_or(root);
     let row = node.start_position().row;
     let line = text.lines().nth(row).unwrap_or_default().trim();
-    let shown: String = line.chars().take(80).collect();
+    let excerpt: String = line.chars().take(80).collect();
     let message = if node.is_missing() {
-        format!("does not parse: {} is missing at `{shown}`", node.kind())
+        format!("does not parse: {} is missing at `{excerpt}`", node.kind())
     } else {
-        format!("does not parse near `{shown}`")
+        format!("does not parse near `{excerpt}`")
     };
     Some(SyntaxError { line: u32::try_from(row + 1).unwrap_or(u32::MAX), message })
 }
 
-/// Depth first, in the order of the text. Walks with a cursor: generated text can nest deeper than a stack.
+/// First error node in document order. Uses a cursor instead of recursion: generated text can nest deeper than the
+/// stack allows.
 fn first_error(root: Node<'_>) -> Option<Node<'_>> {
     let mut cursor = root.walk();
     loop {
@@ -38,15 +41,15 @@ fn first_error(root: Node<'_>) -> Option<Node<'_>> {
         if node.is_error() || node.is_missing() {
             return Some(node);
         }
-        if !next(&mut cursor, node.has_error()) {
+        if !advance(&mut cursor, node.has_error()) {
             return None;
         }
     }
 }
 
-/// Moves on in document order, into the node's children if `inside`. False at the end.
-pub(super) fn next(cursor: &mut TreeCursor<'_>, inside: bool) -> bool {
-    if inside && cursor.goto_first_child() {
+/// Moves the cursor to the next node in document order, into the children if `descend`. Returns false at the end.
+pub(super) fn advance(cursor: &mut TreeCursor<'_>, descend: bool) -> bool {
+    if descend && cursor.goto_first_child() {
         return true;
     }
     loop {
@@ -64,8 +67,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn good_code_passes_and_broken_code_has_a_line() {
-        for (language, good, broken, line) in [
+    fn valid_code_passes_and_syntax_error_has_a_line() {
+        for (language, valid, broken, line) in [
             (Language::Python, "def f(x):\n    return x\n", "x = 1\ndef f(x:\n    return x\n", 2),
             (Language::JavaScript, "function f(x) { return x }\n", "function f(x) {\n  return x\n", 1),
             (Language::TypeScript, "let x: number = 1;\n", "let x: = 1;\n", 1),
@@ -73,7 +76,7 @@ mod tests {
             (Language::Rust, "fn f() -> u8 { 1 }\n", "fn f( -> u8 { 1 }\n", 1),
             (Language::Go, "package a\n\nfunc f() int { return 1 }\n", "package a\n\nfunc f( int { return 1 }\n", 3),
         ] {
-            assert_eq!(syntax_error(language, good), None, "{language:?}");
+            assert_eq!(syntax_error(language, valid), None, "{language:?}");
             let error = syntax_error(language, broken).unwrap();
             assert!(error.line.abs_diff(line) <= 1, "{language:?}: {error:?}");
         }

@@ -1,38 +1,41 @@
-//! From converged to handed off: internal pull request, merge into the mirror's main, a branch in the user's repository.
+//! Hand-off of a result: internal pull request, merge into the mirror's main, a branch in the user's repository.
 //!
-//! A task is called merged only if all three were done. What keeps it from that (another task's change of the same lines, a
-//! repository that refuses the branch) is told to a human: the hand-off is held with the result kept, and ends when they say
-//! that it will do.
+//! A task ends as merged only if all three are done. If one is impossible (another task changed the same lines, the
+//! repository refuses the branch), the hand-off is held with the reason and the result is kept, until a human accepts
+//! it as it is.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cfq_convergence::{Iteration, MergeIntent};
 use cfq_link::failpoint;
-use cfq_proto::looping::Step;
+use cfq_proto::loop_step::Step;
 use cfq_proto::pr::PrState;
 
-use super::drive::{Drive, Problem};
-use super::generate::chain;
+use super::artifact::artifact_chain;
 use super::port::{Stopped, TaskPort};
+use super::task_driver::{ActionError, TaskDriver};
 use crate::workstream::{MergeOutcome, MergeState, branch_name, deliver};
 
-impl<P: TaskPort> Drive<P> {
+impl<P: TaskPort> TaskDriver<P> {
+    /// Returns the iteration to hand off, and its commit.
     fn result(&self) -> Result<(Iteration, String), Stopped> {
-        let none = || Stopped::Refused { reason: "there is no artifact that may be handed off".to_owned() };
+        let none = || Stopped::Refused { reason: "there is no artifact that can be handed off".to_owned() };
         let result = self.history.result().ok_or_else(none)?.clone();
         let commit = result.artifact.commit.clone().ok_or_else(none)?;
         Ok((result, commit))
     }
 
-    pub(super) async fn open_pr(&mut self) -> Result<(), Problem> {
+    /// Opens the internal pull request.
+    pub(super) async fn open_pr(&mut self) -> Result<(), ActionError> {
         let base = self.base()?;
         let (_, head) = self.result()?;
-        Ok(self.commit(Step::PrOpened { head, base: base.commit, branch: base.branch }, 0).await?)
+        Ok(self.commit_step(Step::PrOpened { head, base: base.commit, branch: base.branch }, 0).await?)
     }
 
-    /// What merging `head` would do now; `time` is the merge commit's, if one is needed.
-    async fn look_at_merge(&mut self, head: String, time: i64) -> Result<MergeOutcome, Problem> {
+    /// Computes the merge of `head` into the mirror's main without moving it. `time` is the date of the merge commit,
+    /// if one is needed.
+    async fn compute_merge(&mut self, head: String, time: i64) -> Result<MergeOutcome, ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?.commit;
         let message = format!("Merge {}: {}\n", self.number, self.title());
@@ -40,35 +43,37 @@ impl<P: TaskPort> Drive<P> {
         Ok(plan.await??)
     }
 
-    pub(super) async fn plan_merge(&mut self) -> Result<(), Problem> {
+    /// Records the merge intent, or closes the pull request on a conflict.
+    pub(super) async fn plan_merge(&mut self) -> Result<(), ActionError> {
         let (_, head) = self.result()?;
         let commit_time = self.history.last_at;
-        let step = match self.look_at_merge(head, commit_time).await? {
+        let step = match self.compute_merge(head, commit_time).await? {
             MergeOutcome::Planned(plan) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time },
-            // The mirror's main follows cfq's merges only: the user may have discarded the other branch, or has yet to see
-            // both. So the result is delivered as its own branch before anybody is asked.
+            // The mirror's main contains cfq's merges only: the user may have discarded the other branch, or may not
+            // have seen either. So the result is delivered as its own branch before a human is asked.
             MergeOutcome::Conflict { paths } => {
                 let why = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
                 Step::PrMoved { to: PrState::Closed, why }
             }
         };
-        Ok(self.commit(step, 0).await?)
+        Ok(self.commit_step(step, 0).await?)
     }
 
-    pub(super) async fn merge(&mut self, intent: &MergeIntent) -> Result<(), Problem> {
+    /// Carries out a recorded merge intent.
+    pub(super) async fn merge(&mut self, intent: &MergeIntent) -> Result<(), ActionError> {
         let (_, head) = self.result()?;
-        // Writes the merge commit's objects again where they are missing: the mirror may be a new one.
-        let outcome = self.look_at_merge(head, intent.commit_time).await?;
+        // Writes the objects of the merge commit if they are missing, because the mirror may be a new one.
+        let outcome = self.compute_merge(head, intent.commit_time).await?;
         let mirror = self.mirror().await?;
         let known = {
             let (mirror, new) = (mirror.clone(), intent.new.clone());
             tokio::task::spawn_blocking(move || mirror.has_commit(&new)).await??
         };
         if !known {
-            tracing::info!(task = %self.number, ?outcome, "the intended merge cannot be made again, planning anew");
+            tracing::info!(task = %self.number, ?outcome, "cannot reproduce the intended merge, planning it again");
             return self.plan_merge().await;
         }
-        self.port.live().await?;
+        self.port.wait_for_lease().await?;
         failpoint::hit("runner.before_merge_ref");
         let merged = {
             let intent = intent.clone();
@@ -76,26 +81,26 @@ impl<P: TaskPort> Drive<P> {
         };
         failpoint::hit("runner.after_merge_ref");
         match merged {
-            MergeState::Merged => Ok(self.commit(Step::Merged { commit: intent.new.clone() }, 0).await?),
-            MergeState::Overtaken => self.plan_merge().await,
+            MergeState::Merged => Ok(self.commit_step(Step::Merged { commit: intent.new.clone() }, 0).await?),
+            MergeState::MainMoved => self.plan_merge().await,
         }
     }
 
-    /// Where a repository cannot take the branch (gone, read-only) nothing is lost: the result is in the records, and `cfq pull`
-    /// brings it anywhere.
-    pub(super) async fn deliver(&mut self) -> Result<(), Problem> {
+    /// Delivers the result as a branch of the user's repository. If the repository cannot take the branch (moved,
+    /// read-only), the result is still in the records, and `cfq pull` brings it into any clone.
+    pub(super) async fn deliver(&mut self) -> Result<(), ActionError> {
         let (result, _) = self.result()?;
         let base = self.base()?.commit;
-        let artifacts = chain(&self.history, result.artifact.iteration);
+        let artifacts = artifact_chain(&self.history, result.artifact.iteration);
         let branch = branch_name(self.number, &self.spec.description);
         let repository = PathBuf::from(&self.spec.repo);
-        // Somebody who let it end as it is waits for one more try, not for ten minutes of them.
-        let ceiling = if self.history.facts.released { Duration::ZERO } else { self.timing.retry_ceiling() };
+        // After a human accepted the result as it is, there is only one more try.
+        let ceiling = if self.history.facts.accepted_as_is { Duration::ZERO } else { self.timing.retry_ceiling() };
         let mut waited = Duration::ZERO;
         for tries in 1.. {
             let (repository, branch, base, artifacts) =
                 (repository.clone(), branch.clone(), base.clone(), artifacts.clone());
-            self.port.live().await?;
+            self.port.wait_for_lease().await?;
             failpoint::hit("runner.before_deliver");
             let delivered =
                 tokio::task::spawn_blocking(move || deliver(&repository, &branch, &base, &artifacts)).await?;
@@ -103,46 +108,49 @@ impl<P: TaskPort> Drive<P> {
             match delivered {
                 Ok(delivery) => {
                     let step = Step::Delivered { branch: delivery.branch, commit: delivery.commit };
-                    return Ok(self.commit(step, 0).await?);
+                    return Ok(self.commit_step(step, 0).await?);
                 }
-                Err(error) if error.may_pass() && waited < ceiling => {
-                    tracing::warn!(task = %self.number, tries, error = error.in_words(), "cannot deliver yet");
+                Err(error) if error.is_transient() && waited < ceiling => {
+                    let error = error.with_causes();
+                    tracing::warn!(task = %self.number, tries, error, "cannot deliver yet, retrying");
                     let wait = self.backoff(tries);
                     waited += wait;
-                    self.port.progressed();
+                    self.port.record_progress();
                     tokio::time::sleep(wait).await;
                 }
                 Err(error) => {
-                    let why = format!("no branch could be made in {}: {}", self.spec.repo, error.in_words());
-                    return Ok(self.cannot_hand_off(why).await?);
+                    let why = format!("cannot create the branch in {}: {}", self.spec.repo, error.with_causes());
+                    return Ok(self.hold_or_end_hand_off(why).await?);
                 }
             }
         }
         Ok(())
     }
 
-    /// A human is asked, unless one has said already that it will do as it is.
-    pub(super) async fn cannot_hand_off(&mut self, why: String) -> Result<(), Stopped> {
+    /// Holds the hand-off for a human, or ends it if a human has already accepted the result as it is.
+    pub(super) async fn hold_or_end_hand_off(&mut self, why: String) -> Result<(), Stopped> {
         tracing::warn!(task = %self.number, why, "cannot hand off");
-        if !self.history.facts.released {
-            return self.held(why).await;
+        if !self.history.facts.accepted_as_is {
+            return self.hold_hand_off(why).await;
         }
         let why = format!("accepted as it is: {why}; `cfq pull {}` brings the result into a clone", self.number);
-        self.commit(Step::HandedOff { why }, 0).await
+        self.commit_step(Step::HandedOff { why }, 0).await
     }
 
-    pub(super) async fn held(&mut self, why: String) -> Result<(), Stopped> {
+    /// Holds the hand-off until a human answers.
+    pub(super) async fn hold_hand_off(&mut self, why: String) -> Result<(), Stopped> {
         let available_actions = self.history.facts.held_actions();
-        self.commit(Step::HandOffHeld { why, available_actions }, 0).await
+        self.commit_step(Step::HandOffHeld { why, available_actions }, 0).await
     }
 
-    pub(super) async fn hand_off(&mut self) -> Result<(), Stopped> {
+    /// Ends the hand-off of a delivered result.
+    pub(super) async fn finish_hand_off(&mut self) -> Result<(), Stopped> {
         let hand_off = &self.history.hand_off;
         let why = match (&hand_off.delivered, &hand_off.closed) {
             (Some((branch, _)), None) => format!("delivered as branch {branch}"),
             (Some((branch, _)), Some(closed)) => format!("delivered as branch {branch}, not merged: {closed}"),
             (None, _) => String::new(),
         };
-        self.commit(Step::HandedOff { why }, 0).await
+        self.commit_step(Step::HandedOff { why }, 0).await
     }
 }

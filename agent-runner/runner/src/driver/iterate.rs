@@ -1,21 +1,24 @@
-//! The loop's own actions: create, check, review, decide.
+//! Actions of the loop: create, check, review, decide.
 
 use cfq_convergence::{Iteration, decide};
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::job::OutputFormat;
-use cfq_proto::looping::Step;
+use cfq_proto::loop_step::Step;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
 use cfq_proto::task::Agent;
 
-use super::drive::{Drive, Problem};
-use super::generate::{Reply, make, target_of};
+use super::artifact::{CreatorReply, make_artifact, reply_target};
 use super::port::{Stopped, TaskPort};
+use super::task_driver::{ActionError, TaskDriver};
 use crate::checks::check;
-use crate::pipeline::{Budget, creator, critic, ended_review, parse_review, review_format, salvage_review};
+use crate::pipeline::{
+    Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
+};
 use crate::workstream::Snapshot;
 
-impl<P: TaskPort> Drive<P> {
-    pub(super) async fn create(&mut self) -> Result<(), Problem> {
+impl<P: TaskPort> TaskDriver<P> {
+    /// Requests an artifact from the creator and records it.
+    pub(super) async fn create(&mut self) -> Result<(), ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?;
         let prompt = {
@@ -25,29 +28,32 @@ impl<P: TaskPort> Drive<P> {
                 tokio::task::spawn_blocking(move || {
                     let repository = mirror.repository()?;
                     let snapshot = Snapshot::of(&repository, &base.commit)?;
-                    Ok(creator(&spec, &history, &target_of(&spec, &history), &snapshot, &budget)?)
+                    Ok(creator_prompt(&spec, &history, &reply_target(&spec, &history), &snapshot, &budget)?)
                 })
             }
         };
-        let Some(answer) = self.answer(Agent::Alpha, OutputFormat::Text, prompt, |_, _| Ok(())).await? else {
+        let Some(answer) = self.request_answer(Agent::Alpha, OutputFormat::Text, prompt, |_, _| Ok(())).await? else {
             return Ok(());
         };
-        let reply = Reply { completion: answer.completion, job: answer.job, model: answer.model.to_string() };
+        let reply = CreatorReply { completion: answer.completion, job: answer.job, model: answer.model.to_string() };
         let (spec, history, number) = (self.spec.clone(), self.history.clone(), self.number);
-        let making = mirror.clone();
-        let made = tokio::task::spawn_blocking(move || make(&making, &spec, &history, &base, number, &reply));
+        let artifact_mirror = mirror.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            make_artifact(&artifact_mirror, &spec, &history, &base, number, &reply)
+        });
         let artifact = made.await??;
         let commit = artifact.commit.clone();
         let sent = Step::Generated { artifact: self.port.send_artifact(artifact.clone()).await? };
-        let kept = Step::Generated { artifact: Carried::Inline(artifact) };
-        self.commit_as(sent, kept, answer.spent_ms).await?;
+        let kept = Step::Generated { artifact: Payload::Inline(artifact) };
+        self.commit_step_as(sent, kept, answer.spent_ms).await?;
         match commit {
-            Some(commit) => self.show(&mirror, commit).await,
+            Some(commit) => self.update_worktree(&mirror, commit).await,
             None => Ok(()),
         }
     }
 
-    pub(super) async fn check(&mut self) -> Result<(), Problem> {
+    /// Runs the engine's checks on the last artifact and records their findings.
+    pub(super) async fn check(&mut self) -> Result<(), ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?;
         let artifact = self.last()?.artifact.clone();
@@ -60,14 +66,15 @@ impl<P: TaskPort> Drive<P> {
             let checked = tokio::task::spawn_blocking(move || {
                 let repository = mirror.repository()?;
                 let snapshot = Snapshot::of(&repository, &base.commit)?;
-                Ok::<_, Problem>(check(&artifact.files, |path| snapshot.read_text(path)))
+                Ok::<_, ActionError>(check(&artifact.files, |path| snapshot.read_text(path)))
             });
             checked.await??
         };
-        Ok(self.commit(Step::Checked { iteration, findings, quarantine }, 0).await?)
+        Ok(self.commit_step(Step::Checked { iteration, findings, quarantine }, 0).await?)
     }
 
-    pub(super) async fn review(&mut self) -> Result<(), Problem> {
+    /// Requests a review of the last artifact from the critic and records it.
+    pub(super) async fn review(&mut self) -> Result<(), ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?;
         let last = self.last()?.clone();
@@ -80,28 +87,31 @@ impl<P: TaskPort> Drive<P> {
                 tokio::task::spawn_blocking(move || {
                     let repository = mirror.repository()?;
                     let snapshot = Snapshot::of(&repository, &base.commit)?;
-                    Ok(critic(&spec, &history, &last, &snapshot, &budget)?)
+                    Ok(critic_prompt(&spec, &history, &last, &snapshot, &budget)?)
                 })
             }
         };
-        let settled = self.settled();
+        let conditions = self.early_stops();
         let read = |completion: &cfq_proto::job::Completion, last_try: bool| {
             let read = if last_try { salvage_review } else { parse_review };
             read(&completion.text, completion.finish)
-                .or_else(|error| ended_review(&completion.text, &settled).ok_or(error))
+                .or_else(|error| early_stopped_review(&completion.text, &conditions).ok_or(error))
                 .map_err(|error| error.to_string())
         };
-        let Some(answer) = self.answer(Agent::Beta, review_format(), prompt, read).await? else { return Ok(()) };
+        let Some(answer) = self.request_answer(Agent::Beta, review_format(), prompt, read).await? else {
+            return Ok(());
+        };
         let step = Step::Reviewed { iteration, review: answer.value, job: answer.job, model: answer.model.to_string() };
-        Ok(self.commit(step, answer.spent_ms).await?)
+        Ok(self.commit_step(step, answer.spent_ms).await?)
     }
 
-    pub(super) async fn decide(&mut self) -> Result<(), Problem> {
-        let not_now = |error: cfq_convergence::NotDecidable| Stopped::Refused { reason: error.to_string() };
-        // From the records alone, so that it can be replayed: whether the mirror's main can take the result is seen at the
-        // merge, and changes nothing about the result.
-        let decided = decide(&self.limits, &self.history).map_err(not_now)?;
-        Ok(self.decided(decided, 0).await?)
+    /// Decides about the last iteration and records the decision.
+    pub(super) async fn decide(&mut self) -> Result<(), ActionError> {
+        let refused = |error: cfq_convergence::NotDecidable| Stopped::Refused { reason: error.to_string() };
+        // The decision depends on the records alone, so that it can be replayed. Whether the result can be merged into
+        // the mirror's main shows later, at the merge, and does not change the result.
+        let decided = decide(&self.limits, &self.history).map_err(refused)?;
+        Ok(self.commit_decision(decided, 0).await?)
     }
 
     fn last(&self) -> Result<&Iteration, Stopped> {

@@ -1,67 +1,69 @@
-//! One answer of a model, through everything that may come between: the wait for placement, retries of the scheduler, a
-//! context that is too small, a reply that cannot be read, and the end of the working time.
+//! Model calls: requests one usable answer, through waits for placement, retries of the scheduler, prompts that exceed
+//! the context, replies that cannot be parsed, and the end of the working time.
 
 use std::time::{Duration, Instant};
 
-use cfq_convergence::certain;
-use cfq_proto::early::Enough;
+use cfq_convergence::decided_ranges;
+use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{ChatMessage, Completion, JobFailure, JobRequest, JobState, JobView, OutputFormat, Prompt};
-use cfq_proto::looping::EscalationReason;
+use cfq_proto::loop_step::EscalationReason;
 use cfq_proto::model::ModelId;
 use cfq_proto::prefix;
 use cfq_proto::task::Agent;
 use tokio::task::JoinHandle;
 
-use super::drive::{Drive, Problem};
-use super::port::{Foresee, Stopped, TaskPort};
-use crate::pipeline::{Budget, enough, max_tokens, previous, sampling};
+use super::port::{PrefillPredictor, Stopped, TaskPort};
+use super::task_driver::{ActionError, TaskDriver};
+use crate::pipeline::{Budget, early_stops, max_tokens, previous_as_reply, sampling};
 
-/// Unreadable answers are asked for again this often (L11) ...
-const REPEATS: u32 = 2;
-/// ... and prompts that are too long are made shorter this often.
-const SHRINKS: u32 = 3;
+/// Maximum further requests after an answer that cannot be parsed (L11).
+const MAX_REPEATS: u32 = 2;
+/// Maximum times that a prompt is shortened because it exceeds the model's context.
+const MAX_SHRINKS: u32 = 3;
 
-/// An answer that could be read.
+/// A parsed answer.
 pub(super) struct Answer<T> {
     pub value: T,
     pub completion: Completion,
     pub job: JobId,
     pub model: ModelId,
-    /// Working time of all calls it took, in milliseconds.
+    /// Working time of all calls that were needed, in ms.
     pub spent_ms: u64,
 }
 
-/// A prompt that is being written on a thread of its own, since it reads files.
-pub(super) type Written = JoinHandle<Result<Vec<ChatMessage>, Problem>>;
+/// Task that renders a prompt. It runs on a blocking thread, because it reads files.
+pub(super) type PromptTask = JoinHandle<Result<Vec<ChatMessage>, ActionError>>;
 
-enum Ending {
+/// Outcome of one job.
+enum JobOutcome {
     Done(Completion),
     Failed(JobFailure),
-    /// In words: parked, or cancelled by somebody.
+    /// Ended without a result, with the reason: a dead letter, or cancelled by someone else.
     Unusable(String),
-    TimeIsUp,
+    /// The working time is used up.
+    TimedOut,
 }
 
-impl<P: TaskPort> Drive<P> {
-    /// Asks `agent` until `read` accepts an answer; it is told when there is no further try. `None`: a decision was committed
-    /// instead. `prompt` gets the budget of each try; everything it depends on is recorded, so that a repeated step asks for
-    /// the same jobs.
-    pub(super) async fn answer<T>(
+impl<P: TaskPort> TaskDriver<P> {
+    /// Calls `agent`'s model until `parse` accepts an answer; its second argument is true on the last try. Returns
+    /// `None` if a decision was committed instead. `prompt` gets the budget of each try. Everything that the prompt
+    /// depends on is recorded, so a repeated step requests the same jobs.
+    pub(super) async fn request_answer<T>(
         &mut self,
         agent: Agent,
         format: OutputFormat,
-        prompt: impl Fn(Budget) -> Written,
-        read: impl Fn(&Completion, bool) -> Result<T, String>,
-    ) -> Result<Option<Answer<T>>, Problem> {
+        prompt: impl Fn(Budget) -> PromptTask,
+        parse: impl Fn(&Completion, bool) -> Result<T, String>,
+    ) -> Result<Option<Answer<T>>, ActionError> {
         let binding = self.spec.agents.of(agent).clone();
-        let Some(model) = self.model_of(agent) else {
+        let Some(model) = self.bound_model(agent) else {
             let why =
                 format!("no model is bound to {agent}: switch to one, or set [agents.{agent}] in the configuration");
-            self.give_up(EscalationReason::AgentError, why, 0).await?;
+            self.commit_escalation(EscalationReason::AgentError, why, 0).await?;
             return Ok(None);
         };
-        let foresee = if agent == Agent::Alpha { self.foresee().await? } else { None };
+        let predictor = if agent == Agent::Alpha { self.prefill_predictor().await? } else { None };
         let mut budget = Budget::first(max_tokens(agent, &binding));
         let (mut repeats, mut shrinks, mut spent_ms) = (0, 0, 0);
         for n in 0.. {
@@ -69,69 +71,70 @@ impl<P: TaskPort> Drive<P> {
             let iteration = self.history.current_iteration();
             let mut sampling = sampling(agent, &binding, self.task, iteration, n, budget.reply_tokens);
             if agent == Agent::Alpha {
-                sampling.previous = previous(&self.spec, &self.history);
+                sampling.previous = previous_as_reply(&self.spec, &self.history);
             }
-            // Asked again, a report is wanted whole.
+            // Further tries request the complete review.
             if agent == Agent::Beta && n == 0 {
-                sampling.enough = self.settled();
+                sampling.early_stop = self.early_stops();
             }
             let prompt = Prompt { messages, sampling, format: format.clone() };
-            let (view, ending) = self.call((agent, n), &model, prompt, spent_ms, foresee.as_ref()).await?;
+            let (view, outcome) = self.run_job((agent, n), &model, prompt, spent_ms, predictor.as_ref()).await?;
             spent_ms += view.running_ms;
-            let problem = match ending {
-                Ending::Done(completion) => match read(&completion, repeats == REPEATS) {
+            let why = match outcome {
+                JobOutcome::Done(completion) => match parse(&completion, repeats == MAX_REPEATS) {
                     Ok(value) => {
                         return Ok(Some(Answer { value, completion, job: view.id, model: view.model, spent_ms }));
                     }
-                    Err(why) if repeats < REPEATS => {
-                        tracing::info!(task = %self.number, %agent, why, "an answer could not be read, asking again");
+                    Err(why) if repeats < MAX_REPEATS => {
+                        tracing::info!(task = %self.number, %agent, why, "cannot parse an answer, requesting another");
                         repeats += 1;
                         continue;
                     }
-                    Err(why) => format!("{agent}'s answer could not be read in {} tries: {why}", REPEATS + 1),
+                    Err(why) => format!("{agent}'s answer could not be parsed in {} tries: {why}", MAX_REPEATS + 1),
                 },
-                Ending::Failed(JobFailure::TooLong { have, .. }) if shrinks < SHRINKS => {
-                    tracing::info!(task = %self.number, %agent, have, "a prompt is too long, making it shorter");
+                JobOutcome::Failed(JobFailure::TooLong { have, .. }) if shrinks < MAX_SHRINKS => {
+                    tracing::info!(task = %self.number, %agent, have, "the prompt exceeds the context, shortening it");
                     shrinks += 1;
                     budget = budget.shrunk(have);
                     continue;
                 }
-                Ending::Failed(failure @ (JobFailure::Unavailable { .. } | JobFailure::Engine { .. })) => {
-                    self.fail(format!("{model} did not answer {agent}: {failure}"), spent_ms).await?;
+                JobOutcome::Failed(failure @ (JobFailure::Unavailable { .. } | JobFailure::Engine { .. })) => {
+                    self.commit_failure(format!("{model} did not answer {agent}: {failure}"), spent_ms).await?;
                     return Ok(None);
                 }
-                Ending::Failed(failure @ (JobFailure::TooLong { .. } | JobFailure::Rejected { .. })) => {
+                JobOutcome::Failed(failure @ (JobFailure::TooLong { .. } | JobFailure::Rejected { .. })) => {
                     format!("{model} cannot answer {agent}: {failure}")
                 }
-                Ending::Unusable(why) => format!("{agent}'s job on {model} {why}"),
-                Ending::TimeIsUp => {
-                    self.port.drop_job(view.id).await?;
+                JobOutcome::Unusable(why) => format!("{agent}'s job on {model} {why}"),
+                JobOutcome::TimedOut => {
+                    self.port.cancel_job(view.id).await?;
                     let why = "the working time was used up during a model call".to_owned();
-                    self.give_up(EscalationReason::TimeoutExceeded, why, spent_ms).await?;
+                    self.commit_escalation(EscalationReason::TimeoutExceeded, why, spent_ms).await?;
                     return Ok(None);
                 }
             };
-            self.give_up(EscalationReason::AgentError, problem, spent_ms).await?;
+            self.commit_escalation(EscalationReason::AgentError, why, spent_ms).await?;
             return Ok(None);
         }
         Ok(None)
     }
 
-    /// What a review need only say for the decision to be certain.
-    pub(super) fn settled(&self) -> Vec<Enough> {
-        enough(&certain(&self.limits, &self.history))
+    /// Conditions under which the review of the last iteration may end early.
+    pub(super) fn early_stops(&self) -> Vec<EarlyStop> {
+        early_stops(&decided_ranges(&self.limits, &self.history))
     }
 
-    /// Asks for one job and waits until it is over or its time is. The prompt goes once; afterwards the job is asked for by
-    /// its id, which costs the same however long it is. What is written meanwhile is what `foresee` looks at.
-    async fn call(
+    /// Submits one job and waits until it ends or the working time is used up. The prompt is sent once; afterwards the
+    /// job is polled by its id, at a cost that does not depend on the prompt's length. Meanwhile `predictor` follows
+    /// the generated text.
+    async fn run_job(
         &self,
         (agent, n): (Agent, i16),
         model: &ModelId,
         prompt: Prompt,
         spent_ms: u64,
-        foresee: Option<&Foresee>,
-    ) -> Result<(JobView, Ending), Stopped> {
+        predictor: Option<&PrefillPredictor>,
+    ) -> Result<(JobView, JobOutcome), Stopped> {
         let request = JobRequest {
             role: agent,
             n,
@@ -142,55 +145,56 @@ impl<P: TaskPort> Drive<P> {
             prompt: self.port.send_prompt(prompt).await?,
         };
         let before = self.history.active_ms.saturating_sub(self.history.window_active_ms) + spent_ms;
-        let mut view = self.port.job(self.history.next_seq, request).await?;
+        let mut view = self.port.submit_job(self.history.next_seq, request).await?;
         let mut queued_since = None;
-        let _following = foresee.map(|f| self.port.follow(view.id, f.clone()));
+        let _follow_guard = predictor.map(|p| self.port.follow_job(view.id, p.clone()));
         loop {
-            // Asking and being answered is what this runner's part of a generation is.
-            self.port.progressed();
-            if let Some(ending) = self.ending(&view).await? {
-                return Ok((view, ending));
+            // While a model generates, polling is all that the runner does, so an answered poll counts as progress.
+            self.port.record_progress();
+            if let Some(outcome) = self.outcome(&view).await? {
+                return Ok((view, outcome));
             }
             if view.state == JobState::Queued {
                 let since: Instant = *queued_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= self.timing.slot_wait() {
-                    return Err(Stopped::Waits { job: view.id });
+                    return Err(Stopped::WaitingForPlacement { job: view.id });
                 }
             } else {
                 queued_since = None;
             }
             let worked = before + view.running_ms;
             if worked >= self.limits.timeout_ms {
-                return Ok((view, Ending::TimeIsUp));
+                return Ok((view, JobOutcome::TimedOut));
             }
             let left = Duration::from_millis(self.limits.timeout_ms - worked).max(Duration::from_millis(10));
-            self.port.changed(self.timing.poll().min(left)).await;
-            view = self.port.look(view.id).await?;
+            self.port.wait_for_change(self.timing.poll().min(left)).await;
+            view = self.port.get_job(view.id).await?;
         }
     }
 
-    async fn ending(&self, view: &JobView) -> Result<Option<Ending>, Stopped> {
+    /// Returns the outcome of a job, or `None` while it is queued or running.
+    async fn outcome(&self, view: &JobView) -> Result<Option<JobOutcome>, Stopped> {
         Ok(match view.state {
             JobState::Queued | JobState::Placed | JobState::Running => None,
             JobState::Done => Some(match &view.completion {
-                Some(carried) => Ending::Done(self.port.completion(carried.clone()).await?),
-                None => Ending::Unusable("is done without a result".to_owned()),
+                Some(payload) => JobOutcome::Done(self.port.load_completion(payload.clone()).await?),
+                None => JobOutcome::Unusable("ended without a result".to_owned()),
             }),
             JobState::Failed => Some(match &view.failure {
-                Some(failure) => Ending::Failed(failure.clone()),
-                None => Ending::Unusable("failed without saying why".to_owned()),
+                Some(failure) => JobOutcome::Failed(failure.clone()),
+                None => JobOutcome::Unusable("failed without a reason".to_owned()),
             }),
             JobState::Dead => {
-                let why = view.failure.as_ref().map_or_else(|| "without saying why".to_owned(), ToString::to_string);
-                Some(Ending::Unusable(format!("was parked after {} attempts: {why}", view.attempt)))
+                let why = view.failure.as_ref().map_or_else(|| "no reason recorded".to_owned(), ToString::to_string);
+                Some(JobOutcome::Unusable(format!("is a dead letter after {} attempts: {why}", view.attempt)))
             }
-            // Ours, from before a crash, where the time was up; else somebody's.
+            // Cancelled by this runner before a crash if the working time is used up, else by someone else.
             JobState::Cancelled => {
                 let before = self.history.active_ms.saturating_sub(self.history.window_active_ms);
                 Some(if before + view.running_ms >= self.limits.timeout_ms {
-                    Ending::TimeIsUp
+                    JobOutcome::TimedOut
                 } else {
-                    Ending::Unusable("was cancelled".to_owned())
+                    JobOutcome::Unusable("was cancelled".to_owned())
                 })
             }
         })

@@ -1,20 +1,20 @@
-//! Drives one task from wherever it stands to wherever it rests: [`next_action`] says what comes next, [`Drive`] does it,
-//! and a step is acted on only after it is committed. Killed anywhere, the next holder of the lease goes on from the last
-//! committed step; whatever was done beyond it (a commit's objects, a moved reference, a branch) is found again by its
-//! content and not done twice.
+//! Driver of one task, from its last committed step until nothing is left for a runner to do. [`next_action`]
+//! determines the next action, [`TaskDriver`] performs it, and a step takes effect only after it is committed. After a
+//! crash the next holder of the lease resumes at the last committed step. Effects beyond it (a commit's objects, a
+//! moved reference, a branch) are identified by their content and not repeated.
 
-mod drive;
-mod foresee;
-mod generate;
+mod artifact;
 mod hand_off;
 mod iterate;
 mod jobs;
-mod next;
+mod next_action;
 mod port;
+mod speculative_prefill;
+mod task_driver;
 
-pub use drive::{Assignment, Drive};
-pub use next::{NextAction, next_action};
-pub use port::{Following, Foresee, Stopped, TaskPort};
+pub use next_action::{NextAction, next_action};
+pub use port::{FollowGuard, PrefillPredictor, Stopped, TaskPort};
+pub use task_driver::{Assignment, TaskDriver};
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,67 +1,74 @@
-//! What a drive needs of the scheduler, for the one task whose lease it holds.
+//! Interface between a task's driver and the scheduler, for the one task whose lease the driver holds.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
-use cfq_proto::looping::{Artifact, Step};
-use cfq_proto::messages::WarmUp;
+use cfq_proto::loop_step::{Artifact, Step};
+use cfq_proto::messages::PrefillHint;
 use tokio::task::AbortHandle;
 
-/// Why a drive ends before the task rests.
+/// Reason why a driver stops before its task waits for a human or ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
-    /// The task is somebody else's now, or cancelled: drop everything.
+    /// The task has another lease holder or is cancelled: drop all work on it.
     #[error("the lease is lost")]
-    Lost,
-    /// Its job has waited for a place for `slot_wait`, and may for long: whoever has a slot uses it for another task.
-    #[error("its job {job} waits for a place")]
-    Waits { job: JobId },
-    /// The scheduler and this runner disagree about what is legal, or a record cannot be read: a bug on one side. The task is
-    /// given up with the reason, which counts against it, so that it cannot go round for ever.
+    LeaseLost,
+    /// The job has waited `slot_wait` for placement and may wait longer: the runner's slot is free for another task.
+    #[error("job {job} is waiting for placement")]
+    WaitingForPlacement { job: JobId },
+    /// The scheduler and this runner disagree about what is legal, or a record cannot be parsed: a bug on one side. The
+    /// task is abandoned with the reason. That counts as a failure of the task, so that it is not retried without end.
     #[error("the task cannot be driven: {reason}")]
     Refused { reason: String },
 }
 
-/// What will be asked next, as far as a text says that is written so far. It reads files: not for an async thread.
-pub type Foresee = Arc<dyn Fn(&str) -> Option<WarmUp> + Send + Sync>;
+/// Predicts the next prompt from the part of a reply that is generated so far. It reads files: do not call it on an
+/// async thread.
+pub type PrefillPredictor = Arc<dyn Fn(&str) -> Option<PrefillHint> + Send + Sync>;
 
-/// Ends with this.
+/// Guard of a background task that follows a job's tokens. Dropping it aborts the task.
 #[derive(Debug)]
-pub struct Following(AbortHandle);
+pub struct FollowGuard(AbortHandle);
 
-impl Following {
-    pub fn new(follows: AbortHandle) -> Self {
-        Self(follows)
+impl FollowGuard {
+    /// Guards the task behind `handle`.
+    pub fn new(handle: AbortHandle) -> Self {
+        Self(handle)
     }
 }
 
-impl Drop for Following {
+impl Drop for FollowGuard {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Every call waits until there is an answer, and publishes only under a live lease.
+/// Requests of a driver. Every call waits until it is answered, and sends only while the lease is live.
 pub trait TaskPort: Send + Sync + 'static {
-    /// Returns the database's time once the step is committed.
-    fn commit(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
-    /// Makes the job, or returns the one that is there.
-    fn job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
-    /// How a job that was made stands now.
-    fn look(&self, job: JobId) -> impl Future<Output = Result<JobView, Stopped>> + Send;
-    /// Reads along what a job writes, and passes on what can be foreseen from it.
-    fn follow(&self, job: JobId, foresee: Foresee) -> Following;
-    fn drop_job(&self, job: JobId) -> impl Future<Output = Result<(), Stopped>> + Send;
-    /// Returns when some job of the task may have changed, at the latest after `at_most`.
-    fn changed(&self, at_most: Duration) -> impl Future<Output = ()> + Send;
-    fn send_artifact(&self, artifact: Artifact) -> impl Future<Output = Result<Carried<Artifact>, Stopped>> + Send;
-    fn send_prompt(&self, prompt: Prompt) -> impl Future<Output = Result<Carried<Prompt>, Stopped>> + Send;
-    fn completion(&self, carried: Carried<Completion>) -> impl Future<Output = Result<Completion, Stopped>> + Send;
-    /// Returns once the lease is live: asked before what has an effect outside the records.
-    fn live(&self) -> impl Future<Output = Result<(), Stopped>> + Send;
-    /// The work moved.
-    fn progressed(&self);
+    /// Commits a step. Returns its commit time, in seconds since 1970 on the database's clock.
+    fn commit_step(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
+    /// Submits a job, or returns the existing one with the same `seq`, role and `n`.
+    fn submit_job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
+    /// Returns the current state of a submitted job.
+    fn get_job(&self, job: JobId) -> impl Future<Output = Result<JobView, Stopped>> + Send;
+    /// Follows the tokens of a job and sends the prefill hints that `predictor` derives from them.
+    fn follow_job(&self, job: JobId, predictor: PrefillPredictor) -> FollowGuard;
+    /// Cancels a job.
+    fn cancel_job(&self, job: JobId) -> impl Future<Output = Result<(), Stopped>> + Send;
+    /// Returns when a job of the task may have changed, at the latest after `at_most`.
+    fn wait_for_change(&self, at_most: Duration) -> impl Future<Output = ()> + Send;
+    /// Makes an artifact ready to be sent in a step: inline, or stored as a blob.
+    fn send_artifact(&self, artifact: Artifact) -> impl Future<Output = Result<Payload<Artifact>, Stopped>> + Send;
+    /// Makes a prompt ready to be sent in a job request: inline, or stored as a blob.
+    fn send_prompt(&self, prompt: Prompt) -> impl Future<Output = Result<Payload<Prompt>, Stopped>> + Send;
+    /// Returns a completion, fetched if it is a blob.
+    fn load_completion(&self, payload: Payload<Completion>)
+    -> impl Future<Output = Result<Completion, Stopped>> + Send;
+    /// Returns once the lease is live. Called before every effect outside the records.
+    fn wait_for_lease(&self) -> impl Future<Output = Result<(), Stopped>> + Send;
+    /// Records that the work on the task made progress.
+    fn record_progress(&self);
 }

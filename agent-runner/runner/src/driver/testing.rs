@@ -1,16 +1,16 @@
-//! Histories written down step by step.
+//! Builder of histories for tests, step by step.
 
-use cfq_convergence::{History, Limits, decide};
-use cfq_proto::blob::Carried;
+use cfq_convergence::{History, LoopLimits, decide};
+use cfq_proto::blob::Payload;
 use cfq_proto::ids::{ArtifactId, JobId};
-use cfq_proto::looping::{Artifact, EscalationAction, Step, StepRecord};
+use cfq_proto::loop_step::{Artifact, EscalationAction, Step, StepRecord};
 use cfq_proto::pr::PrState;
 use cfq_proto::review::{Quarantine, ReviewFeedback};
 
 pub struct Steps(pub Vec<StepRecord>);
 
-pub fn artifact(iteration: u32, content: &str) -> Carried<Artifact> {
-    Carried::Inline(Artifact {
+pub fn artifact(iteration: u32, content: &str) -> Payload<Artifact> {
+    Payload::Inline(Artifact {
         id: ArtifactId::fresh(),
         iteration,
         content_hash: content.to_owned(),
@@ -66,10 +66,10 @@ impl Steps {
         self.then_at(Step::Reviewed { iteration, review, job: JobId::fresh(), model: "b".into() }, active_ms)
     }
 
-    /// What the rules decide there.
+    /// Adds the decision of the rules.
     pub fn decided(self) -> Self {
         let history = self.history();
-        let decided = decide(&Limits::default(), &history).unwrap();
+        let decided = decide(&LoopLimits::default(), &history).unwrap();
         self.then(Step::Decided { iteration: history.current_iteration(), decided })
     }
 

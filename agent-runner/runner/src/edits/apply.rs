@@ -1,53 +1,60 @@
-//! Edits to files against the base: all of them, or none and the reason.
+//! Applies edits to files, all or nothing, and compares the result with the base.
 
 use std::collections::BTreeMap;
 
-use cfq_proto::looping::ArtifactFile;
+use cfq_proto::loop_step::ArtifactFile;
 
 use super::ReplyProblem;
 use super::parse::Edit;
 use super::replace::replace;
-use crate::workstream::Snapshot;
+use crate::workstream::{FileProblem, NotWritableReason, Snapshot};
 
-/// Files one artifact may change.
-const MOST_FILES: usize = 64;
-/// Bytes one file may have: far above any source file, far below what a blob can carry.
-pub const LARGEST_FILE: usize = 512 * 1024;
+/// Maximum number of files that one artifact may change.
+const MAX_FILES: usize = 64;
+/// Maximum size of one file, in bytes: far above any source file, far below the size limit of a blob.
+pub const MAX_FILE_BYTES: usize = 512 * 1024;
 
-/// Lays `edits` over the files of the artifact before (none at first) and returns what now differs from the base.
-pub fn apply(edits: &[Edit], before: &[ArtifactFile], base: &Snapshot<'_>) -> Result<Vec<ArtifactFile>, ReplyProblem> {
+/// Applies `edits` to the files of the previous artifact (`previous`, empty in the first iteration) and to the base,
+/// and returns the files that now differ from the base, in path order.
+///
+/// # Errors
+/// The first [`ReplyProblem`] found; no edit is applied then.
+pub fn apply(
+    edits: &[Edit],
+    previous: &[ArtifactFile],
+    base: &Snapshot<'_>,
+) -> Result<Vec<ArtifactFile>, ReplyProblem> {
     let mut files: BTreeMap<String, Option<String>> =
-        before.iter().map(|f| (f.path.clone(), f.content.clone())).collect();
+        previous.iter().map(|f| (f.path.clone(), f.content.clone())).collect();
     for edit in edits {
         let path = edit.path();
-        base.may_write(path)?;
-        let there = files.get(path).cloned().unwrap_or_else(|| base.read_text(path));
-        let text = there.as_deref().unwrap_or_default();
+        base.check_writable(path)?;
+        let current = files.get(path).cloned().unwrap_or_else(|| base.read_text(path));
+        let text = current.as_deref().unwrap_or_default();
         let new = match edit {
             Edit::Write { content, .. } => content.clone(),
             Edit::Replace { hunks, .. } => {
                 hunks.iter().try_fold(text.to_owned(), |text, hunk| replace(path, &text, hunk))?
             }
         };
-        if new.len() > LARGEST_FILE {
-            return Err(ReplyProblem::TooLarge { path: path.to_owned(), bytes: new.len(), most: LARGEST_FILE });
+        if new.len() > MAX_FILE_BYTES {
+            return Err(ReplyProblem::TooLarge { path: path.to_owned(), bytes: new.len(), max: MAX_FILE_BYTES });
         }
-        files.insert(path.to_owned(), Some(with_line_ends_of(text, new)));
+        files.insert(path.to_owned(), Some(with_line_endings_of(text, new)));
     }
-    // A file cannot also be another one's folder.
+    // The path of a file cannot be a folder of another file.
     for path in files.keys() {
         if let Some(folder) =
             files.keys().find(|other| path.strip_prefix(other.as_str()).is_some_and(|r| r.starts_with('/')))
         {
-            let problem =
-                crate::workstream::FileProblem { path: folder.clone(), why: "is a file and a folder at once" };
+            let problem = FileProblem { path: folder.clone(), reason: NotWritableReason::FileAndFolder };
             return Err(problem.into());
         }
     }
     let files: Vec<_> = files.into_iter().map(|(path, content)| ArtifactFile { path, content }).collect();
-    let changed = base.changes(files);
-    if changed.len() > MOST_FILES {
-        return Err(ReplyProblem::TooManyFiles { count: changed.len(), most: MOST_FILES });
+    let changed = base.changed_files(files);
+    if changed.len() > MAX_FILES {
+        return Err(ReplyProblem::TooManyFiles { count: changed.len(), max: MAX_FILES });
     }
     if changed.is_empty() {
         return Err(ReplyProblem::NothingChanged);
@@ -55,8 +62,8 @@ pub fn apply(edits: &[Edit], before: &[ArtifactFile], base: &Snapshot<'_>) -> Re
     Ok(changed)
 }
 
-/// A file with DOS line ends keeps them; the creator never sees them.
-fn with_line_ends_of(old: &str, new: String) -> String {
+/// Converts `new` to the CRLF line endings of `old`, if it has them; prompts show only LF.
+fn with_line_endings_of(old: &str, new: String) -> String {
     if old.contains("\r\n") && !new.contains('\r') { new.replace('\n', "\r\n") } else { new }
 }
 
@@ -77,25 +84,25 @@ mod tests {
     }
 
     #[test]
-    fn files_are_laid_over_each_other_and_compared_with_the_base() {
+    fn edits_apply_to_previous_files_and_are_compared_with_the_base() {
         with_base(&[("a.py", "x = 1\n"), ("b.py", "y\n")], |base| {
             let one = apply(&[write("a.py", "x = 2\n"), write("c.py", "z\n")], &[], base).unwrap();
             assert_eq!(one, [file("a.py", "x = 2\n"), file("c.py", "z\n")]);
-            // A revision that sends only one file keeps the other; going back to the base drops it.
+            // A revision that sends only one file keeps the other; a file that equals the base again is dropped.
             assert_eq!(apply(&[write("a.py", "x = 1\n")], &one, base).unwrap(), [file("c.py", "z\n")]);
             assert_eq!(apply(&[write("a.py", "x = 1\n")], &[], base), Err(ReplyProblem::NothingChanged));
         });
     }
 
     #[test]
-    fn one_bad_edit_refuses_all() {
+    fn one_invalid_edit_rejects_all_edits() {
         with_base(&[("a.py", "x = 1\n"), ("d/e.py", "y\n")], |base| {
             let hunk = Hunk { search: vec!["nowhere".into()], replace: vec![] };
             let bad = Edit::Replace { path: "d/e.py".into(), hunks: vec![hunk] };
             assert!(matches!(apply(&[write("a.py", "x = 2\n"), bad], &[], base), Err(ReplyProblem::NotFound { .. })));
             assert!(matches!(apply(&[write("a.py/x", "1\n")], &[], base), Err(ReplyProblem::File(_))));
             assert!(matches!(apply(&[write("n", "1\n"), write("n/m", "1\n")], &[], base), Err(ReplyProblem::File(_))));
-            let huge = "x".repeat(LARGEST_FILE + 1);
+            let huge = "x".repeat(MAX_FILE_BYTES + 1);
             assert!(matches!(apply(&[write("h", &huge)], &[], base), Err(ReplyProblem::TooLarge { .. })));
             let many: Vec<_> = (0..100).map(|i| write(&format!("f{i}"), "x\n")).collect();
             assert!(matches!(apply(&many, &[], base), Err(ReplyProblem::TooManyFiles { count: 100, .. })));
@@ -103,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn hunks_see_the_last_artifact() {
+    fn hunks_apply_to_the_previous_artifact() {
         with_base(&[("a.py", "x = 1\n")], |base| {
             let reply = "a.py\n<<<<<<< SEARCH\nx = 2\n=======\nx = 3\n>>>>>>> REPLACE";
             let edits = parse(reply, &Target { path: "a.py".into(), language: None }, false).unwrap();
@@ -113,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn dos_line_ends_stay() {
+    fn crlf_line_endings_are_kept() {
         with_base(&[("a.py", "x = 1\r\ny = 1\r\n")], |base| {
             assert_eq!(
                 apply(&[write("a.py", "x = 2\ny = 1\n")], &[], base).unwrap(),

@@ -1,46 +1,49 @@
-//! Fenced code blocks of a Markdown text. A fence is closed by one at least as long, so a file that itself contains
-//! fences can be sent in a longer one; a block that is never closed goes to the end.
+//! Fenced code blocks of a Markdown text. A closing fence is at least as long as the opening one, so a file that
+//! contains fences can be sent in a longer fence. A block without a closing fence extends to the end of the text.
 
+/// A fenced code block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Block<'t> {
-    /// What stands behind the opening fence.
+pub(super) struct FencedBlock<'t> {
+    /// Info string: the text after the opening fence.
     pub info: &'t str,
-    /// The nearest line above that is not empty, if it is not part of another block.
-    pub above: Option<&'t str>,
+    /// Nearest non-empty line above the block, unless it belongs to another block.
+    pub line_above: Option<&'t str>,
+    /// Content without the fences, dedented.
     pub lines: Vec<&'t str>,
-    /// Its closing fence came.
+    /// True if the block has a closing fence.
     pub closed: bool,
 }
 
-/// How far above a block its name may stand, in lines.
-const REACH: usize = 3;
+/// Number of lines above a block in which its label is searched.
+const MAX_LABEL_DISTANCE: usize = 3;
 
-pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
+/// Returns the fenced blocks of `text`, in order.
+pub(super) fn blocks(text: &str) -> Vec<FencedBlock<'_>> {
     let mut blocks = Vec::new();
     let mut outside: Vec<&str> = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
-        let Some((indent, mark, length, info)) = opening(line) else {
+        let Some((indent, mark, length, info)) = opening_fence(line) else {
             outside.push(line);
             continue;
         };
-        let above = outside.iter().rev().take(REACH).copied().find(|l| !l.trim().is_empty());
+        let line_above = outside.iter().rev().take(MAX_LABEL_DISTANCE).copied().find(|l| !l.trim().is_empty());
         outside.clear();
         let (mut body, mut closed) = (Vec::new(), false);
         for line in lines.by_ref() {
-            if closes(line, mark, length) {
+            if is_closing_fence(line, mark, length) {
                 closed = true;
                 break;
             }
             body.push(dedent(line, indent));
         }
-        blocks.push(Block { info, above, lines: body, closed });
+        blocks.push(FencedBlock { info, line_above, lines: body, closed });
     }
     blocks
 }
 
-/// Indentation, fence character, fence length and info string of a line that opens a block.
-fn opening(line: &str) -> Option<(usize, char, usize, &str)> {
+/// Indentation, fence character, fence length and info string of an opening fence; `None` for other lines.
+fn opening_fence(line: &str) -> Option<(usize, char, usize, &str)> {
     let text = line.trim_start();
     let indent = line.len() - text.len();
     let mark = text.chars().next().filter(|c| matches!(c, '`' | '~'))?;
@@ -49,12 +52,12 @@ fn opening(line: &str) -> Option<(usize, char, usize, &str)> {
     (length >= 3 && !(mark == '`' && info.contains('`'))).then_some((indent, mark, length, info))
 }
 
-fn closes(line: &str, mark: char, length: usize) -> bool {
+fn is_closing_fence(line: &str, mark: char, length: usize) -> bool {
     let text = line.trim();
     text.chars().count() >= length && text.chars().all(|c| c == mark)
 }
 
-/// A block inside a list is indented as a whole.
+/// Removes up to `indent` leading bytes of white space: a block inside a list item is indented as a whole.
 fn dedent(line: &str, indent: usize) -> &str {
     let blank = line.len() - line.trim_start_matches([' ', '\t']).len();
     line.get(blank.min(indent)..).unwrap_or(line)
@@ -65,17 +68,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_with_info_and_the_line_above() {
+    fn blocks_have_info_string_and_line_above() {
         let text = "Hello\n\n### a.py\n\n```python\nx = 1\n\n```\ntext\n~~~~\n```\ninner\n```\n~~~~\n";
         let found = blocks(text);
-        assert_eq!(found[0], Block { info: "python", above: Some("### a.py"), lines: vec!["x = 1", ""], closed: true });
+        let first =
+            FencedBlock { info: "python", line_above: Some("### a.py"), lines: vec!["x = 1", ""], closed: true };
+        assert_eq!(found[0], first);
         assert_eq!(found[1].lines, ["```", "inner", "```"]);
-        assert_eq!((found[1].info, found[1].above), ("", Some("text")));
+        assert_eq!((found[1].info, found[1].line_above), ("", Some("text")));
         assert_eq!(found.len(), 2);
     }
 
     #[test]
-    fn an_unclosed_block_goes_to_the_end_and_indented_ones_are_moved() {
+    fn unclosed_block_ends_with_the_text_and_indented_block_is_dedented() {
         let open = blocks("```py\na\nb").remove(0);
         assert_eq!((open.lines, open.closed), (vec!["a", "b"], false));
         assert_eq!(blocks("1. x\n   ```py\n   if a:\n       b\n   ```\n").remove(0).lines, ["if a:", "    b"]);

@@ -1,9 +1,9 @@
-//! The file name that goes with a block, in the forms models use.
+//! Labels: the file path that a reply gives for a block, in the forms that models use.
 
-use super::fence::Block;
+use super::fence::FencedBlock;
 
-/// Files that have no extension.
-const KNOWN: [&str; 12] = [
+/// Well-known file names without an extension.
+const FILES_WITHOUT_EXTENSION: [&str; 12] = [
     "Makefile",
     "Dockerfile",
     "Containerfile",
@@ -18,19 +18,19 @@ const KNOWN: [&str; 12] = [
     "Jenkinsfile",
 ];
 
-/// The path a block is labelled with, and whether its first line was the label.
-pub(super) fn of_block(block: &Block<'_>) -> Option<(String, bool)> {
-    if let Some(path) = in_info(block.info) {
+/// Returns the path that labels a block, and whether the block's first line is the label.
+pub(super) fn block_label(block: &FencedBlock<'_>) -> Option<(String, bool)> {
+    if let Some(path) = path_in_info(block.info) {
         return Some((path, false));
     }
-    if let Some(path) = block.above.and_then(in_line) {
+    if let Some(path) = block.line_above.and_then(path_in_line) {
         return Some((path, false));
     }
-    block.lines.first().and_then(|line| in_comment(line)).map(|path| (path, true))
+    block.lines.first().and_then(|line| path_in_comment(line)).map(|path| (path, true))
 }
 
-/// ```` ```python src/a.py ````, ```` ```python:src/a.py ````, ```` ```py title="src/a.py" ````, ```` ```src/a.py ````.
-fn in_info(info: &str) -> Option<String> {
+/// Path in an info string: `python src/a.py`, `python:src/a.py`, `py title="src/a.py"`, `src/a.py`.
+fn path_in_info(info: &str) -> Option<String> {
     info.split_whitespace().find_map(|token| {
         let token = token.trim_matches(['{', '}', ',']);
         let value = ["title=", "file=", "filename=", "path=", "name="].iter().find_map(|key| token.strip_prefix(key));
@@ -40,27 +40,27 @@ fn in_info(info: &str) -> Option<String> {
     })
 }
 
-/// `### src/a.py`, `**src/a.py**:`, `File: src/a.py`, ``Create `src/a.py`:``.
-pub(super) fn in_line(line: &str) -> Option<String> {
+/// Path in a line of prose: `### src/a.py`, `**src/a.py**:`, `File: src/a.py`, ``Create `src/a.py`:``.
+pub(super) fn path_in_line(line: &str) -> Option<String> {
     let mut quoted = line.split('`').skip(1).step_by(2).filter(|part| is_path(part));
     if let Some(path) = quoted.next() {
         return quoted.all(|other| other == path).then(|| path.to_owned());
     }
     let text = line.trim().trim_start_matches(['#', '*', '-', '>', ' ']);
-    let text = without_number(text);
+    let text = without_list_number(text);
     let text = without_key(text.trim_matches(['*', ' ', '_'])).trim_matches(['*', ' ', ':', '"', '\'']);
     is_path(text).then(|| text.to_owned())
 }
 
-/// `1. a.py` and `2) a.py` as items of a list.
-fn without_number(text: &str) -> &str {
+/// Removes the number of a list item: `1. a.py`, `2) a.py`.
+fn without_list_number(text: &str) -> &str {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let is_item = rest.len() < text.len() && (rest.starts_with(". ") || rest.starts_with(") "));
     if is_item { rest[2..].trim_start() } else { text }
 }
 
-/// `# src/a.py`, `// file: src/a.py`, `<!-- a.html -->`, `/* a.css */`.
-fn in_comment(line: &str) -> Option<String> {
+/// Path in a comment: `# src/a.py`, `// file: src/a.py`, `<!-- a.html -->`, `/* a.css */`.
+fn path_in_comment(line: &str) -> Option<String> {
     let line = line.trim();
     let text = ["#", "//", "--", "/*", "<!--", ";"].iter().find_map(|mark| line.strip_prefix(mark))?;
     let text = text.trim_end_matches("*/").trim_end_matches("-->");
@@ -68,6 +68,7 @@ fn in_comment(line: &str) -> Option<String> {
     is_path(text).then(|| text.to_owned())
 }
 
+/// Removes a key such as `File:` or `path:`.
 fn without_key(text: &str) -> &str {
     let Some((key, rest)) = text.split_once(':') else { return text };
     let known = ["file", "filename", "file name", "path", "file path", "filepath"];
@@ -75,18 +76,18 @@ fn without_key(text: &str) -> &str {
     if known.iter().any(|k| key.eq_ignore_ascii_case(k)) { rest.trim_matches(['*', '_', ' ']) } else { text }
 }
 
-/// A word that can only be meant as a file: it has an extension or is a well-known name. Also those that lead out of the
-/// repository, so that they are refused and not overlooked.
+/// True if a word can only mean a file: it has an extension or is a well-known name. Paths that lead outside the
+/// repository match too, so that they are refused instead of ignored.
 pub(super) fn is_path(text: &str) -> bool {
-    let fits = !text.is_empty()
+    let is_candidate = !text.is_empty()
         && text.len() <= 1024
         && !text.contains("://")
         && text.chars().all(|c| c.is_alphanumeric() || "_./-+@[]()~\\:".contains(c));
-    if !fits {
+    if !is_candidate {
         return false;
     }
     let name = text.rsplit(['/', '\\']).next().unwrap_or(text);
-    if KNOWN.contains(&name) {
+    if FILES_WITHOUT_EXTENSION.contains(&name) {
         return true;
     }
     match name.rsplit_once('.') {
@@ -107,11 +108,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_forms_models_use() {
+    fn labels_in_the_forms_models_use_are_found() {
         for info in
             ["python src/a.py", "python:src/a.py", "py title=\"src/a.py\"", "src/a.py", "python {file=src/a.py}"]
         {
-            assert_eq!(in_info(info).as_deref(), Some("src/a.py"), "{info}");
+            assert_eq!(path_in_info(info).as_deref(), Some("src/a.py"), "{info}");
         }
         for line in [
             "### src/a.py",
@@ -124,19 +125,19 @@ mod tests {
             "src/a.py:",
             "#### File: `src/a.py`",
         ] {
-            assert_eq!(in_line(line).as_deref(), Some("src/a.py"), "{line}");
+            assert_eq!(path_in_line(line).as_deref(), Some("src/a.py"), "{line}");
         }
         for line in ["# src/a.py", "// file: src/a.py", "/* src/a.py */"] {
-            assert_eq!(in_comment(line).as_deref(), Some("src/a.py"), "{line}");
+            assert_eq!(path_in_comment(line).as_deref(), Some("src/a.py"), "{line}");
         }
-        assert_eq!(in_line("### .gitignore").as_deref(), Some(".gitignore"));
-        assert_eq!(in_line("2fa.py").as_deref(), Some("2fa.py"));
-        assert_eq!(in_line("Makefile:").as_deref(), Some("Makefile"));
-        assert_eq!(in_line("### ../../evil.py").as_deref(), Some("../../evil.py"));
+        assert_eq!(path_in_line("### .gitignore").as_deref(), Some(".gitignore"));
+        assert_eq!(path_in_line("2fa.py").as_deref(), Some("2fa.py"));
+        assert_eq!(path_in_line("Makefile:").as_deref(), Some("Makefile"));
+        assert_eq!(path_in_line("### ../../evil.py").as_deref(), Some("../../evil.py"));
     }
 
     #[test]
-    fn prose_is_no_label() {
+    fn prose_is_not_a_label() {
         for line in [
             "Here is the code:",
             "Python 3.11:",
@@ -146,10 +147,10 @@ mod tests {
             "`f(x)` and `g(y)`",
             "`a.py` or `b.py`",
         ] {
-            assert_eq!(in_line(line), None, "{line}");
+            assert_eq!(path_in_line(line), None, "{line}");
         }
-        assert_eq!(in_info("python"), None);
-        assert_eq!(in_comment("#!/usr/bin/env python3"), None);
-        assert_eq!(in_comment("x = 1"), None);
+        assert_eq!(path_in_info("python"), None);
+        assert_eq!(path_in_comment("#!/usr/bin/env python3"), None);
+        assert_eq!(path_in_comment("x = 1"), None);
     }
 }

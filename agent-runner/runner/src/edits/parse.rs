@@ -1,22 +1,24 @@
-//! The edits a reply asks for.
+//! Parses a creator's reply into edits.
 
 use super::ReplyProblem;
-use super::fence::{Block, blocks};
-use super::label::{in_line, of_block};
-use super::replace::{Hunk, hunks, is_start};
+use super::fence::{FencedBlock, blocks};
+use super::label::{block_label, path_in_line};
+use super::replace::{Hunk, hunks, is_search_marker};
 use super::target::Target;
 use crate::checks::{Language, extension, syntax_error};
 use crate::workstream::repo_path;
 
+/// One edit of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Edit {
-    /// The whole file.
+    /// Writes the whole file.
     Write { path: String, content: String },
-    /// Changes in a file that is there.
+    /// Applies search/replace hunks to an existing file.
     Replace { path: String, hunks: Vec<Hunk> },
 }
 
 impl Edit {
+    /// Path of the edited file, relative to the repository.
     pub fn path(&self) -> &str {
         match self {
             Self::Write { path, .. } | Self::Replace { path, .. } => path,
@@ -24,22 +26,26 @@ impl Edit {
     }
 }
 
-/// Reads a creator's reply. Every path in the result is plain and inside the repository. Of a reply that was `cut` at its
-/// longest length, only what was closed before counts: half a file may well parse, and its tail would be lost unseen.
-pub fn parse(reply: &str, target: &Target, cut: bool) -> Result<Vec<Edit>, ReplyProblem> {
-    let reply = without_thoughts(reply);
-    let whole = |block: &Block<'_>, path: &str| match cut && !block.closed {
-        true => Err(ReplyProblem::Cut { path: path.to_owned() }),
+/// Parses a creator's reply. Every path in the result is a valid repository path. If the reply is `truncated` at its
+/// maximum length, only blocks with a closing fence are accepted: half a file may parse, and its missing end would go
+/// unnoticed.
+///
+/// # Errors
+/// A [`ReplyProblem`] if the reply has no usable block, an invalid path, an incomplete hunk or a truncated file.
+pub fn parse(reply: &str, target: &Target, truncated: bool) -> Result<Vec<Edit>, ReplyProblem> {
+    let reply = without_reasoning(reply);
+    let check_closed = |block: &FencedBlock<'_>, path: &str| match truncated && !block.closed {
+        true => Err(ReplyProblem::Truncated { path: path.to_owned() }),
         false => Ok(()),
     };
     let blocks = blocks(&reply);
     let mut edits = Vec::new();
     for block in &blocks {
-        if let Some((path, first_line)) = labelled(block) {
+        if let Some((path, first_line)) = label_of(block) {
             let path = repo_path(&path)?;
-            whole(block, &path)?;
+            check_closed(block, &path)?;
             let lines = if first_line { &block.lines[1..] } else { &block.lines[..] };
-            edits.push(edit(path, lines)?);
+            edits.push(edit_of(path, lines)?);
         }
     }
     if !edits.is_empty() {
@@ -48,61 +54,63 @@ pub fn parse(reply: &str, target: &Target, cut: bool) -> Result<Vec<Edit>, Reply
     if let Some(edit) = unfenced_hunks(&reply)? {
         return Ok(vec![edit]);
     }
-    if let Some(block) = unlabelled(&blocks, target) {
-        whole(block, &target.path)?;
-        return Ok(vec![edit(repo_path(&target.path)?, &block.lines)?]);
+    if let Some(block) = unlabelled_block(&blocks, target) {
+        check_closed(block, &target.path)?;
+        return Ok(vec![edit_of(repo_path(&target.path)?, &block.lines)?]);
     }
     if blocks.iter().any(|b| language_of(b) == "diff") {
         return Err(ReplyProblem::OnlyDiff);
     }
     match target.language {
         Some(language) if blocks.is_empty() && is_code(language, &reply) => {
-            if cut {
-                return Err(ReplyProblem::Cut { path: target.path.clone() });
+            if truncated {
+                return Err(ReplyProblem::Truncated { path: target.path.clone() });
             }
-            Ok(vec![Edit::Write { path: repo_path(&target.path)?, content: ended(reply.trim()) }])
+            Ok(vec![Edit::Write { path: repo_path(&target.path)?, content: with_final_newline(reply.trim()) }])
         }
         Some(_) | None => Err(ReplyProblem::NoBlock),
     }
 }
 
-fn edit(path: String, lines: &[&str]) -> Result<Edit, ReplyProblem> {
-    if lines.iter().any(|l| is_start(l)) {
+/// The edit that a block's lines describe: hunks, or the whole file.
+fn edit_of(path: String, lines: &[&str]) -> Result<Edit, ReplyProblem> {
+    if lines.iter().any(|l| is_search_marker(l)) {
         let hunks = hunks(&path, lines)?;
         return Ok(Edit::Replace { path, hunks });
     }
-    Ok(Edit::Write { path, content: ended(&lines.join("\n")) })
+    Ok(Edit::Write { path, content: with_final_newline(&lines.join("\n")) })
 }
 
-/// A block's label; one of hunks may also carry it on the line before the first marker.
-fn labelled(block: &Block<'_>) -> Option<(String, bool)> {
-    if is_aside(block) && !block.lines.iter().any(|l| is_start(l)) {
-        // A command to run beside `a.py` is not the file. Its own first line or info string still names one.
-        let alone = Block { above: None, ..block.clone() };
-        return of_block(&alone);
+/// Label of a block (see [`block_label`]). A block of hunks may also have it on the line before the first marker.
+fn label_of(block: &FencedBlock<'_>) -> Option<(String, bool)> {
+    if is_auxiliary(block) && !block.lines.iter().any(|l| is_search_marker(l)) {
+        // A command shown below the name `a.py` is not that file. Its own first line or info string may still name one.
+        let without_line_above = FencedBlock { line_above: None, ..block.clone() };
+        return block_label(&without_line_above);
     }
-    of_block(block).or_else(|| {
-        let marker = block.lines.iter().position(|l| is_start(l))?;
+    block_label(block).or_else(|| {
+        let marker = block.lines.iter().position(|l| is_search_marker(l))?;
         let before = marker.checked_sub(1)?;
-        in_line(block.lines[before]).map(|path| (path, false))
+        path_in_line(block.lines[before]).map(|path| (path, false))
     })
 }
 
-/// The block to take for the target: of its language if one is, else the only one, asides left out.
-fn unlabelled<'b, 't>(blocks: &'b [Block<'t>], target: &Target) -> Option<&'b Block<'t>> {
+/// The block to assign to the target: the first in its language, else the first that is not auxiliary.
+fn unlabelled_block<'b, 't>(blocks: &'b [FencedBlock<'t>], target: &Target) -> Option<&'b FencedBlock<'t>> {
     let wanted = target.path.rsplit_once('.').map_or("", |(_, e)| e);
     let of_language =
         blocks.iter().find(|b| !b.lines.is_empty() && extension(&language_of(b)).is_some_and(|e| e == wanted));
-    of_language.or_else(|| blocks.iter().find(|b| !b.lines.is_empty() && !is_aside(b)))
+    of_language.or_else(|| blocks.iter().find(|b| !b.lines.is_empty() && !is_auxiliary(b)))
 }
 
-fn language_of(block: &Block<'_>) -> String {
+/// First word of the info string, in lower case.
+fn language_of(block: &FencedBlock<'_>) -> String {
     let end = |c: char| c.is_whitespace() || matches!(c, ':' | '{' | ',');
     block.info.split(end).next().unwrap_or_default().to_ascii_lowercase()
 }
 
-/// Commands, their output and diffs stand in fences too.
-fn is_aside(block: &Block<'_>) -> bool {
+/// True for blocks that are usually not files: commands, their output and diffs.
+fn is_auxiliary(block: &FencedBlock<'_>) -> bool {
     matches!(
         language_of(block).as_str(),
         "sh" | "bash"
@@ -119,39 +127,39 @@ fn is_aside(block: &Block<'_>) -> bool {
     )
 }
 
-/// Hunks that stand in the text without a fence, for one file.
+/// Hunks for one file that are not in a fenced block.
 fn unfenced_hunks(reply: &str) -> Result<Option<Edit>, ReplyProblem> {
     let lines: Vec<&str> = reply.lines().collect();
-    let Some(first) = lines.iter().position(|l| is_start(l)) else { return Ok(None) };
-    let label = lines[..first].iter().rev().take(3).find_map(|l| in_line(l));
+    let Some(first) = lines.iter().position(|l| is_search_marker(l)) else { return Ok(None) };
+    let label = lines[..first].iter().rev().take(3).find_map(|l| path_in_line(l));
     let Some(path) = label else { return Ok(None) };
     let path = repo_path(&path)?;
     let hunks = hunks(&path, &lines[first..])?;
     Ok(Some(Edit::Replace { path, hunks }))
 }
 
-/// Models that think aloud do so before the answer; nothing in there is meant as a file.
-fn without_thoughts(reply: &str) -> String {
+/// Removes the reasoning of models that emit `<think>` sections before the answer; blocks in them are not files.
+fn without_reasoning(reply: &str) -> String {
     let mut text = reply.to_owned();
     while let Some(start) = text.find("<think>") {
         let end = text[start..].find("</think>").map_or(text.len(), |i| start + i + "</think>".len());
         text.replace_range(start..end, "");
     }
-    // Some chat templates open the thought in the prompt, so that only its end is in the reply.
+    // Some chat templates put `<think>` into the prompt, so that the reply has only the closing tag.
     match text.rfind("</think>") {
         Some(end) => text[end + "</think>".len()..].to_owned(),
         None => text,
     }
 }
 
-/// Bare code: it parses, and it defines or does something on more than one line.
+/// True for code without a fence: it has more than one line and parses without a syntax error.
 fn is_code(language: Language, text: &str) -> bool {
     let text = text.trim();
     text.lines().count() > 1 && syntax_error(language, text).is_none()
 }
 
-/// Text files end with a line break.
-fn ended(text: &str) -> String {
+/// Adds the final newline of a text file, if it is missing.
+fn with_final_newline(text: &str) -> String {
     if text.is_empty() || text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") }
 }
 
@@ -180,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn named_blocks() {
+    fn labelled_blocks_are_their_files() {
         let reply = "Sure.\n\n### a/b.py\n```python\nx = 1\n```\n\nAnd `c.md`:\n````md\n```\ny\n```\n````\nRun it:\n```bash\npython a/b.py\n```\n";
         assert_eq!(
             files(reply),
@@ -191,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unnamed_block_is_the_target() {
+    fn unlabelled_block_is_the_target_file() {
         assert_eq!(
             files("Here:\n```python\ndef add(a, b):\n    return a + b\n```\nUse:\n```python\nadd(1, 2)\n```"),
             one("add.py", "def add(a, b):\n    return a + b\n")
@@ -202,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_no_files() {
+    fn blocks_in_reasoning_are_ignored() {
         assert_eq!(files("<think>```python\nbad\n```</think>\n```python\nx = 1\n```"), one("add.py", "x = 1\n"));
         assert_eq!(files("```python\nbad\n```</think>\n```python\nx = 1\n```"), one("add.py", "x = 1\n"));
     }
 
     #[test]
-    fn hunks_fenced_and_not() {
+    fn hunks_are_found_with_and_without_a_fence() {
         let hunk = "<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE";
         for reply in
             [format!("### a.py\n```python\n{hunk}\n```"), format!("```\na.py\n{hunk}\n```"), format!("a.py\n{hunk}\n")]
@@ -218,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said() {
+    fn unusable_replies_are_reported() {
         let problem = |reply: &str| parse(reply, &target(), false).unwrap_err();
         assert_eq!(problem("I cannot help with that."), ReplyProblem::NoBlock);
         assert_eq!(problem(""), ReplyProblem::NoBlock);
@@ -229,27 +237,27 @@ mod tests {
     }
 
     #[test]
-    fn of_a_reply_that_was_cut_only_what_was_closed_counts() {
-        let cut = |reply: &str| parse(reply, &target(), true);
-        let at = |path: &str| Err(ReplyProblem::Cut { path: path.into() });
-        assert_eq!(cut("### a.py\n```python\nx = 1\ny = 2\n"), at("a.py"));
-        assert_eq!(cut("```python\nx = 1\ny = 2\n``"), at("add.py"));
-        assert_eq!(cut("def add(a, b):\n    return a + b\n"), at("add.py"));
-        assert_eq!(cut("### a.py\n```\nx = 1\n```\n### b.py\n```\ny = 1\n"), at("b.py"));
-        let whole = "### a.py\n```\nx = 1\n```\n";
+    fn truncated_reply_accepts_only_closed_blocks() {
+        let truncated = |reply: &str| parse(reply, &target(), true);
+        let at = |path: &str| Err(ReplyProblem::Truncated { path: path.into() });
+        assert_eq!(truncated("### a.py\n```python\nx = 1\ny = 2\n"), at("a.py"));
+        assert_eq!(truncated("```python\nx = 1\ny = 2\n``"), at("add.py"));
+        assert_eq!(truncated("def add(a, b):\n    return a + b\n"), at("add.py"));
+        assert_eq!(truncated("### a.py\n```\nx = 1\n```\n### b.py\n```\ny = 1\n"), at("b.py"));
+        let complete = "### a.py\n```\nx = 1\n```\n";
         for rest in ["It is called", "Run it:\n```bash\npython", ""] {
-            assert_eq!(cut(&format!("{whole}{rest}")), parse(whole, &target(), false), "{rest}");
+            assert_eq!(truncated(&format!("{complete}{rest}")), parse(complete, &target(), false), "{rest}");
         }
         assert_eq!(
-            cut("```python\nx = 1\n```\nUse:\n```python\nadd(").unwrap(),
+            truncated("```python\nx = 1\n```\nUse:\n```python\nadd(").unwrap(),
             parse("```python\nx = 1\n```", &target(), false).unwrap()
         );
     }
 
     proptest! {
         #[test]
-        fn any_reply_is_read_without_a_panic(reply in "(```|~~~|###|`|a\\.py|\\.\\./|<<<<<<< SEARCH|=======|>>>>>>> REPLACE|<think>|</think>|x = 1|é|[ \n]){0,30}", cut: bool) {
-            if let Ok(edits) = parse(&reply, &target(), cut) {
+        fn parse_does_not_panic_on_any_reply(reply in "(```|~~~|###|`|a\\.py|\\.\\./|<<<<<<< SEARCH|=======|>>>>>>> REPLACE|<think>|</think>|x = 1|é|[ \n]){0,30}", truncated: bool) {
+            if let Ok(edits) = parse(&reply, &target(), truncated) {
                 for edit in edits {
                     let path = repo_path(edit.path());
                     prop_assert_eq!(path.as_deref(), Ok(edit.path()));

@@ -1,49 +1,53 @@
-//! Search/replace hunks: `<<<<<<< SEARCH`, `=======`, `>>>>>>> REPLACE`. The searched lines must be in the file exactly
-//! once; only spaces at line ends are forgiven, because models drop them and they rarely matter.
+//! Search/replace hunks: `<<<<<<< SEARCH`, `=======`, `>>>>>>> REPLACE`. The search lines must occur in the file
+//! exactly once. Only differences in trailing white space are tolerated, because models drop it and it rarely matters.
 
 use super::ReplyProblem;
 
+/// One search/replace hunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hunk {
+    /// Lines to search for; empty to append to the file.
     pub search: Vec<String>,
+    /// Lines that replace them.
     pub replace: Vec<String>,
 }
 
-pub(super) fn is_start(line: &str) -> bool {
+/// True for the line that opens a hunk.
+pub(super) fn is_search_marker(line: &str) -> bool {
     let line = line.trim();
     line.starts_with("<<<<<") && line.trim_start_matches('<').trim().eq_ignore_ascii_case("search")
 }
 
-fn is_middle(line: &str) -> bool {
+fn is_separator(line: &str) -> bool {
     let line = line.trim_end();
     line.len() >= 5 && line.bytes().all(|b| b == b'=')
 }
 
-fn is_end(line: &str) -> bool {
+fn is_replace_marker(line: &str) -> bool {
     let line = line.trim();
     line.starts_with(">>>>>") && line.trim_start_matches('>').trim().eq_ignore_ascii_case("replace")
 }
 
-/// The hunks of a block's lines. Lines between hunks are passed over.
+/// Parses the hunks in a block's lines. Lines between hunks are ignored.
 pub(super) fn hunks(path: &str, lines: &[&str]) -> Result<Vec<Hunk>, ReplyProblem> {
     let incomplete = || ReplyProblem::Incomplete { path: path.to_owned() };
     let mut hunks = Vec::new();
     let mut lines = lines.iter();
     while let Some(line) = lines.next() {
-        if !is_start(line) {
+        if !is_search_marker(line) {
             continue;
         }
         let mut hunk = Hunk { search: Vec::new(), replace: Vec::new() };
         loop {
             let line = lines.next().ok_or_else(incomplete)?;
-            if is_middle(line) {
+            if is_separator(line) {
                 break;
             }
             hunk.search.push((*line).to_owned());
         }
         loop {
             let line = lines.next().ok_or_else(incomplete)?;
-            if is_end(line) {
+            if is_replace_marker(line) {
                 break;
             }
             hunk.replace.push((*line).to_owned());
@@ -53,30 +57,30 @@ pub(super) fn hunks(path: &str, lines: &[&str]) -> Result<Vec<Hunk>, ReplyProble
     Ok(hunks)
 }
 
-/// The text after one hunk. An empty search makes a new file, or adds to the end of one.
+/// Returns the text with one hunk applied. A hunk with an empty search creates a file or appends to it.
 pub(super) fn replace(path: &str, text: &str, hunk: &Hunk) -> Result<String, ReplyProblem> {
     let mut lines: Vec<&str> = text.lines().collect();
     let replacement: Vec<&str> = hunk.replace.iter().map(String::as_str).collect();
-    let at = if hunk.search.iter().all(|l| l.trim().is_empty()) {
+    let range = if hunk.search.iter().all(|l| l.trim().is_empty()) {
         lines.len()..lines.len()
     } else {
         let n = hunk.search.len();
-        let matches = |same: fn(&str, &str) -> bool| -> Vec<usize> {
-            let fits = |w: &[&str]| w.iter().zip(&hunk.search).all(|(a, b)| same(a, b));
-            lines.windows(n).enumerate().filter(|(_, w)| fits(w)).map(|(i, _)| i).collect()
+        let find = |lines_equal: fn(&str, &str) -> bool| -> Vec<usize> {
+            let matches = |w: &[&str]| w.iter().zip(&hunk.search).all(|(a, b)| lines_equal(a, b));
+            lines.windows(n).enumerate().filter(|(_, w)| matches(w)).map(|(i, _)| i).collect()
         };
-        let mut found = matches(|a, b| a == b);
+        let mut found = find(|a, b| a == b);
         if found.is_empty() {
-            found = matches(|a, b| a.trim_end() == b.trim_end());
+            found = find(|a, b| a.trim_end() == b.trim_end());
         }
         let line = hunk.search.iter().find(|l| !l.trim().is_empty()).map(|l| l.trim().to_owned()).unwrap_or_default();
         match found.as_slice() {
             [] => return Err(ReplyProblem::NotFound { path: path.to_owned(), line }),
             [one] => *one..*one + n,
-            many => return Err(ReplyProblem::Ambiguous { path: path.to_owned(), line, times: many.len() }),
+            many => return Err(ReplyProblem::Ambiguous { path: path.to_owned(), line, count: many.len() }),
         }
     };
-    lines.splice(at, replacement);
+    lines.splice(range, replacement);
     let mut new = lines.join("\n");
     if !new.is_empty() {
         new.push('\n');
@@ -91,16 +95,16 @@ mod tests {
     const BLOCK: [&str; 7] = ["<<<<<<< SEARCH", "b", "=======", "x", "y", ">>>>>>> REPLACE", "said"];
 
     #[test]
-    fn a_hunk_is_found_and_replaced_once() {
+    fn hunk_must_match_exactly_once() {
         let hunks = hunks("f", &BLOCK).unwrap();
         assert_eq!(hunks.len(), 1);
         assert_eq!(replace("f", "a\nb  \nc\n", &hunks[0]).unwrap(), "a\nx\ny\nc\n");
         assert!(matches!(replace("f", "a\n", &hunks[0]), Err(ReplyProblem::NotFound { .. })));
-        assert!(matches!(replace("f", "b\nb\n", &hunks[0]), Err(ReplyProblem::Ambiguous { times: 2, .. })));
+        assert!(matches!(replace("f", "b\nb\n", &hunks[0]), Err(ReplyProblem::Ambiguous { count: 2, .. })));
     }
 
     #[test]
-    fn an_empty_search_appends_and_a_cut_hunk_is_said() {
+    fn empty_search_appends_and_incomplete_hunk_is_reported() {
         let hunk = Hunk { search: vec![], replace: vec!["z".into()] };
         assert_eq!(replace("f", "a\n", &hunk).unwrap(), "a\nz\n");
         assert_eq!(replace("f", "", &hunk).unwrap(), "z\n");

@@ -1,91 +1,96 @@
-//! The file a task is evidently about, for replies that forget to name it.
+//! Target file of a task: the file for a block that the reply does not label.
 
 use cfq_proto::task::TaskSpec;
 
 use super::label::is_path;
 use crate::checks::{Language, extension};
 
+/// The file that an unlabelled block is assigned to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
+    /// Path in the repository; not validated.
     pub path: String,
-    /// Of the path, where there is a grammar.
+    /// Language of the path, if a grammar exists.
     pub language: Option<Language>,
 }
 
-/// `previous` are the paths of the last artifact. The one file it has, or the one path the description names, or a file
-/// named after the function that is asked for.
+/// Determines the target file: the only file of the previous artifact (`previous` are its paths), else the only path in
+/// the description, else a file named after the function that the description asks for.
 pub fn target(spec: &TaskSpec, previous: &[String]) -> Target {
-    let path = match (previous, mentioned(&spec.description).as_slice()) {
+    let path = match (previous, mentioned_paths(&spec.description).as_slice()) {
         ([one], _) => one.clone(),
         (_, [one]) => one.clone(),
         _ => {
-            let stem = definition(&spec.description).map_or_else(|| "solution".to_owned(), |name| snake(&name));
-            format!("{stem}.{}", extension(&spec.language).unwrap_or_else(|| guess(&spec.description)))
+            let name = requested_name(&spec.description);
+            let stem = name.map_or_else(|| "solution".to_owned(), |name| snake_case(&name));
+            format!("{stem}.{}", extension(&spec.language).unwrap_or_else(|| guess_extension(&spec.description)))
         }
     };
     Target { language: Language::of_path(&path), path }
 }
 
-/// Whether one file will evidently do: nothing is shown, and no second path is named.
+/// True if the task apparently needs only one file: no context files, and at most one path in the description and in
+/// the previous artifact.
 pub fn is_single(spec: &TaskSpec, previous: &[String]) -> bool {
-    let named = mentioned(&spec.description);
-    spec.context_files.is_empty() && previous.len() <= 1 && named.len() <= 1
+    let mentioned = mentioned_paths(&spec.description);
+    spec.context_files.is_empty() && previous.len() <= 1 && mentioned.len() <= 1
 }
 
-/// The paths in a text, each once.
-fn mentioned(text: &str) -> Vec<String> {
+/// Paths in a text, without duplicates.
+fn mentioned_paths(text: &str) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         let word = word.trim_matches(['`', '"', '\'', ',', ';', '(', ')', '!', '?', '*', ':']).trim_end_matches('.');
-        // `e.g`, `Node.js` and the like are words; a lower-case name with a language's extension is a file.
-        let known = word.rsplit_once('.').is_some_and(|(stem, e)| {
+        // `e.g` and `Node.js` are words; a name with a language's extension, or with a folder, is a file.
+        let has_known_extension = word.rsplit_once('.').is_some_and(|(stem, e)| {
             stem.len() > 1 && (Language::of_path(word).is_some() || extension(e) == Some(e) || word.contains('/'))
         });
-        if is_path(word) && known && word != "Node.js" && word != "node.js" && !paths.iter().any(|p| p == word) {
+        let is_file = is_path(word) && has_known_extension && word != "Node.js" && word != "node.js";
+        if is_file && !paths.iter().any(|p| p == word) {
             paths.push(word.to_owned());
         }
     }
     paths
 }
 
-/// The name of the function or class that a description asks for.
-fn definition(text: &str) -> Option<String> {
+/// Name of the function or class that a description asks for.
+fn requested_name(text: &str) -> Option<String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let identifier = |word: &str| {
         let word = word.trim_start_matches(['`', '"', '\'']);
         let name: String = word.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
-        let fits = name.len() > 1 && !name.starts_with(|c: char| c.is_ascii_digit());
-        fits.then_some(name)
+        let is_valid = name.len() > 1 && !name.starts_with(|c: char| c.is_ascii_digit());
+        is_valid.then_some(name)
     };
-    let marked = |word: &str| word.contains('`') || word.contains('_') || word.contains('(');
+    let is_code = |word: &str| word.contains('`') || word.contains('_') || word.contains('(');
     for pair in words.windows(2) {
         let key = pair[0].trim_matches(['`', ',', ':']).to_ascii_lowercase();
         match key.as_str() {
             "called" | "named" | "def" | "fn" | "func" => return identifier(pair[1]),
-            "function" | "method" | "class" | "struct" if marked(pair[1]) => return identifier(pair[1]),
+            "function" | "method" | "class" | "struct" if is_code(pair[1]) => return identifier(pair[1]),
             _ => {}
         }
     }
-    let with_arguments = |word: &&&str| word.trim_start_matches('`').find('(').is_some_and(|i| i > 1);
-    words.iter().find(with_arguments).and_then(|word| identifier(word))
+    let has_arguments = |word: &&&str| word.trim_start_matches('`').find('(').is_some_and(|i| i > 1);
+    words.iter().find(has_arguments).and_then(|word| identifier(word))
 }
 
-/// `CamelCase` as `camel_case`.
-fn snake(name: &str) -> String {
+/// Converts `CamelCase` to `camel_case`.
+fn snake_case(name: &str) -> String {
     let mut out = String::new();
-    let mut lower_before = false;
+    let mut after_lowercase = false;
     for c in name.chars() {
-        if c.is_ascii_uppercase() && lower_before {
+        if c.is_ascii_uppercase() && after_lowercase {
             out.push('_');
         }
-        lower_before = c.is_ascii_lowercase() || c.is_ascii_digit();
+        after_lowercase = c.is_ascii_lowercase() || c.is_ascii_digit();
         out.push(c.to_ascii_lowercase());
     }
     out
 }
 
-/// The extension of the language a description names, when the task does not say it.
-fn guess(text: &str) -> &'static str {
+/// File extension of the language that a description names, for a task without a language; `txt` if none.
+fn guess_extension(text: &str) -> &'static str {
     text.split(|c: char| !c.is_alphanumeric())
         .filter(|word| {
             matches!(word.to_ascii_lowercase().as_str(), "python" | "javascript" | "typescript" | "rust" | "golang")
@@ -104,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn named_paths_then_named_functions() {
+    fn target_is_a_mentioned_path_or_named_after_a_function() {
         for (description, language, path) in [
             ("Fix the bug in src/parse.rs.", "", "src/parse.rs"),
             ("Write a Python function fibonacci(n) that returns the n-th number", "python", "fibonacci.py"),
@@ -121,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_is_about_the_file_there_is() {
+    fn target_of_a_revision_is_the_previous_file() {
         assert_eq!(target(&spec("Write add(a, b)", "python"), &["x/y.py".into()]).path, "x/y.py");
     }
 }

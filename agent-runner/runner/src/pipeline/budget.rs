@@ -1,39 +1,41 @@
-//! How many bytes each part of a prompt may have. The runner has no tokenizer: it begins with what a common context takes,
-//! and where a model says its context is smaller, with the exact figures, everything shrinks in proportion and the job is
-//! asked for anew.
+//! Budget of a prompt: maximum bytes of each part. The runner has no tokenizer, so the first budget suits a common
+//! context length. If a model reports that its context is smaller, all parts shrink in proportion and the job is
+//! requested again.
 
-/// Bytes a token stands for, on the careful side; only for a part of a budget, never for a decision to refuse.
+/// Bytes per token, a low estimate. Used only to divide a budget, never to refuse a prompt.
 const BYTES_PER_TOKEN: u64 = 3;
-/// What the words of the templates themselves take, in tokens.
+/// Tokens of the prompt templates without the values inserted into them.
 const TEMPLATE_TOKENS: u64 = 350;
 
+/// Maximum sizes of the parts of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Context files of the task, together.
+    /// All context files of the task together, in bytes.
     pub context: usize,
-    /// The artifact under revision or review, together; half of it for the diff.
+    /// All files of the artifact under revision or review together, in bytes; in a review, half of it is for the diff.
     pub artifact: usize,
-    /// What checks and critic said.
+    /// Findings of the checks and of the review, in bytes.
     pub feedback: usize,
-    /// Longest reply, in tokens.
+    /// Maximum reply length, in tokens.
     pub reply_tokens: u32,
 }
 
 impl Budget {
-    /// Fits a context of 32K tokens.
+    /// First budget of a job; it fits a context of 32K tokens.
     pub fn first(reply_tokens: u32) -> Self {
         Self { context: 32 * 1024, artifact: 40 * 1024, feedback: 8 * 1024, reply_tokens }
     }
 
-    /// After a model said that a prompt and its reply would need more than the `have` tokens its context has.
+    /// Returns the budget for the next try after a model reported that prompt and reply need more than its context of
+    /// `have` tokens.
     pub fn shrunk(self, have: u64) -> Self {
-        // A third of the context for the reply, the rest for what is shown, less the templates.
+        // A third of the context is for the reply, the rest for the files and findings, less the templates.
         let reply = u64::from(self.reply_tokens).min(have / 3).max(64);
         let tokens = have.saturating_sub(reply + TEMPLATE_TOKENS);
-        let room = usize::try_from(tokens * BYTES_PER_TOKEN).unwrap_or(usize::MAX);
-        let now = self.context + self.artifact + self.feedback;
-        // At least a halving, so that asking again ends.
-        let part = |bytes: usize| (bytes.saturating_mul(room.min(now / 2)) / now.max(1)).min(bytes);
+        let available = usize::try_from(tokens * BYTES_PER_TOKEN).unwrap_or(usize::MAX);
+        let total = self.context + self.artifact + self.feedback;
+        // At least halved, so that the number of tries is bounded.
+        let part = |bytes: usize| (bytes.saturating_mul(available.min(total / 2)) / total.max(1)).min(bytes);
         Self {
             context: part(self.context),
             artifact: part(self.artifact),
@@ -43,8 +45,8 @@ impl Budget {
     }
 }
 
-/// At most `bytes` of a text, cut at a line; says so where something is missing.
-pub(super) fn cut(text: &str, bytes: usize) -> String {
+/// Returns at most `bytes` of a text, cut at the end of a line, with a note of how much is omitted.
+pub(super) fn truncate(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
     }
@@ -53,7 +55,7 @@ pub(super) fn cut(text: &str, bytes: usize) -> String {
         end -= 1;
     }
     let end = text[..end].rfind('\n').map_or(end, |i| i + 1);
-    format!("{}[... {} more bytes are left out ...]\n", &text[..end], text.len() - end)
+    format!("{}[... {} more bytes omitted ...]\n", &text[..end], text.len() - end)
 }
 
 #[cfg(test)]
@@ -62,22 +64,22 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_small_context_shrinks_everything() {
+    fn small_context_shrinks_all_parts() {
         let small = Budget::first(2048).shrunk(2048);
         assert_eq!(small.reply_tokens, 682);
         assert!((small.context + small.artifact + small.feedback) as u64 / BYTES_PER_TOKEN + 682 < 2048);
     }
 
     #[test]
-    fn a_cut_text_says_what_is_missing() {
-        assert_eq!(cut("a\nb\n", 10), "a\nb\n");
-        assert_eq!(cut("aaa\nbbb\n", 5), "aaa\n[... 4 more bytes are left out ...]\n");
-        assert!(cut("äöü", 3).starts_with('ä'));
+    fn truncated_text_states_the_omitted_bytes() {
+        assert_eq!(truncate("a\nb\n", 10), "a\nb\n");
+        assert_eq!(truncate("aaa\nbbb\n", 5), "aaa\n[... 4 more bytes omitted ...]\n");
+        assert!(truncate("äöü", 3).starts_with('ä'));
     }
 
     proptest! {
         #[test]
-        fn shrinking_never_grows_and_always_halves(have in 0u64..1_000_000, reply in 1u32..100_000) {
+        fn shrunk_budget_is_at_most_half(have in 0u64..1_000_000, reply in 1u32..100_000) {
             let before = Budget::first(reply);
             let after = before.shrunk(have);
             prop_assert!(after.context <= before.context / 2 && after.artifact <= before.artifact / 2);

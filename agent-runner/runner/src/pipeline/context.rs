@@ -1,16 +1,20 @@
-//! The files of the repository that belong in the prompt, as the base has them.
+//! Context files of a prompt: files of the repository at the base commit.
 
-use super::budget::cut;
+use super::budget::truncate;
 use crate::workstream::{Snapshot, repo_path};
 
+/// One context file as the prompt shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextFile {
+    /// Path as the task gives it.
     pub path: String,
+    /// Content, possibly truncated, or a note why there is none.
     pub content: String,
 }
 
-/// In the task's order, within `bytes` together: each file may use what those before it left. What is not there or not
-/// text is named with the reason instead of its content, so that nobody wonders.
+/// Reads the context files in the task's order, at most `bytes` in total: each file may use what the files before it
+/// left. A missing or binary file is listed with the reason instead of its content, so that the model knows that it was
+/// requested.
 pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec<ContextFile> {
     let mut left = bytes;
     paths
@@ -19,10 +23,10 @@ pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec
             let content = match repo_path(path) {
                 Err(_) => "[not a path inside the repository]\n".to_owned(),
                 Ok(plain) => match base.read(&plain).map(String::from_utf8) {
-                    None => "[there is no such file]\n".to_owned(),
+                    None => "[file not found]\n".to_owned(),
                     Some(Err(_)) => "[not a text file]\n".to_owned(),
                     Some(Ok(text)) => {
-                        let shown = cut(&text, left);
+                        let shown = truncate(&text, left);
                         left = left.saturating_sub(shown.len());
                         shown
                     }
@@ -39,7 +43,7 @@ mod tests {
     use crate::workstream::testing::UserRepo;
 
     #[test]
-    fn files_share_the_budget_and_missing_ones_are_named() {
+    fn files_share_the_budget_and_missing_ones_are_listed() {
         let user = UserRepo::new(&[("a.py", "x = 1\n"), ("b.py", "yyyyyyyyyyyyyyyyyyyyyyyyyyyyy\nzzzz\n")]);
         let repository = user.repo();
         let base = Snapshot::of(&repository, &user.base).unwrap();
@@ -47,7 +51,7 @@ mod tests {
         let files = context_files(&paths, &base, 37);
         assert_eq!(files[0].content, "x = 1\n");
         assert!(files[1].content.contains("not a path"));
-        assert!(files[2].content.contains("no such file"));
-        assert!(files[3].content.contains("5 more bytes are left out"), "{}", files[3].content);
+        assert!(files[2].content.contains("not found"));
+        assert!(files[3].content.contains("5 more bytes omitted"), "{}", files[3].content);
     }
 }

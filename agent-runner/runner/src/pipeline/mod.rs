@@ -1,19 +1,22 @@
-//! What is asked of the models and what is made of their answers. Pure: a prompt is a function of the task, the files and
-//! the history, so a step that is repeated after a crash asks for exactly the job it asked for before.
+//! Prompts for the models and parsing of their replies. Pure: a prompt is a function of the task, the files and the
+//! history, so a step that is repeated after a crash requests exactly the same job.
 
 mod budget;
 mod context;
-mod early;
-mod limits;
+mod early_stop;
+mod feedback;
+mod loop_limits;
 mod prompt;
+mod render;
 mod review;
 mod sampling;
 
 pub use budget::Budget;
 pub use context::{ContextFile, context_files};
-pub use early::enough;
-pub use limits::limits;
-pub use prompt::{PromptError, creator, critic, critic_ahead, previous};
-pub(crate) use prompt::{is_basis, review_format};
-pub use review::{UnreadableReview, ended_review, parse_review, salvage_review};
+pub use early_stop::early_stops;
+pub use loop_limits::loop_limits;
+pub use prompt::{creator_prompt, critic_prompt, critic_prompt_prefix, previous_as_reply};
+pub(crate) use prompt::{is_revision_base, review_format};
+pub use render::PromptError;
+pub use review::{UnreadableReview, early_stopped_review, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

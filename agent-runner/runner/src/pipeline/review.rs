@@ -1,54 +1,66 @@
-//! A critic's answer to a review (L11): as the schema says, in whatever dress. A report without a score is none, and one of
-//! which something is missing is not taken for a whole one: it is asked for again ([`parse_review`]). If it does not come
-//! whole, what there is of it is kept for the creator, with a critical defect that says so ([`salvage_review`]): what a
-//! report did not get to say may be the one thing that must keep the work from passing.
+//! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text. A reply without a
+//! score is not a review. An incomplete review is an error, and the critic is asked again ([`parse_review`]). If no
+//! complete review comes, the readable part is kept for the creator, with a critical defect that states the gap
+//! ([`salvage_review`]), because the missing part may be the finding that must prevent convergence.
 
-use cfq_proto::early::Enough;
+use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::job::FinishReason;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
 use serde_json::Value;
 
-/// Bounds for servers that do not hold the schema's: enough to see a flood, not enough to drown in it.
-const MOST_ITEMS: usize = 32;
-const LONGEST_TEXT: usize = 1000;
+/// Maximum entries per list, for servers that do not enforce the schema's limits.
+const MAX_ITEMS: usize = 32;
+/// Maximum characters per text, for servers that do not enforce the schema's limits.
+const MAX_TEXT_CHARS: usize = 1000;
 
+/// Error: the reply is not a complete review.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnreadableReview {
-    #[error("the report has no JSON object")]
+    /// The reply contains no JSON object.
+    #[error("the review has no JSON object")]
     NoObject,
-    #[error("the report has no quality_score")]
+    /// The object has no score.
+    #[error("the review has no quality_score")]
     NoScore,
-    #[error("the report was cut off at its longest length")]
-    Cut,
-    #[error("{count} of the report's defects cannot be read: each needs a description and a known severity")]
+    /// The reply ends before the object does.
+    #[error("the review was cut off at the maximum reply length")]
+    Truncated,
+    /// Some defects are incomplete or have an unknown severity.
+    #[error("{count} defects of the review cannot be parsed: each needs a description and a known severity")]
     Defects { count: usize },
 }
 
-/// A report with nothing missing. The score comes out within 0 to 100.
+/// Parses a complete review. The score is clamped to 0..=100.
+///
+/// # Errors
+/// [`UnreadableReview`] if the reply is not a review or if a part of it is missing.
 pub fn parse_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback, UnreadableReview> {
-    let (review, missing) = read(text, finish)?;
+    let (review, missing) = read_review(text, finish)?;
     missing.map_or(Ok(review), Err)
 }
 
-/// A report that was ended where it had said `enough`. `None`: it had not.
-pub fn ended_review(text: &str, enough: &[Enough]) -> Option<ReviewFeedback> {
-    // What a thought drafts is no report.
+/// Parses a review that ended early because one of `conditions` was met. `None` if none is met.
+pub fn early_stopped_review(text: &str, conditions: &[EarlyStop]) -> Option<ReviewFeedback> {
+    // A draft inside the model's reasoning is not a review.
     if text.contains("<think>") {
         return None;
     }
-    enough.iter().find_map(|enough| {
-        let (review, unreadable) = partial(&Value::Object(enough.of(text)?)).ok()?;
-        // However a critical defect was spelt.
-        let clean = enough.without.is_empty() || !review.has_critical();
-        (unreadable == 0 && clean).then(|| bounded(review))
+    conditions.iter().find_map(|condition| {
+        let (review, unreadable) = lenient_review(&Value::Object(condition.met_by(text)?)).ok()?;
+        // Also detects a critical defect under another name for the severity.
+        let clean = condition.without.is_empty() || !review.has_critical();
+        (unreadable == 0 && clean).then(|| limited(review))
     })
 }
 
-/// As much of a report as there is. What is missing stands in it as a critical defect, so that it cannot pass.
+/// Parses the readable part of a review. A gap is added to it as a critical defect, so that the review cannot pass.
+///
+/// # Errors
+/// [`UnreadableReview`] if the reply has no score.
 pub fn salvage_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback, UnreadableReview> {
-    let (mut review, missing) = read(text, finish)?;
+    let (mut review, missing) = read_review(text, finish)?;
     if let Some(missing) = missing {
-        let description = format!("this review is incomplete, it may not name all that is wrong: {missing}");
+        let description = format!("this review is incomplete and may not list every defect: {missing}");
         review.defects.insert(
             0,
             Defect {
@@ -63,49 +75,53 @@ pub fn salvage_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback
     Ok(review)
 }
 
-/// The report, and what is missing of it.
-fn read(text: &str, finish: FinishReason) -> Result<(ReviewFeedback, Option<UnreadableReview>), UnreadableReview> {
+/// Returns the readable part of a review, and the reason if it is incomplete.
+fn read_review(
+    text: &str,
+    finish: FinishReason,
+) -> Result<(ReviewFeedback, Option<UnreadableReview>), UnreadableReview> {
     let text = text.rsplit_once("</think>").map_or(text, |(_, rest)| rest);
-    // A thought that does not end is no answer, whatever it drafts.
+    // Reasoning that does not end contains drafts only, not an answer.
     let text = text.split_once("<think>").map_or(text, |(before, _)| before);
     let start = text.find('{').ok_or(UnreadableReview::NoObject)?;
-    let (value, whole) = object(&text[start..], finish).ok_or(UnreadableReview::NoObject)?;
+    let (value, complete) = first_object(&text[start..], finish).ok_or(UnreadableReview::NoObject)?;
     let (review, unreadable) = match serde_json::from_value::<ReviewFeedback>(value.clone()) {
         Ok(review) => (review, 0),
-        Err(_) => partial(&value)?,
+        Err(_) => lenient_review(&value)?,
     };
-    let missing = match (whole, unreadable) {
-        (false, _) => Some(UnreadableReview::Cut),
+    let missing = match (complete, unreadable) {
+        (false, _) => Some(UnreadableReview::Truncated),
         (true, 0) => None,
         (true, count) => Some(UnreadableReview::Defects { count }),
     };
-    Ok((bounded(review), missing))
+    Ok((limited(review), missing))
 }
 
-/// The first object of a text, and whether it is whole; one that was cut off is closed after its last whole value.
-fn object(text: &str, finish: FinishReason) -> Option<(Value, bool)> {
+/// Returns the first JSON object of a text, and whether it is complete. A truncated object is closed after its last
+/// complete value.
+fn first_object(text: &str, finish: FinishReason) -> Option<(Value, bool)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     if let Some(Ok(value)) = values.next() {
-        // Cut in a second report: the first was a draft of it.
+        // If the reply was truncated in a second review, the first one was a draft.
         let rest = text.get(values.byte_offset()..).unwrap_or_default();
-        let whole = finish == FinishReason::Stop || !rest.contains("quality_score");
-        return value.is_object().then_some((value, whole));
+        let complete = finish == FinishReason::Stop || !rest.contains("quality_score");
+        return value.is_object().then_some((value, complete));
     }
-    // Not after a digit: the number may have had more.
+    // Not after a digit, because further digits may be missing.
     let ends: Vec<usize> = text
         .char_indices()
         .filter(|(_, c)| matches!(c, '}' | ']' | '"' | ','))
         .map(|(i, c)| if c == ',' { i } else { i + c.len_utf8() })
         .collect();
-    ends.iter().rev().take(MOST_ITEMS * 8).find_map(|end| {
+    ends.iter().rev().take(MAX_ITEMS * 8).find_map(|end| {
         let head = &text[..*end];
-        let value: Value = serde_json::from_str(&format!("{head}{}", closers(head)?)).ok()?;
+        let value: Value = serde_json::from_str(&format!("{head}{}", closing_brackets(head)?)).ok()?;
         value.is_object().then_some((value, false))
     })
 }
 
-/// What is open at the end of `head`, closed; `None` inside a string.
-fn closers(head: &str) -> Option<String> {
+/// Returns the brackets that close everything that is open at the end of `head`. `None` if `head` ends inside a string.
+fn closing_brackets(head: &str) -> Option<String> {
     let mut stack = Vec::new();
     let (mut string, mut escaped) = (false, false);
     for c in head.chars() {
@@ -124,9 +140,10 @@ fn closers(head: &str) -> Option<String> {
     (!string).then(|| stack.iter().rev().collect())
 }
 
-/// What can be read of an object that is not quite as the schema says, and how many of its defects cannot.
-fn partial(value: &Value) -> Result<(ReviewFeedback, usize), UnreadableReview> {
-    let quality_score = number(&value["quality_score"]).ok_or(UnreadableReview::NoScore)?;
+/// Reads an object that may deviate from the schema. Also returns the number of defects that cannot be parsed
+/// completely.
+fn lenient_review(value: &Value) -> Result<(ReviewFeedback, usize), UnreadableReview> {
+    let quality_score = lenient_score(&value["quality_score"]).ok_or(UnreadableReview::NoScore)?;
     let list = |name: &str| value[name].as_array().into_iter().flatten();
     let texts = |name: &str| list(name).filter_map(|v| v.as_str().map(str::to_owned)).collect();
     let (mut defects, mut unreadable) = (Vec::new(), 0);
@@ -135,8 +152,8 @@ fn partial(value: &Value) -> Result<(ReviewFeedback, usize), UnreadableReview> {
         Value::String(none) if matches!(none.trim().to_ascii_lowercase().as_str(), "" | "none" | "n/a") => {}
         Value::Array(all) => {
             for value in all {
-                let (defect, whole) = defect(value);
-                unreadable += usize::from(!whole);
+                let (defect, complete) = lenient_defect(value);
+                unreadable += usize::from(!complete);
                 defects.extend(defect);
             }
         }
@@ -151,8 +168,8 @@ fn partial(value: &Value) -> Result<(ReviewFeedback, usize), UnreadableReview> {
     Ok((review, unreadable))
 }
 
-/// `85`, `"85"`, `"85/100"`.
-fn number(value: &Value) -> Option<f64> {
+/// Reads a score written as `85`, `"85"` or `"85/100"`.
+fn lenient_score(value: &Value) -> Option<f64> {
     match value {
         Value::Number(n) => n.as_f64(),
         Value::String(text) => text.split(['/', '%']).next()?.trim().parse().ok().filter(|n: &f64| n.is_finite()),
@@ -160,8 +177,8 @@ fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// A defect, and whether all of it could be read. One whose severity is unknown is kept as major.
-fn defect(value: &Value) -> (Option<Defect>, bool) {
+/// Reads a defect. Also returns whether all of it could be parsed; one of unknown severity is kept as major.
+fn lenient_defect(value: &Value) -> (Option<Defect>, bool) {
     let text = |name: &str| value[name].as_str().map(str::to_owned);
     let severity = match text("severity").unwrap_or_default().to_ascii_lowercase().as_str() {
         "critical" | "blocker" | "severe" | "fatal" => Some(Severity::Critical),
@@ -181,18 +198,19 @@ fn defect(value: &Value) -> (Option<Defect>, bool) {
     (Some(defect), severity.is_some())
 }
 
-fn bounded(mut review: ReviewFeedback) -> ReviewFeedback {
+/// Limits the sizes of a review and clamps its score.
+fn limited(mut review: ReviewFeedback) -> ReviewFeedback {
     let short = |text: &mut String| {
-        if let Some((end, _)) = text.char_indices().nth(LONGEST_TEXT) {
+        if let Some((end, _)) = text.char_indices().nth(MAX_TEXT_CHARS) {
             text.truncate(end);
         }
     };
     review.quality_score = if review.quality_score.is_nan() { 0.0 } else { review.quality_score.clamp(0.0, 100.0) };
-    // What is cut from a flood is never what would keep it from passing.
+    // Sorted first, so that a critical defect is never the one that is dropped.
     review.defects.sort_by_key(|d| d.severity);
-    review.defects.truncate(MOST_ITEMS);
-    review.suggestions.truncate(MOST_ITEMS);
-    review.required_changes.truncate(MOST_ITEMS);
+    review.defects.truncate(MAX_ITEMS);
+    review.suggestions.truncate(MAX_ITEMS);
+    review.required_changes.truncate(MAX_ITEMS);
     for defect in &mut review.defects {
         short(&mut defect.description);
         short(&mut defect.location);
@@ -206,8 +224,8 @@ fn bounded(mut review: ReviewFeedback) -> ReviewFeedback {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::enough;
-    use cfq_convergence::Certain;
+    use crate::pipeline::early_stops;
+    use cfq_convergence::DecidedRange;
     use proptest::prelude::*;
 
     const WHOLE: &str = r#"{"quality_score": 72, "defects": [{"severity": "major", "category": "correctness", "location": "a.py:1",
@@ -216,19 +234,19 @@ mod tests {
     use FinishReason::{Length, Stop};
 
     #[test]
-    fn as_the_schema_says_and_in_dress() {
+    fn review_is_parsed_with_or_without_surrounding_text() {
         let review = parse_review(WHOLE, Stop).unwrap();
         assert_eq!((review.quality_score, review.defects.len(), review.required_changes.len()), (72.0, 1, 2));
-        for dressed in [format!("Here:\n```json\n{WHOLE}\n```\nBye"), format!("<think>{{}}</think>{WHOLE}")] {
-            assert_eq!(parse_review(&dressed, Stop).unwrap(), review);
+        for wrapped in [format!("Here:\n```json\n{WHOLE}\n```\nBye"), format!("<think>{{}}</think>{WHOLE}")] {
+            assert_eq!(parse_review(&wrapped, Stop).unwrap(), review);
         }
-        // Talk behind a whole report may be cut, a second report may not.
+        // Text after a complete review may be truncated, a second review may not.
         assert_eq!(parse_review(&format!("{WHOLE}\nIn other words"), Length).unwrap(), review);
-        assert_eq!(parse_review(&format!("{WHOLE}\n{{\"quality_score\": 3"), Length), Err(UnreadableReview::Cut));
+        assert_eq!(parse_review(&format!("{WHOLE}\n{{\"quality_score\": 3"), Length), Err(UnreadableReview::Truncated));
     }
 
     #[test]
-    fn other_words_for_the_same_are_read() {
+    fn deviations_from_the_schema_are_accepted() {
         let text = r#"{"quality_score": "85/100", "defects": [{"severity": "High", "description": "d"}], "suggestions": "none"}"#;
         let review = parse_review(text, Stop).unwrap();
         assert_eq!((review.quality_score, review.defects.len()), (85.0, 1));
@@ -240,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_defect_that_cannot_be_read_is_not_passed_over() {
+    fn unparsable_defect_is_an_error_and_salvaged_as_critical() {
         for (defects, kept) in [
             (r#"[{"severity": "odd", "description": "x"}]"#, 1),
             (r#"[{"severity": "critical"}]"#, 0),
@@ -257,50 +275,51 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_was_cut_off_is_not_a_whole_one() {
+    fn truncated_review_is_an_error_and_salvaged_as_critical() {
         let critical = r#"{"quality_score":92,"defects":[{"severity":"critical","#;
         for (cut, finish) in [(critical, Length), (critical, Stop), (&WHOLE[..WHOLE.len() - 30], Length)] {
-            assert_eq!(parse_review(cut, finish), Err(UnreadableReview::Cut), "{cut}");
+            assert_eq!(parse_review(cut, finish), Err(UnreadableReview::Truncated), "{cut}");
             let salvaged = salvage_review(cut, finish).unwrap();
             assert!(salvaged.has_critical() && salvaged.defects[0].description.contains("incomplete"), "{salvaged:?}");
         }
         let with_defect = salvage_review(&WHOLE[..WHOLE.len() - 30], Length).unwrap();
         assert_eq!((with_defect.quality_score, with_defect.defects[1].description.as_str()), (72.0, "wrong"));
-        assert_eq!(salvage_review(WHOLE, Stop), parse_review(WHOLE, Stop), "nothing is missing of it");
-        assert!(salvage_review(&WHOLE[..20], Length).is_err(), "it may have been 7, 72 or 7.5");
+        assert_eq!(salvage_review(WHOLE, Stop), parse_review(WHOLE, Stop), "it is complete");
+        assert!(salvage_review(&WHOLE[..20], Length).is_err(), "the score may have been 7, 72 or 7.5");
     }
 
     #[test]
-    fn scores_are_clamped_and_nothing_is_made_up() {
+    fn score_is_clamped_and_never_invented() {
         let score = |n: &str| parse_review(&format!("{{\"quality_score\": {n}}}"), Stop).unwrap().quality_score;
         assert_eq!((score("140"), score("-3"), score("0")), (100.0, 0.0, 0.0));
         assert_eq!(parse_review("looks good to me", Stop), Err(UnreadableReview::NoObject));
         assert_eq!(parse_review("{\"defects\": []}", Stop), Err(UnreadableReview::NoScore));
         assert_eq!(parse_review("", Stop), Err(UnreadableReview::NoObject));
         let draft = format!("<think>perhaps {WHOLE}");
-        assert_eq!(parse_review(&draft, Length), Err(UnreadableReview::NoObject), "a draft in a thought is no report");
+        let draft = parse_review(&draft, Length);
+        assert_eq!(draft, Err(UnreadableReview::NoObject), "a draft in the reasoning is not a review");
     }
 
     #[test]
-    fn a_flood_of_small_defects_does_not_wash_a_critical_one_away() {
+    fn critical_defect_survives_the_limit_on_defects() {
         let one = |severity: &str| format!("{{\"severity\": \"{severity}\", \"description\": \"d\"}}");
         let all: Vec<String> = (0..50).map(|_| one("info")).chain([one("critical")]).collect();
         let review =
             parse_review(&format!("{{\"quality_score\": 95, \"defects\": [{}]}}", all.join(",")), Stop).unwrap();
-        assert!(review.has_critical() && review.defects.len() == MOST_ITEMS);
+        assert!(review.has_critical() && review.defects.len() == MAX_ITEMS);
     }
 
-    fn settled() -> [Enough; 2] {
-        let rules = enough(&[Certain { from: 40.0, below: 85.0 }, Certain { from: 85.0, below: 101.0 }]);
-        rules.try_into().unwrap()
+    fn conditions() -> [EarlyStop; 2] {
+        let ranges = [DecidedRange { from: 40.0, below: 85.0 }, DecidedRange { from: 85.0, below: 101.0 }];
+        early_stops(&ranges).try_into().unwrap()
     }
 
     #[test]
-    fn a_report_ends_where_it_has_said_enough() {
-        let rules = settled();
-        let ended = |text: &str| ended_review(text, &rules);
+    fn review_ends_early_where_a_condition_is_met() {
+        let conditions = conditions();
+        let ended = |text: &str| early_stopped_review(text, &conditions);
         assert_eq!(ended(r#"{"quality_score": 90, "defects": [], "s"#).unwrap().quality_score, 90.0);
-        assert_eq!(ended(r#"{"quality_score": 90, "defects": ["#), None, "there may be more");
+        assert_eq!(ended(r#"{"quality_score": 90, "defects": ["#), None, "more defects may follow");
         assert_eq!(ended(r#"{"quality_score": 30, "defects": [], "s"#), None);
         let some = &WHOLE[..WHOLE.find("\"suggestions\"").unwrap()];
         assert_eq!(ended(some).unwrap().defects, parse_review(WHOLE, Stop).unwrap().defects);
@@ -308,7 +327,7 @@ mod tests {
         assert!(ended(&high).unwrap().defects.len() == 1 && ended(&high.replace("major", "critical")).is_none());
         assert_eq!(ended(&high.replace("major", "severe")), None);
         assert_eq!(ended(&format!("<think>{some}")), None);
-        assert_eq!(ended_review(some, &[]), None);
+        assert_eq!(early_stopped_review(some, &[]), None);
     }
 
     fn any_review() -> impl Strategy<Value = ReviewFeedback> {
@@ -332,29 +351,30 @@ mod tests {
     }
 
     proptest! {
-        /// What counts for the decision is the same as in the whole report, wherever it was ended.
+        /// An early-stopped review has the score and the defects of the complete one, wherever it ends.
         #[test]
-        fn an_ended_report_says_what_the_whole_one_says(review in any_review()) {
+        fn early_stopped_review_equals_the_complete_one(review in any_review()) {
             let whole = serde_json::to_string(&review).unwrap();
             let mut ended = 0;
             for end in (0..=whole.len()).filter(|end| whole.is_char_boundary(*end)) {
-                for rule in settled() {
-                    let Some(early) = ended_review(&whole[..end], std::slice::from_ref(&rule)) else { continue };
+                for condition in conditions() {
+                    let conditions = std::slice::from_ref(&condition);
+                    let Some(early) = early_stopped_review(&whole[..end], conditions) else { continue };
                     ended += 1;
                     prop_assert_eq!(early.quality_score, review.quality_score);
-                    prop_assert!((rule.from..rule.below).contains(&review.quality_score));
+                    prop_assert!((condition.from..condition.below).contains(&review.quality_score));
                     prop_assert_eq!(&early.defects, &parse_review(&whole, Stop).unwrap().defects);
                     prop_assert!(!review.has_critical());
                 }
             }
-            // Who calls something critical without meaning it writes to the end.
+            // A review that contains the word "critical" elsewhere is generated to its end.
             if review.quality_score >= 40.0 && !whole.contains("\"critical\"") {
                 prop_assert!(ended > 1, "{whole}");
             }
         }
 
         #[test]
-        fn no_prefix_of_a_report_is_a_report(end in 0usize..WHOLE.len(), stopped: bool) {
+        fn no_prefix_of_a_review_is_a_complete_review(end in 0usize..WHOLE.len(), stopped: bool) {
             let finish = if stopped { Stop } else { Length };
             prop_assert!(parse_review(&WHOLE[..end], finish).is_err());
             if let Ok(review) = salvage_review(&WHOLE[..end], finish) {
@@ -363,7 +383,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_without_a_panic(text in ".{0,60}", json in "[{}\\[\\]\":,0-9a-z_\\\\ ]{0,60}") {
+        fn no_text_makes_the_parser_panic(text in ".{0,60}", json in "[{}\\[\\]\":,0-9a-z_\\\\ ]{0,60}") {
             for text in [text, json] {
                 drop(parse_review(&text, Stop));
                 drop(salvage_review(&text, Length));

@@ -1,13 +1,15 @@
-//! How a role samples: deterministic for a task, different for each iteration and each repeated call.
+//! Sampling parameters of a role: deterministic for a task, with a different seed for each iteration and each repeated
+//! call.
 
 use cfq_proto::ids::TaskId;
 use cfq_proto::job::Sampling;
 use cfq_proto::task::{Agent, AgentBinding};
 
-/// Far enough apart that iterations and repeated calls of one role never share a seed.
-const REPEAT: u64 = 7_919;
+/// Seed distance between repeated calls. It is larger than any number of iterations, so that iterations and repeated
+/// calls of a role never share a seed.
+const SEED_STEP_PER_CALL: u64 = 7_919;
 
-/// Longest reply unless the binding says otherwise, in tokens.
+/// Maximum reply length in tokens: the binding's, else the role's default.
 pub fn max_tokens(agent: Agent, binding: &AgentBinding) -> u32 {
     binding.max_tokens.unwrap_or(match agent {
         Agent::Alpha => 2048,
@@ -15,7 +17,7 @@ pub fn max_tokens(agent: Agent, binding: &AgentBinding) -> u32 {
     })
 }
 
-/// `n` counts the calls of the role for the same step, from 0.
+/// Returns the sampling parameters of one call. `n` counts the calls of the role for the same step, from 0.
 pub fn sampling(
     agent: Agent,
     binding: &AgentBinding,
@@ -26,17 +28,17 @@ pub fn sampling(
 ) -> Sampling {
     let base = binding.seed.unwrap_or_else(|| u64::from(task.0.as_fields().0));
     let n = u64::from(n.unsigned_abs());
-    // A creator that is a little free finds another way in the next iteration; a judge should judge alike.
-    let usual = match agent {
+    // A creator with some randomness finds another solution in the next iteration; a critic should be consistent.
+    let default = match agent {
         Agent::Alpha => 0.2,
         Agent::Beta => 0.0,
     };
-    let temperature = binding.temperature.unwrap_or(usual);
+    let temperature = binding.temperature.unwrap_or(default);
     Sampling {
-        // Greedily repeated, an unreadable reply would come again word for word.
+        // A greedy repetition would return the same unreadable reply.
         temperature: if n > 0 { temperature.max(0.5) } else { temperature },
-        // Servers take seeds as signed integers, some of 32 bits.
-        seed: base.wrapping_add(u64::from(iteration)).wrapping_add(n * REPEAT) & 0x7fff_ffff,
+        // Some servers take seeds as signed 32-bit integers.
+        seed: base.wrapping_add(u64::from(iteration)).wrapping_add(n * SEED_STEP_PER_CALL) & 0x7fff_ffff,
         max_tokens: reply_tokens,
         deterministic: binding.deterministic.unwrap_or(false),
         ..Sampling::default()
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_call_has_the_same_seed_and_another_one_another() {
+    fn seed_is_stable_per_call_and_differs_between_calls() {
         let task = TaskId::fresh();
         let binding = AgentBinding { seed: Some(7), ..AgentBinding::default() };
         let at = |iteration, n| sampling(Agent::Alpha, &binding, task, iteration, n, 10).seed;
@@ -59,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_call_is_not_greedy() {
+    fn repeated_call_is_not_greedy() {
         let binding = AgentBinding { temperature: Some(0.0), ..AgentBinding::default() };
         let at = |n| sampling(Agent::Beta, &binding, TaskId::fresh(), 1, n, 10).temperature;
         assert_eq!(at(0), 0.0);

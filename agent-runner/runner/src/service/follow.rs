@@ -1,77 +1,83 @@
-//! Reads along a job's tokens and says what can be foreseen from them. Frames may be lost, and so may what is said here:
-//! both are hints.
+//! Follows a job's token stream and publishes prefill hints: the prompt of the next call, as far as the text generated
+//! so far determines it. Delivery is best effort: token frames and hints may be lost.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cfq_proto::blob::INLINE_LIMIT;
 use cfq_proto::ids::JobId;
-use cfq_proto::messages::{TokenFrame, WarmUp};
+use cfq_proto::messages::{PrefillHint, TokenFrame};
 use cfq_proto::subject;
 use tokio::time::Instant;
 
-use super::Shared;
-use crate::driver::Foresee;
+use super::RunnerContext;
+use crate::driver::PrefillPredictor;
 
-/// Text worth a word, in bytes: about as much as four blocks of keys and values hold.
-const STRETCH: usize = 512;
-/// A word holds all of a prompt, so it is said at most this often.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Minimum new text before another hint, in bytes: about the content of four KV blocks.
+const MIN_NEW_TEXT_BYTES: usize = 512;
+/// Minimum time between two hints, because each hint contains a whole prompt.
+const MIN_HINT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Until it is aborted.
-pub(super) async fn follow(shared: Arc<Shared>, job: JobId, foresee: Foresee) {
-    let mut frames = match shared.session.subscribe::<TokenFrame>(&subject::tokens_of(&job.to_string())).await {
+/// Follows `job` and publishes hints. Runs until the caller aborts the task or the subscription ends.
+pub(super) async fn follow_tokens(context: Arc<RunnerContext>, job: JobId, predictor: PrefillPredictor) {
+    let mut frames = match context.session.subscribe::<TokenFrame>(&subject::tokens_of(&job.to_string())).await {
         Ok(frames) => frames,
-        Err(error) => return tracing::debug!(%job, %error, "not reading along"),
+        Err(error) => return tracing::debug!(%job, %error, "cannot follow the token stream"),
     };
-    // The server knows of it before anything more is done: the first frame may be on its way.
-    if let Err(error) = shared.session.flush().await {
-        return tracing::debug!(%job, %error, "not reading along");
+    // Flush, so that the server knows the subscription before the first frame is published.
+    if let Err(error) = context.session.flush().await {
+        return tracing::debug!(%job, %error, "cannot follow the token stream");
     }
-    let mut written = Written::default();
-    let mut said = say(&shared, &foresee, String::new(), None).await;
-    let mut next = Instant::now() + PAUSE;
+    let mut text = FollowedText::default();
+    let mut last_hint = publish_hint(&context, &predictor, String::new(), None).await;
+    let mut next_hint = Instant::now() + MIN_HINT_INTERVAL;
     loop {
         tokio::select! {
             frame = frames.next() => match frame {
-                Some(frame) => frame.body.map_or((), |frame| written.take(frame)),
+                Some(frame) => frame.body.map_or((), |frame| text.append(frame)),
                 None => return,
             },
-            () = tokio::time::sleep_until(next), if written.is_worth_a_word() => {
-                said = say(&shared, &foresee, written.read(), said).await;
-                next = Instant::now() + PAUSE;
+            () = tokio::time::sleep_until(next_hint), if text.has_enough_new_text() => {
+                last_hint = publish_hint(&context, &predictor, text.take_snapshot(), last_hint).await;
+                next_hint = Instant::now() + MIN_HINT_INTERVAL;
             }
         }
     }
 }
 
-/// Returns what was said last.
-async fn say(shared: &Shared, foresee: &Foresee, written: String, before: Option<WarmUp>) -> Option<WarmUp> {
-    let foresee = foresee.clone();
-    let ahead = match tokio::task::spawn_blocking(move || foresee(&written)).await {
-        Ok(Some(ahead)) if before.as_ref() != Some(&ahead) => ahead,
-        Ok(_) | Err(_) => return before,
-    };
-    // What is larger would have to travel as a blob: more than a hint is worth.
-    if ahead.messages.iter().map(|message| message.content.len()).sum::<usize>() > INLINE_LIMIT {
-        return before;
-    }
-    if let Err(error) = shared.session.publish(&subject::runner(&shared.config.runner, "warm"), &ahead).await {
-        tracing::debug!(%error, "what is foreseen was not sent");
-    }
-    Some(ahead)
-}
-
-/// The text of a job's current attempt, as far as its frames came without a gap.
-#[derive(Default)]
-struct Written {
+/// Publishes the hint for the text so far if it differs from the last one; returns the hint published last.
+async fn publish_hint(
+    context: &RunnerContext,
+    predictor: &PrefillPredictor,
     text: String,
-    /// Bytes of it that something was said about.
-    read: usize,
+    last_hint: Option<PrefillHint>,
+) -> Option<PrefillHint> {
+    let predictor = predictor.clone();
+    let hint = match tokio::task::spawn_blocking(move || predictor(&text)).await {
+        Ok(Some(hint)) if last_hint.as_ref() != Some(&hint) => hint,
+        Ok(_) | Err(_) => return last_hint,
+    };
+    // A larger hint would need a blob, which costs more than a hint is worth.
+    if hint.messages.iter().map(|message| message.content.len()).sum::<usize>() > INLINE_LIMIT {
+        return last_hint;
+    }
+    if let Err(error) = context.session.publish(&subject::runner(&context.config.runner, "prefill_hint"), &hint).await {
+        tracing::debug!(%error, "prefill hint not published");
+    }
+    Some(hint)
 }
 
-impl Written {
-    fn take(&mut self, frame: TokenFrame) {
+/// Text of a job's current attempt, up to the first missing frame.
+#[derive(Default)]
+struct FollowedText {
+    text: String,
+    /// Length of the text at the last hint, in bytes.
+    hinted_bytes: usize,
+}
+
+impl FollowedText {
+    /// Appends a frame that continues the text; a frame with offset 0 starts a new attempt; other frames are ignored.
+    fn append(&mut self, frame: TokenFrame) {
         if frame.offset == 0 {
             *self = Self::default();
         }
@@ -80,12 +86,13 @@ impl Written {
         }
     }
 
-    fn is_worth_a_word(&self) -> bool {
-        self.text.len() >= self.read + STRETCH
+    fn has_enough_new_text(&self) -> bool {
+        self.text.len() >= self.hinted_bytes + MIN_NEW_TEXT_BYTES
     }
 
-    fn read(&mut self) -> String {
-        self.read = self.text.len();
+    /// Returns the text and marks it as hinted.
+    fn take_snapshot(&mut self) -> String {
+        self.hinted_bytes = self.text.len();
         self.text.clone()
     }
 }
@@ -99,21 +106,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_ends_the_reading_and_a_new_attempt_begins_it_anew() {
+    fn text_stops_at_a_gap_and_restarts_with_a_new_attempt() {
         let (task, job) = (TaskId::fresh(), JobId::fresh());
         let frame = |attempt, offset, text: &str| {
             let fence = JobFence { job, attempt, lease: LeaseId::fresh() };
             TokenFrame { task, fence, role: Agent::Alpha, offset, text: text.to_owned() }
         };
-        let mut written = Written::default();
-        let long = "x".repeat(STRETCH);
-        written.take(frame(1, 0, &long));
-        assert!(written.is_worth_a_word());
-        assert_eq!(written.read(), long);
-        written.take(frame(1, STRETCH as u64 + 1, &long));
-        assert!(!written.is_worth_a_word(), "a byte is missing");
-        written.take(frame(2, 0, "new"));
-        written.take(frame(2, 3, " text"));
-        assert_eq!((written.text.as_str(), written.read), ("new text", 0));
+        let mut followed = FollowedText::default();
+        let long = "x".repeat(MIN_NEW_TEXT_BYTES);
+        followed.append(frame(1, 0, &long));
+        assert!(followed.has_enough_new_text());
+        assert_eq!(followed.take_snapshot(), long);
+        followed.append(frame(1, MIN_NEW_TEXT_BYTES as u64 + 1, &long));
+        assert!(!followed.has_enough_new_text(), "a byte is missing");
+        followed.append(frame(2, 0, "new"));
+        followed.append(frame(2, 3, " text"));
+        assert_eq!((followed.text.as_str(), followed.hinted_bytes), ("new text", 0));
     }
 }

@@ -1,8 +1,8 @@
-//! The runner as a process: says hello, keeps leases, takes tasks into its slots, drives them, hands them back when it
-//! has to stop.
+//! The runner process: registers with the scheduler, keeps leases, drives leased tasks in its slots, and releases them
+//! on shutdown.
 
-mod cluster;
 mod follow;
+mod nats_port;
 mod slots;
 mod work;
 
@@ -12,10 +12,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cfq_link::lease::{BeatExtras, LeaseKeeper};
+use cfq_link::lease::{HeartbeatExtras, LeaseKeeper};
 use cfq_link::{LinkError, Session};
 use cfq_proto::ids::BootId;
-use cfq_proto::messages::{HelloReply, LeaseReply, LeaseRequest, RunnerCommand, RunnerHello};
+use cfq_proto::messages::{LeaseReply, LeaseRequest, RegisterReply, RunnerCommand, RunnerRegistration};
 use cfq_proto::subject::{self, Identity};
 use cfq_transformer::Declaration;
 use tokio::task::{JoinHandle, JoinSet};
@@ -23,9 +23,10 @@ use tokio::time::Instant as Wake;
 
 use crate::Config;
 use crate::workstream::{GitError, Worktrees};
-use slots::Slots;
-use work::{Granted, Worker};
+use slots::TaskSlots;
+use work::{GrantedTask, Worker};
 
+/// Failure that ends the runner process.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot use the data folder {path}")]
@@ -34,11 +35,11 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    #[error("another runner works in {path}: stop it, or give this one its own data_dir")]
+    #[error("another runner uses the data folder {path}: stop it, or set another data_dir")]
     DataDirTaken { path: PathBuf },
-    #[error("cannot clear old worktrees")]
+    #[error("cannot remove old worktrees")]
     Worktrees(#[source] GitError),
-    #[error("the built-in loop is broken")]
+    #[error("the built-in loop declaration is invalid")]
     Declaration(#[from] cfq_transformer::DeclarationError),
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -46,18 +47,21 @@ pub enum Error {
     Refused { reason: String },
 }
 
-/// What all tasks of this process share.
+/// Process-wide state, shared by all tasks.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RunnerContext {
     pub config: Config,
     pub boot: BootId,
     pub session: Session,
     pub declaration: Declaration,
 }
 
-/// Runs until `shutdown`, then hands its tasks back and returns.
+/// Runs the runner until `shutdown` resolves, then releases its tasks and returns.
+///
+/// # Errors
+/// An [`Error`] if the data folder is unusable or in use, NATS cannot be used, or the scheduler refuses the runner.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-    let _alone = claim(&config)?;
+    let _lock = lock_data_dir(&config)?;
     let worktrees = Worktrees::new(&config.data_dir);
     worktrees.remove_all().map_err(Error::Worktrees)?;
     let declaration = cfq_transformer::dual_agent()?;
@@ -71,94 +75,101 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     };
     let mut commands = session.subscribe::<RunnerCommand>(&subject::runner_command(&config.runner)).await?;
     let mut hints = session.subscribe::<RunnerCommand>(subject::HINT_RUNNERS).await?;
-    let beat = subject::runner(&config.runner, "beat");
-    let keeper =
-        LeaseKeeper::start(config.nats.clone(), identity, boot, beat, config.timing.clone(), BeatExtras::default)?;
-    let mut hello_wanted = keeper.hello_wanted();
-    let shared = Arc::new(Shared { config, boot, session, declaration });
+    let heartbeat_subject = subject::runner(&config.runner, "heartbeat");
+    let keeper = LeaseKeeper::start(
+        config.nats.clone(),
+        identity,
+        boot,
+        heartbeat_subject,
+        config.timing.clone(),
+        HeartbeatExtras::default,
+    )?;
+    let mut registration_requests = keeper.registration_requests();
+    let context = Arc::new(RunnerContext { config, boot, session, declaration });
     tokio::select! {
-        greeted = hello(&shared) => greeted?,
+        registered = register(&context) => registered?,
         () = &mut shutdown => return Ok(()),
     }
 
-    let mut slots = Slots::new(shared.config.concurrency.max(1));
+    let mut slots = TaskSlots::new(context.config.concurrency.max(1));
     let mut workers: JoinSet<usize> = JoinSet::new();
-    let mut asking: Option<Asking> = None;
-    let mut next_ask = Wake::now();
-    // A hint that came while a question was open: its answer may be older than the hint.
+    let mut lease_request: Option<LeaseRequestTask> = None;
+    let mut next_request = Wake::now();
+    // True if a hint arrived during a lease request: the reply may be older than the hint.
     let mut hinted = false;
     loop {
-        if asking.is_none() && slots.has_room() && next_ask <= Wake::now() {
-            asking = Some(ask(&shared));
+        if lease_request.is_none() && slots.has_free() && next_request <= Wake::now() {
+            lease_request = Some(request_lease(&context));
             hinted = false;
         }
         tokio::select! {
             biased;
             () = &mut shutdown => break,
-            answered = settled(&mut asking) => {
-                asking = None;
-                match answered {
-                    Some((asked_at, LeaseReply::Granted { lease, grant })) => {
-                        let held = keeper.hold(lease, asked_at);
-                        let (worker, slot) = slots.take(lease, |number| {
-                            Worker::new(shared.clone(), Granted { lease: held, grant }, number)
+            reply = lease_reply(&mut lease_request) => {
+                lease_request = None;
+                match reply {
+                    Some((requested_at, LeaseReply::Granted { lease, grant })) => {
+                        let held = keeper.hold(lease, requested_at);
+                        let (worker, slot) = slots.occupy(lease, |slot| {
+                            Worker::new(context.clone(), GrantedTask { lease: held, grant }, slot)
                         });
                         workers.spawn(async move {
                             worker.run().await;
                             slot
                         });
                     }
-                    Some((_, LeaseReply::None)) if hinted => next_ask = Wake::now(),
-                    Some((_, LeaseReply::None)) | None => next_ask = Wake::now() + shared.config.timing.poll(),
+                    Some((_, LeaseReply::None)) if hinted => next_request = Wake::now(),
+                    Some((_, LeaseReply::None)) | None => next_request = Wake::now() + context.config.timing.poll(),
                     Some((_, LeaseReply::Unavailable { reason })) => {
-                        tracing::info!(reason, "no lease now");
-                        next_ask = Wake::now() + shared.config.timing.poll();
+                        tracing::info!(reason, "cannot lease a task now");
+                        next_request = Wake::now() + context.config.timing.poll();
                     }
                 }
             }
-            Some(ended) = workers.join_next() => {
-                match ended {
+            Some(result) = workers.join_next() => {
+                match result {
                     Ok(slot) => slots.free(slot),
-                    // Its lease went with it and ends by itself; which slot it was the table knows.
+                    // The driver's lease handle was dropped, so the lease expires. The slot is found by its closed
+                    // channel.
                     Err(error) => {
-                        tracing::error!(%error, "a task's driver broke off");
+                        tracing::error!(%error, "task driver panicked");
                         slots.free_finished();
                     }
                 }
-                next_ask = Wake::now();
+                next_request = Wake::now();
             }
-            Some(command) = commands.next() => slots.command(command.body),
+            Some(command) = commands.next() => slots.on_command(command.body),
             Some(hint) = hints.next() => {
-                if let Ok(RunnerCommand::WorkWaits) = hint.body {
+                if let Ok(RunnerCommand::TaskReady) = hint.body {
                     hinted = true;
-                    next_ask = Wake::now();
+                    next_request = Wake::now();
                 }
             }
-            changed = hello_wanted.changed() => {
+            changed = registration_requests.changed() => {
                 if changed.is_ok() {
                     tokio::select! {
-                        greeted = hello(&shared) => greeted?,
+                        registered = register(&context) => registered?,
                         () = &mut shutdown => break,
                     }
-                    next_ask = Wake::now();
+                    next_request = Wake::now();
                 }
             }
-            () = tokio::time::sleep_until(next_ask), if asking.is_none() && slots.has_room() => {}
+            () = tokio::time::sleep_until(next_request), if lease_request.is_none() && slots.has_free() => {}
         }
     }
 
-    tracing::info!(tasks = workers.len(), "handing tasks back");
+    tracing::info!(tasks = workers.len(), "releasing tasks");
     slots.drain();
-    let handed_back = async { while workers.join_next().await.is_some() {} };
-    if tokio::time::timeout(shared.config.timing.drain(), handed_back).await.is_err() {
-        tracing::warn!("some tasks could not be handed back; their leases end by themselves");
+    let released = async { while workers.join_next().await.is_some() {} };
+    if tokio::time::timeout(context.config.timing.drain(), released).await.is_err() {
+        tracing::warn!("some tasks were not released in time; their leases will expire");
     }
     keeper.stop();
     Ok(())
 }
 
-/// One runner per data folder: two would clear each other's worktrees.
-fn claim(config: &Config) -> Result<File, Error> {
+/// Locks the data folder for this process: two runners in one folder would remove each other's worktrees.
+fn lock_data_dir(config: &Config) -> Result<File, Error> {
     let data_dir = |source| Error::DataDir { path: config.data_dir.clone(), source };
     std::fs::create_dir_all(&config.data_dir).map_err(data_dir)?;
     let lock = File::options()
@@ -174,43 +185,45 @@ fn claim(config: &Config) -> Result<File, Error> {
     }
 }
 
-async fn hello(shared: &Shared) -> Result<(), Error> {
-    let subject = subject::runner(&shared.config.runner, "hello");
-    let hello = RunnerHello {
-        runner: shared.config.runner.clone(),
-        boot: shared.boot,
+/// Registers this process with the scheduler.
+async fn register(context: &RunnerContext) -> Result<(), Error> {
+    let subject = subject::runner(&context.config.runner, "register");
+    let registration = RunnerRegistration {
+        runner: context.config.runner.clone(),
+        boot: context.boot,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    match shared.session.request_until_answered(&subject, &hello).await? {
-        HelloReply::Welcome { .. } => {
-            tracing::info!(runner = %shared.config.runner, boot = %shared.boot, "ready for tasks");
+    match context.session.request_until_answered(&subject, &registration).await? {
+        RegisterReply::Registered { .. } => {
+            tracing::info!(runner = %context.config.runner, boot = %context.boot, "runner registered, ready for tasks");
             Ok(())
         }
-        HelloReply::Refused { reason } => Err(Error::Refused { reason }),
+        RegisterReply::Refused { reason } => Err(Error::Refused { reason }),
     }
 }
 
-type Asking = JoinHandle<Option<(Instant, LeaseReply)>>;
+/// A lease request in progress. Yields the time at which it was sent and the reply; `None` if there was no reply.
+type LeaseRequestTask = JoinHandle<Option<(Instant, LeaseReply)>>;
 
-/// Asks once for a task, apart from the loop, so that a scheduler that is away does not delay commands.
-fn ask(shared: &Arc<Shared>) -> Asking {
-    let shared = shared.clone();
+/// Requests a lease once, in its own task, so that an unavailable scheduler does not delay commands.
+fn request_lease(context: &Arc<RunnerContext>) -> LeaseRequestTask {
+    let context = context.clone();
     tokio::spawn(async move {
-        let asked_at = Instant::now();
-        let subject = subject::runner(&shared.config.runner, "lease");
-        match shared.session.request(&subject, &LeaseRequest { boot: shared.boot }).await {
-            Ok(reply) => Some((asked_at, reply)),
+        let requested_at = Instant::now();
+        let subject = subject::runner(&context.config.runner, "lease");
+        match context.session.request(&subject, &LeaseRequest { boot: context.boot }).await {
+            Ok(reply) => Some((requested_at, reply)),
             Err(error) => {
-                tracing::debug!(%error, "no answer about a lease");
+                tracing::debug!(%error, "lease request failed");
                 None
             }
         }
     })
 }
 
-/// The answer to the question that is open; waits for ever where none is.
-async fn settled(asking: &mut Option<Asking>) -> Option<(Instant, LeaseReply)> {
-    match asking {
+/// Waits for the reply to the lease request in progress; never returns if there is none.
+async fn lease_reply(request: &mut Option<LeaseRequestTask>) -> Option<(Instant, LeaseReply)> {
+    match request {
         Some(handle) => handle.await.unwrap_or(None),
         None => std::future::pending().await,
     }
@@ -221,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_runner_per_data_folder() {
+    fn data_folder_is_locked_by_one_runner() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config {
             runner: "r1".parse().unwrap(),
@@ -230,9 +243,9 @@ mod tests {
             nats: cfq_link::NatsConfig { url: "nats://127.0.0.1:1".into(), seed_file: None },
             timing: cfq_proto::timing::Timing::default(),
         };
-        let first = claim(&config).unwrap();
-        assert!(matches!(claim(&config), Err(Error::DataDirTaken { .. })));
+        let first = lock_data_dir(&config).unwrap();
+        assert!(matches!(lock_data_dir(&config), Err(Error::DataDirTaken { .. })));
         drop(first);
-        claim(&config).unwrap();
+        lock_data_dir(&config).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The tasks at work, one per slot, and how they are reached.
+//! Slots of the runner, one per task in progress, and delivery of commands to their drivers.
 
 use std::sync::Arc;
 
@@ -7,99 +7,108 @@ use cfq_proto::ids::{LeaseId, TaskId};
 use cfq_proto::messages::RunnerCommand;
 use tokio::sync::{Notify, watch};
 
-/// Why a task's driver is told to end.
+/// Reason for which a task's driver must stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// The lease is somebody else's, or the task is over.
+pub(super) enum StopReason {
+    /// The scheduler withdrew the lease, or the task has ended.
     Cancelled,
-    /// This process stops: hand the task back.
+    /// This process stops: release the task.
     Drain,
 }
 
-/// A driver's ear.
+/// Receiving side of a slot, for the driver of its task.
 #[derive(Debug, Clone)]
-pub(super) struct Ear {
-    /// Some job of the task changed.
-    pub jobs: Arc<Notify>,
-    pub end: watch::Receiver<Option<End>>,
+pub(super) struct SlotSignals {
+    /// Notified when a job of the task changed.
+    pub job_changed: Arc<Notify>,
+    /// Set when the driver must stop.
+    pub stop: watch::Receiver<Option<StopReason>>,
     task: Arc<std::sync::OnceLock<TaskId>>,
 }
 
-impl Ear {
-    /// From here on the task's own hints arrive too.
-    pub fn listens_to(&self, task: TaskId) {
+impl SlotSignals {
+    /// Sets the slot's task, so that its job changes are delivered. Before that only the lease is known.
+    pub fn set_task(&self, task: TaskId) {
         if self.task.set(task).is_err() {
-            tracing::debug!(%task, "listens already");
+            tracing::debug!(%task, "slot already has a task");
         }
     }
 }
 
-struct Occupied {
+/// Sending side of a slot in use.
+struct OccupiedSlot {
     lease: LeaseId,
     task: Arc<std::sync::OnceLock<TaskId>>,
-    jobs: Arc<Notify>,
-    end: watch::Sender<Option<End>>,
+    job_changed: Arc<Notify>,
+    stop: watch::Sender<Option<StopReason>>,
 }
 
-pub(super) struct Slots(Vec<Option<Occupied>>);
+/// All slots of the runner; `None` is a free slot.
+pub(super) struct TaskSlots(Vec<Option<OccupiedSlot>>);
 
-impl Slots {
+impl TaskSlots {
     pub fn new(count: usize) -> Self {
         Self((0..count).map(|_| None).collect())
     }
 
-    pub fn has_room(&self) -> bool {
+    /// True if a slot is free.
+    pub fn has_free(&self) -> bool {
         self.0.iter().any(Option::is_none)
     }
 
-    /// Puts a task into a free slot; `make` gets its ear and the worker's number, from 1.
-    pub fn take<W>(&mut self, lease: LeaseId, make: impl FnOnce((usize, Ear)) -> W) -> (W, usize) {
+    /// Occupies a free slot for `lease`. `make` gets the worker number (from 1) and the slot's signals; returns its
+    /// result and the slot's index.
+    pub fn occupy<W>(&mut self, lease: LeaseId, make: impl FnOnce((usize, SlotSignals)) -> W) -> (W, usize) {
         let slot = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
-            // Never asked without room; a slot more is better than a lost lease.
+            // A lease is requested only with a free slot. If it happens anyway, an extra slot is better than a lost
+            // lease.
             self.0.push(None);
             self.0.len() - 1
         });
-        let (end, hears) = watch::channel(None);
-        let (jobs, task) = (Arc::new(Notify::new()), Arc::new(std::sync::OnceLock::new()));
-        self.0[slot] = Some(Occupied { lease, task: task.clone(), jobs: jobs.clone(), end });
-        (make((slot + 1, Ear { jobs, end: hears, task })), slot)
+        let (stop, stop_receiver) = watch::channel(None);
+        let (job_changed, task) = (Arc::new(Notify::new()), Arc::new(std::sync::OnceLock::new()));
+        self.0[slot] = Some(OccupiedSlot { lease, task: task.clone(), job_changed: job_changed.clone(), stop });
+        (make((slot + 1, SlotSignals { job_changed, stop: stop_receiver, task })), slot)
     }
 
+    /// Frees the slot at this index.
     pub fn free(&mut self, slot: usize) {
         if let Some(entry) = self.0.get_mut(slot) {
             *entry = None;
         }
     }
 
-    /// Frees the slots whose driver is gone without a word.
+    /// Frees the slots whose driver ended without reporting it (a panic drops its receiver).
     pub fn free_finished(&mut self) {
         for entry in &mut self.0 {
-            if entry.as_ref().is_some_and(|o| o.end.is_closed()) {
+            if entry.as_ref().is_some_and(|o| o.stop.is_closed()) {
                 *entry = None;
             }
         }
     }
 
+    /// Signals every driver to release its task and stop.
     pub fn drain(&self) {
         for occupied in self.0.iter().flatten() {
-            occupied.end.send_replace(Some(End::Drain));
+            occupied.stop.send_replace(Some(StopReason::Drain));
         }
     }
 
-    pub fn command(&self, command: Result<RunnerCommand, EnvelopeError>) {
+    /// Delivers a command of the scheduler to the task that it names.
+    pub fn on_command(&self, command: Result<RunnerCommand, EnvelopeError>) {
         match command {
             Ok(RunnerCommand::JobChanged { task, .. }) => {
                 for occupied in self.0.iter().flatten().filter(|o| o.task.get() == Some(&task)) {
-                    occupied.jobs.notify_one();
+                    occupied.job_changed.notify_one();
                 }
             }
             Ok(RunnerCommand::Cancel { fence }) => {
                 for occupied in self.0.iter().flatten().filter(|o| o.lease == fence.lease) {
-                    occupied.end.send_replace(Some(End::Cancelled));
+                    occupied.stop.send_replace(Some(StopReason::Cancelled));
                 }
             }
-            Ok(RunnerCommand::WorkWaits) => {}
-            Err(error) => tracing::warn!(%error, "a command that cannot be read"),
+            Ok(RunnerCommand::TaskReady) => {}
+            Err(error) => tracing::warn!(%error, "unreadable command ignored"),
         }
     }
 }
@@ -111,33 +120,33 @@ mod tests {
     use cfq_proto::messages::TaskFence;
 
     #[test]
-    fn a_command_reaches_its_task_only() {
-        let mut slots = Slots::new(2);
+    fn command_reaches_only_its_task() {
+        let mut slots = TaskSlots::new(2);
         let (one, two) = (LeaseId::fresh(), LeaseId::fresh());
         let (task_one, task_two) = (TaskId::fresh(), TaskId::fresh());
-        let ((_, ear_one), slot) = slots.take(one, |ear| ear);
-        let ((number, ear_two), _) = slots.take(two, |ear| ear);
-        ear_one.listens_to(task_one);
-        ear_two.listens_to(task_two);
+        let ((_, signals_one), slot) = slots.occupy(one, |signals| signals);
+        let ((number, signals_two), _) = slots.occupy(two, |signals| signals);
+        signals_one.set_task(task_one);
+        signals_two.set_task(task_two);
         assert_eq!(number, 2);
-        assert!(!slots.has_room());
-        slots.command(Ok(RunnerCommand::Cancel { fence: TaskFence { task: task_two, attempt: 1, lease: two } }));
-        assert_eq!((*ear_one.end.borrow(), *ear_two.end.borrow()), (None, Some(End::Cancelled)));
-        slots.command(Ok(RunnerCommand::JobChanged { task: task_one, job: JobId::fresh() }));
+        assert!(!slots.has_free());
+        slots.on_command(Ok(RunnerCommand::Cancel { fence: TaskFence { task: task_two, attempt: 1, lease: two } }));
+        assert_eq!((*signals_one.stop.borrow(), *signals_two.stop.borrow()), (None, Some(StopReason::Cancelled)));
+        slots.on_command(Ok(RunnerCommand::JobChanged { task: task_one, job: JobId::fresh() }));
         slots.drain();
-        assert_eq!(*ear_one.end.borrow(), Some(End::Drain));
+        assert_eq!(*signals_one.stop.borrow(), Some(StopReason::Drain));
         slots.free(slot);
-        assert!(slots.has_room());
+        assert!(slots.has_free());
     }
 
     #[test]
-    fn a_driver_that_is_gone_frees_its_slot() {
-        let mut slots = Slots::new(1);
-        let (ear, _) = slots.take(LeaseId::fresh(), |ear| ear);
+    fn dropped_driver_frees_its_slot() {
+        let mut slots = TaskSlots::new(1);
+        let (signals, _) = slots.occupy(LeaseId::fresh(), |signals| signals);
         slots.free_finished();
-        assert!(!slots.has_room());
-        drop(ear);
+        assert!(!slots.has_free());
+        drop(signals);
         slots.free_finished();
-        assert!(slots.has_room());
+        assert!(slots.has_free());
     }
 }

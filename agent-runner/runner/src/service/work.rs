@@ -1,146 +1,159 @@
-//! One granted task from grant to rest, loss or hand-back.
+//! Runs one granted task until it rests, is lost or is released.
 
 use std::sync::Arc;
 
 use cfq_convergence::History;
-use cfq_link::lease::HeldLease;
-use cfq_proto::blob::Carried;
-use cfq_proto::looping::{Step, StepRecord};
-use cfq_proto::messages::{FenceReply, GiveUp, Grant, Release};
+use cfq_link::lease::LeaseHandle;
+use cfq_proto::blob::Payload;
+use cfq_proto::loop_step::{Step, StepRecord};
+use cfq_proto::messages::{Abandon, FenceReply, Grant, Release};
 use cfq_proto::subject;
 
-use super::Shared;
-use super::cluster::{Cluster, fetch};
-use super::slots::{Ear, End};
-use crate::driver::{Assignment, Drive, Stopped};
-use crate::pipeline::limits;
+use super::RunnerContext;
+use super::nats_port::{NatsTaskPort, fetch_payload};
+use super::slots::{SlotSignals, StopReason};
+use crate::driver::{Assignment, Stopped, TaskDriver};
+use crate::pipeline::loop_limits;
 use crate::workstream::Worktrees;
 
-pub(super) struct Granted {
-    pub lease: HeldLease,
-    pub grant: Carried<Grant>,
+/// A lease and the grant received with it.
+pub(super) struct GrantedTask {
+    pub lease: LeaseHandle,
+    pub grant: Payload<Grant>,
 }
 
+/// Driver of one granted task in one slot.
 pub(super) struct Worker {
-    shared: Arc<Shared>,
-    granted: Granted,
+    context: Arc<RunnerContext>,
+    granted: GrantedTask,
     number: usize,
-    ear: Ear,
+    signals: SlotSignals,
 }
 
 impl Worker {
-    /// `number` and ear of the slot it works in.
-    pub fn new(shared: Arc<Shared>, granted: Granted, (number, ear): (usize, Ear)) -> Self {
-        Self { shared, granted, number, ear }
+    /// `number` is the worker number (from 1) and `signals` the receiving side of its slot.
+    pub fn new(context: Arc<RunnerContext>, granted: GrantedTask, (number, signals): (usize, SlotSignals)) -> Self {
+        Self { context, granted, number, signals }
     }
 
+    /// Drives the task, then drops the lease and removes the worktree.
     pub async fn run(self) {
-        let Self { shared, granted: Granted { lease, grant }, number, mut ear } = self;
+        let Self { context, granted: GrantedTask { lease, grant }, number, mut signals } = self;
         let grant = tokio::select! {
-            grant = fetch(&shared, &lease, grant) => grant,
-            () = lease.lost() => Err(Stopped::Lost),
+            grant = fetch_payload(&context, &lease, grant) => grant,
+            () = lease.lost() => Err(Stopped::LeaseLost),
         };
         let grant = match grant {
             Ok(grant) => grant,
-            Err(stopped) => return tracing::warn!(lease = %lease.id(), %stopped, "a grant could not be taken up"),
+            Err(stopped) => {
+                return tracing::warn!(lease = %lease.id(), %stopped, "cannot load the grant, dropping the lease");
+            }
         };
         let (fence, task) = (grant.fence, grant.number);
-        ear.listens_to(fence.task);
-        tracing::info!(%task, attempt = fence.attempt, steps = grant.steps.len(), "took a task");
-        let driven = drive(shared.clone(), lease.clone(), grant, number, ear.jobs.clone());
+        signals.set_task(fence.task);
+        tracing::info!(%task, attempt = fence.attempt, steps = grant.steps.len(), "task leased");
+        let driven = drive(context.clone(), lease.clone(), grant, number, signals.job_changed.clone());
         tokio::select! {
             ended = driven => match ended {
-                Ok(history) => tracing::info!(%task, state = %history.state, "the task rests"),
-                Err(Stopped::Lost) => tracing::info!(%task, "lost the task"),
-                Err(Stopped::Waits { job }) => release(&shared, Release { fence, waits_for: Some(job) }).await,
+                Ok(history) => tracing::info!(%task, state = %history.state, "task rests"),
+                Err(Stopped::LeaseLost) => tracing::info!(%task, "lease lost, task dropped"),
+                Err(Stopped::WaitingForPlacement { job }) => {
+                    release(&context, Release { fence, waits_for: Some(job) }).await
+                }
                 Err(Stopped::Refused { reason }) => {
-                    tracing::error!(%task, reason, "cannot drive a task, giving it up");
-                    give_up(&shared, &lease, GiveUp { fence, reason }).await;
+                    tracing::error!(%task, reason, "cannot drive the task, abandoning it");
+                    abandon(&context, &lease, Abandon { fence, reason }).await;
                 }
             },
-            () = lease.lost() => tracing::info!(%task, "lost the task"),
-            end = ended(&mut ear) => match end {
-                End::Cancelled => tracing::info!(%task, "the task was taken back"),
-                End::Drain => release(&shared, Release { fence, waits_for: None }).await,
+            () = lease.lost() => tracing::info!(%task, "lease lost, task dropped"),
+            stop = stop_requested(&mut signals) => match stop {
+                StopReason::Cancelled => tracing::info!(%task, "task cancelled by the scheduler"),
+                StopReason::Drain => release(&context, Release { fence, waits_for: None }).await,
             },
         }
         drop(lease);
-        let worktrees = Worktrees::new(&shared.config.data_dir);
+        let worktrees = Worktrees::new(&context.config.data_dir);
         let removed = tokio::task::spawn_blocking(move || worktrees.remove(task, fence.attempt)).await;
         if let Ok(Err(error)) = removed {
-            tracing::warn!(%task, error = error.in_words(), "an old worktree stays until the next start");
+            let error = error.with_causes();
+            tracing::warn!(%task, error, "cannot remove the worktree, it stays until the next start");
         }
     }
 }
 
-async fn ended(ear: &mut Ear) -> End {
-    match ear.end.wait_for(Option::is_some).await {
-        Ok(end) => end.unwrap_or(End::Drain),
-        // The slots are gone: the process ends.
-        Err(_) => End::Drain,
+/// Waits until the driver must stop.
+async fn stop_requested(signals: &mut SlotSignals) -> StopReason {
+    match signals.stop.wait_for(Option::is_some).await {
+        Ok(reason) => reason.unwrap_or(StopReason::Drain),
+        // The slots were dropped: the process stops.
+        Err(_) => StopReason::Drain,
     }
 }
 
 async fn drive(
-    shared: Arc<Shared>,
-    lease: HeldLease,
+    context: Arc<RunnerContext>,
+    lease: LeaseHandle,
     grant: Grant,
     worker: usize,
-    jobs: Arc<tokio::sync::Notify>,
+    job_changed: Arc<tokio::sync::Notify>,
 ) -> Result<History, Stopped> {
     let Grant { fence, number, spec, steps, .. } = grant;
-    let port = Cluster { shared: shared.clone(), fence, lease, jobs };
+    let port = NatsTaskPort { context: context.clone(), fence, lease, job_changed };
     let mut history = History::default();
     for record in steps {
-        let record = whole(&port, record).await?;
+        let record = with_inline_artifact(&port, record).await?;
         history.push(&record).map_err(|error| Stopped::Refused { reason: error.to_string() })?;
     }
-    let limits = limits(&spec, &shared.declaration);
+    let limits = loop_limits(&spec, &context.declaration);
     let assignment =
         Assignment { task: fence.task, number, attempt: fence.attempt, spec: Arc::new(spec), limits, history, worker };
-    Drive::new(port, assignment, shared.config.data_dir.clone(), shared.config.timing.clone()).run().await
+    TaskDriver::new(port, assignment, context.config.data_dir.clone(), context.config.timing.clone()).run().await
 }
 
-/// The record with its artifact inside.
-async fn whole(port: &Cluster, record: StepRecord) -> Result<StepRecord, Stopped> {
+/// Returns the record with its artifact loaded.
+async fn with_inline_artifact(port: &NatsTaskPort, record: StepRecord) -> Result<StepRecord, Stopped> {
     let step = match record.step {
-        Step::Generated { artifact } => Step::Generated { artifact: Carried::Inline(port.fetch(artifact).await?) },
+        Step::Generated { artifact } => Step::Generated { artifact: Payload::Inline(port.fetch(artifact).await?) },
         other => other,
     };
     Ok(StepRecord { step, ..record })
 }
 
-/// Hands the task back. Whether or not it is answered, the lease is let go.
-async fn release(shared: &Shared, ask: Release) {
-    let fence = ask.fence;
-    let subject = subject::runner(&shared.config.runner, "release");
-    match shared.session.request_until_answered::<_, FenceReply>(&subject, &ask).await {
-        Ok(FenceReply::Committed) => tracing::info!(task = %fence.task, "handed a task back"),
-        Ok(FenceReply::Stale) => tracing::info!(task = %fence.task, "the task was not ours any more"),
+/// Releases the task to the scheduler. The lease is dropped in any case.
+async fn release(context: &RunnerContext, request: Release) {
+    let fence = request.fence;
+    let subject = subject::runner(&context.config.runner, "release");
+    match context.session.request_until_answered::<_, FenceReply>(&subject, &request).await {
+        Ok(FenceReply::Committed) => tracing::info!(task = %fence.task, "task released"),
+        Ok(FenceReply::Stale) => tracing::info!(task = %fence.task, "task not released, the lease is stale"),
         Ok(FenceReply::Refused { reason } | FenceReply::Unavailable { reason }) => {
-            tracing::warn!(task = %fence.task, reason, "could not hand a task back")
+            tracing::warn!(task = %fence.task, reason, "cannot release the task")
         }
-        Err(error) => tracing::warn!(task = %fence.task, %error, "could not hand a task back"),
+        Err(error) => tracing::warn!(task = %fence.task, %error, "cannot release the task"),
     }
 }
 
-/// Tells the scheduler why. After a wait, because the same runner may be the next to try; as long as the lease lives, because
-/// without it nobody would know the reason.
-async fn give_up(shared: &Shared, lease: &HeldLease, ask: GiveUp) {
-    let subject = subject::runner(&shared.config.runner, "give_up");
-    let told = async {
+/// Abandons the task and reports the reason. Waits before each request, because this runner may be the next to lease
+/// the task; repeats it while the lease is live, because otherwise the reason would be lost.
+async fn abandon(context: &RunnerContext, lease: &LeaseHandle, request: Abandon) {
+    let subject = subject::runner(&context.config.runner, "abandon");
+    let abandoned = async {
         loop {
-            tokio::time::sleep(shared.config.timing.backoff_base()).await;
-            match shared.session.request::<_, FenceReply>(&subject, &ask).await {
+            tokio::time::sleep(context.config.timing.backoff_base()).await;
+            match context.session.request::<_, FenceReply>(&subject, &request).await {
                 Ok(FenceReply::Committed | FenceReply::Stale) => return,
-                Ok(FenceReply::Refused { reason }) => return tracing::error!(reason, "cannot give a task up"),
-                Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "cannot give a task up yet"),
-                Err(error) => tracing::debug!(%error, "cannot give a task up yet"),
+                Ok(FenceReply::Refused { reason }) => {
+                    return tracing::error!(reason, "scheduler refused to abandon the task");
+                }
+                Ok(FenceReply::Unavailable { reason }) => {
+                    tracing::debug!(reason, "cannot abandon the task yet, retrying")
+                }
+                Err(error) => tracing::debug!(%error, "cannot abandon the task yet, retrying"),
             }
         }
     };
     tokio::select! {
-        () = told => {}
+        () = abandoned => {}
         () = lease.lost() => {}
     }
 }

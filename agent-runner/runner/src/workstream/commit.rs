@@ -1,49 +1,58 @@
-//! Commits that come out the same whenever and wherever they are made.
+//! Reproducible commits: equal plans give equal commit ids, at any time and in any repository that has the base.
 
-use cfq_proto::looping::Artifact;
-use cfq_proto::looping::ArtifactFile;
+use cfq_proto::loop_step::Artifact;
+use cfq_proto::loop_step::ArtifactFile;
 use git2::{Repository, Signature, Time};
 
-use super::error::{GitError, git, oid};
+use super::error::{GitError, git_context, parse_oid};
 use super::tree::Snapshot;
 
-/// Author and committer of every commit cfq makes. Fixed, because a name of the machine or the user would make the
-/// same step another commit elsewhere.
-const NAME: &str = "cfq";
-const EMAIL: &str = "cfq@localhost";
+/// Author and committer of every commit that cfq creates. Fixed, because the name of a machine or a user would change
+/// the commit id of the same step on another machine.
+const AUTHOR_NAME: &str = "cfq";
+const AUTHOR_EMAIL: &str = "cfq@localhost";
 
-/// Everything a commit is made of.
+/// All inputs of a commit; its id is a function of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPlan<'a> {
-    /// The commit the files are against.
+    /// Commit whose tree the files replace.
     pub base: &'a str,
+    /// Changed files, relative to `base`.
     pub files: &'a [ArtifactFile],
+    /// Parent commit id.
     pub parent: &'a str,
+    /// Commit message.
     pub message: &'a str,
-    /// Seconds since 1970.
+    /// Author and committer time, in seconds since 1970 (UTC).
     pub time: i64,
 }
 
+/// Signature of cfq at `time`, in seconds since 1970.
 pub(crate) fn signature(time: i64) -> Result<Signature<'static>, GitError> {
-    git("sign a commit", Signature::new(NAME, EMAIL, &Time::new(time, 0)))
+    git_context("create the commit signature", Signature::new(AUTHOR_NAME, AUTHOR_EMAIL, &Time::new(time, 0)))
 }
 
-/// Writes the commit's objects and returns its id. No reference moves.
-pub(crate) fn create(repository: &Repository, plan: &CommitPlan<'_>) -> Result<String, GitError> {
-    let tree = Snapshot::of(repository, plan.base)?.with(plan.files)?;
-    let tree = git("read the new tree", repository.find_tree(tree))?;
-    let parent = git(format!("find commit {}", plan.parent), repository.find_commit(oid(plan.parent)?))?;
-    let me = signature(plan.time)?;
-    let commit = git("write a commit", repository.commit(None, &me, &me, plan.message, &tree, &[&parent]))?;
+/// Writes the commit's objects and returns its id. No ref is updated.
+pub(crate) fn create_commit(repository: &Repository, plan: &CommitPlan<'_>) -> Result<String, GitError> {
+    let tree = Snapshot::of(repository, plan.base)?.write_tree_with(plan.files)?;
+    let tree = git_context("read the new tree", repository.find_tree(tree))?;
+    let parent = git_context(format!("find commit {}", plan.parent), repository.find_commit(parse_oid(plan.parent)?))?;
+    let author = signature(plan.time)?;
+    let commit =
+        git_context("write a commit", repository.commit(None, &author, &author, plan.message, &tree, &[&parent]))?;
     Ok(commit.to_string())
 }
 
-/// Makes the commits of `artifacts` again (oldest first, each the next one's parent) in a repository that has `base`,
-/// and returns the last one's id. Only objects are added. Fails if an id comes out other than recorded.
+/// Rebuilds the commits of `artifacts` (oldest first, each the parent of the next) in a repository that has `base`, and
+/// returns the id of the last one. Only objects are added.
+///
+/// # Errors
+/// [`GitError::CommitNotFound`] if the repository lacks `base`, [`GitError::NotReproduced`] if an id differs from the
+/// recorded one, and other [`GitError`]s if libgit2 fails.
 pub fn rebuild(repository: &Repository, base: &str, artifacts: &[Artifact]) -> Result<String, GitError> {
-    let base_id = oid(base)?;
+    let base_id = parse_oid(base)?;
     if repository.find_commit(base_id).is_err() {
-        return Err(GitError::NoCommit { path: repository.path().to_owned(), commit: base.to_owned() });
+        return Err(GitError::CommitNotFound { path: repository.path().to_owned(), commit: base.to_owned() });
     }
     let mut head = base.to_owned();
     for artifact in artifacts {
@@ -55,11 +64,11 @@ pub fn rebuild(repository: &Repository, base: &str, artifacts: &[Artifact]) -> R
             message: &artifact.commit_message,
             time: artifact.commit_time,
         };
-        let made = create(repository, &plan)?;
-        if made != *recorded {
-            return Err(GitError::NotReproduced { made, recorded: recorded.clone() });
+        let rebuilt = create_commit(repository, &plan)?;
+        if rebuilt != *recorded {
+            return Err(GitError::NotReproduced { rebuilt, recorded: recorded.clone() });
         }
-        head = made;
+        head = rebuilt;
     }
     Ok(head)
 }
@@ -70,7 +79,7 @@ mod tests {
     use crate::workstream::testing::{UserRepo, artifact, file};
 
     #[test]
-    fn the_same_plan_gives_the_same_id_in_any_repository_with_the_base() {
+    fn commit_id_is_equal_in_any_repository_with_the_base() {
         let user = UserRepo::new(&[("a.py", "x = 1\n"), ("d/b.py", "y = 2\n")]);
         let other = user.folder.path().join("other");
         Repository::clone(user.path().to_str().unwrap(), &other).unwrap();
@@ -78,14 +87,14 @@ mod tests {
             [file("a.py", "x = 2\n"), ArtifactFile { path: "d/b.py".into(), content: None }, file("n/c.py", "z\n")];
         let plan =
             CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 1_700_000_000 };
-        let here = create(&user.repo(), &plan).unwrap();
-        let there = create(&Repository::open(&other).unwrap(), &plan).unwrap();
+        let here = create_commit(&user.repo(), &plan).unwrap();
+        let there = create_commit(&Repository::open(&other).unwrap(), &plan).unwrap();
         assert_eq!(here, there);
-        assert_ne!(here, create(&user.repo(), &CommitPlan { time: 1, ..plan }).unwrap());
+        assert_ne!(here, create_commit(&user.repo(), &CommitPlan { time: 1, ..plan }).unwrap());
     }
 
     #[test]
-    fn a_chain_is_made_again_from_its_artifacts() {
+    fn rebuild_reproduces_the_recorded_commits() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let one = artifact(&user.repo(), &user.base, &user.base, 1, vec![file("a.py", "x = 2\n")]);
         let two = artifact(&user.repo(), &user.base, one.commit.as_ref().unwrap(), 2, vec![file("a.py", "x = 3\n")]);
@@ -94,7 +103,7 @@ mod tests {
         assert_eq!(rebuild(&fresh, &user.base, &[one.clone(), two.clone()]).unwrap(), two.commit.clone().unwrap());
         let forged = Artifact { files: vec![file("a.py", "x = 4\n")], ..two };
         assert!(matches!(rebuild(&fresh, &user.base, &[one, forged]), Err(GitError::NotReproduced { .. })));
-        let nowhere = "1".repeat(40);
-        assert!(matches!(rebuild(&fresh, &nowhere, &[]), Err(GitError::NoCommit { .. })));
+        let unknown = "1".repeat(40);
+        assert!(matches!(rebuild(&fresh, &unknown, &[]), Err(GitError::CommitNotFound { .. })));
     }
 }

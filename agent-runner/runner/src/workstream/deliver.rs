@@ -1,27 +1,31 @@
-//! The one thing cfq writes into the user's repository: a new branch with the result.
+//! Creates the delivery branch: the only write of cfq into the user's repository.
 
 use std::path::Path;
 
 use cfq_proto::ids::TaskNumber;
-use cfq_proto::looping::Artifact;
+use cfq_proto::loop_step::Artifact;
 use git2::{ErrorCode, Repository};
 
 use super::commit::rebuild;
-use super::error::{GitError, oid};
-use super::source::open_source;
+use super::error::{GitError, parse_oid};
+use super::source::open_source_repository;
 
-/// Longest slug, in bytes: branch names are typed.
-const SLUG: usize = 40;
-/// Variants of a taken branch name that are tried.
-const VARIANTS: u32 = 50;
+/// Maximum length of the slug in a branch name, in bytes. Short, because users type branch names.
+const MAX_SLUG_BYTES: usize = 40;
+/// Number of names tried if the branch name is taken: the name itself, then with the suffixes `-2`, `-3`, ...
+const MAX_BRANCH_NAMES: u32 = 50;
 
+/// A delivery branch and the commit it points at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
+    /// Short branch name, without `refs/heads/`.
     pub branch: String,
+    /// Commit id.
     pub commit: String,
 }
 
-/// `cfq/t42-add-a-parser`, from the first words of the description.
+/// Name of a task's delivery branch, such as `cfq/t42-add-a-parser`: the task number and the first words of the
+/// description.
 pub fn branch_name(number: TaskNumber, description: &str) -> String {
     let mut slug = String::new();
     for c in description.chars() {
@@ -30,9 +34,9 @@ pub fn branch_name(number: TaskNumber, description: &str) -> String {
         } else if !slug.is_empty() && !slug.ends_with('-') {
             slug.push('-');
         }
-        if slug.len() >= SLUG {
-            // Not in the middle of a word, if a word ends in the last third.
-            if let Some(end) = slug.rfind('-').filter(|end| *end > SLUG * 2 / 3) {
+        if slug.len() >= MAX_SLUG_BYTES {
+            // Cut at the end of a word, if one ends in the last third.
+            if let Some(end) = slug.rfind('-').filter(|end| *end > MAX_SLUG_BYTES * 2 / 3) {
                 slug.truncate(end);
             }
             break;
@@ -42,17 +46,21 @@ pub fn branch_name(number: TaskNumber, description: &str) -> String {
     if slug.is_empty() { format!("cfq/{number}") } else { format!("cfq/{number}-{slug}") }
 }
 
-/// Puts the commits of `artifacts` (oldest first) on a new branch. HEAD, the index and the working tree are not touched.
-/// May be called again: a branch of that name that already stands there is the delivery, and needs no leave to write;
-/// another's gets a number.
+/// Creates a branch with the commits of `artifacts` (oldest first). HEAD, the index and the working tree are not
+/// changed. Idempotent: a branch of that name that already points at the recorded commit is returned and needs no write
+/// access; if the name is taken by another commit, a numeric suffix is added.
+///
+/// # Errors
+/// A [`GitError`] if the repository cannot be opened or written, if the commits cannot be rebuilt
+/// (see [`rebuild`]), or if no branch name is free.
 pub fn deliver(repository: &Path, branch: &str, base: &str, artifacts: &[Artifact]) -> Result<Delivery, GitError> {
-    let opened = open_source(repository)?;
+    let opened = open_source_repository(repository)?;
     let recorded = artifacts.last().and_then(|a| a.commit.clone());
     let mut rebuilt = None;
-    for n in 1..=VARIANTS {
+    for n in 1..=MAX_BRANCH_NAMES {
         let branch = if n == 1 { branch.to_owned() } else { format!("{branch}-{n}") };
-        match tip(&opened, &branch)? {
-            Some(there) if Some(&there) == recorded.as_ref() => return Ok(Delivery { branch, commit: there }),
+        match branch_tip(&opened, &branch)? {
+            Some(tip) if Some(&tip) == recorded.as_ref() => return Ok(Delivery { branch, commit: tip }),
             Some(_) => continue,
             None => {}
         }
@@ -60,39 +68,39 @@ pub fn deliver(repository: &Path, branch: &str, base: &str, artifacts: &[Artifac
             Some(commit) => String::clone(commit),
             None => rebuilt.insert(rebuild(&opened, base, artifacts)?).clone(),
         };
-        if claim(repository, &opened, &branch, &commit)? {
+        if create_branch(repository, &opened, &branch, &commit)? {
             return Ok(Delivery { branch, commit });
         }
     }
-    Err(GitError::NamesTaken { path: repository.to_owned(), branch: branch.to_owned() })
+    Err(GitError::BranchNamesTaken { path: repository.to_owned(), branch: branch.to_owned() })
 }
 
-/// Where a branch stands, if there is one.
-fn tip(repository: &Repository, branch: &str) -> Result<Option<String>, GitError> {
+/// Commit id that a branch points at; `None` if the branch does not exist.
+fn branch_tip(repository: &Repository, branch: &str) -> Result<Option<String>, GitError> {
     match repository.refname_to_id(&format!("refs/heads/{branch}")) {
         Ok(id) => Ok(Some(id.to_string())),
         Err(error) if error.code() == ErrorCode::NotFound => Ok(None),
-        Err(source) => Err(GitError::Git { doing: format!("read {branch}"), source }),
+        Err(source) => Err(GitError::Git { operation: format!("read the branch {branch}"), source }),
     }
 }
 
-/// True if the branch stands at `commit`, now or already before; false if it is taken.
-fn claim(path: &Path, repository: &Repository, branch: &str, commit: &str) -> Result<bool, GitError> {
-    match repository.reference(&format!("refs/heads/{branch}"), oid(commit)?, false, "cfq: deliver") {
+/// Creates the branch. Returns true if it points at `commit`, created now or before, and false if it points elsewhere.
+fn create_branch(path: &Path, repository: &Repository, branch: &str, commit: &str) -> Result<bool, GitError> {
+    match repository.reference(&format!("refs/heads/{branch}"), parse_oid(commit)?, false, "cfq: deliver") {
         Ok(_) => Ok(true),
         Err(source) => {
-            if let Some(there) = tip(repository, branch)? {
-                return Ok(there == commit);
+            if let Some(tip) = branch_tip(repository, branch)? {
+                return Ok(tip == commit);
             }
-            // A branch cannot be where another needs a folder.
+            // Git stores a ref as a file, so the branches `a` and `a/b` cannot both exist.
             for (end, _) in branch.match_indices('/') {
-                let other = &branch[..end];
-                if tip(repository, other)?.is_some() {
-                    let (path, branch, other) = (path.to_owned(), branch.to_owned(), other.to_owned());
-                    return Err(GitError::InTheWay { path, branch, other });
+                let existing = &branch[..end];
+                if branch_tip(repository, existing)?.is_some() {
+                    let (path, branch, existing) = (path.to_owned(), branch.to_owned(), existing.to_owned());
+                    return Err(GitError::BranchConflict { path, branch, existing });
                 }
             }
-            Err(GitError::Git { doing: format!("make the branch {branch}"), source })
+            Err(GitError::Git { operation: format!("create the branch {branch}"), source })
         }
     }
 }
@@ -104,7 +112,7 @@ mod tests {
     use crate::workstream::{CommitPlan, Mirror};
 
     #[test]
-    fn the_branch_is_named_after_the_task() {
+    fn branch_name_has_the_task_number_and_a_slug() {
         let name = |text| branch_name(TaskNumber(42), text);
         assert_eq!(name("Add a parser!"), "cfq/t42-add-a-parser");
         assert_eq!(name("…"), "cfq/t42");
@@ -117,24 +125,24 @@ mod tests {
     }
 
     #[test]
-    fn one_new_branch_and_nothing_else() {
+    fn deliver_creates_one_branch_and_changes_nothing_else() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         user.make_dirty();
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         mirror.fetch_base(&user.base).unwrap();
         let made = artifact(&mirror.repository().unwrap(), &user.base, &user.base, 1, vec![file("b.py", "y = 1\n")]);
-        let before = user.photograph();
+        let before = user.capture_state();
         let delivery = deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap();
         assert_eq!(delivery, Delivery { branch: "cfq/t1-b".into(), commit: made.commit.clone().unwrap() });
         assert_eq!(deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap(), delivery);
-        let mut after = user.photograph();
+        let mut after = user.capture_state();
         assert_eq!(after.remove("refs/heads/cfq/t1-b").unwrap(), delivery.commit.into_bytes());
         assert_eq!(after, before);
     }
 
     #[test]
-    fn a_taken_name_gets_a_number() {
+    fn taken_branch_name_gets_a_numeric_suffix() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let repository = user.repo();
         let one = artifact(&repository, &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
@@ -148,31 +156,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_is_found_without_writing() {
+    fn existing_delivery_is_found_without_a_write() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let mut made = artifact(&user.repo(), &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
         let first = deliver(&user.path(), "cfq/t1", &user.base, std::slice::from_ref(&made)).unwrap();
-        // What would have to be written could not be.
+        // This artifact cannot be rebuilt, so a write would fail.
         made.parent = "0".repeat(40);
         assert_eq!(deliver(&user.path(), "cfq/t1", &user.base, &[made]).unwrap(), first);
     }
 
     #[test]
-    fn a_branch_in_the_way_is_named() {
+    fn conflicting_branch_is_named_in_the_error() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let repository = user.repo();
-        repository.reference("refs/heads/cfq", oid(&user.base).unwrap(), false, "mine").unwrap();
+        repository.reference("refs/heads/cfq", parse_oid(&user.base).unwrap(), false, "mine").unwrap();
         let made = artifact(&repository, &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
         let error = deliver(&user.path(), "cfq/t1", &user.base, &[made]).unwrap_err();
-        assert!(!error.may_pass() && error.to_string().contains("git branch -m cfq "), "{error}");
+        assert!(!error.is_transient() && error.to_string().contains("git branch -m cfq "), "{error}");
     }
 
     #[test]
-    fn a_base_that_is_gone_is_said() {
+    fn missing_base_is_reported() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let plan = CommitPlan { base: &user.base, files: &[], parent: &user.base, message: "m", time: 1 };
-        assert!(crate::workstream::commit::create(&user.repo(), &plan).is_ok());
+        assert!(crate::workstream::commit::create_commit(&user.repo(), &plan).is_ok());
         let error = deliver(&user.path(), "cfq/t1", &"12".repeat(20), &[]).unwrap_err();
-        assert!(!error.may_pass() && error.to_string().contains("has no commit"), "{error}");
+        assert!(!error.is_transient() && error.to_string().contains("has no commit"), "{error}");
     }
 }

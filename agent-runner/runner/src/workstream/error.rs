@@ -1,94 +1,114 @@
-//! What can go wrong with a repository, in words that name it and the next step.
+//! Errors of repository operations. Each message names the repository and the next step.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
+/// Failure of a repository operation.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
+    /// The path does not exist.
     #[error("{path} does not exist, or this machine's runner cannot see it")]
-    Missing { path: PathBuf },
+    PathNotFound { path: PathBuf },
+    /// The process lacks read permission.
     #[error("{path} cannot be read by the runner: give its user read access to the folder and everything in .git")]
     Unreadable {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
+    /// The path is neither a working tree's top folder, nor a `.git` folder, nor a bare repository.
     #[error("{path} is not a git repository: run `git init` there and commit something first")]
     NotARepository { path: PathBuf },
+    /// Git refuses repositories of other users (`safe.directory`).
     #[error(
         "{path} belongs to another user: run cfq as its owner, or `git config --global --add safe.directory {path}`"
     )]
-    Owner { path: PathBuf },
+    WrongOwner { path: PathBuf },
+    /// HEAD has no commit to start from.
     #[error("{path} has no commits yet: commit something first, for example `git commit --allow-empty -m start`")]
-    Empty { path: PathBuf },
-    #[error("{path} is a shallow clone, its history is not all there: run `git fetch --unshallow` in it")]
-    Shallow { path: PathBuf },
-    #[error("{path} has no commit {commit}: submit again from a commit that is there")]
-    NoCommit { path: PathBuf, commit: String },
+    NoCommits { path: PathBuf },
+    /// The history is incomplete.
+    #[error("{path} is a shallow clone with incomplete history: run `git fetch --unshallow` in it")]
+    ShallowClone { path: PathBuf },
+    /// The repository does not contain the commit.
+    #[error("{path} has no commit {commit}: submit again from a commit that exists there")]
+    CommitNotFound { path: PathBuf, commit: String },
+    /// The text is not a hexadecimal object id.
     #[error("{text:?} is not a commit id")]
-    BadId { text: String },
-    #[error("a commit made again came out as {made}, the record says {recorded}")]
-    NotReproduced { made: String, recorded: String },
-    #[error("{branch} already exists in {path} with other content, as do its numbered variants: delete or rename some")]
-    NamesTaken { path: PathBuf, branch: String },
+    InvalidCommitId { text: String },
+    /// A rebuilt commit has another id than the recorded one.
+    #[error("the rebuilt commit has id {rebuilt}, but the recorded id is {recorded}")]
+    NotReproduced { rebuilt: String, recorded: String },
+    /// No name is left for the delivery branch.
     #[error(
-        "{path} has a branch named {other}, so there can be no {branch}: `git branch -m {other} NAME` moves it away"
+        "branch {branch} and its numbered variants already exist in {path} at other commits: delete or rename some"
     )]
-    InTheWay { path: PathBuf, branch: String, other: String },
-    #[error("cannot {doing}")]
+    BranchNamesTaken { path: PathBuf, branch: String },
+    /// A branch name is a path prefix of the new branch's name.
+    #[error(
+        "{path} has a branch {existing}, so git cannot create {branch}: rename it with `git branch -m {existing} NAME`"
+    )]
+    BranchConflict { path: PathBuf, branch: String, existing: String },
+    /// libgit2 failed.
+    #[error("cannot {operation}")]
     Git {
-        doing: String,
+        operation: String,
         #[source]
         source: git2::Error,
     },
-    #[error("cannot {doing}")]
+    /// A file operation failed.
+    #[error("cannot {operation}")]
     Io {
-        doing: String,
+        operation: String,
         #[source]
         source: std::io::Error,
     },
 }
 
 impl GitError {
-    /// The task names what is not there: only another submit can mend it.
-    pub fn is_in_the_request(&self) -> bool {
+    /// True if the task itself is wrong (it names a path or a commit that does not exist), so that only a new submit
+    /// can fix it.
+    pub fn is_invalid_request(&self) -> bool {
         match self {
-            Self::Missing { .. } | Self::NotARepository { .. } | Self::NoCommit { .. } | Self::BadId { .. } => true,
+            Self::PathNotFound { .. }
+            | Self::NotARepository { .. }
+            | Self::CommitNotFound { .. }
+            | Self::InvalidCommitId { .. } => true,
             Self::Unreadable { .. }
-            | Self::Owner { .. }
-            | Self::Empty { .. }
-            | Self::Shallow { .. }
+            | Self::WrongOwner { .. }
+            | Self::NoCommits { .. }
+            | Self::ShallowClone { .. }
             | Self::NotReproduced { .. }
-            | Self::NamesTaken { .. }
-            | Self::InTheWay { .. }
+            | Self::BranchNamesTaken { .. }
+            | Self::BranchConflict { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
         }
     }
 
-    /// True where the same call may work later without anybody changing what was asked (a full disk, a busy lock).
-    pub fn may_pass(&self) -> bool {
+    /// True if the same call may succeed later without a change of the request (full disk, busy lock).
+    pub fn is_transient(&self) -> bool {
         match self {
-            Self::Git { source, .. } => !is_denied(source),
+            Self::Git { source, .. } => !is_permission_error(source),
             Self::Io { source, .. } => {
                 !matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
             }
-            Self::Missing { .. }
+            Self::PathNotFound { .. }
             | Self::Unreadable { .. }
             | Self::NotARepository { .. }
-            | Self::Owner { .. }
-            | Self::Empty { .. }
-            | Self::Shallow { .. }
-            | Self::NoCommit { .. }
-            | Self::BadId { .. }
+            | Self::WrongOwner { .. }
+            | Self::NoCommits { .. }
+            | Self::ShallowClone { .. }
+            | Self::CommitNotFound { .. }
+            | Self::InvalidCommitId { .. }
             | Self::NotReproduced { .. }
-            | Self::NamesTaken { .. }
-            | Self::InTheWay { .. } => false,
+            | Self::BranchNamesTaken { .. }
+            | Self::BranchConflict { .. } => false,
         }
     }
 
-    /// The error with its causes, for a recorded reason.
-    pub fn in_words(&self) -> String {
+    /// Returns the message followed by its causes, separated by colons, for a recorded reason.
+    pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
@@ -99,24 +119,27 @@ impl GitError {
     }
 }
 
-/// What no waiting changes. libgit2 has no code for it, only the system's words.
-fn is_denied(error: &git2::Error) -> bool {
-    let words = error.message();
+/// True for a permission error, which a retry does not fix. libgit2 has no error code for it, so the message of the
+/// operating system is matched.
+fn is_permission_error(error: &git2::Error) -> bool {
+    let message = error.message();
     error.class() == git2::ErrorClass::Os
-        && (words.contains("Permission denied") || words.contains("Read-only file system"))
+        && (message.contains("Permission denied") || message.contains("Read-only file system"))
 }
 
-/// Names what was being done when git failed.
-pub(crate) fn git<T>(doing: impl Into<String>, result: Result<T, git2::Error>) -> Result<T, GitError> {
-    result.map_err(|source| GitError::Git { doing: doing.into(), source })
+/// Adds the name of the failed operation, as in "cannot {operation}", to an error of libgit2.
+pub(crate) fn git_context<T>(operation: impl Into<String>, result: Result<T, git2::Error>) -> Result<T, GitError> {
+    result.map_err(|source| GitError::Git { operation: operation.into(), source })
 }
 
-pub(crate) fn io<T>(doing: impl Into<String>, result: std::io::Result<T>) -> Result<T, GitError> {
-    result.map_err(|source| GitError::Io { doing: doing.into(), source })
+/// Adds the name of the failed operation, as in "cannot {operation}", to an I/O error.
+pub(crate) fn io_context<T>(operation: impl Into<String>, result: std::io::Result<T>) -> Result<T, GitError> {
+    result.map_err(|source| GitError::Io { operation: operation.into(), source })
 }
 
-pub(crate) fn oid(text: &str) -> Result<git2::Oid, GitError> {
-    git2::Oid::from_str(text).map_err(|_| GitError::BadId { text: text.to_owned() })
+/// Parses a hexadecimal object id.
+pub(crate) fn parse_oid(text: &str) -> Result<git2::Oid, GitError> {
+    git2::Oid::from_str(text).map_err(|_| GitError::InvalidCommitId { text: text.to_owned() })
 }
 
 #[cfg(test)]
@@ -124,15 +147,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_helps_a_full_disk_and_not_a_repository_that_may_not_be_written() {
-        let passes = |words: &str| {
-            let source = git2::Error::new(git2::ErrorCode::GenericError, git2::ErrorClass::Os, words);
-            GitError::Git { doing: "make the branch".into(), source }.may_pass()
+    fn full_disk_is_transient_and_missing_permission_is_not() {
+        let is_transient = |message: &str| {
+            let source = git2::Error::new(git2::ErrorCode::GenericError, git2::ErrorClass::Os, message);
+            GitError::Git { operation: "create the branch".into(), source }.is_transient()
         };
-        assert!(passes("failed to write chunk: No space left on device"));
-        assert!(!passes("failed to create locked file: Permission denied"));
-        assert!(!passes("failed to make directory: Read-only file system"));
-        let io = |kind: ErrorKind| GitError::Io { doing: "lock".into(), source: kind.into() }.may_pass();
+        assert!(is_transient("failed to write chunk: No space left on device"));
+        assert!(!is_transient("failed to create locked file: Permission denied"));
+        assert!(!is_transient("failed to make directory: Read-only file system"));
+        let io = |kind: ErrorKind| GitError::Io { operation: "lock".into(), source: kind.into() }.is_transient();
         assert!(io(ErrorKind::StorageFull) && !io(ErrorKind::ReadOnlyFilesystem));
     }
 }

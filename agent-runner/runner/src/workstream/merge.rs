@@ -1,62 +1,72 @@
-//! Merging into the mirror's `main`: planned, recorded as an intent, then one compare-and-swap of the reference.
+//! Merge into the mirror's `main`: planned, recorded as an intent, then one compare-and-swap of the ref.
 //!
-//! Whoever is killed in between finds out by comparing the reference with the intent: it stands at the old commit (swap),
-//! at or behind the new one (done), or elsewhere (somebody merged first: plan again).
+//! After a crash the next attempt compares the ref with the recorded intent. If `main` is at the old commit, it is
+//! swapped; if `main` contains the new commit, the merge is done; otherwise another task merged first and the merge is
+//! planned again.
 
 use git2::{ErrorCode, MergeOptions, Oid, Repository};
 
 use super::commit::signature;
-use super::error::{GitError, git, oid};
+use super::error::{GitError, git_context, parse_oid};
 use super::mirror::Mirror;
 
-const MAIN: &str = "refs/heads/main";
+const MAIN_REF: &str = "refs/heads/main";
 
+/// A planned update of `main`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergePlan {
-    /// Where `main` stands.
+    /// Current commit of `main`.
     pub old: String,
-    /// Where it will stand: the head itself, or a merge commit.
+    /// Commit of `main` after the merge: the head itself (fast-forward), or a merge commit.
     pub new: String,
 }
 
+/// Result of planning a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MergeOutcome {
+    /// The merge is possible.
     Planned(MergePlan),
-    /// These paths were changed on both sides.
+    /// Both sides changed the same paths.
     Conflict {
+        /// Conflicting paths, sorted.
         paths: Vec<String>,
     },
 }
 
+/// State of `main` after a merge attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergeState {
-    /// `main` has the new commit, now or already before.
+    /// `main` contains the new commit, merged now or before.
     Merged,
-    /// `main` stands neither at the old nor at the new commit.
-    Overtaken,
+    /// `main` has moved to a commit that is not the old one and does not contain the new one: plan again.
+    MainMoved,
 }
 
 impl Mirror {
-    /// What merging `head` would do. Writes at most a merge commit's objects, and makes `main` at the task's base if the
-    /// mirror has none. The merge commit is a function of both commits, `message` and `time`.
+    /// Plans the merge of `head` into `main`. Writes at most the objects of a merge commit, and creates `main` at the
+    /// task's base if the mirror has none. The merge commit is a function of both commits, `message` and `time`
+    /// (seconds since 1970).
+    ///
+    /// # Errors
+    /// A [`GitError`] if an id is invalid, a commit is missing or libgit2 fails.
     pub fn plan_merge(&self, base: &str, head: &str, message: &str, time: i64) -> Result<MergeOutcome, GitError> {
         let repository = self.repository()?;
-        let head = oid(head)?;
-        let old = main_or(&repository, oid(base)?)?;
+        let head = parse_oid(head)?;
+        let old = main_or_create(&repository, parse_oid(base)?)?;
         let planned = |new: Oid| Ok(MergeOutcome::Planned(MergePlan { old: old.to_string(), new: new.to_string() }));
-        if old == head || contains(&repository, old, head)? {
+        if old == head || is_ancestor(&repository, head, old)? {
             return planned(old);
         }
-        if contains(&repository, head, old)? {
+        if is_ancestor(&repository, old, head)? {
             return planned(head);
         }
-        let ours = git("read main", repository.find_commit(old))?;
-        let theirs = git("read the head to merge", repository.find_commit(head))?;
+        let ours = git_context("read main", repository.find_commit(old))?;
+        let theirs = git_context("read the head to merge", repository.find_commit(head))?;
         let mut options = MergeOptions::new();
         options.find_renames(true);
-        let mut index = git("merge", repository.merge_commits(&ours, &theirs, Some(&options)))?;
+        let mut index = git_context("merge", repository.merge_commits(&ours, &theirs, Some(&options)))?;
         if index.has_conflicts() {
-            let mut paths: Vec<String> = git("read the conflicts", index.conflicts())?
+            let mut paths: Vec<String> = git_context("read the conflicts", index.conflicts())?
                 .flatten()
                 .filter_map(|c| c.our.or(c.their).or(c.ancestor))
                 .map(|entry| String::from_utf8_lossy(&entry.path).into_owned())
@@ -65,53 +75,60 @@ impl Mirror {
             paths.dedup();
             return Ok(MergeOutcome::Conflict { paths });
         }
-        let tree = git("write the merged tree", index.write_tree_to(&repository))?;
-        let tree = git("read the merged tree", repository.find_tree(tree))?;
-        let me = signature(time)?;
-        planned(git("write the merge commit", repository.commit(None, &me, &me, message, &tree, &[&ours, &theirs]))?)
+        let tree = git_context("write the merged tree", index.write_tree_to(&repository))?;
+        let tree = git_context("read the merged tree", repository.find_tree(tree))?;
+        let author = signature(time)?;
+        let parents = [&ours, &theirs];
+        let merge_commit = repository.commit(None, &author, &author, message, &tree, &parents);
+        planned(git_context("write the merge commit", merge_commit)?)
     }
 
-    /// Carries out a recorded intent; may be called again.
+    /// Carries out a recorded merge intent. Idempotent.
+    ///
+    /// # Errors
+    /// A [`GitError`] if an id is invalid, the lock cannot be taken or libgit2 fails.
     pub fn merge(&self, old: &str, new: &str) -> Result<MergeState, GitError> {
         let repository = self.repository()?;
-        let _alone = self.lock("cfq-merge.lock")?;
-        let (old, new) = (oid(old)?, oid(new)?);
-        let main = main_or(&repository, old)?;
-        if main == new || (main != old && contains(&repository, main, new)?) {
+        let _lock = self.lock("cfq-merge.lock")?;
+        let (old, new) = (parse_oid(old)?, parse_oid(new)?);
+        let main = main_or_create(&repository, old)?;
+        if main == new || (main != old && is_ancestor(&repository, new, main)?) {
             return Ok(MergeState::Merged);
         }
         if main != old {
-            return Ok(MergeState::Overtaken);
+            return Ok(MergeState::MainMoved);
         }
-        match repository.reference_matching(MAIN, new, true, old, "cfq: merge") {
+        match repository.reference_matching(MAIN_REF, new, true, old, "cfq: merge") {
             Ok(_) => Ok(MergeState::Merged),
-            Err(error) if error.code() == ErrorCode::Modified => Ok(MergeState::Overtaken),
-            Err(source) => Err(GitError::Git { doing: "move main".to_owned(), source }),
+            Err(error) if error.code() == ErrorCode::Modified => Ok(MergeState::MainMoved),
+            Err(source) => Err(GitError::Git { operation: "update main".to_owned(), source }),
         }
     }
 }
 
-/// Where `main` stands; made at `start` if there is none.
-fn main_or(repository: &Repository, start: Oid) -> Result<Oid, GitError> {
-    match repository.refname_to_id(MAIN) {
+/// Returns the commit of `main`; creates `main` at `start` if it does not exist.
+fn main_or_create(repository: &Repository, start: Oid) -> Result<Oid, GitError> {
+    match repository.refname_to_id(MAIN_REF) {
         Ok(id) => Ok(id),
         Err(error) if error.code() == ErrorCode::NotFound => {
-            match repository.reference(MAIN, start, false, "cfq: start") {
+            match repository.reference(MAIN_REF, start, false, "cfq: start") {
                 Ok(_) => Ok(start),
-                Err(error) if error.code() == ErrorCode::Exists => git("read main", repository.refname_to_id(MAIN)),
-                Err(source) => Err(GitError::Git { doing: "make main".to_owned(), source }),
+                Err(error) if error.code() == ErrorCode::Exists => {
+                    git_context("read main", repository.refname_to_id(MAIN_REF))
+                }
+                Err(source) => Err(GitError::Git { operation: "create main".to_owned(), source }),
             }
         }
-        Err(source) => Err(GitError::Git { doing: "read main".to_owned(), source }),
+        Err(source) => Err(GitError::Git { operation: "read main".to_owned(), source }),
     }
 }
 
-/// Whether `ancestor` is reachable from `commit`, its parents and theirs. An id that is not here is not.
-fn contains(repository: &Repository, commit: Oid, ancestor: Oid) -> Result<bool, GitError> {
+/// True if `ancestor` is a strict ancestor of `commit`. False if the repository lacks one of them.
+fn is_ancestor(repository: &Repository, ancestor: Oid, commit: Oid) -> Result<bool, GitError> {
     if repository.find_commit(ancestor).is_err() || repository.find_commit(commit).is_err() {
         return Ok(false);
     }
-    git("walk the history", repository.graph_descendant_of(commit, ancestor))
+    git_context("walk the history", repository.graph_descendant_of(commit, ancestor))
 }
 
 #[cfg(test)]
@@ -151,12 +168,12 @@ mod tests {
         }
 
         fn main(&self) -> String {
-            self.mirror.repository().unwrap().refname_to_id(MAIN).unwrap().to_string()
+            self.mirror.repository().unwrap().refname_to_id(MAIN_REF).unwrap().to_string()
         }
     }
 
     #[test]
-    fn the_first_merge_is_a_fast_forward_and_the_second_a_real_one() {
+    fn first_merge_fast_forwards_and_second_creates_a_merge_commit() {
         let f = fixture();
         let (one, two) = (f.head("a.py", "x = 2\n"), f.head("b.py", "y = 2\n"));
         let plan = f.planned(&one);
@@ -164,7 +181,7 @@ mod tests {
         assert_eq!(f.mirror.merge(&plan.old, &plan.new).unwrap(), MergeState::Merged);
         let plan = f.planned(&two);
         assert_eq!(plan.old, one);
-        assert_eq!(plan, f.planned(&two), "planning again changes nothing");
+        assert_eq!(plan, f.planned(&two), "planning is idempotent");
         assert_eq!(f.mirror.merge(&plan.old, &plan.new).unwrap(), MergeState::Merged);
         let repository = f.mirror.repository().unwrap();
         let merged = Snapshot::of(&repository, &f.main()).unwrap();
@@ -173,22 +190,22 @@ mod tests {
     }
 
     #[test]
-    fn an_intent_may_be_carried_out_again_and_is_not_when_overtaken() {
+    fn merge_intent_is_idempotent_and_refused_after_main_moved() {
         let f = fixture();
         let (one, two) = (f.head("a.py", "x = 2\n"), f.head("b.py", "y = 2\n"));
         let (first, stale) = (f.planned(&one), f.planned(&two));
         assert_eq!(f.mirror.merge(&first.old, &first.new).unwrap(), MergeState::Merged);
-        assert_eq!(f.mirror.merge(&stale.old, &stale.new).unwrap(), MergeState::Overtaken);
+        assert_eq!(f.mirror.merge(&stale.old, &stale.new).unwrap(), MergeState::MainMoved);
         let again = f.planned(&two);
         assert_eq!(f.mirror.merge(&again.old, &again.new).unwrap(), MergeState::Merged);
         let main = f.main();
-        assert_eq!(f.mirror.merge(&first.old, &first.new).unwrap(), MergeState::Merged, "long since in main");
-        assert_eq!(f.main(), main, "nothing moved back");
+        assert_eq!(f.mirror.merge(&first.old, &first.new).unwrap(), MergeState::Merged, "already in main");
+        assert_eq!(f.main(), main, "main does not move back");
         assert_eq!(f.planned(&one), MergePlan { old: main.clone(), new: main });
     }
 
     #[test]
-    fn a_conflict_names_its_paths_and_moves_nothing() {
+    fn conflict_names_its_paths_and_leaves_main_unchanged() {
         let f = fixture();
         let (one, two) = (f.head("a.py", "x = 2\n"), f.head("a.py", "x = 3\n"));
         let plan = f.planned(&one);

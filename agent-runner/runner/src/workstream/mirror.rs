@@ -1,4 +1,4 @@
-//! A bare mirror of the user's repository under cfq's data folder. All tasks of one repository share it.
+//! A bare mirror of the user's repository in cfq's data folder, shared by all tasks of that repository.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,26 +7,31 @@ use std::path::{Path, PathBuf};
 use git2::{Oid, Repository, RepositoryInitOptions};
 use sha2::{Digest, Sha256};
 
-use super::commit::{CommitPlan, create};
-use super::error::{GitError, git, io, oid};
-use super::source::open_source;
+use super::commit::{CommitPlan, create_commit};
+use super::error::{GitError, git_context, io_context, parse_oid};
+use super::source::open_source_repository;
 
-/// Fetched bases are kept under these names, so that nothing drops them.
-const BASES: &str = "refs/cfq/bases";
+/// Prefix of the refs that keep fetched bases from being garbage-collected.
+const BASE_REFS: &str = "refs/cfq/bases";
 
+/// A bare repository that holds the fetched bases and the commits of all tasks.
 #[derive(Debug, Clone)]
 pub struct Mirror {
     path: PathBuf,
+    /// The user's repository.
     source: PathBuf,
 }
 
 impl Mirror {
-    /// Finds or makes the mirror of `source` in `data_dir`. The name is a hash of the real path, so two spellings of one
-    /// folder share a mirror.
+    /// Opens the mirror of `source` in `data_dir`, or creates it. Its folder name is a hash of the canonical path, so
+    /// two spellings of one path share a mirror.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the mirror cannot be created.
     pub fn open(data_dir: &Path, source: &Path) -> Result<Self, GitError> {
-        let real = std::fs::canonicalize(source).unwrap_or_else(|_| source.to_owned());
-        let hash: String =
-            Sha256::digest(real.as_os_str().as_encoded_bytes()).iter().take(12).map(|b| format!("{b:02x}")).collect();
+        let canonical = std::fs::canonicalize(source).unwrap_or_else(|_| source.to_owned());
+        let digest = Sha256::digest(canonical.as_os_str().as_encoded_bytes());
+        let hash: String = digest.iter().take(12).map(|b| format!("{b:02x}")).collect();
         let path = data_dir.join("mirrors").join(format!("{hash}.git"));
         let mirror = Self { path, source: source.to_owned() };
         if Repository::open_bare(&mirror.path).is_err() {
@@ -36,101 +41,122 @@ impl Mirror {
     }
 
     fn create(&self) -> Result<(), GitError> {
-        let doing = || format!("make the mirror {}", self.path.display());
-        io(doing(), std::fs::create_dir_all(&self.path))?;
-        let _alone = self.lock("cfq-create.lock")?;
+        let operation = || format!("create the mirror {}", self.path.display());
+        io_context(operation(), std::fs::create_dir_all(&self.path))?;
+        let _lock = self.lock("cfq-create.lock")?;
         let mut options = RepositoryInitOptions::new();
-        // The user's template may carry hooks and settings; the mirror has neither.
+        // No template: the user's may contain hooks and settings, which the mirror must not have.
         options.bare(true).mkpath(true).external_template(false).initial_head("main");
-        let repository = git(doing(), Repository::init_opts(&self.path, &options))?;
-        let mut config = git(doing(), repository.config())?;
+        let repository = git_context(operation(), Repository::init_opts(&self.path, &options))?;
+        let mut config = git_context(operation(), repository.config())?;
         for (key, value) in [("core.autocrlf", "false"), ("core.hooksPath", "/dev/null"), ("gc.auto", "0")] {
-            git(doing(), config.set_str(key, value))?;
+            git_context(operation(), config.set_str(key, value))?;
         }
         Ok(())
     }
 
+    /// Path of the user's repository.
     pub fn source(&self) -> &Path {
         &self.source
     }
 
+    /// Opens the mirror with libgit2.
+    ///
+    /// # Errors
+    /// A [`GitError`] if libgit2 cannot open it.
     pub fn repository(&self) -> Result<Repository, GitError> {
-        git(format!("open the mirror {}", self.path.display()), Repository::open_bare(&self.path))
+        git_context(format!("open the mirror {}", self.path.display()), Repository::open_bare(&self.path))
     }
 
-    /// Waits until this process alone holds the named lock; the operating system frees it if we die.
+    /// Waits for an exclusive file lock in the mirror's folder. Dropping the file releases the lock; the operating
+    /// system releases it if the process dies.
     pub(crate) fn lock(&self, name: &str) -> Result<File, GitError> {
         let path = self.path.join(name);
-        let doing = || format!("lock {}", path.display());
+        let operation = || format!("lock {}", path.display());
         let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = io(doing(), file)?;
-        io(doing(), file.lock())?;
+        let file = io_context(operation(), file)?;
+        io_context(operation(), file.lock())?;
         Ok(file)
     }
 
-    /// Copies `commit` and what it stands on from the user's repository, unless it is here.
+    /// Copies `commit` and its history from the user's repository, unless the mirror has it.
+    ///
+    /// # Errors
+    /// [`GitError::ShallowClone`] or [`GitError::CommitNotFound`] if the history or the commit is missing, and other
+    /// [`GitError`]s if a repository cannot be opened, read or written.
     pub fn fetch_base(&self, commit: &str) -> Result<(), GitError> {
         let repository = self.repository()?;
-        let name = format!("{BASES}/{commit}");
-        let id = oid(commit)?;
+        let name = format!("{BASE_REFS}/{commit}");
+        let id = parse_oid(commit)?;
         if repository.find_reference(&name).is_ok() {
             return Ok(());
         }
-        let source = open_source(&self.source)?;
+        let source = open_source_repository(&self.source)?;
         if source.is_shallow() {
-            return Err(GitError::Shallow { path: self.source.clone() });
+            return Err(GitError::ShallowClone { path: self.source.clone() });
         }
         if source.find_commit(id).is_err() {
-            return Err(GitError::NoCommit { path: self.source.clone(), commit: commit.to_owned() });
+            return Err(GitError::CommitNotFound { path: self.source.clone(), commit: commit.to_owned() });
         }
-        let _alone = self.lock("cfq-fetch.lock")?;
-        self.copy(&source, &repository, id)?;
-        git(format!("find {commit} in the mirror"), repository.find_commit(id))?;
-        git(format!("keep {commit}"), repository.reference(&name, id, true, "cfq: base")).map(drop)
+        let _lock = self.lock("cfq-fetch.lock")?;
+        self.copy_objects(&source, &repository, id)?;
+        git_context(format!("find {commit} in the mirror"), repository.find_commit(id))?;
+        git_context(format!("keep {commit}"), repository.reference(&name, id, true, "cfq: base")).map(drop)
     }
 
-    /// One pack with everything `id` stands on that the bases fetched before do not. Not a fetch over libgit2's local
-    /// transport, because that finds only what a branch of the source still reaches.
-    fn copy(&self, source: &Repository, mirror: &Repository, id: Oid) -> Result<(), GitError> {
-        let doing = || format!("copy {id} from {}", self.source.display());
-        let mut walk = git(doing(), source.revwalk())?;
-        git(doing(), walk.push(id))?;
-        for reference in git(doing(), mirror.references_glob(&format!("{BASES}/*")))?.flatten() {
+    /// Copies one pack with all objects that `id` reaches and that no previously fetched base reaches. Not a fetch over
+    /// libgit2's local transport, because a fetch finds only commits that a ref of the source still reaches.
+    fn copy_objects(&self, source: &Repository, mirror: &Repository, id: Oid) -> Result<(), GitError> {
+        let operation = || format!("copy {id} from {}", self.source.display());
+        let mut walk = git_context(operation(), source.revwalk())?;
+        git_context(operation(), walk.push(id))?;
+        for reference in git_context(operation(), mirror.references_glob(&format!("{BASE_REFS}/*")))?.flatten() {
             if let Some(known) = reference.target().filter(|known| source.find_commit(*known).is_ok()) {
-                git(doing(), walk.hide(known))?;
+                git_context(operation(), walk.hide(known))?;
             }
         }
-        let mut pack = git(doing(), source.packbuilder())?;
-        git(doing(), pack.insert_walk(&mut walk))?;
+        let mut pack = git_context(operation(), source.packbuilder())?;
+        git_context(operation(), pack.insert_walk(&mut walk))?;
         if pack.object_count() == 0 {
             return Ok(());
         }
-        let odb = git(doing(), mirror.odb())?;
-        let mut writer = git(doing(), odb.packwriter())?;
+        let odb = git_context(operation(), mirror.odb())?;
+        let mut writer = git_context(operation(), odb.packwriter())?;
         let mut written = Ok(());
         let packed = pack.foreach(|chunk| {
             written = writer.write_all(chunk);
             written.is_ok()
         });
-        io(doing(), written)?;
-        git(doing(), packed)?;
-        git(doing(), writer.commit()).map(drop)
+        io_context(operation(), written)?;
+        git_context(operation(), packed)?;
+        git_context(operation(), writer.commit()).map(drop)
     }
 
+    /// True if the mirror contains the commit.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the mirror cannot be opened or the id is invalid.
     pub fn has_commit(&self, commit: &str) -> Result<bool, GitError> {
-        Ok(self.repository()?.find_commit(oid(commit)?).is_ok())
+        Ok(self.repository()?.find_commit(parse_oid(commit)?).is_ok())
     }
 
-    /// Writes the commit's objects; no reference moves.
+    /// Writes the commit's objects and returns its id; no ref is updated.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the base or the parent is missing, or libgit2 fails.
     pub fn commit(&self, plan: &CommitPlan<'_>) -> Result<String, GitError> {
-        create(&self.repository()?, plan)
+        create_commit(&self.repository()?, plan)
     }
 
-    /// Points the workstream's branch at `commit`. The branch is the lease holder's own, so it is simply set.
+    /// Points the task's branch at `commit`. Only the lease holder writes this branch, so no compare-and-swap is
+    /// needed.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the id is invalid or the ref cannot be written.
     pub fn set_branch(&self, branch: &str, commit: &str) -> Result<(), GitError> {
         let repository = self.repository()?;
-        let set = repository.reference(&format!("refs/heads/{branch}"), oid(commit)?, true, "cfq: workstream");
-        git(format!("set {branch}"), set).map(drop)
+        let set = repository.reference(&format!("refs/heads/{branch}"), parse_oid(commit)?, true, "cfq: workstream");
+        git_context(format!("set {branch}"), set).map(drop)
     }
 }
 
@@ -140,10 +166,10 @@ mod tests {
     use crate::workstream::testing::{UserRepo, file};
 
     #[test]
-    fn fetching_copies_the_base_and_leaves_the_user_alone() {
+    fn fetch_base_copies_the_base_and_leaves_the_source_unchanged() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         user.make_dirty();
-        let before = user.photograph();
+        let before = user.capture_state();
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         mirror.fetch_base(&user.base).unwrap();
@@ -152,7 +178,7 @@ mod tests {
         let plan = CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 5 };
         let made = mirror.commit(&plan).unwrap();
         mirror.set_branch("worker-1/task-1", &made).unwrap();
-        assert_eq!(user.photograph(), before);
+        assert_eq!(user.capture_state(), before);
         let repository = mirror.repository().unwrap();
         assert!(repository.is_bare());
         let head = repository.find_reference("refs/heads/worker-1/task-1").unwrap().target().unwrap().to_string();
@@ -160,23 +186,24 @@ mod tests {
     }
 
     #[test]
-    fn a_base_that_no_branch_reaches_any_more_is_still_fetched() {
+    fn base_that_no_branch_reaches_is_fetched() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let repository = user.repo();
-        let lost = user.commit_files(&repository, &[("a.py", "x = 2\n")]);
+        let unreachable = user.commit_files(&repository, &[("a.py", "x = 2\n")]);
         let base = git2::Oid::from_str(&user.base).unwrap();
         repository.find_reference("refs/heads/trunk").unwrap().set_target(base, "back").unwrap();
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         mirror.fetch_base(&user.base).unwrap();
-        mirror.fetch_base(&lost).unwrap();
+        mirror.fetch_base(&unreachable).unwrap();
         let repository = mirror.repository().unwrap();
-        assert_eq!(crate::workstream::Snapshot::of(&repository, &lost).unwrap().read_text("a.py").unwrap(), "x = 2\n");
-        assert!(matches!(mirror.fetch_base(&"12".repeat(20)), Err(GitError::NoCommit { .. })));
+        let snapshot = crate::workstream::Snapshot::of(&repository, &unreachable).unwrap();
+        assert_eq!(snapshot.read_text("a.py").unwrap(), "x = 2\n");
+        assert!(matches!(mirror.fetch_base(&"12".repeat(20)), Err(GitError::CommitNotFound { .. })));
     }
 
     #[test]
-    fn a_shallow_clone_is_refused_with_the_way_out() {
+    fn shallow_clone_is_refused_with_the_next_step() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         std::fs::write(user.path().join(".git/shallow"), format!("{}\n", user.base)).unwrap();
         let data = tempfile::tempdir().unwrap();
@@ -185,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn two_spellings_share_a_mirror() {
+    fn two_spellings_of_one_path_share_a_mirror() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let data = tempfile::tempdir().unwrap();
         let one = Mirror::open(data.path(), &user.path()).unwrap();

@@ -1,57 +1,92 @@
-//! Which paths an edit may name: a plain relative path of this repository's tree, and nothing else. Everything is refused
-//! that could reach outside the worktree or into git's own folder on any file system the branch may later be checked out on.
+//! Validation of paths in edits: only plain relative paths inside the repository's tree are accepted. A path is refused
+//! if it could lead outside the worktree or into the `.git` folder on any file system on which the branch may later be
+//! checked out.
 
-/// Longest path and longest part of one, in bytes: what common file systems take.
-const LONGEST_PATH: usize = 1024;
-const LONGEST_PART: usize = 255;
+/// Maximum length of a path, in bytes: the limit of common file systems.
+const MAX_PATH_BYTES: usize = 1024;
+/// Maximum length of one path component, in bytes: the limit of common file systems.
+const MAX_COMPONENT_BYTES: usize = 255;
 
+/// A path that an edit may not name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the path {path:?} {why}")]
+#[error("the path {path:?} {reason}")]
 pub struct PathProblem {
+    /// The path as written in the reply.
     pub path: String,
-    pub why: &'static str,
+    /// The rule it breaks.
+    pub reason: InvalidPathReason,
 }
 
-/// The path in its one spelling: with `/`, without a leading `./`.
+/// Rule that a path breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPathReason {
+    #[error("is empty")]
+    Empty,
+    #[error("is not relative to the repository")]
+    NotRelative,
+    #[error("names a folder")]
+    Folder,
+    /// A backslash, a colon or a control character.
+    #[error("has a character that is not allowed in paths")]
+    InvalidCharacter,
+    #[error("is too long")]
+    TooLong,
+    /// An empty component or `.`.
+    #[error("is not normalized")]
+    NotNormalized,
+    #[error("leaves the repository")]
+    LeavesRepository,
+    #[error("has a component that begins or ends with a space")]
+    SurroundingSpace,
+    #[error("has a component that is too long")]
+    ComponentTooLong,
+    #[error("lies in the .git folder")]
+    GitFolder,
+}
+
+/// Returns the normalized path: with `/`, without a leading `./`.
+///
+/// # Errors
+/// A [`PathProblem`] with the first rule that `text` breaks.
 pub fn repo_path(text: &str) -> Result<String, PathProblem> {
-    let refuse = |why| Err(PathProblem { path: text.to_owned(), why });
+    let refuse = |reason| Err(PathProblem { path: text.to_owned(), reason });
     let mut path = text.trim();
     while let Some(rest) = path.strip_prefix("./") {
         path = rest.trim_start_matches('/');
     }
     if path.is_empty() {
-        return refuse("is empty");
+        return refuse(InvalidPathReason::Empty);
     }
     if path.starts_with('/') || path.starts_with('~') {
-        return refuse("is not relative to the repository");
+        return refuse(InvalidPathReason::NotRelative);
     }
     if path.ends_with('/') {
-        return refuse("names a folder");
+        return refuse(InvalidPathReason::Folder);
     }
     if path.contains('\\') || path.contains(':') || path.chars().any(char::is_control) {
-        return refuse("has a character that paths here may not have");
+        return refuse(InvalidPathReason::InvalidCharacter);
     }
-    if path.len() > LONGEST_PATH {
-        return refuse("is too long");
+    if path.len() > MAX_PATH_BYTES {
+        return refuse(InvalidPathReason::TooLong);
     }
-    for part in path.split('/') {
-        match part {
-            "" | "." => return refuse("is not written plainly"),
-            ".." => return refuse("leaves the repository"),
-            // Easily lost on the way, and never meant.
-            _ if part.trim() != part => return refuse("has a part that begins or ends with a space"),
-            _ if part.len() > LONGEST_PART => return refuse("has a part that is too long"),
-            _ if is_git_folder(part) => return refuse("lies in git's own folder"),
+    for component in path.split('/') {
+        match component {
+            "" | "." => return refuse(InvalidPathReason::NotNormalized),
+            ".." => return refuse(InvalidPathReason::LeavesRepository),
+            // Such spaces are easily lost in transport and never intended.
+            _ if component.trim() != component => return refuse(InvalidPathReason::SurroundingSpace),
+            _ if component.len() > MAX_COMPONENT_BYTES => return refuse(InvalidPathReason::ComponentTooLong),
+            _ if is_git_folder(component) => return refuse(InvalidPathReason::GitFolder),
             _ => {}
         }
     }
     Ok(path.to_owned())
 }
 
-/// `.git` as any file system may read it: in any case, with trailing dots or spaces, as its DOS short name, or with
-/// characters that HFS+ ignores.
-fn is_git_folder(part: &str) -> bool {
-    let visible: String = part
+/// True if some file system resolves `component` to `.git`: in any case, with trailing dots or spaces, as a DOS short
+/// name, or with characters that HFS+ ignores.
+fn is_git_folder(component: &str) -> bool {
+    let visible: String = component
         .chars()
         .filter(
             |c| !matches!(*c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}'),
@@ -67,7 +102,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn plain_paths_pass() {
+    fn plain_paths_are_accepted() {
         for (text, path) in [
             ("a.py", "a.py"),
             ("./src/a b.rs", "src/a b.rs"),
@@ -79,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_the_repository() {
+    fn paths_outside_the_repository_are_refused() {
         for bad in [
             "",
             "/etc/passwd",
@@ -112,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_passes_stays_below_the_root(text in "[a./~ \\\\:git]{0,24}") {
+        fn accepted_paths_stay_below_the_root(text in "[a./~ \\\\:git]{0,24}") {
             if let Ok(path) = repo_path(&text) {
                 let joined = std::path::Path::new("/root/x").join(&path);
                 prop_assert!(joined.starts_with("/root/x"));

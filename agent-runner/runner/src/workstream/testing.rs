@@ -1,17 +1,19 @@
-//! A user's repository in a temporary folder, and the proof that it was not touched.
+//! Test fixture: a user's repository in a temporary folder, whose complete state can be compared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cfq_proto::ids::{ArtifactId, JobId};
-use cfq_proto::looping::{Artifact, ArtifactFile};
+use cfq_proto::loop_step::{Artifact, ArtifactFile};
 use git2::{Repository, Signature};
 
-use super::commit::{CommitPlan, create};
+use super::commit::{CommitPlan, create_commit};
 use super::content_hash;
 
+/// A repository with one commit on branch `trunk`.
 pub struct UserRepo {
     pub folder: tempfile::TempDir,
+    /// Id of the first commit.
     pub base: String,
 }
 
@@ -19,6 +21,7 @@ pub fn file(path: &str, content: &str) -> ArtifactFile {
     ArtifactFile { path: path.into(), content: Some(content.into()) }
 }
 
+/// An artifact whose commit objects are written to `repository`.
 pub fn artifact(
     repository: &Repository,
     base: &str,
@@ -33,7 +36,7 @@ pub fn artifact(
         id: ArtifactId::fresh(),
         iteration,
         content_hash: content_hash(&files),
-        commit: Some(create(repository, &plan).unwrap()),
+        commit: Some(create_commit(repository, &plan).unwrap()),
         parent: parent.into(),
         commit_time: time,
         commit_message: message,
@@ -66,7 +69,7 @@ impl UserRepo {
         Repository::open(self.path()).unwrap()
     }
 
-    /// Commits in the user's own working tree, as a user does.
+    /// Commits files through the working tree and the index, as a user does.
     pub fn commit_files(&self, repository: &Repository, files: &[(&str, &str)]) -> String {
         let mut index = repository.index().unwrap();
         for (path, content) in files {
@@ -77,10 +80,10 @@ impl UserRepo {
         }
         index.write().unwrap();
         let tree = repository.find_tree(index.write_tree().unwrap()).unwrap();
-        let me = Signature::new("user", "user@example.org", &git2::Time::new(1_600_000_000, 0)).unwrap();
+        let author = Signature::new("user", "user@example.org", &git2::Time::new(1_600_000_000, 0)).unwrap();
         let parent = repository.head().ok().and_then(|h| h.peel_to_commit().ok());
         let parents: Vec<_> = parent.iter().collect();
-        repository.commit(Some("HEAD"), &me, &me, "work", &tree, &parents).unwrap().to_string()
+        repository.commit(Some("HEAD"), &author, &author, "work", &tree, &parents).unwrap().to_string()
     }
 
     /// Leaves a staged change, an unstaged one and an untracked file.
@@ -94,18 +97,18 @@ impl UserRepo {
         std::fs::write(self.path().join("untracked.txt"), "mine\n").unwrap();
     }
 
-    /// HEAD, the index, every file outside `.git`, every ref.
-    pub fn photograph(&self) -> BTreeMap<String, Vec<u8>> {
-        let mut all = BTreeMap::new();
+    /// Returns the content of HEAD, the index, the configuration, every ref and every file outside `.git`.
+    pub fn capture_state(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut state = BTreeMap::new();
         let git = self.path().join(".git");
         for name in ["HEAD", "index", "config"] {
-            all.insert(format!(".git/{name}"), std::fs::read(git.join(name)).unwrap());
+            state.insert(format!(".git/{name}"), std::fs::read(git.join(name)).unwrap());
         }
-        all.insert("FETCH_HEAD".into(), std::fs::read(git.join("FETCH_HEAD")).unwrap_or_default());
+        state.insert("FETCH_HEAD".into(), std::fs::read(git.join("FETCH_HEAD")).unwrap_or_default());
         for reference in self.repo().references().unwrap() {
             let reference = reference.unwrap();
             let target = reference.target().map(|t| t.to_string()).unwrap_or_default();
-            all.insert(reference.name().unwrap().to_owned(), target.into_bytes());
+            state.insert(reference.name().unwrap().to_owned(), target.into_bytes());
         }
         let mut folders = vec![self.path()];
         while let Some(folder) = folders.pop() {
@@ -117,10 +120,10 @@ impl UserRepo {
                 if path.is_dir() {
                     folders.push(path);
                 } else {
-                    all.insert(path.display().to_string(), std::fs::read(&path).unwrap());
+                    state.insert(path.display().to_string(), std::fs::read(&path).unwrap());
                 }
             }
         }
-        all
+        state
     }
 }

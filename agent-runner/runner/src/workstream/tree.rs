@@ -1,23 +1,47 @@
-//! Trees without a working folder: what the base holds, and the base with an artifact's files laid over it.
+//! Trees without a working folder: reads the base's files, and builds the base's tree with an artifact's files
+//! replaced.
 
-use cfq_proto::looping::ArtifactFile;
+use cfq_proto::loop_step::ArtifactFile;
 use git2::{FileMode, ObjectType, Oid, Repository, Tree, build::TreeUpdateBuilder};
 use sha2::{Digest, Sha256};
 
-use super::error::{GitError, git, oid};
+use super::error::{GitError, git_context, parse_oid};
 
-/// Every Git LFS pointer begins with this line.
-const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
+/// First bytes of every Git LFS pointer file.
+const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// Why a file cannot be written where the reply wants it.
+/// A path at which a reply may not write a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {why}")]
+#[error("{path}: {reason}")]
 pub struct FileProblem {
+    /// The offending path.
     pub path: String,
-    pub why: &'static str,
+    /// Why it cannot be written.
+    pub reason: NotWritableReason,
 }
 
-/// SHA-256 over the files in path order: equal content has equal hashes, whatever the commit.
+/// Reason why no file can be written at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotWritableReason {
+    #[error("lies in a submodule")]
+    InSubmodule,
+    #[error("goes through a symbolic link")]
+    ThroughSymlink,
+    #[error("treats a file as a folder")]
+    ParentIsFile,
+    #[error("is a folder")]
+    Folder,
+    #[error("is a submodule")]
+    Submodule,
+    #[error("is a symbolic link")]
+    Symlink,
+    #[error("is stored in Git LFS")]
+    Lfs,
+    #[error("is a file and a folder at once")]
+    FileAndFolder,
+}
+
+/// SHA-256 over the files in path order, in hexadecimal: equal content gives equal hashes, independent of the commit.
 pub fn content_hash(files: &[ArtifactFile]) -> String {
     let mut files: Vec<&ArtifactFile> = files.iter().collect();
     files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -33,7 +57,7 @@ pub fn content_hash(files: &[ArtifactFile]) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The tree of one commit, to read from and to build on.
+/// The tree of one commit, as a source of files and as the basis of new trees.
 pub struct Snapshot<'r> {
     repository: &'r Repository,
     tree: Tree<'r>,
@@ -47,15 +71,15 @@ impl std::fmt::Debug for Snapshot<'_> {
 
 impl<'r> Snapshot<'r> {
     pub(crate) fn of(repository: &'r Repository, commit: &str) -> Result<Self, GitError> {
-        let commit = git(format!("find commit {commit}"), repository.find_commit(oid(commit)?))?;
-        Ok(Self { repository, tree: git("read its tree", commit.tree())? })
+        let commit = git_context(format!("find commit {commit}"), repository.find_commit(parse_oid(commit)?))?;
+        Ok(Self { repository, tree: git_context("read its tree", commit.tree())? })
     }
 
     pub(crate) fn tree(&self) -> &Tree<'r> {
         &self.tree
     }
 
-    /// A file's bytes; `None` for what is not there or not a plain file.
+    /// Returns a file's bytes; `None` if the path does not exist or is not a plain file.
     pub fn read(&self, path: &str) -> Option<Vec<u8>> {
         let entry = self.tree.get_path(path.as_ref()).ok()?;
         if entry.kind() != Some(ObjectType::Blob) || entry.filemode() == i32::from(FileMode::Link) {
@@ -64,43 +88,52 @@ impl<'r> Snapshot<'r> {
         Some(self.repository.find_blob(entry.id()).ok()?.content().to_vec())
     }
 
-    /// A file as text; `None` also for what is not UTF-8.
+    /// Returns a file as text; `None` also if it is not UTF-8.
     pub fn read_text(&self, path: &str) -> Option<String> {
         String::from_utf8(self.read(path)?).ok()
     }
 
-    /// Whether a file may be written or removed at `path`, a [`super::repo_path`].
-    pub fn may_write(&self, path: &str) -> Result<(), FileProblem> {
-        let refuse = |why| Err(FileProblem { path: path.to_owned(), why });
-        let parts: Vec<&str> = path.split('/').collect();
-        for end in 1..parts.len() {
-            match self.tree.get_path(parts[..end].join("/").as_ref()) {
+    /// Checks that a file may be written or removed at `path`, which is a result of [`super::repo_path`].
+    ///
+    /// # Errors
+    /// A [`FileProblem`] if `path` is in or below a folder, file, link, submodule or LFS pointer of the tree that must
+    /// not be replaced.
+    pub fn check_writable(&self, path: &str) -> Result<(), FileProblem> {
+        let refuse = |reason| Err(FileProblem { path: path.to_owned(), reason });
+        let components: Vec<&str> = path.split('/').collect();
+        for end in 1..components.len() {
+            match self.tree.get_path(components[..end].join("/").as_ref()) {
                 Ok(entry) if entry.kind() == Some(ObjectType::Tree) => {}
-                Ok(entry) if entry.kind() == Some(ObjectType::Commit) => return refuse("lies in a submodule"),
-                Ok(entry) if entry.filemode() == i32::from(FileMode::Link) => {
-                    return refuse("goes through a symbolic link");
+                Ok(entry) if entry.kind() == Some(ObjectType::Commit) => {
+                    return refuse(NotWritableReason::InSubmodule);
                 }
-                Ok(_) => return refuse("treats a file as a folder"),
+                Ok(entry) if entry.filemode() == i32::from(FileMode::Link) => {
+                    return refuse(NotWritableReason::ThroughSymlink);
+                }
+                Ok(_) => return refuse(NotWritableReason::ParentIsFile),
                 Err(_) => return Ok(()),
             }
         }
         match self.tree.get_path(path.as_ref()) {
-            Ok(entry) if entry.kind() == Some(ObjectType::Tree) => refuse("is a folder"),
-            Ok(entry) if entry.kind() == Some(ObjectType::Commit) => refuse("is a submodule"),
-            Ok(entry) if entry.filemode() == i32::from(FileMode::Link) => refuse("is a symbolic link"),
-            Ok(_) if self.read(path).is_some_and(|b| b.starts_with(LFS)) => refuse("is kept in Git LFS"),
+            Ok(entry) if entry.kind() == Some(ObjectType::Tree) => refuse(NotWritableReason::Folder),
+            Ok(entry) if entry.kind() == Some(ObjectType::Commit) => refuse(NotWritableReason::Submodule),
+            Ok(entry) if entry.filemode() == i32::from(FileMode::Link) => refuse(NotWritableReason::Symlink),
+            Ok(_) if self.read(path).is_some_and(|b| b.starts_with(LFS_POINTER_PREFIX)) => {
+                refuse(NotWritableReason::Lfs)
+            }
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    /// The tree with `files` laid over it. A replaced file keeps its mode, a new one is a plain file.
-    pub(crate) fn with(&self, files: &[ArtifactFile]) -> Result<Oid, GitError> {
+    /// Writes the tree with `files` replaced, added or removed, and returns its id. A replaced file keeps its mode; a
+    /// new file is not executable.
+    pub(crate) fn write_tree_with(&self, files: &[ArtifactFile]) -> Result<Oid, GitError> {
         let mut update = TreeUpdateBuilder::new();
         for file in files {
             let existing = self.tree.get_path(file.path.as_ref()).ok();
             match &file.content {
                 Some(content) => {
-                    let blob = git(format!("store {}", file.path), self.repository.blob(content.as_bytes()))?;
+                    let blob = git_context(format!("store {}", file.path), self.repository.blob(content.as_bytes()))?;
                     let executable = existing.is_some_and(|e| e.filemode() == i32::from(FileMode::BlobExecutable));
                     let mode = if executable { FileMode::BlobExecutable } else { FileMode::Blob };
                     update.upsert(file.path.as_str(), blob, mode);
@@ -111,11 +144,11 @@ impl<'r> Snapshot<'r> {
                 None => {}
             }
         }
-        git("build a tree", update.create_updated(self.repository, &self.tree))
+        git_context("build a tree", update.create_updated(self.repository, &self.tree))
     }
 
-    /// The files that really differ from this tree, in path order.
-    pub fn changes(&self, files: Vec<ArtifactFile>) -> Vec<ArtifactFile> {
+    /// Returns those of `files` that differ from this tree, in path order.
+    pub fn changed_files(&self, files: Vec<ArtifactFile>) -> Vec<ArtifactFile> {
         let mut changed: Vec<_> = files
             .into_iter()
             .filter(|f| self.read(&f.path).as_deref() != f.content.as_deref().map(str::as_bytes))
@@ -131,7 +164,7 @@ mod tests {
     use crate::workstream::testing::{UserRepo, file};
 
     #[test]
-    fn the_hash_is_of_content_not_of_order() {
+    fn content_hash_does_not_depend_on_file_order() {
         let (a, b) = (file("a", "1"), file("b", "2"));
         assert_eq!(content_hash(&[a.clone(), b.clone()]), content_hash(&[b.clone(), a.clone()]));
         assert_ne!(content_hash(std::slice::from_ref(&a)), content_hash(&[a.clone(), b]));
@@ -139,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn links_submodules_and_lfs_pointers_are_left_alone() {
+    fn links_submodules_and_lfs_pointers_are_not_writable() {
         let user =
             UserRepo::new(&[("big.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), ("dir/a", "x")]);
         let repository = user.repo();
@@ -149,10 +182,10 @@ mod tests {
         update.upsert("link", link, FileMode::Link).upsert("sub", base.id(), FileMode::Commit);
         let tree = update.create_updated(&repository, &base.tree().unwrap()).unwrap();
         let tree = repository.find_tree(tree).unwrap();
-        let me = git2::Signature::now("t", "t@t").unwrap();
-        let commit = repository.commit(None, &me, &me, "m", &tree, &[&base]).unwrap().to_string();
+        let author = git2::Signature::now("t", "t@t").unwrap();
+        let commit = repository.commit(None, &author, &author, "m", &tree, &[&base]).unwrap().to_string();
         let snapshot = Snapshot::of(&repository, &commit).unwrap();
-        for (path, why) in [
+        for (path, reason) in [
             ("link", "symbolic link"),
             ("link/passwd", "through a symbolic link"),
             ("sub", "submodule"),
@@ -161,15 +194,15 @@ mod tests {
             ("dir", "a folder"),
             ("dir/a/b", "as a folder"),
         ] {
-            let problem = snapshot.may_write(path).unwrap_err();
-            assert!(problem.to_string().contains(why), "{path}: {problem}");
+            let problem = snapshot.check_writable(path).unwrap_err();
+            assert!(problem.to_string().contains(reason), "{path}: {problem}");
         }
         for path in ["new", "dir/new", "dir/a", "deep/er/new"] {
-            snapshot.may_write(path).unwrap();
+            snapshot.check_writable(path).unwrap();
         }
         assert_eq!(snapshot.read("link"), None);
-        // What is not edited is as it was.
-        let new = repository.find_tree(snapshot.with(&[file("dir/a", "y")]).unwrap()).unwrap();
+        // Entries that are not edited are unchanged.
+        let new = repository.find_tree(snapshot.write_tree_with(&[file("dir/a", "y")]).unwrap()).unwrap();
         assert_eq!(new.get_name("sub").unwrap().id(), base.id());
         assert_eq!(new.get_name("link").unwrap().id(), link);
     }

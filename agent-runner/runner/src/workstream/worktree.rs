@@ -1,34 +1,41 @@
-//! Working folders of the tasks: plain files of the workstream's head, one folder per attempt, so that a runner that
-//! comes late cannot write into its successor's. Nothing is committed from here; a lost folder is checked out again.
+//! Working folders of tasks: plain files of the task branch's head, without a `.git` entry. Each attempt has its own
+//! folder, so that a runner that lost its lease cannot write into its successor's folder. No commit is created from
+//! these folders; a lost folder is checked out again.
 
 use std::path::{Path, PathBuf};
 
 use cfq_proto::ids::TaskNumber;
 use git2::build::CheckoutBuilder;
 
-use super::error::{GitError, git, io, oid};
+use super::error::{GitError, git_context, io_context, parse_oid};
 use super::mirror::Mirror;
 
+/// The worktree folders of one runner, `worktrees/t<task>-a<attempt>` in its data folder.
 #[derive(Debug, Clone)]
 pub struct Worktrees {
     root: PathBuf,
 }
 
 impl Worktrees {
+    /// Worktrees below `data_dir`. Creates no folder.
     pub fn new(data_dir: &Path) -> Self {
         Self { root: data_dir.join("worktrees") }
     }
 
+    /// Folder of one attempt.
     pub fn path(&self, task: TaskNumber, attempt: i32) -> PathBuf {
         self.root.join(format!("{task}-a{attempt}"))
     }
 
-    /// Makes the folder show `commit`, whatever was in it.
+    /// Checks `commit` out into the attempt's folder, replaces its content, and returns its path.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the commit is missing or the folder cannot be written.
     pub fn checkout(&self, mirror: &Mirror, task: TaskNumber, attempt: i32, commit: &str) -> Result<PathBuf, GitError> {
         let path = self.path(task, attempt);
-        io(format!("make {}", path.display()), std::fs::create_dir_all(&path))?;
+        io_context(format!("create {}", path.display()), std::fs::create_dir_all(&path))?;
         let repository = mirror.repository()?;
-        let commit = git(format!("find commit {commit}"), repository.find_object(oid(commit)?, None))?;
+        let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
         let mut options = CheckoutBuilder::new();
         options
             .force()
@@ -37,53 +44,63 @@ impl Worktrees {
             .disable_filters(true)
             .update_index(false)
             .target_dir(&path);
-        git(format!("check out into {}", path.display()), repository.checkout_tree(&commit, Some(&mut options)))?;
+        let checked_out = repository.checkout_tree(&commit, Some(&mut options));
+        git_context(format!("check out into {}", path.display()), checked_out)?;
         Ok(path)
     }
 
-    /// Removes the folder of one attempt, if it is there.
+    /// Removes the folder of one attempt, if it exists.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the folder cannot be removed.
     pub fn remove(&self, task: TaskNumber, attempt: i32) -> Result<(), GitError> {
-        remove(&self.path(task, attempt))
+        remove_folder(&self.path(task, attempt))
     }
 
-    /// Removes what other attempts at the task left behind.
-    pub fn remove_others(&self, task: TaskNumber, attempt: i32) -> Result<(), GitError> {
+    /// Removes the folders of other attempts at the task.
+    ///
+    /// # Errors
+    /// A [`GitError`] if a folder cannot be removed.
+    pub fn remove_other_attempts(&self, task: TaskNumber, attempt: i32) -> Result<(), GitError> {
         let keep = self.path(task, attempt);
-        self.remove_where(|name| attempt_of(name).is_some_and(|(number, _)| number == task.0), &keep)
+        self.remove_where(|name| parse_folder_name(name).is_some_and(|(number, _)| number == task.0), &keep)
     }
 
-    /// Removes everything: at start no lease is held, so no folder has an owner.
+    /// Removes the folders of all attempts. For process start, when no lease is held and no folder is in use.
+    ///
+    /// # Errors
+    /// A [`GitError`] if a folder cannot be removed.
     pub fn remove_all(&self) -> Result<(), GitError> {
-        self.remove_where(|name| attempt_of(name).is_some(), Path::new(""))
+        self.remove_where(|name| parse_folder_name(name).is_some(), Path::new(""))
     }
 
-    fn remove_where(&self, fits: impl Fn(&str) -> bool, keep: &Path) -> Result<(), GitError> {
+    fn remove_where(&self, matches: impl Fn(&str) -> bool, keep: &Path) -> Result<(), GitError> {
         let entries = match std::fs::read_dir(&self.root) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(source) => return Err(GitError::Io { doing: format!("read {}", self.root.display()), source }),
+            Err(source) => return Err(GitError::Io { operation: format!("read {}", self.root.display()), source }),
         };
         for entry in entries.flatten() {
             let path = entry.path();
-            if path != keep && entry.file_name().to_str().is_some_and(&fits) {
-                remove(&path)?;
+            if path != keep && entry.file_name().to_str().is_some_and(&matches) {
+                remove_folder(&path)?;
             }
         }
         Ok(())
     }
 }
 
-fn remove(path: &Path) -> Result<(), GitError> {
+fn remove_folder(path: &Path) -> Result<(), GitError> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(GitError::Io { doing: format!("remove {}", path.display()), source: error })
+            Err(GitError::Io { operation: format!("remove {}", path.display()), source: error })
         }
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-/// Task and attempt of a folder's name; `None` for what is not ours.
-fn attempt_of(name: &str) -> Option<(i64, i32)> {
+/// Task and attempt of a folder name; `None` if it is not the name of a worktree.
+fn parse_folder_name(name: &str) -> Option<(i64, i32)> {
     let (number, attempt) = name.strip_prefix('t')?.split_once("-a")?;
     Some((number.parse().ok()?, attempt.parse().ok()?))
 }
@@ -95,8 +112,8 @@ mod tests {
     use crate::workstream::testing::{UserRepo, file};
 
     #[test]
-    fn a_folder_shows_its_commit_and_attempts_do_not_share() {
-        // `eol=crlf` would change the bytes if filters were on.
+    fn checkout_shows_the_commit_and_attempts_have_own_folders() {
+        // With filters enabled, `eol=crlf` would change the bytes.
         let user = UserRepo::new(&[("a.py", "x = 1\n"), ("b.py", "y\n"), (".gitattributes", "*.py text eol=crlf\n")]);
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
@@ -104,7 +121,7 @@ mod tests {
         let files = [
             file("a.py", "x = 2\n"),
             file("n/c.py", "z\n"),
-            cfq_proto::looping::ArtifactFile { path: "b.py".into(), content: None },
+            cfq_proto::loop_step::ArtifactFile { path: "b.py".into(), content: None },
         ];
         let plan = CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 5 };
         let made = mirror.commit(&plan).unwrap();
@@ -120,7 +137,7 @@ mod tests {
         let two = worktrees.checkout(&mirror, task, 2, &made).unwrap();
         let other = worktrees.checkout(&mirror, TaskNumber(70), 1, &made).unwrap();
         std::fs::create_dir(data.path().join("worktrees/mine")).unwrap();
-        worktrees.remove_others(task, 2).unwrap();
+        worktrees.remove_other_attempts(task, 2).unwrap();
         assert!(!one.exists() && two.exists() && other.exists());
         worktrees.remove_all().unwrap();
         assert!(!two.exists() && !other.exists() && data.path().join("worktrees/mine").exists());

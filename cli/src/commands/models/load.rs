@@ -1,9 +1,10 @@
-//! `cfq models load` and `unload`: asked of a running node, followed until the node's ledger says how it ended.
+//! `cfq models load` and `unload`: sends the request to a running node and waits until the node's ledger shows the
+//! result.
 
 use std::time::Duration;
 
 use cfq_deploy::Paths;
-use cfq_inference_node::engine::candle::Bytes;
+use cfq_engine::Bytes;
 use cfq_proto::client::Client;
 use cfq_proto::http::{ModelAnswer, ModelRequest};
 use cfq_proto::ids::NodeId;
@@ -16,115 +17,118 @@ use crate::connect;
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
-/// A ledger changes with the node's next beat.
-const LOOK: Duration = Duration::from_millis(200);
+/// Poll interval of the ledger, which changes with the node's heartbeats.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Serialize)]
-struct Ended {
+struct LoadResult {
     node: NodeId,
     model: ModelId,
-    /// What the node said at first.
+    /// The node's first reply.
     reply: ModelReply,
-    /// None where the node forgot a model that it could not use.
+    /// `None` if the node no longer lists the model, because it could not use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<ModelState>,
 }
 
-pub async fn load(out: Output, paths: &Paths, ask: ModelRequest) -> anyhow::Result<Code> {
+pub async fn load(out: Output, paths: &Paths, request: ModelRequest) -> anyhow::Result<Code> {
     let client = connect::client(&paths.data)?;
-    let answer = client.load_model(&ask).await?;
+    let answer = client.load_model(&request).await?;
     if let ModelReply::Refused { reason } = &answer.reply {
         return Err(exit::usage(format!("{}: {reason}", answer.node)));
     }
     if matches!(answer.reply, ModelReply::Loading { .. }) {
-        out.talk(&format!("{} loads {}", answer.node, answer.model));
+        out.status(&format!("loading {} on {}", answer.model, answer.node));
     }
-    let state = settled(&client, &answer, |state| match state.residency {
+    let state = wait_for_state(&client, &answer, |state| match state.residency {
         Residency::Resident | Residency::Unusable { .. } => true,
         Residency::Available | Residency::Loading => false,
     })
     .await?;
     if let Residency::Unusable { reason } = &state.residency {
-        return Err(exit::usage(format!("{} cannot load {}: {}", answer.node, answer.model, output::plain(reason))));
+        return Err(exit::usage(format!("{} cannot load {}: {}", answer.node, answer.model, output::sanitize(reason))));
     }
-    let already = if answer.reply == ModelReply::Loaded { "has" } else { "has loaded" };
-    let words = format!(
-        "{} {already} {}: {}, room for {} tokens in {} sequences",
+    let verb = if answer.reply == ModelReply::Loaded { "has already loaded" } else { "has loaded" };
+    let text = format!(
+        "{} {verb} {}: {}, KV cache for {} tokens in {} sequences",
         answer.node,
         answer.model,
         Bytes(state.need_bytes),
         state.kv_tokens_free,
         state.max_sequences
     );
-    let ended = Ended { node: answer.node, model: answer.model, reply: answer.reply, state: Some(state) };
-    out.data(&ended, |_| words.clone())?;
+    let result = LoadResult { node: answer.node, model: answer.model, reply: answer.reply, state: Some(state) };
+    out.print(&result, |_| text.clone())?;
     Ok(Code::Done)
 }
 
-pub async fn unload(out: Output, paths: &Paths, ask: ModelRequest) -> anyhow::Result<Code> {
+pub async fn unload(out: Output, paths: &Paths, request: ModelRequest) -> anyhow::Result<Code> {
     let client = connect::client(&paths.data)?;
-    let answer = client.unload_model(&ask).await?;
+    let answer = client.unload_model(&request).await?;
     match &answer.reply {
         ModelReply::Refused { reason } => return Err(exit::usage(format!("{}: {reason}", answer.node))),
-        ModelReply::Ending { running, .. } if *running > 0 => {
-            let what = if *running == 1 { "one sequence runs".to_owned() } else { format!("{running} sequences run") };
-            out.talk(&format!("{what} on {}; it takes no more and goes after that", answer.model));
+        ModelReply::Unloading { running, .. } if *running > 0 => {
+            let what = if *running == 1 { "1 sequence is".to_owned() } else { format!("{running} sequences are") };
+            out.status(&format!(
+                "{what} running on {}; it accepts no new ones and is unloaded when they finish",
+                answer.model
+            ));
         }
-        ModelReply::Ending { .. } | ModelReply::Unloaded | ModelReply::Loaded | ModelReply::Loading { .. } => {}
+        ModelReply::Unloading { .. } | ModelReply::Unloaded | ModelReply::Loaded | ModelReply::Loading { .. } => {}
     }
     let state = match answer.reply {
-        ModelReply::Unloaded => listed(&client, &answer).await?,
+        ModelReply::Unloaded => current_state(&client, &answer).await?,
         _ => Some(
-            settled(&client, &answer, |state| match state.residency {
+            wait_for_state(&client, &answer, |state| match state.residency {
                 Residency::Available => state.running == 0,
-                // It is let go since the answer, so this is a new load.
+                // It was being unloaded after the reply, so this is a new load.
                 Residency::Resident | Residency::Unusable { .. } => true,
-                // Either on its way out or back in.
+                // Still unloading, or loading again.
                 Residency::Loading => false,
             })
             .await?,
         ),
     };
-    let was = match (&answer.reply, state.as_ref().map(|state| &state.residency)) {
+    let outcome = match (&answer.reply, state.as_ref().map(|state| &state.residency)) {
         (ModelReply::Unloaded, _) | (_, None) => "is not loaded",
-        (_, Some(Residency::Resident)) => "was unloaded, and loaded again since a task wants it,",
+        (_, Some(Residency::Resident)) => "was unloaded, and loaded again because a task needs it,",
         (_, Some(Residency::Available | Residency::Loading | Residency::Unusable { .. })) => "is unloaded",
     };
-    let words = |ended: &Ended| format!("{} {was} on {}", ended.model, ended.node);
-    out.data(&Ended { node: answer.node, model: answer.model, reply: answer.reply, state }, words)?;
+    let text = |result: &LoadResult| format!("{} {outcome} on {}", result.model, result.node);
+    out.print(&LoadResult { node: answer.node, model: answer.model, reply: answer.reply, state }, text)?;
     Ok(Code::Done)
 }
 
-/// What the node's ledger says of the model now, if anything.
-async fn listed(client: &Client, answer: &ModelAnswer) -> anyhow::Result<Option<ModelState>> {
+/// The model's state in the node's current ledger; `None` if the ledger does not list it.
+async fn current_state(client: &Client, answer: &ModelAnswer) -> anyhow::Result<Option<ModelState>> {
     let node = client.nodes().await?.into_iter().find(|node| node.id == answer.node);
     Ok(node.and_then(|node| node.ledger.models.into_iter().find(|state| state.model == answer.model)))
 }
 
-/// Looks until the node's ledger shows what is waited for, however long a load takes; whoever does not want to wait breaks
-/// it off, and the node goes on.
-async fn settled(
+/// Polls until the node's ledger shows a state that satisfies `is_final`, without a limit, since a load may take long.
+/// The node continues if the user interrupts this.
+async fn wait_for_state(
     client: &Client,
     answer: &ModelAnswer,
-    is: impl Fn(&ModelState) -> bool,
+    is_final: impl Fn(&ModelState) -> bool,
 ) -> anyhow::Result<ModelState> {
     let version = match answer.reply {
-        ModelReply::Loading { ledger_version } | ModelReply::Ending { ledger_version, .. } => ledger_version,
+        ModelReply::Loading { ledger_version } | ModelReply::Unloading { ledger_version, .. } => ledger_version,
         ModelReply::Loaded | ModelReply::Unloaded | ModelReply::Refused { .. } => 0,
     };
     loop {
         let nodes = client.nodes().await?;
         let Some(node) = nodes.into_iter().find(|node| node.id == answer.node && node.alive) else {
-            anyhow::bail!("{} went away meanwhile; `cfq nodes` shows when it is back", answer.node);
+            anyhow::bail!("{} became unreachable; `cfq nodes` shows when it is back", answer.node);
         };
-        // An older ledger tells of what was before.
+        // An older ledger precedes the request.
         let fresh = node.boot != answer.boot || node.ledger.version >= version;
         if fresh
             && let Some(state) = node.ledger.models.into_iter().find(|state| state.model == answer.model)
-            && is(&state)
+            && is_final(&state)
         {
             return Ok(state);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

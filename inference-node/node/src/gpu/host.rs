@@ -1,17 +1,17 @@
-//! The processor and the memory this process may use: the machine's, or its control group's if that is less.
+//! The CPU, and the memory that this process may use: the machine's, or its control group's if that is less.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use cfq_proto::node::{Device, DeviceKind};
 
-/// The processor as a device.
+/// The CPU as a device.
 pub fn device() -> Device {
     let memory = Memory::read();
     Device {
         id: "cpu".to_owned(),
         kind: DeviceKind::Cpu,
-        name: processor().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+        name: cpu_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         memory_total: memory.total,
         memory_others: memory.total.saturating_sub(memory.available),
         compute_capability: None,
@@ -24,28 +24,29 @@ pub fn device() -> Device {
     }
 }
 
-/// Bytes that can be taken now without pushing anything out.
+/// Memory that can be allocated now without swapping, in bytes.
 pub fn available_memory() -> u64 {
     Memory::read().available
 }
 
-/// Bytes that this process holds in memory and no file backs; `None` where the system does not tell.
-pub fn held_memory() -> Option<u64> {
-    of_this_process("RssAnon:")
+/// Resident anonymous memory of this process, in bytes; `None` on systems without `/proc`.
+pub fn anonymous_memory() -> Option<u64> {
+    process_status("RssAnon:")
 }
 
-/// Hands what is free in this process's heap back to the system: after a model went, its weights lie there in pieces that
-/// the allocator would keep for the next one, while another process, or another model's reckoning, wants the memory.
-pub fn give_back() {
+/// Returns free heap memory of this process to the system. After a model is unloaded, the allocator would keep the
+/// memory of its weights, while another process or the memory estimate of another model needs it.
+pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: glibc's own call for this, which any thread may make at any time.
+    // SAFETY: malloc_trim of glibc is thread-safe and may be called at any time.
     #[allow(unsafe_code)]
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-fn of_this_process(field: &str) -> Option<u64> {
+/// A size from `/proc/self/status`, in bytes.
+fn process_status(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
@@ -59,15 +60,15 @@ struct Memory {
 impl Memory {
     fn read() -> Self {
         let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_meminfo(&text));
-        // Without /proc (macOS) nothing is known: a modest machine is assumed, memory_limit says otherwise.
+        // Without /proc (macOS) a small machine is assumed; memory_limit overrides it.
         let (total, available) = machine.unwrap_or((8 << 30, 4 << 30));
         let (mut total, mut available) = (total, available);
-        // A limit set on the process (`ulimit -v`) counts what is mapped, not what is used.
+        // A limit of the process (`ulimit -v`) counts mapped memory, not used memory.
         if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::As).current {
             total = total.min(limit);
-            available = available.min(limit.saturating_sub(mapped().unwrap_or(0)));
+            available = available.min(limit.saturating_sub(mapped_memory().unwrap_or(0)));
         }
-        for group in groups() {
+        for group in control_groups() {
             if let Some((limit, used)) = group_limit(&group) {
                 total = total.min(limit);
                 available = available.min(limit.saturating_sub(used));
@@ -77,11 +78,12 @@ impl Memory {
     }
 }
 
-/// Bytes of this process's address space.
-fn mapped() -> Option<u64> {
-    of_this_process("VmSize:")
+/// Size of this process's address space, in bytes.
+fn mapped_memory() -> Option<u64> {
+    process_status("VmSize:")
 }
 
+/// Total and available memory from `/proc/meminfo`, in bytes.
 fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
     let field = |name: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -90,15 +92,15 @@ fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
     Some((field("MemTotal")?, field("MemAvailable")?))
 }
 
-/// This process's control group and those above it (version 2 of the interface).
-fn groups() -> Vec<PathBuf> {
+/// This process's control group and its ancestors (cgroup v2).
+fn control_groups() -> Vec<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
     let root = Path::new("/sys/fs/cgroup");
     root.join(path).ancestors().take_while(|dir| dir.starts_with(root)).map(Path::to_path_buf).collect()
 }
 
-/// Limit and use of one group, with pages that could be dropped not counted as use.
+/// Limit and usage of one group, in bytes. Droppable page cache does not count as usage.
 fn group_limit(group: &Path) -> Option<(u64, u64)> {
     let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
     let limit = number("memory.max")?;
@@ -108,7 +110,8 @@ fn group_limit(group: &Path) -> Option<(u64, u64)> {
     Some((limit, used.saturating_sub(file)))
 }
 
-fn processor() -> Option<String> {
+/// Model and number of threads of the CPU.
+fn cpu_name() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let name = text.lines().find_map(|line| line.strip_prefix("model name"))?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -120,17 +123,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn meminfo_is_read_in_bytes() {
+    fn meminfo_is_parsed_in_bytes() {
         let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   22000000 kB\n";
         assert_eq!(parse_meminfo(text), Some((24_000_000 * 1024, 22_000_000 * 1024)));
         assert_eq!(parse_meminfo("MemTotal: x kB\n"), None);
     }
 
     #[test]
-    fn some_memory_is_available_and_some_is_held() {
+    fn memory_of_this_machine_and_process_is_known() {
         assert!(available_memory() > 0);
-        if cfg!(target_os = "linux") {
-            assert!(held_memory().unwrap() > 0 && mapped().unwrap() > 0);
+        match cfg!(target_os = "linux") {
+            true => assert!(anonymous_memory().unwrap() > 0 && mapped_memory().unwrap() > 0),
+            false => {
+                cfq_test_skip::skip("some_memory_is_available_and_some_is_held/held", "only Linux reports held memory");
+            }
         }
     }
 }

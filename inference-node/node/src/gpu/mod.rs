@@ -1,149 +1,155 @@
-//! What this machine computes on: its graphics cards by NVML where there is a driver, and always the processor.
+//! Inventory of the devices that models can run on: NVIDIA GPUs as NVML reports them, and always the CPU.
 //!
-//! Asking must never end the process: no driver, a driver too old, a card that fell off the bus are all answers. A card
-//! that does not answer is no device; the others go on, and what is missing is said.
+//! A query never ends the process: no driver, an old driver, and a GPU that fell off the bus are all results. A GPU
+//! that does not answer is left out of the devices and reported as a problem; the others are used.
 
-mod card;
+mod device_choice;
+mod device_index;
 mod host;
+mod nvml;
 
 use cfq_proto::node::Device;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-pub use card::words as card_words;
-pub use host::{available_memory, give_back, held_memory};
+pub use device_choice::{DeviceChoice, InvalidDevice, open_gpus, usable_uuids};
+pub use host::{anonymous_memory, available_memory, trim_heap};
+pub use nvml::describe as describe_gpu;
 
-/// What a trouble of all cards at once is of.
+/// [`DeviceProblem::device`] of a problem that concerns all GPUs.
 pub const DRIVER: &str = "driver";
 
-/// What was found, and in words what was not.
+/// The devices of this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inventory {
-    /// The processor first, then the cards.
+    /// The CPU, followed by the GPUs.
     pub devices: Vec<Device>,
-    /// One line for people: which cards there are, or why none is used.
-    pub words: String,
-    /// Of the NVIDIA driver, where one answers.
-    pub driver: Option<String>,
-    /// What there is and does not answer.
-    pub troubles: Vec<Trouble>,
+    /// One line for people: the GPUs, or why none is used.
+    pub summary: String,
+    /// Version of the NVIDIA driver, if one answers.
+    pub driver_version: Option<String>,
+    /// Devices that exist and do not answer.
+    pub problems: Vec<DeviceProblem>,
 }
 
-/// A card, or the whole driver, that does not answer.
+/// A GPU, or the whole driver, that does not answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
-    /// `cuda:1`, or `driver`.
-    pub of: String,
-    pub what: String,
+pub struct DeviceProblem {
+    /// Id of the GPU, as `cuda:1`, or [`DRIVER`].
+    pub device: String,
+    /// The problem; continues "DEVICE ".
+    pub problem: String,
+    /// What to do about it.
     pub next_step: String,
 }
 
-/// Whether this build of cfq can run models on cards.
-pub fn uses_cards() -> bool {
+/// Whether this build can run models on GPUs.
+pub fn supports_gpus() -> bool {
     cfg!(feature = "cuda")
 }
 
-/// What this build of cfq does with cards.
-pub fn use_of_cards() -> &'static str {
-    if uses_cards() {
-        "this build runs models on them where device allows it (`cfq engine check` tries them)"
+/// What this build uses GPUs for; a clause for messages.
+pub fn gpu_support_text() -> &'static str {
+    if supports_gpus() {
+        "this build runs models on them where device allows it (`cfq engine check` tests them)"
     } else {
-        "this build runs models on the CPU (docs/gpu.md says how one for cards is made)"
+        "this build runs models on the CPU (docs/gpu.md describes how to build one for GPUs)"
     }
 }
 
-/// Asks the driver now; takes milliseconds.
+/// Queries the driver. Takes milliseconds.
 pub fn inventory() -> Inventory {
     let mut devices = vec![host::device()];
-    let (mut driver, mut troubles) = (None, Vec::new());
-    let words = match Nvml::init() {
+    let (mut driver_version, mut problems) = (None, Vec::new());
+    let summary = match Nvml::init() {
         Ok(nvml) => {
-            driver = nvml.sys_driver_version().ok();
-            match cards(&nvml, &mut troubles) {
-                Ok(cards) => {
-                    let words = cards_in_words(&cards, &troubles);
-                    devices.extend(cards);
-                    words
+            driver_version = nvml.sys_driver_version().ok();
+            match read_gpus(&nvml, &mut problems) {
+                Ok(gpus) => {
+                    let summary = summarise(&gpus, &problems);
+                    devices.extend(gpus);
+                    summary
                 }
-                Err(error) => silent(&error, &mut troubles),
+                Err(error) => driver_problem(&error, &mut problems),
             }
         }
         Err(NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound) => {
             "no NVIDIA driver: models run on the CPU".to_owned()
         }
-        Err(error) => silent(&error, &mut troubles),
+        Err(error) => driver_problem(&error, &mut problems),
     };
-    Inventory { devices, words, driver, troubles }
+    Inventory { devices, summary, driver_version, problems }
 }
 
-/// What is measured of a device is kept under this: a card's UUID, since another card may be in its slot tomorrow, and it in
-/// another; where none is told (a slice of a card, no NVML), and of the processor, what it is called here.
-pub fn kept_as(id: &str, uuid: Option<&str>) -> String {
+/// The key of a device in [`crate::models::LoadMeasurements`]: the UUID of a GPU, because the GPU in a slot may change,
+/// and the id of a device without a known UUID (the CPU, a MIG slice, a GPU without NVML).
+pub fn measurement_key(id: &str, uuid: Option<&str>) -> String {
     uuid.unwrap_or(id).to_owned()
 }
 
-/// Number and UUID of every card that tells both; none where NVML does not answer.
-pub fn uuids() -> Vec<(usize, String)> {
+/// NVML's index and UUID of every GPU that reports both; empty if NVML does not answer.
+pub(crate) fn uuids() -> Vec<(usize, String)> {
     let Ok(nvml) = Nvml::init() else { return Vec::new() };
     let of = |index: u32| Some((usize::try_from(index).ok()?, nvml.device_by_index(index).ok()?.uuid().ok()?));
     (0..nvml.device_count().unwrap_or(0)).filter_map(of).collect()
 }
 
-fn cards(nvml: &Nvml, troubles: &mut Vec<Trouble>) -> Result<Vec<Device>, NvmlError> {
+fn read_gpus(nvml: &Nvml, problems: &mut Vec<DeviceProblem>) -> Result<Vec<Device>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..nvml.device_count()? {
-        match card::read(nvml, index) {
-            Ok(card) => found.push(card),
-            Err(error) => troubles.push(card::trouble(index, &error)),
+        match nvml::read(nvml, index) {
+            Ok(gpu) => found.push(gpu),
+            Err(error) => problems.push(nvml::problem(index, &error)),
         }
     }
     Ok(found)
 }
 
-fn cards_in_words(cards: &[Device], troubles: &[Trouble]) -> String {
-    let lost: Vec<String> = troubles.iter().map(|t| format!("{} {}", t.of, t.what)).collect();
+fn summarise(gpus: &[Device], problems: &[DeviceProblem]) -> String {
+    let lost: Vec<String> = problems.iter().map(|p| format!("{} {}", p.device, p.problem)).collect();
     let lost = lost.join("; ");
-    match (cards.is_empty(), lost.is_empty()) {
-        (true, true) => "an NVIDIA driver but no card: models run on the CPU".to_owned(),
+    match (gpus.is_empty(), lost.is_empty()) {
+        (true, true) => "an NVIDIA driver but no GPU: models run on the CPU".to_owned(),
         (true, false) => format!("{lost}: models run on the CPU"),
         (false, _) => {
             let named: Vec<String> =
-                cards.iter().map(|d| format!("{} {} ({})", d.id, d.name, card::words(d))).collect();
+                gpus.iter().map(|d| format!("{} {} ({})", d.id, d.name, nvml::describe(d))).collect();
             let lost = if lost.is_empty() { lost } else { format!("; {lost}") };
-            format!("{}{lost}: {}", named.join(", "), use_of_cards())
+            format!("{}{lost}: {}", named.join(", "), gpu_support_text())
         }
     }
 }
 
-/// The library is there and the driver does not answer.
-fn silent(error: &NvmlError, troubles: &mut Vec<Trouble>) -> String {
-    let (what, next_step) = match error {
+/// Adds the problem of a driver whose library exists but does not work. Returns the summary.
+fn driver_problem(error: &NvmlError, problems: &mut Vec<DeviceProblem>) -> String {
+    let (problem, next_step) = match error {
         NvmlError::LibRmVersionMismatch => (
             format!(
                 "the NVIDIA library is of another version than the driver in the kernel{}",
-                kernel_module().map_or_else(String::new, |version| format!(" ({version})"))
+                kernel_driver_version().map_or_else(String::new, |version| format!(" ({version})"))
             ),
             "restart the machine: the driver was updated and the old one is still loaded",
         ),
         NvmlError::DriverNotLoaded => (
-            "the NVIDIA library is here, its driver is not loaded".to_owned(),
+            "the NVIDIA library is installed, but its driver is not loaded".to_owned(),
             "load it (modprobe nvidia), or install the driver for this kernel",
         ),
-        NvmlError::NoPermission => {
-            ("this user may not ask the NVIDIA driver".to_owned(), "let it read and write /dev/nvidia*")
-        }
+        NvmlError::NoPermission => (
+            "this user has no permission to query the NVIDIA driver".to_owned(),
+            "grant read and write access to /dev/nvidia*",
+        ),
         NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound => {
-            ("the NVIDIA driver is too old to be asked".to_owned(), "install version 510 or newer")
+            ("the NVIDIA driver is too old".to_owned(), "install version 510 or newer")
         }
-        error => (format!("the NVIDIA driver does not answer ({error})"), "see what nvidia-smi says"),
+        error => (format!("the NVIDIA driver does not answer ({error})"), "check what nvidia-smi reports"),
     };
-    let words = format!("{what}: models run on the CPU");
-    troubles.push(Trouble { of: DRIVER.to_owned(), what, next_step: next_step.to_owned() });
-    words
+    let summary = format!("{problem}: models run on the CPU");
+    problems.push(DeviceProblem { device: DRIVER.to_owned(), problem, next_step: next_step.to_owned() });
+    summary
 }
 
-/// The version of the driver that the kernel has loaded.
-fn kernel_module() -> Option<String> {
+/// Version of the driver that the kernel has loaded.
+fn kernel_driver_version() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
     line.split_whitespace()
@@ -157,35 +163,35 @@ mod tests {
     use cfq_proto::node::DeviceKind;
 
     #[test]
-    fn there_is_always_a_processor_and_a_word() {
+    fn inventory_always_has_the_cpu_and_a_summary() {
         let found = inventory();
         assert_eq!(found.devices[0].kind, DeviceKind::Cpu);
         assert!(found.devices[0].memory_total > 0);
-        assert!(found.words.contains("CPU"), "{}", found.words);
+        assert!(found.summary.contains("CPU"), "{}", found.summary);
     }
 
     #[test]
-    fn where_there_are_cards_it_is_said_what_this_build_does_with_them() {
-        let mut card = host::device();
-        (card.id, card.kind) = ("cuda:0".to_owned(), DeviceKind::Cuda);
-        let words = cards_in_words(&[card], &[]);
-        assert!(words.starts_with("cuda:0 ") && words.ends_with(use_of_cards()), "{words}");
-        assert_eq!(use_of_cards().contains("on the CPU"), !cfg!(feature = "cuda"));
-        assert!(cards_in_words(&[], &[]).ends_with("models run on the CPU"));
+    fn summary_states_what_this_build_uses_gpus_for() {
+        let mut gpu = host::device();
+        (gpu.id, gpu.kind) = ("cuda:0".to_owned(), DeviceKind::Cuda);
+        let summary = summarise(&[gpu], &[]);
+        assert!(summary.starts_with("cuda:0 ") && summary.ends_with(gpu_support_text()), "{summary}");
+        assert_eq!(gpu_support_text().contains("on the CPU"), !cfg!(feature = "cuda"));
+        assert!(summarise(&[], &[]).ends_with("models run on the CPU"));
     }
 
     #[test]
-    fn a_driver_that_does_not_answer_says_why_and_what_to_do() {
+    fn driver_problem_has_a_reason_and_a_next_step() {
         for (error, word, step) in [
             (NvmlError::LibRmVersionMismatch, "another version", "restart"),
             (NvmlError::DriverNotLoaded, "not loaded", "modprobe"),
-            (NvmlError::NoPermission, "may not ask", "/dev/nvidia"),
+            (NvmlError::NoPermission, "no permission", "/dev/nvidia"),
             (NvmlError::Unknown, "does not answer", "nvidia-smi"),
         ] {
-            let mut troubles = Vec::new();
-            let words = silent(&error, &mut troubles);
-            assert!(words.contains(word) && words.ends_with("models run on the CPU"), "{words}");
-            assert!(troubles[0].next_step.contains(step), "{troubles:?}");
+            let mut problems = Vec::new();
+            let summary = driver_problem(&error, &mut problems);
+            assert!(summary.contains(word) && summary.ends_with("models run on the CPU"), "{summary}");
+            assert!(problems[0].next_step.contains(step), "{problems:?}");
         }
     }
 }

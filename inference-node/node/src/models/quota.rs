@@ -1,55 +1,64 @@
-//! Which models to remove so that another fits the quota: the least recently used ones, as few as will do.
+//! Eviction of models for the disk quota: the least recently used ones, as few as suffice.
 //!
-//! Wished: nothing pinned, bound or in use is ever named; nothing is named unless the whole then fits; nothing is named
-//! that the fit does not need.
+//! Invariants, tested below: no protected model is ever evicted; nothing is evicted unless the incoming model then
+//! fits; nothing is evicted that the fit does not need.
 
-/// A model that is here, as far as this decision goes.
+/// A stored model, as far as this decision needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
-    /// What its removal frees.
+pub struct EvictionCandidate {
+    /// Bytes that its removal frees.
     pub bytes: u64,
-    /// Seconds since 1970.
+    /// Time of the last use, in seconds since 1970.
     pub used_at: i64,
     /// Pinned, bound in the configuration, or in use.
-    pub kept: bool,
+    pub protected: bool,
 }
 
 /// The quota cannot be met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Short {
-    /// Bytes that all removals together leave missing.
-    pub by: u64,
+pub struct QuotaShortfall {
+    /// Bytes that are missing even after all permitted evictions.
+    pub bytes: u64,
 }
 
-/// Indices into `candidates`, in the order of removal, so that `used` + `incoming` fits into `quota`.
-pub fn plan(used: u64, incoming: u64, quota: u64, candidates: &[Candidate]) -> Result<Vec<usize>, Short> {
-    let over = used.saturating_add(incoming).saturating_sub(quota);
-    let mut order: Vec<usize> = (0..candidates.len()).filter(|i| !candidates[*i].kept).collect();
-    order.sort_by_key(|i| (candidates[*i].used_at, *i));
+/// Plans evictions so that `used` + `incoming` bytes fit into `quota`. Returns indices into `candidates`, in the order
+/// of removal.
+///
+/// # Errors
+/// [`QuotaShortfall`] if all permitted evictions do not suffice.
+pub fn plan_evictions(
+    used: u64,
+    incoming: u64,
+    quota: u64,
+    candidates: &[EvictionCandidate],
+) -> Result<Vec<usize>, QuotaShortfall> {
+    let excess = used.saturating_add(incoming).saturating_sub(quota);
+    let mut lru: Vec<usize> = (0..candidates.len()).filter(|i| !candidates[*i].protected).collect();
+    lru.sort_by_key(|i| (candidates[*i].used_at, *i));
     let mut freed = 0u64;
-    let mut removed = Vec::new();
-    for i in order {
-        if freed >= over {
+    let mut evicted = Vec::new();
+    for i in lru {
+        if freed >= excess {
             break;
         }
         if candidates[i].bytes > 0 {
             freed = freed.saturating_add(candidates[i].bytes);
-            removed.push(i);
+            evicted.push(i);
         }
     }
-    if freed < over {
-        return Err(Short { by: over - freed });
+    if freed < excess {
+        return Err(QuotaShortfall { bytes: excess - freed });
     }
-    // An old one taken early may not be needed beside a large one taken later.
-    let mut spare = freed - over;
-    removed.retain(|i| {
+    // A small model chosen early may be unnecessary beside a large one chosen later.
+    let mut spare = freed - excess;
+    evicted.retain(|i| {
         let needed = candidates[*i].bytes > spare;
         if !needed {
             spare -= candidates[*i].bytes;
         }
         needed
     });
-    Ok(removed)
+    Ok(evicted)
 }
 
 #[cfg(test)]
@@ -57,45 +66,45 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn candidate(bytes: u64, used_at: i64, kept: bool) -> Candidate {
-        Candidate { bytes, used_at, kept }
+    fn candidate(bytes: u64, used_at: i64, protected: bool) -> EvictionCandidate {
+        EvictionCandidate { bytes, used_at, protected }
     }
 
     #[test]
-    fn the_least_recently_used_goes_first_and_what_is_kept_never() {
+    fn least_recently_used_is_evicted_first_and_protected_never() {
         let here = [candidate(5, 30, false), candidate(5, 10, true), candidate(5, 20, false)];
-        assert_eq!(plan(15, 3, 20, &here), Ok(vec![]));
-        assert_eq!(plan(15, 6, 20, &here), Ok(vec![2]));
-        assert_eq!(plan(15, 14, 20, &here), Ok(vec![2, 0]));
-        assert_eq!(plan(15, 16, 20, &here), Err(Short { by: 1 }));
+        assert_eq!(plan_evictions(15, 3, 20, &here), Ok(vec![]));
+        assert_eq!(plan_evictions(15, 6, 20, &here), Ok(vec![2]));
+        assert_eq!(plan_evictions(15, 14, 20, &here), Ok(vec![2, 0]));
+        assert_eq!(plan_evictions(15, 16, 20, &here), Err(QuotaShortfall { bytes: 1 }));
     }
 
     #[test]
-    fn a_small_one_stays_if_a_large_one_alone_makes_room() {
+    fn small_model_stays_if_a_large_one_suffices() {
         let here = [candidate(1, 10, false), candidate(9, 20, false)];
-        assert_eq!(plan(10, 9, 10, &here), Ok(vec![1]));
+        assert_eq!(plan_evictions(10, 9, 10, &here), Ok(vec![1]));
     }
 
     proptest! {
         #[test]
-        fn what_is_wished_holds(
+        fn plan_is_permitted_sufficient_and_minimal(
             here in prop::collection::vec((0u64..50, 0i64..5, any::<bool>()), 0..8),
             incoming in 0u64..100,
             quota in 0u64..200,
         ) {
-            let here: Vec<Candidate> = here.into_iter().map(|(b, u, k)| candidate(b, u, k)).collect();
+            let here: Vec<EvictionCandidate> = here.into_iter().map(|(b, u, p)| candidate(b, u, p)).collect();
             let used: u64 = here.iter().map(|c| c.bytes).sum();
-            let removable: u64 = here.iter().filter(|c| !c.kept).map(|c| c.bytes).sum();
-            match plan(used, incoming, quota, &here) {
-                Ok(removed) => {
-                    prop_assert!(removed.iter().all(|i| !here[*i].kept));
-                    let freed: u64 = removed.iter().map(|i| here[*i].bytes).sum();
+            let removable: u64 = here.iter().filter(|c| !c.protected).map(|c| c.bytes).sum();
+            match plan_evictions(used, incoming, quota, &here) {
+                Ok(evicted) => {
+                    prop_assert!(evicted.iter().all(|i| !here[*i].protected));
+                    let freed: u64 = evicted.iter().map(|i| here[*i].bytes).sum();
                     prop_assert!(used - freed + incoming <= quota);
-                    for i in &removed {
+                    for i in &evicted {
                         prop_assert!(used - freed + here[*i].bytes + incoming > quota, "one too many");
                     }
                 }
-                Err(short) => prop_assert_eq!(used - removable + incoming, quota + short.by),
+                Err(missing) => prop_assert_eq!(used - removable + incoming, quota + missing.bytes),
             }
         }
     }

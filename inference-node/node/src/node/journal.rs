@@ -1,160 +1,168 @@
-//! What an attempt has written is told every second, or every 64 tokens, beside the generation and without holding it up. A
-//! node that is lost then costs what it wrote since, not all of it.
+//! The journal of an attempt: its generated tokens are sent to the scheduler every second or every 64 tokens, without
+//! delaying the generation. If the node is lost, only the tokens since then are generated again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cfq_proto::job::Written;
-use cfq_proto::messages::{FenceReply, JOURNAL_MOST, JobFence, Journal};
+use cfq_proto::job::GeneratedTokens;
+use cfq_proto::messages::{FenceReply, JobFence, Journal, MAX_JOURNAL_TOKENS};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::Shared;
-use super::attempt::Attempt;
+use super::context::NodeContext;
 
-const EVERY: Duration = Duration::from_secs(1);
-const TOKENS: usize = 64;
+/// Maximum age of unsent tokens.
+const SEND_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of unsent tokens that are sent without waiting.
+const SEND_TOKENS: usize = 64;
+/// Maximum wait for the last tokens to be sent; a released job waits no longer.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Wait before the last tokens are sent again after a failure.
+const CLOSE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What was written since the start, for the task that tells of it.
+/// The tokens generated since the start of the attempt.
 #[derive(Default)]
-struct Pad {
+struct TokenBuffer {
     tokens: Mutex<Vec<u32>>,
-    news: Notify,
-    /// Nothing more is written: the rest is told at once.
+    appended: Notify,
+    /// No more tokens follow: the rest is sent at once.
     closed: AtomicBool,
 }
 
-impl Pad {
+impl TokenBuffer {
     fn tokens(&self) -> MutexGuard<'_, Vec<u32>> {
-        // Plain data: whole even if a holder panicked.
+        // Plain data, consistent even if a holder panicked.
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Dropped with its generation, which its teller sees within a moment; what was not told by then is in the result, or is
-/// written again.
-pub(super) struct Notes(Option<(Arc<Pad>, JoinHandle<()>)>);
+/// Writer of a journal. When it is dropped its sender task ends within a second; tokens that were not sent are in the
+/// result or are generated again.
+pub(super) struct JournalWriter(Option<(Arc<TokenBuffer>, JoinHandle<()>)>);
 
-/// For the rest to be told: a job that is handed back waits no longer for that.
-const CLOSING: Duration = Duration::from_secs(1);
-const AGAIN: Duration = Duration::from_millis(100);
-
-impl Notes {
-    /// `resumed`: tokens it took over. Nothing is told of an engine without a vocabulary.
-    pub fn of(attempt: &Attempt, vocabulary: Option<i64>, resumed: u32) -> Self {
+impl JournalWriter {
+    /// Starts the sender task. `resumed` is the number of tokens taken over from an earlier attempt. An engine without
+    /// a vocabulary has no journal.
+    pub fn start(context: &Arc<NodeContext>, fence: JobFence, vocabulary: Option<i64>, resumed: u32) -> Self {
         Self(vocabulary.map(|vocabulary| {
-            let pad = Arc::new(Pad::default());
-            let teller = Teller { shared: attempt.shared.clone(), fence: attempt.in_hand.fence, vocabulary, resumed };
-            let teller = tokio::spawn(teller.run(pad.clone()));
-            (pad, teller)
+            let buffer = Arc::new(TokenBuffer::default());
+            let sender = JournalSender { context: context.clone(), fence, vocabulary, resumed };
+            let sender = tokio::spawn(sender.run(buffer.clone()));
+            (buffer, sender)
         }))
     }
 
-    pub fn wrote(&mut self, tokens: &[u32]) {
-        if let Some((pad, _)) = &self.0
+    /// Appends generated tokens.
+    pub fn append(&mut self, tokens: &[u32]) {
+        if let Some((buffer, _)) = &self.0
             && !tokens.is_empty()
         {
-            let mut all = pad.tokens();
-            // Longer than is ever told.
-            if all.len() <= JOURNAL_MOST {
+            let mut all = buffer.tokens();
+            // Tokens beyond the maximum are never sent.
+            if all.len() <= MAX_JOURNAL_TOKENS {
                 all.extend_from_slice(tokens);
             }
             drop(all);
-            pad.news.notify_one();
+            buffer.appended.notify_one();
         }
     }
 
-    /// Tells the rest, where that takes no longer than a moment.
+    /// Sends the rest, for at most [`CLOSE_TIMEOUT`].
     pub async fn close(&mut self) {
-        if let Some((pad, teller)) = self.0.take() {
-            pad.closed.store(true, Ordering::Relaxed);
-            pad.news.notify_one();
-            if tokio::time::timeout(CLOSING, teller).await.is_err() {
-                tracing::debug!("the last of what was written is not journalled");
+        if let Some((buffer, sender)) = self.0.take() {
+            buffer.closed.store(true, Ordering::Relaxed);
+            buffer.appended.notify_one();
+            if tokio::time::timeout(CLOSE_TIMEOUT, sender).await.is_err() {
+                tracing::debug!("last tokens not journalled in time");
             }
         }
     }
 }
 
-struct Teller {
-    shared: Arc<Shared>,
+/// What the scheduler did with an entry.
+enum Sent {
+    Kept,
+    /// Not kept now; all tokens are sent again.
+    NotKept,
+    /// The journal is not wanted any more.
+    Unwanted,
+}
+
+struct JournalSender {
+    context: Arc<NodeContext>,
     fence: JobFence,
     vocabulary: i64,
     resumed: u32,
 }
 
-impl Teller {
-    async fn run(self, pad: Arc<Pad>) {
-        let mut told = 0;
-        let mut due = Instant::now() + EVERY;
-        // Alone with the pad: the generation is over, and its end says the rest.
-        while Arc::strong_count(&pad) > 1 {
+impl JournalSender {
+    async fn run(self, buffer: Arc<TokenBuffer>) {
+        let mut sent = 0;
+        let mut due = Instant::now() + SEND_INTERVAL;
+        // Once the writer is dropped the generation is over, and its result has the rest.
+        while Arc::strong_count(&buffer) > 1 {
             tokio::select! {
-                () = pad.news.notified() => {}
+                () = buffer.appended.notified() => {}
                 () = sleep_until(due) => {}
             }
-            let untold = pad.tokens().get(told..).unwrap_or_default().to_vec();
+            let unsent = buffer.tokens().get(sent..).unwrap_or_default().to_vec();
             let now = Instant::now();
-            let closed = pad.closed.load(Ordering::Relaxed);
-            if untold.is_empty() {
+            let closed = buffer.closed.load(Ordering::Relaxed);
+            if unsent.is_empty() {
                 if closed {
                     return;
                 }
-                due = due.max(now + EVERY);
+                due = due.max(now + SEND_INTERVAL);
                 continue;
             }
-            if untold.len() < TOKENS && now < due && !closed {
+            if unsent.len() < SEND_TOKENS && now < due && !closed {
                 continue;
             }
-            if self.resumed as usize + told + untold.len() > JOURNAL_MOST {
+            if self.resumed as usize + sent + unsent.len() > MAX_JOURNAL_TOKENS {
                 return;
             }
-            let wait = match self.tell(told, &untold).await {
-                // What was written while this was told is looked for at once.
-                Some(true) if closed => {
-                    told += untold.len();
-                    Duration::ZERO
+            let wait = match self.send(sent, &unsent).await {
+                Sent::Kept => {
+                    sent += unsent.len();
+                    // Tokens generated meanwhile are sent at once if no more follow.
+                    if closed { Duration::ZERO } else { SEND_INTERVAL }
                 }
-                Some(true) => {
-                    told += untold.len();
-                    EVERY
-                }
-                Some(false) => return,
-                // Not heard, or the other side has less than was told: all of it again.
-                None => {
-                    told = 0;
-                    if closed { AGAIN } else { EVERY }
+                Sent::Unwanted => return,
+                // Lost, or the scheduler has fewer tokens than were sent before.
+                Sent::NotKept => {
+                    sent = 0;
+                    if closed { CLOSE_RETRY_INTERVAL } else { SEND_INTERVAL }
                 }
             };
             due = Instant::now() + wait;
         }
     }
 
-    /// `None` if it was not kept, false if it is not wanted.
-    async fn tell(&self, told: usize, tokens: &[u32]) -> Option<bool> {
-        let Self { shared, fence, vocabulary, resumed } = self;
-        let written = Written { vocabulary: *vocabulary, tokens: tokens.to_vec() };
-        let ask =
-            Journal { fence: *fence, boot: shared.boot, resumed: *resumed, after: resumed + told as u32, written };
-        match shared.session.request::<_, FenceReply>(&shared.subject("journal"), &ask).await {
+    /// Sends tokens that follow the first `sent` ones of this attempt.
+    async fn send(&self, sent: usize, tokens: &[u32]) -> Sent {
+        let Self { context, fence, vocabulary, resumed } = self;
+        let generated = GeneratedTokens { vocabulary: *vocabulary, tokens: tokens.to_vec() };
+        let after = resumed + sent as u32;
+        let entry = Journal { fence: *fence, boot: context.boot, resumed: *resumed, after, generated };
+        match context.session.request::<_, FenceReply>(&context.subject("journal"), &entry).await {
             Ok(FenceReply::Committed) => {
                 cfq_link::failpoint::hit("node.journalled");
-                Some(true)
+                Sent::Kept
             }
-            Ok(FenceReply::Stale) => Some(false),
+            Ok(FenceReply::Stale) => Sent::Unwanted,
             Ok(FenceReply::Refused { reason }) => {
-                tracing::warn!(job = %fence.job, reason, "what is written is not journalled");
-                Some(false)
+                tracing::warn!(job = %fence.job, reason, "journal refused");
+                Sent::Unwanted
             }
             Ok(FenceReply::Unavailable { reason }) => {
                 tracing::debug!(reason, "journal not kept yet");
-                None
+                Sent::NotKept
             }
             Err(error) => {
                 tracing::debug!(%error, "journal not kept yet");
-                None
+                Sent::NotKept
             }
         }
     }

@@ -1,25 +1,9 @@
-//! The engine on the real small model, and every part that faces something hostile or remote.
+//! Tests of the node with a scripted scheduler, and of the proxy engine with scripted model servers.
 
-#[cfg(test)]
-mod allocations;
-#[cfg(test)]
-mod families;
-mod generation;
-#[cfg(test)]
-mod hostile;
-#[cfg(test)]
-mod memory;
 #[cfg(test)]
 mod node;
 #[cfg(test)]
-mod parked;
-#[cfg(test)]
 mod proxy;
 #[cfg(test)]
-mod resume;
-#[cfg(test)]
-mod schemas;
-#[cfg(test)]
+#[path = "../../../engine/tests/suite/smollm.rs"]
 mod smollm;
-#[cfg(test)]
-mod tokens;

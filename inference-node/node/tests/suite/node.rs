@@ -1,5 +1,5 @@
-//! The node against a scripted scheduler over a real nats-server, which is found or fetched as the product does it: what no
-//! real scheduler would send in one run (an order twice, a blob that is gone, a lease taken away in the middle).
+//! The node with a scripted scheduler over a real nats-server, which is found or fetched as the product does it. The
+//! scheduler sends what no real one would send in one run: an order twice, a missing blob, a lease that is lost midway.
 
 use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::jetstream;
-use cfq_deploy::engines::{EngineOptions, Finder, Kind};
-use cfq_deploy::{Paths, Talk};
+use cfq_deploy::services::{Finder, ServiceKind};
+use cfq_deploy::{Paths, ServiceOptions, StatusOutput};
 use cfq_inference_node::{Config, run};
 use cfq_link::{NatsConfig, Session};
-use cfq_proto::blob::{BlobHash, BlobRef, Carried};
+use cfq_proto::blob::{BlobHash, BlobRef, Payload};
 use cfq_proto::ids::{JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::{Outcome, OutputFormat, Prompt};
 use cfq_proto::messages::*;
@@ -39,11 +39,18 @@ impl Drop for Nats {
 
 async fn nats() -> Nats {
     let program = tokio::task::spawn_blocking(|| {
-        let (paths, options) = (Paths::from_environment().unwrap(), EngineOptions::default());
-        Finder { paths: &paths, options: &options, account: None, pinned: None, may_fetch: true, talk: Talk::Stderr }
-            .find(Kind::Nats)
-            .unwrap()
-            .path
+        let (paths, options) = (Paths::from_environment().unwrap(), ServiceOptions::default());
+        Finder {
+            paths: &paths,
+            options: &options,
+            account: None,
+            pinned: None,
+            may_fetch: true,
+            status: StatusOutput::Stderr,
+        }
+        .find(ServiceKind::Nats)
+        .unwrap()
+        .path
     })
     .await
     .unwrap();
@@ -58,10 +65,10 @@ async fn nats() -> Nats {
         .spawn()
         .unwrap();
     let ports = folder.path().join(format!("nats-server_{}.ports", child.id()));
-    let url = within(async {
+    let url = in_time(async {
         loop {
-            let said = std::fs::read(&ports).ok().and_then(|b| serde_json::from_slice::<serde_json::Value>(&b).ok());
-            match said.as_ref().and_then(|v| v["nats"][0].as_str()) {
+            let written = std::fs::read(&ports).ok().and_then(|b| serde_json::from_slice::<serde_json::Value>(&b).ok());
+            match written.as_ref().and_then(|v| v["nats"][0].as_str()) {
                 Some(url) => break url.to_owned(),
                 None => tokio::time::sleep(Duration::from_millis(10)).await,
             }
@@ -71,12 +78,15 @@ async fn nats() -> Nats {
     Nats { child, url, _folder: folder }
 }
 
-async fn within<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(90), what).await.expect("in time")
+const WAIT_LIMIT: Duration = Duration::from_secs(90);
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(WAIT_LIMIT, future).await.expect("in time")
 }
 
+/// What the scheduler received.
 #[derive(Default)]
-struct Seen {
+struct Received {
     ledger: Ledger,
     held: Vec<LeaseId>,
     accepted: Vec<JobFence>,
@@ -84,14 +94,14 @@ struct Seen {
     reports: HashMap<JobId, Outcome>,
     text: HashMap<JobId, String>,
     journals: HashMap<JobId, Vec<u32>>,
-    /// Answers beats with "lost" for these.
-    take_away: Vec<LeaseId>,
+    /// Leases that heartbeats are answered "lost" for.
+    lost_leases: Vec<LeaseId>,
 }
 
-/// A scheduler that welcomes, extends and commits everything, and remembers it.
+/// A scheduler that accepts every registration, lease extension and commit, and records them.
 struct Scheduler {
     session: Session,
-    seen: Arc<Mutex<Seen>>,
+    received: Arc<Mutex<Received>>,
     boot: Arc<Mutex<Option<cfq_proto::ids::BootId>>>,
 }
 
@@ -108,38 +118,38 @@ impl Scheduler {
             })
             .await
             .unwrap();
-        let (seen, boot) = (Arc::new(Mutex::new(Seen::default())), Arc::new(Mutex::new(None)));
+        let (received, boot) = (Arc::new(Mutex::new(Received::default())), Arc::new(Mutex::new(None)));
         let mut requests = session.subscribe::<serde_json::Value>("cfq.v1.node.*.*").await.unwrap();
         let mut frames = session.subscribe::<TokenFrame>(&subject::tokens_of("*")).await.unwrap();
-        let (notes, node, current) = (seen.clone(), node.clone(), boot.clone());
+        let (record, node, current) = (received.clone(), node.clone(), boot.clone());
         tokio::spawn(async move {
             while let Some(message) = requests.next().await {
                 let body = message.body.as_ref().unwrap().clone();
                 let (_, verb) = subject::sender(message.subject()).unwrap();
                 match verb {
-                    "hello" => {
-                        let hello: NodeHello = serde_json::from_value(body).unwrap();
-                        *current.lock().unwrap() = Some(hello.boot);
+                    "register" => {
+                        let registration: NodeRegistration = serde_json::from_value(body).unwrap();
+                        *current.lock().unwrap() = Some(registration.boot);
                         let consumer = subject::consumer(&node);
                         let settings = jetstream::consumer::pull::Config {
                             durable_name: Some(consumer.clone()),
-                            filter_subject: subject::work(&node, hello.boot),
+                            filter_subject: subject::work(&node, registration.boot),
                             ..Default::default()
                         };
                         stream.create_consumer(settings).await.unwrap();
-                        message.reply(&HelloReply::Welcome { consumer }).await.unwrap();
+                        message.reply(&RegisterReply::Registered { consumer }).await.unwrap();
                     }
-                    "beat" => {
-                        let beat: Beat = serde_json::from_value(body).unwrap();
+                    "heartbeat" => {
+                        let heartbeat: Heartbeat = serde_json::from_value(body).unwrap();
                         let reply = {
-                            let mut seen = notes.lock().unwrap();
-                            seen.held = beat.held.iter().map(|h| h.lease).collect();
-                            if let Some(ledger) = beat.ledger {
-                                assert!(ledger.version >= seen.ledger.version);
-                                seen.ledger = ledger;
+                            let mut received = record.lock().unwrap();
+                            received.held = heartbeat.held.iter().map(|h| h.lease).collect();
+                            if let Some(ledger) = heartbeat.ledger {
+                                assert!(ledger.version >= received.ledger.version);
+                                received.ledger = ledger;
                             }
-                            let (lost, extended) = seen.held.iter().partition(|l| seen.take_away.contains(l));
-                            BeatReply { extended, lost, hello_again: current.lock().unwrap().is_none() }
+                            let (lost, extended) = received.held.iter().partition(|l| received.lost_leases.contains(l));
+                            HeartbeatReply { extended, lost, register_again: current.lock().unwrap().is_none() }
                         };
                         message.reply(&reply).await.unwrap();
                     }
@@ -148,26 +158,28 @@ impl Scheduler {
                     }
                     other => {
                         {
-                            let mut seen = notes.lock().unwrap();
+                            let mut received = record.lock().unwrap();
                             match other {
-                                "accept" => seen.accepted.push(serde_json::from_value::<Accept>(body).unwrap().fence),
+                                "accept" => {
+                                    received.accepted.push(serde_json::from_value::<Accept>(body).unwrap().fence)
+                                }
                                 "refuse" => {
-                                    let refuse: Refuse = serde_json::from_value(body).unwrap();
-                                    seen.refused.insert(refuse.fence.job, refuse.refusal);
+                                    let refused: Refuse = serde_json::from_value(body).unwrap();
+                                    received.refused.insert(refused.fence.job, refused.refusal);
                                 }
                                 "result" => {
                                     let report: JobReport = serde_json::from_value(body).unwrap();
                                     assert!(
-                                        seen.held.contains(&report.fence.lease),
-                                        "the lease is kept until it is reported"
+                                        received.held.contains(&report.fence.lease),
+                                        "the lease is kept until the result is reported"
                                     );
-                                    seen.reports.insert(report.fence.job, report.outcome);
+                                    received.reports.insert(report.fence.job, report.outcome);
                                 }
                                 "journal" => {
-                                    let told: Journal = serde_json::from_value(body).unwrap();
-                                    let journal = seen.journals.entry(told.fence.job).or_default();
-                                    assert_eq!(journal.len(), told.after as usize);
-                                    journal.extend(told.written.tokens);
+                                    let chunk: Journal = serde_json::from_value(body).unwrap();
+                                    let journal = received.journals.entry(chunk.fence.job).or_default();
+                                    assert_eq!(journal.len(), chunk.after as usize);
+                                    journal.extend(chunk.generated.tokens);
                                 }
                                 _ => panic!("{other}"),
                             }
@@ -177,23 +189,24 @@ impl Scheduler {
                 }
             }
         });
-        let notes = seen.clone();
+        let record = received.clone();
         tokio::spawn(async move {
             while let Some(frame) = frames.next().await {
                 let frame = frame.body.unwrap();
-                let mut seen = notes.lock().unwrap();
-                let text = seen.text.entry(frame.fence.job).or_default();
+                let mut received = record.lock().unwrap();
+                let text = received.text.entry(frame.fence.job).or_default();
                 assert_eq!(text.len() as u64, frame.offset);
                 text.push_str(&frame.text);
             }
         });
-        Self { session, seen, boot }
+        Self { session, received, boot }
     }
 
-    async fn until<T>(&self, look: impl Fn(&Seen) -> Option<T>) -> T {
-        within(async {
+    /// Waits until `find` returns a value.
+    async fn wait_for<T>(&self, find: impl Fn(&Received) -> Option<T>) -> T {
+        in_time(async {
             loop {
-                if let Some(found) = look(&self.seen.lock().unwrap()) {
+                if let Some(found) = find(&self.received.lock().unwrap()) {
                     break found;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -202,6 +215,7 @@ impl Scheduler {
         .await
     }
 
+    /// Sends a new work order.
     async fn place(&self, node: &NodeId, model: &ModelId, prompt: Prompt) -> WorkOrder {
         let fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
         let order = WorkOrder {
@@ -209,8 +223,8 @@ impl Scheduler {
             task: TaskId::fresh(),
             role: Agent::Alpha,
             model: model.clone(),
-            prompt: Carried::Inline(prompt),
-            written: None,
+            prompt: Payload::Inline(prompt),
+            generated: None,
         };
         self.send(node, &order).await;
         order
@@ -223,7 +237,7 @@ impl Scheduler {
 }
 
 #[tokio::test]
-async fn an_order_becomes_frames_and_a_report() {
+async fn work_order_becomes_token_frames_and_a_report() {
     let nats = nats().await;
     let node = NodeId::new("den").unwrap();
     let link = NatsConfig { url: nats.url.clone(), seed_file: None };
@@ -240,66 +254,66 @@ async fn an_order_becomes_frames_and_a_report() {
         let _ = stopped.await;
     }));
 
-    let first = scheduler.until(|s| s.ledger.models.first().map(|m| m.residency.clone())).await;
-    assert_eq!(first, Residency::Loading, "seen before it is loaded");
-    scheduler.until(|s| (s.ledger.models[0].residency == Residency::Resident).then_some(())).await;
+    let first = scheduler.wait_for(|s| s.ledger.models.first().map(|m| m.residency.clone())).await;
+    assert_eq!(first, Residency::Loading, "reported before it is loaded");
+    scheduler.wait_for(|s| (s.ledger.models[0].residency == Residency::Resident).then_some(())).await;
 
-    let order = scheduler.place(&node, &model, smollm::ask("List three fruits.")).await;
+    let order = scheduler.place(&node, &model, smollm::user_prompt("List three fruits.")).await;
     scheduler.send(&node, &order).await;
     let job = order.fence.job;
-    let outcome = scheduler.until(|s| s.reports.get(&job).cloned()).await;
-    let Outcome::Done { completion: Carried::Inline(completion) } = outcome else { panic!("{outcome:?}") };
-    let streamed = scheduler.until(|s| s.text.get(&job).filter(|t| t.len() >= completion.text.len()).cloned()).await;
+    let outcome = scheduler.wait_for(|s| s.reports.get(&job).cloned()).await;
+    let Outcome::Done { completion: Payload::Inline(completion) } = outcome else { panic!("{outcome:?}") };
+    let streamed = scheduler.wait_for(|s| s.text.get(&job).filter(|t| t.len() >= completion.text.len()).cloned()).await;
     assert_eq!(streamed, completion.text);
-    assert_eq!(scheduler.until(|s| Some(s.accepted.len())).await, 1, "the order that came twice is worked once");
-    scheduler.until(|s| s.held.is_empty().then_some(())).await;
+    assert_eq!(scheduler.wait_for(|s| Some(s.accepted.len())).await, 1, "the repeated order is executed once");
+    scheduler.wait_for(|s| s.held.is_empty().then_some(())).await;
 
     let other: ModelId = "openai:box/m".parse().unwrap();
-    let order = scheduler.place(&node, &other, smollm::ask("x")).await;
-    let refusal = scheduler.until(|s| s.refused.get(&order.fence.job).cloned()).await;
+    let order = scheduler.place(&node, &other, smollm::user_prompt("x")).await;
+    let refusal = scheduler.wait_for(|s| s.refused.get(&order.fence.job).cloned()).await;
     assert!(matches!(refusal, Refusal::Never { .. }));
 
     let mut order = order;
     order.fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
-    order.prompt = Carried::Blob(BlobRef { hash: BlobHash::of(b"gone"), size: 4 });
+    order.prompt = Payload::Blob(BlobRef { hash: BlobHash::of(b"gone"), size: 4 });
     scheduler.send(&node, &order).await;
-    let refusal = scheduler.until(|s| s.refused.get(&order.fence.job).cloned()).await;
+    let refusal = scheduler.wait_for(|s| s.refused.get(&order.fence.job).cloned()).await;
     assert!(matches!(&refusal, Refusal::Never { reason } if reason.contains("no such blob")), "{refusal:?}");
 
-    let mut long = smollm::ask("Count from one to one thousand.");
+    let mut long = smollm::user_prompt("Count from one to one thousand.");
     long.sampling.max_tokens = 8000;
-    // It may not end before that.
+    // The schema does not permit an earlier end.
     long.format = OutputFormat::JsonSchema {
         schema: serde_json::json!({ "type": "array", "items": { "type": "integer" }, "minItems": 5000 }),
     };
     let cancelled = scheduler.place(&node, &model, long.clone()).await;
-    scheduler.until(|s| s.text.get(&cancelled.fence.job).map(|_| ())).await;
+    scheduler.wait_for(|s| s.text.get(&cancelled.fence.job).map(|_| ())).await;
     let command = NodeCommand::Cancel { fence: cancelled.fence };
     scheduler.session.publish(&subject::node_command(&node), &command).await.unwrap();
-    let outcome = scheduler.until(|s| s.reports.get(&cancelled.fence.job).cloned()).await;
+    let outcome = scheduler.wait_for(|s| s.reports.get(&cancelled.fence.job).cloned()).await;
     assert!(matches!(outcome, Outcome::Released { .. }), "{outcome:?}");
-    // Whoever read along has read nothing that the next attempt does not begin with.
-    let journal = scheduler.until(|s| s.journals.get(&cancelled.fence.job).cloned()).await;
+    // The streamed text is a prefix of what the next attempt resumes with.
+    let journal = scheduler.wait_for(|s| s.journals.get(&cancelled.fence.job).cloned()).await;
     let engine = smollm::engine();
-    let told: Vec<u8> = journal.iter().flat_map(|token| engine.vocabulary().bytes_of(*token).to_vec()).collect();
-    let read = scheduler.until(|s| s.text.get(&cancelled.fence.job).cloned()).await;
+    let resumed: Vec<u8> = journal.iter().flat_map(|token| engine.vocabulary().token_bytes(*token).to_vec()).collect();
+    let read = scheduler.wait_for(|s| s.text.get(&cancelled.fence.job).cloned()).await;
     assert!(
-        !read.is_empty() && told.starts_with(read.as_bytes()),
-        "{read:?} was read, {:?} told",
-        String::from_utf8(told)
+        !read.is_empty() && resumed.starts_with(read.as_bytes()),
+        "{read:?} was streamed, {:?} is in the journal",
+        String::from_utf8(resumed)
     );
 
     let lost = scheduler.place(&node, &model, long.clone()).await;
-    scheduler.until(|s| s.text.get(&lost.fence.job).map(|_| ())).await;
-    scheduler.seen.lock().unwrap().take_away.push(lost.fence.lease);
-    scheduler.until(|s| (s.held.is_empty() && s.ledger.models[0].running == 0).then_some(())).await;
-    assert!(!scheduler.seen.lock().unwrap().reports.contains_key(&lost.fence.job));
+    scheduler.wait_for(|s| s.text.get(&lost.fence.job).map(|_| ())).await;
+    scheduler.received.lock().unwrap().lost_leases.push(lost.fence.lease);
+    scheduler.wait_for(|s| (s.held.is_empty() && s.ledger.models[0].running == 0).then_some(())).await;
+    assert!(!scheduler.received.lock().unwrap().reports.contains_key(&lost.fence.job));
 
     let last = scheduler.place(&node, &model, long).await;
-    scheduler.until(|s| s.text.get(&last.fence.job).map(|_| ())).await;
+    scheduler.wait_for(|s| s.text.get(&last.fence.job).map(|_| ())).await;
     stop.send(()).unwrap();
-    within(running).await.unwrap().unwrap();
-    let outcome = scheduler.until(|s| s.reports.get(&last.fence.job).cloned()).await;
+    in_time(running).await.unwrap().unwrap();
+    let outcome = scheduler.wait_for(|s| s.reports.get(&last.fence.job).cloned()).await;
     assert!(matches!(outcome, Outcome::Released { .. }), "{outcome:?}");
-    assert!(scheduler.seen.lock().unwrap().ledger.draining);
+    assert!(scheduler.received.lock().unwrap().ledger.draining);
 }

@@ -1,11 +1,11 @@
-//! The proxy engine against a scripted server, and servers that are down, hang, lie or never end.
+//! The proxy engine with scripted servers, some of which are down, hang, send invalid data or never end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use cfq_engine::{Ended, Engine, Event, Refused};
 use cfq_inference_node::Endpoint;
-use cfq_inference_node::engine::proxy::{ProxyEngine, Server};
-use cfq_inference_node::engine::{Ended, Engine, Event, Refused};
+use cfq_inference_node::proxy::{EndpointClient, ProxyEngine};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat};
 use cfq_proto::node::Residency;
 use cfq_proto::timing::Timing;
@@ -13,12 +13,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use crate::smollm::{ask, finish};
+use crate::smollm::{finish, user_prompt};
 
-/// What the server does with one connection, after the request was read.
+/// What the server does with one connection after it has read the request.
 type Script = fn(TcpStream) -> futures::future::BoxFuture<'static, ()>;
 
-/// A server that answers every connection by `script`; requests (headers and body) are reported.
+/// Starts a server that answers every connection by `script`. Returns its URL and the requests it receives (headers and
+/// body).
 async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
@@ -55,9 +56,9 @@ async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
     (url, requests)
 }
 
-fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<Server>) {
+fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
     let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: 1 };
-    let server = Server::new("box", &endpoint, timing, Arc::default()).unwrap();
+    let server = EndpointClient::new("box", &endpoint, timing, Arc::default()).unwrap();
     (ProxyEngine::new("openai:box/small".parse().unwrap(), server.clone()).unwrap(), server)
 }
 
@@ -66,33 +67,33 @@ fn engine(url: &str) -> ProxyEngine {
 }
 
 async fn run(engine: &ProxyEngine) -> Result<Completion, Ended> {
-    finish(engine.admit(ask("hi")).await.unwrap().start()).await.0
+    finish(engine.admit(user_prompt("hi")).await.unwrap().start()).await.0
 }
 
-fn failure(how: Result<Completion, Ended>) -> JobFailure {
-    match how {
+fn failure(outcome: Result<Completion, Ended>) -> JobFailure {
+    match outcome {
         Err(Ended::Failed(failure)) => failure,
         other => panic!("{other:?}"),
     }
 }
 
-async fn say(stream: &mut TcpStream, text: &str) {
-    // The other side may have had enough.
+async fn send(stream: &mut TcpStream, text: &str) {
+    // The client may have closed the connection.
     let _ = stream.write_all(text.as_bytes()).await;
 }
 
 const STREAM: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn a_stream_becomes_text_with_its_usage() {
+async fn stream_becomes_text_with_usage() {
     let (url, mut requests) = serve(|mut stream| {
         Box::pin(async move {
-            say(&mut stream, STREAM).await;
+            send(&mut stream, STREAM).await;
             for text in ["Hel", "lo", " wor", "ld"] {
-                say(&mut stream, &format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n")).await;
+                send(&mut stream, &format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n")).await;
             }
-            say(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"length\"}]}\n\n").await;
-            say(&mut stream, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\ndata: [DONE]\n\n").await;
+            send(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"length\"}]}\n\n").await;
+            send(&mut stream, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":3}}}\n\ndata: [DONE]\n\n").await;
         })
     })
     .await;
@@ -100,11 +101,11 @@ async fn a_stream_becomes_text_with_its_usage() {
     let key = folder.path().join("key");
     std::fs::write(&key, "sk-test\n").unwrap();
     let (engine, _) = engine_with(&url, &Timing::default(), Some(format!("file:{}", key.display())));
-    let mut prompt = ask("hi");
+    let mut prompt = user_prompt("hi");
     prompt.sampling.seed = 77;
     prompt.format = OutputFormat::JsonSchema { schema: serde_json::json!({ "type": "object" }) };
-    let (how, streamed) = finish(engine.admit(prompt).await.unwrap().start()).await;
-    let done = how.unwrap();
+    let (outcome, streamed) = finish(engine.admit(prompt).await.unwrap().start()).await;
+    let done = outcome.unwrap();
     assert_eq!(
         (done.text.as_str(), streamed.as_str(), done.finish),
         ("Hello world", "Hello world", FinishReason::Length)
@@ -119,11 +120,11 @@ async fn a_stream_becomes_text_with_its_usage() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_stream_is_read_too() {
+async fn server_without_streaming_is_supported() {
     let (url, _requests) = serve(|mut stream| {
         Box::pin(async move {
             let body = r#"{"choices":[{"index":0,"message":{"content":"whole"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
-            say(&mut stream, &format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
+            send(&mut stream, &format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
         })
     })
     .await;
@@ -131,26 +132,26 @@ async fn a_server_that_does_not_stream_is_read_too() {
 }
 
 #[tokio::test]
-async fn our_own_stop_strings_cut_and_end_the_reading() {
+async fn stop_string_cuts_the_text_and_ends_the_request() {
     let (url, _requests) = serve(|mut stream| {
         Box::pin(async move {
-            say(&mut stream, STREAM).await;
-            say(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"one ST\"}}]}\n\n").await;
-            say(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"OP two\"}}]}\n\n").await;
-            // Never ends by itself.
+            send(&mut stream, STREAM).await;
+            send(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"one ST\"}}]}\n\n").await;
+            send(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"OP two\"}}]}\n\n").await;
+            // Does not end by itself.
             let mut rest = [0; 1];
             let _ = stream.read(&mut rest).await;
         })
     })
     .await;
-    let mut prompt = ask("hi");
+    let mut prompt = user_prompt("hi");
     prompt.sampling.stop = vec!["STOP".to_owned()];
-    let (how, streamed) = finish(engine(&url).admit(prompt).await.unwrap().start()).await;
-    assert_eq!((how.unwrap().finish, streamed.as_str()), (FinishReason::Stop, "one "));
+    let (outcome, streamed) = finish(engine(&url).admit(prompt).await.unwrap().start()).await;
+    assert_eq!((outcome.unwrap().finish, streamed.as_str()), (FinishReason::Stop, "one "));
 }
 
 #[tokio::test]
-async fn a_server_that_is_down_or_overloaded_is_worth_a_retry() {
+async fn unreachable_or_overloaded_server_can_be_retried() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", closed.local_addr().unwrap());
     drop(closed);
@@ -158,14 +159,14 @@ async fn a_server_that_is_down_or_overloaded_is_worth_a_retry() {
     assert!(matches!(failure(run(&refused).await), JobFailure::Unavailable { reason } if reason.contains("refused")));
     assert!(matches!(refused.state().residency, Residency::Unusable { .. }));
     let (url, _requests) = serve(|mut stream| {
-        Box::pin(async move { say(&mut stream, "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy").await })
+        Box::pin(async move { send(&mut stream, "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy").await })
     })
     .await;
     assert!(matches!(failure(run(&engine(&url)).await), JobFailure::Unavailable { reason } if reason.contains("busy")));
     let (url, _requests) = serve(|mut stream| {
         Box::pin(async move {
-            say(&mut stream, STREAM).await;
-            say(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"half\"}}]}\n\n").await;
+            send(&mut stream, STREAM).await;
+            send(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"half\"}}]}\n\n").await;
         })
     })
     .await;
@@ -175,11 +176,11 @@ async fn a_server_that_is_down_or_overloaded_is_worth_a_retry() {
 }
 
 #[tokio::test]
-async fn what_a_retry_cannot_mend_carries_the_servers_words() {
+async fn permanent_failure_quotes_the_server() {
     let (url, _requests) = serve(|mut stream| {
         Box::pin(async move {
             let body = r#"{"error":{"message":"model small does not exist"}}"#;
-            say(&mut stream, &format!("HTTP/1.1 404 Not Found\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
+            send(&mut stream, &format!("HTTP/1.1 404 Not Found\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
         })
     })
     .await;
@@ -191,7 +192,7 @@ async fn what_a_retry_cannot_mend_carries_the_servers_words() {
 }
 
 #[tokio::test]
-async fn a_key_that_the_server_echoes_is_not_passed_on() {
+async fn api_key_echoed_by_the_server_is_masked() {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("key");
     std::fs::write(&key, "sk-echoed").unwrap();
@@ -200,46 +201,46 @@ async fn a_key_that_the_server_echoes_is_not_passed_on() {
             Box::pin(async move {
                 let body = r#"{"error":{"message":"wrong key sk-echoed"}}"#;
                 let head = format!("HTTP/1.1 401 Unauthorized\r\ncontent-length: {}\r\n\r\n", body.len());
-                say(&mut stream, &format!("{head}{body}")).await;
+                send(&mut stream, &format!("{head}{body}")).await;
             })
         }) as Script,
         |mut stream| {
             Box::pin(async move {
-                say(&mut stream, STREAM).await;
-                say(&mut stream, "data: {\"error\":{\"message\":\"quota of sk-echoed\"}}\n\n").await;
+                send(&mut stream, STREAM).await;
+                send(&mut stream, "data: {\"error\":{\"message\":\"quota of sk-echoed\"}}\n\n").await;
             })
         },
         |mut stream| {
             Box::pin(async move {
-                say(&mut stream, STREAM).await;
-                say(&mut stream, "data: {\"choices\":\"sk-echoed\"}\n\n").await;
+                send(&mut stream, STREAM).await;
+                send(&mut stream, "data: {\"choices\":\"sk-echoed\"}\n\n").await;
             })
         },
     ] {
         let (url, _requests) = serve(script).await;
         let (engine, _) = engine_with(&url, &Timing::default(), Some(format!("file:{}", key.display())));
-        let told = failure(run(&engine).await).to_string();
-        assert!(told.contains("***") && !told.contains("sk-echoed"), "{told}");
+        let message = failure(run(&engine).await).to_string();
+        assert!(message.contains("***") && !message.contains("sk-echoed"), "{message}");
     }
 }
 
 #[test]
-fn an_address_with_a_password_is_refused_and_not_shown() {
+fn url_with_a_password_is_refused_and_not_shown() {
     for url in ["http://user:hunter2@box/v1", "http://hunter2@box/v1", "ftp://u:hunter2@box", "http:/u:hunter2@box"] {
         let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: 1 };
-        let Err(error) = Server::new("box", &endpoint, &Timing::default(), Arc::default()) else {
-            panic!("{url} was taken")
+        let Err(error) = EndpointClient::new("box", &endpoint, &Timing::default(), Arc::default()) else {
+            panic!("{url} was accepted")
         };
-        let told = error.to_string();
-        assert!(told.contains("user name or password") && !told.contains("hunter2"), "{told}");
+        let message = error.to_string();
+        assert!(message.contains("user name or password") && !message.contains("hunter2"), "{message}");
     }
 }
 
 #[tokio::test]
-async fn comments_keep_a_connection_alive_and_not_a_job() {
+async fn comments_keep_the_connection_alive_but_not_the_job() {
     let (url, _requests) = serve(|mut stream| {
         Box::pin(async move {
-            say(&mut stream, STREAM).await;
+            send(&mut stream, STREAM).await;
             while stream.write_all(b": still here\n\n").await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -248,19 +249,19 @@ async fn comments_keep_a_connection_alive_and_not_a_job() {
     .await;
     let timing = Timing { job_step_ms: 300, ..Timing::default() };
     let (engine, _) = engine_with(&url, &timing, None);
-    let mut generation = engine.admit(ask("hi")).await.unwrap().start();
+    let mut generation = engine.admit(user_prompt("hi")).await.unwrap().start();
     let event = tokio::time::timeout(Duration::from_secs(30), generation.next()).await.unwrap();
-    let Event::Done(how) = event else { panic!("a step: {event:?}") };
-    assert!(matches!(failure(how), JobFailure::Unavailable { reason } if reason.contains("waiting")));
+    let Event::Done(outcome) = event else { panic!("unexpected step: {event:?}") };
+    assert!(matches!(failure(outcome), JobFailure::Unavailable { reason } if reason.contains("no progress")));
 }
 
 #[tokio::test]
-async fn garbage_without_end_is_bounded() {
+async fn invalid_data_without_end_is_bounded() {
     for script in [
         // One event that never ends.
         (|mut stream| {
             Box::pin(async move {
-                say(&mut stream, STREAM).await;
+                send(&mut stream, STREAM).await;
                 let garbage = "x".repeat(1 << 20);
                 while stream.write_all(garbage.as_bytes()).await.is_ok() {}
             })
@@ -268,31 +269,31 @@ async fn garbage_without_end_is_bounded() {
         // Tokens that never end.
         |mut stream| {
             Box::pin(async move {
-                say(&mut stream, STREAM).await;
+                send(&mut stream, STREAM).await;
                 let text = "y".repeat(4096);
                 let event = format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n");
                 while stream.write_all(event.as_bytes()).await.is_ok() {}
             })
         },
-        // Events that are no chunks.
+        // Events that are not chunks.
         |mut stream| {
             Box::pin(async move {
-                say(&mut stream, STREAM).await;
-                say(&mut stream, "data: <html>\n\n").await;
+                send(&mut stream, STREAM).await;
+                send(&mut stream, "data: <html>\n\n").await;
             })
         },
     ] {
         let (url, _requests) = serve(script).await;
-        let how = tokio::time::timeout(Duration::from_secs(30), run(&engine(&url))).await.unwrap();
-        assert!(matches!(failure(how), JobFailure::Engine { .. }));
+        let outcome = tokio::time::timeout(Duration::from_secs(30), run(&engine(&url))).await.unwrap();
+        assert!(matches!(failure(outcome), JobFailure::Engine { .. }));
     }
 }
 
 #[tokio::test]
-async fn silence_ends_and_a_cancel_ends_sooner() {
+async fn silent_server_times_out_and_can_be_cancelled() {
     let hang: Script = |mut stream| {
         Box::pin(async move {
-            say(&mut stream, STREAM).await;
+            send(&mut stream, STREAM).await;
             let mut rest = [0; 1];
             let _ = stream.read(&mut rest).await;
         })
@@ -302,22 +303,25 @@ async fn silence_ends_and_a_cancel_ends_sooner() {
     let (engine, _) = engine_with(&url, &timing, None);
     assert!(matches!(failure(run(&engine).await), JobFailure::Unavailable { .. }));
     let (patient, _) = engine_with(&url, &Timing::default(), None);
-    let mut generation = patient.admit(ask("hi")).await.unwrap().start();
-    assert!(matches!(patient.admit(ask("hi")).await, Err(Refused::NotNow { have: 0, .. })), "one at a time");
+    let mut generation = patient.admit(user_prompt("hi")).await.unwrap().start();
+    assert!(
+        matches!(patient.admit(user_prompt("hi")).await, Err(Refused::NotNow { have: 0, .. })),
+        "one request at a time"
+    );
     generation.cancel();
     loop {
         match generation.next().await {
             Event::Step { .. } => {}
-            Event::Done(how) => break assert_eq!(how, Err(Ended::Cancelled)),
+            Event::Done(outcome) => break assert_eq!(outcome, Err(Ended::Cancelled)),
         }
     }
     assert_eq!(patient.state().running, 0);
 }
 
 #[tokio::test]
-async fn a_check_sees_the_endpoint_come_up() {
+async fn health_check_detects_that_the_endpoint_is_up() {
     let (url, mut requests) = serve(|mut stream| {
-        Box::pin(async move { say(&mut stream, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await })
+        Box::pin(async move { send(&mut stream, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await })
     })
     .await;
     let (engine, server) = engine_with(&url, &Timing::default(), None);

@@ -1,4 +1,4 @@
-//! Which process a number means. Process ids are reused; the pair of id and start time is not.
+//! Identity of a process. Process ids are reused; the pair of id and start time is not.
 
 use std::io;
 use std::time::Duration;
@@ -8,43 +8,48 @@ use serde::{Deserialize, Serialize};
 
 use super::Signal;
 
-/// How often a process that is not our child is looked at while waiting for its end.
-const POLL: Duration = Duration::from_millis(10);
+/// Interval of the checks while waiting for the end of a process that is not a child.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// One process for ever.
+/// Unique identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
+    /// Process id.
     pub pid: u32,
-    /// Opaque; on Linux the boot's id and the start time in clock ticks since then.
+    /// Start time, opaque; on Linux the id of the machine's boot and the clock ticks since then.
     pub started: String,
 }
 
 impl ProcessIdentity {
-    /// `None` if there is no such process, or only what is left of one (a zombie).
+    /// Identity of the process with this id; `None` if there is none or it is a zombie.
     pub fn of(pid: u32) -> Option<Self> {
         stat(pid).filter(|stat| !stat.zombie).map(|stat| Self { pid, started: stat.started })
     }
 
-    /// Of a child of ours that is not reaped yet, which may have ended already.
+    /// Identity of an own child that is not reaped yet and may have ended already.
     pub(super) fn of_child(pid: u32) -> Option<Self> {
         stat(pid).map(|stat| Self { pid, started: stat.started })
     }
 
+    /// True while the process exists and is not a zombie.
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
-    /// Waits until this process, which need not be a child, has ended.
+    /// Waits until this process, which need not be a child, has ended; `false` if it has not after `within`.
     pub async fn ended(&self, within: Duration) -> bool {
         let watch = async {
             while self.is_alive() {
-                tokio::time::sleep(POLL).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         tokio::time::timeout(within, watch).await.is_ok()
     }
 
-    /// `false` if it had already ended.
+    /// Sends a signal. Returns `false` if the process had already ended.
+    ///
+    /// # Errors
+    /// The operating system's error if the signal cannot be sent.
     pub fn signal(&self, signal: Signal) -> io::Result<bool> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(false) };
         if !self.is_alive() {
@@ -63,7 +68,8 @@ struct Stat {
     started: String,
 }
 
-/// Field 22 of `/proc/<pid>/stat`. The name in field 2 may hold spaces and parentheses, so count from its end.
+/// Reads state and start time (field 22) from `/proc/<pid>/stat`. The name in field 2 may contain spaces and
+/// parentheses, so fields are counted from its end.
 #[cfg(target_os = "linux")]
 fn stat(pid: u32) -> Option<Stat> {
     static BOOT: std::sync::OnceLock<String> = std::sync::OnceLock::new();

@@ -1,8 +1,8 @@
-//! The log of a child: one file it appends to, bounded also while it runs.
+//! Log of a child: one file that it appends to, whose size is limited also while the child runs.
 //!
-//! The child holds the file open for as long as it lives, so a log that has grown too large is copied aside and emptied
-//! where it is; the child goes on appending at its new end. What it writes in the moment between is lost, which a log can
-//! bear and a full disk cannot.
+//! The child keeps the file open, so a log that has grown too large is copied to `<log>.1` and truncated in place; the
+//! child continues to append at the new end. What it writes between copy and truncation is lost, which is better than a
+//! full disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,59 +12,61 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// A log larger than this is moved aside; one older log is kept, so a process has at most about twice this on disk.
-const LARGEST: u64 = 16 << 20;
-/// How often a running process's log is looked at.
-const LOOK: Duration = Duration::from_secs(10);
+/// Size in bytes above which a log is rotated. One older log is kept, so a process uses about twice this on disk at
+/// most.
+const MAX_LOG_BYTES: u64 = 16 << 20;
+/// Interval at which the size of a running process's log is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// For appending; a log that an earlier run left too large is moved aside first.
+/// Opens a log for appending; a log of an earlier run that is too large is renamed first.
 pub(super) fn open(path: &Path) -> io::Result<File> {
-    if fs::metadata(path).is_ok_and(|meta| meta.len() > LARGEST) {
-        fs::rename(path, older(path))?;
+    if fs::metadata(path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES) {
+        fs::rename(path, rotated(path))?;
     }
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
-/// Keeps the log bounded until the answer is dropped.
-pub(super) fn bound(path: &Path) -> io::Result<SyncSender<()>> {
-    bound_at(path.to_owned(), LARGEST, LOOK)
+/// Limits the size of a log until the returned guard is dropped.
+pub(super) fn limit_size(path: &Path) -> io::Result<SyncSender<()>> {
+    limit_size_to(path.to_owned(), MAX_LOG_BYTES, CHECK_INTERVAL)
 }
 
-fn bound_at(path: PathBuf, largest: u64, look: Duration) -> io::Result<SyncSender<()>> {
-    let (held, dropped) = sync_channel(0);
-    thread::Builder::new().name("log".into()).spawn(move || watch(&path, largest, look, &dropped))?;
-    Ok(held)
+fn limit_size_to(path: PathBuf, max_bytes: u64, interval: Duration) -> io::Result<SyncSender<()>> {
+    let (guard, dropped) = sync_channel(0);
+    thread::Builder::new().name("log".into()).spawn(move || watch(&path, max_bytes, interval, &dropped))?;
+    Ok(guard)
 }
 
-fn watch(path: &Path, largest: u64, look: Duration, dropped: &Receiver<()>) {
-    let mut said = false;
-    while dropped.recv_timeout(look) == Err(RecvTimeoutError::Timeout) {
-        if fs::metadata(path).is_ok_and(|meta| meta.len() > largest)
-            && let Err(error) = empty(path)
-            && !said
+fn watch(path: &Path, max_bytes: u64, interval: Duration, dropped: &Receiver<()>) {
+    let mut warned = false;
+    while dropped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        if fs::metadata(path).is_ok_and(|meta| meta.len() > max_bytes)
+            && let Err(error) = copy_and_truncate(path)
+            && !warned
         {
-            tracing::warn!(path = %path.display(), %error, "cannot bound this log");
-            said = true;
+            tracing::warn!(path = %path.display(), %error, "cannot limit the size of this log");
+            warned = true;
         }
     }
 }
 
-fn empty(path: &Path) -> io::Result<()> {
-    let older = older(path);
-    if let Err(error) = fs::copy(path, &older) {
-        // Half a copy is worth less than the room it takes.
-        return fs::remove_file(&older).and(Err(error));
+fn copy_and_truncate(path: &Path) -> io::Result<()> {
+    let copy = rotated(path);
+    if let Err(error) = fs::copy(path, &copy) {
+        // A partial copy is not worth its disk space.
+        return fs::remove_file(&copy).and(Err(error));
     }
     OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
-fn older(path: &Path) -> PathBuf {
-    let mut older = path.as_os_str().to_owned();
-    older.push(".1");
-    PathBuf::from(older)
+/// Path of the older log.
+fn rotated(path: &Path) -> PathBuf {
+    let mut rotated = path.as_os_str().to_owned();
+    rotated.push(".1");
+    PathBuf::from(rotated)
 }
 
-/// The end of a log, for an error message.
+/// Returns the last `bytes` of a log, for an error message; empty if it cannot be read.
 pub fn log_tail(path: &Path, bytes: u64) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -84,29 +86,29 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn a_running_log_is_emptied_and_appended_to_from_its_start() {
+    fn log_of_a_running_process_is_copied_and_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.log");
         let mut log = open(&path).unwrap();
-        let watched = bound_at(path.clone(), 1000, Duration::from_millis(5)).unwrap();
+        let guard = limit_size_to(path.clone(), 1000, Duration::from_millis(5)).unwrap();
         log.write_all(&[b'a'; 1001]).unwrap();
         let start = Instant::now();
         while fs::metadata(&path).unwrap().len() > 0 {
-            assert!(start.elapsed() < Duration::from_secs(20), "not emptied");
+            assert!(start.elapsed() < Duration::from_secs(20), "not truncated");
             thread::yield_now();
         }
-        assert_eq!(fs::read(older(&path)).unwrap(), [b'a'; 1001]);
+        assert_eq!(fs::read(rotated(&path)).unwrap(), [b'a'; 1001]);
         log.write_all(b"after").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"after", "no hole before it");
-        drop(watched);
+        assert_eq!(fs::read(&path).unwrap(), b"after", "no gap before it");
+        drop(guard);
     }
 
     #[test]
-    fn a_log_left_too_large_is_moved_aside() {
+    fn too_large_log_of_an_earlier_run_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.log");
-        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        File::create(&path).unwrap().set_len(MAX_LOG_BYTES + 1).unwrap();
         assert_eq!(open(&path).unwrap().metadata().unwrap().len(), 0);
-        assert_eq!(fs::metadata(older(&path)).unwrap().len(), LARGEST + 1);
+        assert_eq!(fs::metadata(rotated(&path)).unwrap().len(), MAX_LOG_BYTES + 1);
     }
 }

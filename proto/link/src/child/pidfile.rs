@@ -1,4 +1,4 @@
-//! What is written down about running children, and what an earlier run left alive.
+//! Pidfiles of running children, and processes left over from an earlier run.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChildError, ProcessIdentity, Signal};
 
-/// After SIGKILL only the kernel is left to do something.
-const KILL_WAIT: Duration = Duration::from_secs(10);
+/// Maximum wait after SIGKILL, for the kernel alone.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Content of a pidfile, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) name: String,
@@ -33,7 +34,7 @@ fn read(path: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-/// Only if it still names that process: a later start may have written its own.
+/// Removes a pidfile unless it names another process: a later start may have written its own.
 pub(super) fn remove(path: &Path, identity: &ProcessIdentity) {
     if read(path).is_ok_and(|record| record.identity == *identity)
         && let Err(error) = fs::remove_file(path)
@@ -42,16 +43,22 @@ pub(super) fn remove(path: &Path, identity: &ProcessIdentity) {
     }
 }
 
-/// A process of an earlier run that still lives.
+/// A process of an earlier run that is still alive.
 #[derive(Debug, Clone)]
 pub struct Leftover {
+    /// Name in logs and errors.
     pub name: String,
+    /// Process id with the start time.
     pub identity: ProcessIdentity,
     stop_signal: Signal,
     pidfile: PathBuf,
 }
 
-/// The living among the pidfiles (`*.pid`) of a folder; those of ended processes are removed.
+/// Returns the processes that are still alive according to the pidfiles (`*.pid`) of a folder, and removes the other
+/// pidfiles.
+///
+/// # Errors
+/// [`ChildError::Pidfiles`] if the folder cannot be read or a pidfile cannot be removed.
 pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
     let failed = |source| ChildError::Pidfiles { path: folder.to_owned(), source };
     let mut found = Vec::new();
@@ -60,15 +67,16 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
         if path.extension().is_none_or(|extension| extension != "pid") {
             continue;
         }
-        let living = match read(&path) {
+        let alive = match read(&path) {
             Ok(record) => Some(record).filter(|record| record.identity.is_alive()),
             Err(error) => {
-                // Written by rename, so this is what a power failure leaves, and that ended the process too.
+                // Pidfiles are written by rename, so only a power failure leaves a damaged one, and it ended the
+                // process too.
                 tracing::warn!(path = %path.display(), %error, "unreadable pidfile");
                 None
             }
         };
-        match living {
+        match alive {
             Some(Record { name, identity, stop_signal }) => {
                 found.push(Leftover { name, identity, stop_signal, pidfile: path });
             }
@@ -79,17 +87,20 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
 }
 
 impl Leftover {
-    /// Asks it to end, ends it if it has not after `grace`, and removes its pidfile.
+    /// Sends the stop signal, SIGKILL if the process has not ended after `grace`, and removes the pidfile.
+    ///
+    /// # Errors
+    /// [`ChildError::Signal`] if a signal cannot be sent, [`ChildError::Unkillable`] if SIGKILL has no effect.
     pub async fn stop(&self, grace: Duration) -> Result<(), ChildError> {
         let failed = |source| ChildError::Signal { name: self.name.clone(), pid: self.identity.pid, source };
-        tracing::info!(name = self.name, pid = self.identity.pid, "stopping what an earlier run left");
+        tracing::info!(name = self.name, pid = self.identity.pid, "stopping a process left over from an earlier run");
         self.identity.signal(self.stop_signal).map_err(failed)?;
-        // One that was suspended would only act on it after that.
+        // A suspended process acts on the stop signal only after SIGCONT.
         self.identity.signal(Signal::Continue).map_err(failed)?;
         if !self.identity.ended(grace).await {
             self.identity.signal(Signal::Kill).map_err(failed)?;
-            if !self.identity.ended(KILL_WAIT).await {
-                return Err(ChildError::Immortal { name: self.name.clone(), pid: self.identity.pid });
+            if !self.identity.ended(KILL_TIMEOUT).await {
+                return Err(ChildError::Unkillable { name: self.name.clone(), pid: self.identity.pid });
             }
         }
         remove(&self.pidfile, &self.identity);
@@ -103,7 +114,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_leftover_is_found_and_stopped() {
+    async fn leftover_process_is_found_and_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let mut spec =
             Spec::new("sleep", Path::new("/bin/sleep"), &folder.path().join("log"), &folder.path().join("sleep.pid"));
@@ -117,13 +128,17 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_process_id_is_not_ours() {
+    fn reused_process_id_is_not_a_leftover() {
         let folder = tempfile::tempdir().unwrap();
         let identity = ProcessIdentity { pid: std::process::id(), started: "before".into() };
         let record = Record { name: "other".into(), identity, stop_signal: Signal::Kill };
         write(&folder.path().join("other.pid"), &record).unwrap();
         fs::write(folder.path().join("torn.pid"), "").unwrap();
         assert!(leftovers(folder.path()).unwrap().is_empty());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "both files are gone, and we live");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            0,
+            "both files are removed, and this process is alive"
+        );
     }
 }

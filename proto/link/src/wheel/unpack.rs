@@ -1,5 +1,5 @@
-//! Unpacking a wheel: a zip file made by somebody else, so sizes and counts are capped by what is really written, and
-//! names may not leave the folder.
+//! Unpacking of a wheel. It is a zip file from a third party, so sizes and counts are limited by the bytes actually
+//! written, and names may not leave the folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -10,16 +10,29 @@ use zip::ZipArchive;
 
 use super::{WheelError, file_error, remove_abandoned};
 
-/// Caps for unpacking one wheel.
+/// Files kept open until they are synced: few descriptors, but enough that one journal commit covers many files.
+const SYNC_BATCH: usize = 128;
+
+/// Limits for unpacking one wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct UnpackLimits {
+    /// Maximum bytes of all unpacked files.
     pub bytes: u64,
+    /// Maximum entries of the archive.
     pub entries: usize,
 }
 
-/// Unpacks the entries `wanted` says yes to into the new folder `dest`. Files keep their executable bit and are
-/// readable by all. If `dest` is already there it stays as it is: somebody else was faster with the same wheel.
-pub fn extract(wheel: &Path, dest: &Path, wanted: impl Fn(&str) -> bool, limits: Limits) -> Result<(), WheelError> {
+/// Unpacks the entries that `wanted` accepts into the new folder `dest`. Files keep their executable bit and are
+/// readable by all users. An existing `dest` is not changed: another process unpacked the same wheel.
+///
+/// # Errors
+/// See [`WheelError`].
+pub fn extract(
+    wheel: &Path,
+    dest: &Path,
+    wanted: impl Fn(&str) -> bool,
+    limits: UnpackLimits,
+) -> Result<(), WheelError> {
     if dest.exists() {
         return Ok(());
     }
@@ -39,7 +52,7 @@ pub fn extract(wheel: &Path, dest: &Path, wanted: impl Fn(&str) -> bool, limits:
     sync_folder(parent)
 }
 
-fn unpack(wheel: &Path, root: &Path, wanted: impl Fn(&str) -> bool, limits: Limits) -> Result<(), WheelError> {
+fn unpack(wheel: &Path, root: &Path, wanted: impl Fn(&str) -> bool, limits: UnpackLimits) -> Result<(), WheelError> {
     let zip_error = |source| WheelError::Zip { wheel: wheel.to_owned(), source };
     let too_large = || WheelError::TooLarge { wheel: wheel.to_owned(), limits };
     let file = File::open(wheel).map_err(file_error("read", wheel))?;
@@ -53,8 +66,8 @@ fn unpack(wheel: &Path, root: &Path, wanted: impl Fn(&str) -> bool, limits: Limi
         let mut entry = archive.by_index(index).map_err(zip_error)?;
         let name = entry.name().map_err(zip_error)?.into_owned();
         let relative = Path::new(&name);
-        let stays = relative.components().all(|part| matches!(part, Component::Normal(_)));
-        if !stays || name.contains(['\0', '\\']) || entry.is_symlink() {
+        let stays_below = relative.components().all(|part| matches!(part, Component::Normal(_)));
+        if !stays_below || name.contains(['\0', '\\']) || entry.is_symlink() {
             return Err(WheelError::UnsafeName { wheel: wheel.to_owned(), name });
         }
         if !wanted(&name) {
@@ -73,15 +86,14 @@ fn unpack(wheel: &Path, root: &Path, wanted: impl Fn(&str) -> bool, limits: Limi
             .mode(mode)
             .open(&path)
             .map_err(file_error("write", &path))?;
-        // One byte more than allowed is read, so that a file of exactly the limit is told from a larger one.
+        // Reads one byte more than allowed, to distinguish a file of exactly the limit from a larger one.
         let copied = io::copy(&mut (&mut entry).take(left.saturating_add(1)), &mut file)
             .map_err(file_error("unpack to", &path))?;
         left = left.checked_sub(copied).ok_or_else(too_large)?;
-        // The umask may have taken bits that another user running this file needs.
+        // The umask may have removed bits that another user needs to run this file.
         file.set_permissions(fs::Permissions::from_mode(mode)).map_err(file_error("write", &path))?;
         written.push((path, file));
-        // Few descriptors are kept, but enough that one journal commit covers many files.
-        if written.len() >= 128 {
+        if written.len() >= SYNC_BATCH {
             sync(&mut written)?;
         }
     }
@@ -125,7 +137,7 @@ mod tests {
     use std::io::Write;
     use zip::write::{SimpleFileOptions, ZipWriter};
 
-    const ROOM: Limits = Limits { bytes: 1 << 20, entries: 10 };
+    const LIMITS: UnpackLimits = UnpackLimits { bytes: 1 << 20, entries: 10 };
 
     fn wheel(folder: &Path, entries: &[(&str, u32, &[u8])]) -> PathBuf {
         let path = folder.join("a-1-py3-none-any.whl");
@@ -143,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_lands_with_its_executable_bit() {
+    fn wanted_entries_are_unpacked_with_their_executable_bit() {
         let folder = tempfile::tempdir().unwrap();
         let wheel =
             wheel(folder.path(), &[("a/bin/run", 0o700, b"run"), ("a/data", 0o600, b"data"), ("b", 0o600, b"b")]);
         let dest = folder.path().join("out");
-        extract(&wheel, &dest, |name| name.starts_with("a/"), ROOM).unwrap();
+        extract(&wheel, &dest, |name| name.starts_with("a/"), LIMITS).unwrap();
         assert_eq!((mode(&dest.join("a/bin/run")), mode(&dest.join("a/data"))), (0o755, 0o644));
         assert_eq!(mode(&dest.join("a/bin")), 0o755);
         assert!(!dest.join("b").exists());
@@ -156,48 +168,48 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leaves_the_folder_is_refused_and_nothing_lands() {
+    fn name_outside_the_folder_is_rejected_and_nothing_is_written() {
         for name in ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil"] {
             let folder = tempfile::tempdir().unwrap();
             let wheel = wheel(folder.path(), &[("fine", 0o644, b"x"), (name, 0o644, b"x")]);
             let dest = folder.path().join("out");
-            let error = extract(&wheel, &dest, |_| true, ROOM).unwrap_err();
+            let error = extract(&wheel, &dest, |_| true, LIMITS).unwrap_err();
             assert!(matches!(error, WheelError::UnsafeName { .. }), "{name}: {error}");
             assert!(!dest.exists());
         }
     }
 
     #[test]
-    fn a_link_is_refused() {
+    fn link_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a-1-py3-none-any.whl");
         let mut zip = ZipWriter::new(File::create(&path).unwrap());
         zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
         zip.finish().unwrap();
-        let error = extract(&path, &folder.path().join("out"), |_| true, ROOM).unwrap_err();
+        let error = extract(&path, &folder.path().join("out"), |_| true, LIMITS).unwrap_err();
         assert!(matches!(error, WheelError::UnsafeName { .. }), "{error}");
     }
 
     #[test]
-    fn the_caps_hold_for_bytes_and_for_files() {
+    fn limits_apply_to_bytes_and_entries() {
         let folder = tempfile::tempdir().unwrap();
         let wheel = wheel(folder.path(), &[("a", 0o644, &[7; 600]), ("b", 0o644, &[7; 600])]);
         let dest = folder.path().join("out");
-        for limits in [Limits { bytes: 1199, entries: 2 }, Limits { bytes: 1200, entries: 1 }] {
+        for limits in [UnpackLimits { bytes: 1199, entries: 2 }, UnpackLimits { bytes: 1200, entries: 1 }] {
             let error = extract(&wheel, &dest, |_| true, limits).unwrap_err();
             assert!(matches!(error, WheelError::TooLarge { .. }), "{error}");
             assert!(!dest.exists());
         }
-        extract(&wheel, &dest, |_| true, Limits { bytes: 1200, entries: 2 }).unwrap();
+        extract(&wheel, &dest, |_| true, UnpackLimits { bytes: 1200, entries: 2 }).unwrap();
     }
 
     #[test]
-    fn a_torn_wheel_is_refused() {
+    fn truncated_wheel_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let wheel = wheel(folder.path(), &[("a", 0o644, &[7; 6000])]);
         let bytes = fs::read(&wheel).unwrap();
         fs::write(&wheel, &bytes[..bytes.len() / 2]).unwrap();
-        let error = extract(&wheel, &folder.path().join("out"), |_| true, ROOM).unwrap_err();
+        let error = extract(&wheel, &folder.path().join("out"), |_| true, LIMITS).unwrap_err();
         assert!(matches!(error, WheelError::Zip { .. }), "{error}");
     }
 }

@@ -1,4 +1,5 @@
-//! Refusals: a code for programs, and for people what is wrong, where, and the next step.
+//! API errors: a code for programs, and for people a message that says what is wrong, in which field, and the next
+//! step.
 
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -7,9 +8,10 @@ use cfq_proto::http::{ErrorBody, ErrorCode, ErrorReply};
 
 use crate::store::StoreError;
 
-/// Seconds after which a database or cluster that is away is worth asking again.
-const RETRY_AFTER: u32 = 2;
+/// Seconds after which a client should retry while the database or NATS is unavailable.
+const RETRY_AFTER_SECONDS: u32 = 2;
 
+/// An error reply: its HTTP status and its body.
 #[derive(Debug)]
 pub struct ApiError {
     status: StatusCode,
@@ -21,12 +23,14 @@ impl ApiError {
         Self { status, body: ErrorBody { code, message: message.into(), field: None, retry_after: None } }
     }
 
+    /// 400: `field` has an unusable value.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::BAD_REQUEST, ErrorCode::Invalid, message);
         error.body.field = Some(field.into());
         error
     }
 
+    /// 400: the request as a whole cannot be read.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, ErrorCode::Invalid, message)
     }
@@ -55,9 +59,10 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::TooLarge, message)
     }
 
+    /// 503: the same request may succeed after `RETRY_AFTER_SECONDS`.
     pub fn busy(message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Busy, message);
-        error.body.retry_after = Some(RETRY_AFTER);
+        error.body.retry_after = Some(RETRY_AFTER_SECONDS);
         error
     }
 
@@ -69,19 +74,19 @@ impl ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         if error.may_retry() {
-            tracing::warn!(%error, cause = ?std::error::Error::source(&error), "database not available");
-            Self::busy("the database does not answer now; ask again in a moment (cfq doctor says what is wrong)")
+            tracing::warn!(%error, cause = ?std::error::Error::source(&error), "database unavailable");
+            Self::busy("the database is unavailable: retry in a moment, or run `cfq doctor` to find the cause")
         } else {
             tracing::error!(%error, cause = ?std::error::Error::source(&error), "request failed");
-            Self::internal("the scheduler could not do this; its log has the reason")
+            Self::internal("the request failed in the scheduler: the cause is in its log")
         }
     }
 }
 
 impl From<crate::metrics::MetricsError> for ApiError {
     fn from(error: crate::metrics::MetricsError) -> Self {
-        tracing::error!(%error, "metrics page failed");
-        Self::internal("the metrics could not be written; the log has the reason")
+        tracing::error!(%error, "metrics not encoded");
+        Self::internal("the metrics cannot be encoded: the cause is in the scheduler's log")
     }
 }
 
@@ -99,10 +104,11 @@ impl IntoResponse for ApiError {
     }
 }
 
-pub async fn no_such_path(uri: Uri) -> ApiError {
-    ApiError::not_found(format!("there is nothing at {}; the API is under /api/v1", uri.path()))
+pub async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::not_found(format!("unknown path {}: the API is under /api/v1", uri.path()))
 }
 
-pub async fn no_such_method(method: Method, uri: Uri) -> ApiError {
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, format!("{} does not take {method}", uri.path()))
+pub async fn unsupported_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not support {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, message)
 }

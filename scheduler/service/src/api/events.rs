@@ -1,4 +1,4 @@
-//! A task's events as a page.
+//! `GET /tasks/{key}/events`: the events of a task in one reply.
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -11,17 +11,17 @@ use super::error::ApiError;
 use super::tasks::find;
 
 #[derive(Debug, Deserialize)]
-pub struct After {
+pub struct EventsQuery {
     after: Option<i64>,
 }
 
-/// All events after `after`.
+/// All events whose `task_seq` is above `after`.
 pub async fn list(
     State(api): State<Api>,
     Path(key): Path<String>,
-    query: Result<Query<After>, QueryRejection>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Json<EventList>, ApiError> {
-    let Query(query) = query.map_err(|e| ApiError::invalid("after", e.body_text()))?;
+    let Query(query) = query.map_err(|e| ApiError::invalid("after", format!("after: {}", e.body_text())))?;
     let task = find(&api, &key).await?;
     let mut events = Vec::new();
     let mut after = query.after.unwrap_or(0);

@@ -1,6 +1,6 @@
-//! Event feeds as server-sent events. Events come from Postgres, in order, each with its position as id, so a client that
-//! comes back with `Last-Event-ID` misses nothing; tokens come as they are made, carry no id and are never repeated. A
-//! reader that is too slow loses tokens, never events, and slows nobody else.
+//! Event feeds as server-sent events. Events come from Postgres, in order, each with its position as id, so a client
+//! that reconnects with `Last-Event-ID` misses none. Tokens are sent as they are generated, have no id and are never
+//! repeated. A slow reader loses tokens but no events, and does not slow other readers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,40 +23,40 @@ use super::error::ApiError;
 use super::tasks::find;
 use crate::store::FeedCursor;
 
-/// A feed looks by itself this often: a notification may be lost, and the global feed trails running transactions.
-const LOOK: Duration = Duration::from_millis(500);
-/// Comments keep proxies and clients from giving up on a quiet feed.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Polling interval of a feed: a notification may be lost, and the global feed lags behind running transactions.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval of comments that keep proxies and clients from closing an idle feed.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
-type Frames = Result<Sse<axum::response::sse::KeepAliveStream<FrameStream>>, ApiError>;
+type FeedReply = Result<Sse<axum::response::sse::KeepAliveStream<FrameStream>>, ApiError>;
 type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Infallible>> + Send>>;
 
-/// One task's events after `Last-Event-ID` (its `task_seq`), then live ones and tokens.
-pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: HeaderMap) -> Frames {
-    let after = last_id::<i64>(&headers)?.unwrap_or(0);
+/// Events of one task after `Last-Event-ID` (a `task_seq`), then new events and tokens as they arrive.
+pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: HeaderMap) -> FeedReply {
+    let after = last_event_id::<i64>(&headers)?.unwrap_or(0);
     let task = find(&api, &key).await?;
-    let open = Open::new(&api)?;
+    let open = OpenFeed::new(&api)?;
     let reader = TaskFeed {
-        wakes: api.pulse.events(),
-        tokens: api.pulse.tokens(),
+        wakeups: api.wakeup.events(),
+        tokens: api.wakeup.tokens(),
         api,
         task,
         after,
         ready: VecDeque::new(),
-        look: Instant::now(),
+        next_poll: Instant::now(),
         _open: open,
     };
     stream(reader)
 }
 
-/// All tasks' events after `Last-Event-ID`, without tokens.
-pub async fn all(State(api): State<Api>, headers: HeaderMap) -> Frames {
-    let cursor = last_id::<FeedCursor>(&headers)?.unwrap_or_default();
-    let open = Open::new(&api)?;
-    stream(GlobalFeed { wakes: api.pulse.events(), api, cursor, ready: VecDeque::new(), _open: open })
+/// Events of all tasks after `Last-Event-ID`, without tokens.
+pub async fn all(State(api): State<Api>, headers: HeaderMap) -> FeedReply {
+    let cursor = last_event_id::<FeedCursor>(&headers)?.unwrap_or_default();
+    let open = OpenFeed::new(&api)?;
+    stream(GlobalFeed { wakeups: api.wakeup.events(), api, cursor, ready: VecDeque::new(), _open: open })
 }
 
-fn last_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
+fn last_event_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
     let Some(value) = headers.get("Last-Event-ID") else { return Ok(None) };
     let parsed = value.to_str().ok().and_then(|v| v.trim().parse().ok());
     parsed
@@ -64,37 +64,37 @@ fn last_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiEr
         .ok_or_else(|| ApiError::invalid("Last-Event-ID", "Last-Event-ID: must be the id of an event of this feed"))
 }
 
-/// Counts an open feed.
-struct Open {
+/// Counts an open feed while it exists.
+struct OpenFeed {
     api: Api,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Open {
+impl OpenFeed {
     fn new(api: &Api) -> Result<Self, ApiError> {
         let permit = api.feeds.clone().try_acquire_owned().map_err(|error| match error {
             TryAcquireError::NoPermits | TryAcquireError::Closed => {
-                ApiError::busy("too many feeds are open; close some")
+                ApiError::busy("too many event feeds are open: close some, then retry")
             }
         })?;
-        api.metrics.feeds.inc();
+        api.metrics.open_event_feeds.inc();
         Ok(Self { api: api.clone(), _permit: permit })
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenFeed {
     fn drop(&mut self) {
-        self.api.metrics.feeds.dec();
+        self.api.metrics.open_event_feeds.dec();
     }
 }
 
-trait Reader: Send + 'static {
+trait FeedReader: Send + 'static {
     /// The next frame; `None` ends the feed.
     fn next(&mut self) -> impl Future<Output = Option<Frame>> + Send;
     fn stop(&self) -> Stop;
 }
 
-fn stream<R: Reader>(reader: R) -> Frames {
+fn stream<R: FeedReader>(reader: R) -> FeedReply {
     let frames = futures::stream::unfold(reader, |mut reader| async move {
         let mut stop = reader.stop();
         let frame = tokio::select! {
@@ -104,7 +104,7 @@ fn stream<R: Reader>(reader: R) -> Frames {
         frame.map(|frame| (Ok(frame), reader))
     });
     let frames: FrameStream = Box::pin(frames);
-    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)))
 }
 
 struct TaskFeed {
@@ -112,39 +112,39 @@ struct TaskFeed {
     task: TaskId,
     after: i64,
     ready: VecDeque<Frame>,
-    /// When the database is asked next; a wake makes it now. Tokens pass without asking.
-    look: Instant,
-    wakes: Receiver<Option<TaskId>>,
+    /// Time of the next database query; a wake-up sets it to now. Tokens are forwarded without a query.
+    next_poll: Instant,
+    wakeups: Receiver<Option<TaskId>>,
     tokens: Receiver<Arc<TokenFrame>>,
-    _open: Open,
+    _open: OpenFeed,
 }
 
-impl Reader for TaskFeed {
+impl FeedReader for TaskFeed {
     async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
                 return Some(frame);
             }
-            if Instant::now() < self.look {
+            if Instant::now() < self.next_poll {
                 if let Some(frame) = self.wait().await {
                     return Some(frame);
                 }
                 continue;
             }
-            self.api.metrics.feed_looks.inc();
+            self.api.metrics.event_feed_polls.inc();
             match self.api.store.task_events(self.task, self.after).await {
                 Ok(events) if !events.is_empty() => {
                     for event in events {
                         self.after = event.task_seq;
-                        self.ready.push_back(framed(event.task_seq.to_string(), &event)?);
+                        self.ready.push_back(event_frame(event.task_seq.to_string(), &event)?);
                     }
-                    // A page may be full: look again once these are read.
+                    // The page may have been full: query again once these frames are sent.
                     continue;
                 }
                 Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "feed waits for the database"),
+                Err(error) => tracing::debug!(%error, "feed query failed, retrying"),
             }
-            self.look = Instant::now() + LOOK;
+            self.next_poll = Instant::now() + POLL_INTERVAL;
         }
     }
 
@@ -154,27 +154,27 @@ impl Reader for TaskFeed {
 }
 
 impl TaskFeed {
-    /// A token frame of this task, or `None` when it is time to look for events.
+    /// The next token frame of this task, or `None` when the database should be queried for events.
     async fn wait(&mut self) -> Option<Frame> {
-        let look = tokio::time::sleep_until(self.look.into());
-        tokio::pin!(look);
+        let next_poll = tokio::time::sleep_until(self.next_poll.into());
+        tokio::pin!(next_poll);
         loop {
             tokio::select! {
                 biased;
-                wake = self.wakes.recv() => match wake {
+                wakeup = self.wakeups.recv() => match wakeup {
                     Ok(Some(task)) if task != self.task => {}
                     Ok(_) | Err(RecvError::Lagged(_)) => {
-                        self.look = Instant::now();
+                        self.next_poll = Instant::now();
                         return None;
                     }
-                    Err(RecvError::Closed) => { (&mut look).await; return None; }
+                    Err(RecvError::Closed) => { (&mut next_poll).await; return None; }
                 },
                 token = self.tokens.recv() => match token {
-                    Ok(frame) if frame.task == self.task => return tokens(&frame),
+                    Ok(frame) if frame.task == self.task => return token_frame(&frame),
                     Ok(_) | Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => { (&mut look).await; return None; }
+                    Err(RecvError::Closed) => { (&mut next_poll).await; return None; }
                 },
-                () = &mut look => return None,
+                () = &mut next_poll => return None,
             }
         }
     }
@@ -184,11 +184,11 @@ struct GlobalFeed {
     api: Api,
     cursor: FeedCursor,
     ready: VecDeque<Frame>,
-    wakes: Receiver<Option<TaskId>>,
-    _open: Open,
+    wakeups: Receiver<Option<TaskId>>,
+    _open: OpenFeed,
 }
 
-impl Reader for GlobalFeed {
+impl FeedReader for GlobalFeed {
     async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
@@ -198,16 +198,18 @@ impl Reader for GlobalFeed {
                 Ok(events) if !events.is_empty() => {
                     for (cursor, event) in events {
                         self.cursor = cursor;
-                        self.ready.push_back(framed(cursor.to_string(), &event)?);
+                        self.ready.push_back(event_frame(cursor.to_string(), &event)?);
                     }
                     continue;
                 }
                 Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "feed waits for the database"),
+                Err(error) => tracing::debug!(%error, "feed query failed, retrying"),
             }
             tokio::select! {
-                wake = self.wakes.recv() => if let Err(RecvError::Closed) = wake { tokio::time::sleep(LOOK).await },
-                () = tokio::time::sleep(LOOK) => {}
+                wakeup = self.wakeups.recv() => if let Err(RecvError::Closed) = wakeup {
+                    tokio::time::sleep(POLL_INTERVAL).await
+                },
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
@@ -217,17 +219,17 @@ impl Reader for GlobalFeed {
     }
 }
 
-fn framed(id: String, event: &cfq_proto::event::Event) -> Option<Frame> {
+fn event_frame(id: String, event: &cfq_proto::event::Event) -> Option<Frame> {
     match Frame::default().event("event").id(id).json_data(event) {
         Ok(frame) => Some(frame),
         Err(error) => {
-            tracing::error!(%error, event = event.id, "an event cannot be written as JSON; the feed ends here");
+            tracing::error!(%error, event = event.id, "event cannot be serialized, the feed ends");
             None
         }
     }
 }
 
-fn tokens(frame: &TokenFrame) -> Option<Frame> {
+fn token_frame(frame: &TokenFrame) -> Option<Frame> {
     let data = TokensData {
         job: frame.fence.job,
         attempt: frame.fence.attempt,

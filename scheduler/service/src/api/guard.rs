@@ -1,4 +1,4 @@
-//! Who may talk to the API: the right Host, no foreign Origin, the bearer token. Health checks need no token.
+//! Request checks: an allowed Host header, no foreign Origin, the bearer token. Health checks need no token.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,14 @@ use super::Api;
 use super::error::ApiError;
 use crate::config::HttpConfig;
 
-/// Longest a request that is no feed may take. Statements end earlier; this is the net under all of them.
-const LONGEST: Duration = Duration::from_secs(8);
+/// Time limit of a request that is not a feed. Database statements have shorter limits; this one covers everything
+/// else.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// Minimum length of a bearer token, in bytes.
+const MIN_TOKEN_BYTES: usize = 16;
+
+/// Why the bearer token cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     #[error("cannot read the bearer token in {path}")]
@@ -24,13 +29,15 @@ pub enum TokenError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the token file {path} can be read by others (mode {mode:o}): chmod 600 it, or delete it for a new one")]
-    Open { path: PathBuf, mode: u32 },
-    #[error("the token in {path} has {length} characters, at least 16 are needed: delete it for a new one")]
-    Short { path: PathBuf, length: usize },
+    #[error(
+        "other users can read the token file {path} (mode {mode:o}): run chmod 600 on it, or delete it to get a new one"
+    )]
+    Permissions { path: PathBuf, mode: u32 },
+    #[error("the token in {path} has {length} bytes but needs at least {MIN_TOKEN_BYTES}: delete it to get a new one")]
+    TooShort { path: PathBuf, length: usize },
 }
 
-/// The bearer token. Never printed.
+/// The bearer token. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -46,17 +53,17 @@ impl Token {
         let read = |source| TokenError::Read { path: path.to_owned(), source };
         let mode = std::fs::metadata(path).map_err(read)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
-            return Err(TokenError::Open { path: path.to_owned(), mode });
+            return Err(TokenError::Permissions { path: path.to_owned(), mode });
         }
         let text = std::fs::read_to_string(path).map_err(read)?.trim().to_owned();
-        if text.len() < 16 {
-            return Err(TokenError::Short { path: path.to_owned(), length: text.len() });
+        if text.len() < MIN_TOKEN_BYTES {
+            return Err(TokenError::TooShort { path: path.to_owned(), length: text.len() });
         }
         Ok(Self(text))
     }
 
-    /// In time that depends on the offered text's length alone.
-    fn is(&self, offered: &str) -> bool {
+    /// Compares in time that depends only on the length of the offered text.
+    fn matches(&self, offered: &str) -> bool {
         let own = self.0.as_bytes();
         let differ = offered
             .bytes()
@@ -66,6 +73,7 @@ impl Token {
     }
 }
 
+/// The accepted token and Host headers.
 #[derive(Debug)]
 pub struct Guard {
     token: Token,
@@ -83,33 +91,35 @@ impl Guard {
     fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         let text = |name| headers.get(name).and_then(|v: &axum::http::HeaderValue| v.to_str().ok());
         let host = text(header::HOST).unwrap_or_default();
-        if !self.hosts.contains(&name_of(host)) {
+        if !self.hosts.contains(&host_name(host)) {
             return Err(ApiError::forbidden(format!(
-                "this cfq does not answer for the host {host:?}; add it to allowed_hosts under [server], or use http://127.0.0.1"
+                "the host {host:?} is not allowed: add it to allowed_hosts under [server], or use http://127.0.0.1"
             )));
         }
         if let Some(origin) = headers.get(header::ORIGIN) {
             let origin = origin.to_str().unwrap_or_default();
             let authority = origin.split_once("://").map(|(_, rest)| rest);
             if authority != Some(host) {
-                return Err(ApiError::forbidden(format!("requests from pages of {origin:?} are refused")));
+                return Err(ApiError::forbidden(format!(
+                    "requests from pages of the origin {origin:?} are not allowed: use a client outside the browser"
+                )));
             }
         }
         if matches!(path, "/healthz" | "/readyz") {
             return Ok(());
         }
         match text(header::AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer ")) {
-            Some(offered) if self.token.is(offered.trim()) => Ok(()),
+            Some(offered) if self.token.matches(offered.trim()) => Ok(()),
             Some(_) => Err(ApiError::unauthorized(
-                "the token is not this cfq's; use the one in its token file, or set CFQ_TOKEN",
+                "wrong bearer token: use the one in the token file of this cfq, or set CFQ_TOKEN",
             )),
-            None => Err(ApiError::unauthorized("a bearer token is needed: Authorization: Bearer <token>")),
+            None => Err(ApiError::unauthorized("missing bearer token: send the header Authorization: Bearer <token>")),
         }
     }
 }
 
-/// The name in a Host header, without its port.
-fn name_of(host: &str) -> String {
+/// The name in a Host header without its port, in lower case.
+fn host_name(host: &str) -> String {
     let name = match host.parse::<SocketAddr>() {
         Ok(address) => address.ip().to_string(),
         Err(_) => match host.rsplit_once(':') {
@@ -120,27 +130,29 @@ fn name_of(host: &str) -> String {
     name.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
 }
 
-pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
+/// Middleware that refuses requests without an allowed host, origin and token.
+pub async fn authorize(State(api): State<Api>, request: Request, next: Next) -> Response {
     match api.guard.check(request.uri().path(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     }
 }
 
-/// Counts what was routed, by its pattern; a feed's time is that to its head.
-pub async fn count(State(api): State<Api>, request: Request, next: Next) -> Response {
+/// Middleware that counts requests by route pattern and measures the time until the response headers, for feeds too.
+pub async fn record_metrics(State(api): State<Api>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let method = request.method().to_string();
     let path = request.extensions().get::<MatchedPath>().map_or_else(|| "other".to_owned(), |p| p.as_str().to_owned());
     let response = next.run(request).await;
-    api.metrics.http(&method, &path, response.status().as_u16(), began.elapsed().as_secs_f64());
+    api.metrics.observe_http(&method, &path, response.status().as_u16(), began.elapsed().as_secs_f64());
     response
 }
 
-pub async fn within_time(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(LONGEST, next.run(request)).await {
+/// Middleware that ends a request after `REQUEST_TIMEOUT`.
+pub async fn limit_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => ApiError::busy("this took too long and was given up; ask again in a moment").into_response(),
+        Err(_) => ApiError::busy("the request took too long and was cancelled: retry in a moment").into_response(),
     }
 }
 
@@ -149,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_read_without_its_port() {
+    fn host_name_excludes_the_port() {
         for (host, name) in [
             ("localhost:7710", "localhost"),
             ("127.0.0.1:1", "127.0.0.1"),
@@ -157,22 +169,22 @@ mod tests {
             ("[::1]", "::1"),
             ("Box.lan", "box.lan"),
         ] {
-            assert_eq!(name_of(host), name, "{host}");
+            assert_eq!(host_name(host), name, "{host}");
         }
     }
 
     #[test]
-    fn a_token_is_itself_and_nothing_else() {
+    fn token_matches_only_itself() {
         let token = Token("0123456789abcdef".into());
-        assert!(token.is("0123456789abcdef"));
+        assert!(token.matches("0123456789abcdef"));
         for other in ["", "0", "0123456789abcdeg", "0123456789abcdef0", "0123456789abcdef0123456789abcdef"] {
-            assert!(!token.is(other), "{other}");
+            assert!(!token.matches(other), "{other}");
         }
         assert_eq!(format!("{token:?}"), "***");
     }
 
     #[test]
-    fn a_token_file_others_can_read_is_refused_with_the_way_out() {
+    fn token_file_readable_by_others_is_refused_with_the_fix() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
@@ -181,6 +193,6 @@ mod tests {
         let error = Token::load(&path).unwrap_err().to_string();
         assert!(error.contains("chmod 600"), "{error}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert!(Token::load(&path).unwrap().is("0123456789abcdef"));
+        assert!(Token::load(&path).unwrap().matches("0123456789abcdef"));
     }
 }

@@ -1,4 +1,4 @@
-//! Alive, ready, and what is counted.
+//! Liveness, readiness and metrics.
 
 use axum::extract::State;
 use axum::http::header;
@@ -7,30 +7,31 @@ use axum::response::IntoResponse;
 use super::Api;
 use super::error::ApiError;
 
-/// The process answers.
+/// Liveness: the process answers.
 pub async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Tasks are accepted and placed: the database answers, somebody leads, NATS is there.
+/// Readiness: tasks are accepted and placed, because the database answers, a scheduler leads and NATS is connected.
 pub async fn readyz(State(api): State<Api>) -> Result<&'static str, ApiError> {
     if !api.store.has_leader().await? {
-        return Err(ApiError::busy("no scheduler leads yet"));
+        return Err(ApiError::busy("no scheduler is the leader yet: retry in a moment"));
     }
     if !api.link.get().is_some_and(cfq_link::Session::is_connected) {
-        return Err(ApiError::busy("not connected to NATS: tasks are accepted, but wait"));
+        return Err(ApiError::busy("not connected to NATS: tasks are accepted but run only after it reconnects"));
     }
     Ok("ready\n")
 }
 
+/// The metrics page; without a database it has the last values read from it.
 pub async fn metrics(State(api): State<Api>) -> Result<impl IntoResponse, ApiError> {
     let gauges = match api.store.gauges().await {
         Ok(gauges) => Some(gauges),
         Err(error) => {
-            tracing::debug!(%error, "the database's figures are missing from the metrics");
+            tracing::debug!(%error, "gauges not read from the database, the metrics have their last values");
             None
         }
     };
-    let page = api.metrics.page(gauges.as_ref())?;
+    let page = api.metrics.encode(gauges.as_ref())?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page))
 }

@@ -1,5 +1,7 @@
-//! HTTP under `/api/v1`. A bearer token always; the Host must be one of ours and a foreign Origin is refused, so that a web
-//! page somebody visits cannot talk to a cfq on their machine. Everything refused answers with an `ErrorReply`.
+//! HTTP under `/api/v1`. Every request needs the bearer token (health checks excepted) and an allowed Host; a foreign
+//! Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every refusal
+//! has an
+//! `ErrorReply` as its body.
 
 mod error;
 mod events;
@@ -26,19 +28,19 @@ use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
 use crate::config::{Defaults, HttpConfig};
+use crate::feed_wakeup::FeedWakeup;
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::pulse::Pulse;
 use crate::store::Store;
 
 pub use guard::{Token, TokenError};
 
-/// What every handler sees.
+/// State that all handlers share.
 #[derive(Debug, Clone)]
 pub struct Api {
     pub store: Store,
     pub link: Link,
-    pub pulse: Pulse,
+    pub wakeup: FeedWakeup,
     pub metrics: Metrics,
     pub defaults: Arc<Defaults>,
     pub guard: Arc<guard::Guard>,
@@ -47,11 +49,11 @@ pub struct Api {
 }
 
 impl Api {
-    #[expect(clippy::too_many_arguments, reason = "the parts of one process, put together in one place")]
+    #[expect(clippy::too_many_arguments, reason = "called in one place, which assembles the parts of the process")]
     pub fn new(
         store: Store,
         link: Link,
-        pulse: Pulse,
+        wakeup: FeedWakeup,
         metrics: Metrics,
         defaults: Defaults,
         http: &HttpConfig,
@@ -62,7 +64,7 @@ impl Api {
         Self {
             store,
             link,
-            pulse,
+            wakeup,
             metrics,
             defaults: Arc::new(defaults),
             guard: Arc::new(guard::Guard::new(http, token)),
@@ -72,7 +74,7 @@ impl Api {
     }
 
     pub fn router(self, body_bytes: usize) -> Router {
-        let quick = Router::new()
+        let requests = Router::new()
             .route("/healthz", get(health::healthz))
             .route("/readyz", get(health::readyz))
             .route("/metrics", get(health::metrics))
@@ -87,16 +89,16 @@ impl Api {
             .route("/api/v1/nodes", get(nodes::list))
             .route("/api/v1/models/load", post(models::load))
             .route("/api/v1/models/unload", post(models::unload))
-            .layer(middleware::from_fn(guard::within_time));
+            .layer(middleware::from_fn(guard::limit_time));
         let feeds =
             Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));
-        quick
+        requests
             .merge(feeds)
-            .fallback(error::no_such_path)
-            .method_not_allowed_fallback(error::no_such_method)
+            .fallback(error::unknown_path)
+            .method_not_allowed_fallback(error::unsupported_method)
             .layer(DefaultBodyLimit::max(body_bytes))
-            .layer(middleware::from_fn_with_state(self.clone(), guard::admit))
-            .route_layer(middleware::from_fn_with_state(self.clone(), guard::count))
+            .layer(middleware::from_fn_with_state(self.clone(), guard::authorize))
+            .route_layer(middleware::from_fn_with_state(self.clone(), guard::record_metrics))
             .with_state(self)
     }
 }

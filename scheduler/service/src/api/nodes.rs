@@ -1,4 +1,4 @@
-//! Nodes, alive or not.
+//! `GET /nodes`: all registered nodes, alive or not.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! Internal pull requests.
+//! `GET /prs`: internal pull requests.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -12,9 +12,9 @@ pub async fn list(State(api): State<Api>) -> Result<Json<Vec<PrView>>, ApiError>
 }
 
 pub async fn show(State(api): State<Api>, Path(number): Path<String>) -> Result<Json<PrView>, ApiError> {
-    let wanted: i64 = number
-        .parse()
-        .map_err(|_| ApiError::invalid("number", format!("{number:?} is not the number of a pull request")))?;
-    let missing = || ApiError::not_found(format!("there is no pull request {wanted}; cfq pr ls shows those that are"));
+    let wanted: i64 = number.parse().map_err(|_| {
+        ApiError::invalid("number", format!("number: {number:?} is not a pull request number; `cfq pr ls` lists them"))
+    })?;
+    let missing = || ApiError::not_found(format!("there is no pull request {wanted}: `cfq pr ls` lists them"));
     api.store.prs(Some(wanted)).await?.pop().map(Json).ok_or_else(missing)
 }

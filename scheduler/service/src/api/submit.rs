@@ -1,4 +1,4 @@
-//! `POST /tasks`: accepted means committed.
+//! `POST /tasks`: a task is accepted once it is committed.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::validate;
 use crate::store::{Hint, NewTask, Submitted};
 
-const KEY: &str = "Idempotency-Key";
+const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 
 pub async fn submit(
     State(api): State<Api>,
@@ -23,10 +23,10 @@ pub async fn submit(
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<SubmitReply>), ApiError> {
     let key = idempotency_key(&headers)?;
-    let asked: SubmitRequest = validate::body(&read(bytes)?)?;
-    // Of what was asked, not of what the defaults make of it: those may change between two tries.
-    let canonical = serde_json::to_vec(&asked).map_err(|e| ApiError::malformed(e.to_string()))?;
-    let spec = validate::completed(asked, &api.defaults)?;
+    let request: SubmitRequest = validate::parse_body(&read_body(bytes)?)?;
+    // Hash of the request without the defaults, because those may change between two tries.
+    let canonical = serde_json::to_vec(&request).map_err(|e| ApiError::malformed(e.to_string()))?;
+    let spec = validate::with_defaults(request, &api.defaults)?;
     let new = NewTask {
         id: TaskId::fresh(),
         title: validate::title(&spec.description),
@@ -39,38 +39,41 @@ pub async fn submit(
     match api.store.submit(&new).await? {
         Submitted::Created { id, number } => {
             let link = api.link.clone();
-            // The hint is nobody's wait.
-            tokio::spawn(async move { link.tell(vec![Hint::WorkWaits]).await });
+            // The reply does not wait until the hint is sent.
+            tokio::spawn(async move { link.send_hints(vec![Hint::TaskReady]).await });
             tracing::info!(task = %number, %id, "task accepted");
             Ok((StatusCode::CREATED, Json(SubmitReply { id, number, state: TaskState::Ready, created: true })))
         }
         Submitted::Existing { id, number, state } => {
             Ok((StatusCode::OK, Json(SubmitReply { id, number, state, created: false })))
         }
-        Submitted::TooLate => Err(ApiError::invalid("deadline", "deadline: has passed already; name a later one")),
+        Submitted::TooLate => Err(ApiError::invalid("deadline", "deadline: is in the past; set a later one")),
         Submitted::KeyReused { number } => Err(ApiError::key_reused(format!(
-            "the idempotency key was used for {number}, with another task; use a new key for a new task"
+            "the idempotency key was already used for {number} with another request: use a new key for a new task"
         ))),
     }
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get(KEY) else { return Ok(None) };
+    let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     match value.to_str() {
         Ok(key) if (1..=200).contains(&key.len()) => Ok(Some(key.to_owned())),
-        _ => Err(ApiError::invalid(KEY, format!("{KEY}: must be 1 to 200 printable characters"))),
+        _ => {
+            let message = format!("{IDEMPOTENCY_KEY}: must have 1 to 200 printable characters");
+            Err(ApiError::invalid(IDEMPOTENCY_KEY, message))
+        }
     }
 }
 
-/// A body, unless it is larger than the limit.
-pub fn read(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+/// The body's bytes; an error if the body exceeds `SchedulerLimits::body_bytes` or the connection broke.
+pub fn read_body(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     bytes.map_err(|rejection| {
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
             ApiError::too_large(
-                "the request is larger than this cfq takes; large texts belong in files of the repository",
+                "the request body exceeds the size limit: move large texts into files of the repository",
             )
         } else {
-            ApiError::malformed("the request's body could not be read")
+            ApiError::malformed("the request body cannot be read: send it again")
         }
     })
 }

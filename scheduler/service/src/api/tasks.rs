@@ -1,4 +1,4 @@
-//! Tasks as people see and steer them.
+//! `/tasks`: listing, showing, cancelling and resolving tasks, and their artifacts.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -6,18 +6,18 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use cfq_proto::http::{ArtifactChain, CancelRequest, ResolveRequest, StateReply, TaskDetail, TaskList};
 use cfq_proto::ids::{TaskId, TaskKey};
-use cfq_proto::looping::{ActionKind, EscalationAction};
+use cfq_proto::loop_step::{ActionKind, EscalationAction};
 use cfq_proto::task::TaskState;
 use serde::Deserialize;
 
 use super::Api;
 use super::error::ApiError;
-use super::submit::read;
-use super::validate::{body, servable};
+use super::submit::read_body;
+use super::validate::{check_supported_model, parse_body};
 use crate::store::{Cancelled, Resolution};
 
-/// Who acts, in steps and questions. Tokens have no names yet.
-const CLIENT: &str = "a client";
+/// The actor that steps and questions record for API requests. Tokens have no names yet.
+const API_ACTOR: &str = "a client";
 
 #[derive(Debug, Deserialize)]
 pub struct ListQuery {
@@ -29,9 +29,9 @@ pub async fn list(
     State(api): State<Api>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<TaskList>, ApiError> {
-    let Query(query) = query.map_err(|e| ApiError::invalid("limit", e.body_text()))?;
+    let Query(query) = query.map_err(|e| ApiError::invalid("limit", format!("limit: {}", e.body_text())))?;
     let state = query.state.as_deref().map(str::parse::<TaskState>).transpose();
-    let state = state.map_err(|e| ApiError::invalid("state", e.to_string()))?;
+    let state = state.map_err(|e| ApiError::invalid("state", format!("state: {e}")))?;
     let limit = query.limit.unwrap_or(50).clamp(1, 1000);
     Ok(Json(TaskList { tasks: api.store.list_tasks(state, i64::from(limit)).await? }))
 }
@@ -47,16 +47,17 @@ pub async fn cancel(
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
-    let bytes = read(bytes)?;
-    let asked = if bytes.is_empty() { CancelRequest { reason: String::new() } } else { body::<CancelRequest>(&bytes)? };
-    let by = if asked.reason.is_empty() { CLIENT.to_owned() } else { format!("{CLIENT}: {}", asked.reason) };
+    let bytes = read_body(bytes)?;
+    let request =
+        if bytes.is_empty() { CancelRequest { reason: String::new() } } else { parse_body::<CancelRequest>(&bytes)? };
+    let by = if request.reason.is_empty() { API_ACTOR.to_owned() } else { format!("{API_ACTOR}: {}", request.reason) };
     match api.store.cancel(task, &by).await? {
         Cancelled::Done { number, hints } => {
-            api.link.tell(hints).await;
+            api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled }))
         }
         Cancelled::Already { number } => Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled })),
-        Cancelled::TooLate { why, .. } => Err(ApiError::conflict(format!("it is too late to cancel: {why}"))),
+        Cancelled::TooLate { why, .. } => Err(ApiError::conflict(format!("too late to cancel the task: {why}"))),
         Cancelled::Unknown => Err(unknown(&key)),
     }
 }
@@ -67,22 +68,23 @@ pub async fn resolve(
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
-    let asked: ResolveRequest = body(&read(bytes)?)?;
-    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &asked.action {
-        servable("action.suggested_model", model)?;
+    let request: ResolveRequest = parse_body(&read_body(bytes)?)?;
+    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action {
+        check_supported_model("action.suggested_model", model)?;
     }
-    match api.store.resolve(task, &asked.action, CLIENT).await? {
+    match api.store.resolve(task, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {
-            api.link.tell(hints).await;
+            api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state }))
         }
         Resolution::NotWaiting { number, state } => Err(ApiError::conflict(format!(
-            "{number} is {state}; only a task that is escalated or waits for a human has something to resolve"
+            "{number} is {state}: only a task that is escalated or waits for a human has something to resolve"
         ))),
         Resolution::NotOffered { number, offered } => {
             let offered: Vec<&str> = offered.into_iter().map(ActionKind::as_str).collect();
-            let message =
-                format!("{} is not open to {number}; it offers: {}", asked.action.kind().as_str(), offered.join(", "));
+            let action = request.action.kind().as_str();
+            let offered = offered.join(", ");
+            let message = format!("action: {action} is not offered for {number}; choose one of: {offered}");
             Err(ApiError::invalid("action", message))
         }
         Resolution::Refused { why, .. } => Err(ApiError::conflict(why)),
@@ -98,22 +100,24 @@ pub async fn artifacts(
     let iteration = match which.as_str() {
         "best" => None,
         number => Some(number.parse::<u32>().map_err(|_| {
-            ApiError::invalid("iteration", format!("{which:?} is neither the number of an iteration nor \"best\""))
+            ApiError::invalid("iteration", format!("iteration: {which:?} is neither an iteration number nor \"best\""))
         })?),
     };
     api.store.artifact_chain(task, iteration).await?.map(Json).ok_or_else(|| {
         ApiError::not_found(match iteration {
-            Some(n) => format!("{key} has no iteration {n}"),
-            None => format!("{key} has made nothing yet"),
+            Some(n) => format!("{key} has no iteration {n}: `cfq show {key}` lists its iterations"),
+            None => format!("{key} has no artifacts yet: `cfq watch {key}` shows its progress"),
         })
     })
 }
 
+/// The id of the task that `key` (a number or an id) names.
 pub async fn find(api: &Api, key: &str) -> Result<TaskId, ApiError> {
-    let parsed: TaskKey = key.parse().map_err(|e: cfq_proto::ids::IdError| ApiError::invalid("task", e.to_string()))?;
+    let parsed: TaskKey =
+        key.parse().map_err(|e: cfq_proto::ids::IdError| ApiError::invalid("task", format!("task: {e}")))?;
     api.store.find_task(parsed).await?.ok_or_else(|| unknown(key))
 }
 
 fn unknown(key: &str) -> ApiError {
-    ApiError::not_found(format!("there is no task {key}; cfq ls shows those that are"))
+    ApiError::not_found(format!("there is no task {key}: `cfq ls` lists all tasks"))
 }

@@ -1,4 +1,4 @@
-//! The API from outside, over a real database.
+//! Tests of the HTTP API through its router, with a real database.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -9,26 +9,26 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::Limits;
-use crate::testing::{Lab, MODEL, token_file};
+use crate::config::SchedulerLimits;
+use crate::testing::{MODEL, TestEnv, token_file};
 
 const TOKEN: &str = "0123456789abcdef";
 
 struct Service {
     router: Router,
-    pulse: Pulse,
+    wakeup: FeedWakeup,
     metrics: Metrics,
-    lab: Option<Lab>,
+    env: Option<TestEnv>,
     _stopper: cfq_link::stop::Stopper,
 }
 
 impl Service {
     async fn new() -> Self {
-        let lab = Lab::new().await;
-        Self::over(lab.store.clone(), Some(lab))
+        let env = TestEnv::new().await;
+        Self::over(env.store.clone(), Some(env))
     }
 
-    fn over(store: Store, lab: Option<Lab>) -> Self {
+    fn over(store: Store, env: Option<TestEnv>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let http = HttpConfig {
             bind: "127.0.0.1:0".parse().unwrap(),
@@ -39,10 +39,10 @@ impl Service {
         let mut defaults = Defaults::default();
         defaults.agents.alpha.model = Some(MODEL.parse().unwrap());
         defaults.agents.beta.model = Some(MODEL.parse().unwrap());
-        let (stopper, stop) = cfq_link::stop::pair();
-        let (pulse, metrics) = (Pulse::default(), Metrics::new().unwrap());
-        let api = Api::new(store, Link::default(), pulse.clone(), metrics.clone(), defaults, &http, token, 1, stop);
-        Self { router: api.router(Limits::default().body_bytes), pulse, metrics, lab, _stopper: stopper }
+        let (stopper, stop) = cfq_link::stop::channel();
+        let (wakeup, metrics) = (FeedWakeup::default(), Metrics::new().unwrap());
+        let api = Api::new(store, Link::default(), wakeup.clone(), metrics.clone(), defaults, &http, token, 1, stop);
+        Self { router: api.router(SchedulerLimits::default().body_bytes), wakeup, metrics, env, _stopper: stopper }
     }
 
     async fn send(&self, request: Request<Body>) -> (StatusCode, Vec<u8>) {
@@ -52,15 +52,15 @@ impl Service {
     }
 
     async fn get(&self, path: &str) -> (StatusCode, Vec<u8>) {
-        self.send(ask(Method::GET, path, &[], Body::empty())).await
+        self.send(request(Method::GET, path, &[], Body::empty())).await
     }
 
     async fn post(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> (StatusCode, Vec<u8>) {
-        self.send(ask(Method::POST, path, headers, Body::from(body.to_string()))).await
+        self.send(request(Method::POST, path, headers, Body::from(body.to_string()))).await
     }
 }
 
-fn ask(method: Method, path: &str, headers: &[(&str, &str)], body: Body) -> Request<Body> {
+fn request(method: Method, path: &str, headers: &[(&str, &str)], body: Body) -> Request<Body> {
     let mut all = vec![("host", "127.0.0.1:7710"), ("authorization", "Bearer 0123456789abcdef")];
     all.retain(|(name, _)| !headers.iter().any(|(other, _)| other == name));
     all.extend(headers);
@@ -80,7 +80,7 @@ fn task() -> Value {
 }
 
 #[tokio::test]
-async fn a_task_is_accepted_once_per_key_and_shown() {
+async fn idempotency_key_creates_one_task() {
     let service = Service::new().await;
     let key = [("idempotency-key", "k1")];
     let (status, body) = service.post("/api/v1/tasks", &key, &task()).await;
@@ -103,7 +103,7 @@ async fn a_task_is_accepted_once_per_key_and_shown() {
 }
 
 #[tokio::test]
-async fn every_bad_field_is_named() {
+async fn validation_error_names_the_field() {
     let service = Service::new().await;
     let cases: Vec<(&str, Value)> = vec![
         ("description", json!({"description": "  ", "repo": "/r"})),
@@ -137,9 +137,9 @@ async fn every_bad_field_is_named() {
         assert_eq!(error.field.as_deref(), Some(field), "{body}: {error:?}");
         assert!(error.message.contains(field), "{error:?}");
     }
-    let (status, answer) = service.send(ask(Method::POST, "/api/v1/tasks", &[], Body::from("{"))).await;
+    let (status, answer) = service.send(request(Method::POST, "/api/v1/tasks", &[], Body::from("{"))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert!(read::<ErrorReply>(&answer).error.message.contains("not JSON"));
+    assert!(read::<ErrorReply>(&answer).error.message.contains("not valid JSON"));
     let large = json!({"description": "x".repeat(2_000_000), "repo": "/r"});
     let (status, answer) = service.post("/api/v1/tasks", &[], &large).await;
     assert_eq!((status, read::<ErrorReply>(&answer).error.code), (StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::TooLarge));
@@ -147,10 +147,10 @@ async fn every_bad_field_is_named() {
 }
 
 #[tokio::test]
-async fn only_the_token_from_our_own_pages_and_hosts_is_let_in() {
+async fn wrong_token_host_or_origin_is_refused() {
     let service = Service::new().await;
     let status = async |headers: &[(&str, &str)], path: &str| {
-        let (status, body) = service.send(ask(Method::GET, path, headers, Body::empty())).await;
+        let (status, body) = service.send(request(Method::GET, path, headers, Body::empty())).await;
         if !status.is_success() {
             let error = read::<ErrorReply>(&body).error;
             assert!(!error.message.contains(TOKEN), "{error:?}");
@@ -174,7 +174,7 @@ async fn only_the_token_from_our_own_pages_and_hosts_is_let_in() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_and_what_cannot_be_done_answers_in_words() {
+async fn unknown_and_illegal_requests_return_an_error_message() {
     let service = Service::new().await;
     for (method, path, expected) in [
         (Method::GET, "/api/v1/tasks/t99", StatusCode::NOT_FOUND),
@@ -186,14 +186,14 @@ async fn what_is_not_there_and_what_cannot_be_done_answers_in_words() {
         (Method::DELETE, "/api/v1/tasks", StatusCode::METHOD_NOT_ALLOWED),
         (Method::GET, "/readyz", StatusCode::SERVICE_UNAVAILABLE),
     ] {
-        let (status, body) = service.send(ask(method, path, &[], Body::empty())).await;
+        let (status, body) = service.send(request(method, path, &[], Body::empty())).await;
         assert_eq!(status, expected, "{path}");
         assert!(!read::<ErrorReply>(&body).error.message.is_empty());
     }
     let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
-    let made: SubmitReply = read(&body);
+    let submitted: SubmitReply = read(&body);
     let resolve = json!({"action": {"type": "abort"}});
-    let path = format!("/api/v1/tasks/{}/resolve", made.number);
+    let path = format!("/api/v1/tasks/{}/resolve", submitted.number);
     let (status, body) = service.post(&path, &[], &resolve).await;
     assert_eq!((status, read::<ErrorReply>(&body).error.code), (StatusCode::CONFLICT, ErrorCode::Conflict));
     let (status, body) = service.post(&path, &[], &json!({"action": {"type": "dance"}})).await;
@@ -208,7 +208,7 @@ async fn what_is_not_there_and_what_cannot_be_done_answers_in_words() {
     let (status, body) = service.post(&path, &[], &switch).await;
     let text = String::from_utf8_lossy(&body).into_owned();
     assert!(status == StatusCode::BAD_REQUEST && text.contains("action.suggested_model"), "{text}");
-    let cancel = format!("/api/v1/tasks/{}/cancel", made.number);
+    let cancel = format!("/api/v1/tasks/{}/cancel", submitted.number);
     for _ in 0..2 {
         assert_eq!(service.post(&cancel, &[], &json!({"reason": "no"})).await.0, StatusCode::OK);
     }
@@ -217,15 +217,15 @@ async fn what_is_not_there_and_what_cannot_be_done_answers_in_words() {
 }
 
 #[tokio::test]
-async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
+async fn feed_resumes_after_last_event_id_and_excess_feed_is_refused() {
     use http_body_util::BodyExt;
     let service = Service::new().await;
     let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
-    let made: SubmitReply = read(&body);
-    service.post(&format!("/api/v1/tasks/{}/cancel", made.number), &[], &json!({})).await;
-    let feed = format!("/api/v1/tasks/{}/feed", made.number);
+    let submitted: SubmitReply = read(&body);
+    service.post(&format!("/api/v1/tasks/{}/cancel", submitted.number), &[], &json!({})).await;
+    let feed = format!("/api/v1/tasks/{}/feed", submitted.number);
     let open = |after: &'static str| {
-        service.router.clone().oneshot(ask(Method::GET, &feed, &[("last-event-id", after)], Body::empty()))
+        service.router.clone().oneshot(request(Method::GET, &feed, &[("last-event-id", after)], Body::empty()))
     };
     let response = open("1").await.unwrap();
     let mut stream = response.into_body();
@@ -233,10 +233,10 @@ async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
         tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
     assert!(text.contains("event: event\n") && text.contains("id: 2\n") && text.contains("cancelled"), "{text}");
-    assert_eq!(open("0").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE, "the one permit is taken");
+    assert_eq!(open("0").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE, "the only permit is taken");
     drop(stream);
     assert_eq!(open("x").await.unwrap().status(), StatusCode::BAD_REQUEST);
-    let all = service.router.clone().oneshot(ask(Method::GET, "/api/v1/events", &[], Body::empty())).await.unwrap();
+    let all = service.router.clone().oneshot(request(Method::GET, "/api/v1/events", &[], Body::empty())).await.unwrap();
     let mut stream = all.into_body();
     let frame =
         tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
@@ -245,16 +245,16 @@ async fn a_feed_resumes_after_the_last_event_and_one_too_many_is_told_so() {
 }
 
 #[tokio::test]
-async fn tokens_reach_a_watcher_without_asking_the_database() {
+async fn tokens_are_forwarded_without_database_queries() {
     use cfq_proto::ids::{JobId, LeaseId};
     use cfq_proto::messages::{JobFence, TokenFrame};
     use http_body_util::BodyExt;
     const FRAMES: u64 = 400;
     let service = Service::new().await;
     let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
-    let made: SubmitReply = read(&body);
-    let feed = format!("/api/v1/tasks/{}/feed", made.number);
-    let open = service.router.clone().oneshot(ask(Method::GET, &feed, &[], Body::empty()));
+    let submitted: SubmitReply = read(&body);
+    let feed = format!("/api/v1/tasks/{}/feed", submitted.number);
+    let open = service.router.clone().oneshot(request(Method::GET, &feed, &[], Body::empty()));
     let mut stream = open.await.unwrap().into_body();
     let mut next = async || {
         let frame = tokio::time::timeout(std::time::Duration::from_secs(20), stream.frame()).await.unwrap();
@@ -265,34 +265,34 @@ async fn tokens_reach_a_watcher_without_asking_the_database() {
     let fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
     for offset in 0..FRAMES {
         let role = cfq_proto::task::Agent::Alpha;
-        service.pulse.tell_tokens(TokenFrame { task: made.id, fence, role, offset, text: "x".into() });
+        service.wakeup.send_tokens(TokenFrame { task: submitted.id, fence, role, offset, text: "x".into() });
     }
     for offset in 0..FRAMES {
         let frame = next().await;
         assert!(frame.contains("event: tokens") && frame.contains(&format!("\"offset\":{offset},")), "{frame}");
     }
-    // It looks by itself twice a second, and twice at the beginning.
-    let looks = service.metrics.feed_looks.get();
+    // The feed polls twice a second, and twice at the beginning.
+    let polls = service.metrics.event_feed_polls.get();
     let allowed = 3 + 2 * began.elapsed().as_secs() + 2;
-    assert!(looks <= allowed && allowed < FRAMES, "{looks} looks for {FRAMES} frames");
-    // An event is still seen at once, by itself, while nobody wakes the feed.
-    service.post(&format!("/api/v1/tasks/{}/cancel", made.number), &[], &json!({})).await;
+    assert!(polls <= allowed && allowed < FRAMES, "{polls} polls for {FRAMES} frames");
+    // An event is still delivered by polling, without a wake-up.
+    service.post(&format!("/api/v1/tasks/{}/cancel", submitted.number), &[], &json!({})).await;
     assert!(next().await.contains("cancelled"));
 }
 
 #[tokio::test]
-async fn a_deadline_that_has_passed_is_refused_unless_its_key_made_the_task_before() {
+async fn past_deadline_is_refused_unless_the_key_exists() {
     let service = Service::new().await;
     let key = [("idempotency-key", "k1")];
     let mut due = task();
     due["deadline"] = 4_000_000_000_i64.into();
     assert_eq!(service.post("/api/v1/tasks", &key, &due).await.0, StatusCode::CREATED);
-    service.lab.as_ref().unwrap().store.raw("update tasks set deadline = now() - interval '1 hour'").await;
+    service.env.as_ref().unwrap().store.raw("update tasks set deadline = now() - interval '1 hour'").await;
     let (status, body) = service.post("/api/v1/tasks", &key, &due).await;
     assert_eq!(
         (status, read::<SubmitReply>(&body).created),
         (StatusCode::OK, false),
-        "the answer was lost, the task is there"
+        "the first reply may be lost, but the task exists"
     );
     due["deadline"] = 1_000_000_000.into();
     let (status, body) = service.post("/api/v1/tasks", &[], &due).await;
@@ -302,7 +302,7 @@ async fn a_deadline_that_has_passed_is_refused_unless_its_key_made_the_task_befo
 }
 
 #[tokio::test]
-async fn without_a_database_the_answer_is_busy_and_comes_soon() {
+async fn database_outage_returns_busy_within_five_seconds() {
     let config = crate::config::DatabaseConfig {
         host: "/nonexistent".into(),
         port: 5432,
@@ -310,7 +310,7 @@ async fn without_a_database_the_answer_is_busy_and_comes_soon() {
         database: "cfq".into(),
         password_file: None,
     };
-    let store = Store::new(&config, Default::default(), Limits::default()).unwrap();
+    let store = Store::new(&config, Default::default(), SchedulerLimits::default()).unwrap();
     let service = Service::over(store, None);
     let began = std::time::Instant::now();
     let (status, body) = service.post("/api/v1/tasks", &[], &task()).await;

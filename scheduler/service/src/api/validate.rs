@@ -1,4 +1,4 @@
-//! What a submitted task must be, each refusal naming its field; and the defaults it gets.
+//! Validation of submitted tasks, with the field in each error; and the defaults for fields that are left out.
 
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
@@ -7,25 +7,26 @@ use serde::de::DeserializeOwned;
 use super::error::ApiError;
 use crate::config::Defaults;
 
-/// Characters of a title, which is the description's first line.
-const TITLE: usize = 80;
-/// A description beyond this belongs in a file of the repository.
-const DESCRIPTION: usize = 200_000;
-const LIST: usize = 200;
-/// SHA-1, the only kind of repository that libgit2 reads.
-const COMMIT_DIGITS: usize = 40;
+/// Maximum characters of a title, which is the description's first line.
+const MAX_TITLE_CHARS: usize = 80;
+/// Maximum size of a description, in bytes; longer texts belong in a file of the repository.
+const MAX_DESCRIPTION_BYTES: usize = 200_000;
+/// Maximum entries of each list in a task.
+const MAX_LIST_ENTRIES: usize = 200;
+/// Digits of a SHA-1 commit id; libgit2 reads only SHA-1 repositories.
+const COMMIT_ID_DIGITS: usize = 40;
 
-/// A request's body as its type; the error names the field.
-pub fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+/// Parses a request body; the error names the field.
+pub fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
         if inner.is_syntax() || inner.is_eof() {
-            return ApiError::malformed(format!("the body is not JSON: {inner}"));
+            return ApiError::malformed(format!("the request body is not valid JSON: {inner}"));
         }
         let text = inner.to_string();
-        // "unknown field `x`, expected ..." and "missing field `x`" stand at their parent's path.
+        // serde reports "unknown field `x`, expected ..." and "missing field `x`" at the path of their parent.
         let named =
             text.split_once("field `").and_then(|(_, rest)| rest.split_once('`')).map(|(name, _)| name.to_owned());
         let field = match (path.as_str(), named) {
@@ -35,12 +36,12 @@ pub fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         };
         ApiError::invalid(field.clone(), format!("{field}: {text}"))
     })?;
-    reader.end().map_err(|_| ApiError::malformed("the body has something after its JSON"))?;
+    reader.end().map_err(|_| ApiError::malformed("the request body has extra characters after its JSON value"))?;
     Ok(value)
 }
 
-/// Fills in what the task left open, then refuses what cannot be.
-pub fn completed(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, ApiError> {
+/// The task with defaults for the fields that it leaves out, validated.
+pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, ApiError> {
     spec.threshold = spec.threshold.or(Some(defaults.threshold));
     spec.max_iterations = spec.max_iterations.or(Some(defaults.max_iterations));
     spec.timeout_minutes = spec.timeout_minutes.or(Some(defaults.timeout_minutes));
@@ -53,30 +54,33 @@ pub fn completed(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, Ap
         binding.deterministic = binding.deterministic.or(default.deterministic);
         binding.max_tokens = binding.max_tokens.or(default.max_tokens);
     }
-    checked(&spec)?;
+    validate(&spec)?;
     Ok(spec)
 }
 
-fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
+fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     let bad = |field: &str, why: &str| Err(ApiError::invalid(field, format!("{field}: {why}")));
     if spec.description.trim().is_empty() {
-        return bad("description", "say what should be done");
+        return bad("description", "is empty; describe the change that you want");
     }
-    if spec.description.len() > DESCRIPTION {
-        return bad("description", "is longer than 200,000 bytes; put it in a file and name it in context_files");
+    if spec.description.len() > MAX_DESCRIPTION_BYTES {
+        return bad(
+            "description",
+            "is longer than 200,000 bytes; move it to a file and list the file in context_files",
+        );
     }
     if !spec.repo.starts_with('/') {
-        return bad("repo", "must be an absolute path, as in /home/me/project");
+        return bad("repo", "must be an absolute path, such as /home/me/project");
     }
-    // A branch would mean another commit whenever it is read, and the repository may be on another machine.
-    if spec.base.as_ref().is_some_and(|b| b.len() != COMMIT_DIGITS || !b.bytes().all(|c| c.is_ascii_hexdigit())) {
-        return bad("base", "must be a commit's whole id, 40 hexadecimal digits, as `git rev-parse HEAD` prints it");
+    // A branch may move between two reads, and the repository may be on another machine.
+    if spec.base.as_ref().is_some_and(|b| b.len() != COMMIT_ID_DIGITS || !b.bytes().all(|c| c.is_ascii_hexdigit())) {
+        return bad("base", "must be a full commit id of 40 hexadecimal digits, as `git rev-parse HEAD` prints it");
     }
     for path in &spec.context_files {
         if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
             return bad(
                 "context_files",
-                &format!("{path:?} must be relative to the repository's root and stay inside it"),
+                &format!("{path:?} must be a path relative to the repository root, without `..`"),
             );
         }
     }
@@ -85,8 +89,8 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
         ("constraints", spec.constraints.len()),
         ("examples", spec.examples.len()),
     ] {
-        if length > LIST {
-            return bad(field, "has more than 200 entries");
+        if length > MAX_LIST_ENTRIES {
+            return bad(field, "has more than 200 entries; remove some");
         }
     }
     if spec.threshold.is_none_or(|t| !(0.0..=100.0).contains(&t)) {
@@ -99,16 +103,16 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
         return bad("timeout_minutes", "must be above 0 and at most 10080 (a week)");
     }
     if spec.deadline.is_some_and(|d| !(0..=253_402_300_799).contains(&d)) {
-        return bad("deadline", "must be seconds since 1970");
+        return bad("deadline", "must be a Unix time in seconds");
     }
     for agent in [Agent::Alpha, Agent::Beta] {
         let binding = spec.agents.of(agent);
         let field = format!("agents.{agent}.model");
         let Some(model) = &binding.model else {
-            let why = format!("no model: name one, or set [agents.{agent}] model in the configuration");
+            let why = format!("is missing; name a model, or set model under [agents.{agent}] in the configuration");
             return bad(&field, &why);
         };
-        servable(&field, model)?;
+        check_supported_model(&field, model)?;
         if binding.temperature.is_some_and(|t| !(0.0..=2.0).contains(&t)) {
             return bad(&format!("agents.{agent}.temperature"), "must be from 0 to 2");
         }
@@ -124,31 +128,31 @@ fn checked(spec: &TaskSpec) -> Result<(), ApiError> {
         .chain(spec.constraints.iter().map(|t| ("constraints", t)));
     let codes = spec.examples.iter().map(|e| ("examples", &e.code));
     if let Some((field, _)) = texts.into_iter().chain(lists).chain(codes).find(|(_, text)| text.contains('\0')) {
-        return bad(field, "holds a NUL character");
+        return bad(field, "contains a NUL character; remove it");
     }
     Ok(())
 }
 
-/// Names that are read but that no node of this version can serve.
-pub fn servable(field: &str, model: &ModelId) -> Result<(), ApiError> {
+/// Refuses model names that parse but that no node of this version can serve.
+pub fn check_supported_model(field: &str, model: &ModelId) -> Result<(), ApiError> {
     let why = match model.source() {
         ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::OpenAi { .. } => {
             return Ok(());
         }
         ModelSource::Ollama { .. } => {
-            "ollama: models are not supported yet; Ollama also speaks the OpenAI protocol: set an endpoint with the url \
-             http://127.0.0.1:11434/v1 and name the model as openai:endpoint/model"
+            "ollama: models are not supported yet. Ollama also offers the OpenAI API: add an endpoint with the url \
+             http://127.0.0.1:11434/v1 and name the model openai:endpoint/model"
         }
     };
     Err(ApiError::invalid(field, format!("{field}: {model}: {why}")))
 }
 
-/// One line for lists.
+/// The description's first non-empty line, shortened to `MAX_TITLE_CHARS`.
 pub fn title(description: &str) -> String {
     let line = description.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default();
-    if line.chars().count() <= TITLE {
+    if line.chars().count() <= MAX_TITLE_CHARS {
         return line.to_owned();
     }
-    let cut: String = line.chars().take(TITLE - 1).collect();
+    let cut: String = line.chars().take(MAX_TITLE_CHARS - 1).collect();
     format!("{}…", cut.trim_end())
 }

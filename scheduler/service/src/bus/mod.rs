@@ -1,8 +1,8 @@
-//! Answers nodes and runners over NATS. Any scheduler may answer (they share a queue group), because every write is fenced;
-//! a request whose answer is lost comes again with the same body.
+//! Answers nodes and runners over NATS. Any scheduler may answer (they share a queue group), because every write is
+//! fenced. A sender that receives no reply repeats the request with the same body.
 //!
-//! Each verb has its own subscription and its own bound on requests in work, and beats have database connections that
-//! nothing else takes, so that they never wait behind blobs or feeds.
+//! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
+//! so that they never wait behind blobs or feeds.
 
 mod node;
 mod runner;
@@ -25,14 +25,15 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
 
-/// Schedulers share the work of answering.
-const GROUP: &str = "scheduler";
+/// NATS queue group: each request is delivered to one scheduler.
+const QUEUE_GROUP: &str = "scheduler";
 
+/// What the request handlers need.
 #[derive(Debug, Clone)]
 pub struct Bus {
     pub store: Store,
-    /// The same database over connections of its own.
-    pub beats: Store,
+    /// The same database over a separate connection pool.
+    pub heartbeats: Store,
     pub link: Link,
     pub session: Session,
     pub metrics: Metrics,
@@ -40,21 +41,21 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Subscribes to everything, then answers until told to stop; what is in work then is finished.
+    /// Subscribes to all verbs, then answers until `stop` is raised; requests in progress are finished first.
     pub async fn run(self, mut stop: Stop) -> Result<(), LinkError> {
         let mut loops = JoinSet::new();
         let bus = Arc::new(self);
         node::serve(&bus, &mut loops, &stop).await?;
         runner::serve(&bus, &mut loops, &stop).await?;
         bus.session.flush().await?;
-        tracing::info!("answering nodes and runners");
+        tracing::info!("answering requests of nodes and runners");
         stop.raised().await;
         while loops.join_next().await.is_some() {}
         Ok(())
     }
 
-    /// Answers `verb` of every sender of `kind` with what `handler` makes of (sender, body). No answer (`None`) makes the
-    /// sender ask again.
+    /// Answers requests of `verb` from all senders of `kind` (node or runner) with the handler's result for (sender,
+    /// body). Without a reply (`None`) the sender repeats the request.
     async fn answer<Q, A, F, Fut>(
         self: &Arc<Self>,
         loops: &mut JoinSet<()>,
@@ -70,13 +71,13 @@ impl Bus {
         Fut: Future<Output = Option<A>> + Send + 'static,
     {
         let subject = format!("cfq.v1.{kind}.*.{verb}");
-        let listening = self.session.client().queue_subscribe(subject.clone(), GROUP.to_owned()).await;
+        let listening = self.session.client().queue_subscribe(subject.clone(), QUEUE_GROUP.to_owned()).await;
         let mut incoming = listening.map_err(|error| LinkError::Listen { subject, reason: error.to_string() })?;
         let (bus, mut stop) = (self.clone(), stop.clone());
         loops.spawn(async move {
-            let room = Arc::new(Semaphore::new(bus.concurrency));
+            let permits = Arc::new(Semaphore::new(bus.concurrency));
             loop {
-                let Ok(permit) = room.clone().acquire_owned().await else { break };
+                let Ok(permit) = permits.clone().acquire_owned().await else { break };
                 let message = tokio::select! {
                     biased;
                     () = stop.raised() => break,
@@ -89,12 +90,15 @@ impl Bus {
                 let body: Q = match envelope::decode(&message.payload) {
                     Ok(body) => body,
                     Err(error) => {
-                        tracing::warn!(%sender, verb, %error, cause = ?std::error::Error::source(&error), "refused a message");
-                        bus.metrics.bus(verb, "unreadable", 0.0);
-                        if let (Some(refusal), Some(reply)) = (refusal(verb, &error), message.reply)
+                        tracing::warn!(
+                            %sender, verb, %error, cause = ?std::error::Error::source(&error),
+                            "message refused"
+                        );
+                        bus.metrics.observe_nats(verb, "unreadable", 0.0);
+                        if let (Some(refusal), Some(reply)) = (decode_refusal(verb, &error), message.reply)
                             && let Err(error) = bus.session.publish(&reply, &refusal).await
                         {
-                            tracing::debug!(%sender, verb, %error, "answer not sent");
+                            tracing::debug!(%sender, verb, %error, "reply not sent");
                         }
                         continue;
                     }
@@ -104,32 +108,33 @@ impl Bus {
                     let began = Instant::now();
                     let answer = handler(bus.clone(), sender.clone(), body).await;
                     let outcome = if answer.is_some() { "answered" } else { "unanswered" };
-                    bus.metrics.bus(verb, outcome, began.elapsed().as_secs_f64());
+                    bus.metrics.observe_nats(verb, outcome, began.elapsed().as_secs_f64());
                     if let (Some(answer), Some(reply)) = (answer, message.reply)
                         && let Err(error) = bus.session.publish(&reply, &answer).await
                     {
-                        tracing::debug!(%sender, verb, %error, "answer not sent");
+                        tracing::debug!(%sender, verb, %error, "reply not sent");
                     }
                     drop(permit);
                 });
             }
-            // All permits back: nothing is in work any more.
+            // With all permits back, no request is in progress.
             let all = u32::try_from(bus.concurrency).unwrap_or(u32::MAX);
-            if room.acquire_many(all).await.is_err() {
-                tracing::debug!(verb, "closed");
+            if permits.acquire_many(all).await.is_err() {
+                tracing::debug!(verb, "permits were closed");
             }
         });
         Ok(())
     }
 }
 
-/// What a sender hears whose message cannot be read; whoever speaks another version reads at least this envelope's. One side
-/// may be brought to the other's version any minute; what is no message of this version will never be one. The answer to a
-/// beat has no words.
-fn refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
+/// Reply to a message that cannot be decoded, in the verb's reply type. A sender of another version can read at least
+/// this envelope. A version mismatch is reported as unavailable where the reply type allows it, because either side may
+/// be upgraded at any time; a malformed message is refused for good. A heartbeat's reply has no field for a reason, so
+/// there is none.
+fn decode_refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
     let kind = match (verb, error) {
-        ("beat", _) => return None,
-        ("hello", _) => "refused",
+        ("heartbeat", _) => return None,
+        ("register", _) => "refused",
         ("lease", _) | (_, EnvelopeError::Version { .. }) => "unavailable",
         ("step", EnvelopeError::Malformed(_)) => "illegal",
         (_, EnvelopeError::Malformed(_)) => "refused",
@@ -137,10 +142,10 @@ fn refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
     Some(serde_json::json!({ "type": kind, "reason": error.to_string() }))
 }
 
-/// Why a request could not be answered now, in words; what is a bug is logged as one.
-fn reason(error: &StoreError, doing: &str) -> String {
+/// Logs why a request failed, as an error unless a retry can help, and returns the reason for the reply.
+fn log_failure(error: &StoreError, doing: &str) -> String {
     if error.may_retry() {
-        tracing::debug!(doing, %error, cause = ?std::error::Error::source(error), "database not available");
+        tracing::debug!(doing, %error, cause = ?std::error::Error::source(error), "database unavailable");
     } else {
         tracing::error!(doing, %error, cause = ?std::error::Error::source(error), "request failed");
     }
@@ -150,40 +155,40 @@ fn reason(error: &StoreError, doing: &str) -> String {
 #[cfg(test)]
 mod tests {
     use cfq_proto::envelope::EnvelopeError;
-    use cfq_proto::messages::{BlobGetReply, BlobPutReply, FenceReply, HelloReply, JobReply, LeaseReply, StepReply};
+    use cfq_proto::messages::{BlobGetReply, BlobPutReply, FenceReply, JobReply, LeaseReply, RegisterReply, StepReply};
     use serde::de::DeserializeOwned;
 
-    fn heard<T: DeserializeOwned>(verb: &str) -> T {
-        serde_json::from_value(super::refusal(verb, &EnvelopeError::Version { found: 9 }).unwrap()).unwrap()
+    fn version_reply<T: DeserializeOwned>(verb: &str) -> T {
+        serde_json::from_value(super::decode_refusal(verb, &EnvelopeError::Version { found: 9 }).unwrap()).unwrap()
     }
 
     #[test]
-    fn what_is_no_message_is_refused_for_good_where_the_answer_has_a_word_for_it() {
+    fn malformed_message_is_refused_for_good_where_the_reply_allows_it() {
         let malformed = || EnvelopeError::Malformed(serde_json::from_str::<u8>("x").unwrap_err());
-        let heard = |verb| super::refusal(verb, &malformed()).unwrap();
-        for verb in ["accept", "refuse", "result", "job_cancel", "release", "give_up"] {
-            assert!(matches!(serde_json::from_value(heard(verb)).unwrap(), FenceReply::Refused { .. }), "{verb}");
+        let reply = |verb| super::decode_refusal(verb, &malformed()).unwrap();
+        for verb in ["accept", "refuse", "result", "job_cancel", "release", "abandon"] {
+            assert!(matches!(serde_json::from_value(reply(verb)).unwrap(), FenceReply::Refused { .. }), "{verb}");
         }
-        assert!(matches!(serde_json::from_value(heard("step")).unwrap(), StepReply::Illegal { .. }));
-        assert!(matches!(serde_json::from_value(heard("blob_put")).unwrap(), BlobPutReply::Refused { .. }));
-        assert!(matches!(serde_json::from_value(heard("blob_get")).unwrap(), BlobGetReply::Refused { .. }));
-        assert!(matches!(serde_json::from_value(heard("lease")).unwrap(), LeaseReply::Unavailable { .. }));
-        assert!(matches!(serde_json::from_value(heard("job")).unwrap(), JobReply::Refused { .. }));
+        assert!(matches!(serde_json::from_value(reply("step")).unwrap(), StepReply::Illegal { .. }));
+        assert!(matches!(serde_json::from_value(reply("blob_put")).unwrap(), BlobPutReply::Refused { .. }));
+        assert!(matches!(serde_json::from_value(reply("blob_get")).unwrap(), BlobGetReply::Refused { .. }));
+        assert!(matches!(serde_json::from_value(reply("lease")).unwrap(), LeaseReply::Unavailable { .. }));
+        assert!(matches!(serde_json::from_value(reply("job_submit")).unwrap(), JobReply::Refused { .. }));
     }
 
     #[test]
-    fn a_sender_of_another_version_hears_why_in_the_type_it_waits_for() {
-        let HelloReply::Refused { reason } = heard("hello") else { panic!("refused") };
+    fn version_mismatch_is_reported_in_the_reply_type_of_each_verb() {
+        let RegisterReply::Refused { reason } = version_reply("register") else { panic!("refused") };
         assert!(reason.contains("version 9"), "{reason}");
-        for verb in ["accept", "refuse", "result", "job_cancel", "release", "give_up"] {
-            assert!(matches!(heard(verb), FenceReply::Unavailable { .. }), "{verb}");
+        for verb in ["accept", "refuse", "result", "job_cancel", "release", "abandon"] {
+            assert!(matches!(version_reply(verb), FenceReply::Unavailable { .. }), "{verb}");
         }
-        assert!(matches!(heard("lease"), LeaseReply::Unavailable { .. }));
-        assert!(matches!(heard("step"), StepReply::Unavailable { .. }));
-        assert!(matches!(heard("job"), JobReply::Unavailable { .. }));
-        assert!(matches!(heard("job_look"), JobReply::Unavailable { .. }));
-        assert!(matches!(heard("blob_put"), BlobPutReply::Unavailable { .. }));
-        assert!(matches!(heard("blob_get"), BlobGetReply::Unavailable { .. }));
-        assert_eq!(super::refusal("beat", &EnvelopeError::Version { found: 9 }), None);
+        assert!(matches!(version_reply("lease"), LeaseReply::Unavailable { .. }));
+        assert!(matches!(version_reply("step"), StepReply::Unavailable { .. }));
+        assert!(matches!(version_reply("job_submit"), JobReply::Unavailable { .. }));
+        assert!(matches!(version_reply("job_get"), JobReply::Unavailable { .. }));
+        assert!(matches!(version_reply("blob_put"), BlobPutReply::Unavailable { .. }));
+        assert!(matches!(version_reply("blob_get"), BlobGetReply::Unavailable { .. }));
+        assert_eq!(super::decode_refusal("heartbeat", &EnvelopeError::Version { found: 9 }), None);
     }
 }

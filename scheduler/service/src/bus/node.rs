@@ -1,4 +1,4 @@
-//! What nodes ask.
+//! Requests of nodes.
 
 use std::sync::Arc;
 
@@ -8,18 +8,19 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
-    Accept, Beat, BeatReply, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, HelloReply, JobReport, Journal,
-    NodeHello, Refuse,
+    Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobReport, Journal,
+    NodeRegistration, Refuse, RegisterReply,
 };
 use cfq_proto::subject;
 use tokio::task::JoinSet;
 
-use super::{Bus, reason, stream};
+use super::{Bus, log_failure, stream};
 use crate::store::{Hint, LeaderHint, StoreError};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
-    bus.answer(loops, stop, "node", "beat", beat).await?;
-    bus.answer(loops, stop, "node", "hello", hello).await?;
+    bus.answer(loops, stop, "node", "heartbeat", heartbeat).await?;
+    bus.answer(loops, stop, "node", "register", register).await?;
+    bus.answer(loops, stop, "node", FORMER_REGISTER, refuse_former_register).await?;
     bus.answer(loops, stop, "node", "accept", accept).await?;
     bus.answer(loops, stop, "node", "refuse", refuse).await?;
     bus.answer(loops, stop, "node", "journal", journal).await?;
@@ -28,43 +29,45 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "node", "blob_get", blob_get).await
 }
 
-async fn hello(bus: Arc<Bus>, sender: String, hello: NodeHello) -> Option<HelloReply> {
-    if hello.node.as_str() != sender {
-        let reason = format!("{sender} cannot say hello as {}", hello.node);
-        return Some(HelloReply::Refused { reason });
+async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration) -> Option<RegisterReply> {
+    if registration.node.as_str() != sender {
+        let name = &registration.node;
+        let reason = format!("{sender} cannot register as {name}: give it the NATS credentials of that name");
+        return Some(RegisterReply::Refused { reason });
     }
-    if let Some(reason) = too_old(&hello.version) {
-        return Some(HelloReply::Refused { reason });
+    if let Some(reason) = version_refusal(&registration.version) {
+        return Some(RegisterReply::Refused { reason });
     }
-    let greeting = match bus.store.node_hello(&hello).await {
-        Ok(Some(greeting)) => greeting,
-        Ok(None) => return Some(HelloReply::Refused { reason: later_boot(&sender) }),
+    let registered = match bus.store.register_node(&registration).await {
+        Ok(Some(registered)) => registered,
+        Ok(None) => return Some(RegisterReply::Refused { reason: newer_boot_refusal(&sender) }),
         Err(error) => {
-            reason(&error, "node hello");
+            log_failure(&error, "node register");
             return None;
         }
     };
-    // The consumer exists before the node hears that it may pull.
+    // The consumer must exist before the reply allows the node to pull from it.
+    let NodeRegistration { node, boot, version, .. } = &registration;
     if let Err(error) =
-        stream::ensure_consumer(&bus.session, &hello.node, hello.boot, bus.store.timing(), greeting.new_boot).await
+        stream::ensure_consumer(&bus.session, node, *boot, bus.store.timing(), registered.new_boot).await
     {
-        tracing::warn!(node = %hello.node, %error, "cannot make the node's consumer yet");
+        tracing::warn!(%node, %error, "cannot create the node's consumer");
         return None;
     }
-    tracing::info!(node = %hello.node, boot = %hello.boot, version = hello.version, "node joined");
-    bus.link.tell(greeting.hints).await;
-    Some(HelloReply::Welcome { consumer: subject::consumer(&hello.node) })
+    tracing::info!(%node, %boot, version, "node registered");
+    bus.link.send_hints(registered.hints).await;
+    Some(RegisterReply::Registered { consumer: subject::consumer(node) })
 }
 
-async fn beat(bus: Arc<Bus>, sender: String, beat: Beat) -> Option<BeatReply> {
+async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
     let node: NodeId = sender.parse().ok()?;
-    match bus.beats.node_beat(&node, &beat).await {
+    match bus.heartbeats.node_heartbeat(&node, &heartbeat).await {
         Ok(reply) => {
-            bus.link.tell(vec![Hint::Leader(LeaderHint::Node(node))]).await;
+            bus.link.send_hints(vec![Hint::Leader(LeaderHint::Node(node))]).await;
             Some(reply)
         }
         Err(error) => {
-            reason(&error, "node beat");
+            log_failure(&error, "node heartbeat");
             None
         }
     }
@@ -73,93 +76,109 @@ async fn beat(bus: Arc<Bus>, sender: String, beat: Beat) -> Option<BeatReply> {
 async fn accept(bus: Arc<Bus>, sender: String, ask: Accept) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
     let answer = bus.store.accept(&node, &ask).await;
-    Some(fenced(&bus, "accept", answer).await)
+    Some(fence_reply(&bus, "accept", answer).await)
 }
 
 async fn refuse(bus: Arc<Bus>, sender: String, ask: Refuse) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
     let answer = bus.store.refuse(&node, &ask).await;
-    Some(fenced(&bus, "refuse", answer).await)
+    Some(fence_reply(&bus, "refuse", answer).await)
 }
 
 async fn journal(bus: Arc<Bus>, sender: String, ask: Journal) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
     let answer = bus.store.journal(&node, &ask).await.map(|reply| (reply, vec![]));
-    Some(fenced(&bus, "journal", answer).await)
+    Some(fence_reply(&bus, "journal", answer).await)
 }
 
 async fn result(bus: Arc<Bus>, sender: String, ask: JobReport) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
     let answer = bus.store.report(&node, &ask).await;
-    Some(fenced(&bus, "result", answer).await)
+    Some(fence_reply(&bus, "result", answer).await)
 }
 
-/// The same request may be served later, by this scheduler or another.
-pub(super) fn may_pass(error: &StoreError) -> bool {
+/// True if this scheduler or another may serve the same request later.
+pub(super) fn may_succeed_later(error: &StoreError) -> bool {
     error.may_retry() || matches!(error, StoreError::NotLeader { .. })
 }
 
-pub(super) async fn fenced(
+/// The store's answer as a reply; sends its hints.
+pub(super) async fn fence_reply(
     bus: &Bus,
     doing: &'static str,
     answer: Result<(FenceReply, Vec<Hint>), StoreError>,
 ) -> FenceReply {
     match answer {
         Ok((reply, hints)) => {
-            bus.link.tell(hints).await;
+            bus.link.send_hints(hints).await;
             reply
         }
-        Err(error) if may_pass(&error) => FenceReply::Unavailable { reason: reason(&error, doing) },
-        Err(error) => FenceReply::Refused { reason: reason(&error, doing) },
+        Err(error) if may_succeed_later(&error) => FenceReply::Unavailable { reason: log_failure(&error, doing) },
+        Err(error) => FenceReply::Refused { reason: log_failure(&error, doing) },
     }
 }
 
 pub(super) async fn blob_put(bus: Arc<Bus>, sender: String, put: BlobPut) -> Option<BlobPutReply> {
-    use crate::store::Put;
+    use crate::store::PutOutcome;
     let Ok(data) = BASE64_STANDARD.decode(&put.data) else {
-        return Some(BlobPutReply::Refused { reason: format!("{sender} sent a chunk that is not base64") });
+        return Some(BlobPutReply::Refused { reason: format!("the chunk that {sender} sent is not base64") });
     };
     Some(match bus.store.blob_put(put.lease, &put.hash, put.size, put.index, &data).await {
-        Ok(Put::Kept) => BlobPutReply::Kept,
-        Ok(Put::Refused(reason)) => BlobPutReply::Refused { reason },
-        Err(error) => BlobPutReply::Unavailable { reason: reason(&error, "blob put") },
+        Ok(PutOutcome::Kept) => BlobPutReply::Kept,
+        Ok(PutOutcome::Refused(reason)) => BlobPutReply::Refused { reason },
+        Err(error) => BlobPutReply::Unavailable { reason: log_failure(&error, "blob put") },
     })
 }
 
 pub(super) async fn blob_get(bus: Arc<Bus>, _sender: String, get: BlobGet) -> Option<BlobGetReply> {
     Some(match bus.store.blob_get(get.lease, &get.hash, get.index).await {
         Ok(Some((size, data))) => BlobGetReply::Chunk { size, data: BASE64_STANDARD.encode(data) },
-        Ok(None) => BlobGetReply::Refused { reason: "no such chunk, or not for this lease".into() },
-        Err(error) => BlobGetReply::Unavailable { reason: reason(&error, "blob get") },
+        Ok(None) => BlobGetReply::Refused { reason: "the chunk does not exist, or this lease may not read it".into() },
+        Err(error) => BlobGetReply::Unavailable { reason: log_failure(&error, "blob get") },
     })
 }
 
-/// Messages only grow within a minor version; an older one may lack what this build relies on.
-pub(super) fn too_old(version: &str) -> Option<String> {
+/// The verb by which early builds of 0.1 registered. Its senders would wait in silence if it were not answered.
+pub(super) const FORMER_REGISTER: &str = "hello";
+
+/// Refuses a build that registers by [`FORMER_REGISTER`] and so knows none of the other verbs.
+pub(super) async fn refuse_former_register(
+    _bus: Arc<Bus>,
+    sender: String,
+    _registration: serde_json::Value,
+) -> Option<RegisterReply> {
+    let reason =
+        format!("cfq on {sender} is older than the scheduler: install the scheduler's version there, then restart it");
+    Some(RegisterReply::Refused { reason })
+}
+
+/// Why a sender of this version is refused, if it is. Within a minor version, messages only gain fields; an older minor
+/// version may lack fields that this build needs.
+pub(super) fn version_refusal(version: &str) -> Option<String> {
     let own = env!("CARGO_PKG_VERSION");
     let minor = |v: &str| {
         let mut parts = v.split('.').map(|p| p.parse::<u32>().ok());
         Some((parts.next()??, parts.next()??))
     };
-    let (theirs, ours) = (minor(version)?, minor(own)?);
-    (theirs < ours)
-        .then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there and start it again"))
+    let (sender, scheduler) = (minor(version)?, minor(own)?);
+    (sender < scheduler)
+        .then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there, then restart it"))
 }
 
-/// Two processes under one name would take turns in losing their leases.
-pub(super) fn later_boot(name: &str) -> String {
-    format!("a later start of {name} is up: stop one of the two, or give this one another name")
+/// Why a sender is refused whose name a later boot uses: two processes with one name would take each other's leases.
+pub(super) fn newer_boot_refusal(name: &str) -> String {
+    format!("a process that started later uses the name {name}: stop one of the two, or rename this one")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::too_old;
+    use super::version_refusal;
 
     #[test]
     fn only_an_older_minor_version_is_refused() {
-        assert_eq!(too_old(env!("CARGO_PKG_VERSION")), None);
-        assert_eq!(too_old("99.0.0"), None);
-        let reason = too_old("0.0.9").unwrap();
+        assert_eq!(version_refusal(env!("CARGO_PKG_VERSION")), None);
+        assert_eq!(version_refusal("99.0.0"), None);
+        let reason = version_refusal("0.0.9").unwrap();
         assert!(reason.contains("0.0.9") && reason.contains("install"), "{reason}");
     }
 }

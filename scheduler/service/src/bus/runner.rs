@@ -1,4 +1,4 @@
-//! What runners ask.
+//! Requests of runners.
 
 use std::sync::Arc;
 
@@ -6,55 +6,62 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
-    Beat, BeatReply, FenceReply, GiveUp, HelloReply, JobAsk, JobDrop, JobLook, JobReply, LeaseReply, LeaseRequest,
-    Release, RunnerHello, StepReply, StepRequest,
+    Abandon, CancelJob, FenceReply, GetJob, Heartbeat, HeartbeatReply, JobReply, LeaseReply, LeaseRequest,
+    RegisterReply, Release, RunnerRegistration, StepReply, StepRequest, SubmitJob,
 };
 use tokio::task::JoinSet;
 
-use super::node::{blob_get, blob_put, fenced, later_boot, may_pass, too_old};
-use super::{Bus, reason};
+use super::node::{
+    FORMER_REGISTER, blob_get, blob_put, fence_reply, may_succeed_later, newer_boot_refusal, refuse_former_register,
+    version_refusal,
+};
+use super::{Bus, log_failure};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
-    bus.answer(loops, stop, "runner", "beat", beat).await?;
-    bus.answer(loops, stop, "runner", "hello", hello).await?;
+    bus.answer(loops, stop, "runner", "heartbeat", heartbeat).await?;
+    bus.answer(loops, stop, "runner", "register", register).await?;
+    bus.answer(loops, stop, "runner", FORMER_REGISTER, refuse_former_register).await?;
     bus.answer(loops, stop, "runner", "lease", lease).await?;
     bus.answer(loops, stop, "runner", "step", step).await?;
-    bus.answer(loops, stop, "runner", "job", job).await?;
-    bus.answer(loops, stop, "runner", "job_look", job_look).await?;
+    bus.answer(loops, stop, "runner", "job_submit", job_submit).await?;
+    bus.answer(loops, stop, "runner", "job_get", job_get).await?;
     bus.answer(loops, stop, "runner", "job_cancel", job_cancel).await?;
     bus.answer(loops, stop, "runner", "release", release).await?;
-    bus.answer(loops, stop, "runner", "give_up", give_up).await?;
+    bus.answer(loops, stop, "runner", "abandon", abandon).await?;
     bus.answer(loops, stop, "runner", "blob_put", blob_put).await?;
     bus.answer(loops, stop, "runner", "blob_get", blob_get).await
 }
 
-async fn hello(bus: Arc<Bus>, sender: String, hello: RunnerHello) -> Option<HelloReply> {
-    if hello.runner.as_str() != sender {
-        return Some(HelloReply::Refused { reason: format!("{sender} cannot say hello as {}", hello.runner) });
+async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistration) -> Option<RegisterReply> {
+    if registration.runner.as_str() != sender {
+        let name = &registration.runner;
+        let reason = format!("{sender} cannot register as {name}: give it the NATS credentials of that name");
+        return Some(RegisterReply::Refused { reason });
     }
-    if let Some(reason) = too_old(&hello.version) {
-        return Some(HelloReply::Refused { reason });
+    if let Some(reason) = version_refusal(&registration.version) {
+        return Some(RegisterReply::Refused { reason });
     }
-    match bus.store.runner_hello(&hello).await {
-        Ok(None) => Some(HelloReply::Refused { reason: later_boot(&sender) }),
+    match bus.store.register_runner(&registration).await {
+        Ok(None) => Some(RegisterReply::Refused { reason: newer_boot_refusal(&sender) }),
         Ok(Some(hints)) => {
-            tracing::info!(runner = %hello.runner, boot = %hello.boot, version = hello.version, "runner joined");
-            bus.link.tell(hints).await;
-            Some(HelloReply::Welcome { consumer: String::new() })
+            let RunnerRegistration { runner, boot, version } = &registration;
+            tracing::info!(%runner, %boot, version, "runner registered");
+            bus.link.send_hints(hints).await;
+            Some(RegisterReply::Registered { consumer: String::new() })
         }
         Err(error) => {
-            reason(&error, "runner hello");
+            log_failure(&error, "runner register");
             None
         }
     }
 }
 
-async fn beat(bus: Arc<Bus>, sender: String, beat: Beat) -> Option<BeatReply> {
+async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    match bus.beats.runner_beat(&runner, &beat).await {
+    match bus.heartbeats.runner_heartbeat(&runner, &heartbeat).await {
         Ok(reply) => Some(reply),
         Err(error) => {
-            reason(&error, "runner beat");
+            log_failure(&error, "runner heartbeat");
             None
         }
     }
@@ -64,7 +71,7 @@ async fn lease(bus: Arc<Bus>, sender: String, ask: LeaseRequest) -> Option<Lease
     let runner: RunnerId = sender.parse().ok()?;
     Some(match bus.store.grant(&runner, ask.boot).await {
         Ok(reply) => reply,
-        Err(error) => LeaseReply::Unavailable { reason: reason(&error, "lease") },
+        Err(error) => LeaseReply::Unavailable { reason: log_failure(&error, "lease") },
     })
 }
 
@@ -72,49 +79,49 @@ async fn step(bus: Arc<Bus>, sender: String, ask: StepRequest) -> Option<StepRep
     let runner: RunnerId = sender.parse().ok()?;
     Some(match bus.store.commit_step(&runner, &ask).await {
         Ok((reply, hints)) => {
-            bus.link.tell(hints).await;
+            bus.link.send_hints(hints).await;
             reply
         }
-        Err(error) if may_pass(&error) => StepReply::Unavailable { reason: reason(&error, "step") },
-        Err(error) => StepReply::Illegal { reason: reason(&error, "step") },
+        Err(error) if may_succeed_later(&error) => StepReply::Unavailable { reason: log_failure(&error, "step") },
+        Err(error) => StepReply::Illegal { reason: log_failure(&error, "step") },
     })
 }
 
-async fn job(bus: Arc<Bus>, sender: String, ask: JobAsk) -> Option<JobReply> {
+async fn job_submit(bus: Arc<Bus>, sender: String, ask: SubmitJob) -> Option<JobReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.ask_job(&runner, &ask).await {
+    Some(match bus.store.submit_job(&runner, &ask).await {
         Ok((reply, hints)) => {
-            bus.link.tell(hints).await;
+            bus.link.send_hints(hints).await;
             reply
         }
-        Err(error) if may_pass(&error) => JobReply::Unavailable { reason: reason(&error, "job") },
-        Err(error) => JobReply::Refused { reason: reason(&error, "job") },
+        Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: log_failure(&error, "job submit") },
+        Err(error) => JobReply::Refused { reason: log_failure(&error, "job submit") },
     })
 }
 
-async fn job_look(bus: Arc<Bus>, sender: String, ask: JobLook) -> Option<JobReply> {
+async fn job_get(bus: Arc<Bus>, sender: String, ask: GetJob) -> Option<JobReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.look_at_job(&runner, &ask).await {
+    Some(match bus.store.get_job(&runner, &ask).await {
         Ok(reply) => reply,
-        Err(error) if may_pass(&error) => JobReply::Unavailable { reason: reason(&error, "job look") },
-        Err(error) => JobReply::Refused { reason: reason(&error, "job look") },
+        Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: log_failure(&error, "job get") },
+        Err(error) => JobReply::Refused { reason: log_failure(&error, "job get") },
     })
 }
 
-async fn job_cancel(bus: Arc<Bus>, sender: String, ask: JobDrop) -> Option<FenceReply> {
+async fn job_cancel(bus: Arc<Bus>, sender: String, ask: CancelJob) -> Option<FenceReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    let answer = bus.store.drop_job(&runner, &ask).await;
-    Some(fenced(&bus, "job_cancel", answer).await)
+    let answer = bus.store.cancel_job(&runner, &ask).await;
+    Some(fence_reply(&bus, "job cancel", answer).await)
 }
 
 async fn release(bus: Arc<Bus>, sender: String, ask: Release) -> Option<FenceReply> {
     let runner: RunnerId = sender.parse().ok()?;
     let answer = bus.store.release(&runner, &ask).await;
-    Some(fenced(&bus, "release", answer).await)
+    Some(fence_reply(&bus, "release", answer).await)
 }
 
-async fn give_up(bus: Arc<Bus>, sender: String, ask: GiveUp) -> Option<FenceReply> {
+async fn abandon(bus: Arc<Bus>, sender: String, ask: Abandon) -> Option<FenceReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    let answer = bus.store.give_up(&runner, &ask).await;
-    Some(fenced(&bus, "give_up", answer).await)
+    let answer = bus.store.abandon(&runner, &ask).await;
+    Some(fence_reply(&bus, "abandon", answer).await)
 }

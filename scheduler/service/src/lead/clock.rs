@@ -1,8 +1,9 @@
-//! The database's clock, read now and then and carried on monotonically: all of the planner's times are on it, so a
-//! machine's wrong clock moves nothing.
+//! The database's clock, read at intervals and extrapolated with the monotonic clock. All times of the planner are on
+//! it, so a wrong wall clock on one machine has no effect.
 
 use std::time::Instant;
 
+/// One reading of the database's clock, in ms since 1970, and the instant at which it was taken.
 #[derive(Debug, Clone, Copy)]
 pub struct DatabaseClock {
     read_ms: i64,
@@ -26,7 +27,7 @@ impl DatabaseClock {
         self.ms_at(Instant::now())
     }
 
-    /// By how much this reading is ahead of where `before`, carried on monotonically, would be.
+    /// Milliseconds by which this reading is ahead of `before` extrapolated to the same instant.
     pub fn ahead_of(&self, before: &Self) -> i64 {
         self.read_ms.saturating_sub(before.ms_at(self.at))
     }

@@ -1,19 +1,20 @@
-//! When nothing may be swept. After an election, and after Postgres or NATS was away, holders could not beat although they
-//! live; and after the database's clock moved by itself (its machine slept, or its time was set) every lease looks expired
-//! at once, before its holder could say a word. In each case one TTL passes first.
+//! Times in which no lease may be swept. After an election, and after an outage of Postgres or NATS, live holders may
+//! have been unable to send heartbeats. After the database's clock jumped (its machine slept, or its time was set), all
+//! leases look expired at once, before a holder could send a heartbeat. In each case the sweep waits for one TTL.
 //!
-//! A clock that moved shows in the difference of two clocks between two readings: the monotonic one stands still while a
-//! machine sleeps and is never set.
+//! A jump is detected by comparing two clocks between two readings: the monotonic clock stands still while a machine
+//! sleeps, and it is never set.
 
 use std::time::{Duration, Instant};
 
 use super::clock::DatabaseClock;
 
+/// The current grace period: nothing is swept before `until`.
 #[derive(Debug, Clone, Copy)]
 pub struct Grace {
     until: Instant,
     ttl: Duration,
-    /// Holders stop acting this long before their lease runs out; what the clock moves by less takes nobody's lease.
+    /// Holders stop acting this long before their lease expires, so a smaller clock jump cannot take a lease in use.
     margin: Duration,
 }
 
@@ -26,20 +27,20 @@ impl Grace {
         self.until = now + self.ttl;
     }
 
-    pub fn holds(&self, now: Instant) -> bool {
+    pub fn is_active(&self, now: Instant) -> bool {
         now < self.until
     }
 
-    /// Compares a new reading of the database's clock with the one before. True if the clock moved by itself, or the
-    /// reading took so long that beats cannot have come through either: the grace is renewed.
-    pub fn reading(&mut self, before: Option<&DatabaseClock>, read: &DatabaseClock, took: Duration) -> bool {
-        let moved = before.map_or(0, |before| read.ahead_of(before));
+    /// Compares a new reading of the database's clock with the previous one. Returns true, and renews the grace, if the
+    /// clock jumped or if the reading took so long that heartbeats cannot have been answered either.
+    pub fn on_clock_reading(&mut self, before: Option<&DatabaseClock>, read: &DatabaseClock, took: Duration) -> bool {
+        let jump_ms = before.map_or(0, |before| read.ahead_of(before));
         let margin = i64::try_from(self.margin.as_millis()).unwrap_or(i64::MAX);
-        let over = moved.abs() > margin || took > self.margin;
-        if over {
+        let needs_grace = jump_ms.abs() > margin || took > self.margin;
+        if needs_grace {
             self.renew(read.at());
         }
-        over
+        needs_grace
     }
 }
 
@@ -51,43 +52,45 @@ mod tests {
     const MARGIN: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_clock_that_jumped_ahead_gives_every_holder_one_ttl_to_beat() {
+    fn clock_jump_ahead_delays_the_sweep_by_one_ttl() {
         let start = Instant::now();
         let mut grace = Grace::new(start, TTL, MARGIN);
         let first = DatabaseClock::at_instant(1_000_000, start);
         let after = start + Duration::from_secs(10);
-        assert!(!grace.holds(after));
-        // Ten seconds on both clocks, and the round trip's noise.
+        assert!(!grace.is_active(after));
+        // Ten seconds on both clocks, plus round-trip noise.
         let steady = DatabaseClock::at_instant(1_010_300, after);
-        assert!(!grace.reading(Some(&first), &steady, Duration::ZERO) && !grace.holds(after));
-        // The machine slept an hour: the monotonic clock did not see it.
+        assert!(!grace.on_clock_reading(Some(&first), &steady, Duration::ZERO) && !grace.is_active(after));
+        // The machine slept for an hour, which the monotonic clock does not count.
         let woken = after + Duration::from_secs(1);
         let read = DatabaseClock::at_instant(1_010_300 + 3_601_000, woken);
-        assert!(grace.reading(Some(&steady), &read, Duration::ZERO));
-        assert!(grace.holds(woken + Duration::from_secs(5)) && !grace.holds(woken + TTL));
-        // From there on it is steady again, and does not push the sweep out for ever.
+        assert!(grace.on_clock_reading(Some(&steady), &read, Duration::ZERO));
+        assert!(grace.is_active(woken + Duration::from_secs(5)) && !grace.is_active(woken + TTL));
+        // From there the clock is steady, so the grace is not renewed again.
         let later = woken + TTL;
         let next = DatabaseClock::at_instant(1_010_300 + 3_601_000 + 6_000, later);
-        assert!(!grace.reading(Some(&read), &next, Duration::ZERO) && !grace.holds(later));
+        assert!(!grace.on_clock_reading(Some(&read), &next, Duration::ZERO) && !grace.is_active(later));
     }
 
     #[test]
-    fn a_clock_that_was_set_back_does_too_because_what_it_wrote_lies_in_the_future() {
+    fn clock_set_back_delays_the_sweep_by_one_ttl() {
         let start = Instant::now();
         let mut grace = Grace::new(start, TTL, MARGIN);
+        // Expiry times that were written before the change now lie far in the future.
         let after = start + Duration::from_secs(10);
         let read = DatabaseClock::at_instant(1_010_000 - 3_600_000, after);
-        assert!(grace.reading(Some(&DatabaseClock::at_instant(1_000_000, start)), &read, Duration::ZERO));
-        assert!(grace.holds(after) && !grace.holds(after + TTL));
+        assert!(grace.on_clock_reading(Some(&DatabaseClock::at_instant(1_000_000, start)), &read, Duration::ZERO));
+        assert!(grace.is_active(after) && !grace.is_active(after + TTL));
     }
 
     #[test]
-    fn a_reading_that_hung_counts_as_an_outage() {
+    fn slow_clock_reading_counts_as_an_outage() {
         let start = Instant::now();
         let mut grace = Grace::new(start, TTL, MARGIN);
         let late = start + Duration::from_secs(20);
         let read = DatabaseClock::at_instant(1_020_000, late);
-        assert!(grace.reading(Some(&DatabaseClock::at_instant(1_000_000, start)), &read, Duration::from_secs(4)));
-        assert!(grace.holds(late));
+        let before = DatabaseClock::at_instant(1_000_000, start);
+        assert!(grace.on_clock_reading(Some(&before), &read, Duration::from_secs(4)));
+        assert!(grace.is_active(late));
     }
 }

@@ -1,4 +1,5 @@
-//! Leading: one scheduler at a time holds the leader row and places work; the others wait for the row to expire.
+//! Leader election: one scheduler at a time holds the leader row and places work; the others wait until the row
+//! expires.
 
 mod clock;
 mod grace;
@@ -14,9 +15,10 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Leadership, Store};
 
+/// Takes part in the election and, while it holds the leader row, plans and sweeps.
 #[derive(Debug, Clone)]
 pub struct Leader {
-    /// Of its own: with it, a connection that is not to be had means that Postgres is away.
+    /// Has its own connection pool: if no connection can be acquired from it, Postgres is unavailable.
     pub store: Store,
     pub link: Link,
     pub session: Session,
@@ -24,57 +26,58 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Stands for election until told to stop; a stopping leader gives the row up, so that nobody waits for it.
+    /// Tries to become the leader until `stop` is raised. A leader that stops releases the row, so that another
+    /// scheduler need not wait until it expires.
     pub async fn run(self, mut stop: Stop) {
         let holder = Uuid::now_v7();
         loop {
-            if let Some(lead) = self.stand(holder).await {
+            if let Some(lead) = self.try_take_lead(holder).await {
                 self.metrics.leader.set(1);
-                self.metrics.elections.inc();
-                tracing::info!(generation = lead.generation, "leading");
+                self.metrics.elections_won.inc();
+                tracing::info!(generation = lead.generation, "became leader");
                 tokio::select! {
-                    () = self.keep(lead) => tracing::warn!(generation = lead.generation, "lost the lead"),
-                    () = term::serve(&self, lead) => {}
+                    () = self.renew_until_lost(lead) => tracing::warn!(generation = lead.generation, "lost leadership"),
+                    () = term::run(&self, lead) => {}
                     () = stop.raised() => {}
                 }
                 self.metrics.leader.set(0);
                 if stop.is_raised()
-                    && let Err(error) = self.store.yield_lead(lead).await
+                    && let Err(error) = self.store.release_lead(lead).await
                 {
-                    tracing::debug!(%error, "the lead was not given up, it runs out by itself");
+                    tracing::debug!(%error, "leader row not released, it will expire");
                 }
             }
             if stop.is_raised() {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(self.store.timing().leader_beat()) => {}
+                () = tokio::time::sleep(self.store.timing().leader_renewal()) => {}
                 () = stop.raised() => return,
             }
         }
     }
 
-    async fn stand(&self, holder: Uuid) -> Option<Leadership> {
-        match self.store.take_lead(holder).await {
+    async fn try_take_lead(&self, holder: Uuid) -> Option<Leadership> {
+        match self.store.acquire_lead(holder).await {
             Ok(lead) => lead,
             Err(error) => {
-                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot stand for election");
+                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot take the leader row");
                 None
             }
         }
     }
 
-    /// Renews the row until that fails for longer than it lives, or somebody else has it.
-    async fn keep(&self, lead: Leadership) {
+    /// Renews the leader row. Returns when another scheduler holds it, or when renewals failed for longer than its TTL.
+    async fn renew_until_lost(&self, lead: Leadership) {
         let timing = self.store.timing();
         let mut confirmed = Instant::now();
         loop {
-            tokio::time::sleep(timing.leader_beat()).await;
+            tokio::time::sleep(timing.leader_renewal()).await;
             let asked = Instant::now();
             match self.store.renew_lead(lead).await {
                 Ok(true) => confirmed = asked,
                 Ok(false) => return,
-                Err(error) => tracing::warn!(%error, "cannot renew the lead"),
+                Err(error) => tracing::warn!(%error, "cannot renew the leader row"),
             }
             if confirmed.elapsed() > timing.leader_ttl() {
                 return;

@@ -1,29 +1,32 @@
-//! A node takes an order, or refuses it.
+//! A node accepts a work order, or refuses it.
 
-use cfq_proto::ids::{JobId, NodeId};
+use cfq_proto::ids::NodeId;
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Accept, FenceReply, JobFence, Refusal, Refuse};
 use sqlx::PgConnection;
 
 use super::attempts;
-use super::error::{Doing, plain, read};
-use super::hint::{Hint, LeaderHint};
-use super::jobs::{changed, leave_node};
-use super::tasks::{TaskRow, lock_task};
-use super::{Store, StoreError, nothing};
+use super::columns::{parse, pg_text};
+use super::error::Doing;
+use super::hints::{Hint, LeaderHint, for_changed_job};
+use super::jobs::{append_job_changed, leave_node};
+use super::tasks::lock_task;
+use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Placed -> running; the lease lives from here. Repeating it is answered alike.
+    /// Placed -> running; from here on the lease can expire. A repeated request gets the same reply.
     pub async fn accept(&self, node: &NodeId, ask: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, (FenceReply::Stale, vec![])).await };
-        match held(&mut tx, node, ask.boot.0, &ask.fence).await? {
+        let Some(task) = lock_task(&mut tx, task).await? else {
+            return roll_back(tx, (FenceReply::Stale, vec![])).await;
+        };
+        match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
             Some(JobState::Placed) => {}
-            Some(JobState::Running) => return nothing(tx, (FenceReply::Committed, vec![])).await,
+            Some(JobState::Running) => return roll_back(tx, (FenceReply::Committed, vec![])).await,
             Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
             | None => {
-                return nothing(tx, (FenceReply::Stale, vec![])).await;
+                return roll_back(tx, (FenceReply::Stale, vec![])).await;
             }
         }
         sqlx::query!(
@@ -44,19 +47,22 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("recording an acceptance")?;
-        changed(&mut tx, task.id, ask.fence.job, "accepted").await?;
+        append_job_changed(&mut tx, task.id, ask.fence.job, "accepted").await?;
         cfq_link::failpoint::hit("scheduler.accept.before_commit");
         tx.commit().await.doing("committing an acceptance")?;
         cfq_link::failpoint::hit("scheduler.accept.after_commit");
-        Ok((FenceReply::Committed, hints(&task, ask.fence.job)))
+        Ok((FenceReply::Committed, for_changed_job(&task, ask.fence.job)))
     }
 
-    /// Placed -> queued, nothing counted; the node, or the job, remembers why.
+    /// Placed -> queued. It counts neither as a failure nor as a loss. The reason is kept: `NotNow` with the node,
+    /// `Never` with the job.
     pub async fn refuse(&self, node: &NodeId, ask: &Refuse) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, (FenceReply::Stale, vec![])).await };
-        match held(&mut tx, node, ask.boot.0, &ask.fence).await? {
+        let Some(task) = lock_task(&mut tx, task).await? else {
+            return roll_back(tx, (FenceReply::Stale, vec![])).await;
+        };
+        match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
             Some(JobState::Placed) => {}
             Some(
                 JobState::Queued
@@ -67,24 +73,25 @@ impl Store {
                 | JobState::Cancelled,
             )
             | None => {
-                let reply = repeated(&mut tx, &ask.fence, "refused").await?;
-                return nothing(tx, (reply, vec![])).await;
+                let reply = reply_to_repeat(&mut tx, &ask.fence, "refused").await?;
+                return roll_back(tx, (reply, vec![])).await;
             }
         }
         let why = match &ask.refusal {
             Refusal::NotNow { need, have, ledger_version } => {
-                leave_out(&mut tx, node, ask, *need, *ledger_version).await?;
+                exclude_node(&mut tx, node, ask, *need, *ledger_version).await?;
                 match need {
                     Some(need) => {
-                        format!("{node} has no room now: needs {need} tokens, has {have} (ledger {ledger_version})")
+                        format!("{node} has no capacity now: needs {need} tokens, has {have} (ledger {ledger_version})")
                     }
-                    None => format!("{node} has no room now (ledger {ledger_version})"),
+                    None => format!("{node} has no capacity now (ledger {ledger_version})"),
                 }
             }
             Refusal::Never { reason } => {
-                let reason = plain(reason);
+                let reason = pg_text(reason);
                 sqlx::query!(
-                    r#"update jobs set never = (never::jsonb || jsonb_build_object($2::text, $3::text))::json where id = $1"#,
+                    r#"update jobs set rejected_by = (rejected_by::jsonb || jsonb_build_object($2::text, $3::text))::json
+                       where id = $1"#,
                     ask.fence.job.0,
                     node.as_str(),
                     reason
@@ -92,23 +99,24 @@ impl Store {
                 .execute(&mut *tx)
                 .await
                 .doing("recording a refusal")?;
-                format!("{node} can never run it: {reason}")
+                format!("{node} cannot run it: {reason}")
             }
         };
         attempts::end_current(&mut tx, ask.fence.job, "refused", &why).await?;
         leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
-        changed(&mut tx, task.id, ask.fence.job, &why).await?;
+        append_job_changed(&mut tx, task.id, ask.fence.job, &why).await?;
         cfq_link::failpoint::hit("scheduler.refuse.before_commit");
         tx.commit().await.doing("committing a refusal")?;
         cfq_link::failpoint::hit("scheduler.refuse.after_commit");
-        let mut told = hints(&task, ask.fence.job);
-        told.push(Hint::Leader(LeaderHint::Node(node.clone())));
-        Ok((FenceReply::Committed, told))
+        let mut hints = for_changed_job(&task, ask.fence.job);
+        hints.push(Hint::Leader(LeaderHint::Node(node.clone())));
+        Ok((FenceReply::Committed, hints))
     }
 }
 
-/// The node gets no more of this model until its ledger is a later one; what it counted exactly is kept with the job.
-async fn leave_out(
+/// Excludes the node from this model's jobs until its ledger has a later version. The number of tokens that the node
+/// counted is kept with the job.
+async fn exclude_node(
     connection: &mut PgConnection,
     node: &NodeId,
     ask: &Refuse,
@@ -123,9 +131,9 @@ async fn leave_out(
     )
     .fetch_one(&mut *connection)
     .await
-    .doing("keeping a node's count")?;
+    .doing("recording a node's token count")?;
     sqlx::query!(
-        r#"update nodes set left_out = (left_out::jsonb || jsonb_build_object($3::text,
+        r#"update nodes set exclusions = (exclusions::jsonb || jsonb_build_object($3::text,
                       jsonb_build_object('version', $4::bigint, 'at_ms', (extract(epoch from now()) * 1000)::bigint)))::json
            where id = $1 and boot = $2"#,
         node.as_str(),
@@ -135,12 +143,12 @@ async fn leave_out(
     )
     .execute(connection)
     .await
-    .doing("leaving a node out")?;
+    .doing("excluding a node")?;
     Ok(())
 }
 
-/// The state of the job, locked, if this fence is its current one and this boot of the node holds it.
-pub(super) async fn held(
+/// Locks the job and returns its state; `None` unless the fence is its current one and this boot of the node holds it.
+pub(super) async fn lock_current_job(
     connection: &mut PgConnection,
     node: &NodeId,
     boot: uuid::Uuid,
@@ -157,24 +165,16 @@ pub(super) async fn held(
     .fetch_optional(connection)
     .await
     .doing("checking a job's fence")?;
-    state.map(|s| read("job state", &s)).transpose()
+    state.map(|s| parse("job state", &s)).transpose()
 }
 
-/// Whoever drives the task hears of its job; where nobody does, it may be what the task waits for.
-pub(super) fn hints(task: &TaskRow, job: JobId) -> Vec<Hint> {
-    let told = match (&task.runner, task.lease) {
-        (Some(runner), Some(_)) => Hint::JobChanged { runner: runner.clone(), task: task.id, job },
-        _ => Hint::WorkWaits,
-    };
-    vec![Hint::Leader(LeaderHint::Job(job)), told]
-}
-
-/// The answer to a report about an attempt that is not current: the same as before if this is what was committed then.
-pub(super) async fn repeated(
+/// The reply to a report about an attempt that is not current: `Committed` if the same outcome was committed before,
+/// else `Stale`.
+pub(super) async fn reply_to_repeat(
     connection: &mut PgConnection,
     fence: &JobFence,
-    told: &str,
+    outcome: &str,
 ) -> Result<FenceReply, StoreError> {
-    let before = attempts::outcome(connection, fence).await?;
-    Ok(if before.as_deref() == Some(told) { FenceReply::Committed } else { FenceReply::Stale })
+    let committed = attempts::outcome(connection, fence).await?;
+    Ok(if committed.as_deref() == Some(outcome) { FenceReply::Committed } else { FenceReply::Stale })
 }

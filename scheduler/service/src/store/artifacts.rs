@@ -1,17 +1,19 @@
-//! Artifacts with the commits they stand on, and internal pull requests.
+//! Artifacts with the commits they are based on, and internal pull requests.
 
 use std::collections::BTreeMap;
 
 use cfq_proto::http::{ArtifactChain, PrMove, PrView};
 use cfq_proto::ids::{TaskId, TaskNumber};
-use cfq_proto::looping::{Artifact, Step};
+use cfq_proto::loop_step::{Artifact, Step};
 use sqlx::types::Json;
 
-use super::error::{Doing, read};
-use super::{Store, StoreError};
+use super::columns::parse;
+use super::error::Doing;
+use super::{Store, StoreError, payload};
 
 impl Store {
-    /// The artifact of an iteration (`None`: the best, else the last one) after those whose commits it stands on.
+    /// The artifact of an iteration, preceded by the artifacts whose commits it is based on. Without an iteration: the
+    /// best one, else the last one. `None` if there is no such task or artifact.
     pub async fn artifact_chain(
         &self,
         task: TaskId,
@@ -42,11 +44,11 @@ impl Store {
         let mut chain: Vec<Artifact> = Vec::new();
         for row in rows {
             let Step::Generated { artifact } = row.step.0 else { continue };
-            let artifact: Artifact = Self::carried(&mut connection, artifact).await?;
+            let artifact: Artifact = payload::load(&mut connection, artifact).await?;
             match chain.last() {
                 None if row.iteration != wanted.iteration => return Ok(None),
                 None => chain.push(artifact),
-                // Replies that made no commit, and commits off this line, are passed over.
+                // Replies that made no commit, and commits on another line, are skipped.
                 Some(child) if artifact.commit.as_deref() == Some(child.parent.as_str()) => chain.push(artifact),
                 Some(_) => {}
             }
@@ -62,7 +64,7 @@ impl Store {
         Ok(Some(ArtifactChain { number: TaskNumber(wanted.number), base, artifacts: chain }))
     }
 
-    /// All internal pull requests, newest first, or the one of that number.
+    /// All internal pull requests (at most 500), newest first, or the one with that number.
     pub async fn prs(&self, number: Option<i64>) -> Result<Vec<PrView>, StoreError> {
         let rows = sqlx::query!(
             r#"select p.number, t.number as task, p.title, p.state, p.branch, p.head, p.base, p.merge_commit
@@ -84,7 +86,7 @@ impl Store {
         .doing("reading pull requests")?;
         let mut history: BTreeMap<i64, Vec<PrMove>> = BTreeMap::new();
         for m in moves {
-            let to = read("pull request state", &m.to)?;
+            let to = parse("pull request state", &m.to)?;
             history.entry(m.pr).or_default().push(PrMove { to, why: m.why, at: m.at });
         }
         rows.into_iter()
@@ -93,7 +95,7 @@ impl Store {
                     number: r.number,
                     task: TaskNumber(r.task),
                     title: r.title,
-                    state: read("pull request state", &r.state)?,
+                    state: parse("pull request state", &r.state)?,
                     branch: r.branch,
                     head: r.head,
                     base: r.base,

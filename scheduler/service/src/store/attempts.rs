@@ -1,13 +1,15 @@
-//! One row for each try of a job: what a repeated or late report is compared with, and the evidence of a dead job.
+//! Attempts of jobs, one row each. A repeated or late report is compared with its row; the rows of a dead job are the
+//! evidence of its failure.
 
 use cfq_proto::ids::JobId;
 use cfq_proto::messages::JobFence;
 use sqlx::PgConnection;
 
 use super::StoreError;
-use super::error::{Doing, plain};
+use super::columns::pg_text;
+use super::error::Doing;
 
-/// Ends the newest attempt of a job, if it lives.
+/// Ends the latest attempt of a job, unless it ended before.
 pub(super) async fn end_current(
     connection: &mut PgConnection,
     job: JobId,
@@ -19,7 +21,7 @@ pub(super) async fn end_current(
            where job = $1 and attempt = (select attempt from jobs where id = $1) and outcome is null"#,
         job.0,
         outcome,
-        plain(detail)
+        pg_text(detail)
     )
     .execute(connection)
     .await
@@ -27,7 +29,7 @@ pub(super) async fn end_current(
     Ok(())
 }
 
-/// How an attempt ended, if it was made and has.
+/// The outcome of an attempt; `None` if it does not exist or has not ended.
 pub(super) async fn outcome(connection: &mut PgConnection, fence: &JobFence) -> Result<Option<String>, StoreError> {
     let found = sqlx::query_scalar!(
         "select outcome from attempts where job = $1 and attempt = $2 and lease = $3",
@@ -41,7 +43,7 @@ pub(super) async fn outcome(connection: &mut PgConnection, fence: &JobFence) -> 
     Ok(found.flatten())
 }
 
-/// The ends of a job's attempts in words, oldest first: what makes a dead job's failure evidence.
+/// Outcomes of a job's attempts as text, oldest first: the evidence in the failure of a dead job.
 pub(super) async fn history(connection: &mut PgConnection, job: JobId) -> Result<String, StoreError> {
     let rows = sqlx::query!(
         r#"select attempt, node, coalesce(outcome, 'live') as "outcome!", detail from attempts where job = $1 order by attempt"#,

@@ -1,25 +1,30 @@
-//! Content-addressed bytes in chunks. A blob exists once all its chunks are there and hash to its name; only a live lease
-//! of a task it belongs to may add or read it.
+//! Content-addressed blobs in chunks. A blob exists once all its chunks are stored and their hash is its name; only a
+//! live lease of a task that the blob belongs to may write or read it.
 //!
-//! A chunk is acknowledged only after its size was checked, the last one only after the whole blob's hash was, and one for
-//! a blob that is there already only if it is the same bytes: who cannot show a piece of a blob gets no right to read it.
+//! A chunk is acknowledged only after its size was checked, the last one only after the hash of the whole blob was
+//! checked. A chunk of a complete blob is acknowledged only if its bytes are the same: a sender that does not have the
+//! bytes gets no right to read the blob.
 
-use cfq_proto::blob::{BlobHash, BlobHasher, CHUNK};
+use cfq_link::blobs::MAX_BLOB_BYTES;
+use cfq_proto::blob::{BlobHash, BlobHasher, CHUNK_BYTES};
 use cfq_proto::ids::{LeaseId, TaskId};
 use sqlx::PgConnection;
 
 use super::error::Doing;
-use super::{Store, StoreError, nothing};
+use super::{Store, StoreError, roll_back};
 
-/// What became of a chunk.
+/// Result of writing a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
+    /// The chunk is stored.
     Kept,
+    /// The chunk is not stored, for this reason.
     Refused(String),
 }
 
 impl Store {
-    /// Keeps one chunk; with the last one the hash is checked. Repeating a chunk is answered alike.
+    /// Stores one chunk; the last one completes the blob after its hash was checked. A repeated chunk gets the same
+    /// reply.
     pub async fn blob_put(
         &self,
         lease: LeaseId,
@@ -27,24 +32,24 @@ impl Store {
         size: u64,
         index: u32,
         data: &[u8],
-    ) -> Result<Put, StoreError> {
+    ) -> Result<PutOutcome, StoreError> {
         let Some(task) = self.task_of_lease(lease).await? else {
-            return Ok(Put::Refused("the lease is not live".into()));
+            return Ok(PutOutcome::Refused("the lease is not live".into()));
         };
-        if size == 0 || size > cfq_link::blobs::LARGEST {
-            return Ok(Put::Refused(format!("{size} bytes: a blob has 1 to {} bytes", cfq_link::blobs::LARGEST)));
+        if size == 0 || size > MAX_BLOB_BYTES {
+            return Ok(PutOutcome::Refused(format!("a blob has 1 to {MAX_BLOB_BYTES} bytes, not {size}")));
         }
-        let chunks = size.div_ceil(CHUNK as u64);
-        let before = u64::from(index) * CHUNK as u64;
-        let expected = size.saturating_sub(before).min(CHUNK as u64);
+        let chunks = size.div_ceil(CHUNK_BYTES as u64);
+        let before = u64::from(index) * CHUNK_BYTES as u64;
+        let expected = size.saturating_sub(before).min(CHUNK_BYTES as u64);
         if u64::from(index) >= chunks {
-            return Ok(Put::Refused(format!(
-                "a blob of {size} bytes has {chunks} chunks, this one says it is {index}"
+            return Ok(PutOutcome::Refused(format!(
+                "a blob of {size} bytes has {chunks} chunks, numbered from 0; there is no chunk {index}"
             )));
         }
         if data.len() as u64 != expected {
             let why = format!("chunk {index} of a blob of {size} bytes has {expected} bytes, not {}", data.len());
-            return Ok(Put::Refused(why));
+            return Ok(PutOutcome::Refused(why));
         }
         let mut tx = self.begin().await?;
         sqlx::query!(
@@ -55,39 +60,39 @@ impl Store {
         )
         .execute(&mut *tx)
         .await
-        .doing("announcing a blob")?;
+        .doing("creating a blob")?;
         // Locked, so that two senders of the same last chunk do not both count the other's as missing.
         let row = sqlx::query!("select size, complete from blobs where hash = $1 for update", hash.as_str())
             .fetch_one(&mut *tx)
             .await
             .doing("finding a blob")?;
         if row.size != size as i64 {
-            let why = format!("blob {hash} is known with {} bytes, not {size}", row.size);
-            return nothing(tx, Put::Refused(why)).await;
+            let why = format!("blob {hash} has {} bytes, not {size}", row.size);
+            return roll_back(tx, PutOutcome::Refused(why)).await;
         }
         if row.complete {
-            if !is_chunk(&mut tx, hash, index, data).await? {
-                let why = format!("chunk {index} is not what blob {hash} has there");
-                return nothing(tx, Put::Refused(why)).await;
+            if !chunk_matches(&mut tx, hash, index, data).await? {
+                let why = format!("chunk {index} differs from the stored chunk of blob {hash}");
+                return roll_back(tx, PutOutcome::Refused(why)).await;
             }
         } else {
-            let verdict = keep_chunk(&mut tx, hash, index, data, chunks as i64).await?;
-            if let Put::Refused(why) = verdict {
-                // Whatever was sent under this name is not it: start anew.
+            let stored = store_chunk(&mut tx, hash, index, data, chunks as i64).await?;
+            if let PutOutcome::Refused(why) = stored {
+                // The stored chunks do not have the blob's hash: the sender has to start again.
                 sqlx::query!("delete from blobs where hash = $1", hash.as_str())
                     .execute(&mut *tx)
                     .await
-                    .doing("dropping a false blob")?;
-                tx.commit().await.doing("dropping a false blob")?;
-                return Ok(Put::Refused(why));
+                    .doing("deleting a corrupt blob")?;
+                tx.commit().await.doing("deleting a corrupt blob")?;
+                return Ok(PutOutcome::Refused(why));
             }
         }
         add_ref(&mut tx, hash, task).await?;
         tx.commit().await.doing("committing a chunk")?;
-        Ok(Put::Kept)
+        Ok(PutOutcome::Kept)
     }
 
-    /// One chunk and the blob's size; `None` if there is no such blob or the lease may not see it.
+    /// The blob's size and one chunk; `None` if there is no such chunk or the lease may not read it.
     pub async fn blob_get(
         &self,
         lease: LeaseId,
@@ -109,6 +114,7 @@ impl Store {
         Ok(row.map(|r| (r.size.max(0) as u64, r.data)))
     }
 
+    /// The task of a lease that may write blobs.
     async fn task_of_lease(&self, lease: LeaseId) -> Result<Option<TaskId>, StoreError> {
         let task = sqlx::query_scalar!(
             r#"select id as "id!" from tasks where lease = $1
@@ -121,7 +127,8 @@ impl Store {
         Ok(task.map(TaskId))
     }
 
-    /// A node reads the prompt before it accepts, so that it can count and refuse: its job is still placed then.
+    /// The task of a lease that may read blobs. A node reads the prompt while its job is only placed, so that it can
+    /// count the tokens and refuse.
     async fn task_of_reader(&self, lease: LeaseId) -> Result<Option<TaskId>, StoreError> {
         let task = sqlx::query_scalar!(
             r#"select id as "id!" from tasks where lease = $1
@@ -130,18 +137,19 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await
-        .doing("finding the task of a reader's lease")?;
+        .doing("finding the task of a lease that reads")?;
         Ok(task.map(TaskId))
     }
 }
 
-async fn keep_chunk(
+/// Writes a chunk; with the last one, checks the hash and completes the blob.
+async fn store_chunk(
     connection: &mut PgConnection,
     hash: &BlobHash,
     index: u32,
     data: &[u8],
     chunks: i64,
-) -> Result<Put, StoreError> {
+) -> Result<PutOutcome, StoreError> {
     sqlx::query!(
         r#"insert into blob_chunks (hash, index, data) values ($1, $2, $3)
            on conflict (hash, index) do update set data = excluded.data"#,
@@ -152,14 +160,14 @@ async fn keep_chunk(
     .execute(&mut *connection)
     .await
     .doing("writing a chunk")?;
-    let here = sqlx::query_scalar!(r#"select count(*) as "here!" from blob_chunks where hash = $1"#, hash.as_str())
+    let stored = sqlx::query_scalar!(r#"select count(*) as "stored!" from blob_chunks where hash = $1"#, hash.as_str())
         .fetch_one(&mut *connection)
         .await
         .doing("counting chunks")?;
-    if here < chunks {
-        return Ok(Put::Kept);
+    if stored < chunks {
+        return Ok(PutOutcome::Kept);
     }
-    // Chunk by chunk: a whole blob may be larger than any value Postgres can make, or this process should hold.
+    // Chunk by chunk: a whole blob may be larger than the largest value of Postgres, or than this process should hold.
     let mut hasher = BlobHasher::default();
     for index in 0..chunks as i32 {
         let data =
@@ -171,18 +179,23 @@ async fn keep_chunk(
     }
     let digest = hasher.finish();
     if digest != *hash {
-        let why =
-            format!("the bytes that came for blob {hash} hash to {digest}: nothing of them is kept, send it anew");
-        return Ok(Put::Refused(why));
+        let why = format!("the chunks of blob {hash} have the hash {digest} and were discarded: send the blob again");
+        return Ok(PutOutcome::Refused(why));
     }
     sqlx::query!("update blobs set complete = true where hash = $1", hash.as_str())
         .execute(connection)
         .await
         .doing("completing a blob")?;
-    Ok(Put::Kept)
+    Ok(PutOutcome::Kept)
 }
 
-async fn is_chunk(connection: &mut PgConnection, hash: &BlobHash, index: u32, data: &[u8]) -> Result<bool, StoreError> {
+/// Whether the stored chunk has these bytes.
+async fn chunk_matches(
+    connection: &mut PgConnection,
+    hash: &BlobHash,
+    index: u32,
+    data: &[u8],
+) -> Result<bool, StoreError> {
     let same = sqlx::query_scalar!(
         r#"select data = $3 as "same!" from blob_chunks where hash = $1 and index = $2"#,
         hash.as_str(),
@@ -195,18 +208,19 @@ async fn is_chunk(connection: &mut PgConnection, hash: &BlobHash, index: u32, da
     Ok(same.unwrap_or(false))
 }
 
+/// Lets the leases of a task read a blob.
 pub(super) async fn add_ref(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<(), StoreError> {
     sqlx::query!("insert into blob_refs (hash, task) values ($1, $2) on conflict do nothing", hash.as_str(), task.0)
         .execute(connection)
         .await
-        .doing("noting whose a blob is")?;
+        .doing("writing a blob reference")?;
     Ok(())
 }
 
-/// Before a row names a blob: false if it is not here whole, or was never this task's to name.
-pub(super) async fn refer(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<bool, StoreError> {
+/// Whether a blob is complete and belongs to this task; to check before a row refers to it.
+pub(super) async fn has(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<bool, StoreError> {
     let found = sqlx::query_scalar!(
-        r#"select true as "here!" from blobs b join blob_refs r on r.hash = b.hash
+        r#"select true as "found!" from blobs b join blob_refs r on r.hash = b.hash
            where b.hash = $1 and b.complete and r.task = $2"#,
         hash.as_str(),
         task.0

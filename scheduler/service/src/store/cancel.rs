@@ -1,45 +1,48 @@
-//! Cancel: whatever a task is doing, it ends as cancelled, once. Against a completion, a grant or a sweep the task's row lock
-//! decides who was first; the loser finds a terminal state or a stale fence.
+//! Cancel: a task in any state that is not terminal ends as cancelled, once. When a cancel races with a completion, a
+//! grant or a sweep, the task's row lock decides which one is first; the other finds a terminal state or a stale fence.
 
 use cfq_proto::ids::{TaskId, TaskNumber};
-use cfq_proto::looping::Step;
+use cfq_proto::loop_step::Step;
 use cfq_proto::task::TaskState;
 
 use super::error::Doing;
-use super::hint::Hint;
-use super::tasks::{cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, nothing, steps};
+use super::hints::{Hint, for_cancelled_task};
+use super::jobs::cancel_jobs;
+use super::tasks::{lock_task, move_task};
+use super::{Store, StoreError, roll_back, steps};
 
+/// Result of a cancel.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cancelled {
     Done {
         number: TaskNumber,
         hints: Vec<Hint>,
     },
-    /// It was cancelled before; nothing changed.
+    /// The task was cancelled before; nothing changed.
     Already {
         number: TaskNumber,
     },
-    /// It ended otherwise, or its merge has begun.
+    /// The task ended in another way, or its merge has begun.
     TooLate {
         number: TaskNumber,
         state: TaskState,
         why: String,
     },
+    /// There is no such task.
     Unknown,
 }
 
 impl Store {
-    /// `by` names who, with their reason, for people.
+    /// Cancels a task. `by` names the author and the reason; it is shown to users.
     pub async fn cancel(&self, task: TaskId, by: &str) -> Result<Cancelled, StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, Cancelled::Unknown).await };
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, Cancelled::Unknown).await };
         let number = task.number;
         match task.state {
-            TaskState::Cancelled => return nothing(tx, Cancelled::Already { number }).await,
+            TaskState::Cancelled => return roll_back(tx, Cancelled::Already { number }).await,
             TaskState::Merged | TaskState::Accepted | TaskState::Failed => {
-                let why = format!("{number} is {} already", task.state);
-                return nothing(tx, Cancelled::TooLate { number, state: task.state, why }).await;
+                let why = format!("{number} is already {}", task.state);
+                return roll_back(tx, Cancelled::TooLate { number, state: task.state, why }).await;
             }
             TaskState::Queued
             | TaskState::Blocked
@@ -54,7 +57,7 @@ impl Store {
             let step = Step::Cancelled { by: by.to_owned() };
             match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
                 Ok(written) => hints.extend(written.hints),
-                Err(why) => return nothing(tx, Cancelled::TooLate { number, state: task.state, why }).await,
+                Err(why) => return roll_back(tx, Cancelled::TooLate { number, state: task.state, why }).await,
             }
         } else {
             move_task(&mut tx, &task, TaskState::Cancelled, &format!("cancelled by {by}")).await?;
@@ -63,9 +66,7 @@ impl Store {
         cfq_link::failpoint::hit("scheduler.cancel.before_commit");
         tx.commit().await.doing("cancelling a task")?;
         cfq_link::failpoint::hit("scheduler.cancel.after_commit");
-        if let (Some(runner), Some(fence)) = (task.runner.clone(), task.fence()) {
-            hints.push(Hint::CancelTask { runner, fence });
-        }
+        hints.extend(for_cancelled_task(&task));
         Ok(Cancelled::Done { number, hints })
     }
 }

@@ -1,25 +1,27 @@
-//! Wall-clock deadlines of tasks, apart from the limit of working time. The leader judges them, by the database's clock: a
-//! runner's clock may be wrong, and a task that no runner holds has a deadline too.
+//! Wall-clock deadlines of tasks, separate from the limit of working time. The leader checks them by the database's
+//! clock: a runner's clock may be wrong, and a task that no runner holds has a deadline too.
 //!
-//! A task whose loop would ask a model next escalates with what is there (L1: timeout). One that nobody has begun has no
-//! loop to escalate, and fails. An answer to an escalation that comes after the deadline lifts it: whoever gives it knows
-//! the time. Like a cancel, all this races with the runner's own steps for the task's row, and the loser is stale.
+//! A task whose loop would call a model next escalates with its results so far (L1: timeout). A task that no runner has
+//! started has no loop to escalate, and fails. An answer to an escalation that is given after the deadline lifts the
+//! deadline, because its author knows the time. As with a cancel, this races with the runner's own steps for the task's
+//! row, and the later one is stale.
 
 use cfq_convergence::overdue;
 use cfq_proto::ids::TaskId;
-use cfq_proto::looping::{LoopState, Step};
+use cfq_proto::loop_step::{LoopState, Step};
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
 use super::error::Doing;
-use super::hint::Hint;
-use super::leader::{Leadership, hold_lead};
-use super::take_back;
-use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, nothing, steps};
+use super::hints::{Hint, for_cancelled_task};
+use super::jobs::cancel_jobs;
+use super::leader::{Leadership, lock_lead};
+use super::reclaim;
+use super::tasks::{TaskRow, lock_task, move_task};
+use super::{Store, StoreError, roll_back, steps};
 
 impl Store {
-    /// Ends the waiting and the work of tasks whose deadline has passed. One that cannot be read keeps no other from its end.
+    /// Ends tasks whose deadline has passed. A task that cannot be read does not stop the others from being ended.
     pub async fn sweep_deadlines(&self, lead: Leadership) -> Result<Vec<Hint>, StoreError> {
         let due = sqlx::query_scalar!(
             r#"select id from tasks
@@ -33,20 +35,20 @@ impl Store {
         .doing("finding passed deadlines")?;
         let mut hints = Vec::new();
         for task in due.into_iter().map(TaskId) {
-            let passed = self.pass_deadline(lead, task).await;
-            hints.extend(self.swept("task", task.0, passed)?);
+            let ended = self.end_overdue(lead, task).await;
+            hints.extend(self.skip_faulty_row("task", task.0, ended)?);
         }
         Ok(hints)
     }
 
-    async fn pass_deadline(&self, lead: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
+    async fn end_overdue(&self, lead: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        hold_lead(&mut tx, lead).await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, vec![]).await };
-        let held = match task.state {
+        lock_lead(&mut tx, lead).await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
+        let is_held = match task.state {
             TaskState::Ready => false,
             TaskState::Running => true,
-            // It changed since it was found.
+            // The state changed since the query.
             TaskState::Queued
             | TaskState::Blocked
             | TaskState::WaitingOnHuman
@@ -55,36 +57,35 @@ impl Store {
             | TaskState::Merged
             | TaskState::Accepted
             | TaskState::Failed
-            | TaskState::Cancelled => return nothing(tx, vec![]).await,
+            | TaskState::Cancelled => return roll_back(tx, vec![]).await,
         };
         let ended = match task.loop_state {
-            LoopState::Idle if held => None,
+            LoopState::Idle if is_held => None,
             LoopState::Idle => {
-                let why = "its deadline passed before a runner began it; submit it anew with a later one";
+                let why = "its deadline passed before a runner started it; submit it again with a later deadline";
                 move_task(&mut tx, &task, TaskState::Failed, why).await?;
                 Some(cancel_jobs(&mut tx, task.id, why).await?)
             }
-            LoopState::Generating | LoopState::Reviewing | LoopState::Revising => escalated(&mut tx, &task).await?,
+            LoopState::Generating | LoopState::Reviewing | LoopState::Revising => escalate(&mut tx, &task).await?,
             LoopState::Converged | LoopState::Escalated | LoopState::Failed => None,
         };
-        let Some(hints) = ended else { return nothing(tx, vec![]).await };
-        tx.commit().await.doing("passing a deadline")?;
+        let Some(hints) = ended else { return roll_back(tx, vec![]).await };
+        tx.commit().await.doing("ending an overdue task")?;
         Ok(hints)
     }
 }
 
-/// Writes the escalation; `None` where no model is asked next, so that what is there is decided first.
-async fn escalated(connection: &mut PgConnection, task: &TaskRow) -> Result<Option<Vec<Hint>>, StoreError> {
+/// Writes the escalation. `None` where the loop does not call a model next: then the existing results are decided
+/// first.
+async fn escalate(connection: &mut PgConnection, task: &TaskRow) -> Result<Option<Vec<Hint>>, StoreError> {
     let unreadable = |text: String| StoreError::Unreadable { what: "step", text };
-    let history = take_back::history(connection, task).await?.map_err(unreadable)?;
+    let history = reclaim::history(connection, task).await?.map_err(unreadable)?;
     let Some(decided) = overdue(&history) else { return Ok(None) };
     let step = Step::Decided { iteration: history.current_iteration(), decided };
     match steps::write(connection, task, None, &step, history.active_ms).await? {
         Ok(written) => {
             let mut hints = written.hints;
-            hints.extend(
-                task.runner.clone().zip(task.fence()).map(|(runner, fence)| Hint::CancelTask { runner, fence }),
-            );
+            hints.extend(for_cancelled_task(task));
             Ok(Some(hints))
         }
         Err(why) => Err(unreadable(why)),

@@ -1,22 +1,22 @@
-//! What follows when a step changes the task's state: why it stands there, the question an escalation opens, the pull
-//! request an ending closes.
+//! Effects of a step that changes the task's state: the task's reason, the question that an escalation opens, and the
+//! pull request that the end of a task closes.
 
 use cfq_convergence::recommendation;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::QuestionId;
-use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationAction, EscalationReason, Step};
+use cfq_proto::loop_step::{ActionKind, Decided, Decision, EscalationAction, EscalationReason, Step};
 use cfq_proto::pr::PrState;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
 use super::StoreError;
-use super::as_json::AsJson;
-use super::error::{Doing, plain, read};
+use super::columns::{AsJson, parse, pg_text};
+use super::error::Doing;
 use super::events::append;
 use super::project::move_pr;
 use super::tasks::TaskRow;
 
-/// The task's reason, for people.
+/// Reason for the task's new state, shown to users.
 pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
     match step {
         Step::Decided { decided, .. } => match &decided.decision {
@@ -26,10 +26,10 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
         },
         Step::Resolved { action, by } => match action {
             EscalationAction::SwitchLlm { target_agent, suggested_model: Some(model) } => {
-                format!("{by}: {target_agent} goes on with {model}")
+                format!("{by}: {target_agent} continues with {model}")
             }
             EscalationAction::SwitchLlm { target_agent, suggested_model: None } => {
-                format!("{by}: {target_agent} tries again")
+                format!("{by}: {target_agent} retries with the same model")
             }
             EscalationAction::RetryWithConstraints { .. } => format!("{by}: retry with constraints"),
             EscalationAction::AcceptBestEffort => format!("{by}: best effort accepted"),
@@ -53,18 +53,18 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
     }
 }
 
-/// What to type where a hand-off is held.
+/// The commands that a user can run while a hand-off is held.
 fn next_commands(task: &TaskRow) -> String {
     let number = task.number;
-    let way = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far it came, ")).unwrap_or_default();
+    let show_pr = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far it got, ")).unwrap_or_default();
     format!(
-        "{way}`cfq pull {number}` brings the result into a clone, `cfq resolve {number} --action accept_best_effort` \
-         tries what is left once more and ends the task"
+        "{show_pr}`cfq pull {number}` copies the result into a clone, \
+         `cfq resolve {number} --action accept_best_effort` retries the remaining steps once and ends the task"
     )
 }
 
-/// An escalation or a held hand-off opens one question; whatever ends it closes the one that is open.
-pub(super) async fn questions(
+/// Opens a question for an escalation or a held hand-off; closes the open question when a step ends either.
+pub(super) async fn update_questions(
     connection: &mut PgConnection,
     task: &TaskRow,
     step: &Step,
@@ -72,11 +72,11 @@ pub(super) async fn questions(
 ) -> Result<(), StoreError> {
     if let Some(Decided { decision: Decision::Escalate { reason, available_actions }, why, best_score, .. }) = decided {
         let advice = recommendation(*reason, *best_score, task.threshold);
-        return open(connection, task, *reason, available_actions, format!("{reason}: {why}"), &advice).await;
+        return open_question(connection, task, *reason, available_actions, format!("{reason}: {why}"), &advice).await;
     }
     if let Step::HandOffHeld { why, available_actions } = step {
         let reason = EscalationReason::WorkflowError;
-        return open(connection, task, reason, available_actions, why.clone(), &next_commands(task)).await;
+        return open_question(connection, task, reason, available_actions, why.clone(), &next_commands(task)).await;
     }
     let (state, answer, by) = match step {
         Step::Resolved { action, by } => ("answered", Some(action), by.as_str()),
@@ -100,7 +100,7 @@ pub(super) async fn questions(
         task.id.0,
         state,
         answer.map(AsJson) as _,
-        plain(by)
+        pg_text(by)
     )
     .fetch_all(&mut *connection)
     .await
@@ -112,7 +112,7 @@ pub(super) async fn questions(
     Ok(())
 }
 
-async fn open(
+async fn open_question(
     connection: &mut PgConnection,
     task: &TaskRow,
     reason: EscalationReason,
@@ -121,7 +121,7 @@ async fn open(
     advice: &str,
 ) -> Result<(), StoreError> {
     let question = QuestionId::fresh();
-    // Dangerous output is the one escalation that interrupts at once (L13).
+    // Dangerous output is the only escalation that notifies the user at once (L13).
     let priority = if reason == EscalationReason::DangerousOutputDetected { 0i16 } else { 1 };
     sqlx::query!(
         r#"insert into questions (id, task, priority, text, reason, actions, recommendation)
@@ -129,7 +129,7 @@ async fn open(
         question.0,
         task.id.0,
         priority,
-        plain(&text),
+        pg_text(&text),
         AsJson(&reason) as _,
         AsJson(actions) as _,
         advice
@@ -140,7 +140,7 @@ async fn open(
     append(connection, task.id, &EventBody::QuestionOpened { question, text }).await
 }
 
-/// A task that ended without merging leaves no pull request open.
+/// Closes the open pull request of a task that ended without a merge.
 pub(super) async fn close_pr(connection: &mut PgConnection, task: &TaskRow, to: TaskState) -> Result<(), StoreError> {
     let ended = to.is_terminal();
     let Some(pr) = task.pr.filter(|_| ended) else { return Ok(()) };
@@ -148,9 +148,9 @@ pub(super) async fn close_pr(connection: &mut PgConnection, task: &TaskRow, to: 
         .fetch_one(&mut *connection)
         .await
         .doing("finding a pull request")?;
-    let state: PrState = read("pull request state", &state)?;
+    let state: PrState = parse("pull request state", &state)?;
     if !matches!(state, PrState::Merged | PrState::Closed) {
-        // Every open state may be closed, so the refusal cannot come.
+        // The transition from every open state to closed is legal, so this cannot be refused.
         let _closed = move_pr(connection, task, PrState::Closed, &format!("the task is {to}"), None).await?;
     }
     Ok(())

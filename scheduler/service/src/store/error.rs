@@ -1,9 +1,10 @@
-//! What can go wrong with Postgres, told apart by whether asking again can help.
+//! Errors of the store, classified by whether a retry can help.
 
 use std::path::PathBuf;
 
 use sqlx::migrate::MigrateError;
 
+/// Error of a database operation; `doing` names the operation.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot read the database password in {path}")]
@@ -12,46 +13,50 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// Away, restarting, overloaded, out of disk, or a lock was not free: the same request may work later.
+    /// Postgres is down, restarting, overloaded or out of disk space, or a lock was not free: a retry may succeed.
     #[error("Postgres is not available ({doing})")]
     Unavailable {
         doing: &'static str,
         #[source]
         source: sqlx::Error,
     },
-    /// Nobody waits for it any more; asked again it may be in time.
+    /// The caller's time limit passed; a retry may be fast enough.
     #[error("Postgres took too long ({doing})")]
     TooSlow { doing: &'static str },
-    /// Postgres refused the statement: a bug, or a row that breaks a rule.
+    /// Postgres refused the statement: a bug, or a row that violates a constraint.
     #[error("Postgres refused a statement ({doing})")]
     Refused {
         doing: &'static str,
         #[source]
         source: sqlx::Error,
     },
-    /// A stored value that this build cannot read; nothing is guessed.
-    #[error("the database holds a {what} that this build cannot read: {text:?}")]
+    /// A stored value that this build cannot read. No default is substituted.
+    #[error("the database contains a {what} that this build cannot read: {text:?}")]
     Unreadable { what: &'static str, text: String },
+    /// The schema is newer than this build.
     #[error(
         "the database's schema is at version {version}, which this build does not know: it was written by a newer cfq. \
          Run that version, or restore a backup made before the upgrade"
     )]
     Newer { version: i64 },
+    /// The checksum of an applied migration differs from this build's.
     #[error(
-        "migration {version} was changed after it had been applied: this build and the database do not belong together"
+        "migration {version} was changed after it had been applied: this build does not match the database. \
+         Run the version of cfq that created it, or restore a backup"
     )]
     Altered { version: i64 },
-    #[error("cannot bring the database's schema up to date")]
+    #[error("cannot migrate the database's schema")]
     Migration {
         #[source]
         source: MigrateError,
     },
-    /// Another scheduler leads now, or nobody does: what this one planned is void.
-    #[error("not the leader any more (generation {generation})")]
+    /// Another scheduler leads now, or none does: this one's plan is void.
+    #[error("this scheduler does not lead any more (generation {generation})")]
     NotLeader { generation: i64 },
 }
 
 impl StoreError {
+    /// Whether the same request may succeed later.
     pub fn may_retry(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::TooSlow { .. } => true,
@@ -68,8 +73,8 @@ impl StoreError {
         }
     }
 
-    /// Postgres was away, or could not serve anybody: nobody could beat meanwhile. A lock that was not free, or a
-    /// statement that took too long, says nothing of the kind.
+    /// Whether Postgres was unreachable or could not serve any client, so that no heartbeat could be written meanwhile.
+    /// A lock that was not free, or a statement that took too long, is no outage.
     pub fn is_outage(&self) -> bool {
         match self {
             Self::Unavailable { source, .. } => is_outage(source),
@@ -84,8 +89,8 @@ impl StoreError {
         }
     }
 
-    /// One row, or the wait for one, is at fault: the others can be worked on.
-    pub fn spares_others(&self) -> bool {
+    /// Whether the error concerns one row, or the lock on it: other rows can be processed.
+    pub fn is_row_local(&self) -> bool {
         match self {
             Self::Unavailable { source, .. } => !is_outage(source),
             Self::TooSlow { .. } | Self::Refused { .. } | Self::Unreadable { .. } => true,
@@ -106,7 +111,7 @@ impl StoreError {
     }
 }
 
-pub(super) fn unavailable(doing: &'static str, source: sqlx::Error) -> StoreError {
+fn classify(doing: &'static str, source: sqlx::Error) -> StoreError {
     if is_transient(&source) {
         StoreError::Unavailable { doing, source }
     } else {
@@ -130,8 +135,9 @@ fn is_transient(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Of what is transient: the connection, or the whole server (class 53 resources, 57P shutting down or starting, 58 I/O,
-/// 25006 read only), and not one statement (40 deadlock, 55P03 lock not free, 57014 statement timeout).
+/// Whether a transient error affects the connection or the whole server (class 53 resources, 57P shutting down or
+/// starting, 58 I/O, 25006 read only) and not only one statement (40 deadlock, 55P03 lock not free, 57014 statement
+/// timeout).
 fn is_outage(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_)
@@ -146,23 +152,13 @@ fn is_outage(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Says what was being done when a statement failed.
+/// Adds the name of the failed operation to an error of sqlx.
 pub(super) trait Doing<T> {
     fn doing(self, doing: &'static str) -> Result<T, StoreError>;
 }
 
 impl<T> Doing<T> for Result<T, sqlx::Error> {
     fn doing(self, doing: &'static str) -> Result<T, StoreError> {
-        self.map_err(|source| unavailable(doing, source))
+        self.map_err(|source| classify(doing, source))
     }
-}
-
-/// A stored word as its type.
-pub(super) fn read<T: std::str::FromStr>(what: &'static str, text: &str) -> Result<T, StoreError> {
-    text.parse().map_err(|_| StoreError::Unreadable { what, text: text.to_owned() })
-}
-
-/// Text for a `text` column: Postgres cannot hold U+0000 there.
-pub(super) fn plain(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
 }

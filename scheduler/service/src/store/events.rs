@@ -1,23 +1,24 @@
-//! The append-only record and its two feeds.
+//! The append-only event record and its two feeds.
 //!
-//! Per task: `task_seq` is assigned under the task's row lock, so rows become visible in its order and reading "after n"
-//! skips nothing. Over all tasks ids are drawn before the commit, so a smaller one can appear later; that feed is read in
-//! (transaction, id) order, and only below the oldest running transaction, where nothing can appear any more.
+//! Feed of one task: `task_seq` is assigned under the task's row lock, so rows become visible in its order and a read
+//! "after n" skips no event. Feed of all tasks: ids are drawn before the commit, so a smaller id can become visible
+//! later. This feed is therefore read in (transaction, id) order, and only below the oldest running transaction, where
+//! no row can appear any more.
 
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::ids::{TaskId, TaskNumber};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
-use super::as_json::AsJson;
+use super::columns::AsJson;
 use super::error::Doing;
 use super::{Store, StoreError};
 
-/// Channel of Postgres' `notify` that wakes feeds; the payload is the task's id.
+/// Channel of Postgres' `notify` that wakes the feeds; the payload is the task's id.
 pub(crate) const CHANNEL: &str = "cfq_events";
 
-/// Rows handed out at once.
-const PAGE: i64 = 500;
+/// Number of events that one read returns at most.
+const PAGE_ROWS: i64 = 500;
 
 /// Position in the global feed; its text form is the id of a server-sent event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -40,7 +41,7 @@ impl std::str::FromStr for FeedCursor {
     }
 }
 
-/// Appends one event; takes (or already holds) the task's row lock.
+/// Appends one event, under the task's row lock.
 pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &EventBody) -> Result<(), StoreError> {
     sqlx::query!(
         r#"with numbered as (
@@ -60,14 +61,15 @@ pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &E
 }
 
 impl Store {
-    /// Events of a task after `after`, oldest first; at most a page, so ask again with the last `task_seq`.
+    /// Events of a task with a `task_seq` above `after`, oldest first; at most one page. The next page starts after the
+    /// last `task_seq`.
     pub async fn task_events(&self, task: TaskId, after: i64) -> Result<Vec<Event>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, number, task_seq, extract(epoch from at)::float8 as "at!", body as "body: Json<EventBody>"
                from events where task = $1 and task_seq > $2 order by task_seq limit $3"#,
             task.0,
             after,
-            PAGE
+            PAGE_ROWS
         )
         .fetch_all(&self.pool)
         .await
@@ -83,7 +85,7 @@ impl Store {
         Ok(rows.into_iter().map(|r| event(r.id, r.number, r.task_seq, r.at, r.body)).collect())
     }
 
-    /// Events of all tasks after `cursor`, each with its position; at most a page.
+    /// Events of all tasks after `cursor`, each with its position; at most one page.
     pub async fn all_events(&self, cursor: FeedCursor) -> Result<Vec<(FeedCursor, Event)>, StoreError> {
         let rows = sqlx::query!(
             r#"select xid::text::bigint as "xid!", id, task, number, task_seq, extract(epoch from at)::float8 as "at!",
@@ -93,7 +95,7 @@ impl Store {
                order by xid, id limit $3"#,
             cursor.xid.to_string(),
             cursor.id,
-            PAGE
+            PAGE_ROWS
         )
         .fetch_all(&self.pool)
         .await

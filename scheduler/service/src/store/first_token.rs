@@ -1,4 +1,5 @@
-//! The first token of an attempt: the endpoint answers, and from the first one of a task its working time runs (L2).
+//! The first token of an attempt. It shows that the endpoint answers; the first one of a task starts its working time
+//! (L2).
 
 use cfq_proto::ids::TaskId;
 use cfq_proto::messages::JobFence;
@@ -6,30 +7,31 @@ use sqlx::PgConnection;
 
 use super::error::Doing;
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing};
+use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// A node showed the first token of an attempt. False if it is not the current one any more.
+    /// Records the first token of an attempt, as seen in a node's token frames. False if the attempt is not the current
+    /// one, or its first token was recorded before.
     pub async fn first_token(&self, fence: &JobFence) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
-        if lock_task(&mut tx, task).await?.is_none() || !note(&mut tx, task, fence, None).await? {
-            return nothing(tx, false).await;
+        if lock_task(&mut tx, task).await?.is_none() || !record(&mut tx, task, fence, None).await? {
+            return roll_back(tx, false).await;
         }
-        tx.commit().await.doing("noting a first token")?;
+        tx.commit().await.doing("recording a first token")?;
         Ok(true)
     }
 }
 
-/// Writes it for a running attempt of a locked task: now, or `after_ms` of work as its node tells afterwards. The ladder
-/// and the ceiling of earlier failures end here.
-pub(super) async fn note(
+/// Records the first token of a running attempt of a locked task. Its time is now, or `after_ms` after the acceptance,
+/// as the node reports with the result. Resets the backoff and the retry ceiling of earlier failures.
+pub(super) async fn record(
     connection: &mut PgConnection,
     task: TaskId,
     fence: &JobFence,
     after_ms: Option<u64>,
 ) -> Result<bool, StoreError> {
-    let noted = sqlx::query_scalar!(
+    let recorded = sqlx::query_scalar!(
         r#"with first as (
                update attempts a set first_token_at = least(clock_timestamp(),
                    coalesce(j.accepted_at + $4::float8 * interval '1 millisecond', clock_timestamp()))
@@ -38,12 +40,12 @@ pub(super) async fn note(
                  and j.id = a.job and j.lease = a.lease and j.state = 'running'
                returning a.first_token_at as at
            ), answered as (
-               update jobs set setbacks = '{}', first_failure_at = null, failure = null from first
+               update jobs set node_failures = '{}', first_failure_at = null, failure = null from first
                where id = $1 and first_failure_at is not null
            ), begun as (
                update tasks set first_token_at = first.at from first where id = $5 and first_token_at is null
            )
-           select true as "noted!" from first"#,
+           select true as "recorded!" from first"#,
         fence.job.0,
         fence.attempt,
         fence.lease.0,
@@ -52,6 +54,6 @@ pub(super) async fn note(
     )
     .fetch_optional(connection)
     .await
-    .doing("noting a first token")?;
-    Ok(noted.is_some())
+    .doing("recording a first token")?;
+    Ok(recorded.is_some())
 }

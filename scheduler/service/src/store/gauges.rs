@@ -1,4 +1,4 @@
-//! Figures about the whole: nodes for people, counts for the metrics page.
+//! Nodes as shown to users, and cluster-wide numbers for the metrics page.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,32 @@ use cfq_proto::ids::BootId;
 use cfq_proto::node::{Device, Ledger, ModelState};
 use sqlx::types::Json;
 
-use super::error::{Doing, read};
+use super::columns::parse;
+use super::error::Doing;
 use super::{Store, StoreError};
 
-/// Figures for the metrics page.
+/// Numbers for the metrics page.
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
+    /// Number of tasks by state.
     pub tasks: BTreeMap<String, i64>,
+    /// Number of jobs by state.
     pub jobs: BTreeMap<String, i64>,
-    /// Node and seconds since its last beat.
+    /// Node and time since its last heartbeat, in s.
     pub nodes: Vec<(String, f64)>,
-    /// Of the nodes that are alive, with the node's name.
+    /// Devices of the live nodes, with the node's name.
     pub devices: Vec<(String, Device)>,
-    /// The same for their models.
+    /// Models of the live nodes, with the node's name.
     pub models: Vec<(String, ModelState)>,
+    /// Age of the oldest queued job, in s; zero if none is queued.
     pub oldest_queued_job_s: f64,
+    /// Dead tuples of the `jobs` table.
     pub dead_job_tuples: i64,
     pub open_questions: i64,
 }
 
 impl Store {
+    /// All nodes, for the API.
     pub async fn node_views(&self) -> Result<Vec<NodeView>, StoreError> {
         let rows = sqlx::query!(
             r#"select n.id, n.boot, n.version, n.devices as "devices: Json<Vec<Device>>", n.ledger as "ledger: Json<Ledger>",
@@ -42,7 +48,7 @@ impl Store {
         rows.into_iter()
             .map(|r| {
                 Ok(NodeView {
-                    id: read("node", &r.id)?,
+                    id: parse("node", &r.id)?,
                     boot: BootId(r.boot),
                     version: r.version,
                     alive: r.alive,
@@ -55,6 +61,7 @@ impl Store {
             .collect()
     }
 
+    /// Reads the numbers for the metrics page.
     pub async fn gauges(&self) -> Result<Gauges, StoreError> {
         let mut gauges = Gauges::default();
         let tasks = sqlx::query!(r#"select state, count(*) as "count!" from tasks group by state"#)

@@ -1,40 +1,40 @@
-//! Job rows: asked for by runners, ended by whoever may.
+//! Job rows: submitted, read and cancelled by runners; released and ended by the rest of the store.
 
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
-use cfq_proto::ids::{JobId, LeaseId, RunnerId, TaskId};
+use cfq_proto::ids::{JobId, RunnerId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
-use cfq_proto::messages::{FenceReply, JobAsk, JobDrop, JobFence, JobLook, JobReply};
+use cfq_proto::messages::{CancelJob, FenceReply, GetJob, JobReply, SubmitJob};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
-use super::as_json::AsJson;
 use super::attempts;
-use super::error::{Doing, read};
+use super::columns::{AsJson, parse};
+use super::error::Doing;
 use super::events::append;
-use super::hint::{Hint, LeaderHint};
+use super::hints::{Hint, LeaderHint, for_cancelled_job};
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing};
+use super::{Store, StoreError, blobs, roll_back};
 
 impl Store {
-    /// Makes the job, or finds the one that (task, seq, role, n) has already.
-    pub async fn ask_job(&self, runner: &RunnerId, ask: &JobAsk) -> Result<(JobReply, Vec<Hint>), StoreError> {
+    /// Creates a job, or returns the existing one with the same (task, seq, role, n).
+    pub async fn submit_job(&self, runner: &RunnerId, ask: &SubmitJob) -> Result<(JobReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let held = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
-        let Some(task) = held.filter(|t| (0..=t.next_seq).contains(&ask.seq)) else {
-            return nothing(tx, (JobReply::Stale, vec![])).await;
+        let task = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
+        let Some(task) = task.filter(|t| (0..=t.next_seq).contains(&ask.seq)) else {
+            return roll_back(tx, (JobReply::Stale, vec![])).await;
         };
         let request = &ask.request;
-        if let Carried::Blob(blob) = &request.prompt
-            && !super::blobs::refer(&mut tx, &blob.hash, task.id).await?
+        if let Payload::Blob(blob) = &request.prompt
+            && !blobs::has(&mut tx, &blob.hash, task.id).await?
         {
-            return nothing(tx, (JobReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]))
-                .await;
+            let reason = format!("blob {} is not stored, or not for this task: send it first", blob.hash);
+            return roll_back(tx, (JobReply::Unavailable { reason }, vec![])).await;
         }
         let id = JobId::fresh();
-        let made = sqlx::query!(
+        let created = sqlx::query!(
             r#"insert into jobs (id, task, seq, role, n, model, priority, deadline, prompt, prompt_bytes, prefix, max_tokens, state)
                select $1, $2, $3, $4, $5, $6, priority, deadline, $7, $8, $9, $10, 'queued' from tasks where id = $2
                on conflict (task, seq, role, n) do nothing"#,
@@ -55,7 +55,7 @@ impl Store {
         .rows_affected()
             == 1;
         let mut hints = vec![];
-        if made {
+        if created {
             let body = EventBody::JobChanged {
                 job: id,
                 role: request.role,
@@ -70,7 +70,7 @@ impl Store {
             append(&mut tx, task.id, &body).await?;
             hints.push(Hint::Leader(LeaderHint::Job(id)));
         }
-        let found = sqlx::query_scalar!(
+        let job = sqlx::query_scalar!(
             "select id from jobs where task = $1 and seq = $2 and role = $3 and n = $4",
             task.id.0,
             ask.seq,
@@ -80,15 +80,16 @@ impl Store {
         .fetch_one(&mut *tx)
         .await
         .doing("finding a job")?;
-        let view = view(&mut tx, JobId(found)).await?;
+        let view = view(&mut tx, JobId(job)).await?;
         cfq_link::failpoint::hit("scheduler.job.before_commit");
         tx.commit().await.doing("committing a job")?;
         cfq_link::failpoint::hit("scheduler.job.after_commit");
         Ok((JobReply::Job { job: view }, hints))
     }
 
-    /// A job its runner asked for before. Nothing is locked: it is asked often, and whoever acts on the answer is fenced.
-    pub async fn look_at_job(&self, runner: &RunnerId, ask: &JobLook) -> Result<JobReply, StoreError> {
+    /// Reads a job of a task that the runner holds. No row is locked: runners poll often, and every write that follows
+    /// from the reply is fenced.
+    pub async fn get_job(&self, runner: &RunnerId, ask: &GetJob) -> Result<JobReply, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
         let held = sqlx::query_scalar!(
             r#"select true as "held!" from tasks t join jobs j on j.task = t.id
@@ -108,11 +109,11 @@ impl Store {
         })
     }
 
-    /// The runner gives up on a job.
-    pub async fn drop_job(&self, runner: &RunnerId, ask: &JobDrop) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+    /// Cancels a job for the runner that submitted it.
+    pub async fn cancel_job(&self, runner: &RunnerId, ask: &CancelJob) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let held = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
-        let Some(task) = held else { return nothing(tx, (FenceReply::Stale, vec![])).await };
+        let task = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
+        let Some(task) = task else { return roll_back(tx, (FenceReply::Stale, vec![])).await };
         let row = sqlx::query!(
             "select state, attempt, lease, node from jobs where id = $1 and task = $2 for update",
             ask.job.0,
@@ -121,29 +122,25 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("finding a job")?;
-        let Some(row) = row else { return nothing(tx, (FenceReply::Stale, vec![])).await };
-        if read::<JobState>("job state", &row.state)?.is_over() {
-            return nothing(tx, (FenceReply::Committed, vec![])).await;
+        let Some(row) = row else { return roll_back(tx, (FenceReply::Stale, vec![])).await };
+        if parse::<JobState>("job state", &row.state)?.is_terminal() {
+            return roll_back(tx, (FenceReply::Committed, vec![])).await;
         }
-        cancel(&mut tx, task.id, ask.job, "given up by its runner").await?;
+        cancel(&mut tx, task.id, ask.job, "cancelled by its runner").await?;
         tx.commit().await.doing("cancelling a job")?;
-        let mut hints = vec![Hint::Leader(LeaderHint::Job(ask.job))];
-        if let (Some(lease), Some(node)) = (row.lease, row.node) {
-            let fence = JobFence { job: ask.job, attempt: row.attempt, lease: LeaseId(lease) };
-            hints.push(Hint::CancelJob { node: read("node", &node)?, fence });
-        }
+        let hints = for_cancelled_job(ask.job, row.attempt, row.lease, row.node.as_deref())?;
         Ok((FenceReply::Committed, hints))
     }
 }
 
-/// A job as the runner that asked for it sees it.
+/// A job as its runner sees it.
 pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<JobView, StoreError> {
     let r = sqlx::query!(
         r#"select j.task, j.seq, j.role, j.n, j.state, j.attempt, j.model, j.node, j.priority,
                   (j.running_ms + case when j.state = 'running' and t.first_token_at is not null
                        then extract(epoch from clock_timestamp() - greatest(j.accepted_at, t.first_token_at)) * 1000
                        else 0 end)::bigint as "running_ms!",
-                  j.completion as "completion: Json<Carried<Completion>>", j.failure as "failure: Json<JobFailure>"
+                  j.completion as "completion: Json<Payload<Completion>>", j.failure as "failure: Json<JobFailure>"
            from jobs j join tasks t on t.id = j.task where j.id = $1"#,
         job.0
     )
@@ -154,12 +151,12 @@ pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<Jo
         id: job,
         task: TaskId(r.task),
         seq: r.seq,
-        role: read("role", &r.role)?,
+        role: parse("role", &r.role)?,
         n: r.n,
-        state: read("job state", &r.state)?,
+        state: parse("job state", &r.state)?,
         attempt: r.attempt,
-        model: read::<ModelId>("model", &r.model)?,
-        node: r.node.as_deref().map(|n| read("node", n)).transpose()?,
+        model: parse::<ModelId>("model", &r.model)?,
+        node: r.node.as_deref().map(|n| parse("node", n)).transpose()?,
         priority: Priority::try_from(r.priority)
             .map_err(|_| StoreError::Unreadable { what: "priority", text: r.priority.to_string() })?,
         running_ms: r.running_ms.max(0) as u64,
@@ -168,7 +165,30 @@ pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<Jo
     })
 }
 
-/// Ends a live job of a locked task as cancelled.
+/// Cancels the live jobs of a locked task, whose results are not needed any more.
+pub(super) async fn cancel_jobs(
+    connection: &mut PgConnection,
+    task: TaskId,
+    why: &str,
+) -> Result<Vec<Hint>, StoreError> {
+    let live = sqlx::query!(
+        r#"select id, attempt, lease, node from jobs
+           where task = $1 and state in ('queued', 'placed', 'running') order by id for update"#,
+        task.0
+    )
+    .fetch_all(&mut *connection)
+    .await
+    .doing("finding a task's jobs")?;
+    let mut hints = Vec::new();
+    for job in live {
+        let id = JobId(job.id);
+        cancel(connection, task, id, why).await?;
+        hints.extend(for_cancelled_job(id, job.attempt, job.lease, job.node.as_deref())?);
+    }
+    Ok(hints)
+}
+
+/// Ends a live job of a locked task as cancelled, and appends the event.
 pub(super) async fn cancel(
     connection: &mut PgConnection,
     task: TaskId,
@@ -177,11 +197,11 @@ pub(super) async fn cancel(
 ) -> Result<(), StoreError> {
     attempts::end_current(connection, job, "cancelled", why).await?;
     leave_node(connection, job, JobState::Cancelled).await?;
-    changed(connection, task, job, why).await
+    append_job_changed(connection, task, job, why).await
 }
 
-/// Takes a job off its node, adding its working time there, and gives it its new state. Working time runs from the task's
-/// first token (DESIGN.md): what a node did for the task before that has cost nothing.
+/// Ends a job's placement: adds its working time on the node, and sets its new state. Working time starts with the
+/// task's first token; what nodes did for the task before that is not counted.
 pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: JobState) -> Result<(), StoreError> {
     sqlx::query!(
         r#"update jobs j set state = $2, lease = null, lease_expires = null, node_boot = null, placed_at = null,
@@ -195,24 +215,25 @@ pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: Jo
     )
     .execute(connection)
     .await
-    .doing("taking a job off its node")?;
+    .doing("ending a job's placement")?;
     Ok(())
 }
 
-/// Ends a job that would go round for ever, with what happened to its attempts as the evidence.
-pub(super) async fn park(connection: &mut PgConnection, job: JobId, what: &str) -> Result<(), StoreError> {
+/// Ends a job that would otherwise be retried without end, as a dead letter. Its failure lists the attempts as
+/// evidence.
+pub(super) async fn mark_dead(connection: &mut PgConnection, job: JobId, what: &str) -> Result<(), StoreError> {
     leave_node(connection, job, JobState::Dead).await?;
     let evidence = attempts::history(connection, job).await?;
     let failure = JobFailure::Engine { reason: format!("{what}: {evidence}") };
     sqlx::query!("update jobs set failure = $2 where id = $1", job.0, AsJson(&failure) as _)
         .execute(connection)
         .await
-        .doing("parking a dead job")?;
+        .doing("recording a dead job's failure")?;
     Ok(())
 }
 
-/// Appends the event that says how a job stands now.
-pub(super) async fn changed(
+/// Appends an event with the job's current state.
+pub(super) async fn append_job_changed(
     connection: &mut PgConnection,
     task: TaskId,
     job: JobId,
@@ -229,11 +250,11 @@ pub(super) async fn changed(
     .doing("reading a job")?;
     let body = EventBody::JobChanged {
         job,
-        role: read("role", &r.role)?,
-        model: read("model", &r.model)?,
+        role: parse("role", &r.role)?,
+        model: parse("model", &r.model)?,
         attempt: r.attempt,
-        state: read("job state", &r.state)?,
-        node: r.node.as_deref().map(|n| read("node", n)).transpose()?,
+        state: parse("job state", &r.state)?,
+        node: r.node.as_deref().map(|n| parse("node", n)).transpose()?,
         reason: reason.to_owned(),
         failure: r.failure.map(|f| f.0),
         usage: r.usage.map(|u| u.0),

@@ -1,26 +1,31 @@
-//! What an attempt has written so far. Once a node is lost, the next attempt at its job begins with that instead of with
-//! nothing, unless the attempt itself failed: then its words may be the reason.
+//! Journals: the tokens that an attempt has generated so far. After a node is lost, the next attempt of the job resumes
+//! after these tokens. It does not if the attempt itself failed, because the tokens may be the cause.
 
 use cfq_proto::ids::{JobId, NodeId};
-use cfq_proto::job::Written;
-use cfq_proto::messages::{FenceReply, JOURNAL_MOST, Journal};
+use cfq_proto::job::GeneratedTokens;
+use cfq_proto::messages::{FenceReply, Journal, MAX_JOURNAL_TOKENS};
 use sqlx::PgConnection;
 
 use super::error::Doing;
-use super::{Store, StoreError, nothing};
+use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Adds to the journal of a running attempt. Not waited for on disk: what a crash of Postgres takes is written again.
+    /// Appends to the journal of a running attempt. The commit is asynchronous: what a crash of Postgres loses is sent
+    /// again.
     pub async fn journal(&self, node: &NodeId, ask: &Journal) -> Result<FenceReply, StoreError> {
-        let tokens: Result<Vec<i32>, _> = ask.written.tokens.iter().map(|token| i32::try_from(*token)).collect();
+        let tokens: Result<Vec<i32>, _> = ask.generated.tokens.iter().map(|token| i32::try_from(*token)).collect();
         let tokens = match tokens {
-            Ok(tokens) if ask.after as usize + tokens.len() <= JOURNAL_MOST => tokens,
-            Ok(_) => return Ok(FenceReply::Refused { reason: format!("a journal has at most {JOURNAL_MOST} tokens") }),
-            Err(_) => return Ok(FenceReply::Refused { reason: "a token's number is too large".to_owned() }),
+            Ok(tokens) if ask.after as usize + tokens.len() <= MAX_JOURNAL_TOKENS => tokens,
+            Ok(_) => {
+                let reason = format!("a journal has at most {MAX_JOURNAL_TOKENS} tokens");
+                return Ok(FenceReply::Refused { reason });
+            }
+            Err(_) => return Ok(FenceReply::Refused { reason: "a token id is above 2^31 - 1".to_owned() }),
         };
         let mut tx = self.begin().await?;
-        sqlx::query!("set local synchronous_commit = off").execute(&mut *tx).await.doing("keeping a journal")?;
-        // Only the first word of an attempt shortens what an earlier one left: one that was overtaken changes nothing.
+        sqlx::query!("set local synchronous_commit = off").execute(&mut *tx).await.doing("writing a journal")?;
+        // Only the first message of an attempt truncates the inherited journal: a message that arrives late changes
+        // nothing.
         let kept = sqlx::query_scalar!(
             r#"update attempts a set vocabulary = $6, journal =
                    case when $4 > $9 and cardinality(a.journal) >= $4 + cardinality($5::int[]) then a.journal
@@ -35,29 +40,29 @@ impl Store {
             ask.fence.lease.0,
             i32::try_from(ask.after).unwrap_or(i32::MAX),
             &tokens,
-            ask.written.vocabulary,
+            ask.generated.vocabulary,
             node.as_str(),
             ask.boot.0,
             i32::try_from(ask.resumed).unwrap_or(i32::MAX)
         )
         .fetch_optional(&mut *tx)
         .await
-        .doing("keeping a journal")?;
+        .doing("writing a journal")?;
         match kept {
             Some(true) => {}
             Some(false) => {
                 let reason = format!("the journal has fewer than {} tokens", ask.after);
-                return nothing(tx, FenceReply::Unavailable { reason }).await;
+                return roll_back(tx, FenceReply::Unavailable { reason }).await;
             }
-            None => return nothing(tx, FenceReply::Stale).await,
+            None => return roll_back(tx, FenceReply::Stale).await,
         }
-        tx.commit().await.doing("keeping a journal")?;
+        tx.commit().await.doing("writing a journal")?;
         Ok(FenceReply::Committed)
     }
 }
 
-/// Gives a new attempt the journal of the one before it.
-pub(super) async fn pass_on(connection: &mut PgConnection, job: JobId, attempt: i32) -> Result<(), StoreError> {
+/// Copies the journal of the previous attempt to a new one, unless the previous one failed.
+pub(super) async fn inherit(connection: &mut PgConnection, job: JobId, attempt: i32) -> Result<(), StoreError> {
     sqlx::query!(
         r#"update attempts new set journal = old.journal, vocabulary = old.vocabulary from attempts old
            where new.job = $1 and new.attempt = $2 and old.job = $1 and old.attempt = $2 - 1
@@ -67,16 +72,16 @@ pub(super) async fn pass_on(connection: &mut PgConnection, job: JobId, attempt: 
     )
     .execute(connection)
     .await
-    .doing("passing a journal on")?;
+    .doing("copying a journal")?;
     Ok(())
 }
 
-/// What an attempt begins with.
-pub(super) async fn begun_with(
+/// The tokens that an attempt resumes after; `None` if it starts from the prompt.
+pub(super) async fn resume_tokens(
     connection: &mut PgConnection,
     job: JobId,
     attempt: i32,
-) -> Result<Option<Written>, StoreError> {
+) -> Result<Option<GeneratedTokens>, StoreError> {
     let row = sqlx::query!(
         "select vocabulary, journal from attempts where job = $1 and attempt = $2 and journal <> '{}'",
         job.0,
@@ -85,7 +90,7 @@ pub(super) async fn begun_with(
     .fetch_optional(connection)
     .await
     .doing("reading a journal")?;
-    Ok(row.map(|row| Written {
+    Ok(row.map(|row| GeneratedTokens {
         vocabulary: row.vocabulary,
         tokens: row.journal.into_iter().filter_map(|token| u32::try_from(token).ok()).collect(),
     }))

@@ -1,5 +1,6 @@
-//! The leader row: (generation, holder, expires_at), renewed by compare-and-set on database time. Every transaction a leader
-//! makes locks it `for share` and compares the generation, so a leader that was paused and replaced writes nothing.
+//! The leader row (generation, holder, expires_at), renewed by compare-and-set on the database's time. Every
+//! transaction of a leader locks it `for share` and compares the generation, so a leader that was paused and replaced
+//! writes nothing.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -7,9 +8,10 @@ use uuid::Uuid;
 use super::error::Doing;
 use super::{Store, StoreError};
 
+/// SQLSTATE of Postgres for a table that does not exist.
 const UNDEFINED_TABLE: &str = "42P01";
 
-/// Proof of having been elected; worth something only as long as the row says the same.
+/// Fence of an elected leader; valid only while the leader row has the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leadership {
     pub generation: i64,
@@ -17,9 +19,10 @@ pub struct Leadership {
 }
 
 impl Store {
-    /// Takes the row if its holder let it expire. One that expires later than any holder could have said was written before
-    /// the clock was set back: its holder renews it at once, if there is one.
-    pub async fn take_lead(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
+    /// Acquires the lead if the row has expired; `None` if another scheduler leads. An expiry later than any holder
+    /// could have set was written before the clock was set back, and counts as expired: a live holder renews it at
+    /// once.
+    pub async fn acquire_lead(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
         let generation = sqlx::query_scalar!(
             r#"update leader set generation = generation + 1, holder = $1,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
@@ -30,11 +33,11 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await
-        .doing("taking the lead")?;
+        .doing("acquiring the lead")?;
         Ok(generation.map(|generation| Leadership { generation, holder }))
     }
 
-    /// False once somebody else leads.
+    /// Renews the lead; false once another scheduler leads.
     pub async fn renew_lead(&self, lead: Leadership) -> Result<bool, StoreError> {
         let done = sqlx::query!(
             r#"update leader set expires_at = now() + $3::float8 * interval '1 millisecond'
@@ -49,8 +52,8 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// A stopping leader hands over without making anybody wait.
-    pub async fn yield_lead(&self, lead: Leadership) -> Result<(), StoreError> {
+    /// Releases the lead of a stopping scheduler, so that the next one does not wait for the expiry.
+    pub async fn release_lead(&self, lead: Leadership) -> Result<(), StoreError> {
         sqlx::query!(
             "update leader set expires_at = '-infinity' where holder = $1 and generation = $2",
             lead.holder,
@@ -58,24 +61,27 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .doing("giving up the lead")?;
+        .doing("releasing the lead")?;
         Ok(())
     }
 
-    /// Whether some scheduler leads now.
+    /// Whether any scheduler leads now.
     pub async fn has_leader(&self) -> Result<bool, StoreError> {
-        let asked =
+        let result =
             sqlx::query_scalar!(r#"select expires_at >= now() as "led!" from leader"#).fetch_one(&self.pool).await;
-        match asked {
+        match result {
             // A new database, before its first migration.
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_TABLE) => Ok(false),
-            asked => asked.doing("asking who leads"),
+            result => result.doing("checking for a leader"),
         }
     }
 }
 
-/// First statement of every leader transaction.
-pub(super) async fn hold_lead(connection: &mut PgConnection, lead: Leadership) -> Result<(), StoreError> {
+/// Locks the leader row and checks that `lead` still leads: the first statement of every transaction of a leader.
+///
+/// # Errors
+/// [`StoreError::NotLeader`] if another scheduler leads.
+pub(super) async fn lock_lead(connection: &mut PgConnection, lead: Leadership) -> Result<(), StoreError> {
     let held = sqlx::query_scalar!(
         r#"select true as "held!" from leader where holder = $1 and generation = $2 for share"#,
         lead.holder,
@@ -83,6 +89,6 @@ pub(super) async fn hold_lead(connection: &mut PgConnection, lead: Leadership) -
     )
     .fetch_optional(connection)
     .await
-    .doing("checking who leads")?;
+    .doing("checking the lead")?;
     held.map(|_| ()).ok_or(StoreError::NotLeader { generation: lead.generation })
 }

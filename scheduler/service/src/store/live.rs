@@ -1,4 +1,4 @@
-//! Job rows as the planner wants them.
+//! Rows of jobs that are not over, for the planner.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,11 @@ use cfq_proto::task::Priority;
 use cfq_scheduler_core as core;
 use sqlx::types::Json;
 
-use super::error::{Doing, read};
+use super::columns::parse;
+use super::error::Doing;
 use super::{Store, StoreError};
 
-/// The columns of a [`LiveRow`], for the rows that a condition names.
+/// Selects [`LiveRow`]s by a condition.
 macro_rules! live_rows {
     ($which:literal, $($argument:expr),*) => {
         sqlx::query_as!(
@@ -19,7 +20,7 @@ macro_rules! live_rows {
             r#"select id, task, role, model, priority,
                 (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
                 (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, prefix as "prefix: _", max_tokens,
-                known_need, never as "never: _", setbacks as "setbacks: _",
+                known_need, rejected_by as "rejected_by: _", node_failures as "node_failures: _",
                 (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms, losses,
                 failure as "failure: _", attempt, state, node, node_boot, lease,
                 (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
@@ -32,29 +33,29 @@ macro_rules! live_rows {
 }
 
 impl Store {
-    /// Rows of all jobs that are not over, with the time of their last change; what a leader starts from. Those that cannot
-    /// be read are left out.
+    /// All jobs that are not over, each with the time of its last change, in ms since 1970: the state that a leader
+    /// starts from. Rows that cannot be read are skipped.
     pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
         match self.live_jobs_at_once().await {
-            Err(error) if error.spares_others() && !error.may_retry() => self.live_jobs_one_by_one().await,
-            read => read,
+            Err(error) if error.is_row_local() && !error.may_retry() => self.live_jobs_one_by_one().await,
+            result => result,
         }
     }
 
     async fn live_jobs_one_by_one(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
         let live = sqlx::query_scalar!(
             "select id from jobs where state in ('queued', 'placed', 'running') and id <> all($1) order by created_at",
-            &self.aside.rows()
+            &self.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await
         .doing("finding the live jobs")?;
         let mut jobs = Vec::new();
         for id in live {
-            match self.job_now(JobId(id)).await {
+            match self.live_job(JobId(id)).await {
                 Ok(Some((Some(job), changed_ms))) => jobs.push((job, changed_ms)),
                 Ok(Some((None, _)) | None) => {}
-                Err(error) if error.spares_others() && !error.may_retry() => self.aside.put("job", id, &error),
+                Err(error) if error.is_row_local() && !error.may_retry() => self.row_backoff.defer("job", id, &error),
                 Err(error) => return Err(error),
             }
         }
@@ -64,7 +65,7 @@ impl Store {
     async fn live_jobs_at_once(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
         let rows = live_rows!(
             "state in ('queued', 'placed', 'running') and id <> all($1) order by created_at",
-            &self.aside.rows()
+            &self.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await
@@ -72,8 +73,9 @@ impl Store {
         rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
     }
 
-    /// One job: its row while it lives, else since when it is over. `None` if there is no such job.
-    pub async fn job_now(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
+    /// One job: its row if it is not over, and the time of its last change, in ms since 1970. `None` if there is no
+    /// such job.
+    pub async fn live_job(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
         let row = live_rows!("id = $1", job.0).fetch_optional(&self.pool).await.doing("reading a job")?;
         let Some(row) = row else { return Ok(None) };
         let changed_ms = row.changed_ms;
@@ -93,8 +95,8 @@ struct LiveRow {
     prefix: Json<Vec<u64>>,
     max_tokens: i64,
     known_need: Option<i64>,
-    never: Json<BTreeMap<NodeId, String>>,
-    setbacks: Json<core::Setbacks>,
+    rejected_by: Json<BTreeMap<NodeId, String>>,
+    node_failures: Json<core::NodeFailures>,
     first_failure_ms: Option<i64>,
     no_node_ms: i64,
     losses: i32,
@@ -110,23 +112,23 @@ struct LiveRow {
 }
 
 impl LiveRow {
-    /// `None` for a job that is over.
+    /// The job as the planner's type, with the time of its last change; `None` for a job that is over.
     fn into_core(self) -> Result<Option<(core::Job, i64)>, StoreError> {
-        let state: JobState = read("job state", &self.state)?;
+        let state: JobState = parse("job state", &self.state)?;
         let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };
         let holder = || match (&self.node, self.node_boot, self.lease) {
-            (Some(node), Some(boot), Some(lease)) => Ok((read("node", node)?, BootId(boot), LeaseId(lease))),
+            (Some(node), Some(boot), Some(lease)) => Ok((parse("node", node)?, BootId(boot), LeaseId(lease))),
             _ => Err(unreadable()),
         };
         let phase = match state {
-            JobState::Queued => core::Phase::Queued,
+            JobState::Queued => core::JobPhase::Queued,
             JobState::Placed => {
                 let (node, boot, lease) = holder()?;
-                core::Phase::Placed { node, boot, lease, placed_ms: self.placed_ms.ok_or_else(unreadable)? }
+                core::JobPhase::Placed { node, boot, lease, placed_ms: self.placed_ms.ok_or_else(unreadable)? }
             }
             JobState::Running => {
                 let (node, boot, _) = holder()?;
-                core::Phase::Running { node, boot, accepted_ms: self.accepted_ms.ok_or_else(unreadable)? }
+                core::JobPhase::Running { node, boot, accepted_ms: self.accepted_ms.ok_or_else(unreadable)? }
             }
             JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled => return Ok(None),
         };
@@ -135,8 +137,8 @@ impl LiveRow {
         let job = core::Job {
             id: JobId(self.id),
             task: TaskId(self.task),
-            role: read("role", &self.role)?,
-            model: read("model", &self.model)?,
+            role: parse("role", &self.role)?,
+            model: parse("model", &self.model)?,
             priority,
             deadline_ms: self.deadline_ms,
             created_ms: self.created_ms,
@@ -144,12 +146,12 @@ impl LiveRow {
             prefix: self.prefix.0,
             max_tokens: u32::try_from(self.max_tokens).unwrap_or(u32::MAX),
             known_need: self.known_need.map(|n| n.max(0) as u64),
-            never: self.never.0,
-            setbacks: self.setbacks.0,
+            rejected_by: self.rejected_by.0,
+            node_failures: self.node_failures.0,
             first_failure_ms: self.first_failure_ms,
             no_node_ms: self.no_node_ms.max(0) as u64,
             losses: self.losses.max(0) as u32,
-            failure: self.failure.map(|f| f.0.to_string()).unwrap_or_default(),
+            last_failure: self.failure.map(|f| f.0),
             attempt: self.attempt,
             phase,
         };

@@ -1,15 +1,12 @@
-//! Postgres, the truth. Every function here is one transaction (or one statement) that is a compare-and-set on its fence;
-//! what has to be told to others afterwards comes back as [`Hint`]s, which may be lost.
+//! Postgres, the source of truth. Each function is one transaction (or one statement) that is a compare-and-set on its
+//! fence. Notifications to send after the commit are returned as [`Hint`]s; they may be lost.
 
 mod accept;
 mod artifacts;
-mod as_json;
-mod aside;
 mod attempts;
-mod beats;
 mod blobs;
 mod cancel;
-mod carried;
+mod columns;
 mod deadlines;
 mod effects;
 mod error;
@@ -17,23 +14,25 @@ mod events;
 mod failures;
 mod first_token;
 mod gauges;
-mod give_up;
-mod hint;
+mod heartbeats;
+mod hints;
 mod jobs;
 mod journal;
 mod leader;
 mod live;
 mod nodes;
+mod payload;
 mod place;
+mod pools;
 mod project;
+mod reclaim;
 mod resolve;
 mod result;
+mod row_backoff;
 mod runners;
-mod set;
 mod steps;
 mod submit;
 mod sweep;
-mod take_back;
 mod task_lease;
 mod tasks;
 mod views;
@@ -41,81 +40,51 @@ mod views;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::time::Duration;
-
 use cfq_proto::timing::Timing;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{PgConnection, PgPool};
 
-pub use blobs::Put;
+pub use blobs::PutOutcome;
 pub use cancel::Cancelled;
 pub use error::StoreError;
 pub use events::FeedCursor;
 pub use gauges::Gauges;
-pub use hint::{Hint, LeaderHint};
+pub use hints::{Hint, LeaderHint};
 pub use leader::Leadership;
 pub use place::PlaceOrder;
+pub use pools::StorePools;
 pub use resolve::Resolution;
-pub use set::StoreSet;
 pub use submit::{NewTask, Submitted};
 
-use crate::config::{DatabaseConfig, Limits};
-use aside::Aside;
-use error::{Doing, unavailable};
+use crate::config::{DatabaseConfig, SchedulerLimits};
+use error::Doing;
+use row_backoff::RowBackoff;
 
-/// How long one statement may run, and wait for a lock. A queue's statements take milliseconds; what takes longer is stuck,
-/// and a stuck one must not hold a row that beats and leaders need.
-const STATEMENT_TIMEOUT: &str = "5000";
-const LOCK_TIMEOUT: &str = "3000";
-/// A beat that waits longer is given up: the next one must not stand in line behind it.
-const BEAT_TIME: Duration = Duration::from_secs(1);
-
+/// Access to the database through one connection pool. Clones share the pool and the skipped rows.
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: PgPool,
     timing: Timing,
-    limits: Limits,
-    aside: Aside,
+    limits: SchedulerLimits,
+    row_backoff: RowBackoff,
 }
 
 impl Store {
-    /// Opens no connection yet: a database that is away is waited for by whoever asks.
-    pub fn new(config: &DatabaseConfig, timing: Timing, limits: Limits) -> Result<Self, StoreError> {
-        let mut options = PgConnectOptions::new_without_pgpass()
-            .host(&config.host)
-            .port(config.port)
-            .username(&config.user)
-            .database(&config.database)
-            .ssl_mode(PgSslMode::Disable)
-            .application_name("cfq-scheduler")
-            .options([
-                ("statement_timeout", STATEMENT_TIMEOUT),
-                ("lock_timeout", LOCK_TIMEOUT),
-                ("idle_in_transaction_session_timeout", "10000"),
-                ("default_transaction_isolation", "read committed"),
-            ]);
-        if let Some(path) = &config.password_file {
-            let text =
-                std::fs::read_to_string(path).map_err(|source| StoreError::Password { path: path.clone(), source })?;
-            options = options.password(text.trim_end_matches(['\r', '\n']));
-        }
-        let pool = PgPoolOptions::new()
-            .max_connections(limits.database_connections)
-            .acquire_timeout(Duration::from_secs(2))
-            .test_before_acquire(true)
-            .connect_lazy_with(options);
-        Ok(Self { pool, timing, limits, aside: Aside::default() })
+    /// Creates the pool without opening a connection, so that it also succeeds while the database is down.
+    pub fn new(config: &DatabaseConfig, timing: Timing, limits: SchedulerLimits) -> Result<Self, StoreError> {
+        let pool = pools::lazy_pool(config, limits.database_connections)?;
+        Ok(Self { pool, timing, limits, row_backoff: RowBackoff::default() })
     }
 
-    /// Brings the schema to this build's version; one scheduler does it at a time (sqlx takes an advisory lock).
+    /// Migrates the schema to this build's version. One scheduler at a time does it (sqlx takes an advisory lock).
     pub async fn migrate(&self) -> Result<(), StoreError> {
         sqlx::migrate!("./migrations").run(&self.pool).await.map_err(StoreError::from_migration)?;
-        self.mend_transaction_ids().await
+        self.repair_transaction_ids().await
     }
 
-    /// After a restore into another cluster, events may carry transaction ids that cluster has not reached yet; the global
-    /// feed would wait for them. A visible row is of a finished transaction, so its id may be lowered.
-    async fn mend_transaction_ids(&self) -> Result<(), StoreError> {
+    /// Lowers transaction ids that this cluster has not reached yet. Events carry such ids after a restore from another
+    /// cluster, and the global feed would wait for them. A visible row belongs to a finished transaction, so its id may
+    /// be lowered.
+    async fn repair_transaction_ids(&self) -> Result<(), StoreError> {
         let done = sqlx::query!("update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())")
             .execute(&self.pool)
             .await
@@ -123,64 +92,63 @@ impl Store {
         if done.rows_affected() > 0 {
             tracing::warn!(
                 events = done.rows_affected(),
-                "the database comes from another cluster; its feed was re-based"
+                "database was restored from another cluster; transaction ids of its event feed were lowered"
             );
         }
         Ok(())
     }
 
-    /// Milliseconds since 1970 on the database's clock.
+    /// Current time of the database's clock, in ms since 1970.
     pub async fn clock_ms(&self) -> Result<i64, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
         now_ms(&mut connection).await
     }
 
-    /// Hears of every committed event; the payload is its task's id.
+    /// Listens for committed events; the payload of each notification is the task's id.
     pub async fn listen(&self) -> Result<sqlx::postgres::PgListener, StoreError> {
         let mut listener = sqlx::postgres::PgListener::connect_with(&self.pool).await.doing("listening for events")?;
         listener.listen(events::CHANNEL).await.doing("listening for events")?;
         Ok(listener)
     }
 
+    /// Closes all connections of the pool.
     pub async fn close(&self) {
         self.pool.close().await;
     }
 
+    /// The timing that this store was configured with.
     pub fn timing(&self) -> &Timing {
         &self.timing
     }
 
-    /// Rows that are left alone for a while.
-    pub fn aside(&self) -> &Aside {
-        &self.aside
+    /// Rows that are skipped for now because they cannot be processed.
+    pub fn row_backoff(&self) -> &RowBackoff {
+        &self.row_backoff
     }
 
     async fn begin(&self) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, StoreError> {
-        self.pool.begin().await.map_err(|source| unavailable("beginning a transaction", source))
+        self.pool.begin().await.doing("beginning a transaction")
     }
 
     fn lease_ttl_ms(&self) -> f64 {
         self.timing.lease_ttl_ms as f64
     }
 
-    /// No beat makes a lease longer than one TTL; another is for a scheduler that is configured otherwise.
+    /// Longest remaining time of a valid lease, in ms. No heartbeat extends a lease beyond one TTL; the second TTL
+    /// allows for a scheduler with another configuration.
     fn longest_lease_ms(&self) -> f64 {
         2.0 * self.lease_ttl_ms()
     }
 }
 
-/// A beat's statements are repeatable, so those that were done before it was given up do no harm.
-async fn in_beat_time<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    tokio::time::timeout(BEAT_TIME, work).await.unwrap_or(Err(StoreError::TooSlow { doing: "writing a beat" }))
-}
-
-/// Ends a transaction that has nothing to write, now: a dropped one keeps its locks until its connection is used again.
-async fn nothing<T>(tx: sqlx::Transaction<'static, sqlx::Postgres>, answer: T) -> Result<T, StoreError> {
+/// Rolls back a transaction that wrote nothing and returns `reply`. A dropped transaction would keep its locks until
+/// its connection is used again.
+async fn roll_back<T>(tx: sqlx::Transaction<'static, sqlx::Postgres>, reply: T) -> Result<T, StoreError> {
     tx.rollback().await.doing("ending a transaction")?;
-    Ok(answer)
+    Ok(reply)
 }
 
-/// Milliseconds since 1970 on the database's clock.
+/// Current time of the database's clock, in ms since 1970.
 pub(crate) async fn now_ms(connection: &mut PgConnection) -> Result<i64, StoreError> {
     sqlx::query_scalar!(r#"select (extract(epoch from clock_timestamp()) * 1000)::bigint as "ms!""#)
         .fetch_one(connection)

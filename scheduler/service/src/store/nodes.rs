@@ -1,49 +1,51 @@
-//! Nodes say hello and beat.
+//! Registration of nodes, and their rows as the planner reads them.
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::JobState;
-use cfq_proto::messages::{Beat, BeatReply, NodeHello};
+use cfq_proto::messages::NodeRegistration;
 use cfq_proto::node::Ledger;
 use cfq_scheduler_core as core;
 use sqlx::types::Json;
 
-use super::as_json::AsJson;
-use super::beats::Listed;
-use super::error::{Doing, plain, read};
-use super::hint::{Hint, LeaderHint};
-use super::jobs::{changed, leave_node};
+use super::columns::{AsJson, parse, pg_text};
+use super::error::Doing;
+use super::hints::{Hint, LeaderHint};
+use super::jobs::{append_job_changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, attempts, in_beat_time, nothing, sweep};
+use super::{Store, StoreError, attempts, roll_back, sweep};
 
-/// What a hello changed.
+/// Result of a node's registration.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Greeting {
-    /// It is another start than the last one known.
+pub struct RegisteredNode {
+    /// The boot differs from the last known one.
     pub new_boot: bool,
     pub hints: Vec<Hint>,
 }
 
 impl Store {
-    /// Writes the node's row. A new boot releases at once what the old one held. `None` if a later boot is up: this hello
-    /// came late, or two processes have one name. Boot ids are in the order of their starts; a clock that was set back
-    /// breaks that, so a later boot counts only while it is heard.
-    pub async fn node_hello(&self, hello: &NodeHello) -> Result<Option<Greeting>, StoreError> {
-        let before = sqlx::query_scalar!("select boot from nodes where id = $1", hello.node.as_str())
+    /// Writes the node's row. A new boot releases the jobs of the previous one at once.
+    ///
+    /// `None` if a later boot is up: this registration came late, or two processes use one name. Boot ids are ordered
+    /// by start time; a clock that was set back breaks that order, so a later boot counts only while it sends
+    /// heartbeats.
+    pub async fn register_node(&self, registration: &NodeRegistration) -> Result<Option<RegisteredNode>, StoreError> {
+        let node = &registration.node;
+        let before = sqlx::query_scalar!("select boot from nodes where id = $1", node.as_str())
             .fetch_optional(&self.pool)
             .await
             .doing("finding a node")?;
         let written = sqlx::query!(
             r#"insert into nodes (id, boot, version, devices, ledger) values ($1, $2, $3, $4, $5)
                on conflict (id) do update set boot = excluded.boot, version = excluded.version, devices = excluded.devices,
-                   ledger = excluded.ledger, last_seen = now(), left_out = '{}'
+                   ledger = excluded.ledger, last_seen = now(), exclusions = '{}'
                where nodes.boot <= excluded.boot
                   or nodes.last_seen not between now() - $6::float8 * interval '1 millisecond'
                                              and now() + $6::float8 * interval '1 millisecond'"#,
-            hello.node.as_str(),
-            hello.boot.0,
-            plain(&hello.version),
-            AsJson(&hello.devices) as _,
-            AsJson(&hello.ledger) as _,
+            node.as_str(),
+            registration.boot.0,
+            pg_text(&registration.version),
+            AsJson(&registration.devices) as _,
+            AsJson(&registration.ledger) as _,
             self.lease_ttl_ms()
         )
         .execute(&self.pool)
@@ -52,12 +54,12 @@ impl Store {
         if written.rows_affected() == 0 {
             return Ok(None);
         }
-        let mut hints = self.release_old_boot(&hello.node, hello.boot).await?;
-        hints.push(Hint::Leader(LeaderHint::Node(hello.node.clone())));
-        Ok(Some(Greeting { new_boot: before != Some(hello.boot.0), hints }))
+        let mut hints = self.release_jobs_of_earlier_boot(node, registration.boot).await?;
+        hints.push(Hint::Leader(LeaderHint::Node(node.clone())));
+        Ok(Some(RegisteredNode { new_boot: before != Some(registration.boot.0), hints }))
     }
 
-    async fn release_old_boot(&self, node: &NodeId, boot: BootId) -> Result<Vec<Hint>, StoreError> {
+    async fn release_jobs_of_earlier_boot(&self, node: &NodeId, boot: BootId) -> Result<Vec<Hint>, StoreError> {
         let held = sqlx::query!(
             r#"select id, task, lease as "lease!" from jobs
                where node = $1 and node_boot <> $2 and state in ('placed', 'running')"#,
@@ -66,16 +68,16 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await
-        .doing("finding the jobs of an earlier start")?;
+        .doing("finding the jobs of an earlier boot")?;
         let mut hints = Vec::new();
         for row in held {
-            let lost = self.release_old(node, boot, TaskId(row.task), JobId(row.id), LeaseId(row.lease)).await;
-            hints.extend(self.swept("job", row.id, lost)?);
+            let released = self.release_old_job(node, boot, TaskId(row.task), JobId(row.id), LeaseId(row.lease)).await;
+            hints.extend(self.skip_faulty_row("job", row.id, released)?);
         }
         Ok(hints)
     }
 
-    async fn release_old(
+    async fn release_old_job(
         &self,
         node: &NodeId,
         boot: BootId,
@@ -84,7 +86,7 @@ impl Store {
         lease: LeaseId,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, vec![]).await };
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let state = sqlx::query_scalar!(
             "select state from jobs where id = $1 and lease = $2 and node_boot <> $3 for update",
             job.0,
@@ -94,82 +96,30 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        let why = format!("{node} started anew");
-        let hints = match state.map(|s| read::<JobState>("job state", &s)).transpose()? {
-            Some(JobState::Running) => sweep::lose(&mut tx, &task, job, &why, self.limits.max_losses).await?,
+        let why = format!("{node} was restarted");
+        let hints = match state.map(|s| parse::<JobState>("job state", &s)).transpose()? {
+            Some(JobState::Running) => {
+                sweep::count_lost_attempt(&mut tx, &task, job, &why, self.limits.max_losses).await?
+            }
             Some(JobState::Placed) => {
                 attempts::end_current(&mut tx, job, "unplaced", &why).await?;
                 leave_node(&mut tx, job, JobState::Queued).await?;
-                changed(&mut tx, task.id, job, &why).await?;
+                append_job_changed(&mut tx, task.id, job, &why).await?;
                 vec![Hint::Leader(LeaderHint::Job(job))]
             }
             Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
-            | None => return nothing(tx, vec![]).await,
+            | None => return roll_back(tx, vec![]).await,
         };
-        tx.commit().await.doing("releasing the jobs of an earlier start")?;
+        tx.commit().await.doing("releasing the jobs of an earlier boot")?;
         Ok(hints)
     }
 
-    /// Extends exactly the listed leases whose work moves. What is listed but not this boot's any more is lost.
-    pub async fn node_beat(&self, node: &NodeId, beat: &Beat) -> Result<BeatReply, StoreError> {
-        in_beat_time(self.extend_node(node, beat)).await
-    }
-
-    async fn extend_node(&self, node: &NodeId, beat: &Beat) -> Result<BeatReply, StoreError> {
-        let known = sqlx::query!(
-            r#"update nodes set last_seen = now(), ledger = coalesce($3, ledger), devices = coalesce($4, devices)
-               where id = $1 and boot = $2"#,
-            node.as_str(),
-            beat.boot.0,
-            beat.ledger.as_ref().map(AsJson) as _,
-            beat.devices.as_ref().map(AsJson) as _
-        )
-        .execute(&self.pool)
-        .await
-        .doing("writing a beat")?
-        .rows_affected()
-            == 1;
-        let listed = Listed::of(beat, self.timing.job_step_ms);
-        if listed.all.is_empty() {
-            return Ok(listed.answer(known, vec![], &[]));
-        }
-        // Its own statement, so that a beat never waits for a job's row behind the node's; in the order of the ids, as a
-        // cancel locks them.
-        let mut extended = sqlx::query_scalar!(
-            r#"update jobs set lease_expires = now() + $4::float8 * interval '1 millisecond'
-               where id in (select id from jobs
-                            where lease = any($1) and node = $2 and node_boot = $3 and state = 'running'
-                            order by id for update)
-               returning lease as "lease!""#,
-            &listed.moving,
-            node.as_str(),
-            beat.boot.0,
-            self.lease_ttl_ms()
-        )
-        .fetch_all(&self.pool)
-        .await
-        .doing("extending job leases")?;
-        let live = sqlx::query!(
-            r#"select lease as "lease!", state from jobs
-               where lease = any($1) and node = $2 and node_boot = $3 and state in ('placed', 'running')"#,
-            &listed.all,
-            node.as_str(),
-            beat.boot.0
-        )
-        .fetch_all(&self.pool)
-        .await
-        .doing("checking job leases")?;
-        // A lease whose acceptance is still on its way does not expire yet.
-        extended.extend(live.iter().filter(|l| l.state == "placed").map(|l| l.lease));
-        let live: Vec<_> = live.into_iter().map(|l| l.lease).collect();
-        Ok(listed.answer(known, extended, &live))
-    }
-
-    /// Every node's row. One that cannot be read is left out: its next hello, or its next ledger, writes it anew.
+    /// All nodes, for the planner. A row that cannot be read is omitted and logged; the node's next registration or
+    /// ledger overwrites it.
     pub async fn core_nodes(&self) -> Result<Vec<core::Node>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, boot, ledger as "ledger: Json<serde_json::Value>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
-                      left_out as "left_out: Json<serde_json::Value>"
+                      exclusions as "exclusions: Json<serde_json::Value>"
                from nodes"#
         )
         .fetch_all(&self.pool)
@@ -181,13 +131,13 @@ impl Store {
             let (id, ledger) = match (r.id.parse::<NodeId>(), ledger) {
                 (Ok(id), Ok(ledger)) => (id, ledger),
                 (_, ledger) => {
-                    tracing::error!(node = r.id, error = ?ledger.err(), "a node's row cannot be read and is left out");
+                    tracing::error!(node = r.id, error = ?ledger.err(), "cannot read a node's row; it is ignored");
                     continue;
                 }
             };
-            // Only a hint about room: without it a node is asked once too often.
-            let left_out = serde_json::from_value(r.left_out.0).unwrap_or_default();
-            nodes.push(core::Node { id, boot: BootId(r.boot), ledger, seen_ms: r.seen_ms, left_out });
+            // Exclusions only save requests: without them a node may be asked once more and refuse again.
+            let exclusions = serde_json::from_value(r.exclusions.0).unwrap_or_default();
+            nodes.push(core::Node { id, boot: BootId(r.boot), ledger, seen_ms: r.seen_ms, exclusions });
         }
         Ok(nodes)
     }

@@ -1,33 +1,36 @@
-//! What a step makes of the rows people read: artifacts, iterations, reviews, pull requests, deliveries. The steps stay the
-//! truth; all of this could be made again from them.
+//! Projection of a step to the rows that users read: artifacts, iterations, reviews, pull requests, deliveries. The
+//! steps are the source of truth; these rows can be rebuilt from them.
 
-use cfq_proto::blob::Carried;
-use cfq_proto::looping::{Artifact, Decided, Step};
+use cfq_proto::blob::Payload;
+use cfq_proto::loop_step::{Artifact, Decided, Step};
 use cfq_proto::pr::PrState;
 use sqlx::PgConnection;
 
-use super::as_json::AsJson;
-use super::error::{Doing, plain, read};
+use super::columns::{AsJson, parse, pg_text};
+use super::error::Doing;
 use super::tasks::TaskRow;
-use super::{Store, StoreError};
+use super::{StoreError, payload};
 
-/// Artifacts above this are shortened in events: a feed is watched live by many, the artifact is asked for once.
-const EVENT_ARTIFACT: usize = 16 * 1024;
+/// Largest artifact in an event, in bytes; larger ones are shortened. A feed has many live readers, and the full
+/// artifact can be requested.
+const MAX_EVENT_ARTIFACT_BYTES: usize = 16 * 1024;
 
-pub(super) struct Shown {
-    /// The step as the event tells it.
+/// Result of a projected step.
+pub(super) struct Projection {
+    /// The step as its event shows it.
     pub step: Step,
+    /// Number of the pull request that the step opened.
     pub pr: Option<i64>,
     pub decided: Option<Decided>,
 }
 
-/// Refuses what contradicts the rows that are there.
+/// Projects the next step of a locked task, or returns why it contradicts the existing rows.
 pub(super) async fn project(
     connection: &mut PgConnection,
     task: &TaskRow,
     step: &Step,
-) -> Result<Result<Shown, String>, StoreError> {
-    let mut shown = Shown { step: step.clone(), pr: None, decided: None };
+) -> Result<Result<Projection, String>, StoreError> {
+    let mut projection = Projection { step: step.clone(), pr: None, decided: None };
     match step {
         Step::Started { .. }
         | Step::Resolved { .. }
@@ -36,11 +39,11 @@ pub(super) async fn project(
         | Step::HandedOff { .. }
         | Step::MergeIntent { .. } => {}
         Step::Generated { artifact } => {
-            let artifact = Store::carried(connection, artifact.clone()).await?;
-            if let Err(reason) = keep_artifact(connection, task, &artifact).await? {
+            let artifact = payload::load(connection, artifact.clone()).await?;
+            if let Err(reason) = insert_artifact(connection, task, &artifact).await? {
                 return Ok(Err(reason));
             }
-            shown.step = Step::Generated { artifact: Carried::Inline(shortened(artifact)) };
+            projection.step = Step::Generated { artifact: Payload::Inline(shortened(artifact)) };
         }
         Step::Checked { iteration, findings, quarantine } => {
             let done = sqlx::query!(
@@ -52,7 +55,7 @@ pub(super) async fn project(
             )
             .execute(connection)
             .await
-            .doing("keeping findings")?;
+            .doing("writing findings")?;
             if done.rows_affected() == 0 {
                 return Ok(Err(format!("there is no iteration {iteration}")));
             }
@@ -65,14 +68,14 @@ pub(super) async fn project(
                 task.id.0,
                 number(*iteration),
                 job.0,
-                plain(model),
+                pg_text(model),
                 AsJson(review) as _
             )
             .execute(connection)
             .await
-            .doing("keeping a review")?;
+            .doing("writing a review")?;
             if done.rows_affected() == 0 {
-                return Ok(Err(format!("there is no iteration {iteration} that this review is new to")));
+                return Ok(Err(format!("there is no iteration {iteration}, or it has this review already")));
             }
         }
         Step::Decided { iteration, decided } => {
@@ -84,7 +87,7 @@ pub(super) async fn project(
             )
             .execute(&mut *connection)
             .await
-            .doing("keeping a decision")?;
+            .doing("writing a decision")?;
             sqlx::query!(
                 "update tasks set best_iteration = $2, best_score = $3 where id = $1",
                 task.id.0,
@@ -93,75 +96,75 @@ pub(super) async fn project(
             )
             .execute(connection)
             .await
-            .doing("keeping the best iteration")?;
-            shown.decided = Some(decided.clone());
+            .doing("writing the best iteration")?;
+            projection.decided = Some(decided.clone());
         }
         Step::PrOpened { head, base, branch } => {
             if task.pr.is_some() {
-                return Ok(Err("its pull request exists already".to_owned()));
+                return Ok(Err("the task has a pull request already".to_owned()));
             }
-            shown.pr = Some(open_pr(connection, task, head, base, branch).await?);
+            projection.pr = Some(open_pr(connection, task, head, base, branch).await?);
         }
-        Step::PrMoved { to, why } => return Ok(move_pr(connection, task, *to, why, None).await?.map(|()| shown)),
+        Step::PrMoved { to, why } => return Ok(move_pr(connection, task, *to, why, None).await?.map(|()| projection)),
         Step::Merged { commit } => {
-            return Ok(move_pr(connection, task, PrState::Merged, "merged", Some(commit)).await?.map(|()| shown));
+            return Ok(move_pr(connection, task, PrState::Merged, "merged", Some(commit)).await?.map(|()| projection));
         }
         Step::Delivered { branch, commit } => {
             sqlx::query!(
                 "update tasks set delivered_branch = $2, delivered_commit = $3 where id = $1",
                 task.id.0,
-                plain(branch),
-                plain(commit)
+                pg_text(branch),
+                pg_text(commit)
             )
             .execute(connection)
             .await
-            .doing("keeping a delivery")?;
+            .doing("writing a delivery")?;
         }
     }
-    Ok(Ok(shown))
+    Ok(Ok(projection))
 }
 
-async fn keep_artifact(
+async fn insert_artifact(
     connection: &mut PgConnection,
     task: &TaskRow,
     artifact: &Artifact,
 ) -> Result<Result<(), String>, StoreError> {
     let paths: Vec<&str> = artifact.files.iter().map(|f| f.path.as_str()).collect();
-    let commit = artifact.commit.as_deref().map(plain);
-    let made = sqlx::query!(
+    let commit = artifact.commit.as_deref().map(pg_text);
+    let inserted = sqlx::query!(
         r#"insert into iterations (task, iteration, artifact, content_hash, commit, model, paths, prompt_tokens, output_tokens)
            values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict do nothing"#,
         task.id.0,
         number(artifact.iteration),
         artifact.id.0,
-        plain(&artifact.content_hash),
+        pg_text(&artifact.content_hash),
         commit,
-        plain(&artifact.model),
+        pg_text(&artifact.model),
         AsJson(paths) as _,
         i64::from(artifact.prompt_tokens),
         i64::from(artifact.output_tokens)
     )
     .execute(&mut *connection)
     .await
-    .doing("keeping an iteration")?;
-    if made.rows_affected() == 0 {
+    .doing("writing an iteration")?;
+    if inserted.rows_affected() == 0 {
         return Ok(Err(format!("iteration {} exists already", artifact.iteration)));
     }
-    let made = sqlx::query!(
+    let inserted = sqlx::query!(
         r#"insert into artifacts (id, task, iteration, seq, content_hash, commit, parent)
            values ($1, $2, $3, $4, $5, $6, $7) on conflict (id) do nothing"#,
         artifact.id.0,
         task.id.0,
         number(artifact.iteration),
         task.next_seq,
-        plain(&artifact.content_hash),
+        pg_text(&artifact.content_hash),
         commit,
-        plain(&artifact.parent)
+        pg_text(&artifact.parent)
     )
     .execute(&mut *connection)
     .await
-    .doing("keeping an artifact")?;
-    if made.rows_affected() == 0 {
+    .doing("writing an artifact")?;
+    if inserted.rows_affected() == 0 {
         return Ok(Err(format!("artifact {} exists already", artifact.id)));
     }
     sqlx::query!("update tasks set iteration = $2 where id = $1", task.id.0, number(artifact.iteration))
@@ -183,9 +186,9 @@ async fn open_pr(
            returning number"#,
         task.id.0,
         task.title,
-        plain(branch),
-        plain(head),
-        plain(base)
+        pg_text(branch),
+        pg_text(head),
+        pg_text(base)
     )
     .fetch_one(&mut *connection)
     .await
@@ -205,7 +208,7 @@ async fn open_pr(
     Ok(pr)
 }
 
-/// Moves the task's pull request, if the table of its states allows it.
+/// Moves the task's pull request to another state, or returns why that is illegal.
 pub(super) async fn move_pr(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -213,20 +216,20 @@ pub(super) async fn move_pr(
     why: &str,
     merge_commit: Option<&str>,
 ) -> Result<Result<(), String>, StoreError> {
-    let Some(pr) = task.pr else { return Ok(Err("it has no pull request".to_owned())) };
+    let Some(pr) = task.pr else { return Ok(Err("the task has no pull request".to_owned())) };
     let from = sqlx::query_scalar!("select state from internal_prs where number = $1 for update", pr)
         .fetch_one(&mut *connection)
         .await
         .doing("finding a pull request")?;
-    let from: PrState = read("pull request state", &from)?;
-    if !cfq_scheduler_core::pr_legal(from, to) {
+    let from: PrState = parse("pull request state", &from)?;
+    if !cfq_scheduler_core::pr_transition_allowed(from, to) {
         return Ok(Err(format!("pull request {pr} is {from}, it cannot become {to}")));
     }
     sqlx::query!(
         "update internal_prs set state = $2, merge_commit = coalesce($3, merge_commit) where number = $1",
         pr,
         to.as_str(),
-        merge_commit.map(plain)
+        merge_commit.map(pg_text)
     )
     .execute(&mut *connection)
     .await
@@ -236,7 +239,7 @@ pub(super) async fn move_pr(
            select $1, coalesce(max(n), 0) + 1, $2, $3 from internal_pr_moves where pr = $1"#,
         pr,
         to.as_str(),
-        plain(why)
+        pg_text(why)
     )
     .execute(connection)
     .await
@@ -248,20 +251,21 @@ fn number(iteration: u32) -> i32 {
     i32::try_from(iteration).unwrap_or(i32::MAX)
 }
 
-/// Paths stay, contents go, the diff is cut at a line.
+/// Removes the files' contents, and cuts the diff at the end of a line, if the artifact is too large for an event.
 fn shortened(mut artifact: Artifact) -> Artifact {
     let contents: usize = artifact.files.iter().filter_map(|f| f.content.as_ref()).map(String::len).sum();
-    if contents + artifact.diff.len() <= EVENT_ARTIFACT {
+    if contents + artifact.diff.len() <= MAX_EVENT_ARTIFACT_BYTES {
         return artifact;
     }
     for content in artifact.files.iter_mut().filter_map(|f| f.content.as_mut()) {
         content.clear();
     }
-    if artifact.diff.len() > EVENT_ARTIFACT {
-        let end = artifact.diff.char_indices().map(|(i, _)| i).take_while(|i| *i <= EVENT_ARTIFACT).last().unwrap_or(0);
+    if artifact.diff.len() > MAX_EVENT_ARTIFACT_BYTES {
+        let ends = artifact.diff.char_indices().map(|(i, _)| i);
+        let end = ends.take_while(|i| *i <= MAX_EVENT_ARTIFACT_BYTES).last().unwrap_or(0);
         let end = artifact.diff.get(..end).and_then(|cut| cut.rfind('\n')).map_or(0, |i| i + 1);
         artifact.diff.truncate(end);
-        artifact.diff.push_str("... (shortened; ask for the artifact)\n");
+        artifact.diff.push_str("... (shortened; request the artifact for the rest)\n");
     }
     artifact
 }

@@ -1,32 +1,51 @@
-//! Answering an escalation (L7) or a held hand-off: only while the task waits for it, only with an action its question
-//! offers, and never best effort for what is quarantined. The answer is a step like any other, so the runner that takes the task over replays it.
+//! The answer to an escalation (L7) or a held hand-off. It is accepted only while the task waits for it, only with an
+//! action that the question offers, and never as best effort for a quarantined result. The answer is a step like any
+//! other, so the runner that takes the task over replays it.
 
 use cfq_proto::ids::{TaskId, TaskNumber};
-use cfq_proto::looping::{ActionKind, EscalationAction, Step};
+use cfq_proto::loop_step::{ActionKind, EscalationAction, Step};
 use cfq_proto::task::TaskState;
 use sqlx::types::Json;
 
 use super::error::Doing;
-use super::hint::Hint;
+use super::hints::Hint;
 use super::tasks::lock_task;
-use super::{Store, StoreError, nothing, steps};
+use super::{Store, StoreError, roll_back, steps};
 
+/// Result of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resolution {
-    Done { number: TaskNumber, state: TaskState, hints: Vec<Hint> },
-    NotWaiting { number: TaskNumber, state: TaskState },
-    NotOffered { number: TaskNumber, offered: Vec<ActionKind> },
-    Refused { number: TaskNumber, why: String },
+    Done {
+        number: TaskNumber,
+        state: TaskState,
+        hints: Vec<Hint>,
+    },
+    /// The task does not wait for an answer.
+    NotWaiting {
+        number: TaskNumber,
+        state: TaskState,
+    },
+    /// The question does not offer this action.
+    NotOffered {
+        number: TaskNumber,
+        offered: Vec<ActionKind>,
+    },
+    Refused {
+        number: TaskNumber,
+        why: String,
+    },
+    /// There is no such task.
     Unknown,
 }
 
 impl Store {
+    /// Answers the open question of a task. `by` names the author, for users.
     pub async fn resolve(&self, task: TaskId, action: &EscalationAction, by: &str) -> Result<Resolution, StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, Resolution::Unknown).await };
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, Resolution::Unknown).await };
         let number = task.number;
         if !matches!(task.state, TaskState::Escalated | TaskState::WaitingOnHuman) {
-            return nothing(tx, Resolution::NotWaiting { number, state: task.state }).await;
+            return roll_back(tx, Resolution::NotWaiting { number, state: task.state }).await;
         }
         let offered = sqlx::query_scalar!(
             r#"select actions as "actions: Json<Vec<ActionKind>>" from questions where task = $1 and state = 'open'"#,
@@ -38,7 +57,7 @@ impl Store {
         .map(|a| a.0)
         .unwrap_or_default();
         if !offered.contains(&action.kind()) {
-            return nothing(tx, Resolution::NotOffered { number, offered }).await;
+            return roll_back(tx, Resolution::NotOffered { number, offered }).await;
         }
         if *action == EscalationAction::AcceptBestEffort {
             let acceptable = sqlx::query_scalar!(
@@ -50,14 +69,14 @@ impl Store {
             .await
             .doing("finding the best iteration")?;
             if acceptable.is_none() {
-                let why = "there is no result that is not quarantined".to_owned();
-                return nothing(tx, Resolution::Refused { number, why }).await;
+                let why = "every result is quarantined".to_owned();
+                return roll_back(tx, Resolution::Refused { number, why }).await;
             }
         }
         let step = Step::Resolved { action: action.clone(), by: by.to_owned() };
         let written = match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
             Ok(written) => written,
-            Err(why) => return nothing(tx, Resolution::Refused { number, why }).await,
+            Err(why) => return roll_back(tx, Resolution::Refused { number, why }).await,
         };
         cfq_link::failpoint::hit("scheduler.resolve.before_commit");
         tx.commit().await.doing("answering an escalation")?;

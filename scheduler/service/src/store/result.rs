@@ -1,35 +1,38 @@
-//! How an attempt ended, told by its node. Kept until the node hears `Committed`; told twice it changes nothing, told late
-//! it is stale.
+//! The outcome of an attempt, reported by its node. The node repeats the report until the reply is `Committed`; a
+//! repeated report changes nothing, a late one is stale.
 
-use cfq_proto::blob::Carried;
-use cfq_proto::ids::NodeId;
+use cfq_proto::blob::Payload;
+use cfq_proto::ids::{NodeId, TaskId};
 use cfq_proto::job::{Completion, JobState, Outcome, Usage};
 use cfq_proto::messages::{FenceReply, JobReport};
 use sqlx::PgConnection;
 
-use super::accept::{held, hints, repeated};
-use super::as_json::AsJson;
+use super::accept::{lock_current_job, reply_to_repeat};
 use super::attempts;
+use super::columns::AsJson;
 use super::error::Doing;
-use super::hint::Hint;
-use super::jobs::{changed, leave_node};
+use super::hints::{Hint, for_changed_job};
+use super::jobs::{append_job_changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, first_token, nothing};
+use super::{Store, StoreError, blobs, first_token, payload, roll_back};
 
 impl Store {
+    /// Ends an attempt with the reported outcome.
     pub async fn report(&self, node: &NodeId, ask: &JobReport) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, (FenceReply::Stale, vec![])).await };
-        let told = match &ask.outcome {
+        let Some(task) = lock_task(&mut tx, task).await? else {
+            return roll_back(tx, (FenceReply::Stale, vec![])).await;
+        };
+        let outcome = match &ask.outcome {
             Outcome::Done { .. } => "done",
             Outcome::Failed { .. } => "failed",
             Outcome::Released { .. } => "released",
         };
-        match held(&mut tx, node, ask.boot.0, &ask.fence).await? {
+        match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
             Some(JobState::Running) => {}
-            // A node that was told to stop before it accepted says so too.
-            Some(JobState::Placed) if told == "released" => {}
+            // A node that is stopped before it accepted a job releases the job as well.
+            Some(JobState::Placed) if outcome == "released" => {}
             Some(
                 JobState::Placed
                 | JobState::Queued
@@ -39,22 +42,19 @@ impl Store {
                 | JobState::Cancelled,
             )
             | None => {
-                let reply = repeated(&mut tx, &ask.fence, told).await?;
-                return nothing(tx, (reply, vec![])).await;
+                let reply = reply_to_repeat(&mut tx, &ask.fence, outcome).await?;
+                return roll_back(tx, (reply, vec![])).await;
             }
         }
         let why = match &ask.outcome {
             Outcome::Done { completion } => {
                 let Some(usage) = usage(&mut tx, task.id, completion).await? else {
-                    return nothing(
-                        tx,
-                        (FenceReply::Unavailable { reason: "the completion's blob is not here".into() }, vec![]),
-                    )
-                    .await;
+                    let reason = "the completion's blob is not stored, or not for this task: send it first".into();
+                    return roll_back(tx, (FenceReply::Unavailable { reason }, vec![])).await;
                 };
-                // The frame that showed the first token may be lost; the node's own figure says the same.
-                first_token::note(&mut tx, task.id, &ask.fence, Some(usage.first_token_ms)).await?;
-                attempts::end_current(&mut tx, ask.fence.job, told, "").await?;
+                // The frame with the first token may have been lost; the usage contains its time too.
+                first_token::record(&mut tx, task.id, &ask.fence, Some(usage.first_token_ms)).await?;
+                attempts::end_current(&mut tx, ask.fence.job, outcome, "").await?;
                 leave_node(&mut tx, ask.fence.job, JobState::Done).await?;
                 sqlx::query!(
                     r#"update jobs set completion = $2, usage = $3, failure = null where id = $1"#,
@@ -64,40 +64,40 @@ impl Store {
                 )
                 .execute(&mut *tx)
                 .await
-                .doing("keeping a completion")?;
+                .doing("writing a completion")?;
                 String::new()
             }
             Outcome::Failed { failure } => {
-                attempts::end_current(&mut tx, ask.fence.job, told, &failure.to_string()).await?;
-                self.failed(&mut tx, node, ask, failure).await?
+                attempts::end_current(&mut tx, ask.fence.job, outcome, &failure.to_string()).await?;
+                self.count_failure(&mut tx, node, ask, failure).await?
             }
             Outcome::Released { reason } => {
-                attempts::end_current(&mut tx, ask.fence.job, told, reason).await?;
+                attempts::end_current(&mut tx, ask.fence.job, outcome, reason).await?;
                 leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
-                format!("given back by {node}: {reason}")
+                format!("released by {node}: {reason}")
             }
         };
-        changed(&mut tx, task.id, ask.fence.job, &why).await?;
+        append_job_changed(&mut tx, task.id, ask.fence.job, &why).await?;
         cfq_link::failpoint::hit("scheduler.result.before_commit");
         tx.commit().await.doing("committing a result")?;
         cfq_link::failpoint::hit("scheduler.result.after_commit");
-        Ok((FenceReply::Committed, hints(&task, ask.fence.job)))
+        Ok((FenceReply::Committed, for_changed_job(&task, ask.fence.job)))
     }
 }
 
-/// The figures of a completion; `None` if its blob has not arrived.
+/// The usage in a completion; `None` if its blob is not stored for this task.
 async fn usage(
     connection: &mut PgConnection,
-    task: cfq_proto::ids::TaskId,
-    completion: &Carried<Completion>,
+    task: TaskId,
+    completion: &Payload<Completion>,
 ) -> Result<Option<Usage>, StoreError> {
     match completion {
-        Carried::Inline(completion) => Ok(Some(completion.usage)),
-        Carried::Blob(blob) => {
-            if !super::blobs::refer(connection, &blob.hash, task).await? {
+        Payload::Inline(completion) => Ok(Some(completion.usage)),
+        Payload::Blob(blob) => {
+            if !blobs::has(connection, &blob.hash, task).await? {
                 return Ok(None);
             }
-            let completion: Completion = super::carried::load(connection, blob).await?;
+            let completion: Completion = payload::load_blob(connection, blob).await?;
             Ok(Some(completion.usage))
         }
     }

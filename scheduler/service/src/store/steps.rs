@@ -1,32 +1,37 @@
-//! Committing a step of the loop: compare-and-set on (attempt, lease, seq), legal by `cfq-convergence`, with all its
-//! effects on the task's other rows in the same transaction. The runner acts only on `Committed`.
+//! Commit of a step of the loop: a compare-and-set on (attempt, lease, seq). `cfq-convergence` decides whether the step
+//! is legal. All effects on the task's other rows are in the same transaction. The runner acts only on `Committed`.
 
 use cfq_convergence::{Facts, task_state_after, transition};
-use cfq_proto::blob::{BlobHash, BlobRef, Carried};
+use cfq_proto::blob::{BlobHash, BlobRef, Payload};
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
-use cfq_proto::looping::{LoopState, Step};
+use cfq_proto::loop_step::{LoopState, Step, StepRecord};
 use cfq_proto::messages::{StepReply, StepRequest};
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
-use super::as_json::AsJson;
+use super::columns::AsJson;
 use super::error::Doing;
 use super::events::append;
-use super::hint::Hint;
-use super::tasks::{TaskRow, cancel_jobs, lock_task, move_task};
-use super::{Store, StoreError, effects, nothing, project};
+use super::hints::Hint;
+use super::jobs::cancel_jobs;
+use super::tasks::{TaskRow, lock_task, move_task};
+use super::{Store, StoreError, blobs, effects, project, roll_back};
 
 /// A step that is written but not committed yet.
-pub(super) struct Written {
+pub(super) struct WrittenStep {
+    /// Time of the step, in s since 1970.
     pub at: i64,
+    /// Number of the pull request that the step opened.
     pub pr: Option<i64>,
+    /// The task's state after the step.
     pub to: TaskState,
     pub hints: Vec<Hint>,
 }
 
 impl Store {
+    /// Commits the next step of a task that the runner holds. A repeated request gets the same reply.
     pub async fn commit_step(
         &self,
         runner: &RunnerId,
@@ -34,30 +39,30 @@ impl Store {
     ) -> Result<(StepReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
-            return nothing(tx, (StepReply::Stale, vec![])).await;
+            return roll_back(tx, (StepReply::Stale, vec![])).await;
         };
         if ask.seq < task.next_seq {
-            let answer = repeated(&mut tx, ask).await?;
-            return nothing(tx, (answer, vec![])).await;
+            let reply = reply_to_repeat(&mut tx, ask).await?;
+            return roll_back(tx, (reply, vec![])).await;
         }
         if ask.seq != task.next_seq || !task.is_held_by(runner, &ask.fence) {
-            return nothing(tx, (StepReply::Stale, vec![])).await;
+            return roll_back(tx, (StepReply::Stale, vec![])).await;
         }
         if matches!(ask.step, Step::Resolved { .. } | Step::Cancelled { .. }) {
-            let reason = format!("{} is written by the scheduler, for a client", ask.step.kind());
-            return nothing(tx, (StepReply::Illegal { reason }, vec![])).await;
+            let reason = format!("a `{}` step is written only by the scheduler, for a client", ask.step.kind());
+            return roll_back(tx, (StepReply::Illegal { reason }, vec![])).await;
         }
-        if let Step::Generated { artifact: Carried::Blob(blob) } = &ask.step
-            && !super::blobs::refer(&mut tx, &blob.hash, task.id).await?
+        if let Step::Generated { artifact: Payload::Blob(blob) } = &ask.step
+            && !blobs::has(&mut tx, &blob.hash, task.id).await?
         {
-            return nothing(tx, (StepReply::Unavailable { reason: format!("blob {} is not here", blob.hash) }, vec![]))
-                .await;
+            let reason = format!("blob {} is not stored, or not for this task: send it first", blob.hash);
+            return roll_back(tx, (StepReply::Unavailable { reason }, vec![])).await;
         }
         let written = match write(&mut tx, &task, Some(ask.fence.lease), &ask.step, ask.active_ms).await? {
             Ok(written) => written,
             Err(reason) => {
                 tracing::warn!(task = %task.number, seq = ask.seq, step = ask.step.kind(), reason, "refused a step");
-                return nothing(tx, (StepReply::Illegal { reason }, vec![])).await;
+                return roll_back(tx, (StepReply::Illegal { reason }, vec![])).await;
             }
         };
         cfq_link::failpoint::hit("scheduler.step.before_commit");
@@ -67,8 +72,9 @@ impl Store {
     }
 }
 
-/// A step that is there already: the same one of the same attempt was committed before its answer was lost.
-async fn repeated(connection: &mut PgConnection, ask: &StepRequest) -> Result<StepReply, StoreError> {
+/// The reply to a step whose number exists: `Committed` for the same step of the same attempt, whose reply was lost,
+/// else `Stale`.
+async fn reply_to_repeat(connection: &mut PgConnection, ask: &StepRequest) -> Result<StepReply, StoreError> {
     let row = sqlx::query!(
         r#"select step as "step: Json<Step>", pr, extract(epoch from at)::bigint as "at!" from steps
            where task = $1 and seq = $2 and attempt = $3 and lease = $4"#,
@@ -86,21 +92,21 @@ async fn repeated(connection: &mut PgConnection, ask: &StepRequest) -> Result<St
     })
 }
 
-/// Writes the next step of a locked task and everything that follows from it, or says why it is illegal.
+/// Writes the next step of a locked task and all its effects, or returns why it is illegal.
 pub(super) async fn write(
     connection: &mut PgConnection,
     task: &TaskRow,
     lease: Option<LeaseId>,
     step: &Step,
     active_ms: u64,
-) -> Result<Result<Written, String>, StoreError> {
+) -> Result<Result<WrittenStep, String>, StoreError> {
     let facts = facts(connection, task.id).await?;
     let loop_state = match transition(task.loop_state, facts, step) {
         Ok(state) => state,
         Err(illegal) => return Ok(Err(illegal.to_string())),
     };
     let to = task_state_after(facts, step);
-    if to != task.state && !cfq_scheduler_core::legal(task.state, to) {
+    if to != task.state && !cfq_scheduler_core::task_transition_allowed(task.state, to) {
         return Ok(Err(format!("the task is {}, it cannot become {to}", task.state)));
     }
     let at = sqlx::query_scalar!(
@@ -126,29 +132,29 @@ pub(super) async fn write(
     .execute(&mut *connection)
     .await
     .doing("advancing a task")?;
-    let shown = match project::project(connection, task, step).await? {
-        Ok(shown) => shown,
+    let projection = match project::project(connection, task, step).await? {
+        Ok(projection) => projection,
         Err(reason) => return Ok(Err(reason)),
     };
-    let event = EventBody::StepCommitted { seq: task.next_seq, step: shown.step, loop_state };
+    let event = EventBody::StepCommitted { seq: task.next_seq, step: projection.step, loop_state };
     append(connection, task.id, &event).await?;
     let mut hints = Vec::new();
     if to != task.state {
         let reason = effects::reason(task, step);
         move_task(connection, task, to, &reason).await?;
-        effects::questions(connection, task, step, shown.decided.as_ref()).await?;
+        effects::update_questions(connection, task, step, projection.decided.as_ref()).await?;
         if to != TaskState::Ready && to != TaskState::Running {
             hints.extend(cancel_jobs(connection, task.id, &reason).await?);
             effects::close_pr(connection, task, to).await?;
         }
         if to == TaskState::Ready {
-            hints.push(Hint::WorkWaits);
+            hints.push(Hint::TaskReady);
         }
     }
-    Ok(Ok(Written { at, pr: shown.pr, to, hints }))
+    Ok(Ok(WrittenStep { at, pr: projection.pr, to, hints }))
 }
 
-/// What the committed steps say, without reading any artifact.
+/// The facts in the committed steps, without reading any artifact.
 async fn facts(connection: &mut PgConnection, task: TaskId) -> Result<Facts, StoreError> {
     let rows = sqlx::query_scalar!(
         r#"select case when kind in ('generated', 'reviewed') then null else step end as "step: Json<Step>"
@@ -158,13 +164,13 @@ async fn facts(connection: &mut PgConnection, task: TaskId) -> Result<Facts, Sto
     .fetch_all(connection)
     .await
     .doing("reading a task's steps")?;
-    // The facts do not look into an artifact, so any stands for it.
-    let generated = Step::Generated { artifact: Carried::Blob(BlobRef { hash: BlobHash::of(&[]), size: 0 }) };
+    // The facts do not depend on an artifact's contents, so a placeholder replaces it.
+    let generated = Step::Generated { artifact: Payload::Blob(BlobRef { hash: BlobHash::of(&[]), size: 0 }) };
     Ok(Facts::of(rows.iter().map(|step| step.as_ref().map_or(&generated, |s| &s.0))))
 }
 
 impl TaskRow {
-    /// Whether a loop is running that a cancel has to end with a step.
+    /// Whether the task has a running loop, which a cancel has to end with a step.
     pub(super) fn has_loop(&self) -> bool {
         match self.loop_state {
             LoopState::Idle | LoopState::Failed => false,
@@ -175,4 +181,23 @@ impl TaskRow {
             | LoopState::Escalated => true,
         }
     }
+}
+
+/// All committed steps, in order.
+pub(super) async fn committed_steps(
+    connection: &mut PgConnection,
+    task: TaskId,
+) -> Result<Vec<StepRecord>, StoreError> {
+    let rows = sqlx::query!(
+        r#"select seq, step as "step: Json<Step>", active_ms, extract(epoch from at)::bigint as "at!"
+           from steps where task = $1 order by seq"#,
+        task.0
+    )
+    .fetch_all(connection)
+    .await
+    .doing("reading a task's steps")?;
+    Ok(rows
+        .into_iter()
+        .map(|r| StepRecord { seq: r.seq, step: r.step.0, active_ms: r.active_ms.max(0) as u64, at: r.at })
+        .collect())
 }

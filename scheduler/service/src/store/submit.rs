@@ -1,11 +1,12 @@
-//! A task is acknowledged after the commit of its row and its first event, and an idempotency key makes it once.
+//! Submission of a task. It is acknowledged after the commit of its row and its first event; an idempotency key creates
+//! one task however often it is submitted.
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::task::{TaskSpec, TaskState};
 
-use super::as_json::AsJson;
-use super::error::{Doing, read};
+use super::columns::{AsJson, parse};
+use super::error::Doing;
 use super::events::append;
 use super::{Store, StoreError};
 
@@ -17,31 +18,35 @@ pub struct NewTask {
     pub title: String,
     pub threshold: f64,
     pub max_iterations: u32,
+    /// Idempotency key.
     pub key: Option<String>,
-    /// Of what the client sent: the same key with another body is an error.
+    /// Hash of the client's request body: the same key with another body is an error.
     pub body_hash: String,
 }
 
+/// Result of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
     Created {
         id: TaskId,
         number: TaskNumber,
     },
-    /// The key had made this task before.
+    /// The key created this task before.
     Existing {
         id: TaskId,
         number: TaskNumber,
         state: TaskState,
     },
+    /// The key created a task with another body.
     KeyReused {
         number: TaskNumber,
     },
-    /// A new task whose deadline is over already; nothing was written.
+    /// The deadline of the new task has passed already; nothing was written.
     TooLate,
 }
 
 impl Store {
+    /// Creates a task, or finds the one that the key created before.
     pub async fn submit(&self, new: &NewTask) -> Result<Submitted, StoreError> {
         let mut tx = self.begin().await?;
         let number = sqlx::query_scalar!(
@@ -64,7 +69,7 @@ impl Store {
         .doing("writing a task")?;
         let Some(number) = number else {
             drop(tx);
-            return self.existing(new).await;
+            return self.find_by_key(new).await;
         };
         append(&mut tx, new.id, &EventBody::TaskSubmitted).await?;
         cfq_link::failpoint::hit("scheduler.submit.before_commit");
@@ -73,7 +78,7 @@ impl Store {
         Ok(Submitted::Created { id: new.id, number: TaskNumber(number) })
     }
 
-    async fn existing(&self, new: &NewTask) -> Result<Submitted, StoreError> {
+    async fn find_by_key(&self, new: &NewTask) -> Result<Submitted, StoreError> {
         let row = sqlx::query!(
             "select id, number, state, body_hash from tasks where idempotency_key = $1",
             new.key.as_deref()
@@ -81,12 +86,12 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .doing("finding the task of an idempotency key")?;
-        // The task of a key is found however late it is asked for again.
+        // An existing task is returned even after its deadline; without one, the deadline was the reason.
         let Some(row) = row else { return Ok(Submitted::TooLate) };
         let number = TaskNumber(row.number);
         if row.body_hash != new.body_hash {
             return Ok(Submitted::KeyReused { number });
         }
-        Ok(Submitted::Existing { id: TaskId(row.id), number, state: read("task state", &row.state)? })
+        Ok(Submitted::Existing { id: TaskId(row.id), number, state: parse("task state", &row.state)? })
     }
 }

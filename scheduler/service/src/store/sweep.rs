@@ -1,25 +1,25 @@
-//! What ran out of time goes back. Each row is one leader transaction that compares the lease it saw and its expiry again,
-//! so a beat, a completion or a cancel that came first wins; and each row by itself, so that one at fault stops no other.
+//! Sweep of expired leases: their jobs and tasks are requeued. Each row is one leader transaction that checks the lease
+//! and its expiry again, so a heartbeat, a completion or a cancel that committed first wins. Rows are independent: a
+//! faulty row does not stop the sweep of the others.
 //!
-//! A lease that expires later than any beat could have said was written before the database's clock was set back. A holder
-//! that lives renews it within the grace that follows such a step; without one it would look held for as long as the step
-//! was.
+//! A lease that expires later than any heartbeat could have set was written before the database's clock was set back,
+//! and counts as expired. A live holder renews it within the grace period that follows such a clock step; without this
+//! rule an abandoned lease would seem held for as long as the clock was set back.
 
 use cfq_proto::ids::{JobId, LeaseId, TaskId};
 use cfq_proto::job::JobState;
 use sqlx::PgConnection;
 
-use super::accept::hints;
 use super::error::Doing;
-use super::hint::Hint;
-use super::jobs::{changed, leave_node, park};
-use super::leader::{Leadership, hold_lead};
-use super::take_back::{Lost, take_back};
+use super::hints::{Hint, for_changed_job};
+use super::jobs::{append_job_changed, leave_node, mark_dead};
+use super::leader::{Leadership, lock_lead};
+use super::reclaim::{RunnerLoss, reclaim};
 use super::tasks::{TaskRow, lock_task};
-use super::{Store, StoreError, attempts, nothing};
+use super::{Store, StoreError, attempts, roll_back};
 
 impl Store {
-    /// Ends expired job and task leases. Returns hints and how many (jobs, tasks) were lost.
+    /// Ends expired job and task leases. Returns the hints, the number of jobs and the number of tasks that were lost.
     pub async fn sweep(&self, lead: Leadership) -> Result<(Vec<Hint>, usize, usize), StoreError> {
         let jobs = sqlx::query!(
             r#"select id, task, lease as "lease!", node as "node!" from jobs
@@ -39,42 +39,44 @@ impl Store {
         .doing("finding expired task leases")?;
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
-            let why = format!("its lease on {} ran out: not heard from, or no step done", job.node);
-            let lost = self.lose_job(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &why).await;
-            let told = self.swept("job", job.id, lost)?;
-            jobs_lost += usize::from(!told.is_empty());
-            hints.extend(told);
+            let why = format!("its lease on {} expired: no heartbeat, or no step completed in time", job.node);
+            let swept = self.end_job_lease(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &why).await;
+            let job_hints = self.skip_faulty_row("job", job.id, swept)?;
+            jobs_lost += usize::from(!job_hints.is_empty());
+            hints.extend(job_hints);
         }
         for task in tasks {
-            let lost = self.lose_task(lead, TaskId(task.id), LeaseId(task.lease)).await;
-            let told = self.swept("task", task.id, lost)?;
-            tasks_lost += usize::from(!told.is_empty());
-            hints.extend(told);
+            let swept = self.end_task_lease(lead, TaskId(task.id), LeaseId(task.lease)).await;
+            let task_hints = self.skip_faulty_row("task", task.id, swept)?;
+            tasks_lost += usize::from(!task_hints.is_empty());
+            hints.extend(task_hints);
         }
         Ok((hints, jobs_lost, tasks_lost))
     }
 
-    /// A row that cannot be swept keeps no other from it.
-    pub(super) fn swept(
+    /// The hints of one processed row, or none if the row failed by an error that concerns it alone, so that the caller
+    /// continues with the next row. Any other error is returned.
+    pub(super) fn skip_faulty_row(
         &self,
         what: &'static str,
         row: uuid::Uuid,
-        lost: Result<Vec<Hint>, StoreError>,
+        result: Result<Vec<Hint>, StoreError>,
     ) -> Result<Vec<Hint>, StoreError> {
-        match lost {
-            Err(error) if error.spares_others() && error.may_retry() => {
-                tracing::warn!(what, %row, %error, cause = ?std::error::Error::source(&error), "a row is not free now");
+        match result {
+            Err(error) if error.is_row_local() && error.may_retry() => {
+                let cause = std::error::Error::source(&error);
+                tracing::warn!(what, %row, %error, ?cause, "row is locked; skipped for now");
                 Ok(vec![])
             }
-            Err(error) if error.spares_others() => {
-                self.aside.put(what, row, &error);
+            Err(error) if error.is_row_local() => {
+                self.row_backoff.defer(what, row, &error);
                 Ok(vec![])
             }
-            lost => lost,
+            result => result,
         }
     }
 
-    async fn lose_job(
+    async fn end_job_lease(
         &self,
         lead: Leadership,
         task: TaskId,
@@ -83,8 +85,8 @@ impl Store {
         why: &str,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        hold_lead(&mut tx, lead).await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return nothing(tx, vec![]).await };
+        lock_lead(&mut tx, lead).await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let expired = sqlx::query_scalar!(
             r#"select id from jobs where id = $1 and lease = $2 and state = 'running'
                  and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond' for update"#,
@@ -96,23 +98,23 @@ impl Store {
         .await
         .doing("checking a lease")?;
         if expired.is_none() {
-            return nothing(tx, vec![]).await;
+            return roll_back(tx, vec![]).await;
         }
-        let hints = lose(&mut tx, &task, job, why, self.limits.max_losses).await?;
+        let hints = count_lost_attempt(&mut tx, &task, job, why, self.limits.max_losses).await?;
         cfq_link::failpoint::hit("scheduler.sweep.before_commit");
         tx.commit().await.doing("ending an expired lease")?;
         cfq_link::failpoint::hit("scheduler.sweep.after_commit");
         Ok(hints)
     }
 
-    async fn lose_task(&self, lead: Leadership, task: TaskId, lease: LeaseId) -> Result<Vec<Hint>, StoreError> {
+    async fn end_task_lease(&self, lead: Leadership, task: TaskId, lease: LeaseId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        hold_lead(&mut tx, lead).await?;
+        lock_lead(&mut tx, lead).await?;
         let Some(task) = lock_task(&mut tx, task).await?.filter(|t| t.lease == Some(lease)) else {
-            return nothing(tx, vec![]).await;
+            return roll_back(tx, vec![]).await;
         };
-        let expired = sqlx::query_scalar!(
-            r#"select stuck from tasks where id = $1 and lease = $2
+        let stalled = sqlx::query_scalar!(
+            r#"select stalled from tasks where id = $1 and lease = $2
                  and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond'"#,
             task.id.0,
             lease.0,
@@ -121,12 +123,12 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        let why = match expired {
-            None => return nothing(tx, vec![]).await,
-            Some(true) => Lost::Stuck { ms: self.timing.task_step_ms },
-            Some(false) => Lost::Gone("was not heard from".to_owned()),
+        let loss = match stalled {
+            None => return roll_back(tx, vec![]).await,
+            Some(true) => RunnerLoss::Stalled { ms: self.timing.task_step_ms },
+            Some(false) => RunnerLoss::Gone("did not renew its lease".to_owned()),
         };
-        let hints = take_back(&mut tx, &task, &why, self.limits.max_task_losses).await?;
+        let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
         cfq_link::failpoint::hit("scheduler.sweep.before_commit");
         tx.commit().await.doing("ending an expired lease")?;
         cfq_link::failpoint::hit("scheduler.sweep.after_commit");
@@ -134,8 +136,8 @@ impl Store {
     }
 }
 
-/// Counts a lost attempt of a locked, running job: back to the queue, or dead with the evidence.
-pub(super) async fn lose(
+/// Counts a lost attempt of a locked, running job. The job is requeued, or dead above `max_losses`.
+pub(super) async fn count_lost_attempt(
     connection: &mut PgConnection,
     task: &TaskRow,
     job: JobId,
@@ -148,10 +150,10 @@ pub(super) async fn lose(
         .await
         .doing("counting a loss")?;
     if losses > max_losses {
-        park(connection, job, &format!("lost its node {losses} times")).await?;
+        mark_dead(connection, job, &format!("lost its node {losses} times")).await?;
     } else {
         leave_node(connection, job, JobState::Queued).await?;
     }
-    changed(connection, task.id, job, why).await?;
-    Ok(hints(task, job))
+    append_job_changed(connection, task.id, job, why).await?;
+    Ok(for_changed_job(task, job))
 }

@@ -1,32 +1,38 @@
-//! A runner takes a ready task, keeps it, hands it back.
+//! Task leases: a ready task is granted to a runner, which releases it, or abandons it if it cannot drive it.
 
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
-use cfq_proto::looping::{Step, StepRecord};
-use cfq_proto::messages::{FenceReply, Grant, LeaseReply, Release, TaskFence};
+use cfq_proto::messages::{Abandon, FenceReply, Grant, LeaseReply, Release, TaskFence};
 use cfq_proto::task::{TaskSpec, TaskState};
+use cfq_scheduler_core::PendingReason;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::error::Doing;
 use super::events::append;
-use super::hint::Hint;
+use super::hints::Hint;
+use super::reclaim::{RunnerLoss, reclaim};
+use super::steps::committed_steps;
 use super::tasks::{lock_task, move_task};
-use super::{Store, StoreError, carried, nothing};
+use super::{Store, StoreError, payload, roll_back};
+
+/// Longest reason of an abandoned task that is kept, in characters: it comes from another machine.
+const MAX_REASON_CHARS: usize = 2_000;
 
 impl Store {
-    /// Grants the ready task that goes first. The order is the planner's (`cfq_scheduler_core::rank`): a class, one better
-    /// for every ten minutes of age, then the deadline, then the age; older than forty minutes goes before all.
+    /// Grants the first ready task to a runner. The order is the planner's (`cfq_scheduler_core::rank`): the priority
+    /// class, raised by one for every ten minutes of age, then the deadline, then the age; tasks older than forty
+    /// minutes come first.
     pub async fn grant(&self, runner: &RunnerId, boot: BootId) -> Result<LeaseReply, StoreError> {
         loop {
             let mut picked = None;
             match (self.grant_next(runner, boot, &mut picked).await, picked) {
-                // One task at fault would otherwise be every runner's next, for ever.
-                (Err(error), Some(task)) if error.spares_others() && !error.may_retry() => {
-                    self.aside.put("task", task, &error);
+                // Otherwise every request would pick the same faulty task.
+                (Err(error), Some(task)) if error.is_row_local() && !error.may_retry() => {
+                    self.row_backoff.defer("task", task, &error);
                 }
-                (answer, _) => return answer,
+                (reply, _) => return reply,
             }
         }
     }
@@ -47,11 +53,8 @@ impl Store {
         .await
         .doing("finding a runner")?;
         if known.is_none() {
-            return nothing(
-                tx,
-                LeaseReply::Unavailable { reason: "this start of the runner has not said hello".into() },
-            )
-            .await;
+            let reason = "this boot of the runner is not registered: register first".into();
+            return roll_back(tx, LeaseReply::Unavailable { reason }).await;
         }
         let ready = sqlx::query!(
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
@@ -64,12 +67,12 @@ impl Store {
                limit 1 for update skip locked"#,
             cfq_scheduler_core::OVERDUE_MS as f64,
             cfq_scheduler_core::AGE_STEP_MS as f64,
-            &self.aside.rows()
+            &self.row_backoff.rows()
         )
         .fetch_optional(&mut *tx)
         .await
         .doing("picking a ready task")?;
-        let Some(row) = ready else { return nothing(tx, LeaseReply::None).await };
+        let Some(row) = ready else { return roll_back(tx, LeaseReply::None).await };
         *picked = Some(row.id);
         let spec = sqlx::query_scalar!(r#"select spec as "spec: Json<TaskSpec>" from tasks where id = $1"#, row.id)
             .fetch_one(&mut *tx)
@@ -78,7 +81,7 @@ impl Store {
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
-                      reason = '', waits_for = null, stuck = false,
+                      reason = '', waits_for = null, stalled = false,
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,
@@ -94,7 +97,7 @@ impl Store {
         let state = EventBody::TaskStateChanged {
             from: TaskState::Ready,
             to: TaskState::Running,
-            reason: format!("taken by {runner}"),
+            reason: format!("granted to {runner}"),
         };
         append(&mut tx, fence.task, &state).await?;
         let taken = EventBody::RunnerChanged {
@@ -108,42 +111,58 @@ impl Store {
             number: TaskNumber(row.number),
             spec: spec.0,
             created_at: row.created_at,
-            steps: steps(&mut tx, fence.task).await?,
+            steps: committed_steps(&mut tx, fence.task).await?,
         };
-        let grant: Carried<Grant> = carried::carry(&mut tx, fence.task, grant).await?;
+        let grant: Payload<Grant> = payload::store(&mut tx, fence.task, grant).await?;
         cfq_link::failpoint::hit("scheduler.grant.before_commit");
         tx.commit().await.doing("committing a grant")?;
         cfq_link::failpoint::hit("scheduler.grant.after_commit");
         Ok(LeaseReply::Granted { lease: fence.lease, grant })
     }
 
-    /// Running -> ready, nothing counted. Repeating it is answered alike as long as nobody took the task since.
+    /// Running -> ready. It does not count as a loss. A repeated request gets the same reply until the task is granted
+    /// again.
     pub async fn release(&self, runner: &RunnerId, ask: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
-            return nothing(tx, (FenceReply::Stale, vec![])).await;
+            return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
         if !task.is_held_by(runner, &ask.fence) {
-            let again = task.state == TaskState::Ready
+            let is_repeat = task.state == TaskState::Ready
                 && task.attempt == ask.fence.attempt
                 && task.runner.as_ref() == Some(runner);
-            return nothing(tx, (if again { FenceReply::Committed } else { FenceReply::Stale }, vec![])).await;
+            return roll_back(tx, (if is_repeat { FenceReply::Committed } else { FenceReply::Stale }, vec![])).await;
         }
-        let waits = match ask.waits_for {
-            Some(job) => waits_for(&mut tx, task.id, job).await?,
+        let pending = match ask.waits_for {
+            Some(job) => wait_for_job(&mut tx, task.id, job).await?,
             None => None,
         };
-        let back = waits.unwrap_or_else(|| format!("handed back by {runner}"));
-        if !move_task(&mut tx, &task, TaskState::Ready, &back).await? {
-            return nothing(tx, (FenceReply::Stale, vec![])).await;
+        let reason = pending.unwrap_or_else(|| format!("released by {runner}"));
+        if !move_task(&mut tx, &task, TaskState::Ready, &reason).await? {
+            return roll_back(tx, (FenceReply::Stale, vec![])).await;
         }
-        tx.commit().await.doing("taking a task back")?;
-        Ok((FenceReply::Committed, vec![Hint::WorkWaits]))
+        tx.commit().await.doing("releasing a task")?;
+        Ok((FenceReply::Committed, vec![Hint::TaskReady]))
+    }
+
+    /// Takes a task from a runner that cannot drive it (a step that it cannot read, or that is illegal). It counts as a
+    /// loss, because another runner, or another version, may be able to; the reason is kept, so that a task that no
+    /// runner can drive fails with the reason and not only with a count.
+    pub async fn abandon(&self, runner: &RunnerId, ask: &Abandon) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let mut tx = self.begin().await?;
+        let Some(task) = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence)) else {
+            return roll_back(tx, (FenceReply::Stale, vec![])).await;
+        };
+        let reason: String = ask.reason.chars().take(MAX_REASON_CHARS).collect();
+        let loss = RunnerLoss::Gone(format!("abandoned it: {reason}"));
+        let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
+        tx.commit().await.doing("abandoning a task")?;
+        Ok((FenceReply::Committed, hints))
     }
 }
 
-/// Notes the job that a task waits for, and says why it has no place. `None` if it has one by now.
-async fn waits_for(connection: &mut PgConnection, task: TaskId, job: JobId) -> Result<Option<String>, StoreError> {
+/// Records the job that a task waits for, and returns why the job is pending. `None` if it is not pending any more.
+async fn wait_for_job(connection: &mut PgConnection, task: TaskId, job: JobId) -> Result<Option<String>, StoreError> {
     let placement = sqlx::query_scalar!(
         r#"update tasks set waits_for = jobs.id from jobs
            where tasks.id = $1 and jobs.task = tasks.id and jobs.id = $2 and jobs.state in ('queued', 'placed')
@@ -153,22 +172,6 @@ async fn waits_for(connection: &mut PgConnection, task: TaskId, job: JobId) -> R
     )
     .fetch_optional(connection)
     .await
-    .doing("noting what a task waits for")?;
-    Ok(placement.map(|why| if why.is_empty() { "waits for room on a node".to_owned() } else { why }))
-}
-
-/// All committed steps, in order.
-pub(super) async fn steps(connection: &mut PgConnection, task: TaskId) -> Result<Vec<StepRecord>, StoreError> {
-    let rows = sqlx::query!(
-        r#"select seq, step as "step: Json<Step>", active_ms, extract(epoch from at)::bigint as "at!"
-           from steps where task = $1 order by seq"#,
-        task.0
-    )
-    .fetch_all(connection)
-    .await
-    .doing("reading a task's steps")?;
-    Ok(rows
-        .into_iter()
-        .map(|r| StepRecord { seq: r.seq, step: r.step.0, active_ms: r.active_ms.max(0) as u64, at: r.at })
-        .collect())
+    .doing("recording the job that a task waits for")?;
+    Ok(placement.map(|why| if why.is_empty() { PendingReason::Capacity.to_string() } else { why }))
 }

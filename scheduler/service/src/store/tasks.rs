@@ -1,17 +1,18 @@
-//! The task row under its lock: what every fenced write looks at first, and the one way a task's state changes.
+//! The task row under its lock. Every fenced write reads it first, and only [`move_task`] changes a task's state.
 
 use cfq_proto::event::EventBody;
-use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, RunnerId, TaskId, TaskKey, TaskNumber};
-use cfq_proto::looping::LoopState;
-use cfq_proto::messages::{JobFence, TaskFence};
+use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId, TaskKey, TaskNumber};
+use cfq_proto::loop_step::LoopState;
+use cfq_proto::messages::TaskFence;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
-use super::error::{Doing, plain, read};
+use super::columns::{parse, pg_text};
+use super::error::Doing;
 use super::events::append;
-use super::hint::{Hint, LeaderHint};
 use super::{Store, StoreError};
 
+/// A task's row, as it was when it was locked.
 #[derive(Debug, Clone)]
 pub(super) struct TaskRow {
     pub id: TaskId,
@@ -31,7 +32,7 @@ pub(super) struct TaskRow {
 }
 
 impl TaskRow {
-    /// Running under exactly this fence, held by this runner.
+    /// Whether this runner holds the task under exactly this fence.
     pub fn is_held_by(&self, runner: &RunnerId, fence: &TaskFence) -> bool {
         self.state == TaskState::Running
             && self.attempt == fence.attempt
@@ -39,12 +40,13 @@ impl TaskRow {
             && self.runner.as_ref() == Some(runner)
     }
 
+    /// The fence of the current lease, if any.
     pub fn fence(&self) -> Option<TaskFence> {
         self.lease.map(|lease| TaskFence { task: self.id, attempt: self.attempt, lease })
     }
 }
 
-/// The task, locked until the transaction ends.
+/// Locks the task until the transaction ends; `None` if there is no such task.
 pub(super) async fn lock_task(connection: &mut PgConnection, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
     let row = sqlx::query!(
         r#"select number, state, loop_state, title, attempt, lease, runner, runner_boot, losses, next_seq, pr, active_ms,
@@ -59,12 +61,12 @@ pub(super) async fn lock_task(connection: &mut PgConnection, task: TaskId) -> Re
     Ok(Some(TaskRow {
         id: task,
         number: TaskNumber(r.number),
-        state: read("task state", &r.state)?,
-        loop_state: read("loop state", &r.loop_state)?,
+        state: parse("task state", &r.state)?,
+        loop_state: parse("loop state", &r.loop_state)?,
         title: r.title,
         attempt: r.attempt,
         lease: r.lease.map(LeaseId),
-        runner: r.runner.as_deref().map(|name| read("runner", name)).transpose()?,
+        runner: r.runner.as_deref().map(|name| parse("runner", name)).transpose()?,
         boot: r.runner_boot.map(BootId),
         losses: r.losses,
         next_seq: r.next_seq,
@@ -74,18 +76,18 @@ pub(super) async fn lock_task(connection: &mut PgConnection, task: TaskId) -> Re
     }))
 }
 
-/// Moves a locked task, if the table of legal transitions allows it. Whatever leaves `running` leaves its lease behind.
+/// Changes the state of a locked task and clears its lease; false if the transition is illegal.
 pub(super) async fn move_task(
     connection: &mut PgConnection,
     task: &TaskRow,
     to: TaskState,
     reason: &str,
 ) -> Result<bool, StoreError> {
-    if !cfq_scheduler_core::legal(task.state, to) {
-        tracing::warn!(task = %task.number, from = %task.state, %to, "refused an illegal change of state");
+    if !cfq_scheduler_core::task_transition_allowed(task.state, to) {
+        tracing::warn!(task = %task.number, from = %task.state, %to, "refused an illegal state transition");
         return Ok(false);
     }
-    let reason = plain(reason);
+    let reason = pg_text(reason);
     sqlx::query!(
         r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, updated_at = now()
            where id = $1"#,
@@ -100,37 +102,8 @@ pub(super) async fn move_task(
     Ok(true)
 }
 
-/// Ends the jobs of a locked task that still wait or run: nobody will ask for them any more.
-pub(super) async fn cancel_jobs(
-    connection: &mut PgConnection,
-    task: TaskId,
-    why: &str,
-) -> Result<Vec<Hint>, StoreError> {
-    let live = sqlx::query!(
-        r#"select id, attempt, lease, node from jobs
-           where task = $1 and state in ('queued', 'placed', 'running') order by id for update"#,
-        task.0
-    )
-    .fetch_all(&mut *connection)
-    .await
-    .doing("finding a task's jobs")?;
-    let mut hints = Vec::new();
-    for job in live {
-        let id = JobId(job.id);
-        super::jobs::cancel(connection, task, id, why).await?;
-        hints.push(Hint::Leader(LeaderHint::Job(id)));
-        if let (Some(lease), Some(node)) = (job.lease, job.node) {
-            let node: NodeId = read("node", &node)?;
-            hints.push(Hint::CancelJob {
-                node,
-                fence: JobFence { job: id, attempt: job.attempt, lease: LeaseId(lease) },
-            });
-        }
-    }
-    Ok(hints)
-}
-
 impl Store {
+    /// The id of a task, by its number or id; `None` if there is no such task.
     pub async fn find_task(&self, key: TaskKey) -> Result<Option<TaskId>, StoreError> {
         let found = match key {
             TaskKey::Number(number) => {

@@ -1,14 +1,15 @@
-//! What people ask about tasks: lists, and one task with all its rows.
+//! Views of tasks for the API: the list, and one task with all its rows.
 
 use cfq_proto::http::{EscalationView, IterationView, JobSummary, TaskDetail, TaskSummary};
 use cfq_proto::ids::{ArtifactId, JobId, QuestionId, TaskId, TaskNumber};
 use cfq_proto::job::{JobFailure, Usage};
-use cfq_proto::looping::{ActionKind, Decided, EscalationReason};
+use cfq_proto::loop_step::{ActionKind, Decided, EscalationReason};
 use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
 use cfq_proto::task::{Priority, TaskSpec, TaskState};
 use sqlx::types::Json;
 
-use super::error::{Doing, read};
+use super::columns::parse;
+use super::error::Doing;
 use super::{Store, StoreError};
 
 struct SummaryRow {
@@ -32,8 +33,8 @@ impl SummaryRow {
         Ok(TaskSummary {
             id: TaskId(self.id),
             number: TaskNumber(self.number),
-            state: read("task state", &self.state)?,
-            loop_state: read("loop state", &self.loop_state)?,
+            state: parse("task state", &self.state)?,
+            loop_state: parse("loop state", &self.loop_state)?,
             title: self.title,
             priority: Priority::try_from(self.priority)
                 .map_err(|_| StoreError::Unreadable { what: "priority", text: self.priority.to_string() })?,
@@ -53,7 +54,7 @@ fn unsigned(n: i32) -> u32 {
 }
 
 impl Store {
-    /// Newest first.
+    /// Tasks in a state (`None`: in any), newest first.
     pub async fn list_tasks(&self, state: Option<TaskState>, limit: i64) -> Result<Vec<TaskSummary>, StoreError> {
         let rows = sqlx::query_as!(
             SummaryRow,
@@ -70,6 +71,7 @@ impl Store {
         rows.into_iter().map(SummaryRow::summary).collect()
     }
 
+    /// One task with its iterations, jobs and open question; `None` if there is no such task.
     pub async fn task_detail(&self, task: TaskId) -> Result<Option<TaskDetail>, StoreError> {
         let summary = sqlx::query_as!(
             SummaryRow,
@@ -84,9 +86,9 @@ impl Store {
         .doing("reading a task")?;
         let Some(summary) = summary else { return Ok(None) };
         let row = sqlx::query!(
-            // What a waiting task waits for changes without its own row.
+            // The reason of a waiting task is its pending job's: that changes without a write to the task's row.
             r#"select spec as "spec: Json<TaskSpec>",
-                      coalesce((select case placement when '' then 'waits for room on a node' else placement end
+                      coalesce((select case placement when '' then 'waits for free capacity on a node' else placement end
                                 from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued'), reason) as "reason!",
                       best_iteration, pr, delivered_branch, delivered_commit, runner, lease is not null as "held!",
                       attempt, active_ms
@@ -109,7 +111,7 @@ impl Store {
             delivered_branch: row.delivered_branch,
             delivered_commit: row.delivered_commit,
             jobs: self.jobs_of(task).await?,
-            runner: row.runner.filter(|_| row.held).as_deref().map(|r| read("runner", r)).transpose()?,
+            runner: row.runner.filter(|_| row.held).as_deref().map(|r| parse("runner", r)).transpose()?,
             attempt: row.attempt,
             active_ms: row.active_ms.max(0) as u64,
         }))
@@ -188,11 +190,11 @@ impl Store {
             .map(|r| {
                 Ok(JobSummary {
                     id: JobId(r.id),
-                    role: read("role", &r.role)?,
-                    model: read("model", &r.model)?,
-                    state: read("job state", &r.state)?,
+                    role: parse("role", &r.role)?,
+                    model: parse("model", &r.model)?,
+                    state: parse("job state", &r.state)?,
                     attempt: r.attempt,
-                    node: r.node.as_deref().map(|n| read("node", n)).transpose()?,
+                    node: r.node.as_deref().map(|n| parse("node", n)).transpose()?,
                     losses: r.losses,
                     failures: r.failures,
                     failure: r.failure.map(|f| f.0),

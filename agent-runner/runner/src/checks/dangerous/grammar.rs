@@ -1,13 +1,13 @@
-//! Dangers in languages with a grammar.
+//! Detects dangers in languages with a tree-sitter grammar.
 
 use tree_sitter::Node;
 
-use super::{Danger, What, at, loops, shell, sql};
+use super::{Danger, DangerKind, danger_at, loops, shell, sql};
 use crate::checks::language::Language;
-use crate::checks::syntax::next;
+use crate::checks::syntax::advance;
 
-/// Last names of calls whose string arguments a shell or an operating system runs.
-const SHELL: [&str; 24] = [
+/// Last name components of calls whose string arguments run as a command.
+const SHELL_CALLS: [&str; 24] = [
     "system",
     "popen",
     "Popen",
@@ -34,8 +34,8 @@ const SHELL: [&str; 24] = [
     "sh",
 ];
 
-/// Last names of calls and macros whose string arguments a database runs.
-const DATABASE: [&str; 24] = [
+/// Last name components of calls and macros whose string arguments run in a database.
+const DATABASE_CALLS: [&str; 24] = [
     "execute",
     "executemany",
     "executescript",
@@ -62,6 +62,7 @@ const DATABASE: [&str; 24] = [
     "$queryRawUnsafe",
 ];
 
+/// Returns the dangers in `text`, in document order.
 pub(super) fn dangers(language: Language, text: &str) -> Vec<Danger> {
     let Some(tree) = language.parser().and_then(|mut parser| parser.parse(text, None)) else { return Vec::new() };
     let mut found = Vec::new();
@@ -69,16 +70,16 @@ pub(super) fn dangers(language: Language, text: &str) -> Vec<Danger> {
     loop {
         let node = cursor.node();
         let row = node.start_position().row;
-        if loops::is_endless(language, node, text) {
-            found.push(at(What::EndlessLoop, text, row));
+        if loops::is_infinite(language, node, text) {
+            found.push(danger_at(DangerKind::EndlessLoop, text, row));
         }
         if let Some(name) = callee(node, text) {
-            if is_dynamic(language, node, &name) {
-                found.push(at(What::DynamicCode, text, row));
+            if is_dynamic_code(language, node, &name) {
+                found.push(danger_at(DangerKind::DynamicCode, text, row));
             }
-            found.extend(in_strings(node, text, &name).map(|what| at(what, text, row)));
+            found.extend(dangers_in_strings(node, text, &name).map(|kind| danger_at(kind, text, row)));
         }
-        if !next(&mut cursor, true) {
+        if !advance(&mut cursor, true) {
             break;
         }
     }
@@ -86,7 +87,7 @@ pub(super) fn dangers(language: Language, text: &str) -> Vec<Danger> {
     found
 }
 
-/// The full name of what a call, construction or macro invokes.
+/// Full name of the function, constructor or macro that a node invokes; `None` for other nodes.
 fn callee(node: Node<'_>, text: &str) -> Option<String> {
     let field = match node.kind() {
         "call" | "call_expression" => "function",
@@ -98,7 +99,7 @@ fn callee(node: Node<'_>, text: &str) -> Option<String> {
     Some(text.get(name.byte_range())?.chars().filter(|c| !c.is_whitespace()).collect())
 }
 
-fn is_dynamic(language: Language, node: Node<'_>, name: &str) -> bool {
+fn is_dynamic_code(language: Language, node: Node<'_>, name: &str) -> bool {
     match language {
         Language::Python => matches!(
             name,
@@ -108,32 +109,33 @@ fn is_dynamic(language: Language, node: Node<'_>, name: &str) -> bool {
             matches!(name, "eval" | "window.eval" | "globalThis.eval")
                 || (name == "Function" && matches!(node.kind(), "new_expression" | "call_expression"))
         }
-        // Neither has an eval; their `exec` starts a program and is looked at as a command.
+        // Neither language has eval; their `exec` starts a program and is checked as a command.
         Language::Rust | Language::Go => false,
     }
 }
 
-fn in_strings(node: Node<'_>, text: &str, name: &str) -> impl Iterator<Item = What> {
+/// Dangers in the string arguments of a call to `name`.
+fn dangers_in_strings(node: Node<'_>, text: &str, name: &str) -> impl Iterator<Item = DangerKind> {
     let last = name.rsplit(['.', ':']).next().unwrap_or(name);
     let mut found = Vec::new();
-    let (shell, database) = (SHELL.contains(&last), DATABASE.contains(&last));
+    let (shell, database) = (SHELL_CALLS.contains(&last), DATABASE_CALLS.contains(&last));
     if shell || database {
-        // `Command::new("rm").arg("-rf")`: the arguments are spread over the chain.
-        let whole = if last == "new" { chain(node) } else { node };
-        let strings = strings(whole, text);
+        // `Command::new("rm").arg("-rf")`: the arguments are spread over the method chain.
+        let call = if last == "new" { method_chain(node) } else { node };
+        let strings = string_literals(call, text);
         if shell && shell::deletes_files(&strings.join(" ")) {
-            found.push(What::DeletesFiles);
+            found.push(DangerKind::DeletesFiles);
         }
         if database {
-            found.extend(strings.iter().flat_map(|s| sql::destructive(s, sql::Source::Call)).map(|(what, _)| what));
+            found.extend(strings.iter().flat_map(|s| sql::destructive(s, sql::SqlSource::Call)).map(|(kind, _)| kind));
         }
     }
     found.dedup();
     found.into_iter()
 }
 
-/// The outermost call of a method chain that `node` begins.
-fn chain(node: Node<'_>) -> Node<'_> {
+/// Outermost call of the method chain that begins with `node`.
+fn method_chain(node: Node<'_>) -> Node<'_> {
     let mut top = node;
     while let Some(parent) = top.parent() {
         match parent.kind() {
@@ -146,8 +148,8 @@ fn chain(node: Node<'_>) -> Node<'_> {
     top
 }
 
-/// The contents of all string literals in `node`, without quotes. Comments are no strings.
-fn strings(node: Node<'_>, text: &str) -> Vec<String> {
+/// Contents of all string literals in `node`, without quotes.
+fn string_literals(node: Node<'_>, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut stack = vec![node];
     while let Some(node) = stack.pop() {
@@ -173,14 +175,14 @@ fn strings(node: Node<'_>, text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn kinds(language: Language, text: &str) -> Vec<What> {
-        dangers(language, text).into_iter().map(|d| d.what).collect()
+    fn kinds(language: Language, text: &str) -> Vec<DangerKind> {
+        dangers(language, text).into_iter().map(|d| d.kind).collect()
     }
 
     #[test]
-    fn endless_loops_and_those_that_end() {
+    fn infinite_loops_are_found_and_ending_loops_are_not() {
         use Language::*;
-        for (language, endless) in [
+        for (language, infinite) in [
             (Python, "while True:\n    x += 1\n"),
             (Python, "while 1:\n    for a in b:\n        break\n"),
             (Python, "while True:\n    def f():\n        return 1\n"),
@@ -192,9 +194,9 @@ mod tests {
             (Go, "package a\nfunc f() { for { x++ } }"),
             (Go, "package a\nfunc f() { for ;; { x++ } }"),
         ] {
-            assert_eq!(kinds(language, endless), [What::EndlessLoop], "{endless}");
+            assert_eq!(kinds(language, infinite), [DangerKind::EndlessLoop], "{infinite}");
         }
-        for (language, ends) in [
+        for (language, ending) in [
             (Python, "while True:\n    if x:\n        break\n"),
             (Python, "def f():\n    while True:\n        yield 1\n"),
             (Python, "async def f():\n    while True:\n        await g()\n"),
@@ -211,17 +213,17 @@ mod tests {
             (Go, "package a\nfunc f() { for _, x := range y { } }"),
             (Go, "package a\nfunc f() { for x < 3 { } }"),
         ] {
-            assert_eq!(kinds(language, ends), [], "{ends}");
+            assert_eq!(kinds(language, ending), [], "{ending}");
         }
     }
 
     #[test]
-    fn dynamic_code_is_a_call_not_a_word() {
+    fn dynamic_code_is_found_in_calls_only() {
         use Language::*;
         for (language, bad) in
             [(Python, "eval(x)"), (Python, "y = [exec(z)]"), (JavaScript, "eval(x)"), (TypeScript, "new Function('a')")]
         {
-            assert_eq!(kinds(language, bad), [What::DynamicCode], "{bad}");
+            assert_eq!(kinds(language, bad), [DangerKind::DynamicCode], "{bad}");
         }
         for (language, good) in [
             (Python, "# eval(x)\n"),
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_count_only_where_they_are_run() {
+    fn strings_are_checked_only_in_calls_that_run_them() {
         use Language::*;
         for (language, bad) in [
             (Python, "os.system('rm -rf /')"),
@@ -247,13 +249,13 @@ mod tests {
             (Rust, "fn f() { Command::new(\"rm\").arg(\"-rf\").arg(\"/\").status(); }"),
             (Go, "package a\nfunc f() { exec.Command(\"rm\", \"-rf\", \"/\").Run() }"),
         ] {
-            assert_eq!(kinds(language, bad), [What::DeletesFiles], "{bad}");
+            assert_eq!(kinds(language, bad), [DangerKind::DeletesFiles], "{bad}");
         }
-        assert_eq!(kinds(Python, "cursor.execute('DROP TABLE users')"), [What::DropsTable]);
-        assert_eq!(kinds(JavaScript, "db.query(\"DELETE FROM users;\")"), [What::DeletesAllRows]);
+        assert_eq!(kinds(Python, "cursor.execute('DROP TABLE users')"), [DangerKind::DropsTable]);
+        assert_eq!(kinds(JavaScript, "db.query(\"DELETE FROM users;\")"), [DangerKind::DeletesAllRows]);
         assert_eq!(kinds(Python, "cursor.execute('DELETE FROM users WHERE id = %s', x)"), []);
         for bad in ["DELETE FROM users RETURNING id;", "DELETE FROM a USING b;", "DELETE FROM users"] {
-            assert_eq!(kinds(Python, &format!("cursor.execute('{bad}')")), [What::DeletesAllRows], "{bad}");
+            assert_eq!(kinds(Python, &format!("cursor.execute('{bad}')")), [DangerKind::DeletesAllRows], "{bad}");
         }
         assert_eq!(kinds(Python, "client.text('please delete from the list all that is old')"), []);
         for good in

@@ -1,24 +1,25 @@
-//! Scripts inside a page: what stands in `<script>` elements and in event attributes (`onclick="..."`) runs in a browser and is
-//! read as the language it is. Text, comments and data blocks are not.
+//! Detects dangers in scripts of HTML pages: the content of `<script>` elements and of event attributes
+//! (`onclick="..."`) is checked in its language. Text, comments and data blocks are ignored.
 
-use super::{Danger, at, grammar};
+use super::{Danger, danger_at, grammar};
 use crate::checks::language::Language;
 
+/// Returns the dangers in the scripts of a page.
 pub(super) fn dangers(text: &str) -> Vec<Danger> {
-    pieces(text)
+    scripts(text)
         .into_iter()
         .flat_map(|(code, language)| {
             let dangers = grammar::dangers(language, code);
             // `code` is a slice of `text`.
             let offset = code.as_ptr() as usize - text.as_ptr() as usize;
-            let before = if dangers.is_empty() { 0 } else { text[..offset].matches('\n').count() };
-            dangers.into_iter().map(move |danger| at(danger.what, text, before + danger.line as usize - 1))
+            let rows_before = if dangers.is_empty() { 0 } else { text[..offset].matches('\n').count() };
+            dangers.into_iter().map(move |danger| danger_at(danger.kind, text, rows_before + danger.line as usize - 1))
         })
         .collect()
 }
 
-/// The scripts of a page, in order.
-fn pieces(text: &str) -> Vec<(&str, Language)> {
+/// Scripts of a page with their languages, in order.
+fn scripts(text: &str) -> Vec<(&str, Language)> {
     let mut found = Vec::new();
     let mut rest = text;
     while let Some(open) = rest.find('<') {
@@ -28,18 +29,18 @@ fn pieces(text: &str) -> Vec<(&str, Language)> {
             continue;
         }
         let tag = tag(rest);
-        found.extend(handlers(tag).map(|code| (code, Language::JavaScript)));
+        found.extend(inline_scripts(tag).map(|code| (code, Language::JavaScript)));
         rest = &rest[tag.len()..];
         if is_script(tag) {
             let body = &rest[..end_of_script(rest)];
             rest = &rest[body.len()..];
-            found.extend(language(tag).map(|language| (body, language)));
+            found.extend(script_language(tag).map(|language| (body, language)));
         }
     }
     found
 }
 
-/// From `<` to the `>` that ends the tag, quotes respected; the `<` alone where it begins none.
+/// The tag at the start of `text`, from `<` to the closing `>` outside quotes; only the `<` if no tag begins there.
 fn tag(text: &str) -> &str {
     if !text[1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') {
         return &text[..1];
@@ -50,12 +51,12 @@ fn tag(text: &str) -> &str {
             (None, '>') => return &text[..=i],
             (None, '"' | '\'') => quote = Some(c),
             (Some(open), c) if open == c => quote = None,
-            // It was never ended; the next one begins here.
+            // The tag is not closed; the next one begins here.
             (None, '<') => return &text[..i],
             _ => {}
         }
     }
-    // A quote that nothing ends: what follows is still looked at.
+    // An unclosed quote: the text after the `<` is still checked.
     &text[..1]
 }
 
@@ -64,14 +65,14 @@ fn is_script(tag: &str) -> bool {
     name && tag[7..].starts_with(|c: char| c.is_whitespace() || matches!(c, '>' | '/')) && !tag.ends_with("/>")
 }
 
-/// Where the element's text ends: at `</script`, or with the file.
+/// Byte offset of the script's end: at `</script`, or the end of the file.
 fn end_of_script(text: &str) -> usize {
-    let ends = |at: &usize| text.get(at + 2..at + 8).is_some_and(|name| name.eq_ignore_ascii_case("script"));
-    text.match_indices("</").map(|(at, _)| at).find(ends).unwrap_or(text.len())
+    let is_script_end = |at: &usize| text.get(at + 2..at + 8).is_some_and(|name| name.eq_ignore_ascii_case("script"));
+    text.match_indices("</").map(|(at, _)| at).find(is_script_end).unwrap_or(text.len())
 }
 
-/// What runs it; `None` for a block of data or a template.
-fn language(tag: &str) -> Option<Language> {
+/// Language of a script element; `None` for a data block or a template.
+fn script_language(tag: &str) -> Option<Language> {
     let kind = attributes(tag).into_iter().find(|(name, _)| matches!(name.as_str(), "type" | "lang"));
     let Some((_, kind)) = kind else { return Some(Language::JavaScript) };
     let kind = kind.trim().to_ascii_lowercase();
@@ -84,11 +85,11 @@ fn language(tag: &str) -> Option<Language> {
     }
 }
 
-/// The values of attributes that hold code: `on...`, and addresses that are scripts.
-fn handlers(tag: &str) -> impl Iterator<Item = &str> {
+/// Values of attributes that contain code: event attributes (`on...`) and `javascript:` URLs.
+fn inline_scripts(tag: &str) -> impl Iterator<Item = &str> {
     attributes(tag).into_iter().filter_map(|(name, value)| {
-        let scripted = value.trim_start().get(..11).filter(|p| p.eq_ignore_ascii_case("javascript:"));
-        match (name.strip_prefix("on"), scripted) {
+        let script_url = value.trim_start().get(..11).filter(|p| p.eq_ignore_ascii_case("javascript:"));
+        match (name.strip_prefix("on"), script_url) {
             (Some(event), _) if !event.is_empty() => Some(value),
             (_, Some(_)) => value.split_once(':').map(|(_, code)| code),
             _ => None,
@@ -96,7 +97,7 @@ fn handlers(tag: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Names in lower case, with their values where they have one in quotes.
+/// Attributes of a tag: names in lower case, with their values without quotes.
 fn attributes(tag: &str) -> Vec<(String, &str)> {
     let mut found = Vec::new();
     let mut rest = tag;
@@ -111,7 +112,7 @@ fn attributes(tag: &str) -> Vec<(String, &str)> {
             .rev()
             .collect();
         let after = rest[equals + 1..].trim_start();
-        let (value, left) = match after.chars().next() {
+        let (value, remaining) = match after.chars().next() {
             Some(quote @ ('"' | '\'')) => {
                 let inner = &after[1..];
                 let end = inner.find(quote).unwrap_or(inner.len());
@@ -123,7 +124,7 @@ fn attributes(tag: &str) -> Vec<(String, &str)> {
             }
         };
         found.push((name.to_ascii_lowercase(), value));
-        rest = left;
+        rest = remaining;
     }
     found
 }
@@ -131,26 +132,27 @@ fn attributes(tag: &str) -> Vec<(String, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::dangerous::What;
+    use crate::checks::dangerous::DangerKind;
     use proptest::prelude::*;
 
-    fn kinds(text: &str) -> Vec<(What, u32)> {
-        dangers(text).into_iter().map(|d| (d.what, d.line)).collect()
+    fn kinds(text: &str) -> Vec<(DangerKind, u32)> {
+        dangers(text).into_iter().map(|d| (d.kind, d.line)).collect()
     }
 
     #[test]
-    fn scripts_are_read_as_what_they_are() {
-        assert_eq!(kinds("<p>x</p>\n<script>\neval(x)\n</script>\n"), [(What::DynamicCode, 3)]);
-        assert_eq!(kinds("<SCRIPT type='module' src=\"a.js\">while (true) { x++ }</SCRIPT>"), [(What::EndlessLoop, 1)]);
-        assert_eq!(kinds("<script lang=\"ts\">const f: number = 1; eval(x)</script>"), [(What::DynamicCode, 1)]);
-        assert_eq!(kinds("<script>eval(x)"), [(What::DynamicCode, 1)]);
-        assert_eq!(kinds("<a title=\"a > b\"\n onclick=\"eval(x)\">y</a>"), [(What::DynamicCode, 2)]);
-        assert_eq!(kinds("<a href='javascript:eval(x)'>y</a>"), [(What::DynamicCode, 1)]);
-        assert_eq!(kinds("<p>1 < 2</p><script>eval(x)</script>"), [(What::DynamicCode, 1)]);
+    fn scripts_are_checked_in_their_language() {
+        assert_eq!(kinds("<p>x</p>\n<script>\neval(x)\n</script>\n"), [(DangerKind::DynamicCode, 3)]);
+        let module = "<SCRIPT type='module' src=\"a.js\">while (true) { x++ }</SCRIPT>";
+        assert_eq!(kinds(module), [(DangerKind::EndlessLoop, 1)]);
+        assert_eq!(kinds("<script lang=\"ts\">const f: number = 1; eval(x)</script>"), [(DangerKind::DynamicCode, 1)]);
+        assert_eq!(kinds("<script>eval(x)"), [(DangerKind::DynamicCode, 1)]);
+        assert_eq!(kinds("<a title=\"a > b\"\n onclick=\"eval(x)\">y</a>"), [(DangerKind::DynamicCode, 2)]);
+        assert_eq!(kinds("<a href='javascript:eval(x)'>y</a>"), [(DangerKind::DynamicCode, 1)]);
+        assert_eq!(kinds("<p>1 < 2</p><script>eval(x)</script>"), [(DangerKind::DynamicCode, 1)]);
     }
 
     #[test]
-    fn text_comments_and_data_are_not() {
+    fn text_comments_and_data_are_ignored() {
         for good in [
             "<p>eval(x) and <code>while (true) {}</code></p>",
             "<!-- <script>eval(x)</script> -->",
@@ -166,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_page_is_read_without_a_panic(text in "(<script|</script>|<!--|-->|<a |on|=|\"|'|>|<|/|eval\\(x\\)|é|[a-z \n]){0,30}") {
+        fn dangers_does_not_panic_on_any_page(text in "(<script|</script>|<!--|-->|<a |on|=|\"|'|>|<|/|eval\\(x\\)|é|[a-z \n]){0,30}") {
             dangers(&text);
         }
     }

@@ -1,42 +1,46 @@
-//! Commands inside data: the scripts of `package.json` and `composer.json`, the tasks of `deno.json` and editors. A package
-//! manager runs them, some without being asked (`postinstall`); all other strings of a JSON file are only data.
+//! Detects dangerous commands in JSON files: the scripts of `package.json` and `composer.json`, and the tasks of
+//! `deno.json` and of editors. Package managers run some of them automatically (`postinstall`). All other strings are
+//! data.
 
 use serde_json::Value;
 
-use super::{Danger, What, at, shell};
+use super::{Danger, DangerKind, danger_at, shell};
 
-/// Below a key with such an ending, strings are commands.
-const COMMANDS: [&str; 4] = ["scripts", "tasks", "command", "commands"];
+/// Endings of keys whose strings, at any depth below, are commands.
+const COMMAND_KEY_SUFFIXES: [&str; 4] = ["scripts", "tasks", "command", "commands"];
 
+/// Returns the dangers in the commands of a JSON file, by line.
 pub(super) fn dangers(text: &str) -> Vec<Danger> {
     let mut found = Vec::new();
     let Ok(value) = serde_json::from_str::<Value>(text) else {
-        // With comments or broken: nobody can say what is a command, so each line may be one.
+        // Invalid JSON, or JSON with comments: commands cannot be located, so each line is checked as a command.
         for (row, line) in text.lines().enumerate() {
             if shell::deletes_files(line) {
-                found.push(at(What::DeletesFiles, text, row));
+                found.push(danger_at(DangerKind::DeletesFiles, text, row));
             }
         }
         return found;
     };
     let mut stack = vec![(&value, "", false)];
-    while let Some((value, key, runs)) = stack.pop() {
+    while let Some((value, key, is_command)) = stack.pop() {
         match value {
-            Value::String(command) if runs && shell::deletes_files(command) => {
-                found.push(at(What::DeletesFiles, text, row_of(key, command, text)));
+            Value::String(command) if is_command && shell::deletes_files(command) => {
+                found.push(danger_at(DangerKind::DeletesFiles, text, row_of(key, command, text)));
             }
             Value::Array(items) => {
-                // `["rm", "-rf", "/"]` is one command, too.
+                // An array such as `["rm", "-rf", "/"]` is one command.
                 let words: Vec<&str> = items.iter().filter_map(Value::as_str).collect();
-                let one = runs && words.len() == items.len() && !words.iter().any(|w| shell::deletes_files(w));
-                if one && shell::deletes_files(&words.join(" ")) {
+                let is_argument_list =
+                    is_command && words.len() == items.len() && !words.iter().any(|w| shell::deletes_files(w));
+                if is_argument_list && shell::deletes_files(&words.join(" ")) {
                     let first = words.first().copied().unwrap_or_default();
-                    found.push(at(What::DeletesFiles, text, row_of(key, first, text)));
+                    found.push(danger_at(DangerKind::DeletesFiles, text, row_of(key, first, text)));
                 }
-                stack.extend(items.iter().map(|item| (item, key, runs)));
+                stack.extend(items.iter().map(|item| (item, key, is_command)));
             }
             Value::Object(fields) => {
-                stack.extend(fields.iter().map(|(key, value)| (value, key.as_str(), runs || names_commands(key))));
+                let is_command = |key: &str| is_command || is_command_key(key);
+                stack.extend(fields.iter().map(|(key, value)| (value, key.as_str(), is_command(key))));
             }
             Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
@@ -45,16 +49,17 @@ pub(super) fn dangers(text: &str) -> Vec<Danger> {
     found
 }
 
-fn names_commands(key: &str) -> bool {
+fn is_command_key(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    COMMANDS.iter().any(|ending| key.ends_with(ending))
+    COMMAND_KEY_SUFFIXES.iter().any(|suffix| key.ends_with(suffix))
 }
 
-/// The line a string stands on, from 0; behind its key, if both are on one.
+/// Row of a string, from 0: the first line that has the key and the string, else the first that has the string.
 fn row_of(key: &str, string: &str, text: &str) -> usize {
     let (key, string) = (Value::from(key).to_string(), Value::from(string).to_string());
-    let with = |needles: &[&String]| text.lines().position(|line| needles.iter().all(|n| line.contains(n.as_str())));
-    with(&[&key, &string]).or_else(|| with(&[&string])).unwrap_or(0)
+    let row_with =
+        |needles: &[&String]| text.lines().position(|line| needles.iter().all(|n| line.contains(n.as_str())));
+    row_with(&[&key, &string]).or_else(|| row_with(&[&string])).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -66,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_count_and_data_does_not() {
+    fn commands_are_checked_and_data_is_not() {
         let package = "{\n  \"name\": \"rm -rf ~\",\n  \"scripts\": {\n    \"test\": \"jest\",\n    \"postinstall\": \"rm -rf ~\"\n  }\n}\n";
         assert_eq!(lines(package), [5]);
         assert_eq!(lines(r#"{"scripts": {"clean": ["echo x", "rm -rf \"$HOME\""]}}"#), [1]);

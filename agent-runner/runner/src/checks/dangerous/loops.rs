@@ -1,41 +1,41 @@
-//! Loops with a condition that never fails and nothing inside that leaves them.
+//! Detects infinite loops: the condition is always true and nothing in the body leaves the loop.
 
 use tree_sitter::Node;
 
 use crate::checks::language::Language;
 
-/// Whether `node` is such a loop. `text` is the whole file.
-pub(super) fn is_endless(language: Language, node: Node<'_>, text: &str) -> bool {
+/// True if `node` is an infinite loop. `text` is the whole file.
+pub(super) fn is_infinite(language: Language, node: Node<'_>, text: &str) -> bool {
     let source = |n: Node<'_>| text.get(n.byte_range()).unwrap_or_default().trim_matches(['(', ')', ' ']).to_owned();
-    let always = |n: Option<Node<'_>>| n.is_some_and(|n| matches!(source(n).as_str(), "true" | "True" | "1"));
+    let always_true = |n: Option<Node<'_>>| n.is_some_and(|n| matches!(source(n).as_str(), "true" | "True" | "1"));
     let condition = node.child_by_field_name("condition");
-    let forever = match (language, node.kind()) {
-        (Language::Python, "while_statement") => always(condition),
+    let unconditional = match (language, node.kind()) {
+        (Language::Python, "while_statement") => always_true(condition),
         (Language::JavaScript | Language::TypeScript | Language::Tsx, "while_statement" | "do_statement") => {
-            always(condition)
+            always_true(condition)
         }
         (Language::JavaScript | Language::TypeScript | Language::Tsx, "for_statement") => {
-            condition.is_none_or(|c| c.kind() == "empty_statement") || always(condition)
+            condition.is_none_or(|c| c.kind() == "empty_statement") || always_true(condition)
         }
         (Language::Rust, "loop_expression") => true,
-        (Language::Rust, "while_expression") => always(condition),
+        (Language::Rust, "while_expression") => always_true(condition),
         (Language::Go, "for_statement") => {
             let mut cursor = node.walk();
             let head = node.named_children(&mut cursor).find(|c| c.kind() != "block" && c.kind() != "comment");
             match head {
                 None => true,
                 Some(head) if head.kind() == "for_clause" => head.child_by_field_name("condition").is_none(),
-                Some(head) => always(Some(head)),
+                Some(head) => always_true(Some(head)),
             }
         }
         _ => false,
     };
-    forever && node.child_by_field_name("body").is_some_and(|body| !leaves(language, body, text, true))
+    unconditional && node.child_by_field_name("body").is_some_and(|body| !leaves(language, body, text, true))
 }
 
-/// Whether something in `node` ends the loop around it. `breakable`: an unlabelled break here would still leave it.
+/// True if something in `node` leaves the enclosing loop. `breakable`: an unlabelled break at `node` would leave it.
 fn leaves(language: Language, node: Node<'_>, text: &str, breakable: bool) -> bool {
-    // Recursion is bounded by a stack of our own, since generated text can nest deeper than the thread's.
+    // An explicit stack instead of recursion: generated text can nest deeper than the thread's stack allows.
     let mut stack = vec![(node, breakable)];
     while let Some((node, breakable)) = stack.pop() {
         match node.kind() {
@@ -52,26 +52,26 @@ fn leaves(language: Language, node: Node<'_>, text: &str, breakable: bool) -> bo
             }
             "await" | "await_expression" | "yield" | "yield_expression" => return true,
             "try_expression" if language == Language::Rust => return true,
-            // Go waits on channels where others await.
+            // Waiting on a channel in Go corresponds to await in other languages.
             "select_statement" | "receive_statement" => return true,
-            "unary_expression" if language == Language::Go && code(node, text).starts_with("<-") => return true,
-            "call" | "call_expression" | "macro_invocation" if ends_process(code(node, text)) => return true,
+            "unary_expression" if language == Language::Go && node_text(node, text).starts_with("<-") => return true,
+            "call" | "call_expression" | "macro_invocation" if ends_process(node_text(node, text)) => return true,
             kind if is_function(kind) => continue,
             _ => {}
         }
-        let inner = breakable && !takes_breaks(node.kind());
+        let inner = breakable && !captures_break(node.kind());
         let mut cursor = node.walk();
         stack.extend(node.named_children(&mut cursor).map(|child| (child, inner)));
     }
     false
 }
 
-fn code<'t>(node: Node<'_>, text: &'t str) -> &'t str {
+fn node_text<'t>(node: Node<'_>, text: &'t str) -> &'t str {
     text.get(node.byte_range()).unwrap_or_default()
 }
 
-/// What inside a loop takes an unlabelled break for itself.
-fn takes_breaks(kind: &str) -> bool {
+/// True for nodes that an unlabelled break inside them leaves.
+fn captures_break(kind: &str) -> bool {
     matches!(
         kind,
         "while_statement"

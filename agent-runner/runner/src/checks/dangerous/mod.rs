@@ -1,18 +1,19 @@
-//! Output that must never run unseen (L8, after the dual-agent specification's list): `rm -rf` of an absolute or home
-//! path, `DROP TABLE`/`DATABASE`, `DELETE FROM x` without `WHERE`, loops that nothing leaves, `eval`/`exec` calls.
+//! Detects code that must not run without human review (L8; the list is from the dual-agent specification): `rm -rf` of
+//! an absolute or home path, `DROP TABLE`/`DATABASE`, `DELETE FROM x` without `WHERE`, infinite loops, `eval`/`exec`
+//! calls.
 //!
-//! Where a grammar exists, code is read by its nodes: comments and string literals do not count, except strings that are
-//! arguments of a call that runs a shell or a database statement. Scripts in pages and commands in JSON files are found where
-//! they stand and read as what they are. Elsewhere patterns are matched on the text without its comments; prose (Markdown and
-//! the like) is not looked at.
+//! Code in a language with a grammar is checked by its syntax nodes: comments and string literals are ignored, except
+//! string arguments of calls that run a shell command or a database statement. Scripts in HTML pages and commands in
+//! JSON files are extracted and checked in their own language. Other files are matched with patterns after their
+//! comments are removed; prose (Markdown and similar) is not checked.
 //!
-//! A danger is reported if the new text has more of its kind and wording than the old text had.
+//! A danger is reported if the new text has more dangers of the same kind and code line than the old text.
 
 mod grammar;
 mod html;
 mod json;
 mod loops;
-mod plain;
+mod patterns;
 mod shell;
 mod sql;
 
@@ -22,9 +23,10 @@ use serde::Deserialize;
 
 use super::language::Language;
 
+/// Kind of danger, as named in `.cfq/checks.toml`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum What {
+pub(super) enum DangerKind {
     DeletesFiles,
     DropsTable,
     DeletesAllRows,
@@ -32,38 +34,40 @@ pub(super) enum What {
     DynamicCode,
 }
 
-impl What {
+impl DangerKind {
+    /// Description for findings.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::DeletesFiles => "deletes files recursively from the root or the home folder",
             Self::DropsTable => "drops a table or database",
             Self::DeletesAllRows => "deletes all rows of a table, without WHERE",
-            Self::EndlessLoop => "loops for ever, without break, return, await, yield or raise",
-            Self::DynamicCode => "runs code made at run time",
+            Self::EndlessLoop => "has an infinite loop without break, return, await, yield or raise",
+            Self::DynamicCode => "runs code generated at run time",
         }
     }
 }
 
+/// A detected danger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Danger {
-    pub what: What,
-    /// From 1.
+    pub kind: DangerKind,
+    /// First line, from 1.
     pub line: u32,
-    /// The line it begins on, shortened.
+    /// Text of that line, truncated.
     pub code: String,
 }
 
-/// What `after` has that `before` had not.
-pub(super) fn added(path: &str, before: &str, after: &str) -> Vec<Danger> {
-    let mut known: HashMap<(What, String), usize> = HashMap::new();
-    for danger in all(path, before) {
-        *known.entry((danger.what, danger.code)).or_default() += 1;
+/// Returns the dangers of `after` that `before` does not have.
+pub(super) fn added_dangers(path: &str, before: &str, after: &str) -> Vec<Danger> {
+    let mut existing: HashMap<(DangerKind, String), usize> = HashMap::new();
+    for danger in dangers(path, before) {
+        *existing.entry((danger.kind, danger.code)).or_default() += 1;
     }
-    all(path, after)
+    dangers(path, after)
         .into_iter()
-        .filter(|danger| match known.get_mut(&(danger.what, danger.code.clone())) {
-            Some(left) if *left > 0 => {
-                *left -= 1;
+        .filter(|danger| match existing.get_mut(&(danger.kind, danger.code.clone())) {
+            Some(remaining) if *remaining > 0 => {
+                *remaining -= 1;
                 false
             }
             Some(_) | None => true,
@@ -71,18 +75,18 @@ pub(super) fn added(path: &str, before: &str, after: &str) -> Vec<Danger> {
         .collect()
 }
 
-fn all(path: &str, text: &str) -> Vec<Danger> {
+fn dangers(path: &str, text: &str) -> Vec<Danger> {
     if text.is_empty() {
         return Vec::new();
     }
     match Language::of_path(path) {
         Some(language) => grammar::dangers(language, text),
-        None => plain::dangers(path, text),
+        None => patterns::dangers(path, text),
     }
 }
 
-/// Builds a [`Danger`] at a line counted from 0.
-fn at(what: What, text: &str, row: usize) -> Danger {
+/// Builds a [`Danger`] at a row of `text`, counted from 0.
+fn danger_at(kind: DangerKind, text: &str, row: usize) -> Danger {
     let code = text.lines().nth(row).unwrap_or_default().trim().chars().take(100).collect();
-    Danger { what, line: u32::try_from(row + 1).unwrap_or(u32::MAX), code }
+    Danger { kind, line: u32::try_from(row + 1).unwrap_or(u32::MAX), code }
 }

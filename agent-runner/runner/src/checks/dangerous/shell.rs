@@ -1,13 +1,14 @@
-//! `rm` with recursive and force flags on an absolute or home path, in a command line or in arguments joined by spaces.
+//! Detects `rm` with the recursive and force flags on an absolute or home path, in a command line or in arguments
+//! joined by spaces.
 
-/// True if some command in `text` is one.
+/// True if a command in `text` is such an `rm`.
 pub(super) fn deletes_files(text: &str) -> bool {
     text.split([';', '|', '&', '\n', '`']).any(|command| {
         let words: Vec<&str> = command
             .split(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',' | '[' | ']' | '(' | ')' | '{' | '}'))
             .filter(|w| !w.is_empty())
             .collect();
-        words.iter().enumerate().any(|(i, word)| is_rm(word) && deletes(&words[i + 1..]))
+        words.iter().enumerate().any(|(i, word)| is_rm(word) && is_recursive_force_delete(&words[i + 1..]))
     })
 }
 
@@ -15,7 +16,7 @@ fn is_rm(word: &str) -> bool {
     word.rsplit('/').next().is_some_and(|name| name.eq_ignore_ascii_case("rm"))
 }
 
-fn deletes(arguments: &[&str]) -> bool {
+fn is_recursive_force_delete(arguments: &[&str]) -> bool {
     let (mut recursive, mut force, mut rooted) = (false, false, false);
     for argument in arguments {
         if let Some(long) = argument.strip_prefix("--") {
@@ -37,7 +38,7 @@ mod tests {
     use super::deletes_files;
 
     #[test]
-    fn what_counts_and_what_does_not() {
+    fn recursive_force_delete_of_rooted_paths_is_found() {
         for bad in [
             "rm -rf /",
             "rm -fr ~/x",

@@ -1,57 +1,62 @@
-//! Destructive SQL, statement by statement: `DROP TABLE` and `DROP DATABASE`, and a `DELETE FROM` that no `WHERE` or `LIMIT`
-//! of its own bounds. Comments and string literals are passed over; what follows in parentheses is another statement's.
+//! Detects destructive SQL statements: `DROP TABLE`, `DROP DATABASE`, and `DELETE FROM` without its own `WHERE` or
+//! `LIMIT`. Comments and string literals are skipped; clauses in parentheses belong to another statement.
 
-use super::What;
+use super::DangerKind;
 
-/// Where the text comes from.
+/// Origin of the SQL text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum SqlSource {
     /// A file of statements.
     File,
-    /// A string that a call with a database's name takes. Some such calls (`text`, `run`) also take sentences.
+    /// A string argument of a call named like a database function. Some such calls (`text`, `run`) also take prose.
     Call,
 }
 
-/// What a statement begins with. A sentence that speaks of deleting begins otherwise.
-const BEGINNINGS: [&str; 18] = [
+/// First keywords of statements. Prose that mentions deletion begins with another word.
+const FIRST_KEYWORDS: [&str; 18] = [
     "DELETE", "DROP", "WITH", "BEGIN", "START", "EXPLAIN", "CREATE", "ALTER", "INSERT", "UPDATE", "SELECT", "MERGE",
     "SET", "USE", "DO", "DECLARE", "IF", "EXEC",
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Token {
-    /// In upper case; also a quoted name, which is no keyword.
+enum SqlToken {
+    /// A keyword or an unquoted name, in upper case.
     Word(String),
-    Name,
-    Open,
-    Close,
-    End,
+    /// A quoted name.
+    QuotedName,
+    OpenParen,
+    CloseParen,
+    /// `;`
+    Semicolon,
 }
 
-/// What the statements in `text` do, each with its offset in bytes.
-pub(super) fn destructive(text: &str, source: Source) -> Vec<(What, usize)> {
+/// Returns the dangers in `text` with their offsets, in bytes.
+pub(super) fn destructive(text: &str, source: SqlSource) -> Vec<(DangerKind, usize)> {
     let tokens = tokens(text);
     let mut found = Vec::new();
-    let mut begins = 0;
+    let mut statement_start = 0;
     for (i, (offset, token)) in tokens.iter().enumerate() {
-        if *token == Token::End {
-            begins = i + 1;
+        if *token == SqlToken::Semicolon {
+            statement_start = i + 1;
         }
-        let Token::Word(word) = token else { continue };
-        let first = tokens.get(begins).map(|(_, t)| t);
+        let SqlToken::Word(word) = token else { continue };
+        let first = tokens.get(statement_start).map(|(_, t)| t);
         let is_statement = match (source, first) {
-            (Source::File, _) => true,
-            (Source::Call, Some(Token::Word(first))) => BEGINNINGS.contains(&first.as_str()),
-            (Source::Call, Some(Token::Name | Token::Open | Token::Close | Token::End) | None) => true,
+            (SqlSource::File, _) => true,
+            (SqlSource::Call, Some(SqlToken::Word(first))) => FIRST_KEYWORDS.contains(&first.as_str()),
+            (
+                SqlSource::Call,
+                Some(SqlToken::QuotedName | SqlToken::OpenParen | SqlToken::CloseParen | SqlToken::Semicolon) | None,
+            ) => true,
         };
         let next = tokens.get(i + 1).map(|(_, t)| t);
-        let next_is = |words: &[&str]| matches!(next, Some(Token::Word(w)) if words.contains(&w.as_str()));
+        let next_is = |words: &[&str]| matches!(next, Some(SqlToken::Word(w)) if words.contains(&w.as_str()));
         match word.as_str() {
-            "DROP" if is_statement && next_is(&["TABLE", "DATABASE"]) => found.push((What::DropsTable, *offset)),
+            "DROP" if is_statement && next_is(&["TABLE", "DATABASE"]) => found.push((DangerKind::DropsTable, *offset)),
             "DELETE" if is_statement && next_is(&["FROM"]) => {
                 let rest = &tokens[i + 2..];
-                if is_unbounded(rest) && !(source == Source::Call && is_sentence(rest)) {
-                    found.push((What::DeletesAllRows, *offset));
+                if is_unbounded(rest) && !(source == SqlSource::Call && is_prose(rest)) {
+                    found.push((DangerKind::DeletesAllRows, *offset));
                 }
             }
             _ => {}
@@ -60,25 +65,27 @@ pub(super) fn destructive(text: &str, source: Source) -> Vec<(What, usize)> {
     found
 }
 
-/// Of what follows `DELETE FROM`: a table, and neither `WHERE` nor `LIMIT` before the statement or its parenthesis ends.
-fn is_unbounded(rest: &[(usize, Token)]) -> bool {
+/// True if the tokens after `DELETE FROM` name a table and have neither `WHERE` nor `LIMIT` before the end of the
+/// statement or of its parenthesis.
+fn is_unbounded(rest: &[(usize, SqlToken)]) -> bool {
     let mut depth = 0usize;
     let mut table = false;
     for (_, token) in rest {
         match token {
-            Token::Open => depth += 1,
-            Token::Close if depth == 0 => break,
-            Token::Close => depth -= 1,
-            Token::End => break,
-            Token::Word(word) if depth == 0 && matches!(word.as_str(), "WHERE" | "LIMIT") => return false,
-            Token::Word(_) | Token::Name => table = true,
+            SqlToken::OpenParen => depth += 1,
+            SqlToken::CloseParen if depth == 0 => break,
+            SqlToken::CloseParen => depth -= 1,
+            SqlToken::Semicolon => break,
+            SqlToken::Word(word) if depth == 0 && matches!(word.as_str(), "WHERE" | "LIMIT") => return false,
+            SqlToken::Word(_) | SqlToken::QuotedName => table = true,
         }
     }
     table
 }
 
-/// Whether what follows `DELETE FROM` goes on as no statement does: beyond a table and its other name, without a clause.
-fn is_sentence(rest: &[(usize, Token)]) -> bool {
+/// True if the tokens after `DELETE FROM` are prose: more words than a table and its alias, and no SQL clause among
+/// them.
+fn is_prose(rest: &[(usize, SqlToken)]) -> bool {
     const CLAUSES: [&str; 12] = [
         "AS",
         "USING",
@@ -96,17 +103,17 @@ fn is_sentence(rest: &[(usize, Token)]) -> bool {
     let words: Vec<&str> = rest
         .iter()
         .map_while(|(_, token)| match token {
-            Token::Word(word) => Some(word.as_str()),
-            Token::Name => Some(""),
-            Token::Open | Token::Close | Token::End => None,
+            SqlToken::Word(word) => Some(word.as_str()),
+            SqlToken::QuotedName => Some(""),
+            SqlToken::OpenParen | SqlToken::CloseParen | SqlToken::Semicolon => None,
         })
         .take(4)
         .collect();
     words.len() > 2 && !words.iter().any(|word| CLAUSES.contains(word))
 }
 
-/// Words, parentheses and statement ends with their offsets.
-fn tokens(text: &str) -> Vec<(usize, Token)> {
+/// Words, parentheses and semicolons with their offsets, in bytes.
+fn tokens(text: &str) -> Vec<(usize, SqlToken)> {
     let mut tokens = Vec::new();
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
@@ -114,23 +121,23 @@ fn tokens(text: &str) -> Vec<(usize, Token)> {
         let length = match c {
             '-' if rest.starts_with("--") => rest.find('\n').unwrap_or(rest.len()),
             '/' if rest.starts_with("/*") => rest.find("*/").map_or(rest.len(), |i| i + 2),
-            '\'' => quoted(rest, c),
+            '\'' => quoted_length(rest, c),
             '"' | '`' => {
-                tokens.push((at, Token::Name));
-                quoted(rest, c)
+                tokens.push((at, SqlToken::QuotedName));
+                quoted_length(rest, c)
             }
             '(' | ')' | ';' => {
                 let token = match c {
-                    '(' => Token::Open,
-                    ')' => Token::Close,
-                    _ => Token::End,
+                    '(' => SqlToken::OpenParen,
+                    ')' => SqlToken::CloseParen,
+                    _ => SqlToken::Semicolon,
                 };
                 tokens.push((at, token));
                 1
             }
-            c if is_part(c) => {
-                let word: String = rest.chars().take_while(|c| is_part(*c)).collect();
-                tokens.push((at, Token::Word(word.to_uppercase())));
+            c if is_word_char(c) => {
+                let word: String = rest.chars().take_while(|c| is_word_char(*c)).collect();
+                tokens.push((at, SqlToken::Word(word.to_uppercase())));
                 word.len()
             }
             c => c.len_utf8(),
@@ -140,13 +147,13 @@ fn tokens(text: &str) -> Vec<(usize, Token)> {
     tokens
 }
 
-fn is_part(c: char) -> bool {
+fn is_word_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.')
 }
 
-/// Length of what begins with a quote, with it and the one that ends it. If none does, of the quote alone: nothing may hide
-/// behind a stray one.
-fn quoted(text: &str, quote: char) -> usize {
+/// Length of the quoted text at the start of `text`, with both quotes, in bytes. 1 if the closing quote is missing, so
+/// that a stray quote cannot hide the text after it.
+fn quoted_length(text: &str, quote: char) -> usize {
     text.get(1..).and_then(|inner| inner.find(quote)).map_or(1, |i| i + 2)
 }
 
@@ -155,16 +162,17 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn kinds(text: &str) -> Vec<What> {
-        let kinds = |source| -> Vec<What> { destructive(text, source).into_iter().map(|(what, _)| what).collect() };
-        assert_eq!(kinds(Source::File), kinds(Source::Call), "{text}");
-        kinds(Source::File)
+    fn kinds(text: &str) -> Vec<DangerKind> {
+        let kinds =
+            |source| -> Vec<DangerKind> { destructive(text, source).into_iter().map(|(kind, _)| kind).collect() };
+        assert_eq!(kinds(SqlSource::File), kinds(SqlSource::Call), "{text}");
+        kinds(SqlSource::File)
     }
 
     #[test]
     fn unbounded_statements_are_found() {
-        assert_eq!(kinds("DROP TABLE users;"), [What::DropsTable]);
-        assert_eq!(kinds("drop\n database x"), [What::DropsTable]);
+        assert_eq!(kinds("DROP TABLE users;"), [DangerKind::DropsTable]);
+        assert_eq!(kinds("drop\n database x"), [DangerKind::DropsTable]);
         for bad in [
             "DELETE FROM users;",
             "delete from \"users\"",
@@ -179,12 +187,12 @@ mod tests {
             "SELECT 'it; DELETE FROM users;",
             "BEGIN; DELETE FROM users RETURNING 'WHERE'; COMMIT;",
         ] {
-            assert_eq!(kinds(bad), [What::DeletesAllRows], "{bad}");
+            assert_eq!(kinds(bad), [DangerKind::DeletesAllRows], "{bad}");
         }
     }
 
     #[test]
-    fn bounded_ones_are_not() {
+    fn bounded_statements_are_not_found() {
         for good in [
             "DELETE FROM users WHERE id = 1;",
             "DELETE FROM a USING b WHERE a.id = b.id RETURNING a.id;",
@@ -199,11 +207,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_in_a_call_is_no_statement() {
-        let of = |text| destructive(text, Source::Call);
+    fn prose_in_a_call_is_not_a_statement() {
+        let of = |text| destructive(text, SqlSource::Call);
         assert_eq!(of("please delete from the list all that is old"), []);
         assert_eq!(of("Delete from the list all that is old"), []);
         assert_eq!(of("Never drop table salt"), []);
-        assert!(!destructive("FOR EACH ROW DELETE FROM a;", Source::File).is_empty());
+        assert!(!destructive("FOR EACH ROW DELETE FROM a;", SqlSource::File).is_empty());
     }
 }

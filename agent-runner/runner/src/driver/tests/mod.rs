@@ -1,10 +1,10 @@
-//! Whole drives against real repositories, with a scheduler that is a list of steps and models that are a script. A drive
-//! may be cut off before or after any step, as by a kill, and a new one goes on from what was committed.
+//! Complete runs of the driver against real repositories, with a scheduler that is a list of steps and scripted models.
+//! A run may be interrupted before or after any step, as by a kill; a new run resumes from the committed steps.
 
-mod bench;
-mod foreseen;
+mod fixture;
 mod hand_offs;
 mod loops;
 mod port;
 mod replies;
-mod resuming;
+mod resume;
+mod speculative_prefill;

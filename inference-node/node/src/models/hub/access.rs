@@ -1,5 +1,5 @@
-//! Which hub, as whom, and how patiently. The variables are those of the hub's own tools, so that what works with them
-//! works here; a token is read when it is needed and never written anywhere.
+//! Settings of a hub: its address, the token, timeouts and retries. The environment variables are those of the hub's
+//! own tools, so that what works with them works here. A token is read when it is needed and never written anywhere.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,91 +11,103 @@ use serde::{Deserialize, Serialize};
 
 use super::error::HubError;
 
+/// Address of the default hub.
 const HUGGING_FACE: &str = "https://huggingface.co";
 
 /// The `[hub]` table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HubConfig {
-    /// Another hub than Hugging Face's; `HF_ENDPOINT` wins.
+    /// Address of another hub than Hugging Face's; `HF_ENDPOINT` overrides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// `env:NAME` or `file:PATH`; `HF_TOKEN` wins, and what `hf auth login` left serves where neither is given.
+    /// The token, as `env:NAME` or `file:PATH`; `HF_TOKEN` overrides it. The token that `hf auth login` stored is used
+    /// if neither is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    pub patience: Patience,
+    /// Timeouts and retries.
+    #[serde(alias = "patience")]
+    pub retry: HubRetryPolicy,
 }
 
-/// How long to wait for what.
+/// Timeouts and retries of requests to a hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Patience {
-    pub connect_ms: u64,
-    /// A connection that brings less than `stall_bytes` in this time is given up and made anew.
-    pub stall_ms: u64,
+pub struct HubRetryPolicy {
+    /// Limit for establishing a connection.
+    #[serde(alias = "connect_ms")]
+    pub connect_timeout_ms: u64,
+    /// A connection that transfers less than `stall_bytes` in this time is replaced.
+    #[serde(alias = "stall_ms")]
+    pub stall_timeout_ms: u64,
+    /// See `stall_timeout_ms`.
     pub stall_bytes: u64,
-    /// Connections in a row that may end without having brought `stall_bytes`.
-    pub tries: u32,
-    /// Wait before the second connection; it doubles from then on, up to `longest_wait_ms`.
-    pub first_wait_ms: u64,
-    pub longest_wait_ms: u64,
+    /// Maximum number of attempts in a row that transfer less than `stall_bytes`.
+    #[serde(alias = "tries")]
+    pub max_attempts: u32,
+    /// Wait before the second attempt; it doubles from then on, up to `max_backoff_ms`.
+    #[serde(alias = "first_wait_ms")]
+    pub initial_backoff_ms: u64,
+    /// Longest wait between two attempts. A fetch fails at once if the hub demands a longer one.
+    #[serde(alias = "longest_wait_ms")]
+    pub max_backoff_ms: u64,
 }
 
-impl Default for Patience {
+impl Default for HubRetryPolicy {
     fn default() -> Self {
         Self {
-            connect_ms: 15_000,
-            stall_ms: 30_000,
-            // 1 KiB/s: whoever has less than that waits for weeks anyway.
+            connect_timeout_ms: 15_000,
+            stall_timeout_ms: 30_000,
+            // 1 KiB/s: a slower connection would need weeks for a model anyway.
             stall_bytes: 30 << 10,
-            tries: 6,
-            first_wait_ms: 1_000,
+            max_attempts: 6,
+            initial_backoff_ms: 1_000,
             // The hub counts requests in windows of five minutes.
-            longest_wait_ms: 300_000,
+            max_backoff_ms: 300_000,
         }
     }
 }
 
-impl Patience {
-    pub(super) fn connect(&self) -> Duration {
-        Duration::from_millis(self.connect_ms)
+impl HubRetryPolicy {
+    pub(super) fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms)
     }
 
-    pub(super) fn stall(&self) -> Duration {
-        Duration::from_millis(self.stall_ms)
+    pub(super) fn stall_timeout(&self) -> Duration {
+        Duration::from_millis(self.stall_timeout_ms)
     }
 
-    pub(super) fn longest_wait(&self) -> Duration {
-        Duration::from_millis(self.longest_wait_ms)
+    pub(super) fn max_backoff(&self) -> Duration {
+        Duration::from_millis(self.max_backoff_ms)
     }
 
-    /// After the `n`-th try in vain, from 1.
-    pub(super) fn wait(&self, n: u32) -> Duration {
-        let doubled = self.first_wait_ms.saturating_mul(1 << n.saturating_sub(1).min(20));
-        Duration::from_millis(doubled).min(self.longest_wait())
+    /// Wait after the `n`-th failed attempt in a row, from 1.
+    pub(super) fn backoff(&self, n: u32) -> Duration {
+        let doubled = self.initial_backoff_ms.saturating_mul(1 << n.saturating_sub(1).min(20));
+        Duration::from_millis(doubled).min(self.max_backoff())
     }
 }
 
-/// A hub, and how it is spoken to. Nothing is read or reached before it is used.
+/// A hub and its settings. Creating one reads no file and makes no request.
 #[derive(Debug, Clone)]
 pub struct Hub {
     endpoint: String,
     token: TokenSource,
-    pub(super) patience: Patience,
+    pub(super) retry: HubRetryPolicy,
     pub(super) stop: Option<Stop>,
 }
 
 #[derive(Debug, Clone)]
 enum TokenSource {
-    /// In the environment itself.
-    Here(Secret),
-    /// As [`Secret::load`] takes it.
-    Named(String),
-    /// The hub's own tools keep one there; it need not exist.
-    LoggedIn(Option<PathBuf>),
+    /// From the environment.
+    Environment(Secret),
+    /// A reference for [`Secret::load`].
+    Reference(String),
+    /// The file of the hub's own tools, which need not exist.
+    Login(Option<PathBuf>),
 }
 
-/// A token and where it is from, as people know it.
+/// A token, and its source for messages.
 #[derive(Debug)]
 pub(super) struct Token {
     pub secret: Secret,
@@ -103,71 +115,73 @@ pub(super) struct Token {
 }
 
 impl Hub {
-    /// `variable` is the environment; it wins over the configuration.
+    /// A hub with settings from the configuration, overridden by the environment `variable`.
     pub fn new(config: &HubConfig, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let text = |name: &str| set(name).and_then(|value| value.into_string().ok());
         let endpoint =
             text("HF_ENDPOINT").or_else(|| config.endpoint.clone()).unwrap_or_else(|| HUGGING_FACE.to_owned());
         let token = match (text("HF_TOKEN"), &config.token) {
-            (Some(token), _) => TokenSource::Here(Secret::new(token.trim())),
-            (None, Some(named)) => TokenSource::Named(named.clone()),
+            (Some(token), _) => TokenSource::Environment(Secret::new(token.trim())),
+            (None, Some(reference)) => TokenSource::Reference(reference.clone()),
             (None, None) => {
                 let home = set("HF_HOME").map(PathBuf::from).or_else(|| {
                     let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
                     Some(cache.or_else(|| Some(Path::new(&set("HOME")?).join(".cache")))?.join("huggingface"))
                 });
                 let file = set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home?.join("token")));
-                TokenSource::LoggedIn(file)
+                TokenSource::Login(file)
             }
         };
-        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token, patience: config.patience, stop: None }
+        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token, retry: config.retry, stop: None }
     }
 
-    /// Of this process's environment.
+    /// As [`Self::new`], with this process's environment.
     pub fn from_environment(config: &HubConfig) -> Self {
         Self::new(config, |name| std::env::var_os(name))
     }
 
-    /// What is being fetched ends when `stop` is raised, and goes on from there another time.
-    pub fn until(self, stop: Stop) -> Self {
+    /// Stops a fetch when `stop` is raised. The partial download is kept, and the next fetch resumes it.
+    pub fn with_stop(self, stop: Stop) -> Self {
         Self { stop: Some(stop), ..self }
     }
 
     pub(super) fn endpoint(&self) -> Result<reqwest::Url, HubError> {
-        let wrong = || HubError::Endpoint { endpoint: self.endpoint.clone() };
-        let url = reqwest::Url::parse(&self.endpoint).map_err(|_| wrong())?;
-        let fits = matches!(url.scheme(), "http" | "https") && url.has_host() && url.query().is_none();
-        if fits { Ok(url) } else { Err(wrong()) }
+        let invalid = || HubError::InvalidEndpoint { endpoint: self.endpoint.clone() };
+        let url = reqwest::Url::parse(&self.endpoint).map_err(|_| invalid())?;
+        let valid = matches!(url.scheme(), "http" | "https") && url.has_host() && url.query().is_none();
+        if valid { Ok(url) } else { Err(invalid()) }
     }
 
     pub(super) fn token(&self) -> Result<Option<Token>, HubError> {
-        let loaded = |named: &str| Secret::load(named).map_err(|error| HubError::Token { why: explain(&error) });
+        let load = |reference: &str| {
+            Secret::load(reference).map_err(|error| HubError::UnreadableToken { reason: with_cause(&error) })
+        };
         match &self.token {
-            TokenSource::Here(secret) => Ok(Some(Token { secret: secret.clone(), from: "HF_TOKEN".to_owned() })),
-            TokenSource::Named(named) => {
-                // A key written in place of its name must not be repeated in a message.
-                Ok(Some(Token { secret: loaded(named)?, from: named.clone() }))
+            TokenSource::Environment(secret) => Ok(Some(Token { secret: secret.clone(), from: "HF_TOKEN".to_owned() })),
+            TokenSource::Reference(reference) => {
+                // Loading fails first for a key written in place of a reference, so no message repeats it.
+                Ok(Some(Token { secret: load(reference)?, from: reference.clone() }))
             }
-            TokenSource::LoggedIn(Some(path)) if path.exists() => {
-                let secret = loaded(&format!("file:{}", path.display()))?;
-                let there = !secret.reveal().is_empty();
-                Ok(there.then(|| Token { secret, from: path.display().to_string() }))
+            TokenSource::Login(Some(path)) if path.exists() => {
+                let secret = load(&format!("file:{}", path.display()))?;
+                let present = !secret.reveal().is_empty();
+                Ok(present.then(|| Token { secret, from: path.display().to_string() }))
             }
-            TokenSource::LoggedIn(_) => Ok(None),
+            TokenSource::Login(_) => Ok(None),
         }
     }
 }
 
-fn explain(error: &SecretError) -> String {
+fn with_cause(error: &SecretError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
     }
 }
 
-/// Whether the name can only be this machine's own.
-pub(super) fn is_here(url: &reqwest::Url) -> bool {
+/// Whether the host of a URL is this machine.
+pub(super) fn is_loopback(url: &reqwest::Url) -> bool {
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
@@ -182,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_wins_over_the_file_and_the_login_serves_last() {
+    fn environment_overrides_configuration_and_login_is_last() {
         let folder = tempfile::tempdir().unwrap();
         let (named, login) = (folder.path().join("named"), folder.path().join("token"));
         std::fs::write(&named, "from-file\n").unwrap();
@@ -198,24 +212,24 @@ mod tests {
         assert_eq!(hub.endpoint().unwrap().as_str(), "https://mirror.example/");
         assert_eq!(token(hub).as_deref(), Some("from-file"));
         let hub = with(&config, &[("HF_TOKEN", "here"), ("HF_ENDPOINT", "http://[::1]:8080")]);
-        assert!(is_here(&hub.endpoint().unwrap()));
+        assert!(is_loopback(&hub.endpoint().unwrap()));
         assert_eq!(token(hub).as_deref(), Some("here"));
         assert_eq!(token(with(&HubConfig::default(), &[("HF_HOME", home)])).as_deref(), Some("from-login"));
         assert_eq!(token(with(&HubConfig::default(), &[("HOME", home)])), None);
     }
 
     #[test]
-    fn a_token_that_cannot_be_read_is_named_but_never_shown() {
+    fn unreadable_token_is_named_but_never_shown() {
         let config = |token: &str| HubConfig { token: Some(token.into()), ..HubConfig::default() };
-        let why = |token: &str| with(&config(token), &[]).token().unwrap_err().to_string();
-        assert!(why("env:CFQ_NO_SUCH_TOKEN").contains("CFQ_NO_SUCH_TOKEN"));
-        assert!(why("file:/no/such/token").contains("/no/such/token"));
-        assert!(!why("hf_abcdef").contains("hf_abcdef"));
+        let error = |token: &str| with(&config(token), &[]).token().unwrap_err().to_string();
+        assert!(error("env:CFQ_NO_SUCH_TOKEN").contains("CFQ_NO_SUCH_TOKEN"));
+        assert!(error("file:/no/such/token").contains("/no/such/token"));
+        assert!(!error("hf_abcdef").contains("hf_abcdef"));
         assert!(!format!("{:?}", with(&HubConfig::default(), &[("HF_TOKEN", "hf_abc")])).contains("hf_abc"));
     }
 
     #[test]
-    fn an_endpoint_that_is_none_is_named() {
+    fn invalid_endpoint_is_refused() {
         for endpoint in ["huggingface.co", "file:///etc", "https://", "https://h/?x=1"] {
             let hub = with(&HubConfig { endpoint: Some(endpoint.into()), ..HubConfig::default() }, &[]);
             assert!(hub.endpoint().is_err(), "{endpoint}");
@@ -223,10 +237,25 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_the_longest() {
-        let patience = Patience { first_wait_ms: 100, longest_wait_ms: 350, ..Patience::default() };
-        let waits: Vec<u128> = (1..=4).map(|n| patience.wait(n).as_millis()).collect();
+    fn backoff_doubles_up_to_the_maximum() {
+        let policy = HubRetryPolicy { initial_backoff_ms: 100, max_backoff_ms: 350, ..HubRetryPolicy::default() };
+        let waits: Vec<u128> = (1..=4).map(|n| policy.backoff(n).as_millis()).collect();
         assert_eq!(waits, [100, 200, 350, 350]);
-        assert_eq!(patience.wait(u32::MAX).as_millis(), 350);
+        assert_eq!(policy.backoff(u32::MAX).as_millis(), 350);
+    }
+
+    #[test]
+    fn keys_of_0_1_still_load() {
+        let old = serde_json::json!({ "patience": { "connect_ms": 1, "stall_ms": 2, "stall_bytes": 3, "tries": 4,
+            "first_wait_ms": 5, "longest_wait_ms": 6 } });
+        let policy = HubRetryPolicy {
+            connect_timeout_ms: 1,
+            stall_timeout_ms: 2,
+            stall_bytes: 3,
+            max_attempts: 4,
+            initial_backoff_ms: 5,
+            max_backoff_ms: 6,
+        };
+        assert_eq!(serde_json::from_value::<HubConfig>(old).unwrap().retry, policy);
     }
 }

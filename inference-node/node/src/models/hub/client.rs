@@ -1,13 +1,14 @@
-//! Speaking with a hub: three kinds of request, redirects by hand, and what each refusal means.
+//! The requests to a hub, their redirects, and the meaning of each error response.
 //!
-//! - `GET /api/models/{repo}/revision/{rev}?blobs=true`: the commit that a revision stands for, and of each file its size
-//!   and checksum (`lfs.sha256`, else `blobId`).
-//! - `HEAD` and `GET /{repo}/resolve/{commit}/{file}`: the file, mostly by a redirect to signed storage elsewhere; the hub's
-//!   own answer on the way names its checksum (`X-Linked-ETag`, else `ETag`) and size (`X-Linked-Size`).
+//! - `GET /api/models/{repo}/revision/{rev}?blobs=true`: the commit that a revision means, and the size and checksum of
+//!   each file (`lfs.sha256`, else `blobId`).
+//! - `HEAD` and `GET /{repo}/resolve/{commit}/{file}`: the file, usually by a redirect to signed storage elsewhere. The
+//!   hub's own response before the redirect has its checksum (`X-Linked-ETag`, else `ETag`) and size (`X-Linked-Size`).
 //!
-//! Redirects are followed here and not by the HTTP client, since the token goes to the hub's own origin only, and the
-//! headers of the answers on the way are wanted. The status alone tells little (a gated repository answers 401 to nobody
-//! and to a wrong token alike, an absent one too), so `X-Error-Code` decides where it is given.
+//! Redirects are followed here and not by the HTTP client, because the token is sent to the hub's own origin only, and
+//! the headers of the responses before a redirect are needed. The status alone is ambiguous (a gated repository answers
+//! 401 without a token and with a wrong one, and so does a missing repository), so `X-Error-Code` decides if it is
+//! present.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,147 +19,152 @@ use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, HeaderMap, LOCATION
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Deserialize;
 
-use super::access::{Hub, Patience, Token, is_here};
-use super::checksum::Checksum;
+use super::access::{Hub, HubRetryPolicy, Token, is_loopback};
 use super::error::HubError;
+use crate::models::checksum::Checksum;
 
-const REDIRECTS: usize = 8;
-/// A repository's description; the largest known have some ten thousand files.
-const DESCRIPTION: u64 = 32 << 20;
+/// Maximum number of redirects of one request.
+const MAX_REDIRECTS: usize = 8;
+/// Maximum size of a repository's description; the largest known ones have some ten thousand files.
+const MAX_DESCRIPTION_BYTES: u64 = 32 << 20;
+/// Maximum number of characters of a reason that the hub gives.
+const MAX_REASON_CHARS: usize = 300;
 
-/// A request that came to nothing.
+/// A failed request.
 #[derive(Debug)]
-pub(super) enum Trouble {
-    /// May help: trying again, not before `wait` if the hub said so.
-    Again {
-        cause: HubError,
-        wait: Option<Duration>,
-    },
-    Final(HubError),
+pub(super) enum HubFailure {
+    /// A retry may succeed, not before `wait` if the hub demands one.
+    Retryable { error: HubError, wait: Option<Duration> },
+    /// A retry cannot succeed.
+    Permanent(HubError),
 }
 
-impl Trouble {
-    pub(super) fn again(cause: HubError) -> Self {
-        Self::Again { cause, wait: None }
+impl HubFailure {
+    pub(super) fn retryable(error: HubError) -> Self {
+        Self::Retryable { error, wait: None }
     }
 }
 
-/// A file as the hub describes it, as far as it does.
+/// Size and checksum of a file, as far as the hub provides them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Described {
+pub(super) struct FileInfo {
     pub size: Option<u64>,
     pub checksum: Option<Checksum>,
 }
 
-/// What a revision stood for when it was asked.
+/// A resolved revision.
 #[derive(Debug)]
 pub(super) struct Revision {
     pub commit: String,
-    pub files: BTreeMap<String, Described>,
+    pub files: BTreeMap<String, FileInfo>,
 }
 
-/// What a request is about.
+/// The repository, revision and file of a request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Subject<'a> {
+pub(super) struct RequestTarget<'a> {
     pub repo: &'a str,
     pub revision: &'a str,
     pub file: Option<&'a str>,
 }
 
-/// The last answer of a chain of redirects.
-pub(super) struct Answer {
+/// The last response of a chain of redirects.
+pub(super) struct HubResponse {
     pub response: Response,
-    /// From the hub itself, not from its storage.
+    /// Whether it is from the hub itself, not from its storage.
     pub from_hub: bool,
-    /// What the hub said about the file on the way.
-    pub said: Described,
+    /// Size and checksum from the hub's headers.
+    pub info: FileInfo,
 }
 
+/// Client of one hub.
 pub(super) struct Client {
     http: reqwest::Client,
     pub(super) endpoint: Url,
     token: Option<Token>,
-    pub(super) patience: Patience,
+    pub(super) retry: HubRetryPolicy,
 }
 
 impl Client {
     pub fn new(hub: &Hub) -> Result<Self, HubError> {
         let endpoint = hub.endpoint()?;
-        let (secure, here) = (endpoint.scheme() == "https", is_here(&endpoint));
-        let http = outbound::hub_client(secure, here, hub.patience.connect()).map_err(HubError::Client)?;
+        let (secure, loopback) = (endpoint.scheme() == "https", is_loopback(&endpoint));
+        let http = outbound::hub_client(secure, loopback, hub.retry.connect_timeout()).map_err(HubError::HttpClient)?;
         let mut token = hub.token()?;
-        if token.is_some() && !secure && !here {
-            tracing::warn!(%endpoint, "the hub's address is not https: the token is not sent");
+        if token.is_some() && !secure && !loopback {
+            tracing::warn!(%endpoint, "hub address is not https, the token is not sent");
             token = None;
         }
-        Ok(Self { http, endpoint, token, patience: hub.patience })
+        Ok(Self { http, endpoint, token, retry: hub.retry })
     }
 
     fn url(&self, segments: impl IntoIterator<Item = impl AsRef<str>>) -> Url {
         let mut url = self.endpoint.clone();
-        // An http address has segments: only `mailto:` and the like have none.
+        // Every http URL has path segments; only URLs like `mailto:` have none.
         if let Ok(mut path) = url.path_segments_mut() {
             path.pop_if_empty().extend(segments);
         }
         url
     }
 
+    /// The web page of a repository.
     pub fn page(&self, repo: &str) -> String {
         self.url(repo.split('/')).to_string()
     }
 
-    fn resolve(&self, subject: Subject<'_>) -> Url {
-        let file = subject.file.unwrap_or_default();
-        self.url(subject.repo.split('/').chain(["resolve", subject.revision]).chain(file.split('/')))
+    fn resolve(&self, target: RequestTarget<'_>) -> Url {
+        let file = target.file.unwrap_or_default();
+        self.url(target.repo.split('/').chain(["resolve", target.revision]).chain(file.split('/')))
     }
 
-    /// One try at the repository's description.
-    pub async fn describe(&self, subject: Subject<'_>) -> Result<Revision, Trouble> {
-        let mut url = self.url(["api", "models"].into_iter().chain(subject.repo.split('/')));
+    /// Requests the description of a repository, once.
+    pub async fn describe(&self, target: RequestTarget<'_>) -> Result<Revision, HubFailure> {
+        let mut url = self.url(["api", "models"].into_iter().chain(target.repo.split('/')));
         if let Ok(mut path) = url.path_segments_mut() {
-            path.extend(["revision", subject.revision]);
+            path.extend(["revision", target.revision]);
         }
         url.set_query(Some("blobs=true"));
-        let answer = self.ask(Method::GET, url, None).await?;
+        let answer = self.request(Method::GET, url, None).await?;
         if !answer.response.status().is_success() {
-            return Err(self.refusal(&answer, subject));
+            return Err(self.failure(&answer, target));
         }
-        let bytes = self.body(answer.response, DESCRIPTION).await?;
-        let strange = |why: String| Trouble::Final(HubError::Strange { what: subject.repo.to_owned(), why });
-        let raw: Raw = serde_json::from_slice(&bytes).map_err(|error| strange(error.to_string()))?;
-        // It becomes a folder's name.
-        let fits = (7..=64).contains(&raw.sha.len()) && raw.sha.bytes().all(|b| b.is_ascii_hexdigit());
-        if !fits {
-            return Err(strange(format!("{:?} is no commit", raw.sha)));
+        let bytes = self.body(answer.response, MAX_DESCRIPTION_BYTES).await?;
+        let unexpected = |reason: String| {
+            HubFailure::Permanent(HubError::UnexpectedResponse { what: target.repo.to_owned(), reason })
+        };
+        let raw: RawDescription = serde_json::from_slice(&bytes).map_err(|error| unexpected(error.to_string()))?;
+        // The commit becomes a folder name.
+        let valid = (7..=64).contains(&raw.sha.len()) && raw.sha.bytes().all(|b| b.is_ascii_hexdigit());
+        if !valid {
+            return Err(unexpected(format!("invalid commit {:?}", raw.sha)));
         }
         let files = raw.siblings.into_iter().filter(|s| is_relative_path(&s.rfilename));
-        Ok(Revision { commit: raw.sha, files: files.map(|s| (s.rfilename.clone(), s.described())).collect() })
+        Ok(Revision { commit: raw.sha, files: files.map(|s| (s.rfilename.clone(), s.info())).collect() })
     }
 
-    /// One try at a file's size and checksum, for hubs whose description leaves them out.
-    pub async fn look(&self, subject: Subject<'_>) -> Result<Described, Trouble> {
-        let answer = self.ask(Method::HEAD, self.resolve(subject), None).await?;
+    /// Requests size and checksum of a file, once, for hubs whose description omits them.
+    pub async fn file_info(&self, target: RequestTarget<'_>) -> Result<FileInfo, HubFailure> {
+        let answer = self.request(Method::HEAD, self.resolve(target), None).await?;
         if answer.response.status().is_success() || is_redirect(answer.response.status()) {
-            Ok(answer.said)
+            Ok(answer.info)
         } else {
-            Err(self.refusal(&answer, subject))
+            Err(self.failure(&answer, target))
         }
     }
 
-    /// One try at a file's bytes, from `from` on; success has status 200 or 206.
-    pub async fn open(&self, subject: Subject<'_>, from: u64) -> Result<Answer, Trouble> {
-        let answer = self.ask(Method::GET, self.resolve(subject), (from > 0).then_some(from)).await?;
+    /// Requests the bytes of a file from offset `from` on, once. The response has status 200, 206 or 416.
+    pub async fn open(&self, target: RequestTarget<'_>, from: u64) -> Result<HubResponse, HubFailure> {
+        let answer = self.request(Method::GET, self.resolve(target), (from > 0).then_some(from)).await?;
         match answer.response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(answer),
-            _ => Err(self.refusal(&answer, subject)),
+            _ => Err(self.failure(&answer, target)),
         }
     }
 
-    async fn ask(&self, method: Method, mut url: Url, from: Option<u64>) -> Result<Answer, Trouble> {
-        let mut said = Described::default();
-        for _ in 0..REDIRECTS {
+    async fn request(&self, method: Method, mut url: Url, from: Option<u64>) -> Result<HubResponse, HubFailure> {
+        let mut info = FileInfo::default();
+        for _ in 0..MAX_REDIRECTS {
             let from_hub = url.origin() == self.endpoint.origin();
-            // Compressed, sizes and ranges would mean something else.
+            // Sizes and ranges would not match compressed data.
             let mut request = self.http.request(method.clone(), url.clone()).header(ACCEPT_ENCODING, "identity");
             if let Some(token) = self.token.as_ref().filter(|_| from_hub) {
                 request = request.bearer_auth(token.secret.reveal());
@@ -166,18 +172,22 @@ impl Client {
             if let Some(from) = from {
                 request = request.header(RANGE, format!("bytes={from}-"));
             }
-            let response = match tokio::time::timeout(self.patience.stall(), request.send()).await {
-                Ok(sent) => sent.map_err(|source| Trouble::again(self.unreachable(source)))?,
+            let response = match tokio::time::timeout(self.retry.stall_timeout(), request.send()).await {
+                Ok(sent) => sent.map_err(|source| HubFailure::retryable(self.unreachable(source)))?,
                 Err(_) => {
-                    let (have, size) = (from.unwrap_or(0), said.size.unwrap_or(0));
-                    return Err(Trouble::again(HubError::Stalled { quiet: self.patience.stall(), have, size }));
+                    let (have, size) = (from.unwrap_or(0), info.size.unwrap_or(0));
+                    return Err(HubFailure::retryable(HubError::Stalled {
+                        duration: self.retry.stall_timeout(),
+                        have,
+                        size,
+                    }));
                 }
             };
             if from_hub {
                 let headers = response.headers();
-                said = Described {
-                    checksum: checksum(headers).or(said.checksum),
-                    size: size(headers, response.status()).or(said.size),
+                info = FileInfo {
+                    checksum: checksum(headers).or(info.checksum),
+                    size: size(headers, response.status()).or(info.size),
                 };
             }
             let next = Some(&response)
@@ -185,83 +195,96 @@ impl Client {
                 .and_then(|r| r.headers().get(LOCATION)?.to_str().ok())
                 .and_then(|location| url.join(location).ok());
             match next {
-                // What the hub has to say about a file is said before its storage is reached.
+                // The headers about the file come from the hub, so HEAD need not follow the redirect to the storage.
                 Some(next) if method != Method::HEAD || next.origin() == self.endpoint.origin() => url = next,
-                _ => return Ok(Answer { response, from_hub, said }),
+                _ => return Ok(HubResponse { response, from_hub, info }),
             }
         }
-        let why = format!("it sent us on more than {REDIRECTS} times");
-        Err(Trouble::Final(HubError::Strange { what: self.endpoint.to_string(), why }))
+        let reason = format!("it redirected more than {MAX_REDIRECTS} times");
+        Err(HubFailure::Permanent(HubError::UnexpectedResponse { what: self.endpoint.to_string(), reason }))
     }
 
     pub(super) fn unreachable(&self, source: reqwest::Error) -> HubError {
         HubError::Unreachable { endpoint: self.endpoint.to_string(), source: source.without_url() }
     }
 
-    async fn body(&self, mut response: Response, limit: u64) -> Result<Vec<u8>, Trouble> {
+    async fn body(&self, mut response: Response, limit: u64) -> Result<Vec<u8>, HubFailure> {
         let mut bytes = Vec::new();
         loop {
-            let quiet = self.patience.stall();
-            let chunk = match tokio::time::timeout(quiet, response.chunk()).await {
-                Ok(chunk) => chunk.map_err(|source| Trouble::again(self.unreachable(source)))?,
-                Err(_) => return Err(Trouble::again(HubError::Stalled { quiet, have: bytes.len() as u64, size: 0 })),
+            let duration = self.retry.stall_timeout();
+            let chunk = match tokio::time::timeout(duration, response.chunk()).await {
+                Ok(chunk) => chunk.map_err(|source| HubFailure::retryable(self.unreachable(source)))?,
+                Err(_) => {
+                    return Err(HubFailure::retryable(HubError::Stalled {
+                        duration,
+                        have: bytes.len() as u64,
+                        size: 0,
+                    }));
+                }
             };
             match chunk {
                 None => return Ok(bytes),
                 Some(chunk) if (bytes.len() + chunk.len()) as u64 <= limit => bytes.extend_from_slice(&chunk),
                 Some(_) => {
-                    let why = format!("it is longer than {limit} bytes");
-                    return Err(Trouble::Final(HubError::Strange { what: self.endpoint.to_string(), why }));
+                    let reason = format!("it is longer than {limit} bytes");
+                    let what = self.endpoint.to_string();
+                    return Err(HubFailure::Permanent(HubError::UnexpectedResponse { what, reason }));
                 }
             }
         }
     }
 
-    fn refusal(&self, answer: &Answer, subject: Subject<'_>) -> Trouble {
+    /// The failure that an error response means.
+    fn failure(&self, answer: &HubResponse, target: RequestTarget<'_>) -> HubFailure {
         let (status, headers) = (answer.response.status(), answer.response.headers());
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let (code, message) = (text("x-error-code"), text("x-error-message"));
-        let repo = subject.repo.to_owned();
+        let repo = target.repo.to_owned();
         let with_token = self.token.is_some();
-        let what = subject.file.map_or_else(|| repo.clone(), |file| format!("{file} of {repo}"));
-        let of_status = HubError::Status { status: status.as_u16(), what };
+        let what = target.file.map_or_else(|| repo.clone(), |file| format!("{file} of {repo}"));
+        let unexpected = HubError::UnexpectedStatus { status: status.as_u16(), what };
         if !answer.from_hub {
-            // Signed addresses expire: the hub makes a new one for the next try.
-            return Trouble::again(of_status);
+            // Signed URLs expire: the hub creates a new one for the next attempt.
+            return HubFailure::retryable(unexpected);
         }
         match (status.as_u16(), code) {
-            (_, "GatedRepo") => Trouble::Final(HubError::Gated { page: self.page(&repo), repo, with_token }),
+            (_, "GatedRepo") => HubFailure::Permanent(HubError::Gated { page: self.page(&repo), repo, with_token }),
             (_, "RevisionNotFound") => {
-                Trouble::Final(HubError::NoRevision { repo, revision: subject.revision.to_owned() })
+                HubFailure::Permanent(HubError::RevisionNotFound { repo, revision: target.revision.to_owned() })
             }
             (_, "EntryNotFound") => {
-                let file = subject.file.unwrap_or_default().to_owned();
-                Trouble::Final(HubError::NoFile { repo, file, choices: Vec::new() })
+                let file = target.file.unwrap_or_default().to_owned();
+                HubFailure::Permanent(HubError::FileNotFound { repo, file, choices: Vec::new() })
             }
             (401, _)
                 if let Some(token) = &self.token
                     && code != "RepoNotFound" =>
             {
                 let page = self.url(["settings", "tokens"]).to_string();
-                Trouble::Final(HubError::TokenRefused { from: token.from.clone(), page })
+                HubFailure::Permanent(HubError::TokenRejected { from: token.from.clone(), page })
             }
             (401, _) | (404, "" | "RepoNotFound") | (_, "RepoNotFound") => {
-                Trouble::Final(HubError::NoRepository { endpoint: self.endpoint.to_string(), repo, with_token })
+                HubFailure::Permanent(HubError::RepositoryNotFound {
+                    endpoint: self.endpoint.to_string(),
+                    repo,
+                    with_token,
+                })
             }
             (403, _) => {
-                let said = if message.is_empty() { "it gives no reason" } else { message };
-                Trouble::Final(HubError::Forbidden { repo, said: said.chars().take(300).collect() })
+                let reason = if message.is_empty() { "without a reason" } else { message };
+                let reason = reason.chars().take(MAX_REASON_CHARS).collect();
+                HubFailure::Permanent(HubError::Forbidden { repo, reason })
             }
             (429, _) => {
                 let wait = retry_after(headers);
-                let cause = HubError::TooMany { wait, with_token };
+                let error = HubError::RateLimited { wait, with_token };
                 match wait {
-                    Some(wait) if wait > self.patience.longest_wait() => Trouble::Final(cause),
-                    wait => Trouble::Again { cause, wait },
+                    Some(wait) if wait > self.retry.max_backoff() => HubFailure::Permanent(error),
+                    wait => HubFailure::Retryable { error, wait },
                 }
             }
-            (408 | 500..=599, _) => Trouble::Again { cause: of_status, wait: retry_after(headers) },
-            _ => Trouble::Final(of_status),
+            (408 | 500..=599, _) => HubFailure::Retryable { error: unexpected, wait: retry_after(headers) },
+            _ => HubFailure::Permanent(unexpected),
         }
     }
 }
@@ -275,7 +298,7 @@ fn checksum(headers: &HeaderMap) -> Option<Checksum> {
     Checksum::from_etag(tag.to_str().ok()?)
 }
 
-/// Of the whole file; the length of a redirect or of a part is another.
+/// Size of the whole file. The length of a redirect or of a partial response is another.
 fn size(headers: &HeaderMap, status: StatusCode) -> Option<u64> {
     let own = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::OK);
     headers.get("x-linked-size").or(own)?.to_str().ok()?.parse().ok()
@@ -290,7 +313,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 #[derive(Deserialize)]
-struct Raw {
+struct RawDescription {
     sha: String,
     #[serde(default)]
     siblings: Vec<Sibling>,
@@ -312,13 +335,13 @@ struct Lfs {
 }
 
 impl Sibling {
-    fn described(self) -> Described {
+    fn info(self) -> FileInfo {
         match self.lfs {
             // A large file's blob id is that of its pointer.
             Some(lfs) => {
-                Described { size: lfs.size.or(self.size), checksum: lfs.sha256.as_deref().and_then(Checksum::sha256) }
+                FileInfo { size: lfs.size.or(self.size), checksum: lfs.sha256.as_deref().and_then(Checksum::sha256) }
             }
-            None => Described { size: self.size, checksum: self.blob_id.as_deref().and_then(Checksum::git_blob) },
+            None => FileInfo { size: self.size, checksum: self.blob_id.as_deref().and_then(Checksum::git_blob) },
         }
     }
 }
@@ -329,18 +352,18 @@ mod tests {
     use crate::models::hub::access::HubConfig;
 
     #[test]
-    fn names_cannot_leave_their_place_in_the_address() {
+    fn names_are_escaped_in_the_url() {
         let config = HubConfig { endpoint: Some("http://127.0.0.1:1/mirror/".into()), ..HubConfig::default() };
         let client = Client::new(&Hub::new(&config, |_| None)).unwrap();
-        let subject = Subject { repo: "o/r", revision: "refs/pr/1", file: Some("a b/c?d#e%2f.gguf") };
+        let target = RequestTarget { repo: "o/r", revision: "refs/pr/1", file: Some("a b/c?d#e%2f.gguf") };
         assert_eq!(
-            client.resolve(subject).as_str(),
+            client.resolve(target).as_str(),
             "http://127.0.0.1:1/mirror/o/r/resolve/refs%2Fpr%2F1/a%20b/c%3Fd%23e%252f.gguf"
         );
     }
 
     #[test]
-    fn a_wait_is_read_in_both_forms() {
+    fn retry_after_is_parsed_in_both_forms() {
         let headers = |name: &'static str, value: &'static str| {
             HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())])
         };

@@ -1,5 +1,5 @@
-//! What can go wrong with a hub, each with the next step. Addresses of its storage are left out: they are signed, and so
-//! as good as a key for a while.
+//! Errors of a hub, each with the next step. URLs of the hub's storage are left out: they are signed, and as good as a
+//! key for a while.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,83 +7,111 @@ use std::time::Duration;
 
 use cfq_memory::Bytes;
 
+/// Why a model could not be fetched from a hub. Sizes are in bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
+    /// The configured address is not one.
     #[error(
-        "{endpoint:?} is no address of a model hub; HF_ENDPOINT, or endpoint under [hub], is like https://huggingface.co"
+        "invalid address of a model hub {endpoint:?}; HF_ENDPOINT, or endpoint under [hub], is like \
+         https://huggingface.co"
     )]
-    Endpoint { endpoint: String },
-    #[error("the token for the hub cannot be used: {why}")]
-    Token { why: String },
-    #[error("no HTTP client could be made")]
-    Client(#[source] reqwest::Error),
+    InvalidEndpoint { endpoint: String },
+    /// The configured token cannot be loaded.
+    #[error("the token for the hub cannot be used: {reason}")]
+    UnreadableToken { reason: String },
+    /// No HTTP client could be created.
+    #[error("cannot create an HTTP client")]
+    HttpClient(#[source] reqwest::Error),
+    /// The repository does not exist, or is private.
     #[error(
-        "{endpoint} has no model repository {repo}, or it is private; check the name, and for a private one {}", token(*with_token)
+        "{endpoint} has no model repository {repo}, or it is private; check the name, and for a private one {}",
+        token_advice(*with_token)
     )]
-    NoRepository { endpoint: String, repo: String, with_token: bool },
+    RepositoryNotFound { endpoint: String, repo: String, with_token: bool },
+    /// The revision does not exist.
     #[error("{repo} has no revision {revision}: name a branch, a tag or a commit, or leave it out for the main branch")]
-    NoRevision { repo: String, revision: String },
-    #[error("{repo} has no file {file}{}", either(.choices))]
-    NoFile { repo: String, file: String, choices: Vec<String> },
-    #[error("{file} of {repo} is one part of a split model; {}", instead(.whole))]
-    Part { repo: String, file: String, whole: Option<String> },
+    RevisionNotFound { repo: String, revision: String },
+    /// The file does not exist; `choices` are model files of the repository.
+    #[error("{repo} has no file {file}{}", list_choices(.choices))]
+    FileNotFound { repo: String, file: String, choices: Vec<String> },
+    /// The file is one part of a split model.
+    #[error("{file} of {repo} is one part of a split model; {}", split_advice(.whole))]
+    SplitPart { repo: String, file: String, whole: Option<String> },
+    /// The file is not a model.
     #[error(
         "{file} of {repo} is no model file: name one that ends in .gguf or .safetensors, or a .safetensors.index.json"
     )]
-    NoModel { repo: String, file: String },
-    #[error("{file} of {repo} cannot be read: {why}")]
-    Index { repo: String, file: String, why: String },
+    NotAModelFile { repo: String, file: String },
+    /// The index of the weights is invalid.
+    #[error("{file} of {repo} cannot be read: {reason}")]
+    InvalidIndex { repo: String, file: String, reason: String },
+    /// The terms of the repository were not accepted.
     #[error(
-        "{repo} is gated: accept its terms at {page} (some are granted by hand, later), then {}", gate(*with_token)
+        "{repo} is gated: accept its terms at {page} (some are granted manually, later), then {}",
+        gate_advice(*with_token)
     )]
     Gated { repo: String, page: String, with_token: bool },
-    #[error("the hub refuses the token from {from}: it is wrong or has expired; make one that may read at {page}")]
-    TokenRefused { from: String, page: String },
-    #[error("the hub forbids {repo}: {said}")]
-    Forbidden { repo: String, said: String },
-    #[error("the hub lets nobody on this address fetch more for now{}; try again later, or {}", after(*.wait), token(*with_token))]
-    TooMany { wait: Option<Duration>, with_token: bool },
-    #[error("{endpoint} cannot be reached")]
+    /// The token is wrong or expired.
+    #[error("the hub rejects the token from {from}: it is wrong or has expired; create one with read access at {page}")]
+    TokenRejected { from: String, page: String },
+    /// The hub denies access for another reason.
+    #[error("the hub forbids {repo}: {reason}")]
+    Forbidden { repo: String, reason: String },
+    /// Too many requests from this address.
+    #[error(
+        "the hub is rate-limiting this address{}; try again later, or {}",
+        retry_after(*.wait), token_advice(*with_token)
+    )]
+    RateLimited { wait: Option<Duration>, with_token: bool },
+    /// No connection.
+    #[error("cannot reach {endpoint}")]
     Unreachable {
         endpoint: String,
         #[source]
         source: reqwest::Error,
     },
+    /// The connection broke.
     #[error("the connection broke at {} of {}", Bytes(*have), Bytes(*size))]
-    Broke {
+    ConnectionBroken {
         have: u64,
         size: u64,
         #[source]
         source: reqwest::Error,
     },
+    /// The response ended before its end.
     #[error("the connection ended early, at {} of {}", Bytes(*have), Bytes(*size))]
-    EndedEarly { have: u64, size: u64 },
-    #[error("nearly nothing came for {} s, at {} of {}", quiet.as_secs_f64(), Bytes(*have), Bytes(*size))]
-    Stalled { quiet: Duration, have: u64, size: u64 },
-    #[error("given up after {tries} tries in vain; what was fetched is kept, and the same command goes on from there")]
-    GaveUp {
-        tries: u32,
+    TruncatedResponse { have: u64, size: u64 },
+    /// Too few bytes arrived for too long.
+    #[error("the connection stalled for {} s, at {} of {}", duration.as_secs_f64(), Bytes(*have), Bytes(*size))]
+    Stalled { duration: Duration, have: u64, size: u64 },
+    /// All retries failed.
+    #[error("failed {attempts} times in a row; the partial download is kept, and the same command resumes it")]
+    RetriesExhausted {
+        attempts: u32,
         #[source]
         source: Box<HubError>,
     },
-    #[error("stopped; what was fetched is kept, and the same command goes on from there")]
+    /// The caller stopped the fetch.
+    #[error("stopped; the partial download is kept, and the same command resumes it")]
     Stopped,
+    /// An HTTP status without a known meaning.
     #[error("the hub answered {status} for {what}")]
-    Status { status: u16, what: String },
-    #[error("the hub's answer about {what} is not understood: {why}")]
-    Strange { what: String, why: String },
-    #[error("the hub gives no checksum for {file} of {repo}, so what it sends could not be checked")]
+    UnexpectedStatus { status: u16, what: String },
+    /// A response that does not follow the protocol.
+    #[error("unexpected response of the hub about {what}: {reason}")]
+    UnexpectedResponse { what: String, reason: String },
+    /// The hub has no checksum of the file.
+    #[error("the hub has no checksum of {file} of {repo}, so a download could not be verified")]
     NoChecksum { repo: String, file: String },
-    #[error(
-        "{file} changes on the hub while it is fetched; try again in a while, or name a commit: hf:{repo}@COMMIT:{file}"
-    )]
-    Changing { repo: String, file: String },
-    #[error(
-        "what came for {file} of {repo} is not the file the hub describes (its checksum differs), and was thrown away"
-    )]
-    WrongBytes { repo: String, file: String },
+    /// The file changed twice during the fetch.
+    #[error("{file} keeps changing on the hub; try again later, or name a commit: hf:{repo}@COMMIT:{file}")]
+    FileKeepsChanging { repo: String, file: String },
+    /// The received file is not the one that the hub describes.
+    #[error("checksum mismatch: {file} of {repo} as received is not the file that the hub describes; it was discarded")]
+    ChecksumMismatch { repo: String, file: String },
+    /// A file operation failed.
     #[error("cannot {action} {path}")]
-    File {
+    Io {
         action: &'static str,
         path: PathBuf,
         #[source]
@@ -92,39 +120,39 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Asked differently, or as somebody else, it might work; asked again, it will not.
-    pub fn is_of_the_request(&self) -> bool {
+    /// Whether the request itself is wrong: a changed request, or another account, may succeed; a retry will not.
+    pub fn is_invalid_request(&self) -> bool {
         match self {
-            Self::Endpoint { .. }
-            | Self::Token { .. }
-            | Self::NoRepository { .. }
-            | Self::NoRevision { .. }
-            | Self::NoFile { .. }
-            | Self::Part { .. }
-            | Self::NoModel { .. }
+            Self::InvalidEndpoint { .. }
+            | Self::UnreadableToken { .. }
+            | Self::RepositoryNotFound { .. }
+            | Self::RevisionNotFound { .. }
+            | Self::FileNotFound { .. }
+            | Self::SplitPart { .. }
+            | Self::NotAModelFile { .. }
             | Self::Gated { .. }
-            | Self::TokenRefused { .. }
+            | Self::TokenRejected { .. }
             | Self::Forbidden { .. } => true,
-            Self::Client(_)
-            | Self::Index { .. }
-            | Self::TooMany { .. }
+            Self::HttpClient(_)
+            | Self::InvalidIndex { .. }
+            | Self::RateLimited { .. }
             | Self::Unreachable { .. }
-            | Self::Broke { .. }
-            | Self::EndedEarly { .. }
+            | Self::ConnectionBroken { .. }
+            | Self::TruncatedResponse { .. }
             | Self::Stalled { .. }
-            | Self::GaveUp { .. }
+            | Self::RetriesExhausted { .. }
             | Self::Stopped
-            | Self::Status { .. }
-            | Self::Strange { .. }
+            | Self::UnexpectedStatus { .. }
+            | Self::UnexpectedResponse { .. }
             | Self::NoChecksum { .. }
-            | Self::Changing { .. }
-            | Self::WrongBytes { .. }
-            | Self::File { .. } => false,
+            | Self::FileKeepsChanging { .. }
+            | Self::ChecksumMismatch { .. }
+            | Self::Io { .. } => false,
         }
     }
 }
 
-fn token(with_token: bool) -> &'static str {
+fn token_advice(with_token: bool) -> &'static str {
     if with_token {
         "use the token of an account that may read it"
     } else {
@@ -132,28 +160,29 @@ fn token(with_token: bool) -> &'static str {
     }
 }
 
-fn gate(with_token: bool) -> &'static str {
+fn gate_advice(with_token: bool) -> &'static str {
     if with_token {
-        "use a token of the account that accepted them, which may read gated repositories; the present one may not, or is wrong"
+        "use a token of the account that accepted them, with read access to gated repositories; the current token has \
+         none, or is wrong"
     } else {
         "give that account's token in HF_TOKEN, or as token = \"file:PATH\" under [hub] in cfq.toml"
     }
 }
 
-fn either(choices: &[String]) -> String {
+fn list_choices(choices: &[String]) -> String {
     match choices {
-        [] => "; it has no model file that cfq could load".to_owned(),
+        [] => "; it has no model file that cfq can load".to_owned(),
         files => format!("; it has {}", files.join(", ")),
     }
 }
 
-fn instead(whole: &Option<String>) -> String {
+fn split_advice(whole: &Option<String>) -> String {
     match whole {
         Some(name) => format!("name {name} instead, which stands for all parts"),
-        None => "name a file that is whole, since split GGUF files are not loaded".to_owned(),
+        None => "name an unsplit file, because split GGUF files are not supported".to_owned(),
     }
 }
 
-fn after(wait: Option<Duration>) -> String {
-    wait.map_or_else(String::new, |wait| format!(" (it says: for {} s)", wait.as_secs()))
+fn retry_after(wait: Option<Duration>) -> String {
+    wait.map_or_else(String::new, |wait| format!(" (for {} s)", wait.as_secs()))
 }

@@ -1,12 +1,13 @@
-//! Which files of a repository a model needs: a GGUF file is whole by itself; safetensors weights need the architecture's
-//! configuration and the tokenizer beside them, and all the shards that their index names. Nothing else is fetched.
+//! Selection of the files of a repository that a model needs. A GGUF file is complete by itself; safetensors weights
+//! also need the architecture's configuration, the tokenizer, and all the shards that their index names. Nothing else
+//! is fetched.
 
 use std::collections::BTreeSet;
 
 use cfq_proto::model::is_relative_path;
 use serde::Deserialize;
 
-/// What safetensors weights are loaded with, where the repository has it.
+/// Files that safetensors weights are loaded with, if the repository has them.
 const COMPANIONS: [&str; 11] = [
     "config.json",
     "generation_config.json",
@@ -20,43 +21,45 @@ const COMPANIONS: [&str; 11] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
-const INDEX: &str = ".safetensors.index.json";
-/// Files named in an error.
-const CHOICES: usize = 12;
+const INDEX_SUFFIX: &str = ".safetensors.index.json";
+/// Maximum number of files that an error names.
+const MAX_CHOICES: usize = 12;
 
+/// Why a file cannot be fetched as a model.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// No such file; these are what could have been meant.
-    Absent {
-        choices: Vec<String>,
-    },
-    /// One part of several; the name that stands for all of them, if there is one.
-    Part {
-        whole: Option<String>,
-    },
-    NoModel,
-    /// The index of the shards cannot be used.
-    Index(String),
+pub enum SelectionError {
+    /// The repository has no such file; `choices` are model files that it has.
+    FileNotFound { choices: Vec<String> },
+    /// The file is one part of a split model; `whole` names the file that stands for all parts, if there is one.
+    SplitPart { whole: Option<String> },
+    /// The file is not a model.
+    NotAModelFile,
+    /// The index of the shards cannot be used, and why.
+    InvalidIndex(String),
 }
 
-/// `file` first, then what goes with it. For an index, the shards come from [`shards`].
-pub fn beside(file: &str, names: &BTreeSet<&str>) -> Result<Vec<String>, Fault> {
+/// `file`, followed by the files it is loaded with. The shards of an index come from [`shards`].
+///
+/// # Errors
+/// A [`SelectionError`].
+pub fn with_companions(file: &str, names: &BTreeSet<&str>) -> Result<Vec<String>, SelectionError> {
     if !names.contains(file) {
-        let choices = names.iter().filter(|n| is_model(n) && !is_part(n)).take(CHOICES);
-        return Err(Fault::Absent { choices: choices.map(|n| (*n).to_owned()).collect() });
+        let choices = names.iter().filter(|n| is_model(n) && !is_part(n)).take(MAX_CHOICES);
+        return Err(SelectionError::FileNotFound { choices: choices.map(|n| (*n).to_owned()).collect() });
     }
     if is_part(file) {
-        // `model-00001-of-00002.safetensors` belongs to `model.safetensors.index.json`; split GGUF files have no such.
-        let stem = file.strip_suffix(".safetensors").and_then(|stem| stem.get(..stem.len() - PART));
-        let whole = stem.map(|stem| format!("{stem}{INDEX}")).filter(|name| names.contains(name.as_str()));
-        return Err(Fault::Part { whole });
+        // `model-00001-of-00002.safetensors` belongs to `model.safetensors.index.json`; split GGUF files have no
+        // index.
+        let stem = file.strip_suffix(".safetensors").and_then(|stem| stem.get(..stem.len() - PART_SUFFIX_BYTES));
+        let whole = stem.map(|stem| format!("{stem}{INDEX_SUFFIX}")).filter(|name| names.contains(name.as_str()));
+        return Err(SelectionError::SplitPart { whole });
     }
     let mut wanted = vec![file.to_owned()];
     if file.ends_with(".gguf") {
         return Ok(wanted);
     }
     if !is_model(file) {
-        return Err(Fault::NoModel);
+        return Err(SelectionError::NotAModelFile);
     }
     let folder = folder(file);
     let companions = COMPANIONS.iter().map(|name| format!("{folder}{name}"));
@@ -64,30 +67,39 @@ pub fn beside(file: &str, names: &BTreeSet<&str>) -> Result<Vec<String>, Fault> 
     Ok(wanted)
 }
 
+/// Whether the file is an index of safetensors shards.
 pub fn is_index(file: &str) -> bool {
-    file.ends_with(INDEX)
+    file.ends_with(INDEX_SUFFIX)
 }
 
 /// The shards that an index names, each once.
-pub fn shards(file: &str, index: &[u8], names: &BTreeSet<&str>) -> Result<Vec<String>, Fault> {
+///
+/// # Errors
+/// [`SelectionError::InvalidIndex`].
+pub fn shards(file: &str, index: &[u8], names: &BTreeSet<&str>) -> Result<Vec<String>, SelectionError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let index: Index = serde_json::from_slice(index).map_err(|error| Fault::Index(error.to_string()))?;
+    let index: Index =
+        serde_json::from_slice(index).map_err(|error| SelectionError::InvalidIndex(error.to_string()))?;
     let shards: BTreeSet<String> = index.weight_map.into_values().collect();
     let folder = folder(file);
     shards
         .into_iter()
         .map(|shard| {
             let path = format!("{folder}{shard}");
-            let fits = is_relative_path(&shard) && shard.ends_with(".safetensors") && names.contains(path.as_str());
-            if fits { Ok(path) } else { Err(Fault::Index(format!("it names {shard:?}, which is not there"))) }
+            let valid = is_relative_path(&shard) && shard.ends_with(".safetensors") && names.contains(path.as_str());
+            if valid {
+                Ok(path)
+            } else {
+                Err(SelectionError::InvalidIndex(format!("it names {shard:?}, which the repository does not have")))
+            }
         })
         .collect()
 }
 
-/// With its slash; empty at the top.
+/// The folder part of a path with its slash; empty at the top level.
 fn folder(file: &str) -> &str {
     file.rfind('/').map_or("", |at| &file[..=at])
 }
@@ -97,11 +109,12 @@ fn is_model(name: &str) -> bool {
 }
 
 /// Length of `-00001-of-00002`.
-const PART: usize = 15;
+const PART_SUFFIX_BYTES: usize = 15;
 
 fn is_part(name: &str) -> bool {
     let stem = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".safetensors"));
-    let Some(tail) = stem.and_then(|stem| stem.len().checked_sub(PART).and_then(|at| stem.get(at..))) else {
+    let Some(tail) = stem.and_then(|stem| stem.len().checked_sub(PART_SUFFIX_BYTES).and_then(|at| stem.get(at..)))
+    else {
         return false;
     };
     let digits = |range: std::ops::Range<usize>| tail[range].bytes().all(|b| b.is_ascii_digit());
@@ -117,16 +130,16 @@ mod tests {
     }
 
     #[test]
-    fn a_gguf_file_comes_alone() {
+    fn gguf_file_needs_no_other_file() {
         let all = names(&["README.md", "q4.gguf", "q8.gguf", "config.json"]);
-        assert_eq!(beside("q4.gguf", &all).unwrap(), ["q4.gguf"]);
-        let absent = beside("q5.gguf", &all).unwrap_err();
-        assert_eq!(absent, Fault::Absent { choices: vec!["q4.gguf".into(), "q8.gguf".into()] });
-        assert_eq!(beside("README.md", &all), Err(Fault::NoModel));
+        assert_eq!(with_companions("q4.gguf", &all).unwrap(), ["q4.gguf"]);
+        let missing = with_companions("q5.gguf", &all).unwrap_err();
+        assert_eq!(missing, SelectionError::FileNotFound { choices: vec!["q4.gguf".into(), "q8.gguf".into()] });
+        assert_eq!(with_companions("README.md", &all), Err(SelectionError::NotAModelFile));
     }
 
     #[test]
-    fn safetensors_come_with_configuration_tokenizer_and_the_shards_of_their_index() {
+    fn safetensors_need_configuration_tokenizer_and_shards() {
         let all = names(&[
             "config.json",
             "tokenizer.json",
@@ -137,7 +150,7 @@ mod tests {
             "other/config.json",
         ]);
         let index = "model.safetensors.index.json";
-        assert_eq!(beside(index, &all).unwrap(), [index, "config.json", "tokenizer.json"]);
+        assert_eq!(with_companions(index, &all).unwrap(), [index, "config.json", "tokenizer.json"]);
         let map = br#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors",
             "c":"model-00001-of-00002.safetensors"}}"#;
         let both = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
@@ -148,16 +161,16 @@ mod tests {
             br#"{"weight_map":{"a":"gone.safetensors"}}"#,
             b"[]",
         ] {
-            assert!(matches!(shards(index, hostile, &all), Err(Fault::Index(_))));
+            assert!(matches!(shards(index, hostile, &all), Err(SelectionError::InvalidIndex(_))));
         }
     }
 
     #[test]
-    fn one_part_of_several_is_refused_with_the_name_of_the_whole() {
+    fn part_of_a_split_model_is_refused_with_the_name_of_its_index() {
         let all = names(&["m-00001-of-00003.gguf", "s-00001-of-00002.safetensors", "s.safetensors.index.json"]);
-        assert_eq!(beside("m-00001-of-00003.gguf", &all), Err(Fault::Part { whole: None }));
+        assert_eq!(with_companions("m-00001-of-00003.gguf", &all), Err(SelectionError::SplitPart { whole: None }));
         let whole = Some("s.safetensors.index.json".to_owned());
-        assert_eq!(beside("s-00001-of-00002.safetensors", &all), Err(Fault::Part { whole }));
+        assert_eq!(with_companions("s-00001-of-00002.safetensors", &all), Err(SelectionError::SplitPart { whole }));
         assert!(!is_part("é-0001-of-00002.gguf") && !is_part("x.gguf"));
     }
 }

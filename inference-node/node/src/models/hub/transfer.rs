@@ -1,9 +1,10 @@
-//! One file's bytes into a partial file, however often the connection breaks.
+//! Download of one file into a partial file, over any number of broken connections.
 //!
-//! What is there already, from this run or from one that was killed, is read again and summed, and the rest is asked for
-//! with a range. It may be trusted to be the same file, since partial files are named by the checksum they shall have; and
-//! if it is not, the sum at the end says so, and the file is fetched once more from its first byte. Tries are counted
-//! since the last one that brought something worth it, so that a bad line finishes and a dead one is given up.
+//! The bytes that are there already, from this run or from a killed one, are read and hashed, and the rest is requested
+//! with a range. Partial files are named by their expected checksum, so they can be trusted to be of the same file; if
+//! they are not, the checksum at the end differs, and the file is fetched once more from its first byte. Attempts are
+//! counted since the last one that transferred enough, so that a download over a bad line finishes and one over a dead
+//! line fails.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -13,83 +14,110 @@ use std::time::{Duration, Instant};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_RANGE;
 
-use super::checksum::{Checksum, Summing};
-use super::client::{Client, Subject, Trouble};
+use super::client::{Client, HubFailure, RequestTarget};
 use super::error::HubError;
-use crate::models::Step;
+use crate::models::PullProgress;
+use crate::models::checksum::{Checksum, ChecksumHasher};
 
-/// What a file must become.
+/// Bytes read at once from a partial file.
+const READ_CHUNK_BYTES: usize = 1 << 20;
+
+/// A file to fetch.
 #[derive(Debug, Clone)]
-pub(super) struct Target {
+pub(super) struct TargetFile {
+    /// Path in the repository.
     pub path: String,
     pub size: u64,
     pub checksum: Checksum,
 }
 
-pub(super) enum Failed {
+/// Why a file could not be fetched.
+pub(super) enum TransferError {
     Hub(HubError),
-    /// The hub has another content under this name by now.
-    Changed,
+    /// The hub has other contents under this name now.
+    FileChanged,
 }
 
-impl From<HubError> for Failed {
+impl From<HubError> for TransferError {
     fn from(error: HubError) -> Self {
         Self::Hub(error)
     }
 }
 
-/// Tries that brought nothing, in a row.
-pub(super) struct Tries<'a> {
-    client: &'a Client,
-    in_vain: u32,
+/// Progress reports of one file.
+pub(super) struct FileProgress<'a> {
+    pub report: &'a mut dyn FnMut(PullProgress),
+    /// Size of the files before this one, and of all files together; `None` if the bytes of this file are not reported.
+    pub offset: Option<(u64, u64)>,
 }
 
-impl<'a> Tries<'a> {
+impl FileProgress<'_> {
+    /// Reports that the first `have` bytes of the file are present.
+    fn transferred(&mut self, have: u64) {
+        if let Some((before, total)) = self.offset {
+            (self.report)(PullProgress::Transferred { done: before + have, total });
+        }
+    }
+}
+
+/// Count of the failed attempts in a row.
+pub(super) struct Retries<'a> {
+    client: &'a Client,
+    failed: u32,
+}
+
+impl<'a> Retries<'a> {
     pub(super) fn new(client: &'a Client) -> Self {
-        Self { client, in_vain: 0 }
+        Self { client, failed: 0 }
     }
 
-    /// Waits for the next try, unless this trouble was the last.
-    pub(super) async fn after(&mut self, trouble: Trouble, report: &mut dyn FnMut(Step)) -> Result<(), HubError> {
-        let (cause, wait) = match trouble {
-            Trouble::Final(error) => return Err(error),
-            Trouble::Again { cause, wait } => (cause, wait),
+    /// Waits for the next attempt.
+    ///
+    /// # Errors
+    /// The failure, if it is permanent or was the last attempt.
+    pub(super) async fn wait_after(
+        &mut self,
+        failure: HubFailure,
+        report: &mut dyn FnMut(PullProgress),
+    ) -> Result<(), HubError> {
+        let (error, wait) = match failure {
+            HubFailure::Permanent(error) => return Err(error),
+            HubFailure::Retryable { error, wait } => (error, wait),
         };
-        self.in_vain += 1;
-        if self.in_vain >= self.client.patience.tries {
-            return Err(HubError::GaveUp { tries: self.in_vain, source: Box::new(cause) });
+        self.failed += 1;
+        if self.failed >= self.client.retry.max_attempts {
+            return Err(HubError::RetriesExhausted { attempts: self.failed, source: Box::new(error) });
         }
-        let wait = wait.unwrap_or_else(|| self.client.patience.wait(self.in_vain));
-        report(Step::Again { why: cause.to_string(), wait });
+        let wait = wait.unwrap_or_else(|| self.client.retry.backoff(self.failed));
+        report(PullProgress::Retrying { reason: error.to_string(), wait });
         tokio::time::sleep(wait).await;
         Ok(())
     }
 
-    pub(super) fn brought_something(&mut self) {
-        self.in_vain = 0;
+    pub(super) fn reset(&mut self) {
+        self.failed = 0;
     }
 }
 
-/// Bytes on disk, and their sum so far.
-struct Partial<'a> {
+/// A partial file, and the checksum of its bytes so far.
+struct PartialFile<'a> {
     file: File,
     path: &'a Path,
     have: u64,
-    sum: Summing,
+    hasher: ChecksumHasher,
 }
 
-impl<'a> Partial<'a> {
-    fn open(path: &'a Path, target: &Target) -> Result<Self, HubError> {
-        let error = failed("write", path);
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let mut this =
-            Self { file: options.map_err(error)?, path, have: 0, sum: Summing::new(&target.checksum, target.size) };
-        let mut chunk = vec![0; 1 << 20];
+impl<'a> PartialFile<'a> {
+    fn open(path: &'a Path, target: &TargetFile) -> Result<Self, HubError> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(file_error("write", path))?;
+        let mut this = Self { file, path, have: 0, hasher: ChecksumHasher::new(&target.checksum, target.size) };
+        let mut chunk = vec![0; READ_CHUNK_BYTES];
         loop {
-            match this.file.read(&mut chunk).map_err(failed("read", path))? {
+            match this.file.read(&mut chunk).map_err(file_error("read", path))? {
                 0 => break,
                 n => {
-                    this.sum.add(&chunk[..n]);
+                    this.hasher.update(&chunk[..n]);
                     this.have += n as u64;
                 }
             }
@@ -100,137 +128,146 @@ impl<'a> Partial<'a> {
         Ok(this)
     }
 
-    fn restart(&mut self, target: &Target) -> Result<(), HubError> {
-        self.file.set_len(0).map_err(failed("shorten", self.path))?;
-        self.file.seek(SeekFrom::Start(0)).map_err(failed("write", self.path))?;
+    fn restart(&mut self, target: &TargetFile) -> Result<(), HubError> {
+        self.file.set_len(0).map_err(file_error("truncate", self.path))?;
+        self.file.seek(SeekFrom::Start(0)).map_err(file_error("write", self.path))?;
         self.have = 0;
-        self.sum = Summing::new(&target.checksum, target.size);
+        self.hasher = ChecksumHasher::new(&target.checksum, target.size);
         Ok(())
     }
 
-    fn add(&mut self, bytes: &[u8]) -> Result<(), HubError> {
-        self.file.write_all(bytes).map_err(failed("write", self.path))?;
-        self.sum.add(bytes);
+    fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
+        self.file.write_all(bytes).map_err(file_error("write", self.path))?;
+        self.hasher.update(bytes);
         self.have += bytes.len() as u64;
         Ok(())
     }
 }
 
-pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HubError {
-    move |source| HubError::File { action, path: path.to_owned(), source }
+pub(super) fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HubError {
+    move |source| HubError::Io { action, path: path.to_owned(), source }
 }
 
-/// Makes `path` hold the target, checked and on disk. `report` is told the bytes of this file that are there.
+/// Fetches `target` into the file at `path`, verified and durable.
 pub(super) async fn fetch(
     client: &Client,
-    subject: Subject<'_>,
-    target: &Target,
+    source: RequestTarget<'_>,
+    target: &TargetFile,
     path: &Path,
-    report: &mut dyn FnMut(Step),
-    done: &mut dyn FnMut(u64) -> Step,
-) -> Result<(), Failed> {
-    let mut partial = Partial::open(path, target)?;
-    report(done(partial.have));
-    let mut tries = Tries::new(client);
+    progress: &mut FileProgress<'_>,
+) -> Result<(), TransferError> {
+    let mut partial = PartialFile::open(path, target)?;
+    progress.transferred(partial.have);
+    let mut retries = Retries::new(client);
     let mut whole_in_one_run = partial.have == 0;
     loop {
         while partial.have < target.size {
             let before = partial.have;
-            let trouble = match stream(client, subject, target, &mut partial, report, done).await {
+            let failure = match stream(client, source, target, &mut partial, progress).await {
                 Ok(()) => continue,
-                Err(Ended::Changed) => return Err(Failed::Changed),
-                Err(Ended::Here(error)) => return Err(error.into()),
-                Err(Ended::Trouble(trouble)) => trouble,
+                Err(StreamError::FileChanged) => return Err(TransferError::FileChanged),
+                Err(StreamError::Local(error)) => return Err(error.into()),
+                Err(StreamError::Hub(failure)) => failure,
             };
-            if partial.have.saturating_sub(before) >= client.patience.stall_bytes.min(target.size / 2).max(1) {
-                tries.brought_something();
+            if partial.have.saturating_sub(before) >= client.retry.stall_bytes.min(target.size / 2).max(1) {
+                retries.reset();
             }
-            tries.after(trouble, report).await?;
+            retries.wait_after(failure, progress.report).await?;
         }
-        let sum = std::mem::replace(&mut partial.sum, Summing::new(&target.checksum, target.size)).end();
-        if sum == target.checksum {
-            return Ok(partial.file.sync_all().map_err(failed("write", path))?);
+        let hasher = std::mem::replace(&mut partial.hasher, ChecksumHasher::new(&target.checksum, target.size));
+        if hasher.finish() == target.checksum {
+            return Ok(partial.file.sync_all().map_err(file_error("write", path))?);
         }
         if whole_in_one_run {
             drop(partial);
-            std::fs::remove_file(path).map_err(failed("remove", path))?;
-            let (repo, file) = (subject.repo.to_owned(), target.path.clone());
-            return Err(HubError::WrongBytes { repo, file }.into());
+            std::fs::remove_file(path).map_err(file_error("remove", path))?;
+            let (repo, file) = (source.repo.to_owned(), target.path.clone());
+            return Err(HubError::ChecksumMismatch { repo, file }.into());
         }
-        // The part that was there before may be of another file, or cut by a power failure.
-        report(Step::Again { why: format!("{} is not what it should be", target.path), wait: Duration::ZERO });
+        // The bytes from before may be of another file, or damaged by a power failure.
+        let reason = format!("{} has a wrong checksum", target.path);
+        (progress.report)(PullProgress::Retrying { reason, wait: Duration::ZERO });
         partial.restart(target)?;
-        report(done(0));
+        progress.transferred(0);
         whole_in_one_run = true;
     }
 }
 
-enum Ended {
-    Trouble(Trouble),
-    Changed,
-    Here(HubError),
+/// Why a connection ended before the end of the file.
+enum StreamError {
+    /// The request failed.
+    Hub(HubFailure),
+    /// The hub has other contents under this name now.
+    FileChanged,
+    /// The partial file could not be written.
+    Local(HubError),
 }
 
-impl From<Trouble> for Ended {
-    fn from(trouble: Trouble) -> Self {
-        Self::Trouble(trouble)
+impl From<HubFailure> for StreamError {
+    fn from(failure: HubFailure) -> Self {
+        Self::Hub(failure)
     }
 }
 
-/// One connection, to its end.
+/// Reads one connection to its end.
 async fn stream(
     client: &Client,
-    subject: Subject<'_>,
-    target: &Target,
-    partial: &mut Partial<'_>,
-    report: &mut dyn FnMut(Step),
-    done: &mut dyn FnMut(u64) -> Step,
-) -> Result<(), Ended> {
-    let mut answer = client.open(subject, partial.have).await?;
-    if answer.said.checksum.as_ref().is_some_and(|said| said.contradicts(&target.checksum)) {
-        return Err(Ended::Changed);
+    source: RequestTarget<'_>,
+    target: &TargetFile,
+    partial: &mut PartialFile<'_>,
+    progress: &mut FileProgress<'_>,
+) -> Result<(), StreamError> {
+    let mut answer = client.open(source, partial.have).await?;
+    if answer.info.checksum.as_ref().is_some_and(|current| current.contradicts(&target.checksum)) {
+        return Err(StreamError::FileChanged);
     }
     let status = answer.response.status();
-    let goes_on = status == StatusCode::PARTIAL_CONTENT && {
+    let resumes = status == StatusCode::PARTIAL_CONTENT && {
         let range = answer.response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
         range.is_some_and(|r| r.starts_with(&format!("bytes {}-", partial.have)))
     };
-    if !goes_on && partial.have > 0 {
-        // Ranges are not for this server or this place in the file: from the first byte, with what it sends if it does.
-        partial.restart(target).map_err(Ended::Here)?;
-        report(done(0));
+    if !resumes && partial.have > 0 {
+        // The server does not support ranges, or not this one: start again, with what it sends now if it sends the
+        // file.
+        partial.restart(target).map_err(StreamError::Local)?;
+        progress.transferred(0);
     }
-    if !goes_on && status != StatusCode::OK {
-        return Err(Trouble::again(HubError::Status { status: status.as_u16(), what: target.path.clone() }).into());
+    if !resumes && status != StatusCode::OK {
+        let error = HubError::UnexpectedStatus { status: status.as_u16(), what: target.path.clone() };
+        return Err(HubFailure::retryable(error).into());
     }
-    let patience = client.patience;
+    let stall_timeout = client.retry.stall_timeout();
+    // Start of the current stall window, and the bytes at that time.
     let mut window = (Instant::now(), partial.have);
     while partial.have < target.size {
-        let left = patience.stall().saturating_sub(window.0.elapsed());
+        let left = stall_timeout.saturating_sub(window.0.elapsed());
         let stalled = || {
             let (have, size) = (partial.have, target.size);
-            Ended::from(Trouble::again(HubError::Stalled { quiet: patience.stall(), have, size }))
+            StreamError::from(HubFailure::retryable(HubError::Stalled { duration: stall_timeout, have, size }))
         };
         let chunk = match tokio::time::timeout(left, answer.response.chunk()).await {
             Err(_) => return Err(stalled()),
             Ok(Err(source)) => {
                 let (have, size) = (partial.have, target.size);
-                return Err(Trouble::again(HubError::Broke { have, size, source: source.without_url() }).into());
+                let error = HubError::ConnectionBroken { have, size, source: source.without_url() };
+                return Err(HubFailure::retryable(error).into());
             }
             Ok(Ok(None)) => {
                 let (have, size) = (partial.have, target.size);
-                return Err(Trouble::again(HubError::EndedEarly { have, size }).into());
+                return Err(HubFailure::retryable(HubError::TruncatedResponse { have, size }).into());
             }
             Ok(Ok(Some(chunk))) => chunk,
         };
         if partial.have + chunk.len() as u64 > target.size {
-            let why = "it sends more than it said".to_owned();
-            partial.restart(target).map_err(Ended::Here)?;
-            return Err(Trouble::again(HubError::Strange { what: target.path.clone(), why }).into());
+            let reason = "it sends more bytes than announced".to_owned();
+            partial.restart(target).map_err(StreamError::Local)?;
+            return Err(
+                HubFailure::retryable(HubError::UnexpectedResponse { what: target.path.clone(), reason }).into()
+            );
         }
-        partial.add(&chunk).map_err(Ended::Here)?;
-        report(done(partial.have));
-        if partial.have - window.1 >= patience.stall_bytes {
+        partial.append(&chunk).map_err(StreamError::Local)?;
+        progress.transferred(partial.have);
+        if partial.have - window.1 >= client.retry.stall_bytes {
             window = (Instant::now(), partial.have);
         }
     }

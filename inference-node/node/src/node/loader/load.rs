@@ -1,226 +1,218 @@
-//! One load: from parked weights, onto cards or from the disk, noted before and measured after.
+//! One load: from cached weights, onto GPUs, or from the disk.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cfq_memory::Bytes;
+use cfq_engine::cuda::{Gpu, GpuAllocation, free_of};
+use cfq_engine::{Bytes, EngineLimits, FileStamp, LoadError, LocalEngine, StepHook};
 use cfq_proto::model::ModelId;
 
-use super::cards::is_idle;
-use super::{Failed, Kept, Loaded, Loader};
-use crate::engine::candle::{CandleEngine, Card, DeviceChoice, Limits, LoadError, Share, Stamp, cards, free_of};
-use crate::gpu;
-use crate::models::{Held, Measured, ModelError, Pull, Step, Store, Took};
-use crate::node::fleet::with_causes;
+use super::load_record::LoadRecord;
+use super::plan::event::{LoadCommand, LoadFailure, LoadTarget};
+use super::{CachedFile, LoadedEngine, Loader};
+use crate::gpu::{self, DeviceChoice, open_gpus};
+use crate::models::{MeasuredLoad, ModelFileLock, PullOptions, PullProgress};
+use crate::node::error::with_causes;
 
 impl Loader {
-    /// `of` models share what cards have free.
-    pub(super) fn load(&mut self, model: &ModelId, memory: u64, of: u64) -> Result<Loaded, Failed> {
-        let began = Instant::now();
-        let (limits, changes) = (self.limits(memory), self.fleet.changes().clone());
-        let kept =
-            self.parked.iter().position(|kept| kept.parked.model() == model).and_then(|at| self.parked.remove(at));
-        let used_before = self.fleet.last_use(model);
+    /// A panic during the load makes the model unusable.
+    pub(super) fn load(&mut self, load: &LoadCommand) -> Result<LoadedEngine, LoadFailure> {
+        let started = Instant::now();
+        let (model, limits) = (&load.model, self.limits(load.host_bytes));
+        let cached = self.cached.remove(model);
         let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            if let Some((engine, held)) = self.on_cards(model, limits, of)? {
-                return Ok((engine, held));
-            }
-            if let Some(Kept { parked, stamp }) = kept
-                && let Ok(Some(held)) = self.config.store().hold(model)
-                && stamp.is_some()
-                && stamp == Stamp::of(&held.path)
+            if let LoadTarget::Gpus { free, share_of } = &load.target
+                && let Some(loaded) = self.load_on_gpus(model, limits, free, *share_of)?
             {
-                let engine = parked.load(limits, changes).map_err(|error| self.failed(model, &error))?;
-                tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "model loaded from memory");
-                return Ok((engine, held));
+                return Ok(loaded);
             }
-            let held = self.fetch(model)?;
-            let engine = self.load_file(model, &held, limits)?;
-            Ok((engine, held))
+            if let Some(CachedFile { weights, stamp }) = cached
+                && let Ok(Some(file)) = self.store.lock_present(model)
+                && stamp.is_some()
+                && stamp == FileStamp::of(&file.path)
+            {
+                let engine = weights.start(limits, self.registry.changes().clone());
+                let engine = engine.map_err(|error| self.failure(model, &error))?;
+                tracing::info!(%model, seconds = started.elapsed().as_secs_f64(), "model loaded from memory");
+                return Ok((engine, file));
+            }
+            let file = self.fetch(model).map_err(|reason| LoadFailure::Permanent { reason })?;
+            let engine = self.load_on_host(model, &file, limits)?;
+            Ok((engine, file))
         }));
-        let (engine, held) = attempt.unwrap_or_else(|_| {
-            Err(Failed::Refused(format!("loading {model} failed inside the engine; see the node's log")))
+        let (engine, file) = attempt.unwrap_or_else(|_| {
+            let reason = format!("loading {model} failed inside the engine; see the node's log");
+            Err(LoadFailure::Permanent { reason })
         })?;
-        // What is on cards takes nothing of the host's.
-        let need = if engine.shares().is_empty() { engine.need().total() } else { 0 };
-        Ok(Loaded { engine: Arc::new(engine), held, need, at: Instant::now(), used_before })
+        Ok(LoadedEngine { engine: Arc::new(engine), file })
     }
 
-    /// On the cards, where there are any and it fits; `None`: it runs on the CPU.
-    fn on_cards(&self, model: &ModelId, limits: Limits, of: u64) -> Result<Option<(CandleEngine, Held)>, Failed> {
-        let cards = self.cards_for(model)?;
-        if cards.is_empty() {
+    /// On the GPUs, as one of `share_of` models that share these free bytes. `None`: it runs on the CPU.
+    fn load_on_gpus(
+        &self,
+        model: &ModelId,
+        limits: EngineLimits,
+        free: &[u64],
+        share_of: u64,
+    ) -> Result<Option<(LocalEngine, ModelFileLock)>, LoadFailure> {
+        if self.gpus.is_empty() {
             return Ok(None);
         }
-        let held = self.fetch(model)?;
-        let cards = self.cards_now(&cards);
-        let load = |of| {
-            let (changes, arena) = (self.fleet.changes().clone(), self.arena.clone());
-            CandleEngine::load_on_cards(model.clone(), &held.path, &cards, of, limits, changes, arena)
+        let file = self.fetch(model).map_err(|reason| LoadFailure::Permanent { reason })?;
+        let gpus = self.gpus_with(model, free);
+        let load = |share_of| {
+            LocalEngine::builder(model.clone(), &file.path)
+                .limits(limits)
+                .changes(self.registry.changes().clone())
+                .kv_cache(self.kv_cache.clone())
+                .before_step(failpoint_hook())
+                .load_on_gpus(&gpus, share_of)
         };
-        let engine = {
-            let mut noted = Noted::begin(self.config.store(), model);
-            let before = self.free_of_each(&cards);
-            let engine = match load(of) {
-                Err(LoadError::NoLayout { .. }) if of > 1 => load(1),
-                settled => settled,
+        let loaded = {
+            let mut record = LoadRecord::begin(&self.store, model);
+            let before = self.driver_free(&gpus);
+            let loaded = match load(share_of) {
+                Err(LoadError::NoGpuLayout { .. }) if share_of > 1 => load(1),
+                loaded => loaded,
             };
-            if let Ok(engine) = &engine {
-                noted.took = taken(engine.shares(), &cards, &before, &self.free_of_each(&cards));
+            if let Ok(engine) = &loaded {
+                record.took = measured_on_gpus(engine.gpu_allocations(), &gpus, &before, &self.driver_free(&gpus));
             }
-            engine
+            loaded
         };
-        match engine {
-            Ok(engine) => Ok(Some((engine, held))),
-            Err(error @ (LoadError::NoLayout { .. } | LoadError::NotOnCards { .. } | LoadError::CardFull { .. }))
-                if self.config.device == DeviceChoice::Auto =>
-            {
-                tracing::warn!(%model, reason = with_causes(&error), "not on a card: the model runs on the CPU");
+        match loaded {
+            Ok(engine) => Ok(Some((engine, file))),
+            Err(
+                error @ (LoadError::NoGpuLayout { .. }
+                | LoadError::CpuOnly { .. }
+                | LoadError::GpuMemoryExhausted { .. }),
+            ) if self.config.device == DeviceChoice::Auto => {
+                tracing::warn!(%model, reason = with_causes(&error), "not on a GPU: the model runs on the CPU");
                 Ok(None)
             }
-            Err(error) => Err(self.failed(model, &error)),
+            Err(error) => Err(self.failure(model, &error)),
         }
     }
 
-    /// What drivers call free, by [`Card::index`]; nothing where a pass of another model takes and gives memory meanwhile, or
-    /// no driver counts.
-    fn free_of_each(&self, cards: &[Card]) -> BTreeMap<usize, u64> {
-        if !self.all().all(is_idle) {
+    /// Free bytes by the driver, by [`Gpu::index`]. Empty while a forward pass of another model allocates and frees
+    /// memory, or if no driver reports it.
+    fn driver_free(&self, gpus: &[Gpu]) -> BTreeMap<usize, u64> {
+        if !self.is_quiet() {
             return BTreeMap::new();
         }
-        let free =
-            |card: &Card| Some((card.index, card.device.synchronize().ok().and_then(|()| free_of(&card.device))?));
-        cards.iter().filter_map(free).collect()
+        let free = |gpu: &Gpu| Some((gpu.index, gpu.device.synchronize().ok().and_then(|()| free_of(&gpu.device))?));
+        gpus.iter().filter_map(free).collect()
     }
 
-    /// From the disk; noted before and after, and measured where nothing else changes what the process holds.
-    fn load_file(&self, model: &ModelId, held: &Held, limits: Limits) -> Result<CandleEngine, Failed> {
-        let changes = self.fleet.changes().clone();
-        let correction = self.correction(model);
-        let mut noted = Noted::begin(self.config.store(), model);
-        let is_quiet = || self.all().all(is_idle);
-        let before = gpu::held_memory().filter(|_| is_quiet());
-        let engine =
-            CandleEngine::load_corrected(model.clone(), &held.path, limits, correction, changes, self.arena.clone());
-        let took = match (before, gpu::held_memory().filter(|_| is_quiet()), &engine) {
+    /// From the disk. The memory it takes is measured if nothing else changes what the process holds.
+    fn load_on_host(
+        &self,
+        model: &ModelId,
+        file: &ModelFileLock,
+        limits: EngineLimits,
+    ) -> Result<LocalEngine, LoadFailure> {
+        let overhead = self.host_overhead(model);
+        let mut record = LoadRecord::begin(&self.store, model);
+        let before = gpu::anonymous_memory().filter(|_| self.is_quiet());
+        let engine = LocalEngine::builder(model.clone(), &file.path)
+            .limits(limits)
+            .overhead_per_mille(overhead)
+            .changes(self.registry.changes().clone())
+            .kv_cache(self.kv_cache.clone())
+            .before_step(failpoint_hook())
+            .load();
+        let took = match (before, gpu::anonymous_memory().filter(|_| self.is_quiet()), &engine) {
             (Some(before), Some(after), Ok(engine)) => {
-                Some(Took { predicted: engine.predicted(), took: after.saturating_sub(before) })
+                Some(MeasuredLoad { predicted: engine.predicted_bytes(), measured: after.saturating_sub(before) })
             }
             _ => None,
         };
-        noted.took = took.map(|took| ("cpu".to_owned(), took)).into_iter().collect();
-        engine.map_err(|error| self.failed(model, &error))
+        record.took = took.map(|took| ("cpu".to_owned(), took)).into_iter().collect();
+        engine.map_err(|error| self.failure(model, &error))
     }
 
-    /// Thousandths that earlier loads took more of the host's memory than was predicted.
-    pub(super) fn correction(&self, model: &ModelId) -> u64 {
-        self.measured(model).and_then(|measured| measured.on("cpu")).map_or(0, Took::thousandths)
-    }
-
-    /// The cards, each with what earlier loads of this model took more there.
-    pub(super) fn cards_for(&self, model: &ModelId) -> Result<Vec<Card>, Failed> {
-        let mut cards = self.usable_cards()?.to_vec();
-        if let Some(measured) = self.measured(model).filter(|_| !cards.is_empty()) {
-            for card in &mut cards {
-                card.correction = measured.on(&card.kept_as()).map_or(0, Took::thousandths);
+    /// The planner's form of an error: what would be needed where memory was short.
+    fn failure(&self, model: &ModelId, error: &LoadError) -> LoadFailure {
+        let reason = with_causes(error);
+        let host = match error {
+            LoadError::DoesNotFit { source, .. } => Some(source.estimate),
+            LoadError::NoGpuLayout { .. } | LoadError::GpuMemoryExhausted { .. } => None,
+            LoadError::Header(_) | LoadError::Weights { .. } | LoadError::CpuOnly { .. } | LoadError::Thread(_) => {
+                return LoadFailure::Permanent { reason };
             }
-        }
-        Ok(cards)
+        };
+        LoadFailure::OutOfMemory { reason, host, gpus: self.estimate_alone_on_gpus(model) }
     }
 
-    fn measured(&self, model: &ModelId) -> Option<Measured> {
-        self.config.store().measured(model).unwrap_or_else(|error| {
-            tracing::warn!(%model, reason = with_causes(&error), "what earlier loads took is not used");
-            None
-        })
-    }
-
-    pub(super) fn fetch(&self, model: &ModelId) -> Result<Held, Failed> {
-        let mut told = 0;
-        let mut progress = |step: Step| match step {
-            Step::Bytes { done, total } if done >= told + total / 10 => {
-                told = done;
+    /// Fetches the model if it is not installed, and holds its file.
+    ///
+    /// # Errors
+    /// The reason, with the next step for the user.
+    pub(super) fn fetch(&self, model: &ModelId) -> Result<ModelFileLock, String> {
+        let mut logged = 0;
+        let mut report = |progress: PullProgress| match progress {
+            PullProgress::Transferred { done, total } if done >= logged + total / 10 => {
+                logged = done;
                 tracing::info!(%model, done = %Bytes(done), total = %Bytes(total), "fetching model");
             }
-            Step::Begins { bytes, have, .. } => {
-                tracing::info!(%model, total = %Bytes(bytes), have = %Bytes(have), "model is not here: fetching it");
+            PullProgress::Started { bytes, have, .. } => {
+                let (total, have) = (Bytes(bytes), Bytes(have));
+                tracing::info!(%model, %total, %have, "model is not installed: fetching it");
             }
-            Step::Again { why, wait } => tracing::warn!(%model, why, wait = wait.as_secs_f64(), "fetching goes on"),
-            Step::Waiting => tracing::info!(%model, "another process fetches into the same folder"),
-            Step::Bytes { .. } | Step::Removed { .. } | Step::Quiet => {}
+            PullProgress::Retrying { reason, wait } => {
+                tracing::warn!(%model, reason, wait = wait.as_secs_f64(), "fetch is retried");
+            }
+            PullProgress::Waiting => tracing::info!(%model, "another process fetches into the same folder"),
+            PullProgress::Transferred { .. } | PullProgress::Evicted { .. } => {}
         };
-        self.config.store().pull(model, Pull::default(), &mut progress).map_err(|error| {
-            let words = with_causes(&error);
-            Failed::Refused(format!(
-                "{words}; `cfq models pull {model}` shows more, and `cfq models load {model}` takes it up then"
-            ))
+        self.config.store().pull(model, PullOptions::default(), &mut report).map_err(|error| {
+            let reason = with_causes(&error);
+            format!("{reason}; `cfq models pull {model}` shows more, and `cfq models load {model}` retries it then")
         })
     }
 }
 
-/// What a node was told to use and cannot makes its models unusable; what it may use and cannot is a line in its log.
-pub(super) fn usable(device: DeviceChoice) -> Result<Vec<Card>, String> {
-    match (device, cards(device)) {
+/// Opens the GPUs of the `device` setting; none for the CPU.
+///
+/// # Errors
+/// The GPU that the setting names cannot be used, which makes all models unusable. With `auto` that is only logged.
+pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, String> {
+    match (device, open_gpus(device)) {
         (DeviceChoice::Cpu, _) => Ok(Vec::new()),
-        (_, Ok(found)) => Ok(found),
-        (DeviceChoice::Cuda(_), Err(none)) => Err(with_causes(&none)),
-        (DeviceChoice::Auto, Err(none)) => {
-            tracing::info!(reason = with_causes(&none), "models run on the CPU");
+        (_, Ok(gpus)) => Ok(gpus),
+        (DeviceChoice::Cuda(_), Err(error)) => Err(with_causes(&error)),
+        (DeviceChoice::Auto, Err(error)) => {
+            tracing::info!(reason = with_causes(&error), "models run on the CPU");
             Ok(Vec::new())
         }
     }
 }
 
-/// What a load took on each card that was asked before and after.
-fn taken(
-    shares: &[Share],
-    cards: &[Card],
+/// What a load took on each GPU whose free memory was read before and after.
+fn measured_on_gpus(
+    allocations: &[GpuAllocation],
+    gpus: &[Gpu],
     before: &BTreeMap<usize, u64>,
     after: &BTreeMap<usize, u64>,
-) -> Vec<(String, Took)> {
-    let of = |share: &Share| {
-        let bytes = before.get(&share.card)?.saturating_sub(*after.get(&share.card)?);
-        let card = cards.iter().find(|card| card.index == share.card)?;
-        Some((card.kept_as(), share.took(bytes)))
+) -> Vec<(String, MeasuredLoad)> {
+    let measured = |allocation: &GpuAllocation| {
+        let bytes = before.get(&allocation.gpu)?.saturating_sub(*after.get(&allocation.gpu)?);
+        let gpu = gpus.iter().find(|gpu| gpu.index == allocation.gpu)?;
+        Some((measurement_key(gpu), MeasuredLoad::of_gpu_weights(allocation, bytes)))
     };
-    shares.iter().filter_map(of).collect()
+    allocations.iter().filter_map(measured).collect()
 }
 
-/// A load under way, on disk: what is still there when this process is gone is a load that ended it. Struck out when this is
-/// dropped, however that comes about.
-struct Noted<'a> {
-    store: Store,
-    model: &'a ModelId,
-    /// On each device where that was measured.
-    took: Vec<(String, Took)>,
+/// Key under which measurements of a GPU are stored.
+pub(super) fn measurement_key(gpu: &Gpu) -> String {
+    gpu::measurement_key(&gpu.id(), gpu.uuid.as_deref())
 }
 
-impl<'a> Noted<'a> {
-    fn begin(store: Store, model: &'a ModelId) -> Self {
-        told(model, store.load_begins(model));
-        let noted = Self { store, model, took: Vec::new() };
-        cfq_link::failpoint::hit("node.loading");
-        noted
-    }
-}
-
-impl Drop for Noted<'_> {
-    fn drop(&mut self) {
-        for (device, took) in &self.took {
-            let (model, predicted, took) = (self.model, Bytes(took.predicted), Bytes(took.took));
-            tracing::info!(%model, device, %predicted, %took, "load measured");
-        }
-        told(self.model, self.store.load_ends(self.model, &self.took));
-    }
-}
-
-/// A model folder that only others may write keeps no notes.
-fn told(model: &ModelId, written: Result<(), ModelError>) {
-    if let Err(error) = written {
-        tracing::debug!(%model, reason = with_causes(&error), "not noted");
-    }
+/// The failpoint before every forward pass.
+fn failpoint_hook() -> StepHook {
+    Arc::new(|| cfq_link::failpoint::panics("node.computing"))
 }
 
 #[cfg(test)]
@@ -228,24 +220,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_card_gave_is_told_where_it_was_asked_before_and_after() {
-        let share = |card| Share { card, bytes: 1000, later: 300, weights: 400, correction: 0 };
+    fn gpu_is_measured_if_it_was_read_before_and_after() {
+        let allocation = |gpu| GpuAllocation { gpu, bytes: 1000, later: 300, weights: 400, overhead: 0 };
         let free = |of: &[(usize, u64)]| of.iter().copied().collect::<BTreeMap<_, _>>();
-        let card = |index, uuid: Option<&str>| Card {
+        let gpu = |index, uuid: Option<&str>| Gpu {
             index,
-            name: "a card".to_owned(),
+            name: "a GPU".to_owned(),
             uuid: uuid.map(str::to_owned),
             device: candle_core::Device::Cpu,
             free: 5000,
-            speed: 1.0,
-            correction: 0,
+            bandwidth: 1.0,
+            overhead_per_mille: 0,
         };
-        let cards = [card(2, Some("GPU-c")), card(1, Some("GPU-b")), card(0, Some("GPU-a"))];
-        let shares = [share(0), share(1), share(2)];
-        let took = taken(&shares, &cards, &free(&[(0, 5000), (1, 5000)]), &free(&[(0, 4200), (2, 10)]));
-        assert_eq!(took, [("GPU-a".to_owned(), Took { predicted: 400, took: 500 })]);
-        let nameless = taken(&shares, &[card(0, None)], &free(&[(0, 5000)]), &free(&[(0, 4200)]));
-        assert_eq!(nameless, [("cuda:0".to_owned(), Took { predicted: 400, took: 500 })]);
-        assert_eq!(taken(&[], &cards, &free(&[(0, 5000)]), &free(&[(0, 1)])), []);
+        let gpus = [gpu(2, Some("GPU-c")), gpu(1, Some("GPU-b")), gpu(0, Some("GPU-a"))];
+        let allocations = [allocation(0), allocation(1), allocation(2)];
+        let took = measured_on_gpus(&allocations, &gpus, &free(&[(0, 5000), (1, 5000)]), &free(&[(0, 4200), (2, 10)]));
+        assert_eq!(took, [("GPU-a".to_owned(), MeasuredLoad { predicted: 400, measured: 500 })]);
+        let nameless = measured_on_gpus(&allocations, &[gpu(0, None)], &free(&[(0, 5000)]), &free(&[(0, 4200)]));
+        assert_eq!(nameless, [("cuda:0".to_owned(), MeasuredLoad { predicted: 400, measured: 500 })]);
+        assert_eq!(measured_on_gpus(&[], &gpus, &free(&[(0, 5000)]), &free(&[(0, 1)])), []);
     }
 }

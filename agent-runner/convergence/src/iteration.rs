@@ -1,0 +1,42 @@
+//! Iterations of the loop: each artifact with its checks, its review and the decision about it.
+
+use cfq_proto::loop_step::{Artifact, Decided};
+use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
+
+/// One artifact with its checks, its review and the decision about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Iteration {
+    /// The creator's result.
+    pub artifact: Artifact,
+    /// The engine's checks have run.
+    pub checked: bool,
+    /// Findings of the checks.
+    pub findings: Vec<Finding>,
+    /// Reason from the checks not to review or use the artifact.
+    pub quarantine: Option<Quarantine>,
+    /// The critic's review.
+    pub review: Option<ReviewFeedback>,
+    /// Decision about this iteration.
+    pub decided: Option<Decided>,
+}
+
+impl Iteration {
+    /// Whether the artifact may be returned, accepted or merged: it has a commit, is checked, and is not quarantined.
+    pub fn is_presentable(&self) -> bool {
+        self.checked && self.quarantine.is_none() && self.artifact.commit.is_some()
+    }
+
+    /// The critic's score, clamped to 0..=100. NaN counts as 0. `None` without a review.
+    pub fn score(&self) -> Option<f64> {
+        self.review.as_ref().map(|r| if r.quality_score.is_nan() { 0.0 } else { r.quality_score.clamp(0.0, 100.0) })
+    }
+}
+
+/// Iteration whose artifact is returned however the task ends (L6).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BestIteration {
+    /// Number of the iteration, from 1.
+    pub iteration: u32,
+    /// Score out of 100. `None` if no presentable artifact was reviewed.
+    pub score: Option<f64>,
+}

@@ -1,0 +1,251 @@
+//! Next action of a task: a function of the committed steps and the limits, nothing else. A runner that takes over a
+//! task thus continues exactly where the previous one stopped.
+
+use cfq_convergence::{History, LoopLimits, MergeIntent};
+use cfq_proto::loop_step::LoopState;
+use cfq_proto::pr::PrState;
+
+/// Next action of a runner for a task.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NextAction {
+    /// Record base commit and branch.
+    Start,
+    /// Request an artifact from the creator.
+    Create,
+    /// Run the engine's own checks on the last artifact.
+    Check,
+    /// Request a review of the last artifact from the critic.
+    Review,
+    /// Decide about the last artifact with `cfq-convergence`.
+    Decide,
+    /// Escalate, because the working time is used up before the next model call.
+    EscalateTimeout,
+    /// Open the internal pull request.
+    OpenPr,
+    /// Move the pull request to another state.
+    MovePr { to: PrState, why: String },
+    /// Compute the merge and record it as an intent.
+    PlanMerge,
+    /// Carry out the recorded merge intent.
+    Merge(MergeIntent),
+    /// Create the branch in the user's repository.
+    Deliver,
+    /// Hold the hand-off: the result is delivered, but a human must accept it unmerged.
+    HoldHandOff { why: String },
+    /// End the hand-off.
+    FinishHandOff,
+    /// No action for a runner: the task waits for a human, or it has ended.
+    NothingToDo,
+}
+
+/// Returns the next action of a task. The wall-clock deadline is not considered here: the scheduler enforces it by the
+/// database's clock.
+pub fn next_action(history: &History, limits: &LoopLimits) -> NextAction {
+    match history.state {
+        LoopState::Idle if history.next_seq == 0 => NextAction::Start,
+        LoopState::Idle | LoopState::Escalated | LoopState::Failed => NextAction::NothingToDo,
+        LoopState::Generating | LoopState::Revising => {
+            if history.facts.unchecked {
+                NextAction::Check
+            } else if history.facts.dangerous {
+                NextAction::Decide
+            } else {
+                timeout_escalation(history, limits).unwrap_or(NextAction::Create)
+            }
+        }
+        LoopState::Reviewing => {
+            let unreviewed = history.last().is_some_and(|i| i.quarantine.is_none() && i.review.is_none());
+            match unreviewed {
+                true => timeout_escalation(history, limits).unwrap_or(NextAction::Review),
+                false => NextAction::Decide,
+            }
+        }
+        LoopState::Converged => hand_off_action(history),
+    }
+}
+
+/// Returns the action that replaces a model call if the working time is used up.
+fn timeout_escalation(history: &History, limits: &LoopLimits) -> Option<NextAction> {
+    let worked = history.active_ms.saturating_sub(history.window_active_ms);
+    (worked >= limits.timeout_ms).then_some(NextAction::EscalateTimeout)
+}
+
+/// Returns the next action of the hand-off. The loop's own review serves as the quality control of the pull request,
+/// and the coordinator approves every result that converged or that a human accepted.
+fn hand_off_action(history: &History) -> NextAction {
+    let hand_off = &history.hand_off;
+    if hand_off.done || history.facts.hand_off_held {
+        return NextAction::NothingToDo;
+    }
+    if let Some((branch, _)) = &hand_off.delivered {
+        if history.facts.can_end_hand_off() {
+            return NextAction::FinishHandOff;
+        }
+        let closed = hand_off.closed.as_deref().unwrap_or("the pull request is not merged");
+        return NextAction::HoldHandOff { why: format!("delivered as branch {branch}, not merged: {closed}") };
+    }
+    let moved = |to, why: &str| NextAction::MovePr { to, why: why.to_owned() };
+    let accepted = history.facts.best_effort;
+    match hand_off.pr_state {
+        None => NextAction::OpenPr,
+        Some(PrState::PendingQc) => {
+            let score = history.result().and_then(|i| i.score());
+            let why = match (accepted, score) {
+                (true, Some(score)) => format!("accepted by a human with a score of {score:.0}"),
+                (true, None) => "accepted by a human, unreviewed".to_owned(),
+                (false, Some(score)) => format!("the critic's score is {score:.0}, no critical defect is open"),
+                (false, None) => "the loop converged".to_owned(),
+            };
+            NextAction::MovePr { to: PrState::QcApproved, why }
+        }
+        Some(PrState::QcRejected) => moved(PrState::PendingQc, "resubmitted"),
+        Some(PrState::QcApproved) => moved(PrState::PendingCoordinator, "quality control passed"),
+        Some(PrState::PendingCoordinator) if accepted => moved(PrState::Approved, "a human accepted the best effort"),
+        Some(PrState::PendingCoordinator) => moved(PrState::Approved, "the loop converged"),
+        Some(PrState::Approved) => match &hand_off.merge_intent {
+            None => NextAction::PlanMerge,
+            Some(intent) => NextAction::Merge(intent.clone()),
+        },
+        Some(PrState::Merged | PrState::Closed) => NextAction::Deliver,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::testing::{Steps, artifact};
+    use cfq_convergence::decide;
+    use cfq_proto::loop_step::{Decision, EscalationAction, EscalationReason, Step};
+    use cfq_proto::review::Quarantine;
+
+    fn next(steps: &Steps) -> NextAction {
+        next_action(&steps.history(), &LoopLimits::default())
+    }
+
+    /// Returns the name of the next action before each step, and after the last.
+    fn actions(steps: &Steps) -> Vec<String> {
+        (0..=steps.0.len())
+            .map(|n| {
+                let action = format!("{:?}", next(&Steps(steps.0[..n].to_vec())));
+                action.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
+            })
+            .collect()
+    }
+
+    const HAND_OFF: [&str; 9] =
+        ["OpenPr", "MovePr", "MovePr", "MovePr", "PlanMerge", "Merge", "Deliver", "FinishHandOff", "NothingToDo"];
+
+    #[test]
+    fn convergence_in_the_first_iteration() {
+        let steps = Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().handed_off();
+        assert_eq!(actions(&steps), [&["Start", "Create", "Check", "Review", "Decide"][..], &HAND_OFF].concat());
+    }
+
+    #[test]
+    fn revision_after_a_review_and_after_a_syntax_error() {
+        let steps = Steps::started().made(1, "a", None).reviewed(1, 50.0).decided();
+        let steps =
+            steps.made(2, "b", Some(Quarantine::Syntax)).decided().made(3, "c", None).reviewed(3, 95.0).decided();
+        let expected = [
+            "Start", "Create", "Check", "Review", "Decide", "Create", "Check", "Decide", "Create", "Check", "Review",
+            "Decide", "OpenPr",
+        ];
+        assert_eq!(actions(&steps), expected);
+    }
+
+    #[test]
+    fn dangerous_output_is_decided_without_review() {
+        let steps = Steps::started().made(1, "a", Some(Quarantine::Dangerous));
+        assert_eq!(next(&steps), NextAction::Decide);
+        let steps = steps.decided();
+        assert_eq!(next(&steps), NextAction::NothingToDo);
+        let retried = steps.resolved(EscalationAction::RetryWithConstraints { additional_constraints: vec![] });
+        assert_eq!(next(&retried), NextAction::Create);
+        assert_eq!(retried.history().state, LoopState::Revising);
+    }
+
+    #[test]
+    fn each_answer_to_an_escalation_has_its_action() {
+        let stagnant = || {
+            let steps = Steps::started().made(1, "a", None).reviewed(1, 60.0).decided();
+            let steps =
+                steps.made(2, "b", None).reviewed(2, 70.0).decided().made(3, "c", None).reviewed(3, 70.5).decided();
+            steps.made(4, "d", None).reviewed(4, 69.0).decided()
+        };
+        let Some(Step::Decided { decided, .. }) = stagnant().0.last().map(|r| r.step.clone()) else {
+            panic!("a decision")
+        };
+        assert!(matches!(decided.decision, Decision::Escalate { reason: EscalationReason::StagnationDetected, .. }));
+        assert_eq!(next(&stagnant()), NextAction::NothingToDo);
+        let switch = EscalationAction::SwitchLlm { target_agent: cfq_proto::task::Agent::Alpha, suggested_model: None };
+        assert_eq!(next(&stagnant().resolved(switch)), NextAction::Create);
+        assert_eq!(next(&stagnant().resolved(EscalationAction::Abort)), NextAction::NothingToDo);
+        assert_eq!(next(&stagnant().resolved(EscalationAction::Fail { reason: None })), NextAction::NothingToDo);
+        let accepted = stagnant().resolved(EscalationAction::AcceptBestEffort);
+        assert_eq!(next(&accepted), NextAction::OpenPr);
+        assert_eq!(accepted.history().result().unwrap().artifact.iteration, 3, "the best, not the last");
+        assert!(actions(&accepted.handed_off()).ends_with(&HAND_OFF.map(str::to_owned)));
+    }
+
+    #[test]
+    fn retry_before_any_artifact_generates_again() {
+        let steps = Steps::started();
+        let decided = cfq_convergence::escalate(&steps.history(), EscalationReason::AgentError, "down".into());
+        let steps = steps.then(Step::Decided { iteration: 1, decided });
+        let steps = steps.resolved(EscalationAction::RetryWithConstraints { additional_constraints: vec![] });
+        assert_eq!(steps.history().state, LoopState::Generating);
+        assert_eq!(next(&steps), NextAction::Create);
+    }
+
+    #[test]
+    fn timeout_prevents_model_calls_but_not_decisions() {
+        let limits = LoopLimits { timeout_ms: 100, ..LoopLimits::default() };
+        let at = |steps: &Steps| next_action(&steps.history(), &limits);
+        let late = Steps::started().then_at(Step::Generated { artifact: artifact(1, "a") }, 100);
+        assert_eq!(at(&late), NextAction::Check);
+        let checked = Step::Checked { iteration: 1, findings: vec![], quarantine: None };
+        let late = late.then_at(checked, 100);
+        assert_eq!(at(&late), NextAction::EscalateTimeout);
+        let reviewed = Steps(late.0.clone()).reviewed_at(1, 90.0, 150);
+        assert_eq!(at(&reviewed), NextAction::Decide);
+        assert_eq!(decide(&limits, &reviewed.history()).unwrap().decision, Decision::Converged);
+    }
+
+    #[test]
+    fn cancelled_or_failed_task_has_no_action() {
+        let cancelled = Steps::started().then(Step::Cancelled { by: "me".into() });
+        assert_eq!(next(&cancelled), NextAction::NothingToDo);
+        let decided = cfq_convergence::fail(&Steps::started().history(), "down".into());
+        assert_eq!(next(&Steps::started().then(Step::Decided { iteration: 1, decided })), NextAction::NothingToDo);
+    }
+
+    #[test]
+    fn closed_pull_request_is_delivered_and_then_held() {
+        let closed = |open: Steps| {
+            open.approved()
+                .then(Step::PrMoved { to: PrState::Closed, why: "conflict in a.py".into() })
+                .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })
+        };
+        let converged = Steps::started().made(1, "a", None).reviewed(1, 90.0).decided();
+        let delivered = closed(converged);
+        let NextAction::HoldHandOff { why } = next(&delivered) else { panic!("held") };
+        assert!(why.contains("cfq/t1") && why.contains("conflict in a.py"), "{why}");
+        let held = delivered.then(Step::HandOffHeld { why, available_actions: vec![] });
+        assert_eq!(next(&held), NextAction::NothingToDo);
+        assert_eq!(next(&held.resolved(EscalationAction::AcceptBestEffort)), NextAction::FinishHandOff);
+        // A human who accepted the best effort is not asked again.
+        let decided = cfq_convergence::escalate(&History::default(), EscalationReason::AgentError, "down".into());
+        let accepted = Steps::started().made(1, "a", None).then(Step::Decided { iteration: 1, decided });
+        assert_eq!(next(&closed(accepted.resolved(EscalationAction::AcceptBestEffort))), NextAction::FinishHandOff);
+    }
+
+    #[test]
+    fn new_merge_intent_replaces_the_old_one() {
+        let open = || Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().approved();
+        let closed = open().then(Step::PrMoved { to: PrState::Closed, why: "conflict".into() });
+        assert_eq!(next(&closed), NextAction::Deliver);
+        let intent = |new: &str| Step::MergeIntent { old: "o".into(), new: new.into(), commit_time: 1 };
+        let NextAction::Merge(now) = next(&open().then(intent("n1")).then(intent("n2"))) else { panic!("a merge") };
+        assert_eq!(now.new, "n2");
+    }
+}

@@ -1,0 +1,89 @@
+//! Prediction of the critic's prompt while the creator is generating. The predicted part is sent as a hint to the node
+//! that will run the critic, so that the node can prefill it speculatively.
+//!
+//! The critic's prompt starts with task and context, which are known from the start, followed by the files, which come
+//! from the creator's reply. The growing reply is therefore processed like a complete one: its complete lines go
+//! through the same parser, over the same files, into the same prompt, which ends at the current end of the file that
+//! is being generated. If the rest of the reply contradicts the prediction (a second version of the file, another file
+//! that sorts before it, a longer fence), the prediction is wrong from that place on, and the part before it stays
+//! valid. The time of the checks is not used: they take milliseconds, and the critic's prompt contains none of their
+//! findings.
+//!
+//! Hints are best effort: nothing waits for them, and they are not recorded.
+
+use std::sync::Arc;
+
+use cfq_convergence::{Base, History};
+use cfq_proto::messages::PrefillHint;
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::task::{Agent, TaskSpec};
+
+use super::artifact::{reply_target, revision_base};
+use super::port::{PrefillPredictor, TaskPort};
+use super::task_driver::{ActionError, TaskDriver};
+use crate::edits::{apply, parse};
+use crate::pipeline::{Budget, critic_prompt_prefix, max_tokens};
+use crate::workstream::{Mirror, Snapshot};
+
+impl<P: TaskPort> TaskDriver<P> {
+    /// Returns the predictor of the critic's prompt. `None` if the critic has no model, or one behind an endpoint:
+    /// there every request is billed, so nothing is prefilled speculatively.
+    pub(super) async fn prefill_predictor(&mut self) -> Result<Option<PrefillPredictor>, ActionError> {
+        let Some(model) = self.bound_model(Agent::Beta) else { return Ok(None) };
+        match model.source() {
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => {}
+            ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => return Ok(None),
+        }
+        let (mirror, base) = (self.mirror().await?, self.base()?);
+        let (task, spec, history) = (self.task, self.spec.clone(), self.history.clone());
+        let predictor = move |generated: &str| {
+            let binding = spec.agents.of(Agent::Beta);
+            let budget = Budget::first(max_tokens(Agent::Beta, binding));
+            let messages = match predicted_messages(&mirror, &base, &spec, &history, &budget, generated) {
+                Ok(messages) => messages?,
+                Err(error) => {
+                    tracing::debug!(%task, %error, "cannot predict the critic's prompt");
+                    return None;
+                }
+            };
+            Some(PrefillHint {
+                task,
+                role: Agent::Beta,
+                model: model.clone(),
+                messages,
+                max_tokens: budget.reply_tokens,
+                deterministic: binding.deterministic.unwrap_or(false),
+            })
+        };
+        Ok(Some(Arc::new(predictor)))
+    }
+
+    /// Model that `agent` is currently bound to.
+    pub(super) fn bound_model(&self, agent: Agent) -> Option<ModelId> {
+        self.history.switched_model(agent).or(self.spec.agents.of(agent).model.as_ref()).cloned()
+    }
+}
+
+/// Returns the known beginning of the critic's prompt, from the part of the creator's reply that is generated so far.
+fn predicted_messages(
+    mirror: &Mirror,
+    base: &Base,
+    spec: &TaskSpec,
+    history: &History,
+    budget: &Budget,
+    generated: &str,
+) -> Result<Option<Vec<cfq_proto::job::ChatMessage>>, ActionError> {
+    let repository = mirror.repository()?;
+    let snapshot = Snapshot::of(&repository, &base.commit)?;
+    let before = revision_base(history).map(|i| i.artifact.files.as_slice()).unwrap_or_default();
+    // The meaning of an incomplete line is still open.
+    let lines = generated.rfind('\n').map_or("", |end| &generated[..=end]);
+    // Prose before the first block may look like code. A parse error only means that the rest is still missing.
+    let edits = match lines.contains("```") || lines.contains("~~~") {
+        true => parse(lines, &reply_target(spec, history), false).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let files = apply(&edits, before, &snapshot).unwrap_or_default();
+    let open = edits.last().map_or("", |edit| edit.path());
+    Ok(critic_prompt_prefix(spec, history, (&files, open), &snapshot, budget)?)
+}

@@ -1,0 +1,292 @@
+//! Driver loop: performs the [`next_action`] of a task until nothing is left for a runner to do.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cfq_convergence::{Base, History, LoopLimits, escalate, fail};
+use cfq_link::failpoint;
+use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::loop_step::{Decided, EscalationReason, Step, StepRecord};
+use cfq_proto::task::TaskSpec;
+use cfq_proto::timing::Timing;
+
+use super::artifact::commit_title;
+use super::next_action::{NextAction, next_action};
+use super::port::{Stopped, TaskPort};
+use crate::pipeline::PromptError;
+use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
+
+/// Maximum tries of an action in the loop before it escalates.
+const MAX_TRIES: u32 = 3;
+/// Maximum tries of an action in the hand-off before a human is asked. The waits add up to about nine minutes, as long
+/// as an endpoint is waited for: the result exists, and only a disk or a repository has to become available again.
+const MAX_HAND_OFF_TRIES: u32 = 10;
+
+/// Error of an action.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ActionError {
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    #[error(transparent)]
+    Git(#[from] GitError),
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    #[error("a worker thread of the runner panicked or was aborted")]
+    Thread(#[from] tokio::task::JoinError),
+}
+
+impl ActionError {
+    /// Whether a retry may succeed.
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::Git(error) => error.is_transient(),
+            Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => false,
+        }
+    }
+
+    /// Whether the error is caused by the task's repository or base commit, so that only another task can avoid it.
+    fn is_invalid_request(&self) -> bool {
+        match self {
+            Self::Git(error) => error.is_invalid_request(),
+            Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => false,
+        }
+    }
+
+    /// Message with all causes.
+    fn with_causes(&self) -> String {
+        match self {
+            Self::Git(error) => error.with_causes(),
+            Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => self.to_string(),
+        }
+    }
+}
+
+/// A task as it was granted, with its folded history.
+#[derive(Debug, Clone)]
+pub struct Assignment {
+    pub task: TaskId,
+    pub number: TaskNumber,
+    pub attempt: i32,
+    pub spec: Arc<TaskSpec>,
+    pub limits: LoopLimits,
+    pub history: History,
+    /// Number of the runner's slot, from 1. It is part of the branch name `worker-N/task-42`.
+    pub worker: usize,
+}
+
+/// Driver of one task.
+pub struct TaskDriver<P> {
+    pub(super) port: P,
+    pub(super) task: TaskId,
+    pub(super) number: TaskNumber,
+    attempt: i32,
+    pub(super) spec: Arc<TaskSpec>,
+    pub(super) limits: LoopLimits,
+    pub(super) history: History,
+    worker: usize,
+    data_dir: PathBuf,
+    worktrees: Worktrees,
+    pub(super) timing: Timing,
+    /// Mirror once it holds everything that the history refers to.
+    prepared: Option<Mirror>,
+}
+
+impl<P> std::fmt::Debug for TaskDriver<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TaskDriver").field("task", &self.number).field("attempt", &self.attempt).finish_non_exhaustive()
+    }
+}
+
+impl<P: TaskPort> TaskDriver<P> {
+    /// Prepares a driver. `data_dir` holds the mirrors and worktrees.
+    pub fn new(port: P, assignment: Assignment, data_dir: PathBuf, timing: Timing) -> Self {
+        let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
+        let worktrees = Worktrees::new(&data_dir);
+        Self { port, task, number, attempt, spec, limits, history, worker, data_dir, worktrees, timing, prepared: None }
+    }
+
+    /// Performs actions until nothing is left for a runner to do. Returns the history at that point.
+    ///
+    /// # Errors
+    /// [`Stopped`] if the driver has to stop before that.
+    pub async fn run(mut self) -> Result<History, Stopped> {
+        let mut tries = 0;
+        loop {
+            let action = next_action(&self.history, &self.limits);
+            tracing::debug!(task = %self.number, seq = self.history.next_seq, ?action, "next action");
+            if action == NextAction::NothingToDo {
+                return Ok(self.history);
+            }
+            match self.perform(action).await {
+                Ok(()) => tries = 0,
+                Err(ActionError::Stopped(stopped)) => return Err(stopped),
+                Err(error) => {
+                    tries += 1;
+                    self.recover(error, tries).await?;
+                }
+            }
+        }
+    }
+
+    async fn perform(&mut self, action: NextAction) -> Result<(), ActionError> {
+        match action {
+            NextAction::Start => self.start().await,
+            NextAction::Create => self.create().await,
+            NextAction::Check => self.check().await,
+            NextAction::Review => self.review().await,
+            NextAction::Decide => self.decide().await,
+            NextAction::EscalateTimeout => {
+                let why = format!("the working time limit of {} s is reached", self.limits.timeout_ms / 1000);
+                Ok(self.commit_escalation(EscalationReason::TimeoutExceeded, why, 0).await?)
+            }
+            NextAction::OpenPr => self.open_pr().await,
+            NextAction::MovePr { to, why } => Ok(self.commit_step(Step::PrMoved { to, why }, 0).await?),
+            NextAction::PlanMerge => self.plan_merge().await,
+            NextAction::Merge(intent) => self.merge(&intent).await,
+            NextAction::Deliver => self.deliver().await,
+            NextAction::HoldHandOff { why } => Ok(self.hold_hand_off(why).await?),
+            NextAction::FinishHandOff => Ok(self.finish_hand_off().await?),
+            NextAction::NothingToDo => Ok(()),
+        }
+    }
+
+    /// Handles an error of this machine: waits before the next try, or, after the last one, escalates to a human.
+    async fn recover(&mut self, error: ActionError, tries: u32) -> Result<(), Stopped> {
+        use cfq_proto::loop_step::LoopState;
+        let why = error.with_causes();
+        tracing::warn!(task = %self.number, tries, why, "action failed");
+        let in_hand_off = self.history.state == LoopState::Converged;
+        // A human who accepted the result as it is should not wait long for the end of the task.
+        let max_tries = if in_hand_off && !self.history.facts.accepted_as_is { MAX_HAND_OFF_TRIES } else { MAX_TRIES };
+        if error.is_transient() && tries < max_tries {
+            self.prepared = None;
+            self.port.record_progress();
+            tokio::time::sleep(self.backoff(tries)).await;
+            return Ok(());
+        }
+        if in_hand_off {
+            return self.hold_or_end_hand_off(format!("the hand-off cannot continue: {why}")).await;
+        }
+        // There is no result that an answer could accept, and no answer can name another repository or commit.
+        if self.history.iterations.is_empty() && error.is_invalid_request() {
+            return self.commit_failure(why, 0).await;
+        }
+        self.commit_escalation(EscalationReason::WorkflowError, why, 0).await
+    }
+
+    /// Wait before the try after `tries` failed ones: exponential, up to the cap.
+    pub(super) fn backoff(&self, tries: u32) -> Duration {
+        let factor = 1u32 << tries.saturating_sub(1).min(8);
+        (self.timing.backoff_base() * factor).min(self.timing.backoff_cap())
+    }
+
+    /// Commits a step and then adds it to the history. `spent_ms` is the working time since the previous step.
+    pub(super) async fn commit_step(&mut self, step: Step, spent_ms: u64) -> Result<(), Stopped> {
+        self.commit_step_as(step.clone(), step, spent_ms).await
+    }
+
+    /// Commits `sent` and adds `kept` to the history. The two differ only in whether a large artifact is inline or a
+    /// blob.
+    pub(super) async fn commit_step_as(&mut self, sent: Step, kept: Step, spent_ms: u64) -> Result<(), Stopped> {
+        let seq = self.history.next_seq;
+        let kind = kept.kind();
+        let active_ms = self.history.active_ms + spent_ms;
+        failpoint::hit(&format!("runner.before_step.{kind}"));
+        let at = self.port.commit_step(seq, sent, active_ms).await?;
+        failpoint::hit(&format!("runner.after_step.{kind}"));
+        self.port.record_progress();
+        let refused = |error: cfq_convergence::HistoryError| Stopped::Refused { reason: error.to_string() };
+        self.history.push(&StepRecord { seq, step: kept, active_ms, at }).map_err(refused)
+    }
+
+    /// Commits an escalation.
+    pub(super) async fn commit_escalation(
+        &mut self,
+        reason: EscalationReason,
+        why: String,
+        spent_ms: u64,
+    ) -> Result<(), Stopped> {
+        let decided = escalate(&self.history, reason, why);
+        self.commit_decision(decided, spent_ms).await
+    }
+
+    /// Commits the failure of the task.
+    pub(super) async fn commit_failure(&mut self, reason: String, spent_ms: u64) -> Result<(), Stopped> {
+        let decided = fail(&self.history, reason);
+        self.commit_decision(decided, spent_ms).await
+    }
+
+    /// Commits a decision about the current iteration.
+    pub(super) async fn commit_decision(&mut self, decided: Decided, spent_ms: u64) -> Result<(), Stopped> {
+        let iteration = self.history.current_iteration();
+        self.commit_step(Step::Decided { iteration, decided }, spent_ms).await
+    }
+
+    async fn start(&mut self) -> Result<(), ActionError> {
+        let branch = format!("worker-{}/task-{}", self.worker, self.number.0);
+        let found = match &self.spec.base {
+            Some(base) => Ok(base.clone()),
+            None => {
+                let repo = PathBuf::from(&self.spec.repo);
+                tokio::task::spawn_blocking(move || head_commit(&repo)).await?
+            }
+        };
+        match found {
+            Ok(base) => Ok(self.commit_step(Step::Started { base, branch }, 0).await?),
+            // Without a base commit a retry cannot help.
+            Err(error) => {
+                self.commit_step(Step::Started { base: String::new(), branch }, 0).await?;
+                Ok(self.commit_failure(error.with_causes(), 0).await?)
+            }
+        }
+    }
+
+    /// Base commit and branch of the task.
+    pub(super) fn base(&self) -> Result<Base, Stopped> {
+        let missing = || Stopped::Refused { reason: "the task has not started".to_owned() };
+        self.history.base.clone().ok_or_else(missing)
+    }
+
+    /// Returns the mirror with everything that the history refers to. Missing objects are rebuilt from the records.
+    pub(super) async fn mirror(&mut self) -> Result<Mirror, ActionError> {
+        if let Some(mirror) = &self.prepared {
+            return Ok(mirror.clone());
+        }
+        let base = self.base()?;
+        let (data_dir, source) = (self.data_dir.clone(), PathBuf::from(&self.spec.repo));
+        let artifacts: Vec<_> = self.history.iterations.iter().map(|i| i.artifact.clone()).collect();
+        let (worktrees, number, attempt) = (self.worktrees.clone(), self.number, self.attempt);
+        let mirror = tokio::task::spawn_blocking(move || {
+            let mirror = Mirror::open(&data_dir, &source)?;
+            mirror.fetch_base(&base.commit)?;
+            let head = rebuild(&mirror.repository()?, &base.commit, &artifacts)?;
+            mirror.set_branch(&base.branch, &head)?;
+            worktrees.remove_other_attempts(number, attempt)?;
+            worktrees.checkout(&mirror, number, attempt, &head)?;
+            Ok::<_, GitError>(mirror)
+        });
+        let mirror = mirror.await??;
+        Ok(self.prepared.insert(mirror).clone())
+    }
+
+    /// Moves branch and worktree to the last commit. Both are only views of the history, so an error is logged and
+    /// otherwise ignored.
+    pub(super) async fn update_worktree(&self, mirror: &Mirror, commit: String) -> Result<(), ActionError> {
+        let branch = self.base()?.branch;
+        let (mirror, worktrees, number, attempt) = (mirror.clone(), self.worktrees.clone(), self.number, self.attempt);
+        let updated = tokio::task::spawn_blocking(move || {
+            mirror.set_branch(&branch, &commit)?;
+            worktrees.checkout(&mirror, number, attempt, &commit)
+        });
+        if let Err(error) = updated.await? {
+            tracing::warn!(task = %self.number, error = error.with_causes(), "cannot update the worktree");
+        }
+        Ok(())
+    }
+
+    /// Title of the task's commits.
+    pub(super) fn title(&self) -> String {
+        commit_title(&self.spec.description)
+    }
+}

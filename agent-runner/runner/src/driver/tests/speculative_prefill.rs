@@ -1,0 +1,55 @@
+//! Hints about the critic's prompt while the creator generates.
+
+use cfq_proto::messages::PrefillHint;
+use cfq_proto::task::Agent;
+
+use super::fixture::{add, fixture, score};
+use super::port::Reply;
+use crate::driver::PrefillPredictor;
+
+fn prompt_of(hint: &PrefillHint) -> &str {
+    &hint.messages.last().unwrap().content
+}
+
+#[tokio::test]
+async fn critic_prompt_starts_with_every_hint() {
+    let mut fixture = fixture();
+    fixture.spec.context_files = vec!["README.md".into()];
+    fixture.spec.agents.beta.model = Some("path:/beta.gguf".parse().unwrap());
+    let code = "```python\ndef sub(a, b):\n    return a - b\n```\n";
+    let more = Reply::Text(format!("Both.\n\nadd.py\n```python\nadd = sum\n```\n\nsub.py\n{code}"));
+    fixture.script(vec![add(1), more.clone()], vec![score(30), score(90)]);
+    fixture.drive().await.unwrap();
+    let records = fixture.port.0.lock().unwrap();
+    let asked: Vec<_> = records.prompts.iter().filter(|(role, _)| *role == Agent::Beta).map(|(_, p)| p).collect();
+    let predictors: &[PrefillPredictor] = &records.predictors;
+    assert_eq!((asked.len(), predictors.len()), (2, 2), "only creators are followed");
+    for ((asked, predictor), reply) in asked.iter().zip(predictors).zip([add(1), more]) {
+        let Reply::Text(reply) = reply else { unreachable!() };
+        let hints: Vec<PrefillHint> = (0..=reply.len()).map(|end| predictor(&reply[..end]).unwrap()).collect();
+        for hint in &hints {
+            assert_eq!((hint.role, hint.max_tokens), (Agent::Beta, asked.sampling.max_tokens));
+            assert_eq!(hint.messages[0], asked.messages[0]);
+            assert!(
+                asked.messages[1].content.starts_with(prompt_of(hint)),
+                "{} of {}",
+                prompt_of(hint),
+                asked.messages[1].content
+            );
+        }
+        assert!(prompt_of(&hints[0]).contains("# sample"), "the context is known before anything is generated");
+        let last = reply.trim_end().trim_end_matches('`');
+        assert!(
+            prompt_of(&hints[reply.len()]).ends_with(&last[last.len() - 15..]),
+            "all files are known after the last line"
+        );
+    }
+}
+
+#[tokio::test]
+async fn critic_behind_an_endpoint_gets_no_hints() {
+    let fixture = fixture();
+    fixture.script(vec![add(1)], vec![score(90)]);
+    fixture.drive().await.unwrap();
+    assert!(fixture.port.0.lock().unwrap().predictors.is_empty());
+}

@@ -1,0 +1,32 @@
+//! Feedback on an iteration, as the creator's prompt shows it.
+
+use cfq_convergence::Iteration;
+
+/// Returns the findings of the checks and of the review, the blocking ones first.
+pub(super) fn feedback(iteration: &Iteration) -> String {
+    let mut lines = Vec::new();
+    for finding in &iteration.findings {
+        let place = match (finding.path.is_empty(), finding.line) {
+            (true, _) => String::new(),
+            (false, 0) => format!("{}: ", finding.path),
+            (false, line) => format!("{}:{line}: ", finding.path),
+        };
+        lines.push(format!("- {place}{}", finding.message));
+    }
+    if let Some(review) = &iteration.review {
+        lines.push(format!("Review score: {:.0} of 100.", review.quality_score));
+        let mut defects: Vec<_> = review.defects.iter().collect();
+        defects.sort_by_key(|d| d.severity);
+        for defect in defects {
+            let fix = defect.suggested_fix.as_deref().map_or(String::new(), |fix| format!(" Fix: {fix}"));
+            lines.push(format!("- {} ({}): {}{fix}", defect.severity.as_str(), defect.location, defect.description));
+        }
+        for (title, items) in [("Required changes", &review.required_changes), ("Suggestions", &review.suggestions)] {
+            if !items.is_empty() {
+                lines.push(format!("\n{title}:"));
+                lines.extend(items.iter().map(|item| format!("- {item}")));
+            }
+        }
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,69 @@
+//! Creation of the data folder. initdb works in a sibling folder that is renamed once it is complete: the next start
+//! discards an interrupted one, and a folder of the final name is always complete.
+
+use std::fs;
+use std::path::Path;
+
+use cfq_link::child;
+
+use super::{LOG_TAIL_BYTES, Postgres, PostgresError};
+use crate::files;
+use crate::paths::Paths;
+
+/// The superuser role; only this crate uses it.
+pub(super) const ADMIN: &str = "postgres";
+
+impl Postgres {
+    pub(super) async fn initialise(&self, paths: &Paths) -> Result<(), PostgresError> {
+        for path in [self.password_file(), self.admin_password_file()] {
+            if files::read_if_exists(&path)?.is_none() {
+                files::write_private(&path, files::random_password()?.as_bytes(), None)?;
+            }
+        }
+        let work = paths.data.join("postgres.new");
+        remove(&work)?;
+        files::create_folder(&work, 0o700, self.account)?;
+        let password = work.join("password");
+        files::write_private(&password, self.read_secret(&self.admin_password_file())?.as_bytes(), self.account)?;
+        let created = work.join("data");
+        let log = paths.log("initdb");
+        let mut spec = self.program_spec("initdb", &self.bin.join("initdb"), &log, &paths.pidfile("initdb"));
+        spec.args = vec!["--pgdata".into(), created.clone().into(), "--pwfile".into(), password.into()];
+        let rest = [
+            "--username",
+            ADMIN,
+            "--auth-local=scram-sha-256",
+            "--auth-host=scram-sha-256",
+            "--data-checksums",
+            "--encoding=UTF8",
+            // Sorts identically on every machine, whatever its C library; cfq sorts nothing for display.
+            "--locale=C",
+        ];
+        spec.args.extend(rest.map(Into::into));
+        let exit = child::spawn(spec)?.ended().await;
+        if !exit.is_success() {
+            let tail = child::log_tail(&log, LOG_TAIL_BYTES);
+            remove(&work)?;
+            return Err(PostgresError::Initialise { exit, tail });
+        }
+        if self.data.is_dir() {
+            // Only an empty folder is replaced: content without PG_VERSION may belong to something else.
+            fs::remove_dir(&self.data).map_err(files::error("replace", &self.data))?;
+        }
+        fs::rename(&created, &self.data).map_err(files::error("write", &self.data))?;
+        files::sync_folder(&paths.data)?;
+        remove(&work)
+    }
+
+    pub(super) fn read_secret(&self, path: &Path) -> Result<String, PostgresError> {
+        files::read_if_exists(path)?.ok_or_else(|| PostgresError::PasswordLost { path: path.to_owned() })
+    }
+}
+
+/// Removes a folder tree, if it exists.
+fn remove(path: &Path) -> Result<(), PostgresError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(files::error("remove", path)(error).into()),
+        _ => Ok(()),
+    }
+}

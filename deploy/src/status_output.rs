@@ -1,0 +1,42 @@
+//! Status messages and progress bars while Postgres, NATS and models are searched for and fetched. They go to stderr,
+//! since stdout carries data; a failure to print them is not an error.
+
+use std::io::{Write, stderr};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Destination of status messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StatusOutput {
+    /// Messages go to the log, and no progress bar is drawn.
+    #[default]
+    Silent,
+    /// Messages are lines on stderr; where it is a terminal, progress bars are drawn too.
+    Stderr,
+}
+
+impl StatusOutput {
+    pub fn print(self, line: &str) {
+        match self {
+            Self::Silent => tracing::info!("{line}"),
+            Self::Stderr => {
+                if writeln!(stderr(), "{line}").is_err() {
+                    tracing::debug!("{line}");
+                }
+            }
+        }
+    }
+
+    /// A progress bar over about `bytes` bytes, labelled `what`.
+    pub fn progress_bar(self, what: &str, bytes: u64) -> ProgressBar {
+        let target = match self {
+            Self::Silent => ProgressDrawTarget::hidden(),
+            Self::Stderr => ProgressDrawTarget::stderr(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(bytes), target).with_message(what.to_owned());
+        match ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}") {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }
+    }
+}

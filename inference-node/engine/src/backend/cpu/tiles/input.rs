@@ -1,0 +1,166 @@
+//! Activations quantised to 8 bits, in blocks of 32 with a scale each.
+
+use pulp::{Simd, WithSimd};
+
+use crate::backend::cpu::simd::vectorised;
+use crate::backend::cpu::thread_pool::{self, DisjointSlice};
+use crate::backend::cpu::tiles::layout::BLOCK;
+
+/// Number of rows from which quantisation runs on all threads.
+const MIN_PARALLEL_ROWS: usize = 8;
+
+/// Scale and precomputed sums of a block.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct BlockMeta {
+    /// value = scale x quant.
+    pub scale: f32,
+    /// Sum of the dequantised values.
+    pub sum: f32,
+    /// -128 x the sum of the quants: initial value of a dot product with weights stored plus 128 (Q8_0).
+    pub q8_correction: i32,
+    /// -32 x the sums of the first and the last 16 quants, for weights stored plus 32 (Q6_K).
+    pub q6_corrections: [i32; 2],
+}
+
+/// The quants of a block, four per word, the first in the lowest bits: the operand layout of the kernels.
+pub type BlockWords = [i32; BLOCK / 4];
+
+/// Quantised rows of activations.
+pub struct QuantizedInput {
+    quants: Vec<BlockWords>,
+    meta: Vec<BlockMeta>,
+    rows: usize,
+    cols: usize,
+}
+
+impl QuantizedInput {
+    /// Quantises `values`: (rows, `cols`), with `cols` a multiple of 32.
+    pub fn new(values: &[f32], cols: usize) -> Self {
+        assert!(cols > 0 && cols.is_multiple_of(BLOCK) && values.len().is_multiple_of(cols), "{cols} columns");
+        let rows = values.len() / cols;
+        let mut quants = vec![[0; BLOCK / 4]; values.len() / BLOCK];
+        let mut meta = vec![BlockMeta::default(); values.len() / BLOCK];
+        if rows < MIN_PARALLEL_ROWS {
+            vectorised(Quantize { values, quants: &mut quants, meta: &mut meta });
+        } else {
+            let size = thread_pool::chunk_size(rows) * cols;
+            let (quants, meta) = (DisjointSlice::new(&mut quants), DisjointSlice::new(&mut meta));
+            thread_pool::run(values.len().div_ceil(size), &|chunk| {
+                let values = &values[chunk * size..][..size.min(values.len() - chunk * size)];
+                // SAFETY: chunks do not overlap: they begin `size` values apart, which are whole rows.
+                #[allow(unsafe_code)]
+                let (quants, meta) = unsafe {
+                    let blocks = (chunk * size / BLOCK, values.len() / BLOCK);
+                    (quants.slice(blocks.0, blocks.1), meta.slice(blocks.0, blocks.1))
+                };
+                vectorised(Quantize { values, quants, meta });
+            });
+        }
+        Self { quants, meta, rows, cols }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The blocks of a row.
+    pub fn row(&self, row: usize) -> (&[BlockWords], &[BlockMeta]) {
+        let blocks = self.cols / BLOCK;
+        (&self.quants[row * blocks..][..blocks], &self.meta[row * blocks..][..blocks])
+    }
+
+    /// The values after quantisation.
+    #[cfg(test)]
+    pub fn dequantized(&self) -> Vec<f32> {
+        let blocks = self.quants.iter().zip(&self.meta);
+        blocks.flat_map(|(words, meta)| quants(words).map(|q| f32::from(q) * meta.scale)).collect()
+    }
+}
+
+/// The quants of a block.
+pub fn quants(words: &BlockWords) -> [i8; BLOCK] {
+    std::array::from_fn(|at| (words[at / 4] >> (at % 4 * 8)) as i8)
+}
+
+/// Quantises whole blocks.
+struct Quantize<'a> {
+    values: &'a [f32],
+    quants: &'a mut [BlockWords],
+    meta: &'a mut [BlockMeta],
+}
+
+impl WithSimd for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let blocks = self.values.as_chunks::<BLOCK>().0.iter().zip(self.quants);
+        for ((values, words), meta) in blocks.zip(self.meta) {
+            *meta = quantize_block(values, words);
+        }
+    }
+}
+
+#[inline(always)]
+fn quantize_block(values: &[f32; BLOCK], words: &mut BlockWords) -> BlockMeta {
+    // The bits of magnitudes order like the floats, and NaN is above all: it propagates into the scale.
+    let mut largest = 0u32;
+    for value in values {
+        largest = largest.max(value.to_bits() & 0x7fff_ffff);
+    }
+    let largest = f32::from_bits(largest);
+    let scale = largest / 127.0;
+    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    // Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let mut quants = [0i8; BLOCK];
+    for (value, quant) in values.iter().zip(&mut quants) {
+        *quant = (value * inverse + ROUND).to_bits() as i8;
+    }
+    for (word, four) in words.iter_mut().zip(quants.as_chunks::<4>().0) {
+        *word = i32::from_le_bytes(four.map(i8::cast_unsigned));
+    }
+    let mut sums = [0i32; 2];
+    for (at, sum) in sums.iter_mut().enumerate() {
+        for quant in &quants[at * 16..][..16] {
+            *sum += i32::from(*quant);
+        }
+    }
+    let total = sums[0] + sums[1];
+    BlockMeta {
+        scale,
+        sum: total as f32 * scale,
+        q8_correction: -128 * total,
+        q6_corrections: sums.map(|sum| -32 * sum),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantisation_error_is_at_most_half_a_step() {
+        let values: Vec<f32> = (0..640).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01 * (1 + i / 32) as f32).collect();
+        for rows in [1, 2, 20] {
+            let input = QuantizedInput::new(&values, 640 / rows);
+            for (block, (got, want)) in input.dequantized().chunks(BLOCK).zip(values.chunks(BLOCK)).enumerate() {
+                let meta = input.meta[block];
+                for (got, want) in got.iter().zip(want) {
+                    assert!((got - want).abs() <= meta.scale * 0.5001, "{got} {want}");
+                }
+                let sum: f32 = got.iter().sum();
+                assert!((sum - meta.sum).abs() < 1e-4);
+                assert_eq!(meta.q8_correction, 4 * (meta.q6_corrections[0] + meta.q6_corrections[1]));
+            }
+        }
+        assert_eq!(QuantizedInput::new(&[0.0; 32], 32).dequantized(), [0.0; 32]);
+    }
+}

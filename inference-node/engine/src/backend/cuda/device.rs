@@ -1,0 +1,100 @@
+//! The GPUs of this machine as candle devices, or the reason why there are none.
+//!
+//! candle panics on a missing driver or library, so both are probed first. Which GPUs to use, and what `cuda:N` means,
+//! is the caller's decision: [`super::devices`] lists them in CUDA's order and [`super::open`] opens one.
+
+use candle_core::Device;
+use cfq_memory::GpuCapacity;
+
+/// One opened GPU.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    /// The N of `cuda:N`, chosen by the caller.
+    pub index: usize,
+    /// Marketing name, from the driver.
+    pub name: String,
+    /// NVML's UUID, if the caller could match it.
+    pub uuid: Option<String>,
+    /// candle's device.
+    pub device: Device,
+    /// Bytes of memory that were free when it was opened.
+    pub free: u64,
+    /// Measured bandwidth of a copy within the GPU, in bytes per second; for ranking GPUs.
+    pub bandwidth: f64,
+    /// Measured overhead of earlier loads of the model at hand, in per mille of its weights; 0 if there is none.
+    pub overhead_per_mille: u64,
+}
+
+impl Gpu {
+    /// `cuda:N`.
+    pub fn id(&self) -> String {
+        format!("cuda:{}", self.index)
+    }
+
+    /// Memory available to one of `share_of` models.
+    pub fn capacity(&self, share_of: u64) -> GpuCapacity {
+        GpuCapacity {
+            free: self.free / share_of.max(1),
+            bandwidth: self.bandwidth,
+            overhead_per_mille: self.overhead_per_mille,
+        }
+    }
+}
+
+/// A GPU in CUDA's numbering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaDeviceId {
+    /// CUDA's ordinal.
+    pub ordinal: usize,
+    /// The 16 bytes of its UUID, if the driver reports it.
+    pub uuid: Option<[u8; 16]>,
+}
+
+/// Why no GPU can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaUnavailable {
+    /// Built without the `cuda` feature.
+    #[error("this build of cfq runs on the CPU only; docs/gpu.md explains how to build for NVIDIA GPUs")]
+    NotBuilt,
+    /// libcuda.so.1 is missing.
+    #[error("no NVIDIA driver found (libcuda.so.1)")]
+    NoDriver,
+    /// A CUDA library is missing.
+    #[error(
+        "the NVIDIA driver is installed, but {library} is missing: install CUDA 13's libraries, or the PyPI package \
+         {package} and add its folder to LD_LIBRARY_PATH"
+    )]
+    NoLibrary {
+        /// For example `cuBLAS`.
+        library: &'static str,
+        /// The PyPI package that ships it.
+        package: &'static str,
+    },
+    /// The driver lists no device.
+    #[error("the NVIDIA driver reports no GPU")]
+    NoGpus,
+    /// The requested index is not among the visible GPUs.
+    #[error("no GPU cuda:{index}; this process sees {}", listed(seen))]
+    NoSuchGpu {
+        /// The requested N of `cuda:N`.
+        index: usize,
+        /// The visible ones.
+        seen: Vec<usize>,
+    },
+    /// A driver call failed.
+    #[error("the NVIDIA driver does not respond")]
+    Driver(#[source] candle_core::Error),
+}
+
+fn listed(indices: &[usize]) -> String {
+    indices.iter().map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(" and ")
+}
+
+/// Whether an error means that GPU memory ran out. The errors of the driver, cuBLAS and cuRAND have only these names in
+/// common.
+pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
+    let text = error.to_string();
+    ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CURAND_STATUS_ALLOCATION_FAILED"]
+        .iter()
+        .any(|name| text.contains(name))
+}

@@ -1,0 +1,254 @@
+//! Memory estimate (VRAM) of a model on one or several GPUs, from its header alone.
+
+use std::ops::RangeInclusive;
+
+use cfq_memory::{
+    DeviceMap, DoesNotFit, EstimateTerms, GpuCapacity, LayerStack, MemoryEstimate, ModelShape, NoDeviceMap, WeightSum,
+    fit_kv_pool, plan_device_map,
+};
+
+use crate::backend::cuda::pass::{QUERIES, TARGET_THREAD_BLOCKS};
+use crate::backend::cuda::weights::plan;
+use crate::backend::forward::{MAX_DRAFT_ROWS, MAX_PREFILL_ROWS};
+use crate::kv::{BLOCK, MIN_POOL_TOKENS};
+use crate::model::architecture::Architecture;
+use crate::model::file::ModelFile;
+use crate::model::gguf::HeaderError;
+use crate::model::memory_terms::{activation_shape, vector_bytes};
+use crate::model::tensors::TensorRole;
+
+/// Bytes of one key or value on a GPU: F16.
+pub const ELEMENT_BYTES: u64 = 2;
+/// Bytes kept free on each GPU: the driver's context, cuBLAS and its workspace, the kernels' code, the allocator's
+/// rounding. Not measured on a GPU yet.
+const RESERVE_BYTES: u64 = 768 << 20;
+/// KV tokens per sequence from which a larger pool is not worth another GPU.
+pub const MIN_TOKENS_PER_SEQUENCE: u64 = 8192;
+
+/// A memory estimate and the assignment of layers to GPUs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuLayout {
+    /// Sum over all GPUs.
+    pub estimate: MemoryEstimate,
+    /// Layers and bytes of each GPU.
+    pub map: DeviceMap,
+}
+
+/// Why a model does not fit on the GPUs, with the arithmetic.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum NoGpuLayout {
+    /// It does not fit on the only GPU.
+    #[error(transparent)]
+    One(DoesNotFit),
+    /// It does not fit on the GPUs together.
+    #[error(transparent)]
+    Several(NoDeviceMap),
+}
+
+/// Lays a model out over GPUs. `halves`: see [`super::weights::supports_half`].
+pub fn layout(
+    file: &ModelFile,
+    architecture: &Architecture,
+    capacities: &[GpuCapacity],
+    sequences: u32,
+    halves: bool,
+) -> Result<Result<GpuLayout, NoGpuLayout>, HeaderError> {
+    let (stack, terms) = layer_stack(file, architecture, sequences, halves)?;
+    let (tokens, sufficient) = pool_tokens(architecture.shape.context, sequences);
+    let map = match plan_device_map(&stack, capacities, tokens.clone(), sufficient) {
+        Ok(map) => map,
+        Err(refused) => {
+            let only = <&[GpuCapacity; 1]>::try_from(capacities).ok();
+            let terms = |gpu: &GpuCapacity| EstimateTerms { overhead_per_mille: gpu.overhead_per_mille, ..terms };
+            let one = only.and_then(|[gpu]| fit_kv_pool(terms(gpu), tokens, gpu.free).err());
+            return Ok(Err(one.map_or(NoGpuLayout::Several(refused), NoGpuLayout::One)));
+        }
+    };
+    let used = map.shares.len() as u64;
+    let estimate = MemoryEstimate {
+        weights: terms.weights.stored,
+        overhead: map.shares.iter().map(|share| share.overhead).sum(),
+        tables: terms.tables.saturating_mul(used),
+        kv_per_token: terms.kv_per_token,
+        // Whole blocks only.
+        kv_tokens: map.kv_tokens / BLOCK as u64 * BLOCK as u64,
+        scratch: terms.activations.saturating_mul(used),
+        loading: 0,
+        reserve: terms.reserve.saturating_mul(used),
+    };
+    Ok(Ok(GpuLayout { estimate, map }))
+}
+
+/// Minimum and maximum size of the KV pool in tokens, and the size from which more is not worth another GPU.
+fn pool_tokens(context: u64, sequences: u32) -> (RangeInclusive<u64>, u64) {
+    let sequences = u64::from(sequences.max(1));
+    let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
+    let max = context.saturating_mul(sequences).min(1 << 40);
+    (whole(MIN_POOL_TOKENS.min(context))..=whole(max), max.min(MIN_TOKENS_PER_SEQUENCE.saturating_mul(sequences)))
+}
+
+/// Lays out a model of which only the shape and the file size in bytes are known, as a typical 4-bit file: the
+/// embedding is Q4_K, the output Q6_K, and the rest of the file is spread over the layers.
+///
+/// # Errors
+/// If no assignment of layers fits.
+pub fn lay_out_shape(
+    shape: &ModelShape,
+    file_bytes: u64,
+    capacities: &[GpuCapacity],
+    sequences: u32,
+) -> Result<DeviceMap, NoDeviceMap> {
+    let (tokens, sufficient) = pool_tokens(shape.context, sequences);
+    let matrix = |block: u64| shape.vocabulary.saturating_mul(shape.hidden).saturating_mul(block) / 256;
+    let (embedding, output) = (matrix(144), matrix(210));
+    let layer = file_bytes.saturating_sub(embedding.saturating_add(output)).div_ceil(shape.layers.max(1));
+    let stack = LayerStack {
+        layers: (0..shape.layers).map(|_| layer).collect(),
+        embedding,
+        output,
+        per_gpu: activations(shape, u64::from(sequences.max(1))).saturating_add(RESERVE_BYTES),
+        kv_per_token_layer: shape.kv_per_token(ELEMENT_BYTES) / shape.layers.max(1),
+    };
+    plan_device_map(&stack, capacities, tokens, sufficient)
+}
+
+/// The bytes of each part of the model, and their sums.
+fn layer_stack(
+    file: &ModelFile,
+    architecture: &Architecture,
+    sequences: u32,
+    halves: bool,
+) -> Result<(LayerStack, EstimateTerms), HeaderError> {
+    let no_kernel = || file.unsupported("its matrices have sizes that no kernel supports");
+    let stored_bytes = |role: TensorRole, layer: u64| -> Result<u64, HeaderError> {
+        let meta = architecture.tensor_meta(file, role, layer);
+        meta.and_then(|meta| plan(&meta, halves)).map(|layout| layout.stored).ok_or_else(no_kernel)
+    };
+    let shape = &architecture.shape;
+    let mut layers = Vec::new();
+    for layer in 0..shape.layers {
+        let mut sum = 0u64;
+        for role in architecture.layer_matrices() {
+            sum = sum.checked_add(stored_bytes(role, layer)?).ok_or_else(no_kernel)?;
+        }
+        layers.push(sum);
+    }
+    let embedding = stored_bytes(TensorRole::Embedding, 0)?;
+    let output = if architecture.tied { 0 } else { stored_bytes(TensorRole::Output, 0)? };
+    let stored = layers.iter().chain([&embedding, &output]).try_fold(0u64, |sum, bytes| sum.checked_add(*bytes));
+    let activations = activations(&activation_shape(architecture), u64::from(sequences.max(1)));
+    let tables = vector_bytes(file);
+    let terms = EstimateTerms {
+        weights: WeightSum { stored: stored.ok_or_else(no_kernel)?, transient: 0 },
+        overhead_per_mille: 0,
+        tables,
+        kv_per_token: shape.kv_per_token(ELEMENT_BYTES),
+        activations,
+        reserve: RESERVE_BYTES,
+    };
+    let stack = LayerStack {
+        layers,
+        embedding,
+        output,
+        per_gpu: activations.saturating_add(RESERVE_BYTES).saturating_add(tables),
+        kv_per_token_layer: shape.kv_per_token(ELEMENT_BYTES) / shape.layers.max(1),
+    };
+    Ok((stack, terms))
+}
+
+/// Bytes of the activations of the largest pass, including the partial sums of sequences that are split along the KV
+/// length.
+fn activations(shape: &ModelShape, sequences: u64) -> u64 {
+    let (rows, scored) = (MAX_PREFILL_ROWS as u64 + sequences, sequences + MAX_DRAFT_ROWS as u64);
+    let vectors = (TARGET_THREAD_BLOCKS as u64).saturating_mul(2 * QUERIES as u64);
+    let partial_sums = vectors.saturating_mul(shape.head_dim.saturating_add(2));
+    shape.activations(rows, scored).saturating_add(partial_sums.saturating_mul(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::backend::cuda::model::{CudaModel, Stage};
+    use crate::parity::{FAMILIES, folder};
+
+    fn gpu(free: u64) -> GpuCapacity {
+        GpuCapacity { free, bandwidth: 1.0, overhead_per_mille: 0 }
+    }
+
+    fn lay_out(family: &str, gpus: &[GpuCapacity]) -> Result<GpuLayout, NoGpuLayout> {
+        let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
+        layout(&file, &Architecture::read(&file).unwrap(), gpus, 4, false).unwrap()
+    }
+
+    #[test]
+    fn estimate_is_the_sum_over_the_gpus() {
+        let one = lay_out("llama", &[gpu(8 << 30)]).unwrap();
+        let smallest = one.estimate.with_kv_tokens(MIN_POOL_TOKENS.min(512));
+        assert_eq!(one.estimate.total(), one.map.shares[0].bytes);
+        // Neither GPU holds it alone.
+        let raised = GpuCapacity { overhead_per_mille: 100, ..gpu(smallest.total() - 1) };
+        let two = lay_out("llama", &[raised, raised]).unwrap();
+        assert_eq!(two.map.shares.len(), 2);
+        // They differ by less than a block of the pool.
+        let over = two.map.shares.iter().map(|share| share.bytes).sum::<u64>() - two.estimate.total();
+        assert!(over < BLOCK as u64 * two.estimate.kv_per_token, "{over}");
+        assert!(two.estimate.overhead > two.estimate.weights / 11, "{}", two.estimate);
+    }
+
+    #[test]
+    fn estimated_weights_equal_the_loaded_bytes() {
+        for family in FAMILIES {
+            for path in [folder(family), folder(family).join("model.gguf")] {
+                let file = ModelFile::read(&path).unwrap();
+                let architecture = Architecture::read(&file).unwrap();
+                let layout = layout(&file, &architecture, &[gpu(8 << 30)], 4, false).unwrap().unwrap();
+                let stages = vec![Stage { device: Device::Cpu, layers: layout.map.shares[0].layers.clone() }];
+                let model = CudaModel::load(&file, architecture, stages).unwrap();
+                assert_eq!(layout.estimate.weights, model.stored_bytes() as u64, "{}", path.display());
+                assert!(layout.estimate.total() <= 8 << 30);
+            }
+        }
+    }
+
+    /// They differ by the part of the file besides its weights: header and tokenizer.
+    #[test]
+    fn estimate_by_shape_and_size_matches_the_one_by_header() {
+        for family in ["llama", "qwen2"] {
+            let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
+            let architecture = Architecture::read(&file).unwrap();
+            let (shape, capacities) = (architecture.shape, [gpu(8 << 30)]);
+            let by_header = layout(&file, &architecture, &capacities, 4, true).unwrap().unwrap();
+            let by_shape = lay_out_shape(&shape, file.size(), &capacities, 4).unwrap();
+            let rest = file.size() - by_header.estimate.weights - by_header.estimate.tables;
+            let (header, outline) = (by_header.map.shares[0].bytes, by_shape.shares[0].bytes);
+            assert_eq!(by_shape.kv_tokens, by_header.map.kv_tokens);
+            assert!((header..=header + rest + shape.layers).contains(&outline), "{family}: {outline} for {header}");
+        }
+    }
+
+    #[test]
+    fn mixture_counts_its_gathered_rows() {
+        let scratch = |family: &str, experts: bool| {
+            let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
+            let mut architecture = Architecture::read(&file).unwrap();
+            architecture.experts = architecture.experts.filter(|_| experts);
+            let shape = activation_shape(&architecture);
+            (activations(&shape, 4), 4 * (MAX_PREFILL_ROWS as u64 + 4) * shape.hidden)
+        };
+        let (with, gathered) = scratch("qwen3-moe", true);
+        let (without, _) = scratch("qwen3-moe", false);
+        // Gathered inputs, the expert's outputs, and weighted outputs.
+        assert!(with >= without + 3 * gathered, "{with} and {without}, a row of each {gathered}");
+        assert_eq!(scratch("llama", true), scratch("llama", false));
+    }
+
+    #[test]
+    fn too_small_gpus_are_refused_with_the_arithmetic() {
+        let refused = lay_out("llama", &[gpu(512 << 20)]).unwrap_err().to_string();
+        assert!(refused.contains("512.0 MiB are available") && refused.contains("reserve 768.0 MiB"), "{refused}");
+        let refused = lay_out("llama", &[gpu(512 << 20), gpu(1 << 20)]).unwrap_err().to_string();
+        assert!(refused.ends_with("the GPUs have 512.0 MiB and 1.0 MiB"), "{refused}");
+    }
+}

@@ -1,0 +1,332 @@
+//! Continuous batching: one thread per model computes all its running sequences in one forward pass per step.
+//!
+//! A pass computes one token of every decoding sequence and, beside them, as many prompt tokens as the measured latency
+//! allows in a quarter of a second ([`super::chunked_prefill`]). So a long prompt delays decoding by no more than that,
+//! and a cancellation takes effect within one step. Sequences join and leave between steps.
+//!
+//! | module         | holds                                                                       |
+//! |----------------|-----------------------------------------------------------------------------|
+//! | `plan`         | which tokens each running sequence computes in the next pass                |
+//! | `verification` | sampling from a pass's scores, verification of draft tokens                 |
+//! | `preemption`   | which sequences release their KV blocks and wait; the policy after a failed pass |
+//!
+//! While no sequence runs or waits, and only then, a chunk of an expected prompt may be computed
+//! ([`super::speculative_prefill`]).
+
+mod plan;
+mod preemption;
+mod verification;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use cfq_proto::job::FinishReason;
+
+use self::plan::{MAX_PREFILL_TIME, prefill_rows};
+use crate::backend::forward::{BatchEntry, ForwardFailure, ForwardModel};
+use crate::batch::admission::{Admission, EngineStats};
+use crate::batch::chunked_prefill::MIN_CHUNK_ROWS;
+use crate::batch::command::Command;
+use crate::batch::latency_model::BatchWork;
+use crate::batch::oom_backoff::BatchLimit;
+use crate::batch::prompt_lookup::PassCost;
+use crate::batch::sequence::{Sequence, SequenceRequest, TokenOutcome, engine_failure};
+use crate::batch::speculative_prefill::{self, PrefillProgress, SpeculativePrompt};
+use crate::generation::Ended;
+use crate::kv::{BLOCK, KvPool, SequenceKv};
+use crate::model::tokenizer::Vocabulary;
+
+/// A sequence in the batch. Its tokens from `kv.len()` on are not computed yet.
+struct Running {
+    sequence: Sequence,
+    kv: SequenceKv,
+    /// The last step that computed any of its tokens.
+    last_step: u64,
+}
+
+impl Running {
+    /// Known tokens that are not computed yet: one while decoding, more during prefill.
+    fn uncomputed(&self) -> &[u32] {
+        &self.sequence.tokens[self.kv.len()..]
+    }
+}
+
+/// Called on the batcher thread before every forward pass.
+pub type StepHook = Arc<dyn Fn() + Send + Sync>;
+
+/// The scheduler of one model, run by the model's thread.
+pub struct Batcher<M: ForwardModel> {
+    model: M,
+    pool: KvPool<M::Memory>,
+    vocabulary: Arc<Vocabulary>,
+    commands: Receiver<Command>,
+    admission: Arc<Admission>,
+    stats: Arc<EngineStats>,
+    /// Cost of a pass over that many decoding sequences, which decides how many tokens are drafted:
+    /// [`EngineStats::pass_cost`], except in tests that need the same drafts on every machine.
+    pass_cost: fn(&EngineStats, usize) -> PassCost,
+    /// In order of arrival, oldest first.
+    running: Vec<Running>,
+    /// Sequences without KV blocks that wait to resume or to start, oldest first.
+    preempted: VecDeque<Sequence>,
+    limit: BatchLimit,
+    /// A device failure during speculative prefill; the next step ends the engine with it.
+    device_failure: Option<String>,
+    /// Arrival number of the next sequence.
+    next_arrival: u64,
+    steps: u64,
+    before_step: Option<StepHook>,
+}
+
+/// The reason why the engine cannot continue.
+struct Broken(String);
+
+impl<M: ForwardModel> Batcher<M> {
+    /// A batcher without sequences. Nothing is computed before [`Self::run`].
+    pub fn new(
+        model: M,
+        pool: KvPool<M::Memory>,
+        vocabulary: Arc<Vocabulary>,
+        commands: Receiver<Command>,
+        admission: Arc<Admission>,
+        stats: Arc<EngineStats>,
+        pass_cost: fn(&EngineStats, usize) -> PassCost,
+    ) -> Self {
+        Self {
+            model,
+            pool,
+            vocabulary,
+            commands,
+            admission,
+            stats,
+            pass_cost,
+            running: Vec::new(),
+            preempted: VecDeque::new(),
+            limit: BatchLimit::UNLIMITED,
+            device_failure: None,
+            next_arrival: 0,
+            steps: 0,
+            before_step: None,
+        }
+    }
+
+    /// Calls `hook` before every forward pass.
+    pub fn with_step_hook(self, hook: Option<StepHook>) -> Self {
+        Self { before_step: hook, ..self }
+    }
+
+    /// Runs until every sender of commands is dropped, offloads the cached keys and values, and returns the model. A
+    /// panic or an unusable device ends the engine early: all sequences fail, then the reason is published in the stats
+    /// for the node, and the result is `None`.
+    pub fn run(mut self) -> Option<M> {
+        let stats = self.stats.clone();
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            while self.drain_commands() {
+                self.step()?;
+            }
+            self.pool.offload_all();
+            Ok(())
+        }));
+        let Self { model, pool, commands, running, preempted, .. } = self;
+        let reason = match &outcome {
+            Ok(Ok(())) => None,
+            Ok(Err(Broken(reason))) => Some(reason.as_str()),
+            Err(panic) => Some(panic_message(panic.as_ref())),
+        };
+        let Some(reason) = reason else {
+            drop((running, preempted, commands, pool));
+            return Some(model);
+        };
+        for sequence in running.into_iter().map(|running| running.sequence).chain(preempted) {
+            sequence.end(Err(engine_failure(format!("the engine stopped: {reason}"))));
+        }
+        drop((commands, pool));
+        tracing::error!(reason, "inference engine stopped");
+        stats.set_broken(reason.to_owned());
+        None
+    }
+
+    /// Takes all queued commands. While there is nothing to run it blocks, or computes a chunk of speculative prefill.
+    /// Returns false when the engine is dropped and its last sequence has ended.
+    fn drain_commands(&mut self) -> bool {
+        self.resume_preempted();
+        let mut chunk = None;
+        loop {
+            let idle = self.is_idle();
+            let next = match idle && chunk.is_none() {
+                true => self.commands.recv().map_err(|_| TryRecvError::Disconnected),
+                false => self.commands.try_recv(),
+            };
+            match next {
+                Ok(Command::Sequence(request)) => self.enqueue(*request),
+                Ok(Command::PrefillChunk(requested)) => chunk = Some(requested),
+                Err(empty_or_gone) => {
+                    // Sequences that arrived together with the chunk come first.
+                    if let Some(chunk) = chunk.take() {
+                        let progress =
+                            if idle { self.prefill_speculatively(&chunk.prompt) } else { PrefillProgress::Busy };
+                        chunk.finish(progress);
+                    }
+                    match empty_or_gone {
+                        TryRecvError::Empty if self.device_failure.is_some() => return true,
+                        TryRecvError::Empty if idle => {}
+                        TryRecvError::Empty => return true,
+                        TryRecvError::Disconnected => return !idle,
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.preempted.is_empty()
+    }
+
+    /// Runs one chunk of speculative prefill.
+    fn prefill_speculatively(&mut self, prompt: &SpeculativePrompt) -> PrefillProgress {
+        // Free memory is for the sequences that were preempted for lack of it.
+        if !self.limit.is_unlimited() {
+            return PrefillProgress::Done;
+        }
+        let rows_after = |past: usize| {
+            let short = prefill_rows(&self.stats, speculative_prefill::CHUNK_TIME, past);
+            short.max(BLOCK.min(prefill_rows(&self.stats, MAX_PREFILL_TIME, past)))
+        };
+        match speculative_prefill::run_chunk(&self.model, &mut self.pool, prompt, rows_after) {
+            Ok(progress) => {
+                self.stats.set_kv_tokens(self.pool.tokens());
+                progress
+            }
+            Err(error) => {
+                tracing::warn!(%error, "speculative prefill failed; the call it was for is not affected");
+                if let ForwardFailure::Device = self.model.failure(&error) {
+                    self.device_failure = Some(format!("the GPU cannot be used any more: {error}"));
+                }
+                PrefillProgress::Done
+            }
+        }
+    }
+
+    /// Adds a sequence to the batch, or to the waiting ones if any wait already.
+    fn enqueue(&mut self, request: SequenceRequest) {
+        let mut sequence = Sequence::new(request, self.next_arrival);
+        self.next_arrival += 1;
+        match sequence.begin(&self.vocabulary) {
+            TokenOutcome::Continue => {}
+            TokenOutcome::Finished(finish) => return sequence.end(Ok(finish)),
+            TokenOutcome::Failed(reason) => return sequence.end(Err(engine_failure(reason))),
+        }
+        // Preempted sequences resume before new ones start.
+        if self.preempted.is_empty() && self.running.len() < self.limit.rows() {
+            self.start(sequence);
+        } else {
+            self.preempted.push_back(sequence);
+        }
+    }
+
+    /// Adds a sequence to the batch with its longest cached prefix.
+    fn start(&mut self, mut sequence: Sequence) {
+        let kv = self.pool.begin(&sequence.tokens, sequence.long_context, sequence.sampling.deterministic);
+        sequence.cached_tokens.get_or_insert(kv.len());
+        self.stats.set_kv_tokens(self.pool.tokens());
+        let at = self.running.partition_point(|r| r.sequence.arrival < sequence.arrival);
+        self.running.insert(at, Running { sequence, kv, last_step: 0 });
+    }
+
+    fn remove_cancelled(&mut self) {
+        for at in (0..self.running.len()).rev() {
+            if self.running[at].sequence.outbox.is_cancelled() {
+                let running = self.running.remove(at);
+                self.finish(running, Err(Ended::Cancelled));
+            }
+        }
+        for at in (0..self.preempted.len()).rev() {
+            if self.preempted[at].outbox.is_cancelled()
+                && let Some(sequence) = self.preempted.remove(at)
+            {
+                sequence.end(Err(Ended::Cancelled));
+            }
+        }
+    }
+
+    /// Computes one forward pass over the running sequences and applies its scores.
+    fn step(&mut self) -> Result<(), Broken> {
+        if let Some(reason) = self.device_failure.take() {
+            return Err(Broken(reason));
+        }
+        self.remove_cancelled();
+        self.steps += 1;
+        let plan = self.plan();
+        if plan.is_empty() {
+            return Ok(());
+        }
+        let work = plan.iter().zip(&self.running).map(|(e, r)| BatchWork::new(e.tokens.len(), r.kv.len())).sum();
+        if let Some(hook) = &self.before_step {
+            hook();
+        }
+        let started = Instant::now();
+        let entries: Vec<BatchEntry<'_>> = self
+            .running
+            .iter()
+            .zip(&plan)
+            .filter(|(_, entry)| !entry.tokens.is_empty())
+            .map(|(r, entry)| BatchEntry { kv: &r.kv, tokens: &entry.tokens, scored: entry.scored })
+            .collect();
+        // One deterministic sequence makes the whole pass batch-invariant.
+        let batch_invariant = self.running.iter().any(|r| r.sequence.sampling.deterministic);
+        let scores = self.model.forward(&mut self.pool, &entries, batch_invariant);
+        drop(entries);
+        let outcomes = scores.and_then(|scores| self.apply_scores(scores, &plan));
+        let took = started.elapsed();
+        let prefilled = plan.iter().filter(|e| e.drafted == 0 && e.tokens.len() > 1).map(|e| e.tokens.len());
+        if prefilled.sum::<usize>() >= MIN_CHUNK_ROWS {
+            // The decoding rows took part of the time and count as well.
+            self.stats.record_prefill(work, took);
+        } else if plan.iter().all(|e| e.tokens.len() == 1) {
+            self.stats.record_decode(took);
+        }
+        match outcomes {
+            Ok(outcomes) => {
+                self.limit.on_success();
+                for (at, outcome) in outcomes.into_iter().enumerate().rev() {
+                    let result = match outcome {
+                        TokenOutcome::Continue => continue,
+                        TokenOutcome::Finished(finish) => Ok(finish),
+                        TokenOutcome::Failed(reason) => Err(engine_failure(reason)),
+                    };
+                    let running = self.running.remove(at);
+                    self.finish(running, result);
+                }
+                Ok(())
+            }
+            Err(error) => self.on_forward_failure(&error, plan.iter().map(|entry| entry.tokens.len()).sum()),
+        }
+    }
+
+    /// Releases the KV blocks of a sequence that left the batch and reports its end to the reader.
+    fn finish(&mut self, running: Running, result: Result<FinishReason, Ended>) {
+        let Running { sequence, kv, .. } = running;
+        match &result {
+            Err(Ended::Failed(_)) => self.pool.discard(kv),
+            Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
+        }
+        // Published when blocks are released and not with every token: each change of the state sends a heartbeat.
+        self.stats.set_kv_tokens(self.pool.tokens());
+        if result.is_ok() {
+            self.admission.record_output(sequence.tokens.len() - sequence.prompt_len);
+        }
+        sequence.end(result);
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
+}
+
+#[cfg(test)]
+mod tests;

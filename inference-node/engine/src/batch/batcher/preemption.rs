@@ -1,0 +1,88 @@
+//! Preemption: sequences that release their KV blocks, wait, and resume; and the policy after a failed pass.
+//!
+//! Admission counts the output a sequence is expected to write, not the most it may write, so the pool can run out of
+//! blocks. Then the youngest sequence is preempted. Its tokens stay; when it resumes, its keys and values are found in
+//! the prefix cache or computed again. The oldest sequence keeps its blocks, so at least one always makes progress.
+//!
+//! After a pass that found no memory on the GPU all sequences are preempted and smaller passes follow
+//! ([`crate::batch::oom_backoff`]). A second such pass in a row, and any other error of the GPU's driver, breaks the
+//! engine as a panic does: the node releases its jobs, exits, and is started again.
+
+use super::{Batcher, Broken, Running};
+use crate::backend::forward::{ForwardFailure, ForwardModel};
+use crate::batch::sequence::{Sequence, engine_failure};
+use crate::kv::BLOCK;
+
+/// Blocks for the known tokens of a sequence, and one more to continue with.
+fn required_blocks(sequence: &Sequence) -> usize {
+    sequence.tokens.len() / BLOCK + 2
+}
+
+impl Running {
+    /// Blocks that it will allocate for its known tokens and to continue.
+    pub(super) fn missing_blocks(&self) -> usize {
+        required_blocks(&self.sequence).saturating_sub(self.kv.blocks())
+    }
+}
+
+impl<M: ForwardModel> Batcher<M> {
+    /// Moves preempted sequences back to the batch, oldest first, while the pool has the blocks they require beside
+    /// those that the running sequences still miss: a sequence that resumed a moment ago has allocated none of its own
+    /// yet.
+    pub(super) fn resume_preempted(&mut self) {
+        while let Some(first) = self.preempted.front() {
+            if self.running.len() >= self.limit.rows() {
+                return;
+            }
+            let promised: usize = self.running.iter().map(Running::missing_blocks).sum();
+            // A sequence alone always fits: admission compared it with the pool's capacity.
+            if !self.running.is_empty() && promised + required_blocks(first) > self.pool.available() {
+                return;
+            }
+            if let Some(sequence) = self.preempted.pop_front() {
+                self.start(sequence);
+            }
+        }
+    }
+
+    /// Preempts the youngest sequence, which releases its blocks.
+    pub(super) fn preempt_youngest(&mut self, reason: &str) {
+        let Some(Running { sequence, kv, .. }) = self.running.pop() else { return };
+        tracing::debug!(tokens = sequence.tokens.len(), reason, "sequence preempted");
+        self.stats.record_preemption();
+        self.pool.end(kv, &sequence.tokens);
+        let at = self.preempted.partition_point(|s| s.arrival < sequence.arrival);
+        self.preempted.insert(at, sequence);
+    }
+
+    /// Handles the failure of a pass of `rows` rows.
+    pub(super) fn on_forward_failure(&mut self, error: &candle_core::Error, rows: usize) -> Result<(), Broken> {
+        match self.model.failure(error) {
+            ForwardFailure::Pass => {
+                // It is unknown which sequence is at fault, and their KV may be partly written.
+                for running in self.running.drain(..) {
+                    self.pool.discard(running.kv);
+                    running.sequence.end(Err(engine_failure(format!("the forward pass failed: {error}"))));
+                }
+                self.pool.clear();
+                Ok(())
+            }
+            // Positions computed before this pass are intact; what it wrote lies behind them and is not counted.
+            ForwardFailure::Memory if self.limit.on_out_of_memory(rows) => {
+                tracing::warn!(
+                    %error,
+                    rows,
+                    "out of memory in a forward pass: all sequences preempted, smaller passes follow"
+                );
+                while !self.running.is_empty() {
+                    self.preempt_youngest("out of memory in a forward pass");
+                }
+                Ok(())
+            }
+            ForwardFailure::Memory => {
+                Err(Broken(format!("the GPU is out of memory even for the smallest pass, twice in a row: {error}")))
+            }
+            ForwardFailure::Device => Err(Broken(format!("the GPU cannot be used any more: {error}"))),
+        }
+    }
+}

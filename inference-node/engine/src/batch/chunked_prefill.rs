@@ -1,0 +1,101 @@
+//! Chunked prefill: how the rows of one forward pass are divided among the sequences.
+//!
+//! A decoding sequence gets one row in every pass. The rows that the pass can compute beside those in its time are
+//! divided evenly among the prompts, so that a short prompt does not wait for the end of a long one. Where there are
+//! more prompts than chunks of useful size, the prompts that were computed longest ago come first. So the duration of a
+//! pass does not depend on the number of prompts, every prompt makes progress, and decoding waits no longer than one
+//! pass.
+
+/// Rows of the smallest chunk of a prompt that is worth a place in a pass.
+pub const MIN_CHUNK_ROWS: usize = 8;
+
+/// The demand of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillDemand {
+    /// Known tokens that are not computed yet; a decoding sequence has one.
+    pub uncomputed: usize,
+    /// The last step that computed any of its tokens.
+    pub last_step: u64,
+}
+
+/// Rows for each sequence, in the order given. Every decoding sequence gets one; the prompts share the rest of
+/// `budget`, but never less than [`MIN_CHUNK_ROWS`].
+pub fn split_rows(demands: &[PrefillDemand], budget: usize) -> Vec<usize> {
+    let mut rows: Vec<usize> = demands.iter().map(|demand| demand.uncomputed.min(1)).collect();
+    let mut prompts: Vec<usize> = (0..demands.len()).filter(|at| demands[*at].uncomputed > 1).collect();
+    let decoding = rows.iter().sum::<usize>() - prompts.len();
+    let mut left = budget.saturating_sub(decoding).max(MIN_CHUNK_ROWS);
+    prompts.sort_by_key(|at| (demands[*at].last_step, *at));
+    for (done, at) in prompts.iter().enumerate() {
+        // Rows that shorter prompts left over are divided among those after them.
+        let even = (left / (prompts.len() - done)).max(MIN_CHUNK_ROWS).min(left);
+        rows[*at] = demands[*at].uncomputed.min(even);
+        left -= rows[*at];
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn demands(uncomputed: &[usize]) -> Vec<PrefillDemand> {
+        uncomputed.iter().map(|tokens| PrefillDemand { uncomputed: *tokens, last_step: 0 }).collect()
+    }
+
+    #[test]
+    fn short_prompt_does_not_wait_for_a_long_one() {
+        assert_eq!(split_rows(&demands(&[1, 5000, 30, 1]), 102), [1, 50, 30, 1]);
+        assert_eq!(split_rows(&demands(&[1, 30, 5000, 1]), 102), [1, 30, 70, 1]);
+        assert_eq!(split_rows(&demands(&[5000]), 0), [MIN_CHUNK_ROWS]);
+        assert_eq!(split_rows(&demands(&[1, 1]), 0), [1, 1]);
+    }
+
+    proptest! {
+        /// Sixty prompts at once make a pass no longer than one prompt does, and all of them are computed.
+        #[test]
+        fn prompt_rows_stay_within_the_budget_and_every_prompt_ends(
+            mut uncomputed in prop::collection::vec(1usize..400, 1..80), budget in 0usize..600,
+        ) {
+            let decoding = uncomputed.iter().filter(|w| **w == 1).count();
+            let mut demands = demands(&uncomputed);
+            let work = uncomputed.iter().sum::<usize>();
+            for pass in 1.. {
+                let rows = split_rows(&demands, budget);
+                let prompts: usize = rows.iter().zip(&demands).filter(|(_, d)| d.uncomputed > 1).map(|(r, _)| r).sum();
+                let max = budget.saturating_sub(decoding).max(MIN_CHUNK_ROWS);
+                prop_assert!(prompts <= max, "{prompts} prompt rows, {max} allowed");
+                for ((demand, rows), uncomputed) in demands.iter_mut().zip(&rows).zip(&mut uncomputed) {
+                    prop_assert!(*rows <= *uncomputed && (*uncomputed != 1 || *rows == 1));
+                    if *uncomputed > 1 {
+                        // The last token stays: its scores are the next pass's.
+                        *uncomputed = (*uncomputed - rows).max(1);
+                        demand.uncomputed = *uncomputed;
+                    }
+                    if *rows > 0 {
+                        demand.last_step = pass;
+                    }
+                }
+                if uncomputed.iter().all(|w| *w == 1) {
+                    break;
+                }
+                prop_assert!(pass as usize <= work, "a prompt never ends");
+            }
+        }
+
+        #[test]
+        fn prompt_computed_longest_ago_comes_first(prompts in 2usize..80, budget in 0usize..64) {
+            let mut demands = demands(&vec![100_000; prompts]);
+            let chunks = budget.max(MIN_CHUNK_ROWS) / MIN_CHUNK_ROWS;
+            for pass in 1..=prompts.div_ceil(chunks) as u64 {
+                for (at, rows) in split_rows(&demands, budget).into_iter().enumerate() {
+                    if rows > 0 {
+                        demands[at].last_step = pass;
+                    }
+                }
+            }
+            prop_assert!(demands.iter().all(|d| d.last_step > 0));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Index of the places where some tokens occur together in a text, with constant memory per token.
+
+use super::CONTEXT_TOKENS;
+
+/// Maximum number of places returned, the latest ones.
+const MAX_MATCHES: usize = 8;
+/// Maximum number of places examined for them: other contexts may have the same hash.
+const MAX_CANDIDATES: usize = 4 * MAX_MATCHES;
+/// Bits of a hash in the smallest table; fewer bits make longer chains.
+const MIN_TABLE_BITS: u32 = 10;
+/// Bits of a hash in the largest table, which takes 256 KiB.
+const MAX_TABLE_BITS: u32 = 16;
+
+/// Hash chains over all contexts of a text.
+#[derive(Debug, Default)]
+pub struct ContextIndex {
+    /// By hash: one more than the last position of the latest context with it; 0 for none.
+    heads: Vec<u32>,
+    /// By the last position of a context: the same of the context before it in the chain.
+    chain: Vec<u32>,
+}
+
+impl ContextIndex {
+    /// Indexes the new part of `text` except its last token, which nothing follows yet.
+    pub fn extend(&mut self, text: &[u32]) {
+        let known = text.len().saturating_sub(1);
+        if known > 2 * self.heads.len() && self.heads.len() < 1 << MAX_TABLE_BITS {
+            let bits = known.ilog2().saturating_add(1).clamp(MIN_TABLE_BITS, MAX_TABLE_BITS);
+            self.heads = vec![0; 1 << bits];
+            self.chain.clear();
+        }
+        for last in self.chain.len()..known {
+            let before = match text[..=last].last_chunk::<CONTEXT_TOKENS>() {
+                Some(context) => {
+                    let head = self.bucket(context);
+                    std::mem::replace(&mut self.heads[head], last as u32 + 1)
+                }
+                None => 0,
+            };
+            self.chain.push(before);
+        }
+    }
+
+    /// The places that follow an occurrence of `context`, latest first.
+    pub fn places_after(&self, text: &[u32], context: &[u32; CONTEXT_TOKENS]) -> Vec<usize> {
+        if self.heads.is_empty() {
+            return Vec::new();
+        }
+        let after = |place: u32| (place > 0).then_some(place);
+        let chain = std::iter::successors(after(self.heads[self.bucket(context)]), |place| {
+            after(self.chain[*place as usize - 1])
+        });
+        let same = |place: &usize| text[..*place].ends_with(context);
+        chain.take(MAX_CANDIDATES).map(|place| place as usize).filter(same).take(MAX_MATCHES).collect()
+    }
+
+    /// Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3, section 6.4.
+    fn bucket(&self, context: &[u32; CONTEXT_TOKENS]) -> usize {
+        let mixed = context
+            .iter()
+            .fold(0u64, |hash, token| (hash.rotate_left(21) ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        (mixed >> (u64::BITS - self.heads.len().ilog2())) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Compared with a linear search; the text is indexed in parts, as a sequence grows.
+        #[test]
+        fn latest_places_are_found(
+            text in prop::collection::vec(0u32..6, 0..400), parts in prop::collection::vec(0usize..400, 0..5),
+        ) {
+            let mut index = ContextIndex::default();
+            parts.iter().for_each(|end| index.extend(&text[..(*end).min(text.len())]));
+            index.extend(&text);
+            for context in text.windows(CONTEXT_TOKENS).filter_map(|w| w.first_chunk::<CONTEXT_TOKENS>()) {
+                let all = (CONTEXT_TOKENS..text.len()).rev().filter(|place| text[..*place].ends_with(context));
+                prop_assert_eq!(index.places_after(&text, context), all.take(MAX_MATCHES).collect::<Vec<usize>>());
+            }
+        }
+    }
+
+    #[test]
+    fn index_takes_a_few_bytes_per_token() {
+        let text: Vec<u32> = (0..262_144u32).map(|i| i.wrapping_mul(2_654_435_761) >> 12).collect();
+        let mut index = ContextIndex::default();
+        index.extend(&text);
+        assert!(4 * (index.heads.capacity() + index.chain.capacity()) <= 8 * text.len() + (4 << MAX_TABLE_BITS));
+        // The latest of many places with the same hash is still found.
+        let end = text.len() - 1;
+        assert_eq!(index.places_after(&text, text[..end].last_chunk().unwrap()), [end]);
+    }
+}

@@ -1,0 +1,111 @@
+//! The initial state of a sequence: its prompt, and the tokens that an earlier attempt delivered before it was lost.
+//!
+//! The earlier tokens are replayed through the same grammar and text stream as if they were sampled here. If they do
+//! not pass (another vocabulary, another grammar, an end inside), they are not this model's answer to this prompt. A
+//! reader may have seen them already, so a silent restart would contradict delivered text: the attempt fails with the
+//! reason, and the next attempt begins with the prompt alone.
+
+use cfq_proto::job::{GeneratedTokens, OutputFormat, Sampling};
+
+use crate::model::tokenizer::Vocabulary;
+use crate::sampling::grammar::{Grammar, GrammarError, Grammars};
+use crate::sampling::text::TextStream;
+
+/// Why a sequence cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The output format has no usable grammar.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    /// The sequence cannot resume after the delivered tokens.
+    #[error("cannot resume after the {tokens} tokens already delivered: {conflict}")]
+    Conflict {
+        /// Number of delivered tokens.
+        tokens: usize,
+        /// What is wrong with them.
+        conflict: ResumeConflict,
+    },
+}
+
+/// Why delivered tokens cannot be continued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ResumeConflict {
+    /// Their ids mean other tokens here.
+    #[error("they belong to another vocabulary")]
+    Vocabulary,
+    /// They exceed `max_tokens`.
+    #[error("they are more than the request allows")]
+    TooMany,
+    /// The grammar rejects them, or they contain an end.
+    #[error("they do not match the request")]
+    Mismatch,
+    /// The prompt alone fits the KV pool.
+    #[error("this node's KV pool has no room for them beside the prompt")]
+    PoolTooSmall,
+}
+
+/// The state of a sequence before its first pass.
+pub struct SequenceInit {
+    /// Tokens of the prompt, then those delivered by an earlier attempt.
+    pub tokens: Vec<u32>,
+    /// Number of prompt tokens.
+    pub prompt_len: usize,
+    /// Constraint of the output, advanced past the delivered tokens.
+    pub grammar: Option<Grammar>,
+    /// Detokenizer, advanced past the delivered tokens.
+    pub stream: TextStream,
+    /// Text of the delivered tokens, as far as it is final.
+    pub text: String,
+}
+
+impl SequenceInit {
+    /// Compiles the grammar and replays the `generated` tokens.
+    ///
+    /// # Errors
+    /// [`ResumeError`] says which of the two failed.
+    pub fn new(
+        prompt: Vec<u32>,
+        sampling: &Sampling,
+        format: &OutputFormat,
+        generated: &GeneratedTokens,
+        (vocabulary, grammars): (&Vocabulary, &Grammars),
+    ) -> Result<Self, ResumeError> {
+        let mut init = Self {
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            grammar: grammars.compile(format)?,
+            stream: TextStream::new(&sampling.stop),
+            text: String::new(),
+        };
+        // The last token is sampled again, so that an end after it is detected as in any other step.
+        let Some((_, kept)) = generated.tokens.split_last() else { return Ok(init) };
+        let fail = |conflict| Err(ResumeError::Conflict { tokens: generated.tokens.len(), conflict });
+        if generated.vocabulary != vocabulary.fingerprint() {
+            return fail(ResumeConflict::Vocabulary);
+        }
+        if kept.len() >= sampling.max_tokens as usize {
+            return fail(ResumeConflict::TooMany);
+        }
+        if !kept.iter().all(|token| init.replay(*token, vocabulary)) {
+            return fail(ResumeConflict::Mismatch);
+        }
+        Ok(init)
+    }
+
+    /// Number of delivered tokens that are kept.
+    pub fn resumed_tokens(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Appends a delivered token. Returns false if no text can continue after it.
+    fn replay(&mut self, token: u32, vocabulary: &Vocabulary) -> bool {
+        if token as usize >= vocabulary.len() || vocabulary.is_end_token(token) {
+            return false;
+        }
+        let continues = self.grammar.as_mut().is_none_or(|grammar| matches!(grammar.accept(token), Ok(false)));
+        let piece = self.stream.push(vocabulary.token_bytes(token));
+        self.text.push_str(&piece.text);
+        self.tokens.push(token);
+        continues && !piece.stopped
+    }
+}

@@ -1,0 +1,232 @@
+//! Loading a model: read the header, check the memory estimate, load the weights, calibrate, start the batcher.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Instant, UNIX_EPOCH};
+
+use cfq_memory::MemoryEstimate;
+use cfq_proto::model::ModelId;
+
+use crate::backend::candle_transformers::{CandleModel, CandleTransformersConfig};
+use crate::backend::cpu::linear;
+use crate::backend::cpu::model::CpuModel;
+use crate::backend::cuda::{Gpu, GpuLoadError, load_on_gpus};
+use crate::backend::forward::ForwardModel;
+use crate::batch::admission::{Changes, EngineStats};
+use crate::batch::batcher::StepHook;
+use crate::batch::calibration::calibrate;
+use crate::kv::{BLOCK, HostKvCache, KvOffload, KvPool};
+use crate::load_error::{EngineLimits, LoadError};
+use crate::local_engine::{DevicePlacement, EngineParts, IntoCachedWeights, LocalEngine};
+use crate::memory_estimate::MemoryPlan;
+use crate::model::architecture::Architecture;
+use crate::model::chat_template::ChatTemplate;
+use crate::model::file::ModelFile;
+use crate::model::tokenizer::Vocabulary;
+use crate::sampling::grammar::Grammars;
+
+/// Options of one load. Create with [`LocalEngine::builder`].
+pub struct EngineBuilder {
+    model: ModelId,
+    path: PathBuf,
+    limits: EngineLimits,
+    overhead_per_mille: u64,
+    changes: Arc<Changes>,
+    kv_cache: Option<Arc<HostKvCache>>,
+    before_step: Option<StepHook>,
+}
+
+impl LocalEngine {
+    /// Starts describing a load of the model file or folder at `path`, reported under the name `model`. Without further
+    /// options it takes all memory it can use and batches up to 8 sequences.
+    pub fn builder(model: ModelId, path: &Path) -> EngineBuilder {
+        EngineBuilder {
+            model,
+            path: path.to_owned(),
+            limits: EngineLimits { memory: u64::MAX, max_sequences: 8 },
+            overhead_per_mille: 0,
+            changes: Arc::default(),
+            kv_cache: None,
+            before_step: None,
+        }
+    }
+}
+
+/// A model whose header, tokenizer and chat template were read, but not its weights.
+struct OpenedModel {
+    started: Instant,
+    file: ModelFile,
+    vocabulary: Arc<Vocabulary>,
+    template: Arc<ChatTemplate>,
+}
+
+impl OpenedModel {
+    /// `embedding_rows` comes from the architecture, which was checked first.
+    fn read(file: ModelFile, embedding_rows: u64, started: Instant) -> Result<Self, LoadError> {
+        let vocabulary = Arc::new(Vocabulary::read(&file)?);
+        if vocabulary.len() as u64 > embedding_rows {
+            let tokens = vocabulary.len();
+            return Err(file
+                .unsupported(format!("it names {tokens} tokens and has {embedding_rows} embeddings"))
+                .into());
+        }
+        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
+        Ok(Self { started, file, vocabulary, template })
+    }
+}
+
+/// Loaded weights and an empty KV pool.
+struct LoadedModel<M: ForwardModel> {
+    forward: M,
+    pool: KvPool<M::Memory>,
+    estimate: MemoryEstimate,
+    /// Bytes of the weights, counted.
+    weight_bytes: u64,
+    /// Whether every matrix is computed in F32, see [`CpuModel::is_f32`].
+    is_f32: bool,
+    placement: DevicePlacement,
+    /// The terms of the estimate, where the weights can be cached.
+    plan: Option<MemoryPlan>,
+}
+
+impl EngineBuilder {
+    /// Sets the memory limit and the batch size.
+    pub fn limits(self, limits: EngineLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Adds the measured overhead of earlier loads to the estimate, in per mille of the prediction.
+    pub fn overhead_per_mille(self, overhead_per_mille: u64) -> Self {
+        Self { overhead_per_mille, ..self }
+    }
+
+    /// Sends a notification whenever [`crate::Engine::state`] would differ.
+    pub fn changes(self, changes: Arc<Changes>) -> Self {
+        Self { changes, ..self }
+    }
+
+    /// Offloads keys and values to host memory when the pool has no room for them or the model is unloaded.
+    pub fn kv_cache(self, kv_cache: Option<Arc<HostKvCache>>) -> Self {
+        Self { kv_cache, ..self }
+    }
+
+    /// Calls `hook` on the batcher thread before every forward pass; for fault injection.
+    pub fn before_step(self, hook: StepHook) -> Self {
+        Self { before_step: Some(hook), ..self }
+    }
+
+    /// Loads the model on the CPU and starts its batcher thread. Takes seconds; not for an async thread.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load(self) -> Result<LocalEngine, LoadError> {
+        let started = Instant::now();
+        let file = ModelFile::read(&self.path)?;
+        let weights = |source| LoadError::Weights { path: self.path.clone(), source };
+        let model = &self.model;
+        if let Some(config) = CandleTransformersConfig::read(&file)? {
+            let opened = OpenedModel::read(file, config.shape.vocabulary, started)?;
+            let plan =
+                MemoryPlan::of_candle_transformers(&opened.file, &config)?.with_overhead(self.overhead_per_mille);
+            let estimate = plan.fit(self.limits)?;
+            tracing::info!(%model, %estimate, "loading model, which runs one sequence at a time");
+            let forward = CandleModel::load(&opened.file, &config).map_err(weights)?;
+            let (weight_bytes, pool) = (forward.stored_bytes() as u64, forward.pool(estimate.kv_tokens));
+            let placement = DevicePlacement::cpu();
+            let loaded = LoadedModel { forward, pool, estimate, weight_bytes, is_f32: true, placement, plan: None };
+            let limits = EngineLimits { max_sequences: 1, ..self.limits };
+            return Self { limits, kv_cache: None, ..self }.start(opened, loaded);
+        }
+        let architecture = Architecture::read(&file)?;
+        let opened = OpenedModel::read(file, architecture.shape.vocabulary, started)?;
+        let plan = MemoryPlan::of(&opened.file, &architecture, self.limits.max_sequences)?;
+        let plan = plan.with_overhead(self.overhead_per_mille);
+        let estimate = plan.fit(self.limits)?;
+        tracing::info!(%model, %estimate, "loading model");
+        let forward = CpuModel::load(&opened.file, architecture, linear::kernels()).map_err(weights)?;
+        let weight_bytes = forward.stored_bytes() as u64;
+        let pool = KvPool::new(forward.kv_shape(), estimate.kv_tokens as usize / BLOCK);
+        let (is_f32, placement) = (forward.is_f32(), DevicePlacement::cpu());
+        let loaded = LoadedModel { forward, pool, estimate, weight_bytes, is_f32, placement, plan: Some(plan) };
+        self.start(opened, loaded)
+    }
+
+    /// Loads the model on the GPUs where it fits best. The model may take one part in `share_of` of their free memory:
+    /// [`Gpu::free`], or less if the driver reports less now. [`EngineLimits::memory`] does not apply.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load_on_gpus(self, gpus: &[Gpu], share_of: u64) -> Result<LocalEngine, LoadError> {
+        let started = Instant::now();
+        let (file, architecture) = crate::backend::cuda::read_for_gpus(&self.path)?;
+        let opened = OpenedModel::read(file, architecture.shape.vocabulary, started)?;
+        let loaded = load_on_gpus(&self.model, &opened.file, architecture, gpus, share_of, self.limits)?;
+        let GpuLoadError { path, gpus, estimate } = loaded.error_context;
+        let explain = |source| GpuLoadError { path: path.clone(), gpus: gpus.clone(), estimate }.explain(source);
+        let placement = DevicePlacement { device: gpus.clone(), allocations: loaded.allocations };
+        let loaded = LoadedModel {
+            weight_bytes: loaded.forward.stored_bytes() as u64,
+            forward: loaded.forward,
+            pool: loaded.pool,
+            estimate,
+            is_f32: false,
+            placement,
+            plan: None,
+        };
+        self.start(opened, loaded).map_err(|error| match error {
+            // The first pass allocates scratch memory.
+            LoadError::Weights { source, .. } => explain(source),
+            other => other,
+        })
+    }
+
+    /// Calibrates the loaded model and starts its thread.
+    fn start<M>(self, opened: OpenedModel, loaded: LoadedModel<M>) -> Result<LocalEngine, LoadError>
+    where
+        M: ForwardModel<Memory: Send> + IntoCachedWeights + Send + 'static,
+    {
+        let Self { model, limits, changes, kv_cache, before_step, .. } = self;
+        let OpenedModel { started, file, vocabulary, template } = opened;
+        let LoadedModel { forward, pool, estimate, weight_bytes, is_f32, placement, plan } = loaded;
+        let load_rate = file.size() as f64 / started.elapsed().as_secs_f64();
+        let stats = EngineStats::new(load_rate, changes.clone());
+        let kv_offload =
+            kv_cache.map(|cache| KvOffload::new(cache, &version(&model, &file, &placement.device), is_f32));
+        let mut pool = pool.with_offload(kv_offload.clone());
+        calibrate(&forward, &mut pool, &stats)
+            .map_err(|source| LoadError::Weights { path: file.path().to_owned(), source })?;
+        let snapshot = stats.snapshot();
+        tracing::info!(
+            %model,
+            device = placement.device,
+            seconds = started.elapsed().as_secs_f64(),
+            prefill_rate = snapshot.prefill_rate,
+            decode_rate = snapshot.decode_rate,
+            "model loaded"
+        );
+        let parts = EngineParts {
+            model,
+            placement,
+            plan,
+            context: forward.shape().context,
+            original_context: forward.original_context(),
+            rewinds: M::REWINDS,
+            grammars: Arc::new(Grammars::new(vocabulary.clone())),
+            vocabulary,
+            template,
+            stats,
+            kv_offload,
+            before_step,
+        };
+        parts.start(forward, pool, estimate, weight_bytes, limits, changes)
+    }
+}
+
+/// Identifies the content of a model's files by size and modification time, for keys of the host KV cache.
+fn version(model: &ModelId, file: &ModelFile, device: &str) -> String {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let inside = std::fs::read_dir(file.path()).into_iter().flatten().flatten();
+    let newest = inside.filter_map(|entry| modified(&entry.path())).chain(modified(file.path())).max();
+    let newest = newest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    format!("{model} {} {} {} {device}", file.path().display(), file.size(), newest.as_nanos())
+}

@@ -1,0 +1,190 @@
+//! One generation: a mailbox between the engine, which appends, and one reader.
+//!
+//! The reader takes everything that has accumulated since its last read, so a slow reader never blocks the engine, and
+//! memory is bounded by the length of the text.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cfq_proto::job::{Completion, JobFailure};
+use tokio::sync::Notify;
+
+/// What happened since the last read.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// At least one step (a prefill chunk or tokens) was computed.
+    Step {
+        /// New text that is final; may be empty.
+        text: String,
+        /// Ids of the new tokens; empty if the engine reports none.
+        tokens: Vec<u32>,
+    },
+    /// The last event. The completion contains the whole text.
+    Done(Result<Completion, Ended>),
+}
+
+/// Why a generation ended without a completion.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Ended {
+    /// The reader cancelled it or was dropped.
+    #[error("cancelled")]
+    Cancelled,
+    /// The engine failed, or the request cannot be served.
+    #[error("{0}")]
+    Failed(JobFailure),
+}
+
+/// Content of the mailbox since the last read.
+#[derive(Default)]
+struct Unread {
+    text: String,
+    tokens: Vec<u32>,
+    stepped: bool,
+    done: Option<Result<Completion, Ended>>,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    unread: Mutex<Unread>,
+    changed: Notify,
+    is_cancelled: AtomicBool,
+    cancelled: Notify,
+}
+
+impl Mailbox {
+    fn unread(&self) -> MutexGuard<'_, Unread> {
+        // Plain data: consistent even if a holder panicked.
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reader's end. Dropping it cancels the work.
+pub struct Generation {
+    mailbox: Arc<Mailbox>,
+}
+
+impl std::fmt::Debug for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generation").finish_non_exhaustive()
+    }
+}
+
+impl Generation {
+    /// Waits for the next event. After [`Event::Done`] it never completes.
+    pub async fn next(&mut self) -> Event {
+        loop {
+            {
+                let mut unread = self.mailbox.unread();
+                if unread.stepped {
+                    unread.stepped = false;
+                    let (text, tokens) = (std::mem::take(&mut unread.text), std::mem::take(&mut unread.tokens));
+                    return Event::Step { text, tokens };
+                }
+                if let Some(done) = unread.done.take() {
+                    return Event::Done(done);
+                }
+            }
+            self.mailbox.changed.notified().await;
+        }
+    }
+
+    /// Asks the engine to stop. It does so within one step and then ends with [`Ended::Cancelled`].
+    pub fn cancel(&self) {
+        self.mailbox.is_cancelled.store(true, Ordering::SeqCst);
+        self.mailbox.cancelled.notify_one();
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// The engine's end. If it is dropped without [`Outbox::end`], as by a panic, the generation ends with a failure of the
+/// engine.
+pub struct Outbox {
+    mailbox: Arc<Mailbox>,
+    ended: bool,
+}
+
+/// The two ends of one generation.
+pub fn generation() -> (Outbox, Generation) {
+    let mailbox = Arc::new(Mailbox::default());
+    (Outbox { mailbox: mailbox.clone(), ended: false }, Generation { mailbox })
+}
+
+impl Outbox {
+    /// Reports a step with final `text`, which may be empty.
+    pub fn step(&self, text: &str) {
+        self.step_tokens(text, &[]);
+    }
+
+    /// Reports a step with final `text` and the ids of its tokens.
+    pub fn step_tokens(&self, text: &str, tokens: &[u32]) {
+        let mut unread = self.mailbox.unread();
+        unread.text.push_str(text);
+        unread.tokens.extend_from_slice(tokens);
+        unread.stepped = true;
+        drop(unread);
+        self.mailbox.changed.notify_one();
+    }
+
+    /// Ends the generation.
+    pub fn end(mut self, result: Result<Completion, Ended>) {
+        self.set_done(result);
+    }
+
+    fn set_done(&mut self, result: Result<Completion, Ended>) {
+        self.ended = true;
+        self.mailbox.unread().done = Some(result);
+        self.mailbox.changed.notify_one();
+    }
+
+    /// Whether the reader cancelled or was dropped.
+    pub fn is_cancelled(&self) -> bool {
+        self.mailbox.is_cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Completes when the reader cancels or is dropped.
+    pub async fn cancelled(&self) {
+        while !self.is_cancelled() {
+            self.mailbox.cancelled.notified().await;
+        }
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        if !self.ended {
+            let reason = "the engine stopped in the middle of the generation".to_owned();
+            self.set_done(Err(Ended::Failed(JobFailure::Engine { reason })));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn unread_steps_are_merged_and_the_end_comes_last() {
+        let (outbox, mut reader) = generation();
+        outbox.step("a");
+        outbox.step("b");
+        outbox.end(Err(Ended::Cancelled));
+        assert_eq!(reader.next().await, Event::Step { text: "ab".into(), tokens: vec![] });
+        assert_eq!(reader.next().await, Event::Done(Err(Ended::Cancelled)));
+    }
+
+    #[tokio::test]
+    async fn dropped_outbox_is_a_failure_and_dropped_reader_a_cancellation() {
+        let (outbox, mut reader) = generation();
+        drop(outbox);
+        assert!(matches!(reader.next().await, Event::Done(Err(Ended::Failed(JobFailure::Engine { .. })))));
+        let (outbox, reader) = generation();
+        assert!(!outbox.is_cancelled());
+        drop(reader);
+        outbox.cancelled().await;
+    }
+}

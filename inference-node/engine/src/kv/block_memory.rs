@@ -1,0 +1,38 @@
+//! The storage of a pool's blocks: the interface that host memory and a GPU's memory implement.
+
+use candle_core::Result;
+use cfq_memory::BlockId;
+
+/// Storage of a pool's blocks, all of the same size. The forward pass reads and writes it by its own means.
+pub trait BlockMemory {
+    /// Called for an allocated block before anything is written into it.
+    fn prepare(&mut self, block: BlockId);
+
+    /// Copies the first `positions` positions of all layers from one block to another.
+    ///
+    /// # Errors
+    /// The device's error.
+    fn copy(&mut self, from: BlockId, to: BlockId, positions: usize) -> Result<()>;
+
+    /// The values of a whole block, in the storage's own order.
+    ///
+    /// # Errors
+    /// The device's error.
+    fn read_block(&self, block: BlockId) -> Result<BlockValues>;
+
+    /// Fills a prepared block with values that [`Self::read_block`] returned for any block.
+    ///
+    /// # Errors
+    /// The device's error, or values of another size or type.
+    fn write_block(&mut self, block: BlockId, values: &BlockValues) -> Result<()>;
+}
+
+/// The values of one block outside its pool, in the pool's number format.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BlockValues {
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    #[cfg_attr(not(test), allow(dead_code, reason = "no device with such values is built in yet"))]
+    /// Bit patterns of 16-bit floats.
+    Half(Vec<u16>),
+}

@@ -1,0 +1,369 @@
+//! The engine that runs one model in this process: it prepares and admits prompts, and its batcher thread runs them.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use cfq_memory::MemoryEstimate;
+use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
+use cfq_proto::model::ModelId;
+use cfq_proto::node::{KvTiers, ModelState, Residency};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use crate::backend::candle_transformers::CandleModel;
+use crate::backend::cpu::model::CpuModel;
+use crate::backend::cuda::{CudaModel, GpuAllocation};
+use crate::backend::forward::ForwardModel;
+use crate::batch::admission::{Admission, Changes, EngineStats};
+use crate::batch::batcher::{Batcher, StepHook};
+use crate::batch::calibration;
+use crate::batch::command::Command;
+use crate::batch::prepare::{PreparedPrompt, prepare, stable_prefix};
+use crate::batch::resume::{ResumeConflict, ResumeError};
+use crate::batch::sequence::SequenceRequest;
+use crate::batch::speculative_prefill::{ChunkSlot, PrefillChunk, PrefillProgress, SpeculativePrompt};
+use crate::engine::{Admitted, Engine, ExpectedPrompt, Refused};
+use crate::generation::generation;
+use crate::kv::{BLOCK, KvOffload, KvPool};
+use crate::load_error::{EngineLimits, LoadError};
+use crate::memory_estimate::MemoryPlan;
+use crate::model::chat_template::ChatTemplate;
+use crate::model::tokenizer::Vocabulary;
+use crate::sampling::grammar::Grammars;
+
+/// Length of the prompt whose prefill rate [`ModelState::prefill_rate`] reports, in tokens.
+const REPORTED_PROMPT_TOKENS: f64 = 1000.0;
+
+/// The device or devices a model computes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevicePlacement {
+    /// `cpu`, or the GPUs' ids joined by commas.
+    pub device: String,
+    /// The memory taken on each GPU; empty on the CPU.
+    pub allocations: Vec<GpuAllocation>,
+}
+
+impl DevicePlacement {
+    /// The host's processor.
+    pub fn cpu() -> Self {
+        Self { device: "cpu".to_owned(), allocations: Vec::new() }
+    }
+}
+
+/// Weights that the weight cache can keep in host memory without an engine.
+pub trait IntoCachedWeights {
+    /// The CPU model, or `None` if this backend's weights cannot be cached.
+    fn into_cached(self) -> Option<CpuModel>;
+}
+
+impl IntoCachedWeights for CpuModel {
+    fn into_cached(self) -> Option<CpuModel> {
+        Some(self)
+    }
+}
+
+impl IntoCachedWeights for CudaModel {
+    fn into_cached(self) -> Option<CpuModel> {
+        None
+    }
+}
+
+impl IntoCachedWeights for CandleModel {
+    fn into_cached(self) -> Option<CpuModel> {
+        None
+    }
+}
+
+/// Everything an engine holds besides its weights and its KV pool.
+pub struct EngineParts {
+    pub model: ModelId,
+    pub placement: DevicePlacement,
+    /// The terms of the memory estimate; `None` where the model cannot be restarted without its file.
+    pub plan: Option<MemoryPlan>,
+    /// Longest sequence, in tokens.
+    pub context: u64,
+    /// Longest sequence that uses the short-context RoPE frequencies, where the model has both.
+    pub original_context: Option<u64>,
+    /// See [`ForwardModel::REWINDS`].
+    pub rewinds: bool,
+    pub vocabulary: Arc<Vocabulary>,
+    pub template: Arc<ChatTemplate>,
+    pub grammars: Arc<Grammars>,
+    pub stats: Arc<EngineStats>,
+    pub kv_offload: Option<KvOffload>,
+    pub before_step: Option<StepHook>,
+}
+
+impl EngineParts {
+    /// Starts the batcher thread; `weight_bytes` of weights are already in memory.
+    ///
+    /// # Errors
+    /// [`LoadError::Thread`] only.
+    pub fn start<M>(
+        self,
+        model: M,
+        pool: KvPool<M::Memory>,
+        estimate: MemoryEstimate,
+        weight_bytes: u64,
+        limits: EngineLimits,
+        changes: Arc<Changes>,
+    ) -> Result<LocalEngine, LoadError>
+    where
+        M: ForwardModel<Memory: Send> + IntoCachedWeights + Send + 'static,
+    {
+        let tokens = estimate.kv_tokens / BLOCK as u64 * BLOCK as u64;
+        let admission = Admission::new(tokens, limits.max_sequences as usize, changes);
+        // Admission holds a slot for each sequence in the channel and speculative prefill sends one chunk at most, so
+        // the channel never fills.
+        let (commands, receiver) = sync_channel(admission.max_sequences() + 1);
+        let (vocabulary, stats) = (self.vocabulary.clone(), self.stats.clone());
+        let batcher = Batcher::new(model, pool, vocabulary, receiver, admission.clone(), stats, EngineStats::pass_cost)
+            .with_step_hook(self.before_step.clone());
+        let thread = std::thread::Builder::new()
+            .name("batcher".to_owned())
+            .spawn(move || batcher.run().and_then(M::into_cached))
+            .map_err(LoadError::Thread)?;
+        let chunk_slot = ChunkSlot::default();
+        Ok(LocalEngine { parts: self, estimate, weight_bytes, admission, commands, chunk_slot, thread })
+    }
+}
+
+/// A loaded model.
+pub struct LocalEngine {
+    parts: EngineParts,
+    estimate: MemoryEstimate,
+    /// Bytes of the weights in memory, counted after loading.
+    weight_bytes: u64,
+    admission: Arc<Admission>,
+    commands: SyncSender<Command>,
+    chunk_slot: ChunkSlot,
+    /// Returns the weights once no command can arrive and the last sequence has ended; `None` where they cannot be
+    /// cached.
+    thread: JoinHandle<Option<CpuModel>>,
+}
+
+impl std::fmt::Debug for LocalEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalEngine").field("model", &self.parts.model).finish_non_exhaustive()
+    }
+}
+
+impl LocalEngine {
+    /// Waits for the running sequences, offloads their keys and values, and frees the memory. Blocking.
+    pub fn unload(self) {
+        drop(self.shut_down());
+    }
+
+    /// Stops the engine after its last sequence; returns its parts and, where they can be cached, its weights.
+    pub(crate) fn shut_down(self) -> (EngineParts, Option<CpuModel>) {
+        let Self { parts, commands, thread, .. } = self;
+        drop(commands);
+        (parts, thread.join().ok().flatten())
+    }
+
+    /// `cpu`, or the GPUs' ids joined by commas.
+    pub fn device(&self) -> &str {
+        &self.parts.placement.device
+    }
+
+    /// The memory taken on each GPU; empty on the CPU.
+    pub fn gpu_allocations(&self) -> &[GpuAllocation] {
+        &self.parts.placement.allocations
+    }
+
+    /// Bytes of host memory that the engine may still allocate: the part of [`Self::estimate`] that is not in use yet.
+    /// Zero on GPUs.
+    pub fn unallocated_bytes(&self) -> u64 {
+        if !self.gpu_allocations().is_empty() {
+            return 0;
+        }
+        // A block's memory is allocated at its first use and kept; a pass's scratch memory comes and goes.
+        let touched = self.estimate.kv_per_token.saturating_mul(self.parts.stats.snapshot().kv_tokens);
+        let pool = self.estimate.kv_bytes().saturating_sub(touched);
+        pool.saturating_add(self.estimate.scratch).saturating_add(self.estimate.reserve)
+    }
+
+    /// The memory estimate it was loaded with.
+    pub fn estimate(&self) -> &MemoryEstimate {
+        &self.estimate
+    }
+
+    /// Bytes predicted to be in memory right after the load.
+    pub fn predicted_bytes(&self) -> u64 {
+        let calibrated = (calibration::PROMPT_TOKENS.next_multiple_of(BLOCK) + BLOCK) as u64;
+        self.estimate.weights
+            + self.estimate.tables
+            + self.estimate.kv_per_token * calibrated.min(self.estimate.kv_tokens)
+    }
+
+    /// Bytes of the weights in memory; predicted by [`MemoryEstimate::weights`].
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// Number of sequences preempted for lack of KV blocks since the load; each resumed later.
+    pub fn preemptions(&self) -> u64 {
+        self.parts.stats.snapshot().preemptions
+    }
+
+    /// The tokenizer's vocabulary.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.parts.vocabulary
+    }
+
+    async fn prepare(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<PreparedPrompt, Refused> {
+        let EngineParts { template, vocabulary, grammars, .. } = &self.parts;
+        let (template, vocabulary, grammars) = (template.clone(), vocabulary.clone(), grammars.clone());
+        let prepared =
+            tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &generated)).await;
+        let prepared = prepared.unwrap_or_else(|panic| {
+            Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
+        });
+        prepared.map_err(Refused::Failed)
+    }
+
+    async fn admit_prepared(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<Admitted, Refused> {
+        let PreparedPrompt { init, lookup, bytes, sampling } = self.prepare(prompt, generated).await?;
+        if sampling.deterministic && !self.parts.rewinds {
+            let reason = format!("{} cannot be deterministic here: it runs in candle-transformers", self.parts.model);
+            return Err(Refused::Never { reason });
+        }
+        self.parts.stats.record_tokenized(init.prompt_len, bytes);
+        let (prompt, resumed) = (init.prompt_len as u64, init.resumed_tokens() as u64);
+        let count = prompt + resumed;
+        if count + 1 > self.parts.context {
+            return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.parts.context }));
+        }
+        let capacity = self.admission.capacity();
+        if count + 1 > capacity && prompt < capacity {
+            // The prompt alone fits; the tokens were generated on a node with a larger pool.
+            let error = ResumeError::Conflict { tokens: resumed as usize, conflict: ResumeConflict::PoolTooSmall };
+            return Err(Refused::Failed(JobFailure::Engine { reason: error.to_string() }));
+        }
+        if count + 1 > capacity {
+            let reason = format!("the prompt has {count} tokens, this node's KV pool {capacity}: {}", self.estimate);
+            return Err(Refused::Never { reason });
+        }
+        if self.parts.stats.snapshot().broken.is_some() {
+            return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
+        }
+        let requested = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.parts.context);
+        let max_len = requested.min(capacity);
+        let long_context = self.parts.original_context.is_some_and(|original| requested > original);
+        let expected = count + self.admission.expected_output(max_len.saturating_sub(count));
+        // A sequence takes whole blocks.
+        let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
+        let permit = self
+            .admission
+            .reserve(expected)
+            .map_err(|full| Refused::NotNow { need: Some(full.requested), have: full.free })?;
+        let commands = self.commands.clone();
+        Ok(Admitted::new(move || {
+            let (outbox, reader) = generation();
+            let max_len = max_len as usize;
+            let request = SequenceRequest { init, lookup, sampling, max_len, long_context, permit, outbox };
+            // If the thread is gone, dropping the request reports the failure to the reader.
+            if commands.try_send(Command::Sequence(Box::new(request))).is_err() {
+                tracing::warn!("the batcher thread accepts no more work");
+            }
+            reader
+        })
+        .with_resumed(resumed as u32))
+    }
+
+    async fn tokenize_expected(&self, expected: ExpectedPrompt) -> Option<SpeculativePrompt> {
+        if !self.parts.rewinds {
+            return None;
+        }
+        let (template, vocabulary) = (self.parts.template.clone(), self.parts.vocabulary.clone());
+        let ExpectedPrompt { messages, max_tokens, deterministic } = expected;
+        let tokens =
+            tokio::task::spawn_blocking(move || stable_prefix(&template, &vocabulary, messages)).await.ok()??;
+        let count = tokens.len() as u64;
+        if count + 1 > self.parts.context.min(self.admission.capacity()) {
+            return None;
+        }
+        let requested = (count + u64::from(max_tokens)).min(self.parts.context);
+        let long_context = self.parts.original_context.is_some_and(|original| requested > original);
+        Some(SpeculativePrompt { tokens, long_context, batch_invariant: deterministic })
+    }
+
+    async fn run_prefill_chunk(&self, prompt: Arc<SpeculativePrompt>) -> PrefillProgress {
+        let Some(slot) = self.chunk_slot.take() else { return PrefillProgress::Busy };
+        let (chunk, result) = PrefillChunk::new(prompt, slot);
+        match self.commands.try_send(Command::PrefillChunk(chunk)) {
+            Ok(()) => result.await.unwrap_or(PrefillProgress::Done),
+            Err(_) => PrefillProgress::Busy,
+        }
+    }
+}
+
+impl Engine for LocalEngine {
+    fn state(&self) -> ModelState {
+        let stats = self.parts.stats.snapshot();
+        let residency = match stats.broken {
+            Some(reason) => Residency::Unusable { reason: format!("the engine stopped: {reason}") },
+            None => Residency::Resident,
+        };
+        ModelState {
+            model: self.parts.model.clone(),
+            residency,
+            device: self.parts.placement.device.clone(),
+            need_bytes: self.estimate.total(),
+            context_tokens: u32::try_from(self.parts.context.min(self.admission.capacity())).unwrap_or(u32::MAX),
+            kv_tokens_free: self.admission.free(),
+            kv_tiers: KvTiers {
+                device: stats.kv_tokens,
+                offloaded: self.parts.kv_offload.as_ref().map_or(0, KvOffload::tokens),
+            },
+            running: self.admission.running() as u32,
+            max_sequences: self.admission.max_sequences() as u32,
+            prefill_rate: two_digits(stats.latency.prefill_rate(REPORTED_PROMPT_TOKENS).unwrap_or(stats.prefill_rate)),
+            decode_rate: two_digits(stats.decode_rate),
+            load_rate: two_digits(stats.load_rate),
+            tokens_per_byte: two_digits(stats.tokens_per_byte),
+        }
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.parts.stats.snapshot().broken
+    }
+
+    fn vocabulary(&self) -> Option<i64> {
+        Some(self.parts.vocabulary.fingerprint())
+    }
+
+    fn admit_resumed(&self, prompt: Prompt, generated: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, Refused>> {
+        self.admit_prepared(prompt, generated).boxed()
+    }
+
+    fn plan_prefill(&self, expected: &ExpectedPrompt) -> BoxFuture<'_, Option<SpeculativePrompt>> {
+        self.tokenize_expected(expected.clone()).boxed()
+    }
+
+    fn prefill_chunk(&self, prompt: Arc<SpeculativePrompt>) -> BoxFuture<'_, PrefillProgress> {
+        self.run_prefill_chunk(prompt).boxed()
+    }
+}
+
+/// Rounds to two significant digits, so that noise in a rate does not change the ledger.
+fn two_digits(rate: f64) -> f64 {
+    if rate <= 0.0 || !rate.is_finite() {
+        return 0.0;
+    }
+    let unit = 10f64.powi(rate.log10().floor() as i32 - 1);
+    (rate / unit).round() * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_rounded_to_two_digits() {
+        assert_eq!(two_digits(1234.0), 1200.0);
+        assert_eq!(two_digits(0.0), 0.0);
+        assert!((two_digits(0.2871) - 0.29).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,14 @@
+//! Model files and what they describe: containers and their metadata, tokenizer, chat template, architecture, RoPE.
+
+pub(crate) mod architecture;
+pub mod chat_template;
+pub mod file;
+pub mod gguf;
+pub(crate) mod memory_terms;
+pub mod random;
+pub(crate) mod rope;
+pub(crate) mod rope_scaling;
+pub(crate) mod safetensors;
+pub(crate) mod tensors;
+pub mod tokenizer;
+pub(crate) mod unsupported_config;

@@ -1,0 +1,290 @@
+//! The tokenizer in a model's file: text to token ids and back.
+//!
+//! A GGUF file holds a vocabulary and the name of its tokenizer's kind; a folder in the Hugging Face layout holds a
+//! whole tokenizer.json. Both give the same result: the ids that the model was trained on, and the bytes of each id,
+//! which streaming, stop strings and constrained decoding work on.
+
+mod byte_level;
+mod json;
+mod sentence_piece;
+
+use std::collections::BTreeSet;
+
+use cfq_memory::VocabularySize;
+use sha2::{Digest, Sha256};
+use tokenizers::{AddedToken, Tokenizer};
+
+use crate::model::file::ModelFile;
+use crate::model::gguf::{Header, HeaderError};
+pub(crate) use crate::model::tokenizer::byte_level::char_to_byte;
+
+/// Names of tokens that end a turn: files often declare only one of the tokens that their models end with.
+const END_TOKEN_NAMES: [&str; 8] =
+    ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>", "<end_of_turn>"];
+
+/// An added token, which is found in the text before it is split or merged. Phi-3's added tokens also take the white
+/// space after them (`rstrip` in its tokenizer.json), which GGUF cannot express; llama.cpp has the same list of
+/// exceptions.
+fn added_token(text: &str, kind: i64, phi3: bool) -> AddedToken {
+    let rstrip = phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
+    AddedToken::from(text.to_owned(), kind != USER_DEFINED).normalized(false).rstrip(rstrip)
+}
+
+/// Encodes text to token ids and maps token ids to bytes.
+#[derive(Debug)]
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+    /// The bytes of each token; empty for control tokens.
+    bytes: Vec<Vec<u8>>,
+    /// Ids and names of the control tokens.
+    control: Vec<(u32, String)>,
+    /// Tokens that end the generation.
+    end_tokens: BTreeSet<u32>,
+    eos: u32,
+    bos: Option<u32>,
+    /// Inserted before a sequence that does not begin with it.
+    sequence_prefix: Option<u32>,
+    fingerprint: i64,
+}
+
+// Token types of llama.cpp (`enum llama_token_type`). Unknown, control (3) and unused (5) tokens are never text here.
+const NORMAL: i64 = 1;
+const UNKNOWN: i64 = 2;
+const USER_DEFINED: i64 = 4;
+const BYTE: i64 = 6;
+
+/// The size of the vocabulary, for the memory estimate. Does not build it.
+///
+/// # Errors
+/// Errors of reading tokenizer.json.
+pub fn vocabulary_size(file: &ModelFile) -> Result<VocabularySize, HeaderError> {
+    let header = match file {
+        ModelFile::Gguf(header) => header,
+        ModelFile::Folder(folder) => return json::size(folder),
+    };
+    let tokens = header.get_strs("tokenizer.ggml.tokens").unwrap_or_default();
+    let text = tokens.iter().map(|t| t.len() as u64).sum();
+    let merges = match header.get_strs("tokenizer.ggml.merges") {
+        Some(merges) => merges.len(),
+        // SentencePiece: about two, since many pieces can be split in more than one way.
+        None => tokens.len() * 2,
+    };
+    Ok(VocabularySize { tokens: tokens.len() as u64, text, merges: merges as u64 })
+}
+
+impl Vocabulary {
+    /// Builds the tokenizer of `file`.
+    ///
+    /// # Errors
+    /// [`HeaderError::Unsupported`] for a tokenizer of another kind or with missing parts; errors of reading
+    /// tokenizer.json.
+    pub fn read(file: &ModelFile) -> Result<Self, HeaderError> {
+        match file {
+            ModelFile::Gguf(header) => Self::from_header(header),
+            ModelFile::Folder(folder) => json::read(folder),
+        }
+    }
+
+    fn from_header(header: &Header) -> Result<Self, HeaderError> {
+        let missing = |key: &str| header.unsupported(format!("its header has no usable {key}"));
+        let model = header.get_str("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
+        let tokens = header.get_strs("tokenizer.ggml.tokens").ok_or_else(|| missing("tokenizer.ggml.tokens"))?;
+        let kinds = match header.get_i64s("tokenizer.ggml.token_type") {
+            Some(kinds) if kinds.len() == tokens.len() => kinds,
+            Some(_) => return Err(missing("tokenizer.ggml.token_type")),
+            None => vec![NORMAL; tokens.len()],
+        };
+        let token_id = |key: &str| {
+            let id = u32::try_from(header.get_u64(key)?).ok()?;
+            ((id as usize) < tokens.len()).then_some(id)
+        };
+        let eos = token_id("tokenizer.ggml.eos_token_id").ok_or_else(|| missing("tokenizer.ggml.eos_token_id"))?;
+        let bos = token_id("tokenizer.ggml.bos_token_id");
+        let sentence_piece = match model {
+            "gpt2" => false,
+            "llama" => true,
+            other => {
+                return Err(header.unsupported(format!(
+                    "its tokenizer is {other:?}; this version supports byte-level BPE (\"gpt2\") and SentencePiece \
+                     (\"llama\")"
+                )));
+            }
+        };
+        let built = if sentence_piece {
+            let scores = header.get_f32s("tokenizer.ggml.scores").filter(|s| s.len() == tokens.len());
+            let scores = scores.ok_or_else(|| missing("tokenizer.ggml.scores"))?;
+            let prefix = header.get_bool("tokenizer.ggml.add_space_prefix").unwrap_or(true);
+            sentence_piece::build(&tokens, &scores, &kinds, prefix)
+        } else {
+            let merges = header.get_strs("tokenizer.ggml.merges").ok_or_else(|| missing("tokenizer.ggml.merges"))?;
+            let pre = header.get_str("tokenizer.ggml.pre").unwrap_or("default");
+            byte_level::build(&tokens, &merges, pre)
+        };
+        let mut tokenizer = built.map_err(|what| header.unsupported(what))?;
+        let phi3 = sentence_piece && header.get_str("general.architecture") == Some("phi3");
+        let special: Vec<AddedToken> = tokens
+            .iter()
+            .zip(&kinds)
+            .filter(|(text, kind)| matches!(**kind, 2..=5) && !text.is_empty())
+            .map(|(text, kind)| added_token(text, *kind, phi3))
+            .collect();
+        tokenizer.add_tokens(special).map_err(|error| header.unsupported(error.to_string()))?;
+
+        let mut end_tokens: BTreeSet<u32> = [eos].into();
+        end_tokens.extend(token_id("tokenizer.ggml.eot_token_id"));
+        end_tokens.extend(token_id("tokenizer.ggml.eom_token_id"));
+        let control: Vec<(u32, String)> = (0u32..)
+            .zip(tokens.iter().zip(&kinds))
+            .filter(|(id, (_, kind))| !matches!(**kind, NORMAL | USER_DEFINED | BYTE) || end_tokens.contains(id))
+            .map(|(id, (text, _))| (id, (*text).to_owned()))
+            .collect();
+        let map = byte_level::char_to_byte();
+        let bytes = tokens.iter().zip(&kinds).map(|(text, kind)| match *kind {
+            USER_DEFINED if !sentence_piece => text.as_bytes().to_vec(),
+            _ if sentence_piece => sentence_piece::piece_bytes(text, *kind == BYTE),
+            _ => byte_level::token_bytes(text, &map),
+        });
+        // The default is to add BOS for SentencePiece models only.
+        let add_bos = header.get_bool("tokenizer.ggml.add_bos_token").unwrap_or(sentence_piece);
+        Ok(Self::new(tokenizer, bytes.collect(), control, end_tokens, eos, bos.filter(|_| add_bos), bos))
+    }
+
+    fn new(
+        tokenizer: Tokenizer,
+        mut bytes: Vec<Vec<u8>>,
+        control: Vec<(u32, String)>,
+        mut end_tokens: BTreeSet<u32>,
+        eos: u32,
+        sequence_prefix: Option<u32>,
+        bos: Option<u32>,
+    ) -> Self {
+        let named_ends = control.iter().filter(|(_, text)| END_TOKEN_NAMES.contains(&text.as_str()));
+        end_tokens.extend(named_ends.map(|(id, _)| *id));
+        for (id, _) in &control {
+            if let Some(bytes) = bytes.get_mut(*id as usize) {
+                bytes.clear();
+            }
+        }
+        let fingerprint = fingerprint(&bytes);
+        Self { tokenizer, bytes, control, end_tokens, eos, bos, sequence_prefix, fingerprint }
+    }
+
+    /// Token ids of `text`. Names of control tokens in the text become those tokens.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot encode the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizeError> {
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(|e| TokenizeError { reason: e.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Token ids of `text` as the beginning of a sequence: with a BOS token, if the model expects one and the text does
+    /// not begin with it.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_sequence(&self, text: &str) -> Result<Vec<u32>, TokenizeError> {
+        let mut ids = self.encode(text)?;
+        if let Some(bos) = self.sequence_prefix.filter(|bos| ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Whether encoding adds a space before the text.
+    pub(crate) fn adds_space_prefix(&self) -> bool {
+        let ids = self.encode("x").unwrap_or_default();
+        ids.first().is_some_and(|id| self.token_bytes(*id).starts_with(b" "))
+    }
+
+    /// Hash of all tokens' bytes in order of their ids: equal for equal vocabularies, on any machine and from any file.
+    pub fn fingerprint(&self) -> i64 {
+        self.fingerprint
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The bytes of a token, which may end within a character. Empty for control tokens and unknown ids.
+    pub fn token_bytes(&self, token: u32) -> &[u8] {
+        self.bytes.get(token as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether the token ends the generation.
+    pub fn is_end_token(&self, token: u32) -> bool {
+        self.end_tokens.contains(&token)
+    }
+
+    /// The end-of-sequence token.
+    pub fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    /// Control tokens, which are not text, with their names.
+    pub fn control_tokens(&self) -> &[(u32, String)] {
+        &self.control
+    }
+
+    fn name_of(&self, token: u32) -> &str {
+        self.control.iter().find(|(id, _)| *id == token).map_or("", |(_, text)| text)
+    }
+
+    /// Name of the end-of-sequence token.
+    pub(crate) fn eos_name(&self) -> &str {
+        self.name_of(self.eos)
+    }
+
+    /// Name of the beginning-of-sequence token; empty if there is none.
+    pub(crate) fn bos_name(&self) -> &str {
+        self.bos.map_or("", |bos| self.name_of(bos))
+    }
+}
+
+/// The tokenizer cannot encode a text.
+#[derive(Debug, thiserror::Error)]
+#[error("the prompt cannot be tokenized: {reason}")]
+pub struct TokenizeError {
+    reason: String,
+}
+
+/// The first eight bytes of the SHA-256 of all tokens.
+fn fingerprint(bytes: &[Vec<u8>]) -> i64 {
+    let mut hasher = Sha256::new();
+    for token in bytes {
+        hasher.update((token.len() as u64).to_le_bytes());
+        hasher.update(token);
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize()[..8]);
+    i64::from_le_bytes(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Expected: the `tokenizers` package, on the same vocabulary with the added tokens of Phi-3's tokenizer.json.
+    #[test]
+    fn phi3_added_tokens_take_the_white_space_after_them() {
+        let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "a", "\u{2581}a", "<|user|>", "<|end|>", "\n", "<0x0A>"];
+        let kinds = [2, 3, 3, 1, 1, 1, 3, 3, 1, 6];
+        let ids = |phi3: bool, text: &str| {
+            let scores: Vec<f32> = (0..tokens.len()).map(|at| -(at as f32)).collect();
+            let mut tokenizer = sentence_piece::build(&tokens, &scores, &kinds, true).unwrap();
+            let special = tokens.iter().zip(kinds).filter(|(_, kind)| matches!(kind, 2..=5));
+            tokenizer.add_tokens(special.map(|(text, kind)| added_token(text, kind, phi3))).unwrap();
+            tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
+        };
+        assert_eq!(ids(true, "<|user|>\na<|end|>\n<|user|>"), [6, 5, 7, 6]);
+        assert_eq!(ids(true, "<|user|>  a"), [6, 5]);
+        assert_eq!(ids(true, "<s>\na"), [1, 3, 8, 4], "the three exceptions do not");
+        assert_eq!(ids(false, "<|user|>\na<|end|>\n<|user|>"), [6, 3, 8, 4, 7, 3, 8, 6]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Reads tokenizer.json of a folder in the Hugging Face layout, with tokenizer_config.json and generation_config.json.
+
+use std::collections::BTreeSet;
+
+use cfq_memory::VocabularySize;
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::model::gguf::HeaderError;
+use crate::model::safetensors::ModelFolder;
+use crate::model::tokenizer::{Vocabulary, byte_level, sentence_piece};
+
+/// Maximum number of token ids. The table of bytes is as long as the largest id demands; the largest published
+/// vocabularies have 300 thousand tokens.
+const MAX_TOKENS: usize = 1 << 22;
+
+/// How the vocabulary spells a token's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    /// One character per byte, see [`byte_level::char_to_byte`].
+    ByteLevel,
+    /// Text with U+2581 for spaces, and `<0xNN>` for single bytes.
+    SentencePiece,
+}
+
+/// Builds the tokenizer.
+pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
+    let missing = |what: &str| folder.unsupported(format!("it has no {what}"));
+    let json = folder.json("tokenizer.json")?.ok_or_else(|| missing("tokenizer.json"))?;
+    let spelling = spelling(&json).ok_or_else(|| {
+        folder.unsupported("the decoder in its tokenizer.json is neither byte-level nor SentencePiece")
+    })?;
+    let mut tokenizer: Tokenizer = serde_json::from_value(json)
+        .map_err(|e| folder.unsupported(format!("its tokenizer.json cannot be parsed: {e}")))?;
+    let plain = tokenizer.with_truncation(None).map(|t| t.with_padding(None).clone());
+    let tokenizer: Tokenizer = plain.map_err(|e| folder.unsupported(e.to_string()))?.into();
+
+    let added = tokenizer.get_added_tokens_decoder();
+    let count = tokenizer.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
+    if count > MAX_TOKENS {
+        let what = format!("its tokenizer.json has the token id {}, the limit is {MAX_TOKENS}", count - 1);
+        return Err(folder.unsupported(what));
+    }
+    let map = byte_level::char_to_byte();
+    let bytes = (0..count as u32).map(|id| match (added.get(&id), tokenizer.id_to_token(id)) {
+        (Some(token), _) if spelling == Spelling::SentencePiece && !token.special => {
+            sentence_piece::piece_bytes(&token.content, false)
+        }
+        (Some(token), _) => token.content.as_bytes().to_vec(),
+        (None, Some(text)) if spelling == Spelling::ByteLevel => byte_level::token_bytes(&text, &map),
+        (None, Some(text)) => sentence_piece::piece_bytes(&text, true),
+        (None, None) => Vec::new(),
+    });
+    let bytes = bytes.collect();
+
+    let config = folder.json("tokenizer_config.json")?.unwrap_or(Value::Null);
+    let generation = folder.json("generation_config.json")?.unwrap_or(Value::Null);
+    let named_token = |name: &str| {
+        let token = config.get(name)?;
+        let text = token.as_str().or_else(|| token.get("content").and_then(Value::as_str))?;
+        tokenizer.token_to_id(text)
+    };
+    let mut end_tokens: BTreeSet<u32> = named_token("eos_token").into_iter().collect();
+    for value in [generation.get("eos_token_id"), folder.config.get("eos_token_id")] {
+        end_tokens.extend(value.into_iter().flat_map(ids));
+    }
+    end_tokens.retain(|id| (*id as usize) < count);
+    let eos = named_token("eos_token").or_else(|| end_tokens.first().copied()).ok_or_else(|| missing("eos_token"))?;
+    let mut control: Vec<(u32, String)> = added
+        .iter()
+        .filter(|(id, token)| token.special || end_tokens.contains(id))
+        .map(|(id, token)| (*id, token.content.clone()))
+        .collect();
+    control.sort_unstable();
+    // No sequence prefix: the chat templates of this layout contain the BOS token.
+    Ok(Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, None, named_token("bos_token")))
+}
+
+/// The size of the vocabulary in tokenizer.json; zero if there is none. See [`super::vocabulary_size`].
+pub(super) fn size(folder: &ModelFolder) -> Result<VocabularySize, HeaderError> {
+    let json = folder.json("tokenizer.json")?.unwrap_or(Value::Null);
+    let model = json.get("model");
+    let words = model.and_then(|m| m.get("vocab")).and_then(Value::as_object);
+    let merges = model.and_then(|m| m.get("merges")).and_then(Value::as_array);
+    Ok(VocabularySize {
+        tokens: words.map_or(0, serde_json::Map::len) as u64,
+        text: words.into_iter().flatten().map(|(word, _)| word.len() as u64).sum(),
+        merges: merges.map_or(0, Vec::len) as u64,
+    })
+}
+
+/// The spelling that the decoder of a tokenizer.json undoes.
+fn spelling(json: &Value) -> Option<Spelling> {
+    let decoder = json.get("decoder")?;
+    let steps = decoder.get("decoders").and_then(Value::as_array).cloned().unwrap_or_else(|| vec![decoder.clone()]);
+    let has = |name: &str| steps.iter().any(|s| s.get("type").and_then(Value::as_str) == Some(name));
+    if has("ByteLevel") {
+        Some(Spelling::ByteLevel)
+    } else if has("ByteFallback") || has("Metaspace") {
+        Some(Spelling::SentencePiece)
+    } else {
+        None
+    }
+}
+
+/// The ids in a value that is one id or a list of ids.
+fn ids(value: &Value) -> Vec<u32> {
+    let one = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+    match value.as_array() {
+        Some(all) => all.iter().filter_map(one).collect(),
+        None => one(value).into_iter().collect(),
+    }
+}

@@ -1,0 +1,337 @@
+//! Device map: which layers of a model run on which GPU, for GPUs of different size and speed.
+//!
+//! A token passes all layers one after another, so a forward pass takes the sum of the GPUs' times: each layer belongs
+//! on the fastest GPU with free memory, and a slower one is used only for the rest. GPUs are therefore filled in the
+//! order of their bandwidth. Fewer GPUs are better, because every boundary costs a copy, unless the KV pool would be
+//! too small.
+//!
+//! Invariants, tested below: no GPU gets more than its free memory; the layer ranges are contiguous, in order, and
+//! cover every layer once; among the maps over the chosen GPUs, the pool is the largest.
+
+use std::ops::{Range, RangeInclusive};
+
+use crate::bytes::Bytes;
+use crate::memory_estimate::MAX_OVERHEAD_PER_MILLE;
+
+/// Free memory and speed of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GpuCapacity {
+    /// Bytes that may be used.
+    pub free: u64,
+    /// Memory bandwidth, in any unit that all GPUs of a call share.
+    pub bandwidth: f64,
+    /// Measured overhead of earlier loads on this GPU, in per mille of the weights; at most [`MAX_OVERHEAD_PER_MILLE`]
+    /// counts.
+    pub overhead_per_mille: u64,
+}
+
+impl GpuCapacity {
+    /// Measured overhead of this many bytes of weights, in bytes.
+    fn overhead(&self, weights: u64) -> u64 {
+        let overhead = u128::from(weights) * u128::from(self.overhead_per_mille.min(MAX_OVERHEAD_PER_MILLE)) / 1000;
+        u64::try_from(overhead).unwrap_or(u64::MAX)
+    }
+}
+
+/// Sizes of the parts of a model, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerStack {
+    /// Weights of each layer.
+    pub layers: Vec<u64>,
+    /// The embedding, on the GPU of the first layer.
+    pub embedding: u64,
+    /// The output matrix, on the GPU of the last layer.
+    pub output: u64,
+    /// Scratch and reserve, on every GPU that is used.
+    pub per_gpu: u64,
+    /// Keys and values of one token in one layer.
+    pub kv_per_token_layer: u64,
+}
+
+/// The layers of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuShare {
+    /// Index of the GPU in the slice given to [`plan_device_map`].
+    pub gpu: usize,
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Bytes of its weights.
+    pub weights: u64,
+    /// Measured overhead of these, in bytes.
+    pub overhead: u64,
+    /// Bytes used in total, including the KV pool.
+    pub bytes: u64,
+}
+
+/// A distribution of all layers over GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceMap {
+    /// In the order of the layers, without GPUs that have none.
+    pub shares: Vec<GpuShare>,
+    /// Size of the KV pool, in tokens.
+    pub kv_tokens: u64,
+}
+
+/// The GPUs are too small for the model; the message is the arithmetic. Sizes are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "needs {} for its layers, {} for embedding and output, {} on each GPU and {} for a KV pool of {tokens} tokens; \
+     the GPUs have {}",
+    Bytes(*layers), Bytes(*ends), Bytes(*per_gpu), Bytes(*kv), list(free)
+)]
+pub struct NoDeviceMap {
+    /// Weights of all layers.
+    pub layers: u64,
+    /// Embedding and output matrix.
+    pub ends: u64,
+    /// Scratch and reserve of each GPU.
+    pub per_gpu: u64,
+    /// The smallest useful KV pool.
+    pub kv: u64,
+    /// Size of that pool, in tokens.
+    pub tokens: u64,
+    /// Free memory of each GPU.
+    pub free: Vec<u64>,
+}
+
+fn list(free: &[u64]) -> String {
+    let sizes: Vec<String> = free.iter().map(|free| Bytes(*free).to_string()).collect();
+    if sizes.is_empty() { "nothing".to_owned() } else { sizes.join(" and ") }
+}
+
+/// Plans a device map with the largest KV pool within `tokens`: on the fastest single GPU whose pool has at least
+/// `sufficient_tokens`, else on the fewest of the fastest GPUs that have as many together, else on those with the
+/// largest pool.
+///
+/// # Errors
+/// [`NoDeviceMap`] if the smallest pool of `tokens` does not fit on all GPUs together.
+pub fn plan_device_map(
+    stack: &LayerStack,
+    gpus: &[GpuCapacity],
+    tokens: RangeInclusive<u64>,
+    sufficient_tokens: u64,
+) -> Result<DeviceMap, NoDeviceMap> {
+    let mut order: Vec<usize> = (0..gpus.len()).collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (&gpus[*a], &gpus[*b]);
+        b.bandwidth.total_cmp(&a.bandwidth).then(b.free.cmp(&a.free))
+    });
+    let alone = order.iter().map(std::slice::from_ref);
+    let together = (2..=order.len()).map(|count| &order[..count]);
+    let mut best: Option<DeviceMap> = None;
+    for chosen in alone.chain(together) {
+        let Some(found) = largest_pool(stack, gpus, chosen, &tokens) else { continue };
+        let tokens = found.kv_tokens;
+        if best.as_ref().is_none_or(|best| tokens > best.kv_tokens) {
+            best = Some(found);
+        }
+        if tokens >= sufficient_tokens {
+            break;
+        }
+    }
+    best.ok_or_else(|| {
+        let sum = |values: &[u64]| values.iter().fold(0u64, |all, bytes| all.saturating_add(*bytes));
+        let kv_per_token = stack.kv_per_token_layer.saturating_mul(stack.layers.len() as u64);
+        NoDeviceMap {
+            layers: sum(&stack.layers),
+            ends: stack.embedding.saturating_add(stack.output),
+            per_gpu: stack.per_gpu,
+            kv: kv_per_token.saturating_mul(*tokens.start()),
+            tokens: *tokens.start(),
+            free: gpus.iter().map(|gpu| gpu.free).collect(),
+        }
+    })
+}
+
+/// The map with the largest pool over the GPUs of `order`, in this order.
+fn largest_pool(
+    stack: &LayerStack,
+    gpus: &[GpuCapacity],
+    order: &[usize],
+    tokens: &RangeInclusive<u64>,
+) -> Option<DeviceMap> {
+    let (mut low, mut high) = (*tokens.start(), (*tokens.end()).max(*tokens.start()));
+    let mut best = DeviceMap { shares: fill(stack, gpus, order, low)?, kv_tokens: low };
+    // Binary search: if a pool does not fit, no larger one does.
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        match fill(stack, gpus, order, middle) {
+            Some(shares) => {
+                best = DeviceMap { shares, kv_tokens: middle };
+                low = middle;
+            }
+            None => high = middle - 1,
+        }
+    }
+    Some(best)
+}
+
+/// Gives each GPU as many of the remaining layers as fit.
+fn fill(stack: &LayerStack, gpus: &[GpuCapacity], order: &[usize], tokens: u64) -> Option<Vec<GpuShare>> {
+    let layer_kv = stack.kv_per_token_layer.checked_mul(tokens)?;
+    let count = stack.layers.len();
+    let mut shares = Vec::new();
+    let mut next = 0;
+    for index in order {
+        let (gpu, capacity) = (*index, &gpus[*index]);
+        let mut share = GpuShare { gpu, layers: next..next, weights: 0, overhead: 0, bytes: stack.per_gpu };
+        let mut kv = 0u64;
+        while next < count {
+            let mut weights = share.weights.checked_add(stack.layers[next])?;
+            if next == 0 {
+                weights = weights.checked_add(stack.embedding)?;
+            }
+            if next + 1 == count {
+                weights = weights.checked_add(stack.output)?;
+            }
+            kv = kv.checked_add(layer_kv)?;
+            let overhead = capacity.overhead(weights);
+            let bytes = stack.per_gpu.checked_add(weights)?.checked_add(overhead)?.checked_add(kv)?;
+            if bytes > capacity.free {
+                break;
+            }
+            next += 1;
+            share = GpuShare { layers: share.layers.start..next, weights, overhead, bytes, ..share };
+        }
+        if !share.layers.is_empty() {
+            shares.push(share);
+        }
+    }
+    (next == count && count > 0).then_some(shares)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn stack(layers: usize, layer_bytes: u64) -> LayerStack {
+        LayerStack {
+            layers: vec![layer_bytes; layers],
+            embedding: GIB / 4,
+            output: GIB / 2,
+            per_gpu: GIB / 2,
+            kv_per_token_layer: 4096,
+        }
+    }
+
+    fn gpu(free_gib: u64, bandwidth: f64) -> GpuCapacity {
+        GpuCapacity { free: free_gib * GIB, bandwidth, overhead_per_mille: 0 }
+    }
+
+    fn used(map: &DeviceMap) -> Vec<usize> {
+        map.shares.iter().map(|share| share.gpu).collect()
+    }
+
+    #[test]
+    fn fastest_gpu_is_filled_first() {
+        let gpus = [gpu(12, 360.0), gpu(24, 936.0)];
+        let map = plan_device_map(&stack(40, GIB * 3 / 4), &gpus, 2048..=2048, 2048).unwrap();
+        assert_eq!(used(&map), [1, 0]);
+        assert_eq!((map.shares[0].layers.start, map.shares[1].layers.end), (0, 40));
+        assert!(map.shares[0].layers.len() > map.shares[1].layers.len());
+    }
+
+    #[test]
+    fn one_gpu_is_used_if_its_pool_is_sufficient() {
+        let gpus = [gpu(24, 900.0), gpu(24, 900.0)];
+        assert_eq!(plan_device_map(&stack(20, GIB / 2), &gpus, 2048..=1 << 20, 8192).unwrap().shares.len(), 1);
+        // A larger pool needs the other GPU too.
+        let map = plan_device_map(&stack(20, GIB / 2), &gpus, 2048..=1 << 20, 1 << 18).unwrap();
+        assert_eq!(map.shares.len(), 2);
+        assert!(map.kv_tokens >= 1 << 18);
+    }
+
+    #[test]
+    fn one_large_slow_gpu_is_preferred_to_two() {
+        let gpus = [gpu(8, 900.0), gpu(24, 300.0)];
+        let map = plan_device_map(&stack(20, GIB / 2), &gpus, 2048..=8192, 2048).unwrap();
+        assert_eq!(used(&map), [1]);
+    }
+
+    #[test]
+    fn measured_overhead_moves_layers_to_the_next_gpu() {
+        let gpus = |overhead_per_mille| [GpuCapacity { overhead_per_mille, ..gpu(24, 900.0) }, gpu(24, 300.0)];
+        let on_first = |per_mille| {
+            let map = plan_device_map(&stack(40, GIB * 3 / 4), &gpus(per_mille), 2048..=2048, 2048).unwrap();
+            let share = map.shares[0].clone();
+            let rest = share.bytes - share.weights - share.overhead;
+            (share, rest)
+        };
+        let (plain, rest) = on_first(0);
+        let (raised, _) = on_first(200);
+        assert_eq!((plain.overhead, rest > GIB / 2), (0, true));
+        assert!(raised.layers.end < plain.layers.end, "{raised:?} {plain:?}");
+        assert_eq!(raised.overhead, raised.weights / 5);
+        // The overhead is limited.
+        assert_eq!(on_first(5000), on_first(MAX_OVERHEAD_PER_MILLE));
+    }
+
+    #[test]
+    fn refusal_prints_its_arithmetic() {
+        let gpus = [gpu(12, 1.0), gpu(8, 1.0)];
+        let refused = plan_device_map(&stack(40, GIB), &gpus, 2048..=4096, 2048).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "needs 40.0 GiB for its layers, 768.0 MiB for embedding and output, 512.0 MiB on each GPU and 320.0 MiB \
+             for a KV pool of 2048 tokens; the GPUs have 12.0 GiB and 8.0 GiB"
+        );
+        let refused = plan_device_map(&stack(1, 1), &[], 1..=1, 1).unwrap_err();
+        assert!(refused.to_string().ends_with("the GPUs have nothing"));
+    }
+
+    proptest! {
+        #[test]
+        fn map_covers_all_layers_and_fits_every_gpu(
+            layers in proptest::collection::vec(1u64..1 << 30, 1..80),
+            gpus in proptest::collection::vec((0u64..48 << 30, 1u32..1000, 0u64..800), 0..5),
+            embedding in 0u64..1 << 30, output in 0u64..1 << 30, per_gpu in 0u64..1 << 30,
+            kv_per_token_layer in 1u64..1 << 14, min_tokens in 1u64..8192, span in 0u64..1 << 18,
+            sufficient in 0u64..1 << 18,
+        ) {
+            let stack = LayerStack { layers, embedding, output, per_gpu, kv_per_token_layer };
+            let capacity = |(free, bandwidth, overhead_per_mille)| {
+                GpuCapacity { free, bandwidth: f64::from(bandwidth), overhead_per_mille }
+            };
+            let gpus: Vec<GpuCapacity> = gpus.into_iter().map(capacity).collect();
+            let max_tokens = min_tokens + span;
+            let tokens = min_tokens..=max_tokens;
+            match plan_device_map(&stack, &gpus, tokens.clone(), sufficient) {
+                Ok(map) => {
+                    prop_assert!(tokens.contains(&map.kv_tokens));
+                    let mut next = 0;
+                    for share in &map.shares {
+                        prop_assert_eq!(share.layers.start, next);
+                        prop_assert!(!share.layers.is_empty());
+                        next = share.layers.end;
+                        let mut weights = stack.layers[share.layers.clone()].iter().sum::<u64>();
+                        weights += if share.layers.start == 0 { embedding } else { 0 };
+                        weights += if share.layers.end == stack.layers.len() { output } else { 0 };
+                        let overhead = weights * gpus[share.gpu].overhead_per_mille.min(MAX_OVERHEAD_PER_MILLE) / 1000;
+                        prop_assert_eq!((share.weights, share.overhead), (weights, overhead));
+                        let kv = kv_per_token_layer * map.kv_tokens * share.layers.len() as u64;
+                        prop_assert_eq!(share.bytes, per_gpu + kv + weights + overhead);
+                        prop_assert!(share.bytes <= gpus[share.gpu].free);
+                    }
+                    prop_assert_eq!(next, stack.layers.len());
+                    let order = used(&map);
+                    let mut distinct = order.clone();
+                    distinct.sort_unstable();
+                    distinct.dedup();
+                    prop_assert_eq!(distinct.len(), map.shares.len(), "each GPU is used once");
+                    // One more token does not fit in this order of GPUs, or exceeds the limit.
+                    let larger = fill(&stack, &gpus, &order, map.kv_tokens + 1);
+                    prop_assert!(larger.is_none() || map.kv_tokens == max_tokens);
+                }
+                Err(_) => {
+                    // No single GPU fits it either.
+                    for gpu in 0..gpus.len() {
+                        prop_assert!(fill(&stack, &gpus, &[gpu], min_tokens).is_none());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The prefix cache: an index of the KV blocks with known contents, as a tree of prefixes.
+//!
+//! A block is known by everything its keys and values depend on: the salt and all tokens up to the block's end. Each
+//! node of the tree is one block below the prefix that precedes it, so equal prefixes of different sequences are one
+//! path, found without hashes that could collide. Ids of prefixes are never reused: a stale one finds nothing.
+
+use std::collections::HashMap;
+
+/// Identifies one block of a pool, by its index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub(crate) u32);
+
+impl BlockId {
+    /// Index of the block in its pool.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Identifies a prefix that ends with a known block. Never reused, so a stale id finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PrefixId(u64);
+
+impl PrefixId {
+    /// The empty prefix. Sequences with different salts share no blocks.
+    pub fn empty(salt: u8) -> Self {
+        Self(u64::from(salt))
+    }
+}
+
+/// Ids from here on are prefixes; smaller ones are the salts of empty prefixes.
+const FIRST_PREFIX_ID: u64 = 256;
+
+/// Everything that the contents of a block depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockKey {
+    /// As in [`PrefixId::empty`].
+    pub salt: u8,
+    /// All tokens from the start of the sequence to the end of the block. The last block is whole unless a finished
+    /// sequence ended in it.
+    pub tokens: Vec<u32>,
+}
+
+#[derive(Debug, Clone)]
+struct KnownBlock {
+    parent: PrefixId,
+    prefix: PrefixId,
+    /// Tokens of this block alone; fewer than the block size only at the end of a finished sequence.
+    tokens: Vec<u32>,
+}
+
+/// The known blocks of one pool.
+#[derive(Debug, Clone)]
+pub(crate) struct PrefixTree {
+    /// By index of the block; `None` if its contents are not known.
+    known: Vec<Option<KnownBlock>>,
+    children: HashMap<PrefixId, Vec<BlockId>>,
+    /// The last block of each prefix.
+    last_blocks: HashMap<PrefixId, BlockId>,
+    next_id: u64,
+}
+
+impl PrefixTree {
+    /// A tree for a pool of `blocks` blocks, none of them known.
+    pub(crate) fn new(blocks: usize) -> Self {
+        Self {
+            known: vec![None; blocks],
+            children: HashMap::new(),
+            last_blocks: HashMap::new(),
+            next_id: FIRST_PREFIX_ID,
+        }
+    }
+
+    /// Whether the contents of `block` are known.
+    pub(crate) fn contains(&self, block: BlockId) -> bool {
+        self.known[block.index()].is_some()
+    }
+
+    /// The prefix that ends with `block`.
+    pub(crate) fn prefix(&self, block: BlockId) -> Option<PrefixId> {
+        self.known[block.index()].as_ref().map(|known| known.prefix)
+    }
+
+    /// What the contents of `block` depend on; `None` if they are not known, or an earlier block of its prefix is no
+    /// longer.
+    pub(crate) fn key(&self, block: BlockId) -> Option<BlockKey> {
+        let mut known = self.known[block.index()].as_ref()?;
+        let mut chunks = vec![&known.tokens];
+        while known.parent.0 >= FIRST_PREFIX_ID {
+            known = self.known[self.last_blocks.get(&known.parent)?.index()].as_ref()?;
+            chunks.push(&known.tokens);
+        }
+        let salt = u8::try_from(known.parent.0).ok()?;
+        Some(BlockKey { salt, tokens: chunks.into_iter().rev().flatten().copied().collect() })
+    }
+
+    /// The block that holds exactly `tokens` after `parent`.
+    pub(crate) fn child(&self, parent: PrefixId, tokens: &[u32]) -> Option<BlockId> {
+        let matches = |block: &&BlockId| self.known[block.index()].as_ref().is_some_and(|known| known.tokens == tokens);
+        self.children.get(&parent)?.iter().find(matches).copied()
+    }
+
+    /// The block after `parent` that shares the most leading positions with `tokens`, and how many; `None` if none
+    /// does.
+    pub(crate) fn longest_partial(&self, parent: PrefixId, tokens: &[u32]) -> Option<(BlockId, usize)> {
+        let shared = |block: &BlockId| {
+            let known = self.known[block.index()].as_ref()?;
+            Some((known.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count(), *block))
+        };
+        let (count, block) = self.children.get(&parent)?.iter().filter_map(shared).max()?;
+        (count > 0).then_some((block, count))
+    }
+
+    /// Records that `block` holds `tokens` after `parent`, in place of what was known of it. Returns the new prefix.
+    pub(crate) fn insert(&mut self, block: BlockId, parent: PrefixId, tokens: &[u32]) -> PrefixId {
+        self.remove(block);
+        let prefix = PrefixId(self.next_id);
+        self.next_id += 1;
+        self.known[block.index()] = Some(KnownBlock { parent, prefix, tokens: tokens.to_vec() });
+        self.children.entry(parent).or_default().push(block);
+        self.last_blocks.insert(prefix, block);
+        prefix
+    }
+
+    /// Forgets the contents of `block`, if they are known.
+    pub(crate) fn remove(&mut self, block: BlockId) {
+        let Some(known) = self.known[block.index()].take() else { return };
+        self.last_blocks.remove(&known.prefix);
+        if let Some(siblings) = self.children.get_mut(&known.parent) {
+            siblings.retain(|sibling| *sibling != block);
+            if siblings.is_empty() {
+                self.children.remove(&known.parent);
+            }
+        }
+    }
+}

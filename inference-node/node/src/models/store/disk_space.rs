@@ -1,0 +1,170 @@
+//! Removal of models: on request, or to free disk space for another.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use cfq_proto::model::ModelId;
+
+use super::{FetchSource, InstallState, InstalledModel, ModelLocation, ModelStore};
+use crate::models::file_lock::FileLock;
+use crate::models::hub;
+use crate::models::quota::{EvictionCandidate, QuotaShortfall, plan_evictions};
+use crate::models::record::ModelRecord;
+use crate::models::{ModelError, PullProgress, file_error};
+
+/// Disk space left free, in bytes: the database and the logs may be on the same disk.
+const DISK_RESERVE_BYTES: u64 = 256 << 20;
+
+impl ModelStore {
+    /// Removes a fetched model, or the unfinished fetch of one. Returns the bytes freed.
+    ///
+    /// # Errors
+    /// [`ModelError::NotInstalled`], [`ModelError::InUse`], [`ModelError::FetchInProgress`], [`ModelError::LocalFile`]
+    /// or [`ModelError::Io`].
+    pub fn remove(&self, model: &ModelId) -> Result<u64, ModelError> {
+        let location = self.location(model)?;
+        let partial = hub::partial_folder(&location.folder, model);
+        if self.record(model, &location)?.is_none() && !partial.exists() {
+            return Err(ModelError::NotInstalled { model: model.clone() });
+        }
+        let Some(_pull_lock) = FileLock::try_exclusive(&location.pull_lock())? else {
+            return Err(ModelError::FetchInProgress { model: model.clone() });
+        };
+        self.remove_locked(model, &location)
+    }
+
+    /// As [`Self::remove`], for the holder of the folder's pull lock.
+    fn remove_locked(&self, model: &ModelId, location: &ModelLocation<'_>) -> Result<u64, ModelError> {
+        let Some(_use_lock) = FileLock::try_exclusive_briefly(&location.use_lock())? else {
+            return Err(ModelError::InUse { model: model.clone() });
+        };
+        let before = used_bytes(&self.dir);
+        if let Some(record) = self.record(model, location)? {
+            // The record is removed first: without it the remaining files are not taken for a model.
+            if location.record_file().exists() {
+                fs::remove_file(location.record_file()).map_err(file_error("remove", &location.record_file()))?;
+            }
+            match &location.source {
+                FetchSource::Package(package) => {
+                    let folder = self.dir.join(package.folder());
+                    if folder.exists() {
+                        fs::remove_dir_all(&folder).map_err(file_error("remove", &folder))?;
+                    }
+                }
+                FetchSource::Hub { .. } => self.remove_files(&record, &self.records_in(&location.folder)?)?,
+            }
+        }
+        let partial = hub::partial_folder(&location.folder, model);
+        if partial.exists() {
+            fs::remove_dir_all(&partial).map_err(file_error("remove", &partial))?;
+        }
+        Ok(before.saturating_sub(used_bytes(&self.dir)))
+    }
+
+    /// Removes the files of `removed` that none of the `remaining` records names, and the folders that become empty.
+    pub(super) fn remove_files(
+        &self,
+        removed: &ModelRecord,
+        remaining: &[(PathBuf, ModelRecord)],
+    ) -> Result<(), ModelError> {
+        let named: BTreeSet<&Path> =
+            remaining.iter().flat_map(|(_, record)| &record.files).map(|file| file.path.as_path()).collect();
+        for file in removed.files.iter().filter(|file| !named.contains(file.path.as_path())) {
+            let path = self.dir.join(&file.path);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(file_error("remove", &path)(error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+            for folder in path.ancestors().skip(1).take_while(|folder| **folder != *self.dir) {
+                // Not empty: other models need it.
+                if fs::remove_dir(folder).is_err() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees space for `need` more bytes: evicts models as the quota requires, then checks the disk.
+    pub(super) fn free_space(
+        &self,
+        model: &ModelId,
+        location: &ModelLocation<'_>,
+        need: u64,
+        report: &mut dyn FnMut(PullProgress),
+    ) -> Result<(), ModelError> {
+        // Hard-linked files free less than their size: plan again until nothing more has to be evicted.
+        while let Some(quota) = self.quota {
+            let installed = self.list()?;
+            let protected = |i: &InstalledModel| {
+                let bound = i.model == *model || self.bound.contains(&i.model);
+                i.pinned || i.in_use || bound || i.state != InstallState::Ready
+            };
+            let candidate = |i: &InstalledModel| EvictionCandidate {
+                bytes: i.bytes,
+                used_at: i.used_at.unwrap_or(0),
+                protected: protected(i),
+            };
+            let candidates: Vec<EvictionCandidate> = installed.iter().map(candidate).collect();
+            // Models that are being fetched count with their full size.
+            let remaining: u64 =
+                installed.iter().filter(|i| i.model != *model).map(InstalledModel::remaining_bytes).sum();
+            let used = used_bytes(&self.dir) + remaining;
+            let exceeded = |shortfall: QuotaShortfall| {
+                let model = model.clone();
+                ModelError::QuotaExceeded { model, need, used, quota, missing: shortfall.bytes }
+            };
+            let evicted = plan_evictions(used, need, quota, &candidates).map_err(exceeded)?;
+            if evicted.is_empty() {
+                break;
+            }
+            for i in evicted {
+                let other = &installed[i].model;
+                let other_location = self.location(other)?;
+                let bytes = if other_location.folder == location.folder {
+                    self.remove_locked(other, &other_location)?
+                } else {
+                    self.remove(other)?
+                };
+                tracing::info!(model = %other, bytes, "model evicted from disk");
+                report(PullProgress::Evicted { model: other.clone(), bytes });
+            }
+        }
+        let free = free_bytes(&self.dir).map_err(file_error("read the free space of", &self.dir))?;
+        if need > 0 && free < need.saturating_add(DISK_RESERVE_BYTES) {
+            return Err(ModelError::DiskFull { model: model.clone(), need, free, folder: self.dir.clone() });
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of all files below a folder; hard-linked files count once.
+fn used_bytes(folder: &Path) -> u64 {
+    fn walk(folder: &Path, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
+        let Ok(entries) = fs::read_dir(folder) else { return 0 };
+        entries
+            .flatten()
+            .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
+            .map(|(path, meta)| {
+                if meta.is_dir() {
+                    walk(&path, seen)
+                } else if seen.insert((meta.dev(), meta.ino())) {
+                    meta.len()
+                } else {
+                    0
+                }
+            })
+            .sum()
+    }
+    walk(folder, &mut BTreeSet::new())
+}
+
+/// Bytes that unprivileged users may still write on a folder's disk.
+fn free_bytes(folder: &Path) -> std::io::Result<u64> {
+    let disk = rustix::fs::statvfs(folder)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}

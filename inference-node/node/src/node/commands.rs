@@ -1,0 +1,54 @@
+//! Commands of the scheduler to this node.
+
+use std::sync::Arc;
+
+use cfq_link::session::Incoming;
+use cfq_proto::messages::NodeCommand;
+use cfq_proto::model::ModelId;
+
+use super::context::{NodeContext, StopReason};
+use super::error::with_causes;
+use crate::models::{ModelStore, Presence};
+
+/// Handles commands until the connection closes.
+pub(super) async fn run(context: Arc<NodeContext>, store: ModelStore, mut commands: Incoming<NodeCommand>) {
+    while let Some(command) = commands.next().await {
+        let reply = match &command.body {
+            Ok(NodeCommand::Cancel { fence }) => {
+                if context.stop_attempt(fence, StopReason::Cancelled) {
+                    tracing::info!(job = %fence.job, attempt = fence.attempt, "cancelled");
+                }
+                continue;
+            }
+            Ok(NodeCommand::Report) => {
+                context.registration_wanted.notify_one();
+                continue;
+            }
+            Ok(NodeCommand::Prefill { hint }) => {
+                context.prefill_queue.add(hint.clone());
+                continue;
+            }
+            Ok(NodeCommand::Load { model }) => context.registry.load(model, || check_installed(&store, model)),
+            Ok(NodeCommand::Unload { model }) => context.registry.unload(model),
+            Err(error) => {
+                tracing::warn!(%error, "unreadable command ignored");
+                continue;
+            }
+        };
+        tracing::info!(command = ?command.body, ?reply, "model command handled");
+        if let Err(error) = command.reply(&reply).await {
+            tracing::debug!(%error, "reply not sent");
+        }
+    }
+}
+
+/// A model that the configuration does not name is served by command only if it need not be fetched.
+fn check_installed(store: &ModelStore, model: &ModelId) -> Result<(), String> {
+    match store.presence(model) {
+        Ok(Presence::Present) => Ok(()),
+        Ok(Presence::Missing { .. }) => {
+            Err(format!("{model} is not on this node's machine: `cfq models pull {model}` there fetches it"))
+        }
+        Err(error) => Err(with_causes(&error)),
+    }
+}

@@ -1,0 +1,172 @@
+//! What the tasks of a node share, and the attempts that run on it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cfq_link::Session;
+use cfq_link::lease::LeaseKeeper;
+use cfq_proto::ids::{BootId, NodeId};
+use cfq_proto::messages::{JobFence, WorkOrder};
+use cfq_proto::model::ModelId;
+use cfq_proto::subject;
+use cfq_proto::timing::Timing;
+use tokio::sync::{Notify, watch};
+
+use super::model_registry::ModelRegistry;
+use super::speculative_prefill::PrefillQueue;
+
+/// Why an attempt must stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StopReason {
+    /// The scheduler withdrew the job.
+    Cancelled,
+    /// The node stops.
+    Drained,
+    /// The node yields to this program.
+    Yielded { to: String },
+    /// The lease expired or was revoked: another node may run the job already, so nothing is reported.
+    LostLease,
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled => f.write_str("cancelled by the scheduler"),
+            Self::Drained => f.write_str("its node stops"),
+            Self::Yielded { to } => write!(f, "its node yields to {to}"),
+            Self::LostLease => f.write_str("its lease was lost"),
+        }
+    }
+}
+
+/// Receiver of the reason for which an attempt must stop.
+#[derive(Debug, Clone)]
+pub(super) struct StopSignal(watch::Receiver<Option<StopReason>>);
+
+impl StopSignal {
+    /// The reason, once there is one.
+    pub(super) fn reason(&self) -> Option<StopReason> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for the reason.
+    pub(super) async fn stopped(&mut self) -> StopReason {
+        match self.0.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(StopReason::Drained),
+            // The sender is dropped with the attempt only.
+            Err(_) => StopReason::Drained,
+        }
+    }
+}
+
+/// An attempt in the table.
+struct AttemptEntry {
+    model: ModelId,
+    stop: watch::Sender<Option<StopReason>>,
+}
+
+impl AttemptEntry {
+    /// Stops the attempt; the first reason counts.
+    fn stop(&self, reason: StopReason) {
+        self.stop.send_if_modified(|current| {
+            let first = current.is_none();
+            if first {
+                *current = Some(reason);
+            }
+            first
+        });
+    }
+}
+
+/// What the tasks of a node share.
+pub(super) struct NodeContext {
+    pub(super) node: NodeId,
+    pub(super) boot: BootId,
+    pub(super) session: Session,
+    pub(super) keeper: LeaseKeeper,
+    pub(super) registry: Arc<ModelRegistry>,
+    pub(super) timing: Timing,
+    /// Notified when the node has to register again.
+    pub(super) registration_wanted: Notify,
+    pub(super) prefill_queue: Arc<PrefillQueue>,
+    pub(super) attempts: AttemptTable,
+}
+
+/// The running attempts.
+#[derive(Default)]
+pub(super) struct AttemptTable(Mutex<HashMap<JobFence, AttemptEntry>>);
+
+impl NodeContext {
+    fn attempts(&self) -> MutexGuard<'_, HashMap<JobFence, AttemptEntry>> {
+        // Plain data, consistent even if a holder panicked.
+        self.attempts.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subject of this node for the verb.
+    pub(super) fn subject(&self, verb: &str) -> String {
+        subject::node(&self.node, verb)
+    }
+
+    /// Registers an attempt; `None` if it runs already, as with an order that was delivered twice.
+    pub(super) fn begin_attempt(self: &Arc<Self>, order: &WorkOrder) -> Option<RunningAttempt> {
+        let fence = order.fence;
+        match self.attempts().entry(fence) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(free) => {
+                let (stop, receiver) = watch::channel(None);
+                free.insert(AttemptEntry { model: order.model.clone(), stop });
+                Some(RunningAttempt { fence, stop: StopSignal(receiver), context: self.clone() })
+            }
+        }
+    }
+
+    /// Stops one attempt; returns whether it runs here.
+    pub(super) fn stop_attempt(&self, fence: &JobFence, reason: StopReason) -> bool {
+        self.attempts().get(fence).map(|attempt| attempt.stop(reason)).is_some()
+    }
+
+    /// Stops all attempts.
+    pub(super) fn stop_all_attempts(&self, reason: &StopReason) {
+        self.attempts().values().for_each(|attempt| attempt.stop(reason.clone()));
+    }
+
+    /// Stops the attempts on models that yield, so that their jobs are released.
+    pub(super) fn release_jobs(&self) {
+        for attempt in self.attempts().values() {
+            if let Some(to) = self.registry.yields_to(&attempt.model) {
+                attempt.stop(StopReason::Yielded { to });
+            }
+        }
+    }
+}
+
+/// An attempt in the table of running ones; removed when dropped.
+pub(super) struct RunningAttempt {
+    pub(super) fence: JobFence,
+    pub(super) stop: StopSignal,
+    context: Arc<NodeContext>,
+}
+
+impl Drop for RunningAttempt {
+    fn drop(&mut self) {
+        self.context.attempts().remove(&self.fence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn first_stop_reason_counts() {
+        let (stop, receiver) = watch::channel(None);
+        let attempt = AttemptEntry { model: "path:/m".parse().unwrap(), stop };
+        let mut signal = StopSignal(receiver);
+        assert_eq!(signal.reason(), None);
+        attempt.stop(StopReason::Yielded { to: "game on cuda:0".to_owned() });
+        attempt.stop(StopReason::Drained);
+        assert_eq!(signal.stopped().await.to_string(), "its node yields to game on cuda:0");
+    }
+}

@@ -1,0 +1,106 @@
+//! Memory estimates for the planner, from the headers of model files.
+
+use std::path::PathBuf;
+
+use cfq_engine::cuda::{Gpu, estimate_on_gpus};
+use cfq_engine::{EngineLimits, LoadError, MemoryEstimate, estimate};
+use cfq_proto::model::{ModelId, ModelSource};
+
+use super::Loader;
+use super::load::measurement_key;
+use super::plan::event::{Estimate, EstimateRequest};
+use super::plan::host_estimate::HostEstimate;
+use crate::models::{InstallState, LoadMeasurements, MeasuredLoad};
+use crate::node::error::with_causes;
+
+/// The terms of an estimate, from its smallest and its largest form. `fit` returns the estimate for these bytes.
+pub(super) fn host_estimate(fit: impl Fn(u64) -> Result<MemoryEstimate, LoadError>) -> Result<HostEstimate, LoadError> {
+    let (path, smallest) = match fit(0) {
+        Err(LoadError::DoesNotFit { path, source }) => (path, source.estimate),
+        Err(error) => return Err(error),
+        Ok(nothing) => (PathBuf::new(), nothing),
+    };
+    let max_kv_tokens = fit(u64::MAX).map_or(smallest.kv_tokens, |largest| largest.kv_tokens);
+    Ok(HostEstimate { path, smallest, max_kv_tokens })
+}
+
+impl Loader {
+    pub(super) fn estimate(&self, model: &ModelId, request: EstimateRequest) -> Estimate {
+        let may_fetch = match request {
+            EstimateRequest::Host { may_fetch } => may_fetch,
+            EstimateRequest::Gpus { .. } => true,
+        };
+        let path = match self.installed_path(model) {
+            Some(path) => path,
+            None if may_fetch => match self.fetch(model) {
+                // It stays where it is; the load holds it again.
+                Ok(held) => held.path.clone(),
+                Err(reason) => return Estimate::FetchFailed { reason },
+            },
+            None => return Estimate::NotInstalled,
+        };
+        match request {
+            EstimateRequest::Host { .. } => {
+                let overhead = self.host_overhead(model);
+                match host_estimate(|memory| estimate(&path, self.limits(memory), overhead)) {
+                    Ok(estimate) => Estimate::Host(estimate),
+                    Err(error) => Estimate::HostUnreadable { reason: with_causes(&error) },
+                }
+            }
+            EstimateRequest::Gpus { free } => {
+                let gpus = self.gpus_with(model, &free);
+                let fit = estimate_on_gpus(&path, &gpus, self.limits(0)).map_err(|error| with_causes(&error));
+                Estimate::Gpus { free, fit }
+            }
+        }
+    }
+
+    pub(super) fn limits(&self, memory: u64) -> EngineLimits {
+        EngineLimits { memory, max_sequences: self.config.max_sequences }
+    }
+
+    /// Where the model's file is, if it need not be fetched.
+    fn installed_path(&self, model: &ModelId) -> Option<PathBuf> {
+        match model.source() {
+            ModelSource::Path(path) => Some(path),
+            _ => {
+                let installed = self.store.show(model).ok()?;
+                // The path of an unfinished fetch is the folder of its parts.
+                (installed.state == InstallState::Ready).then_some(installed.path)
+            }
+        }
+    }
+
+    /// Estimate on the GPUs with nothing else on them, if the model fits there.
+    pub(super) fn estimate_alone_on_gpus(&self, model: &ModelId) -> Option<MemoryEstimate> {
+        if self.gpus.is_empty() {
+            return None;
+        }
+        let capacities: Vec<u64> = self.gpus.iter().map(|gpu| gpu.free).collect();
+        let path = self.installed_path(model)?;
+        estimate_on_gpus(&path, &self.gpus_with(model, &capacities), self.limits(0)).ok()
+    }
+
+    /// Measured overhead of earlier loads on the host, in per mille of the prediction.
+    pub(super) fn host_overhead(&self, model: &ModelId) -> u64 {
+        self.measured(model).and_then(|measured| measured.on_device("cpu")).map_or(0, MeasuredLoad::overhead_per_mille)
+    }
+
+    /// The GPUs with these free bytes, each with the measured overhead of this model's earlier loads there.
+    pub(super) fn gpus_with(&self, model: &ModelId, free: &[u64]) -> Vec<Gpu> {
+        let measured = self.measured(model);
+        let with = |(gpu, free): (&Gpu, &u64)| {
+            let took = measured.as_ref().and_then(|measured| measured.on_device(&measurement_key(gpu)));
+            Gpu { free: *free, overhead_per_mille: took.map_or(0, MeasuredLoad::overhead_per_mille), ..gpu.clone() }
+        };
+        self.gpus.iter().zip(free).map(with).collect()
+    }
+
+    /// What earlier loads of the model took.
+    pub(super) fn measured(&self, model: &ModelId) -> Option<LoadMeasurements> {
+        self.store.load_measurements(model).unwrap_or_else(|error| {
+            tracing::warn!(%model, reason = with_causes(&error), "measurements of earlier loads are not used");
+            None
+        })
+    }
+}

@@ -1,0 +1,41 @@
+//! The record of a load in progress, on disk: if it is still there in a later process, the load ended the earlier one.
+
+use cfq_engine::Bytes;
+use cfq_proto::model::ModelId;
+
+use crate::models::{MeasuredLoad, ModelError, ModelStore};
+use crate::node::error::with_causes;
+
+/// Exists while a load runs; dropping it removes the record and stores the measurements.
+pub(super) struct LoadRecord<'a> {
+    store: &'a ModelStore,
+    model: &'a ModelId,
+    /// What the load took on each device where that was measured.
+    pub(super) took: Vec<(String, MeasuredLoad)>,
+}
+
+impl<'a> LoadRecord<'a> {
+    pub(super) fn begin(store: &'a ModelStore, model: &'a ModelId) -> Self {
+        log_failure(model, store.record_load_start(model));
+        let record = Self { store, model, took: Vec::new() };
+        cfq_link::failpoint::hit("node.loading");
+        record
+    }
+}
+
+impl Drop for LoadRecord<'_> {
+    fn drop(&mut self) {
+        for (device, took) in &self.took {
+            let (model, predicted, measured) = (self.model, Bytes(took.predicted), Bytes(took.measured));
+            tracing::info!(%model, device, %predicted, %measured, "load measured");
+        }
+        log_failure(self.model, self.store.record_load_end(self.model, &self.took));
+    }
+}
+
+/// A model folder that this user may not write has no records.
+fn log_failure(model: &ModelId, written: Result<(), ModelError>) {
+    if let Err(error) = written {
+        tracing::debug!(%model, reason = with_causes(&error), "load not recorded");
+    }
+}

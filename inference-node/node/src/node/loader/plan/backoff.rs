@@ -1,0 +1,85 @@
+//! Waits of models that did not fit, so that they are not tried again and again. The wait grows with every try.
+//!
+//! During the wait the ledger reports the model as unusable, with the reason; afterwards it is on disk again and the
+//! next job that needs it has it tried. A request by hand (`cfq models load`) is tried at once.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use cfq_proto::model::ModelId;
+use cfq_proto::node::ModelState;
+
+/// Number of times the first wait is doubled: with the default accept time the longest wait is three minutes.
+const MAX_DOUBLINGS: u32 = 4;
+
+#[derive(Debug, Clone, PartialEq)]
+struct Entry {
+    tries: u32,
+    /// When it may be tried again, and its state from then on; `None` while it is tried.
+    due: Option<(Instant, ModelState)>,
+}
+
+/// The waits of all models.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Backoff {
+    first: Duration,
+    entries: BTreeMap<ModelId, Entry>,
+}
+
+impl Backoff {
+    pub fn new(first: Duration) -> Self {
+        Self { first, entries: BTreeMap::new() }
+    }
+
+    /// Starts the next wait of the model and returns its length. `state` is returned when it ends.
+    pub fn start(&mut self, model: &ModelId, state: ModelState, now: Instant) -> Duration {
+        let entry = self.entries.entry(model.clone()).or_insert(Entry { tries: 0, due: None });
+        let wait = self.first * (1 << entry.tries.min(MAX_DOUBLINGS));
+        entry.tries += 1;
+        entry.due = Some((now + wait, state));
+        wait
+    }
+
+    /// Forgets all tries of the model.
+    pub fn reset(&mut self, model: &ModelId) {
+        self.entries.remove(model);
+    }
+
+    /// The end of the next wait.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.entries.values().filter_map(|entry| entry.due.as_ref().map(|(at, _)| *at)).min()
+    }
+
+    /// The models whose wait is over; each is returned once.
+    pub fn take_due(&mut self, now: Instant) -> Vec<(ModelId, ModelState)> {
+        let due = |(model, entry): (&ModelId, &mut Entry)| {
+            let (_, state) = entry.due.take_if(|(at, _)| *at <= now)?;
+            Some((model.clone(), state))
+        };
+        self.entries.iter_mut().filter_map(due).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::node::Residency;
+
+    use super::*;
+    use crate::node::model_registry::model_state;
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_are_reset() {
+        let (mut backoff, now) = (Backoff::new(Duration::from_secs(12)), Instant::now());
+        let model: ModelId = "path:/m.gguf".parse().unwrap();
+        let state = model_state(&model, Residency::Available);
+        let waits: Vec<u64> = (0..7).map(|_| backoff.start(&model, state.clone(), now).as_secs()).collect();
+        assert_eq!(waits, [12, 24, 48, 96, 192, 192, 192]);
+        assert_eq!(backoff.next_due(), Some(now + Duration::from_secs(192)));
+        assert!(backoff.take_due(now + Duration::from_secs(191)).is_empty());
+        assert_eq!(backoff.take_due(now + Duration::from_secs(192)), [(model.clone(), state.clone())]);
+        let later = now + Duration::from_secs(192);
+        assert!(backoff.take_due(later).is_empty() && backoff.next_due().is_none(), "each is returned once");
+        backoff.reset(&model);
+        assert_eq!(backoff.start(&model, state, now).as_secs(), 12);
+    }
+}

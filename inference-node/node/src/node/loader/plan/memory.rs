@@ -1,0 +1,95 @@
+//! Host memory and GPU memory by three calculations: what is promised to no model, what the machine has of that now,
+//! and what there would be after all permitted evictions.
+
+use super::state::{GpuBytes, GpuCapacity, LoadedModel, LoaderState};
+
+/// Resolution of [`LoaderState::reported_free`]: a ledger that changed with every page would be sent for every page.
+const REPORTED_STEP_BYTES: u64 = 64 << 20;
+
+impl LoaderState {
+    /// Bytes of host memory that are promised to no model. Cached weights count as free, since they are dropped when
+    /// memory is needed.
+    pub fn unpromised(&self) -> u64 {
+        self.config.host_bytes.saturating_sub(self.engines().map(|(_, loaded)| loaded.host_bytes).sum())
+    }
+
+    /// The part of [`Self::unpromised`] that the machine has now, without the cached weights.
+    pub fn have(&self) -> u64 {
+        let available = self.observed.available.saturating_sub(self.unallocated_bytes());
+        self.unpromised().saturating_sub(self.cached_bytes()).min(available)
+    }
+
+    /// Bytes that a load may take without an eviction, for the ledger.
+    pub fn reported_free(&self) -> u64 {
+        let bytes = self.have().saturating_add(self.cached_bytes()).min(self.unpromised());
+        bytes - bytes % REPORTED_STEP_BYTES
+    }
+
+    /// Bytes of all cached weights.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cached.iter().map(|cached| cached.bytes).sum()
+    }
+
+    /// Bytes that the machine still reports as available and that are promised: KV pools that are not filled yet, and
+    /// the rest of the host KV cache.
+    pub fn unallocated_bytes(&self) -> u64 {
+        let engines = self.engines().map(|(model, _)| self.unallocated(model)).sum::<u64>();
+        engines.saturating_add(self.observed.kv_cache_unallocated)
+    }
+
+    /// Bytes of host memory after all permitted evictions and without cached weights. A model gives back at most what
+    /// it was promised.
+    pub fn at_most(&self) -> u64 {
+        let (staying, evictable) = self.staying_and_evictable();
+        let bytes = |of: &[&LoadedModel]| of.iter().map(|loaded| loaded.host_bytes).fold(0, u64::saturating_add);
+        let freed = bytes(&evictable).saturating_add(self.cached_bytes());
+        let there = self.observed.available.saturating_add(freed).saturating_sub(self.unallocated_bytes());
+        self.config.host_bytes.saturating_sub(bytes(&staying)).min(there)
+    }
+
+    /// Engines that stay whatever is requested, and engines that may be evicted or are already draining.
+    fn staying_and_evictable(&self) -> (Vec<&LoadedModel>, Vec<&LoadedModel>) {
+        let (mut staying, mut evictable) = (Vec::new(), Vec::new());
+        for (model, loaded) in &self.loaded {
+            if self.is_pinned(model) { staying.push(loaded) } else { evictable.push(loaded) }
+        }
+        evictable.extend(self.draining.iter().map(|(_, loaded)| loaded));
+        (staying, evictable)
+    }
+
+    /// Capacities of the GPUs.
+    pub(super) fn gpu_capacities(&self) -> Vec<u64> {
+        self.gpus().iter().map(|gpu| gpu.bytes).collect()
+    }
+
+    /// Free bytes of each GPU now.
+    pub fn gpu_free_now(&self) -> Vec<u64> {
+        self.gpu_free_beside(&self.engines().map(|(_, loaded)| loaded).collect::<Vec<_>>(), &[])
+    }
+
+    /// Free bytes of each GPU after all permitted evictions.
+    pub(super) fn gpu_free_at_most(&self) -> Vec<u64> {
+        let (staying, evictable) = self.staying_and_evictable();
+        self.gpu_free_beside(&staying, &evictable)
+    }
+
+    /// Free bytes of each GPU beside the engines that stay, once the others have given theirs back.
+    ///
+    /// Models together may take what was free when the GPU was opened. The driver also reports what is free now;
+    /// scratch memory of the staying models is missing from that only during a pass, so it is subtracted.
+    fn gpu_free_beside(&self, staying: &[&LoadedModel], leaving: &[&LoadedModel]) -> Vec<u64> {
+        let sum = |of: &[&LoadedModel], gpu: &GpuCapacity, bytes: fn(&GpuBytes) -> u64| {
+            let on_gpu = of.iter().flat_map(|loaded| &loaded.gpus).filter(|share| share.gpu == gpu.index);
+            on_gpu.map(bytes).sum::<u64>()
+        };
+        let free = |(at, gpu): (usize, &GpuCapacity)| {
+            let unpromised = gpu.bytes.saturating_sub(sum(staying, gpu, |share| share.bytes));
+            let driver = self.observed.gpu_free.get(at).copied().flatten().map(|free| {
+                let after = free.saturating_add(sum(leaving, gpu, |share| share.bytes));
+                after.saturating_sub(sum(staying, gpu, |share| share.later))
+            });
+            unpromised.min(driver.unwrap_or(u64::MAX))
+        };
+        self.gpus().iter().enumerate().map(free).collect()
+    }
+}

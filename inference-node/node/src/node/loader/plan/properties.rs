@@ -1,0 +1,271 @@
+//! Properties of the planner over random histories, and the policies one by one.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::event::{Command, Event, Status};
+use super::sim::{FIRST_RETRY, FRESH_GRACE, Sim, SimModel, model_id};
+use super::state::ModelPhase;
+use super::state::StartModel;
+
+/// Something that happens to the machine.
+#[derive(Debug, Clone)]
+enum Action {
+    Request(usize),
+    Unload(usize),
+    StartSequence(usize),
+    EndSequences(usize),
+    Advance(u64),
+    Pin(usize, bool),
+    Yield(bool),
+    OtherProgram(u64),
+    LoadTogether(Vec<usize>),
+}
+
+const MODELS: usize = 5;
+
+fn action() -> impl Strategy<Value = Action> {
+    let model = 0..MODELS;
+    prop_oneof![
+        6 => model.clone().prop_map(Action::Request),
+        1 => model.clone().prop_map(Action::Unload),
+        4 => model.clone().prop_map(Action::StartSequence),
+        4 => model.clone().prop_map(Action::EndSequences),
+        2 => (0u64..20_000).prop_map(Action::Advance),
+        1 => (model.clone(), any::<bool>()).prop_map(|(model, pinned)| Action::Pin(model, pinned)),
+        1 => any::<bool>().prop_map(Action::Yield),
+        1 => (0u64..60).prop_map(Action::OtherProgram),
+        1 => prop::collection::vec(model, 0..MODELS).prop_map(Action::LoadTogether),
+    ]
+}
+
+fn sim_model() -> impl Strategy<Value = SimModel> {
+    let sizes = (1u64..60, 1u64..20, 0u64..60, prop::option::of(1u64..80));
+    (sizes, prop::bool::weighted(0.8), prop::bool::weighted(0.9)).prop_map(
+        |((weights, min_kv_tokens, more, gpu_bytes), is_installed, is_readable)| SimModel {
+            weights,
+            min_kv_tokens,
+            max_kv_tokens: min_kv_tokens + more,
+            gpu_bytes,
+            is_installed,
+            is_readable,
+        },
+    )
+}
+
+fn perform(sim: &mut Sim, action: Action) {
+    match action {
+        Action::Request(model) => {
+            // The registry refuses requests during a yield; those before it are still in the queue.
+            sim.request(&model_id(model));
+        }
+        Action::Unload(model) => {
+            sim.process(Event::UnloadRequested(model_id(model)));
+        }
+        Action::StartSequence(model) => sim.start_sequence(&model_id(model)),
+        Action::EndSequences(model) => sim.end_sequences(&model_id(model)),
+        Action::Advance(ms) => sim.advance(Duration::from_millis(ms)),
+        Action::Pin(model, true) => {
+            sim.pinned.insert(model_id(model));
+        }
+        Action::Pin(model, false) => {
+            sim.pinned.remove(&model_id(model));
+        }
+        Action::Yield(yielding) => {
+            sim.yielding = yielding;
+            sim.process(Event::EnginesChanged);
+        }
+        Action::OtherProgram(bytes) => sim.other_bytes = bytes,
+        Action::LoadTogether(models) => {
+            let pending = |model: &usize| {
+                let phase = sim.state.phase(&model_id(*model));
+                matches!(phase, ModelPhase::Unknown | ModelPhase::OnDisk | ModelPhase::Loading)
+            };
+            let models: std::collections::BTreeSet<usize> = models.into_iter().filter(pending).collect();
+            let start = |model: usize| StartModel { model: model_id(model), killed_loads: model / (MODELS - 1) * 2 };
+            sim.process(Event::LoadTogether(models.into_iter().map(start).collect()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    /// [`Sim`] checks each command: capacities, pins, useless evictions, backfill, yields, and that planning twice
+    /// changes nothing. Here every waiting model is also loaded or refused once the running sequences end.
+    #[test]
+    fn every_history_keeps_the_policy_and_no_model_waits_without_end(
+        models in prop::collection::vec(sim_model(), MODELS..=MODELS),
+        host_bytes in 0u64..150,
+        weight_cache_bytes in 0u64..80,
+        gpus in prop::collection::vec(0u64..120, 0..3),
+        shared_unloads in 0u32..4,
+        actions in prop::collection::vec(action(), 0..60),
+    ) {
+        let mut sim = Sim::new(host_bytes, weight_cache_bytes, &gpus, models);
+        sim.shared_unloads = shared_unloads;
+        for action in actions {
+            perform(&mut sim, action);
+        }
+        sim.yielding = false;
+        sim.process(Event::EnginesChanged);
+        for _ in 0..3 * MODELS {
+            (0..MODELS).for_each(|model| sim.end_sequences(&model_id(model)));
+            sim.run_for(FRESH_GRACE);
+        }
+        prop_assert!(sim.state.waiting.is_empty(), "{:?}", sim.state.waiting);
+        prop_assert!(sim.state.draining.is_empty() && sim.state.starting.is_empty() && sim.state.loading.is_none());
+        for model in 0..MODELS {
+            prop_assert!(sim.state.phase(&model_id(model)) != ModelPhase::Loading, "{model} waits in no line");
+        }
+    }
+}
+
+fn host_model(weights: u64) -> SimModel {
+    let (min_kv_tokens, max_kv_tokens) = (9, 9);
+    SimModel { weights, min_kv_tokens, max_kv_tokens, gpu_bytes: None, is_installed: true, is_readable: true }
+}
+
+/// A machine for `host_bytes`, with models of 30 bytes each of which 10 are for the KV pool and scratch memory.
+fn sim_of(host_bytes: u64, weight_cache_bytes: u64, models: usize) -> Sim {
+    Sim::new(host_bytes, weight_cache_bytes, &[], vec![host_model(20); models])
+}
+
+fn evictions(commands: &[Command]) -> Vec<usize> {
+    let evicted = commands.iter().filter_map(|command| match command {
+        Command::BeginUnload { model, .. } => (0..9).find(|index| model_id(*index) == *model),
+        _ => None,
+    });
+    evicted.collect()
+}
+
+fn use_once(sim: &mut Sim, model: usize) {
+    sim.start_sequence(&model_id(model));
+    sim.end_sequences(&model_id(model));
+}
+
+#[test]
+fn least_recently_used_idle_model_is_evicted_before_a_busy_one() {
+    let mut sim = sim_of(90, 0, 5);
+    for model in [0, 1, 2] {
+        sim.request(&model_id(model));
+    }
+    for model in [2, 0, 1] {
+        use_once(&mut sim, model);
+    }
+    sim.start_sequence(&model_id(2));
+    sim.start_sequence(&model_id(0));
+    // Model 1 is the most recently used idle one, but the only idle one.
+    assert_eq!(evictions(&sim.request(&model_id(3))), [1]);
+    assert_eq!(sim.state.phase(&model_id(3)), ModelPhase::Ready);
+    sim.start_sequence(&model_id(3));
+    // All are busy: the least recently used one takes no more sequences.
+    assert_eq!(evictions(&sim.request(&model_id(4))), [2]);
+    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Draining);
+    assert_eq!(sim.state.phase(&model_id(4)), ModelPhase::Loading);
+    sim.end_sequences(&model_id(2));
+    assert_eq!(sim.state.phase(&model_id(4)), ModelPhase::Ready);
+}
+
+#[test]
+fn fresh_model_stays_for_its_grace_period() {
+    let mut sim = sim_of(30, 0, 2);
+    sim.request(&model_id(0));
+    assert_eq!(evictions(&sim.request(&model_id(1))), [0; 0]);
+    sim.advance(FRESH_GRACE - Duration::from_millis(1));
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
+    assert!(sim.state.next_wakeup(sim.now) <= sim.now + Duration::from_secs(1));
+    sim.advance(Duration::from_millis(1));
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+}
+
+#[test]
+fn cached_weights_are_dropped_before_a_model_is_evicted() {
+    let mut sim = sim_of(70, 40, 3);
+    sim.request(&model_id(0));
+    sim.request(&model_id(1));
+    sim.process(Event::UnloadRequested(model_id(0)));
+    assert_eq!(sim.state.cached_bytes(), 20);
+    let commands = sim.request(&model_id(2));
+    assert!(commands.contains(&Command::DropCachedWeights { model: model_id(0) }), "{commands:?}");
+    assert_eq!(evictions(&commands), [0; 0]);
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+}
+
+#[test]
+fn weight_cache_drops_its_least_recently_used_weights() {
+    let mut sim = sim_of(90, 45, 3);
+    (0..3).for_each(|model| drop(sim.request(&model_id(model))));
+    for model in [1, 0, 2] {
+        sim.process(Event::UnloadRequested(model_id(model)));
+    }
+    let cached: Vec<_> = sim.state.cached.iter().map(|cached| cached.model.clone()).collect();
+    assert_eq!(cached, [model_id(0), model_id(2)]);
+}
+
+#[test]
+fn retry_waits_grow_and_a_request_by_hand_is_tried_at_once() {
+    let mut sim = sim_of(60, 0, 3);
+    sim.request(&model_id(0));
+    sim.request(&model_id(1));
+    sim.pinned = [model_id(0), model_id(1)].into();
+    for wait in [FIRST_RETRY, FIRST_RETRY * 2] {
+        let commands = sim.request(&model_id(2));
+        let refused = |command: &Command| match command {
+            Command::SetStatus { status: Status::Unusable { reason, permanent }, .. } => {
+                !permanent && reason.contains("these are pinned: path:/m0, path:/m1")
+            }
+            _ => false,
+        };
+        assert!(commands.iter().any(refused), "{commands:?}");
+        assert_eq!(sim.state.backoff.next_due(), Some(sim.now + wait));
+    }
+    sim.advance(FIRST_RETRY * 2);
+    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::OnDisk);
+    sim.pinned.clear();
+    sim.run_for(FRESH_GRACE);
+    sim.request(&model_id(2));
+    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Ready);
+    assert_eq!(sim.state.backoff.next_due(), None);
+}
+
+#[test]
+fn models_loaded_together_share_the_memory() {
+    let growing = SimModel { max_kv_tokens: 1000, ..host_model(20) };
+    let mut sim = Sim::new(120, 0, &[], vec![growing.clone(), growing.clone(), growing]);
+    let start = |model| StartModel { model: model_id(model), killed_loads: 0 };
+    sim.process(Event::LoadTogether((0..3).map(start).collect()));
+    let bytes: Vec<u64> = sim.state.loaded.values().map(|loaded| loaded.host_bytes).collect();
+    assert_eq!(bytes, [40, 40, 40]);
+}
+
+#[test]
+fn start_skips_models_without_space_or_with_killed_loads() {
+    let mut sim = sim_of(59, 0, 3);
+    let start = |(model, killed_loads)| StartModel { model: model_id(model), killed_loads };
+    sim.process(Event::LoadTogether([(0, 1), (1, 0), (2, 2)].map(start).into()));
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
+    assert!(matches!(&sim.statuses[&model_id(1)], Status::OnDisk { reason: Some(_), .. }), "{:?}", sim.statuses);
+    let Status::Unusable { reason, permanent: true } = &sim.statuses[&model_id(2)] else {
+        panic!("{:?}", sim.statuses)
+    };
+    assert!(reason.contains("ended the node the last 2 times"), "{reason}");
+    assert_eq!(sim.state.backoff.next_due(), None);
+}
+
+#[test]
+fn nothing_is_loaded_during_a_yield_and_unloads_continue() {
+    let mut sim = sim_of(30, 0, 2);
+    sim.request(&model_id(0));
+    sim.start_sequence(&model_id(0));
+    sim.yielding = true;
+    sim.process(Event::UnloadRequested(model_id(0)));
+    sim.request(&model_id(1));
+    sim.end_sequences(&model_id(0));
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::OnDisk);
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Loading);
+    sim.yielding = false;
+    sim.process(Event::EnginesChanged);
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+}

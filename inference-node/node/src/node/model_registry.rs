@@ -1,0 +1,378 @@
+//! The node's models: the published status of each, and the ledger made of them.
+//!
+//! One table under one mutex, so that the node can report its models from the first second, also while the loader
+//! thread is in the middle of a load. The [`super::loader`] loads and unloads models that are files, and publishes
+//! their status here. A load that fails or panics makes the model unusable, with the reason, and the node continues.
+
+mod requests;
+pub(in crate::node) mod yielding;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cfq_engine::{Changes, Engine};
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
+use tokio::sync::mpsc;
+
+use self::yielding::GpuClaims;
+use crate::config::Config;
+use crate::node::error::with_causes;
+use crate::proxy::{EndpointClient, ProxyEngine};
+
+/// Status of one model.
+#[derive(Clone)]
+pub enum ModelStatus {
+    Loading,
+    Ready(Arc<dyn Engine>),
+    /// It takes no more sequences; it is on disk when those that run have ended.
+    Unloading(Weak<dyn Engine>),
+    /// It could be loaded; with its last or its estimated state.
+    OnDisk(ModelState),
+    Unusable(String),
+}
+
+/// See [`ModelRegistry::idle_status`].
+pub enum IdleStatus {
+    /// No sequence runs on the model or on another one that shares a device with it, and no model is being loaded.
+    Now(Arc<dyn Engine>),
+    Later,
+    /// It is not loaded, or behind an endpoint, or the node stops or yields.
+    Never,
+}
+
+/// A request to the loader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LoaderCommand {
+    Load(ModelId),
+    Unload(ModelId),
+    /// Load all models of [`ModelRegistry::pending_loads`], which share the memory as at start.
+    LoadPending,
+}
+
+/// Maximum number of requests that wait while the loader loads a model.
+const MAX_QUEUED_COMMANDS: usize = 64;
+
+/// The models of this node. Shared by all its tasks.
+pub struct ModelRegistry {
+    /// The models that the configuration names; any other is reported only while it is of use.
+    configured: BTreeSet<ModelId>,
+    table: Mutex<Table>,
+    changes: Arc<Changes>,
+}
+
+struct Table {
+    statuses: BTreeMap<ModelId, ModelStatus>,
+    /// Number of uses of any model.
+    uses: u64,
+    /// The value of `uses` at the last use of each model.
+    last_use: BTreeMap<ModelId, u64>,
+    /// A panic outside any engine, on behalf of this model.
+    fault: Option<(ModelId, String)>,
+    /// Why the loader thread exited.
+    loader_failure: Option<String>,
+    ledger: Ledger,
+    gpu_claims: GpuClaims,
+    /// `None` once the node stops.
+    commands: Option<mpsc::Sender<LoaderCommand>>,
+}
+
+/// True if the model is a file, which the loader loads; false if it is behind an endpoint.
+fn is_file(model: &ModelId) -> bool {
+    match model.source() {
+        ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => true,
+        ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => false,
+    }
+}
+
+impl ModelRegistry {
+    /// All models of the configuration. Models behind endpoints are ready; files are to be loaded by the loader, which
+    /// receives the requests. Also returns the servers to watch.
+    pub fn new(
+        config: &Config,
+        changes: Arc<Changes>,
+    ) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>, Vec<Arc<EndpointClient>>) {
+        let mut servers: BTreeMap<&str, Result<Arc<EndpointClient>, String>> = BTreeMap::new();
+        for (name, endpoint) in &config.endpoints {
+            let server = EndpointClient::new(name, endpoint, &config.timing, changes.clone()).map_err(|error| {
+                let reason = with_causes(&error);
+                tracing::error!(endpoint = name, reason, "endpoint cannot be used");
+                reason
+            });
+            servers.insert(name, server);
+        }
+        let status = |model: &ModelId| match model.source() {
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => ModelStatus::Loading,
+            ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
+                Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
+                    Some(engine) => ModelStatus::Ready(Arc::new(engine)),
+                    None => ModelStatus::Unusable(format!("{model} names no model")),
+                },
+                Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
+                None => ModelStatus::Unusable(format!(
+                    "endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url"
+                )),
+            },
+            ModelSource::Ollama { .. } => ModelStatus::Unusable(
+                "ollama: models are not supported in this version; Ollama also serves an openai: endpoint under /v1"
+                    .to_owned(),
+            ),
+        };
+        let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
+        let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let table = Table {
+            statuses,
+            uses: 0,
+            last_use: BTreeMap::new(),
+            fault: None,
+            loader_failure: None,
+            ledger: Ledger::default(),
+            gpu_claims: GpuClaims::new(),
+            commands: Some(commands),
+        };
+        let registry = Self { configured: config.models.iter().cloned().collect(), table: Mutex::new(table), changes };
+        let servers = servers.into_values().filter_map(Result::ok).collect();
+        (Arc::new(registry), receiver, servers)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Plain data, consistent even if a holder panicked.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notified when the ledger would read differently.
+    pub fn changes(&self) -> &Arc<Changes> {
+        &self.changes
+    }
+
+    fn notify(&self) {
+        self.changes.send_replace(());
+    }
+
+    /// `None` if the node does not serve the model.
+    pub fn status(&self, model: &ModelId) -> Option<ModelStatus> {
+        self.table().statuses.get(model).cloned()
+    }
+
+    /// Publishes the status of a model.
+    pub fn set_status(&self, model: &ModelId, status: ModelStatus) {
+        self.table().statuses.insert(model.clone(), status);
+        self.notify();
+    }
+
+    /// Publishes a model that was unusable or unloaded as available. Does nothing if it was requested or removed
+    /// meanwhile.
+    pub fn offer_retry(&self, model: &ModelId, state: ModelState) {
+        if let Some(status @ ModelStatus::Unusable(_)) = self.table().statuses.get_mut(model) {
+            *status = ModelStatus::OnDisk(state);
+        }
+        self.notify();
+    }
+
+    /// Whether speculative work for `model` may run now.
+    pub fn idle_status(&self, model: &ModelId) -> IdleStatus {
+        let table = self.table();
+        if table.ledger.draining || !is_file(model) || !table.gpu_claims.is_empty() {
+            return IdleStatus::Never;
+        }
+        let Some(ModelStatus::Ready(engine)) = table.statuses.get(model) else { return IdleStatus::Never };
+        let devices = engine.state().device;
+        let is_busy = |(other, status): (&ModelId, &ModelStatus)| match status {
+            // Reading a file and packing its weights takes the processor and the disk.
+            ModelStatus::Loading => is_file(other),
+            ModelStatus::Ready(_) | ModelStatus::Unloading(_) => {
+                let state = status.state(other);
+                is_file(other)
+                    && state.running > 0
+                    && state.device.split(',').any(|id| devices.split(',').any(|device| device == id))
+            }
+            ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => false,
+        };
+        if table.statuses.iter().any(is_busy) { IdleStatus::Later } else { IdleStatus::Now(engine.clone()) }
+    }
+
+    /// Files whose status is [`ModelStatus::Loading`].
+    pub fn pending_loads(&self) -> Vec<ModelId> {
+        let is_pending =
+            |(model, status): &(&ModelId, &ModelStatus)| is_file(model) && matches!(status, ModelStatus::Loading);
+        self.table().statuses.iter().filter(is_pending).map(|(model, _)| model.clone()).collect()
+    }
+
+    /// Publishes the bytes that a load may take without an eviction.
+    pub fn set_free_bytes(&self, bytes: u64) {
+        let mut table = self.table();
+        if table.ledger.free_bytes != bytes {
+            table.ledger.free_bytes = bytes;
+            table.ledger.version += 1;
+            drop(table);
+            self.notify();
+        }
+    }
+
+    /// Records that a job uses the model now.
+    pub fn record_use(&self, model: &ModelId) {
+        let mut table = self.table();
+        table.uses += 1;
+        let now = table.uses;
+        table.last_use.insert(model.clone(), now);
+    }
+
+    /// Sequence numbers of the last uses, counted over all models.
+    pub fn last_uses(&self) -> BTreeMap<ModelId, u64> {
+        self.table().last_use.clone()
+    }
+
+    /// Closes the queue of requests, so that the loader ends after the current one.
+    pub fn close(&self) {
+        self.table().commands.take();
+        self.notify();
+    }
+
+    /// True once [`Self::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.table().commands.is_none()
+    }
+
+    /// Records why the loader thread exited. It cannot be restarted, since it owned the engines.
+    pub fn set_loader_failure(&self, reason: String) {
+        self.table().loader_failure = Some(reason);
+        self.notify();
+    }
+
+    /// Why the loader thread exited, if it did.
+    pub fn loader_failure(&self) -> Option<String> {
+        self.table().loader_failure.clone()
+    }
+
+    /// Records a failure outside the model's engine. The process cannot be trusted after it: its memory may have run
+    /// out.
+    pub fn set_fault(&self, model: &ModelId, reason: String) {
+        self.table().fault = Some((model.clone(), reason));
+        self.notify();
+    }
+
+    /// A model whose engine cannot serve again in this process, and why.
+    pub fn broken_engine(&self) -> Option<(ModelId, String)> {
+        let table = self.table();
+        if let Some(fault) = table.fault.clone() {
+            return Some(fault);
+        }
+        table.statuses.iter().find_map(|(model, status)| match status {
+            ModelStatus::Ready(engine) => Some((model.clone(), engine.broken()?)),
+            ModelStatus::Unloading(engine) => Some((model.clone(), engine.upgrade()?.broken()?)),
+            ModelStatus::Loading | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => None,
+        })
+    }
+
+    /// Reports from now on that the node takes no new work.
+    pub fn drain(&self) {
+        let mut table = self.table();
+        table.ledger.draining = true;
+        table.ledger.version += 1;
+        drop(table);
+        self.notify();
+    }
+
+    /// The current ledger. Its version increases when it differs from the last one returned.
+    pub fn ledger(&self) -> Ledger {
+        self.table().refresh_ledger().clone()
+    }
+}
+
+impl Table {
+    fn refresh_ledger(&mut self) -> &Ledger {
+        let models: Vec<ModelState> = self.statuses.iter().map(|(model, status)| status.state(model)).collect();
+        let program = |(model, status): (&ModelId, &ModelStatus)| {
+            Some((model.clone(), status.yields_to(model, &self.gpu_claims)?))
+        };
+        let yields = self.statuses.iter().filter_map(program).collect();
+        let ledger = &mut self.ledger;
+        if ledger.models != models || ledger.yields != yields {
+            ledger.models = models;
+            ledger.yields = yields;
+            ledger.version += 1;
+        }
+        ledger
+    }
+}
+
+impl ModelStatus {
+    fn state(&self, model: &ModelId) -> ModelState {
+        match self {
+            Self::Ready(engine) => engine.state(),
+            Self::Unloading(engine) => match engine.upgrade() {
+                // It takes no more sequences; those that run are still reported.
+                Some(engine) => {
+                    let residency = Residency::Available;
+                    ModelState { residency, kv_tokens_free: 0, max_sequences: 0, ..engine.state() }
+                }
+                None => model_state(model, Residency::Loading),
+            },
+            Self::OnDisk(state) => state.clone(),
+            Self::Loading => model_state(model, Residency::Loading),
+            Self::Unusable(reason) => model_state(model, Residency::Unusable { reason: reason.clone() }),
+        }
+    }
+}
+
+/// State of a model of which nothing but its residency is known.
+pub fn model_state(model: &ModelId, residency: Residency) -> ModelState {
+    ModelState {
+        model: model.clone(),
+        residency,
+        device: "cpu".to_owned(),
+        need_bytes: 0,
+        context_tokens: 0,
+        kv_tokens_free: 0,
+        kv_tiers: KvTiers::default(),
+        running: 0,
+        max_sequences: 0,
+        prefill_rate: 0.0,
+        decode_rate: 0.0,
+        load_rate: 0.0,
+        tokens_per_byte: 0.3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_engine::{Admitted, Refused};
+    use futures::future::BoxFuture;
+
+    use super::*;
+
+    struct Broken;
+
+    impl Engine for Broken {
+        fn state(&self) -> ModelState {
+            model_state(&"openai:box/m".parse().unwrap(), Residency::Loading)
+        }
+
+        fn broken(&self) -> Option<String> {
+            Some("index out of bounds".to_owned())
+        }
+
+        fn admit_resumed(
+            &self,
+            _: cfq_proto::job::Prompt,
+            _: cfq_proto::job::GeneratedTokens,
+        ) -> BoxFuture<'_, Result<Admitted, Refused>> {
+            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
+        }
+    }
+
+    #[test]
+    fn broken_engine_is_reported_and_unusable_model_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let config: Config = serde_json::from_value(serde_json::json!({
+            "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": folder.path(),
+            "models": ["ollama:den/q", "openai:box/m"],
+        }))
+        .unwrap();
+        let (registry, _commands, _) = ModelRegistry::new(&config, Arc::default());
+        assert_eq!(registry.broken_engine(), None);
+        let model: ModelId = "openai:box/m".parse().unwrap();
+        registry.set_status(&model, ModelStatus::Ready(Arc::new(Broken)));
+        assert_eq!(registry.broken_engine(), Some((model, "index out of bounds".to_owned())));
+    }
+}

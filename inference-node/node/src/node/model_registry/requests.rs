@@ -1,0 +1,120 @@
+//! Requests to load or unload a model, by a user or by the scheduler for a job. The reply is given at once, with the
+//! version of the ledger that shows the request; later ledgers show how it ended.
+
+use std::sync::Arc;
+
+use cfq_proto::messages::ModelReply;
+use cfq_proto::model::ModelId;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::{LoaderCommand, ModelRegistry, ModelStatus, Table, is_file};
+
+fn refused(reason: String) -> ModelReply {
+    ModelReply::Refused { reason }
+}
+
+impl ModelRegistry {
+    /// Requests that a model is loaded. `is_installed` is called for a model that the node does not serve yet; its
+    /// error is the reason why the model cannot be served.
+    pub fn load(&self, model: &ModelId, is_installed: impl FnOnce() -> Result<(), String>) -> ModelReply {
+        if let Some(program) = self.table().load_blocked_by(model) {
+            return refused(format!("this machine yields to {program}; ask again when that is gone"));
+        }
+        if self.status(model).is_none() {
+            if !is_file(model) {
+                return refused(format!("{model} lives behind an endpoint: name it in this node's configuration"));
+            }
+            // Reads the disk, so the table is not locked.
+            if let Err(reason) = is_installed() {
+                return refused(reason);
+            }
+        }
+        let reply = self.table().request_load(model);
+        self.notify();
+        reply
+    }
+
+    /// Requests that a model is unloaded once no sequence runs on it.
+    pub fn unload(&self, model: &ModelId) -> ModelReply {
+        let reply = self.table().request_unload(model, self.configured.contains(model));
+        self.notify();
+        reply
+    }
+}
+
+impl Table {
+    fn request_load(&mut self, model: &ModelId) -> ModelReply {
+        let before = self.statuses.get(model).cloned();
+        match &before {
+            Some(ModelStatus::Ready(_)) => return ModelReply::Loaded,
+            Some(ModelStatus::Loading) => return ModelReply::Loading { ledger_version: self.refresh_ledger().version },
+            Some(ModelStatus::Unusable(reason)) if !is_file(model) => return refused(reason.clone()),
+            Some(ModelStatus::OnDisk(_) | ModelStatus::Unusable(_)) | None => {
+                self.statuses.insert(model.clone(), ModelStatus::Loading);
+            }
+            // It is unloaded first.
+            Some(ModelStatus::Unloading(_)) => {}
+        }
+        let reply = ModelReply::Loading { ledger_version: self.refresh_ledger().version };
+        self.send(LoaderCommand::Load(model.clone())).map_or_else(
+            |full| {
+                match before {
+                    Some(status) => self.statuses.insert(model.clone(), status),
+                    None => self.statuses.remove(model),
+                };
+                full
+            },
+            |()| reply,
+        )
+    }
+
+    fn request_unload(&mut self, model: &ModelId, is_configured: bool) -> ModelReply {
+        match self.statuses.get(model).cloned() {
+            None => refused(format!("{model} is not served by this node")),
+            Some(_) if !is_file(model) => {
+                refused(format!("{model} lives behind an endpoint: nothing of it is loaded here"))
+            }
+            Some(ModelStatus::Ready(engine)) => {
+                // At once, so that the next ledger shows it.
+                self.statuses.insert(model.clone(), ModelStatus::Unloading(Arc::downgrade(&engine)));
+                let running = engine.state().running;
+                let reply = ModelReply::Unloading { running, ledger_version: self.refresh_ledger().version };
+                self.send(LoaderCommand::Unload(model.clone())).map_or_else(
+                    |full| {
+                        self.statuses.insert(model.clone(), ModelStatus::Ready(engine));
+                        full
+                    },
+                    |()| reply,
+                )
+            }
+            Some(ModelStatus::Unloading(engine)) => {
+                let running = engine.upgrade().map_or(0, |engine| engine.state().running);
+                ModelReply::Unloading { running, ledger_version: self.refresh_ledger().version }
+            }
+            Some(ModelStatus::Loading) => refused(format!("{model} is being loaded; ask again when that is done")),
+            // Not configured and not usable: there is nothing more to report about it.
+            Some(ModelStatus::Unusable(_)) if !is_configured => {
+                self.statuses.remove(model);
+                ModelReply::Unloaded
+            }
+            Some(ModelStatus::OnDisk(_) | ModelStatus::Unusable(_)) => ModelReply::Unloaded,
+        }
+    }
+
+    /// Queues a command for the loader.
+    ///
+    /// # Errors
+    /// The reply to the request if the queue is full or closed.
+    pub(super) fn send(&self, command: LoaderCommand) -> Result<(), ModelReply> {
+        let sent = match &self.commands {
+            Some(commands) => commands.try_send(command),
+            None => Err(TrySendError::Closed(command)),
+        };
+        sent.map_err(|error| match error {
+            TrySendError::Full(_) => {
+                refused("this node has many models to load already; ask again when that is done".to_owned())
+            }
+            TrySendError::Closed(_) => refused("this node loads no more models: it is stopping".to_owned()),
+        })
+    }
+}

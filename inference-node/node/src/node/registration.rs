@@ -1,0 +1,59 @@
+//! Registration of the node with the scheduler.
+
+use cfq_proto::messages::{NodeRegistration, RegisterReply};
+use cfq_proto::node::Device;
+use tokio::sync::watch;
+
+use super::context::NodeContext;
+use super::error::Error;
+
+/// Registers now and whenever it is requested again, and publishes the consumer to pull from. Returns when the
+/// scheduler refuses this node.
+pub(super) async fn run(
+    context: &NodeContext,
+    devices: &watch::Sender<Vec<Device>>,
+    consumer: watch::Sender<Option<String>>,
+) -> Error {
+    let mut requests = context.keeper.registration_requests();
+    loop {
+        match register(context, devices).await {
+            Ok(name) => consumer.send_replace(Some(name)),
+            Err(error) => return error,
+        };
+        // One registration answers all requests so far.
+        requests.mark_unchanged();
+        tokio::select! {
+            () = context.registration_wanted.notified() => {}
+            changed = requests.changed() => {
+                if changed.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+}
+
+/// Sends the registration until a scheduler replies; returns the consumer to pull from.
+async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -> Result<String, Error> {
+    loop {
+        let body = NodeRegistration {
+            node: context.node.clone(),
+            boot: context.boot,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            devices: devices.borrow().clone(),
+            ledger: context.registry.ledger(),
+        };
+        match context.session.request::<_, RegisterReply>(&context.subject("register"), &body).await {
+            Ok(RegisterReply::Registered { consumer }) => {
+                tracing::info!(consumer, "registered");
+                context.keeper.heartbeat_now();
+                return Ok(consumer);
+            }
+            Ok(RegisterReply::Refused { reason }) => return Err(Error::Refused { reason }),
+            Err(error) => {
+                tracing::debug!(%error, "no reply to the registration yet");
+                tokio::time::sleep(context.timing.heartbeat() / 4).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! One chat completion: the request, the stream, and whether a failure can be retried.
+
+use std::ops::Deref;
+use std::time::Instant;
+
+use cfq_engine::Outbox;
+use cfq_engine::sampling::text::TextStream;
+use cfq_link::secret::Secret;
+use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt, Usage};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::proxy::EndpointClient;
+use crate::proxy::sse::EventParser;
+
+/// Maximum bytes read of an error's body.
+const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
+/// Maximum characters quoted from an endpoint's messages.
+const MAX_QUOTE_CHARS: usize = 500;
+/// Maximum bytes of text per requested token; tokens are rarely longer.
+const MAX_TOKEN_BYTES: usize = 32;
+/// Bytes of text that are always accepted, for any number of requested tokens.
+const MIN_TEXT_LIMIT_BYTES: usize = 64 << 10;
+/// Maximum ratio of bytes on the wire to bytes of text of a stream: each token has an event of its own.
+const MAX_STREAM_OVERHEAD: usize = 64;
+/// The same ratio for a reply that is not streamed.
+const MAX_JSON_OVERHEAD: usize = 8;
+
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<RemoteUsage>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    index: u32,
+    /// Present in a stream.
+    delta: Option<Message>,
+    /// Present in the reply of a server that does not stream.
+    message: Option<Message>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    content: Option<String>,
+    refusal: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RemoteUsage {
+    #[serde(default)]
+    prompt_tokens: u32,
+    #[serde(default)]
+    completion_tokens: u32,
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    #[serde(default)]
+    cached_tokens: Option<u32>,
+}
+
+/// The body of a request. Parameters that OpenAI does not define are sent only if set, because strict servers refuse
+/// them.
+fn request_body(remote: &str, prompt: &Prompt) -> Value {
+    let sampling = &prompt.sampling;
+    let mut body = json!({
+        "model": remote,
+        "messages": prompt.messages,
+        "stream": true,
+        "stream_options": { "include_usage": true },
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_tokens,
+    });
+    let mut set = |name: &str, value: Value| {
+        if let Some(object) = body.as_object_mut() {
+            object.insert(name.to_owned(), value);
+        }
+    };
+    if let Some(p) = sampling.top_p {
+        set("top_p", json!(p));
+    }
+    if let Some(k) = sampling.top_k {
+        set("top_k", json!(k));
+    }
+    if let Some(p) = sampling.min_p {
+        set("min_p", json!(p));
+    }
+    if sampling.repetition_penalty != 1.0 {
+        set("repetition_penalty", json!(sampling.repetition_penalty));
+    }
+    for (name, penalty) in
+        [("frequency_penalty", sampling.frequency_penalty), ("presence_penalty", sampling.presence_penalty)]
+    {
+        if penalty != 0.0 {
+            set(name, json!(penalty));
+        }
+    }
+    if !sampling.stop.is_empty() {
+        // OpenAI accepts four; all of them are applied here too.
+        set("stop", json!(sampling.stop.iter().take(4).collect::<Vec<_>>()));
+    }
+    if let OutputFormat::JsonSchema { schema } = &prompt.format {
+        set("response_format", json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": schema } }));
+    }
+    body
+}
+
+/// The reply so far.
+struct Reply {
+    stream: TextStream,
+    text: String,
+    finish: Option<FinishReason>,
+    /// Number of chunks with text.
+    text_chunks: u32,
+    first_token_ms: Option<u64>,
+    usage: Option<RemoteUsage>,
+    /// Maximum bytes of text.
+    max_text_bytes: usize,
+}
+
+/// Runs one chat completion with the server's model `remote`; the text is sent to `outbox` as it arrives.
+pub(super) async fn complete(
+    server: &EndpointClient,
+    remote: &str,
+    prompt: &Prompt,
+    outbox: &Outbox,
+    started: Instant,
+) -> Result<Completion, JobFailure> {
+    if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
+        let reason = "the OpenAI protocol does not support output by regular expression or grammar; use a model that \
+                      runs in-process, or a JSON schema";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
+    let peer = &Peer { url: format!("{}/chat/completions", server.url), key: server.key.as_ref() };
+    let request = server.authorized(server.client.post(&peer.url)).json(&request_body(remote, prompt));
+    let mut answer = request.send().await.map_err(|error| peer.unreachable(&error))?;
+    let status = answer.status();
+    if !status.is_success() {
+        let mut body = Vec::new();
+        while body.len() < MAX_ERROR_BODY_BYTES {
+            match answer.chunk().await {
+                Ok(Some(bytes)) => body.extend_from_slice(&bytes[..bytes.len().min(MAX_ERROR_BODY_BYTES - body.len())]),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        return Err(peer.error_status(status, &body));
+    }
+    let streams = answer
+        .headers()
+        .get(reqwest::header::CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .is_none_or(|kind| !kind.contains("application/json"));
+    let max_text_bytes =
+        (prompt.sampling.max_tokens as usize).saturating_mul(MAX_TOKEN_BYTES).max(MIN_TEXT_LIMIT_BYTES);
+    let mut reply = Reply {
+        stream: TextStream::new(&prompt.sampling.stop),
+        text: String::new(),
+        finish: None,
+        text_chunks: 0,
+        first_token_ms: None,
+        usage: None,
+        max_text_bytes,
+    };
+    let mut events = EventParser::default();
+    let mut whole = Vec::new();
+    let mut received = 0usize;
+    // Comments keep a connection alive but not the job: only a parsed chunk is progress.
+    let mut last_chunk = Instant::now();
+    'reading: while let Some(bytes) = peer.chunk(&mut answer, last_chunk + server.step_timeout).await? {
+        received += bytes.len();
+        if received > max_text_bytes.saturating_mul(MAX_STREAM_OVERHEAD) {
+            return Err(peer.invalid_reply(&format!("it sent {received} bytes without an end")));
+        }
+        if !streams {
+            whole.extend_from_slice(&bytes);
+            if whole.len() > max_text_bytes.saturating_mul(MAX_JSON_OVERHEAD) {
+                return Err(peer.invalid_reply(&format!("its reply is longer than {} bytes", whole.len())));
+            }
+            continue;
+        }
+        for data in events.push(&bytes).map_err(|error| peer.invalid_reply(&error.to_string()))? {
+            if data == "[DONE]" {
+                reply.finish.get_or_insert(FinishReason::Stop);
+                break 'reading;
+            }
+            reply.on_chunk(peer, data.as_bytes(), outbox, started)?;
+            last_chunk = Instant::now();
+        }
+        if reply.is_stopped() {
+            break;
+        }
+    }
+    if streams {
+        if reply.finish.is_none()
+            && let Some(data) = events.finish()
+        {
+            if data == "[DONE]" {
+                reply.finish = Some(FinishReason::Stop);
+            } else {
+                reply.on_chunk(peer, data.as_bytes(), outbox, started)?;
+            }
+        }
+    } else {
+        reply.on_chunk(peer, &whole, outbox, started)?;
+    }
+    let Some(finish) = reply.finish else {
+        return Err(JobFailure::Unavailable { reason: format!("{} broke off in the middle of its reply", peer.url) });
+    };
+    let rest = reply.stream.finish();
+    outbox.step(&rest);
+    reply.text.push_str(&rest);
+    let total_ms = started.elapsed().as_millis() as u64;
+    let reported = reply.usage.as_ref();
+    let usage = Usage {
+        prompt_tokens: reported.map_or(0, |u| u.prompt_tokens),
+        cached_tokens: reported.and_then(|u| u.prompt_tokens_details.as_ref()?.cached_tokens).unwrap_or(0),
+        output_tokens: reported.map_or(reply.text_chunks, |u| u.completion_tokens),
+        first_token_ms: reply.first_token_ms.unwrap_or(total_ms),
+        total_ms,
+        ..Usage::default()
+    };
+    Ok(Completion { text: reply.text, finish, usage, logprobs: Vec::new() })
+}
+
+impl Reply {
+    /// Whether a stop string was met; the endpoint may still be generating.
+    fn is_stopped(&mut self) -> bool {
+        self.finish.is_some() && self.stream.push(&[]).stopped
+    }
+
+    /// Processes one chunk of the stream, or the whole reply of a server that does not stream.
+    fn on_chunk(&mut self, peer: &Peer<'_>, data: &[u8], outbox: &Outbox, started: Instant) -> Result<(), JobFailure> {
+        let url = &peer.url;
+        let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
+            peer.invalid_reply(&format!("{error} in {:?}", peer.quote(&String::from_utf8_lossy(data))))
+        })?;
+        outbox.step("");
+        if let Some(error) = chunk.error.filter(|e| !e.is_null()) {
+            return Err(JobFailure::Unavailable { reason: format!("{url}: {}", peer.quote(&error_message(&error))) });
+        }
+        if chunk.usage.is_some() {
+            self.usage = chunk.usage;
+        }
+        for choice in chunk.choices.into_iter().filter(|c| c.index == 0) {
+            let part = choice.delta.or(choice.message);
+            if let Some(refusal) = part.as_ref().and_then(|p| p.refusal.as_deref()) {
+                return Err(JobFailure::Rejected { reason: format!("{url} refused: {}", peer.quote(refusal)) });
+            }
+            let content = part.and_then(|p| p.content).unwrap_or_default();
+            if !content.is_empty() {
+                self.text_chunks += 1;
+                self.first_token_ms.get_or_insert(started.elapsed().as_millis() as u64);
+                let piece = self.stream.push(content.as_bytes());
+                self.text.push_str(&piece.text);
+                outbox.step(&piece.text);
+                if piece.stopped {
+                    self.finish = Some(FinishReason::Stop);
+                    return Ok(());
+                }
+                if self.text.len() > self.max_text_bytes {
+                    return Err(peer.invalid_reply(&format!("its text is longer than {} bytes", self.max_text_bytes)));
+                }
+            }
+            match choice.finish_reason.as_deref() {
+                None => {}
+                Some("length") => self.finish = Some(FinishReason::Length),
+                Some("content_filter") => {
+                    return Err(JobFailure::Rejected { reason: format!("{url}: its content filter ended the reply") });
+                }
+                Some(_) => self.finish = Some(FinishReason::Stop),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error with its causes, in one line.
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text = format!("{text}: {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+/// The server in messages. Quotes of its messages are limited in length, and an API key that it echoes is masked.
+struct Peer<'a> {
+    url: String,
+    key: Option<&'a Secret>,
+}
+
+impl Peer<'_> {
+    /// The next bytes of `answer`; fails at `deadline`.
+    async fn chunk(
+        &self,
+        answer: &mut reqwest::Response,
+        deadline: Instant,
+    ) -> Result<Option<impl Deref<Target = [u8]> + use<>>, JobFailure> {
+        match tokio::time::timeout_at(deadline.into(), answer.chunk()).await {
+            Ok(read) => read.map_err(|error| self.unreachable(&error)),
+            Err(_) => Err(JobFailure::Unavailable { reason: format!("no progress in the reply of {}", self.url) }),
+        }
+    }
+
+    fn without_key(&self, text: &str) -> String {
+        match self.key.map(Secret::reveal) {
+            Some(key) if !key.is_empty() => text.replace(key, "***"),
+            Some(_) | None => text.to_owned(),
+        }
+    }
+
+    fn quote(&self, text: &str) -> String {
+        // The key is masked first, so that no half of it remains at the cut.
+        shorten(&self.without_key(text))
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> JobFailure {
+        JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.without_key(&with_causes(error))) }
+    }
+
+    fn invalid_reply(&self, what: &str) -> JobFailure {
+        let what = self.without_key(what);
+        JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {what}", self.url) }
+    }
+
+    /// The failure that an error status means: a server error, a timeout or a rate limit can be retried.
+    fn error_status(&self, status: reqwest::StatusCode, body: &[u8]) -> JobFailure {
+        let text = match serde_json::from_slice::<Value>(body) {
+            Ok(value) => error_message(value.get("error").unwrap_or(&value)),
+            Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
+        };
+        let reason = format!("{} answered {status}: {}", self.url, self.quote(&text));
+        if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) {
+            JobFailure::Unavailable { reason }
+        } else {
+            JobFailure::Rejected { reason }
+        }
+    }
+}
+
+/// The message in an error object of any shape.
+fn error_message(error: &Value) -> String {
+    let message = error.get("message").or_else(|| error.get("detail")).unwrap_or(error);
+    message.as_str().map_or_else(|| message.to_string(), str::to_owned)
+}
+
+/// Limits a quote to [`MAX_QUOTE_CHARS`].
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTE_CHARS) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cfq_proto::job::Sampling;
+
+    #[test]
+    fn only_requested_parameters_are_sent() {
+        let prompt = Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text };
+        let plain = request_body("m", &prompt);
+        for absent in ["top_k", "min_p", "top_p", "stop", "repetition_penalty", "response_format"] {
+            assert!(plain.get(absent).is_none(), "{absent}");
+        }
+        let sampling = Sampling { top_k: Some(5), stop: vec!["x".into()], ..Sampling::default() };
+        let format = OutputFormat::JsonSchema { schema: json!({ "type": "object" }) };
+        let full = request_body("m", &Prompt { messages: vec![], sampling, format });
+        assert_eq!(full["response_format"]["json_schema"]["schema"]["type"], "object");
+        assert_eq!((&full["top_k"], &full["stop"][0]), (&json!(5), &json!("x")));
+    }
+
+    #[test]
+    fn error_status_decides_whether_a_retry_can_help() {
+        let peer = Peer { url: "u".to_owned(), key: None };
+        let of =
+            |code: u16, body: &str| peer.error_status(reqwest::StatusCode::from_u16(code).unwrap(), body.as_bytes());
+        for code in [500, 502, 503, 429, 408] {
+            assert!(matches!(of(code, "busy"), JobFailure::Unavailable { .. }), "{code}");
+        }
+        for code in [301, 400, 401, 403, 404, 422] {
+            assert!(matches!(of(code, "no"), JobFailure::Rejected { .. }), "{code}");
+        }
+        let text = of(401, r#"{"error":{"message":"wrong key","type":"x"}}"#).to_string();
+        assert!(text.ends_with("401 Unauthorized: wrong key"), "{text}");
+    }
+
+    #[test]
+    fn echoed_key_is_masked_even_at_the_cut() {
+        let key = Secret::new("sk-0123456789");
+        let peer = Peer { url: "u".to_owned(), key: Some(&key) };
+        let echo = format!("{}sk-0123456789 is wrong", "x".repeat(MAX_QUOTE_CHARS - 5));
+        let text = peer.error_status(reqwest::StatusCode::UNAUTHORIZED, echo.as_bytes()).to_string();
+        assert!(text.contains("***") && !text.contains("sk-"), "{text}");
+        assert!(peer.invalid_reply("invalid type: sk-0123456789").to_string().ends_with("***"));
+    }
+}

@@ -1,0 +1,322 @@
+//! Models behind an OpenAI-compatible server: another machine's engine, Ollama, vLLM, llama.cpp, a paid service.
+//!
+//! The reply is requested as a stream, so that tokens arrive as they are generated and a cancellation reaches the
+//! server by closing the connection. Errors are classified by whether a retry can help, and the size of a reply is
+//! limited. The health of a server is known from a check every few seconds and from the jobs themselves.
+
+mod chat;
+mod sse;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cfq_engine::{Admitted, Changes, Ended, Engine, Outbox, Refused, generation};
+use cfq_link::outbound::endpoint_client;
+use cfq_link::secret::{Secret, SecretError};
+use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
+use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::node::{KvTiers, ModelState, Residency};
+use cfq_proto::timing::Timing;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Assumed maximum sequence length, in tokens: that of current models. Endpoints do not report theirs, and refuse
+/// longer prompts themselves.
+const CONTEXT_TOKENS: u32 = 131_072;
+/// Assumed tokens per byte of a prompt, for the same reason.
+const TOKENS_PER_BYTE: f64 = 0.3;
+/// Timeout of a health check.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Heartbeat intervals between two checks of a server that answers. One that does not is checked every interval.
+const HEALTHY_CHECK_INTERVALS: u32 = 5;
+/// Replies with fewer tokens are not used to measure the decode rate.
+const MIN_MEASURED_TOKENS: u32 = 8;
+
+/// Configuration of one server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// Base URL with the version, as in `http://127.0.0.1:8080/v1`.
+    pub url: String,
+    /// API key, as `env:NAME` or `file:PATH`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Maximum number of concurrent requests.
+    #[serde(default = "default_sequences")]
+    pub max_sequences: u32,
+}
+
+fn default_sequences() -> u32 {
+    4
+}
+
+/// Why an endpoint cannot be configured.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// The URL is invalid.
+    #[error("endpoint {endpoint}: {url:?} is not an http or https URL")]
+    Url { endpoint: String, url: String },
+    /// The URL contains credentials. URLs appear in messages, logs and heartbeats, so they must not; this message omits
+    /// it.
+    #[error(
+        "endpoint {endpoint}: its url contains a user name or password: remove it, and configure the API key with \
+         key = \"env:NAME\" or \"file:PATH\""
+    )]
+    Userinfo { endpoint: String },
+    /// The API key cannot be loaded.
+    #[error("endpoint {endpoint}: cannot read its key")]
+    Key {
+        endpoint: String,
+        #[source]
+        source: SecretError,
+    },
+    /// No HTTP client could be created.
+    #[error("endpoint {endpoint}: cannot create an HTTP client")]
+    Client {
+        endpoint: String,
+        #[source]
+        source: reqwest::Error,
+    },
+}
+
+/// Whether a server answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Health {
+    /// Not checked yet.
+    Unknown,
+    Up,
+    /// It does not answer, with the reason.
+    Down(String),
+}
+
+/// Client of one server, shared by the models behind it.
+pub struct EndpointClient {
+    name: String,
+    url: String,
+    key: Option<Secret>,
+    client: reqwest::Client,
+    /// Maximum wait for progress of a reply.
+    step_timeout: Duration,
+    slots: Arc<Semaphore>,
+    max_sequences: u32,
+    health: Mutex<Health>,
+    changes: Arc<Changes>,
+}
+
+impl EndpointClient {
+    /// A client of the endpoint `name`. `changes` is notified of changes of the models' state.
+    ///
+    /// # Errors
+    /// [`EndpointError`].
+    pub fn new(
+        name: &str,
+        endpoint: &Endpoint,
+        timing: &Timing,
+        changes: Arc<Changes>,
+    ) -> Result<Arc<Self>, EndpointError> {
+        // Checked first, also for invalid URLs: no message may show a password.
+        let authority = endpoint.url.split_once("//").map_or(endpoint.url.as_str(), |(_, rest)| rest);
+        if authority.split(['/', '\\', '?', '#']).next().is_some_and(|host| host.contains('@')) {
+            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
+        }
+        let parsed = reqwest::Url::parse(&endpoint.url).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
+        if parsed.as_ref().is_some_and(|url| !url.username().is_empty() || url.password().is_some()) {
+            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
+        }
+        if parsed.is_none() {
+            return Err(EndpointError::Url { endpoint: name.to_owned(), url: endpoint.url.clone() });
+        }
+        let key = endpoint
+            .key
+            .as_deref()
+            .map(Secret::load)
+            .transpose()
+            .map_err(|source| EndpointError::Key { endpoint: name.to_owned(), source })?;
+        // A longer silence than the limit for one step would lose the lease anyway.
+        let client = endpoint_client(timing.job_step())
+            .map_err(|source| EndpointError::Client { endpoint: name.to_owned(), source })?;
+        let max_sequences = endpoint.max_sequences.max(1);
+        Ok(Arc::new(Self {
+            name: name.to_owned(),
+            url: endpoint.url.trim_end_matches('/').to_owned(),
+            key,
+            client,
+            step_timeout: timing.job_step(),
+            slots: Arc::new(Semaphore::new(max_sequences as usize)),
+            max_sequences,
+            health: Mutex::new(Health::Unknown),
+            changes,
+        }))
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the health, and reports a change.
+    fn set_health(&self, now: Health) {
+        let mut health = self.health();
+        if *health != now {
+            match &now {
+                Health::Down(reason) => tracing::warn!(endpoint = self.name, reason, "endpoint cannot be used"),
+                Health::Unknown | Health::Up => tracing::info!(endpoint = self.name, "endpoint answers"),
+            }
+            *health = now;
+            drop(health);
+            self.changes.send_replace(());
+        }
+    }
+
+    fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.key {
+            Some(key) => request.bearer_auth(key.reveal()),
+            None => request,
+        }
+    }
+
+    /// Requests the list of models. Any response but a server error means that the server is up; a wrong key is
+    /// reported by the jobs.
+    async fn check(&self) {
+        let request = self.authorized(self.client.get(format!("{}/models", self.url))).timeout(CHECK_TIMEOUT);
+        let health = match request.send().await {
+            Ok(response) if response.status().is_server_error() => {
+                Health::Down(format!("{} answered {}", self.url, response.status()))
+            }
+            Ok(_) => Health::Up,
+            Err(error) => Health::Down(format!("cannot reach {}: {}", self.url, chat::with_causes(&error))),
+        };
+        self.set_health(health);
+    }
+
+    /// Checks the server forever: frequently while it does not answer, else less often.
+    pub async fn watch(self: Arc<Self>, timing: Timing) {
+        loop {
+            self.check().await;
+            let intervals = if *self.health() == Health::Up { HEALTHY_CHECK_INTERVALS } else { 1 };
+            tokio::time::sleep(timing.heartbeat() * intervals).await;
+        }
+    }
+
+    fn residency(&self) -> Residency {
+        match &*self.health() {
+            Health::Unknown => Residency::Loading,
+            Health::Up => Residency::Resident,
+            Health::Down(reason) => Residency::Unusable { reason: reason.clone() },
+        }
+    }
+}
+
+/// One model behind a server.
+pub struct ProxyEngine {
+    model: ModelId,
+    /// Its name on the server.
+    remote: String,
+    server: Arc<EndpointClient>,
+    /// Measured decode rate of one sequence, in tokens per second; 0 before the first measurement.
+    decode_rate: Arc<Mutex<f64>>,
+}
+
+impl ProxyEngine {
+    /// An engine for `model`; `None` if the id does not name a model behind an OpenAI-compatible endpoint.
+    pub fn new(model: ModelId, server: Arc<EndpointClient>) -> Option<Self> {
+        match model.source() {
+            ModelSource::OpenAi { model: remote, .. } => {
+                Some(Self { model, remote, server, decode_rate: Arc::default() })
+            }
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::Ollama { .. } => {
+                None
+            }
+        }
+    }
+}
+
+impl Engine for ProxyEngine {
+    fn state(&self) -> ModelState {
+        let free = self.server.slots.available_permits() as u32;
+        let rate = *self.decode_rate.lock().unwrap_or_else(PoisonError::into_inner);
+        ModelState {
+            model: self.model.clone(),
+            residency: self.server.residency(),
+            device: "proxy".to_owned(),
+            need_bytes: 0,
+            context_tokens: CONTEXT_TOKENS,
+            kv_tokens_free: u64::from(CONTEXT_TOKENS) * u64::from(free),
+            kv_tiers: KvTiers::default(),
+            running: self.server.max_sequences - free.min(self.server.max_sequences),
+            max_sequences: self.server.max_sequences,
+            prefill_rate: 0.0,
+            decode_rate: rate,
+            load_rate: 0.0,
+            tokens_per_byte: TOKENS_PER_BYTE,
+        }
+    }
+
+    fn admit_resumed(&self, prompt: Prompt, _generated: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, Refused>> {
+        let slot = self.server.slots.clone().try_acquire_owned();
+        let admitted = match slot {
+            Ok(slot) => {
+                self.server.changes.send_replace(());
+                let slot = RequestSlot { permit: Some(slot), changes: self.server.changes.clone() };
+                let (server, remote) = (self.server.clone(), self.remote.clone());
+                let rate = self.decode_rate.clone();
+                Ok(Admitted::new(move || {
+                    let (outbox, reader) = generation();
+                    tokio::spawn(run(server, remote, prompt, outbox, slot, rate));
+                    reader
+                }))
+            }
+            // The server counts the tokens; only the slots are limited here.
+            Err(_) => Err(Refused::NotNow { need: None, have: 0 }),
+        };
+        async move { admitted }.boxed()
+    }
+}
+
+/// A slot for one request. Dropping it frees the slot and notifies of the change.
+struct RequestSlot {
+    permit: Option<OwnedSemaphorePermit>,
+    changes: Arc<Changes>,
+}
+
+impl Drop for RequestSlot {
+    fn drop(&mut self) {
+        self.permit.take();
+        self.changes.send_replace(());
+    }
+}
+
+async fn run(
+    server: Arc<EndpointClient>,
+    remote: String,
+    prompt: Prompt,
+    outbox: Outbox,
+    slot: RequestSlot,
+    rate: Arc<Mutex<f64>>,
+) {
+    let started = Instant::now();
+    let outcome = tokio::select! {
+        outcome = chat::complete(&server, &remote, &prompt, &outbox, started) => outcome.map_err(Ended::Failed),
+        () = outbox.cancelled() => Err(Ended::Cancelled),
+    };
+    match &outcome {
+        Ok(done) => {
+            server.set_health(Health::Up);
+            let decode_ms = done.usage.total_ms.saturating_sub(done.usage.first_token_ms);
+            if decode_ms > 0 && done.usage.output_tokens > MIN_MEASURED_TOKENS {
+                let measured = f64::from(done.usage.output_tokens) * 1e3 / decode_ms as f64;
+                // Rounded, so that the reported state does not change with every job.
+                *rate.lock().unwrap_or_else(PoisonError::into_inner) = (measured / 10.0).round() * 10.0;
+            }
+        }
+        Err(Ended::Failed(JobFailure::Unavailable { reason })) => {
+            tracing::warn!(endpoint = server.name, reason, "endpoint failed");
+            // One failed reply does not mean that the server is down: the check decides.
+            server.check().await;
+        }
+        Err(Ended::Failed(_) | Ended::Cancelled) => {}
+    }
+    drop(slot);
+    outbox.end(outcome);
+}

@@ -1,0 +1,245 @@
+//! Starting a child process.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::pidfile::{self, Record};
+use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Signal, log};
+
+/// User account of a child; only root can choose another one than its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// Description of a child to start.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Name in logs and errors.
+    pub name: String,
+    /// Path of the program.
+    pub program: PathBuf,
+    /// Arguments.
+    pub args: Vec<OsString>,
+    /// True to start with an empty environment; `env` is added afterwards.
+    pub clear_env: bool,
+    /// Additional environment variables.
+    pub env: Vec<(OsString, OsString)>,
+    /// Working directory.
+    pub cwd: PathBuf,
+    /// File that stdout and stderr are appended to; rotated when it grows too large.
+    pub log: PathBuf,
+    /// Path of the pidfile.
+    pub pidfile: PathBuf,
+    /// Account to run as, if not the supervisor's own.
+    pub run_as: Option<Account>,
+    /// Signal for an orderly stop; also the parent-death signal.
+    pub stop_signal: Signal,
+}
+
+impl Spec {
+    /// Creates a description with the supervisor's environment, the working directory `/` and SIGTERM as stop signal.
+    pub fn new(name: &str, program: &Path, log: &Path, pidfile: &Path) -> Self {
+        Self {
+            name: name.to_owned(),
+            program: program.to_owned(),
+            args: Vec::new(),
+            clear_env: false,
+            env: Vec::new(),
+            cwd: PathBuf::from("/"),
+            log: log.to_owned(),
+            pidfile: pidfile.to_owned(),
+            run_as: None,
+            stop_signal: Signal::Terminate,
+        }
+    }
+}
+
+/// A child to start, and the channel for its result.
+type Request = (Spec, mpsc::SyncSender<Result<Process, ChildError>>);
+
+/// Starts a child from the spawning thread.
+///
+/// # Errors
+/// See [`ChildError`].
+pub fn spawn(spec: Spec) -> Result<Process, ChildError> {
+    static SPAWNER: Mutex<Option<mpsc::SyncSender<Request>>> = Mutex::new(None);
+    let (reply, result) = mpsc::sync_channel(1);
+    {
+        let mut spawner = SPAWNER.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = match spawner.as_ref() {
+            Some(sender) => sender,
+            None => {
+                let (sender, requests) = mpsc::sync_channel::<Request>(1);
+                let serve = move || {
+                    for (spec, reply) in requests {
+                        if reply.send(start(spec)).is_err() {
+                            tracing::debug!("the caller that started a process is gone");
+                        }
+                    }
+                };
+                thread::Builder::new().name("spawner".into()).spawn(serve).map_err(ChildError::Thread)?;
+                spawner.insert(sender)
+            }
+        };
+        sender.send((spec, reply)).map_err(|_| ChildError::ThreadGone)?;
+    }
+    result.recv().map_err(|_| ChildError::ThreadGone)?
+}
+
+fn start(spec: Spec) -> Result<Process, ChildError> {
+    let Spec { name, program, args, clear_env, env, cwd, log, pidfile, run_as, stop_signal } = spec;
+    let log_failed = |source| ChildError::Log { name: name.clone(), path: log.clone(), source };
+    let out = log::open(&log).map_err(log_failed)?;
+    let err = out.try_clone().map_err(log_failed)?;
+    let mut command = Command::new(&program);
+    command.args(args).current_dir(cwd).stdin(Stdio::null()).stdout(out).stderr(err);
+    if clear_env {
+        command.env_clear();
+    }
+    command.envs(env);
+    if let Some(account) = run_as {
+        command.uid(account.uid).gid(account.gid);
+    }
+    #[cfg(target_os = "linux")]
+    let parent = rustix::process::getpid();
+    let prepare = move || {
+        rustix::process::setsid()?;
+        #[cfg(target_os = "linux")]
+        {
+            // Set after the standard library changed the user, because a change of user clears it.
+            rustix::process::set_parent_process_death_signal(Some(stop_signal.number()))?;
+            // The parent may have died before the line above.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: `prepare` runs between fork and exec, where only async-signal-safe calls are sound; it makes three plain
+    // system calls, allocates nothing and takes no lock.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(prepare);
+    }
+    let spawn_failed = |source| ChildError::Spawn { name: name.clone(), program: program.clone(), source };
+    let log_limit = log::limit_size(&log).map_err(ChildError::Thread)?;
+    let mut child = command.spawn().map_err(spawn_failed)?;
+    let pid = child.id();
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let (Some(raw), Some(identity)) = (raw, ProcessIdentity::of_child(pid)) else {
+        child.kill().and_then(|()| child.wait()).map_err(spawn_failed)?;
+        return Err(spawn_failed(io::Error::other("its start time cannot be read; is /proc mounted?")));
+    };
+    let record = Record { name: name.clone(), identity: identity.clone(), stop_signal };
+    if let Err(source) = pidfile::write(&pidfile, &record) {
+        // A process that the next start could not find must not run.
+        if let Err(error) = child.kill().and_then(|()| child.wait()) {
+            tracing::error!(%pid, %error, "cannot end a process without a pidfile");
+        }
+        return Err(ChildError::Pidfile { name, path: pidfile, source });
+    }
+    let (sender, exit) = watch::channel(None);
+    let process = Process(Arc::new(Inner { name, identity, pid: raw, stop_signal, reaped: Mutex::new(false), exit }));
+    let supervised = process.clone();
+    thread::Builder::new()
+        .name(format!("wait-{pid}"))
+        .spawn(move || {
+            let exit = reap(&supervised.0, child);
+            pidfile::remove(&pidfile, &supervised.0.identity);
+            drop(log_limit);
+            sender.send_replace(Some(exit));
+        })
+        .map_err(ChildError::Thread)?;
+    Ok(process)
+}
+
+/// Waits for the end without reaping, then reaps under the lock that [`Process::signal`] takes.
+fn reap(inner: &Inner, mut child: Child) -> Exit {
+    let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(inner.pid), how) {}
+    let mut reaped = inner.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+    let status = child.wait();
+    *reaped = true;
+    match status {
+        Ok(status) => status.code().map(Exit::Code).or(status.signal().map(Exit::Signalled)).unwrap_or(Exit::Unknown),
+        Err(_) => Exit::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::log_tail;
+    use super::*;
+
+    const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+    fn shell(folder: &Path, script: &str) -> Spec {
+        let mut spec = Spec::new("sh", Path::new("/bin/sh"), &folder.join("sh.log"), &folder.join("sh.pid"));
+        spec.args = vec!["-c".into(), script.into()];
+        spec
+    }
+
+    async fn wait_for_log(log: &Path, word: &str) {
+        let wait = async {
+            while !log_tail(log, 4096).contains(word) {
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), wait).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn exit_is_reported_and_pidfile_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = spawn(shell(folder.path(), "read line; exit 7")).unwrap();
+        assert_eq!(process.ended().await, Exit::Code(7), "stdin is empty, so the read ends at once");
+        assert!(!folder.path().join("sh.pid").exists());
+        assert!(!process.signal(Signal::Terminate).unwrap());
+    }
+
+    #[tokio::test]
+    async fn child_that_ignores_the_stop_signal_is_killed_with_its_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "trap '' TERM; sleep 300 & echo child $!; echo ready; while :; do sleep 1; done";
+        let process = spawn(shell(folder.path(), script)).unwrap();
+        let log = folder.path().join("sh.log");
+        wait_for_log(&log, "ready").await;
+        let grandchild: u32 =
+            log_tail(&log, 4096).lines().find_map(|l| l.strip_prefix("child ")).unwrap().parse().unwrap();
+        let grandchild = ProcessIdentity::of(grandchild).unwrap();
+        assert_eq!(process.stop(Duration::from_millis(100)).await.unwrap(), Exit::Signalled(9));
+        assert!(grandchild.ended(Duration::from_secs(5)).await);
+    }
+
+    #[tokio::test]
+    async fn child_leads_its_own_session() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = spawn(shell(folder.path(), "cut -d' ' -f6 /proc/$$/stat; exec sleep 300")).unwrap();
+        wait_for_log(&folder.path().join("sh.log"), &process.pid().to_string()).await;
+        process.stop(Duration::from_secs(5)).await.unwrap();
+    }
+
+    #[test]
+    fn missing_program_is_named_in_the_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spec = shell(folder.path(), "");
+        spec.program = "/nowhere/cfq".into();
+        let error = spawn(spec).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/cfq") && error.contains("no such file"), "{error}");
+    }
+}

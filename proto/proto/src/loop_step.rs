@@ -1,0 +1,293 @@
+//! The loop of a task: its states, the steps that are committed one by one, and the decisions. The rules are in
+//! `cfq-convergence`; this module only defines the stored data.
+
+mod escalation;
+
+pub use escalation::{ActionKind, EscalationAction, EscalationReason};
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::blob::Payload;
+use crate::ids::{ArtifactId, IdError, JobId};
+use crate::pr::PrState;
+use crate::review::{Finding, Quarantine, ReviewFeedback};
+
+/// State of the loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoopState {
+    /// Not started, or at its end.
+    #[default]
+    Idle,
+    /// The creator makes the first artifact, or makes it again.
+    Generating,
+    /// The artifact is checked and reviewed.
+    Reviewing,
+    /// The creator revises the artifact.
+    Revising,
+    /// The artifact is good enough; the hand-off follows.
+    Converged,
+    /// A human must decide.
+    Escalated,
+    /// The loop failed.
+    Failed,
+}
+
+impl LoopState {
+    /// All states.
+    pub const ALL: [Self; 7] =
+        [Self::Idle, Self::Generating, Self::Reviewing, Self::Revising, Self::Converged, Self::Escalated, Self::Failed];
+
+    /// The name in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Generating => "generating",
+            Self::Reviewing => "reviewing",
+            Self::Revising => "revising",
+            Self::Converged => "converged",
+            Self::Escalated => "escalated",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for LoopState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for LoopState {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        Self::ALL.into_iter().find(|s| s.as_str() == text).ok_or(IdError {
+            kind: "loop state",
+            text: text.to_owned(),
+            expected: "idle, generating, reviewing, revising, converged, escalated or failed",
+        })
+    }
+}
+
+/// One file of an artifact, with its whole content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ArtifactFile {
+    /// Relative to the repository's root, with `/`.
+    pub path: String,
+    /// New content; `None` removes the file.
+    pub content: Option<String>,
+}
+
+/// The creator's result of one iteration: its files against the base, and the commit that holds them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Artifact {
+    /// Id of the artifact.
+    pub id: ArtifactId,
+    /// Number of the iteration, from 1.
+    pub iteration: u32,
+    /// SHA-256 over the files in path order; equal content has equal hashes, whatever the commit.
+    pub content_hash: String,
+    /// Commit on the workstream's branch; `None` for a reply that could not be parsed into files.
+    pub commit: Option<String>,
+    /// Parent of the commit.
+    pub parent: String,
+    /// Author and committer date of the commit, in seconds since 1970; recorded so that the commit can be recreated.
+    pub commit_time: i64,
+    /// Message of the commit; for a reply that could not be parsed into files, why not.
+    pub commit_message: String,
+    /// Changed files.
+    pub files: Vec<ArtifactFile>,
+    /// Unified diff against the base.
+    pub diff: String,
+    /// Job that generated it.
+    pub job: JobId,
+    /// Model that generated it.
+    pub model: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of the reply.
+    pub output_tokens: u32,
+}
+
+/// Decision of `cfq-convergence` after an iteration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Decision {
+    /// The artifact is good enough.
+    Converged,
+    /// The creator revises; its feedback is derived from the findings and the review of this iteration.
+    Revise,
+    /// A human must decide.
+    Escalate {
+        /// Why.
+        reason: EscalationReason,
+        /// Actions the human may choose from.
+        available_actions: Vec<ActionKind>,
+    },
+    /// The endpoint was down beyond the retry ceiling, or a human failed the task.
+    Fail {
+        /// Why, as text.
+        reason: String,
+    },
+}
+
+/// A decision with the figures it is based on, so that it can be replayed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Decided {
+    /// The decision.
+    pub decision: Decision,
+    /// The reason as text, for users.
+    pub why: String,
+    /// Iteration of the best artifact so far; `None` if none may be returned.
+    pub best_iteration: Option<u32>,
+    /// Its score out of 100.
+    pub best_score: Option<f64>,
+}
+
+/// One durable step of a task's loop. Steps are committed in order; `seq` is the index from 0.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Step {
+    /// The loop started: idle -> generating.
+    Started {
+        /// Commit to start from.
+        base: String,
+        /// Branch of the workstream.
+        branch: String,
+    },
+    /// The creator's reply is durable and committed to the branch; the state does not change.
+    Generated {
+        /// The artifact.
+        artifact: Payload<Artifact>,
+    },
+    /// cfq's own checks ran: generating, revising -> reviewing, unless dangerous (then only an escalation may follow).
+    Checked {
+        /// Iteration of the artifact.
+        iteration: u32,
+        /// Findings of the checks.
+        findings: Vec<Finding>,
+        /// Why the artifact may not be used, if so.
+        quarantine: Option<Quarantine>,
+    },
+    /// A critic reviewed the artifact; the state stays reviewing.
+    Reviewed {
+        /// Iteration of the artifact.
+        iteration: u32,
+        /// The review.
+        review: ReviewFeedback,
+        /// Job that generated the review.
+        job: JobId,
+        /// Model of the critic.
+        model: String,
+    },
+    /// Decision: reviewing -> converged, revising, escalated or failed; generating, revising -> escalated or failed.
+    Decided {
+        /// Iteration it is about.
+        iteration: u32,
+        /// The decision.
+        decided: Decided,
+    },
+    /// A human answered, written by the scheduler for a client: escalated -> revising, generating, converged, idle or
+    /// failed; for a hand-off that is held, converged -> converged or idle.
+    Resolved {
+        /// The answer.
+        action: EscalationAction,
+        /// The client.
+        by: String,
+    },
+    /// The internal pull request exists; the reply to this step has its number.
+    PrOpened {
+        /// Commit at the head of the branch.
+        head: String,
+        /// Commit the branch is based on.
+        base: String,
+        /// The branch.
+        branch: String,
+    },
+    /// The pull request changed its state.
+    PrMoved {
+        /// State after the change.
+        to: PrState,
+        /// Why, as text.
+        why: String,
+    },
+    /// Recorded before the mirror's main branch moves from `old` to `new`.
+    MergeIntent {
+        /// Commit of the main branch before.
+        old: String,
+        /// Commit of the main branch after.
+        new: String,
+        /// Date of the merge commit, in seconds since 1970.
+        commit_time: i64,
+    },
+    /// The mirror's main branch holds the result.
+    Merged {
+        /// Commit of the merge.
+        commit: String,
+    },
+    /// The result is a branch in the user's repository.
+    Delivered {
+        /// The branch.
+        branch: String,
+        /// Commit at its head.
+        commit: String,
+    },
+    /// The hand-off needs a human, because the result is unmerged or undelivered: the state stays converged, the task
+    /// waits.
+    HandOffHeld {
+        /// What prevents the hand-off.
+        why: String,
+        /// Actions the human may choose from.
+        available_actions: Vec<ActionKind>,
+    },
+    /// The hand-off is complete: converged -> idle; the task is merged or accepted.
+    HandedOff {
+        /// Where the result is, and what was not done with it, as text for users.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        why: String,
+    },
+    /// The task was cancelled, written by the scheduler for a client: any active state -> idle.
+    Cancelled {
+        /// The client.
+        by: String,
+    },
+}
+
+impl Step {
+    /// The tag in JSON.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Started { .. } => "started",
+            Self::Generated { .. } => "generated",
+            Self::Checked { .. } => "checked",
+            Self::Reviewed { .. } => "reviewed",
+            Self::Decided { .. } => "decided",
+            Self::Resolved { .. } => "resolved",
+            Self::PrOpened { .. } => "pr_opened",
+            Self::PrMoved { .. } => "pr_moved",
+            Self::MergeIntent { .. } => "merge_intent",
+            Self::Merged { .. } => "merged",
+            Self::Delivered { .. } => "delivered",
+            Self::HandOffHeld { .. } => "hand_off_held",
+            Self::HandedOff { .. } => "handed_off",
+            Self::Cancelled { .. } => "cancelled",
+        }
+    }
+}
+
+/// A committed step, as a runner receives it with the lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StepRecord {
+    /// Index of the step, from 0.
+    pub seq: i32,
+    /// The step.
+    pub step: Step,
+    /// Working time of the task up to and including this step, in milliseconds, without waits for placement or a human.
+    pub active_ms: u64,
+    /// Seconds since 1970, on the database's clock.
+    pub at: i64,
+}

@@ -1,0 +1,73 @@
+//! Messages that move blobs in chunks, under a live lease.
+
+use serde::{Deserialize, Serialize};
+
+use crate::blob::BlobHash;
+use crate::ids::LeaseId;
+
+/// One chunk of a blob to store. The blob exists once all its chunks are stored and the hash matches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BlobPut {
+    /// The live lease this is sent under.
+    pub lease: LeaseId,
+    /// Hash of the whole blob.
+    pub hash: BlobHash,
+    /// Size of the whole blob, in bytes.
+    pub size: u64,
+    /// Index of the chunk, from 0; every chunk but the last has [`crate::blob::CHUNK_BYTES`] bytes.
+    pub index: u32,
+    /// Base64.
+    pub data: String,
+}
+
+/// Reply to [`BlobPut`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum BlobPutReply {
+    /// This chunk is committed.
+    Kept,
+    /// The lease is not live, or the bytes do not match the size or the hash; nothing of the blob is kept.
+    Refused {
+        /// Which of these it is.
+        reason: String,
+    },
+    /// It cannot be stored now: the sender repeats the chunk.
+    Unavailable {
+        /// Why not now.
+        reason: String,
+    },
+}
+
+/// Request for one chunk of a blob.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BlobGet {
+    /// The live lease this is sent under.
+    pub lease: LeaseId,
+    /// Hash of the whole blob.
+    pub hash: BlobHash,
+    /// Index of the chunk, from 0.
+    pub index: u32,
+}
+
+/// Reply to [`BlobGet`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum BlobGetReply {
+    /// The chunk.
+    Chunk {
+        /// Size of the whole blob, in bytes.
+        size: u64,
+        /// Base64.
+        data: String,
+    },
+    /// There is no such blob, or the lease may not read it.
+    Refused {
+        /// Which of these it is.
+        reason: String,
+    },
+    /// It cannot be read now: the sender repeats the request.
+    Unavailable {
+        /// Why not now.
+        reason: String,
+    },
+}

@@ -1,0 +1,194 @@
+//! Messages of cfq 0.1 still load. `fixtures/` holds every kind of message in the form 0.1 writes it, one per line:
+//! under `nats/` with its envelope, under `http/` as the body. This build must read each line and write the same JSON,
+//! except for the names in [`RENAMED_FIELDS`] and [`RENAMED_TAGS`].
+//!
+//! Lines are never edited: when a type gets another field, the old lines stay and must load with its default, and a new
+//! line shows the new form. A line that is read but written in another way gets a file and a test of its own that
+//! states the difference.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use cfq_proto::envelope;
+use cfq_proto::event::{Event, EventBody};
+use cfq_proto::http::{
+    ArtifactChain, CancelRequest, ErrorReply, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply,
+    SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
+};
+use cfq_proto::loop_step::Step;
+use cfq_proto::messages::{
+    Abandon, Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, CancelJob, FenceReply, GetJob, Heartbeat,
+    HeartbeatReply, JobReply, JobReport, Journal, LeaseReply, LeaseRequest, ModelReply, NodeCommand, NodeRegistration,
+    PrefillHint, Refuse, RegisterReply, Release, RunnerCommand, RunnerRegistration, StepReply, StepRequest, SubmitJob,
+    TokenFrame, WorkOrder,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn lines(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert!(!lines.is_empty(), "{} is empty", path.display());
+    lines
+}
+
+/// Fields that have another name in 0.1: (in 0.1, now).
+const RENAMED_FIELDS: [(&str, &str); 6] = [
+    ("ahead", "hint"),
+    ("enough", "early_stop"),
+    ("guessed_tokens", "drafted_tokens"),
+    ("hello_again", "register_again"),
+    ("parked", "offloaded"),
+    ("written", "generated"),
+];
+
+/// Values of `type` that are different in 0.1: (in 0.1, now).
+const RENAMED_TAGS: [(&str, &str); 4] =
+    [("ending", "unloading"), ("warm", "prefill"), ("welcome", "registered"), ("work_waits", "task_ready")];
+
+/// The current name for a name of 0.1.
+fn current(name: &str, renamed: &[(&str, &str)]) -> String {
+    renamed.iter().find(|(old, _)| *old == name).map_or(name, |(_, now)| *now).to_owned()
+}
+
+/// JSON of 0.1 with the current names.
+fn with_current_names(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .into_iter()
+            .map(|(name, value)| match value {
+                Value::String(tag) if name == "type" => (name, Value::String(current(&tag, &RENAMED_TAGS))),
+                value => (current(&name, &RENAMED_FIELDS), with_current_names(value)),
+            })
+            .collect(),
+        Value::Array(items) => items.into_iter().map(with_current_names).collect(),
+        other => other,
+    }
+}
+
+fn assert_same_json(path: &Path, line: &str, encoded: &[u8]) {
+    let parsed = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
+    assert_eq!(with_current_names(parsed(line.as_bytes())), parsed(encoded), "{}", path.display());
+}
+
+fn on_nats<T: Serialize + DeserializeOwned>(path: &Path) {
+    for line in lines(path) {
+        let body: T = envelope::decode(line.as_bytes()).unwrap_or_else(|e| panic!("{}: {e:?}: {line}", path.display()));
+        let encoded = envelope::encode(&body).unwrap();
+        assert_same_json(path, &line, &encoded);
+        assert_eq!(envelope::encode(&envelope::decode::<T>(&encoded).unwrap()).unwrap(), encoded, "{}", path.display());
+    }
+}
+
+fn on_http<T: Serialize + DeserializeOwned>(path: &Path) {
+    for line in lines(path) {
+        let body: T = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{}: {e}: {line}", path.display()));
+        let encoded = serde_json::to_vec(&body).unwrap();
+        assert_same_json(path, &line, &encoded);
+        let again: T = serde_json::from_slice(&encoded).unwrap();
+        assert_eq!(serde_json::to_vec(&again).unwrap(), encoded, "{}", path.display());
+    }
+}
+
+type Kinds = [(&'static str, fn(&Path))];
+
+/// Checks every kind against its file; every file must have a kind.
+fn check_all(name: &str, kinds: &Kinds) {
+    let files = std::fs::read_dir(folder(name)).unwrap();
+    let found: BTreeSet<String> = files.map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    let known: BTreeSet<String> = kinds.iter().map(|(kind, _)| format!("{kind}.jsonl")).collect();
+    assert_eq!(found, known);
+    for (kind, read) in kinds {
+        read(&folder(name).join(format!("{kind}.jsonl")));
+    }
+}
+
+#[test]
+fn nats_messages_of_0_1_load() {
+    check_all(
+        "nats",
+        &[
+            ("accept", on_nats::<Accept>),
+            ("beat", on_nats::<Heartbeat>),
+            ("beat_reply", on_nats::<HeartbeatReply>),
+            ("blob_get", on_nats::<BlobGet>),
+            ("blob_get_reply", on_nats::<BlobGetReply>),
+            ("blob_put", on_nats::<BlobPut>),
+            ("blob_put_reply", on_nats::<BlobPutReply>),
+            ("fence_reply", on_nats::<FenceReply>),
+            ("give_up", on_nats::<Abandon>),
+            ("hello_reply", on_nats::<RegisterReply>),
+            ("job_ask", on_nats::<SubmitJob>),
+            ("job_drop", on_nats::<CancelJob>),
+            ("job_look", on_nats::<GetJob>),
+            ("job_reply", on_nats::<JobReply>),
+            ("job_report", on_nats::<JobReport>),
+            ("journal", on_nats::<Journal>),
+            ("lease_reply", on_nats::<LeaseReply>),
+            ("lease_request", on_nats::<LeaseRequest>),
+            ("model_reply", on_nats::<ModelReply>),
+            ("node_command", on_nats::<NodeCommand>),
+            ("node_hello", on_nats::<NodeRegistration>),
+            ("refuse", on_nats::<Refuse>),
+            ("release", on_nats::<Release>),
+            ("runner_command", on_nats::<RunnerCommand>),
+            ("runner_hello", on_nats::<RunnerRegistration>),
+            ("step_reply", on_nats::<StepReply>),
+            ("step_request", on_nats::<StepRequest>),
+            ("token_frame", on_nats::<TokenFrame>),
+            ("warm_up", on_nats::<PrefillHint>),
+            ("work_order", on_nats::<WorkOrder>),
+        ],
+    );
+}
+
+#[test]
+fn http_bodies_of_0_1_load() {
+    check_all(
+        "http",
+        &[
+            ("artifact_chain", on_http::<ArtifactChain>),
+            ("cancel_request", on_http::<CancelRequest>),
+            ("error", on_http::<ErrorReply>),
+            ("event", on_http::<Event>),
+            ("model_answer", on_http::<ModelAnswer>),
+            ("model_request", on_http::<ModelRequest>),
+            ("node", on_http::<NodeView>),
+            ("pr", on_http::<PrView>),
+            ("resolve_request", on_http::<ResolveRequest>),
+            ("state_reply", on_http::<StateReply>),
+            ("submit_reply", on_http::<SubmitReply>),
+            ("submit_request", on_http::<SubmitRequest>),
+            ("task_detail", on_http::<TaskDetail>),
+            ("task_list", on_http::<TaskList>),
+            ("tokens", on_http::<TokensData>),
+        ],
+    );
+}
+
+/// Tags of an enum's variants, from its schema.
+fn variants(schema: schemars::Schema, tag: &str) -> BTreeSet<String> {
+    let value = serde_json::to_value(schema).unwrap();
+    let all = value["oneOf"].as_array().expect("an enum");
+    all.iter().map(|one| one["properties"][tag]["const"].as_str().expect("a tag").to_owned()).collect()
+}
+
+/// Tags in the lines of a fixture.
+fn tags_in(file: &str, at: &str) -> BTreeSet<String> {
+    let tag =
+        |line: String| serde_json::from_str::<Value>(&line).unwrap().pointer(at).unwrap().as_str().unwrap().into();
+    lines(&folder(file)).into_iter().map(tag).collect()
+}
+
+/// Steps and events stay in Postgres, so every new variant needs a line in the fixtures.
+#[test]
+fn every_step_and_event_has_a_fixture_line() {
+    assert_eq!(tags_in("nats/step_request.jsonl", "/body/step/kind"), variants(schemars::schema_for!(Step), "kind"));
+    assert_eq!(tags_in("http/event.jsonl", "/body/type"), variants(schemars::schema_for!(EventBody), "type"));
+}

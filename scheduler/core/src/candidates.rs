@@ -1,0 +1,43 @@
+//! The nodes considered for a queued job.
+
+use cfq_proto::node::{ModelState, Residency};
+
+use crate::job::Job;
+use crate::node::Node;
+use crate::state::State;
+
+/// A node together with its state of the job's model.
+pub(crate) type Candidate<'a> = (&'a Node, &'a ModelState);
+
+/// Live nodes that have a job's model, in sets from the widest to the narrowest.
+#[derive(Debug)]
+pub(crate) struct Candidates<'a> {
+    /// At least one node has the model, and every one of them rejected the job for good.
+    pub all_rejected: bool,
+    /// Nodes that have the model and did not reject the job.
+    pub able: Vec<Candidate<'a>>,
+    /// Those of `able` on which the model is resident and not yielding.
+    pub resident: Vec<Candidate<'a>>,
+    /// Those of `resident` that accept the job now if it fits.
+    pub open: Vec<Candidate<'a>>,
+}
+
+impl<'a> Candidates<'a> {
+    pub fn of(state: &'a State, job: &'a Job, now_ms: i64) -> Self {
+        let listing: Vec<Candidate<'a>> = state.live_nodes_with(&job.model, now_ms).collect();
+        let able: Vec<Candidate<'a>> =
+            listing.iter().copied().filter(|(n, _)| !job.rejected_by.contains_key(&n.id)).collect();
+        // A node may yield for hours, so a yielding model counts as not resident.
+        let is_ready = |(n, m): &Candidate<'_>| {
+            matches!(m.residency, Residency::Resident) && !n.ledger.yields.contains_key(&m.model)
+        };
+        let resident: Vec<Candidate<'a>> = able.iter().copied().filter(is_ready).collect();
+        let open = resident.iter().copied().filter(|(n, _)| accepts(state, job, n, now_ms)).collect();
+        Self { all_rejected: !listing.is_empty() && able.is_empty(), able, resident, open }
+    }
+}
+
+/// Returns whether the node accepts work for the job's model and is not in backoff for the job.
+pub(crate) fn accepts(state: &State, job: &Job, node: &Node, now_ms: i64) -> bool {
+    !job.node_failures.blocks(&node.id, now_ms) && state.accepts_work(node, &job.model, now_ms)
+}

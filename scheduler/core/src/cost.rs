@@ -1,0 +1,138 @@
+//! Estimated cost of a call on a node, as a time: load + prefill of the tokens that are not cached + decode. Costs are
+//! compared only between nodes with free capacity, so the wait for capacity is zero for every candidate. A job without
+//! a candidate waits in the queue, where a later P0 can still pass it.
+//!
+//! Rates that a node has not measured yet default to those of a slow processor. An unknown node is therefore chosen
+//! only where no known one is better, and its first job measures it.
+
+use cfq_proto::node::ModelState;
+use cfq_proto::prefix;
+
+use crate::job::Job;
+
+/// Prefill rate of a small model on two old cores, in tokens per second.
+const DEFAULT_PREFILL_RATE: f64 = 50.0;
+/// Decode rate of a small model on two old cores, in tokens per second.
+const DEFAULT_DECODE_RATE: f64 = 5.0;
+/// Load rate from an old disk, including the conversion of the weights to the kernels' layout, in bytes per second.
+const DEFAULT_LOAD_RATE: f64 = 1e8;
+/// English prose and code have 0.25 to 0.35 tokens per byte with byte-level vocabularies; the upper end is the safe
+/// one.
+const DEFAULT_TOKENS_PER_BYTE: f64 = 0.35;
+/// Tokens of the role markers that a chat template puts around three or four messages.
+const TEMPLATE_TOKENS: u64 = 32;
+
+/// Estimated cost of one call on one model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlacementCost {
+    /// Length of the prompt, in tokens.
+    pub prompt_tokens: u64,
+    /// Tokens of the prompt that the node is believed to have in its prefix cache.
+    pub cached_tokens: u64,
+    /// KV cache tokens that the job reserves.
+    pub reserved_tokens: u64,
+    /// Time to compute the tokens that are not cached, in ms.
+    pub prefill_ms: f64,
+    /// Time to generate the maximum number of tokens, in ms.
+    pub decode_ms: f64,
+}
+
+impl PlacementCost {
+    /// Prefill and decode, in ms.
+    pub fn total_ms(&self) -> f64 {
+        self.prefill_ms + self.decode_ms
+    }
+}
+
+/// Estimated length of the job's prompt, in tokens.
+pub fn prompt_tokens(job: &Job, model: &ModelState) -> u64 {
+    tokens_of_bytes(job.prompt_bytes, model)
+}
+
+fn tokens_of_bytes(prompt_bytes: u64, model: &ModelState) -> u64 {
+    let ratio = measured_or(model.tokens_per_byte, DEFAULT_TOKENS_PER_BYTE);
+    // The conversion saturates; a prompt of 2^53 bytes is refused long before.
+    (prompt_bytes as f64 * ratio).ceil() as u64 + TEMPLATE_TOKENS
+}
+
+/// Estimated number of tokens in one block of a prefix hash chain.
+pub fn tokens_per_block(model: &ModelState) -> f64 {
+    prefix::BLOCK_BYTES as f64 * measured_or(model.tokens_per_byte, DEFAULT_TOKENS_PER_BYTE)
+}
+
+/// KV cache tokens that the job is admitted with. A sequence ends at the model's context length, so it never reserves
+/// more. Whether the prompt alone is too long is for the node to decide, which counts exactly.
+pub fn kv_reservation(job: &Job, model: &ModelState) -> u64 {
+    let wanted = job.known_need.unwrap_or_else(|| prompt_tokens(job, model) + u64::from(job.max_tokens));
+    if model.context_tokens == 0 { wanted } else { wanted.min(u64::from(model.context_tokens)) }
+}
+
+/// Cost of a job on a model. `concurrent` is the number of sequences it would share the model with: one forward pass
+/// serves all of them, but its duration grows with its rows on the supported hardware, so each of them slows the job
+/// down. `cached_blocks` is the number of leading blocks of the job's prefix chain that the node is believed to have
+/// cached.
+pub fn placement_cost(job: &Job, model: &ModelState, concurrent: u32, cached_blocks: u64) -> PlacementCost {
+    let cost = prefill_hint_cost(job.prompt_bytes, job.max_tokens, model, concurrent, cached_blocks);
+    PlacementCost { reserved_tokens: kv_reservation(job, model), ..cost }
+}
+
+/// Cost of a call that is only expected, as in [`placement_cost`]; it reserves no tokens.
+pub fn prefill_hint_cost(
+    prompt_bytes: u64,
+    max_tokens: u32,
+    model: &ModelState,
+    concurrent: u32,
+    cached_blocks: u64,
+) -> PlacementCost {
+    let prompt_tokens = tokens_of_bytes(prompt_bytes, model);
+    // The last prompt token is always computed: the first output token is sampled from its logits.
+    let cached_tokens = ((cached_blocks as f64 * tokens_per_block(model)) as u64).min(prompt_tokens.saturating_sub(1));
+    let sequences = f64::from(concurrent) + 1.0;
+    let prefill_rate = measured_or(model.prefill_rate, DEFAULT_PREFILL_RATE);
+    let decode_rate = measured_or(model.decode_rate, DEFAULT_DECODE_RATE);
+    PlacementCost {
+        prompt_tokens,
+        cached_tokens,
+        reserved_tokens: 0,
+        prefill_ms: 1000.0 * (prompt_tokens - cached_tokens) as f64 / prefill_rate,
+        decode_ms: 1000.0 * sequences * f64::from(max_tokens) / decode_rate,
+    }
+}
+
+/// Estimated model load time, in ms.
+pub fn load_ms(model: &ModelState) -> f64 {
+    1000.0 * model.need_bytes as f64 / measured_or(model.load_rate, DEFAULT_LOAD_RATE)
+}
+
+fn measured_or(measured: f64, default: f64) -> f64 {
+    if measured.is_finite() && measured > 0.0 { measured } else { default }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{job, model};
+    use cfq_proto::task::Priority;
+
+    #[test]
+    fn unmeasured_rates_and_concurrent_sequences_cost_more() {
+        let job = job(Priority::P2, 0);
+        let mut fast = model(4096, 2);
+        (fast.prefill_rate, fast.decode_rate) = (2000.0, 60.0);
+        let mut unknown = model(4096, 2);
+        (unknown.prefill_rate, unknown.decode_rate) = (0.0, f64::NAN);
+        assert!(placement_cost(&job, &fast, 0, 0).total_ms() < placement_cost(&job, &unknown, 0, 0).total_ms());
+        assert!(placement_cost(&job, &fast, 0, 0).total_ms() < placement_cost(&job, &fast, 1, 0).total_ms());
+    }
+
+    #[test]
+    fn reservation_uses_the_nodes_count_and_stays_within_the_context() {
+        let mut job = job(Priority::P2, 0);
+        let model = model(4096, 2);
+        assert_eq!(kv_reservation(&job, &model), prompt_tokens(&job, &model) + u64::from(job.max_tokens));
+        job.known_need = Some(777);
+        assert_eq!(kv_reservation(&job, &model), 777);
+        job.known_need = Some(1 << 40);
+        assert_eq!(kv_reservation(&job, &model), u64::from(model.context_tokens));
+    }
+}

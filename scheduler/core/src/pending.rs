@@ -1,0 +1,133 @@
+//! What to do with a queued job that cannot be placed now: fail it at the retry ceiling, or record why it waits.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::ids::NodeId;
+use cfq_proto::job::JobFailure;
+use cfq_proto::model::ModelId;
+use cfq_proto::node::Residency;
+
+use crate::candidates::{Candidate, Candidates};
+use crate::effect::Effect;
+use crate::job::Job;
+use crate::pending_reason::{PendingReason, join_by_node};
+use crate::state::State;
+
+/// `no_node_ms` is written each time it grew by this fraction of the retry ceiling: a scheduler that dies loses no more
+/// of the count, and a waiting job causes no more writes.
+const NO_NODE_WRITES_PER_CEILING: u64 = 20;
+
+/// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct.
+pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'_>, now_ms: i64) -> Option<Effect> {
+    let fail =
+        |reason| Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
+    let ceiling_ms = state.timing.retry_ceiling_ms;
+    // Only failures count: a node that drains, loads or has no free capacity has not failed.
+    let is_failing = |(n, m): &Candidate<'_>| {
+        job.node_failures.blocks(&n.id, now_ms) || matches!(m.residency, Residency::Unusable { .. })
+    };
+    if let Some(first) = job.first_failure_ms
+        && now_ms >= first.saturating_add_unsigned(ceiling_ms)
+        && !candidates.able.is_empty()
+        && candidates.able.iter().all(is_failing)
+    {
+        let last = job.last_failure.as_ref().map(ToString::to_string).unwrap_or_default();
+        let minutes = minutes(ceiling_ms);
+        return fail(format!("tried for {minutes:.1} minutes without an answer; the last failure: {last}"));
+    }
+    let pending = match candidates.able.is_empty() {
+        true if state.models_of_live_nodes(now_ms).is_none() => PendingReason::NoNodeUp,
+        true => PendingReason::NoNodeHasModel { model: job.model.clone() },
+        false => reason_with_able_nodes(job, candidates),
+    };
+    let no_node_ms = no_node_ms(state, job, &pending, now_ms);
+    if let PendingReason::NoNodeHasModel { model } = &pending
+        && no_node_ms >= ceiling_ms
+    {
+        return fail(no_node_failure(state, model, now_ms));
+    }
+    if let (PendingReason::Unusable { reasons }, None) = (&pending, job.first_failure_ms) {
+        let reason = join_by_node(reasons);
+        return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reason });
+    }
+    let recorded = state.explained.get(&job.id).map(|e| &e.pending);
+    let ends_a_count = pending.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
+    let is_news = match &pending {
+        // The common case in a busy cluster, and temporary: not worth a write unless another reason is recorded.
+        PendingReason::Capacity => recorded.is_some_and(|recorded| *recorded != PendingReason::Capacity),
+        PendingReason::NoNodeHasModel { .. } => {
+            let write_interval_ms = (ceiling_ms / NO_NODE_WRITES_PER_CEILING).max(1);
+            recorded != Some(&pending) || no_node_ms >= job.no_node_ms.saturating_add(write_interval_ms)
+        }
+        PendingReason::NoNodeUp
+        | PendingReason::Loading { .. }
+        | PendingReason::Unusable { .. }
+        | PendingReason::Yielding { .. }
+        | PendingReason::Backoff
+        | PendingReason::ExclusiveNode => recorded != Some(&pending),
+    };
+    (is_news || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, pending, no_node_ms })
+}
+
+/// Time in which nodes were live but none had the model, in ms. Stored with the job, so that no number of new leaders
+/// makes it wait forever. Time in which no node or no scheduler was up is not evidence about the model and is not
+/// counted. Once a node has the model, the count restarts at zero.
+fn no_node_ms(state: &State, job: &Job, pending: &PendingReason, now_ms: i64) -> u64 {
+    let since_recorded = state
+        .explained
+        .get(&job.id)
+        .filter(|e| matches!(e.pending, PendingReason::NoNodeHasModel { .. }))
+        .map_or(0, |e| u64::try_from(now_ms.saturating_sub(e.at_ms)).unwrap_or(0));
+    match pending {
+        PendingReason::NoNodeHasModel { .. } | PendingReason::NoNodeUp => job.no_node_ms.saturating_add(since_recorded),
+        PendingReason::Loading { .. }
+        | PendingReason::Unusable { .. }
+        | PendingReason::Yielding { .. }
+        | PendingReason::Backoff
+        | PendingReason::ExclusiveNode
+        | PendingReason::Capacity => 0,
+    }
+}
+
+/// A model that no node lists is most often misspelt or was never set up. Waiting for it would never end, and would
+/// keep its runner occupied.
+fn no_node_failure(state: &State, model: &ModelId, now_ms: i64) -> String {
+    let minutes = minutes(state.timing.retry_ceiling_ms);
+    let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().flatten().map(ModelId::as_str).collect();
+    let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
+    format!(
+        "no node that is up has had the model {model} for {minutes:.1} minutes; models served: {served}. Use one of \
+         those, or add {model} to a node's configuration ([node] models, and [endpoints] if an endpoint serves it) and \
+         restart that node"
+    )
+}
+
+fn minutes(ms: u64) -> f64 {
+    ms as f64 / 60_000.0
+}
+
+/// The reason where at least one live node has the model and may run the job.
+fn reason_with_able_nodes(job: &Job, candidates: &Candidates<'_>) -> PendingReason {
+    if candidates.resident.is_empty() {
+        let able = &candidates.able;
+        let programs = able.iter().filter_map(|(n, m)| Some((n.id.clone(), n.ledger.yields.get(&m.model)?.clone())));
+        let unusable = able.iter().filter_map(|(n, m)| match &m.residency {
+            Residency::Unusable { reason } => Some((n.id.clone(), reason.clone())),
+            Residency::Resident | Residency::Available | Residency::Loading => None,
+        });
+        let (programs, unusable): (BTreeMap<NodeId, String>, BTreeMap<NodeId, String>) =
+            (programs.collect(), unusable.collect());
+        return if unusable.len() == able.len() {
+            PendingReason::Unusable { reasons: unusable }
+        } else if programs.len() + unusable.len() == able.len() {
+            PendingReason::Yielding { programs, unusable }
+        } else {
+            PendingReason::Loading { model: job.model.clone() }
+        };
+    }
+    match candidates.open.is_empty() {
+        true if !job.node_failures.0.is_empty() => PendingReason::Backoff,
+        false if job.is_suspect() => PendingReason::ExclusiveNode,
+        true | false => PendingReason::Capacity,
+    }
+}

@@ -1,0 +1,81 @@
+//! Why a queued job is not placed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use cfq_proto::ids::NodeId;
+use cfq_proto::model::ModelId;
+
+/// Why a queued job is not placed. The text is stored with the job and shown to users.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PendingReason {
+    /// Nodes are live, but none lists the model.
+    NoNodeHasModel {
+        /// The job's model.
+        model: ModelId,
+    },
+    /// No node is live; the machines may be starting.
+    NoNodeUp,
+    /// The model is on the disk of a node, or being loaded there.
+    Loading {
+        /// The job's model.
+        model: ModelId,
+    },
+    /// No node that has the model can serve it.
+    Unusable {
+        /// What each node reports.
+        reasons: BTreeMap<NodeId, String>,
+    },
+    /// The backoff after failed attempts is not over on any node.
+    Backoff,
+    /// The nodes that could serve the model yield to programs of their machines' owners.
+    Yielding {
+        /// The program that each yielding node yields to.
+        programs: BTreeMap<NodeId, String>,
+        /// What each node reports that has the model but cannot serve it.
+        unusable: BTreeMap<NodeId, String>,
+    },
+    /// A suspect job waits for a node that runs nothing else.
+    ExclusiveNode,
+    /// No node has enough free capacity, or higher-ranked jobs wait for it.
+    Capacity,
+}
+
+impl PendingReason {
+    /// Returns whether a node serves the model again, whatever it reported before. An earlier note that the model is
+    /// unavailable is over then, and only failures of the job's own attempts still count.
+    pub fn is_served(&self) -> bool {
+        match self {
+            Self::Loading { .. } | Self::Yielding { .. } | Self::Backoff | Self::ExclusiveNode | Self::Capacity => true,
+            Self::NoNodeHasModel { .. } | Self::NoNodeUp | Self::Unusable { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for PendingReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoNodeHasModel { model } => write!(f, "waits: no node that is up has the model {model}"),
+            Self::NoNodeUp => f.write_str("waits: no node is up"),
+            Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
+            Self::Unusable { reasons } => write!(f, "waits: {}", join_by_node(reasons)),
+            Self::Yielding { programs, unusable } => {
+                let yielding = programs.iter().map(|(node, program)| format!("{node} yields to {program}"));
+                let unusable = unusable.iter().map(|(node, reason)| format!("{node}: {reason}"));
+                let all: Vec<String> = yielding.chain(unusable).collect();
+                write!(f, "waits: {} (see yield_bytes and yield_ignores under [node])", all.join("; "))
+            }
+            Self::Backoff => f.write_str("waits before the next attempt"),
+            Self::ExclusiveNode => {
+                f.write_str("waits for a node that runs nothing else: nodes were lost while they ran this job")
+            }
+            Self::Capacity => f.write_str("waits for free capacity on a node"),
+        }
+    }
+}
+
+/// `a: reason; b: reason`, in the order of the nodes' names.
+pub(crate) fn join_by_node(reasons: &BTreeMap<NodeId, String>) -> String {
+    let reasons: Vec<String> = reasons.iter().map(|(node, reason)| format!("{node}: {reason}")).collect();
+    reasons.join("; ")
+}

@@ -1,0 +1,204 @@
+//! Index of the prompt blocks that nodes are believed to have in their prefix caches.
+//!
+//! A node reports how many tokens of keys and values it can reuse, but not of which prompts. That follows from what ran
+//! there, since a KV pool evicts the least recently used blocks, and the end of a prompt before its beginning: a node
+//! is believed to hold the blocks it used last, as many as the reported count covers. If that is wrong, a prompt is
+//! computed where another node could have reused it. Nothing else depends on the index, so it is not stored, and a new
+//! leader starts with an empty one.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::ids::{BootId, NodeId};
+use cfq_proto::model::ModelId;
+use cfq_proto::node::ModelState;
+
+use crate::cost::tokens_per_block;
+use crate::node::Node;
+
+/// Maximum number of blocks tracked for a model on a node: four megabytes of text.
+const MAX_TRACKED_BLOCKS: usize = 8192;
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct PrefixIndex(BTreeMap<(NodeId, ModelId), RecentBlocks>);
+
+/// Blocks of one model on one boot of a node, by their hash and by their last use. A restart empties the cache.
+#[derive(Debug, Clone, PartialEq)]
+struct RecentBlocks {
+    boot: BootId,
+    last_use: BTreeMap<u64, u64>,
+    by_last_use: BTreeMap<u64, u64>,
+    next_use: u64,
+}
+
+impl PrefixIndex {
+    /// Records that the node computes, or has computed, the prompt with this prefix hash chain.
+    pub fn record_prompt(&mut self, node: &NodeId, boot: BootId, model: &ModelId, chain: &[u64]) {
+        let key = (node.clone(), model.clone());
+        let blocks = self.0.entry(key).or_insert_with(|| RecentBlocks::new(boot));
+        if blocks.boot != boot {
+            *blocks = RecentBlocks::new(boot);
+        }
+        // Most prompts share their beginning, so it counts as used last.
+        chain.iter().rev().for_each(|block| blocks.touch(*block));
+    }
+
+    /// Removes all blocks of a node.
+    pub fn forget_node(&mut self, node: &NodeId) {
+        self.0.retain(|(of, _), _| of != node);
+    }
+
+    /// Number of leading blocks of the chain that the node is believed to have cached for the model.
+    pub fn cached_blocks(&self, node: &Node, model: &ModelState, chain: &[u64]) -> u64 {
+        let Some(recent) = self.0.get(&(node.id.clone(), model.model.clone())).filter(|r| r.boot == node.boot) else {
+            return 0;
+        };
+        let tokens = model.kv_tiers.device.saturating_add(model.kv_tiers.offloaded);
+        let held_blocks = (tokens as f64 / tokens_per_block(model)) as usize;
+        let Some(oldest_use) = recent.by_last_use.keys().rev().take(held_blocks).next_back() else { return 0 };
+        chain.iter().take_while(|block| recent.last_use.get(block).is_some_and(|at| at >= oldest_use)).count() as u64
+    }
+}
+
+impl RecentBlocks {
+    fn new(boot: BootId) -> Self {
+        Self { boot, last_use: BTreeMap::new(), by_last_use: BTreeMap::new(), next_use: 0 }
+    }
+
+    fn touch(&mut self, block: u64) {
+        if let Some(before) = self.last_use.insert(block, self.next_use) {
+            self.by_last_use.remove(&before);
+        }
+        self.by_last_use.insert(self.next_use, block);
+        self.next_use += 1;
+        if self.by_last_use.len() > MAX_TRACKED_BLOCKS
+            && let Some((_, oldest)) = self.by_last_use.pop_first()
+        {
+            self.last_use.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::job::{ChatMessage, ChatRole};
+    use cfq_proto::messages::PrefillHint;
+    use cfq_proto::node::KvTiers;
+    use cfq_proto::prefix;
+    use cfq_proto::task::{Agent, Priority};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tests::{job, model, model_id, new_id, node, placements, state};
+    use crate::{Effect, Job, JobPhase, State, plan};
+
+    /// Two equal nodes, each with this many reusable tokens.
+    fn two_nodes(tokens: u64) -> [Node; 2] {
+        let kv_tiers = KvTiers { device: tokens / 2, offloaded: tokens - tokens / 2 };
+        ["a", "b"].map(|name| node(name, vec![ModelState { kv_tiers, ..model(65_536, 4) }], 0))
+    }
+
+    fn job_with_blocks(blocks: std::ops::Range<u64>) -> Job {
+        let prompt_bytes = (blocks.end - blocks.start) * prefix::BLOCK_BYTES as u64;
+        Job { prompt_bytes, prefix: blocks.collect(), ..job(Priority::P2, 0) }
+    }
+
+    fn run_to_end(state: &mut State, job: &Job, on: &Node) {
+        let phase = JobPhase::Running { node: on.id.clone(), boot: on.boot, accepted_ms: -1 };
+        state.on_job_row(Job { phase, ..job.clone() }, 0);
+        state.on_job_ended(job.id, 0);
+    }
+
+    fn placement_of(mut state: State, job: Job) -> (NodeId, String) {
+        state.on_job_row(job, 0);
+        match plan(&state, 0).as_slice() {
+            [Effect::Place { node, reason, .. }] => (node.clone(), reason.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn prompt_is_placed_on_its_cached_prefix_unless_another_node_is_faster() {
+        let [a, mut b] = two_nodes(10_000);
+        let mut s = state(vec![a.clone(), b.clone()], vec![]);
+        assert_eq!(placement_of(s.clone(), job_with_blocks(0..20)).0, a.id, "of equal nodes the first");
+        run_to_end(&mut s, &job_with_blocks(0..20), &b);
+        let revision = job_with_blocks(0..24);
+        let (node, reason) = placement_of(s.clone(), revision.clone());
+        assert_eq!(node, b.id);
+        // 24 blocks of 512 bytes and 32 tokens of the template, at 0.3 tokens per byte; 20 blocks are cached.
+        assert!(reason.contains("prefill 647 tokens (3072 cached) 6.5 s"), "{reason}");
+        assert_eq!(placement_of(s.clone(), job_with_blocks(100..124)).0, a.id, "not cached anywhere");
+        b.ledger.models[0].decode_rate = 1.0;
+        s.on_node_row(b);
+        assert_eq!(placement_of(s, revision).0, a.id);
+    }
+
+    #[test]
+    fn model_on_disk_with_offloaded_keys_is_loaded_first() {
+        let [mut a, mut b] = two_nodes(10_000);
+        for node in [&mut a, &mut b] {
+            node.ledger.models[0].residency = cfq_proto::node::Residency::Available;
+        }
+        let mut s = state(vec![a, b.clone()], vec![]);
+        run_to_end(&mut s, &job_with_blocks(0..20), &b);
+        s.on_job_row(job_with_blocks(0..20), 0);
+        assert!(matches!(plan(&s, 0).last(), Some(Effect::Load { node, .. }) if *node == b.id), "{:?}", plan(&s, 0));
+    }
+
+    #[test]
+    fn least_recently_used_blocks_and_those_of_an_old_boot_do_not_count() {
+        let [a, b] = two_nodes(3_100);
+        let mut s = state(vec![a, b.clone()], vec![]);
+        let cached = |s: &State, blocks: std::ops::Range<u64>| {
+            let node = &s.nodes[&b.id];
+            s.prefix_index.cached_blocks(node, &node.ledger.models[0], &blocks.collect::<Vec<_>>())
+        };
+        run_to_end(&mut s, &job_with_blocks(0..12), &b);
+        run_to_end(&mut s, &job_with_blocks(100..112), &b);
+        // 153.6 tokens per block: 20 of them are cached.
+        assert_eq!((cached(&s, 100..112), cached(&s, 0..12), cached(&s, 0..4)), (12, 8, 4));
+        let restarted = Node { boot: new_id(), ..b.clone() };
+        s.on_node_row(restarted.clone());
+        assert_eq!(cached(&s, 100..112), 0);
+        run_to_end(&mut s, &job_with_blocks(0..2), &restarted);
+        assert_eq!((cached(&s, 100..112), cached(&s, 0..4)), (0, 2));
+        s.on_node_gone(&b.id);
+        s.on_node_row(restarted);
+        assert_eq!(cached(&s, 0..4), 0);
+    }
+
+    #[test]
+    fn review_is_placed_where_its_prompt_was_prefilled() {
+        let [a, b] = two_nodes(10_000);
+        let mut s = state(vec![a, b.clone()], vec![]);
+        let messages = vec![ChatMessage { role: ChatRole::User, content: "x".repeat(6_000) }];
+        let chain = prefix::chain(model_id().as_str(), &messages);
+        let review = Job { prompt_bytes: 6_000, prefix: chain, ..job(Priority::P2, 0) };
+        let (task, model) = (review.task, model_id());
+        let hint = PrefillHint { task, role: Agent::Beta, model, messages, max_tokens: 200, deterministic: false };
+        s.on_prefill_hint_sent(&b.id, &hint);
+        assert_eq!(placement_of(s, review).0, b.id);
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_blocks_count_than_the_node_reports(
+            ran_there in prop::collection::vec((0u64..40, 1u64..40), 0..20),
+            tokens in 0u64..8_000,
+        ) {
+            let [a, b] = two_nodes(tokens);
+            let mut s = state(vec![a, b.clone()], vec![]);
+            for (from, count) in &ran_there {
+                run_to_end(&mut s, &job_with_blocks(*from..from + count), &b);
+            }
+            let node = &s.nodes[&b.id];
+            let cached = |block: u64| s.prefix_index.cached_blocks(node, &node.ledger.models[0], &[block]);
+            let blocks: u64 = (0..80).map(cached).sum();
+            prop_assert!(blocks as f64 * 153.6 <= tokens as f64, "{blocks} blocks in {tokens} tokens");
+            let ran = |block: &u64| ran_there.iter().any(|(from, count)| (*from..from + count).contains(block));
+            let distinct = (0..80u64).filter(ran).count();
+            prop_assert!(blocks as usize == distinct.min((tokens as f64 / 153.6) as usize), "{blocks}");
+            prop_assert_eq!(placements(&plan(&s, 0)).len(), 0);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Which jobs run concurrently: a node that is full for one model, and a job under which nodes were lost.
+
+use cfq_proto::model::ModelId;
+use cfq_proto::node::ModelState;
+use cfq_proto::task::Priority;
+use proptest::prelude::*;
+
+use super::{carry_out, job, model, model_id, node, placements, state};
+use crate::{Effect, Exclusion, Job, JobPhase, Node, PendingReason, plan};
+
+fn running(on: &Node, job: Job) -> Job {
+    Job { attempt: 1, phase: JobPhase::Running { node: on.id.clone(), boot: on.boot, accepted_ms: 0 }, ..job }
+}
+
+#[test]
+fn exclusion_for_one_model_does_not_apply_to_another() {
+    let other: ModelId = "path:/other.gguf".parse().unwrap();
+    let second = ModelState { model: other.clone(), ..model(4096, 1) };
+    let mut n = node("a", vec![model(4096, 1), second], 0);
+    n.exclusions.insert(model_id(), Exclusion { version: 1, at_ms: 0 });
+    let (full, free) = (job(Priority::P0, 0), Job { model: other, ..job(Priority::P3, 0) });
+    assert_eq!(placements(&plan(&state(vec![n.clone()], vec![full, free.clone()]), 0)), vec![(free.id, n.id)]);
+}
+
+#[test]
+fn job_lost_twice_runs_alone_and_a_node_is_reserved_for_it() {
+    let n = node("a", vec![model(8192, 4)], 0);
+    let busy = running(&n, job(Priority::P2, 0));
+    let suspect = Job { losses: 2, attempt: 2, ..job(Priority::P2, 1) };
+    let behind = job(Priority::P2, 2);
+    let mut s = state(vec![n.clone()], vec![busy.clone(), suspect.clone(), behind.clone()]);
+    let effects = plan(&s, 0);
+    let [Effect::Explain { job: waits, pending: PendingReason::ExclusiveNode, .. }] = effects.as_slice() else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(*waits, suspect.id);
+    carry_out(&mut s, &effects, 0);
+    assert_eq!(plan(&s, 0), vec![], "explained once, and no other job is placed");
+    s.on_job_ended(busy.id, 1);
+    let effects = plan(&s, 1);
+    assert_eq!(placements(&effects), vec![(suspect.id, n.id.clone())]);
+    carry_out(&mut s, &effects, 1);
+    assert_eq!(placements(&plan(&s, 1)), vec![], "no job joins it");
+    s.on_job_ended(suspect.id, 2);
+    assert_eq!(placements(&plan(&s, 2)), vec![(behind.id, n.id)]);
+}
+
+#[test]
+fn job_lost_once_is_not_suspect() {
+    let n = node("a", vec![model(8192, 4)], 0);
+    let jobs = vec![Job { losses: 1, ..job(Priority::P2, 0) }, Job { losses: 1, ..job(Priority::P2, 0) }];
+    assert_eq!(placements(&plan(&state(vec![n], jobs), 0)).len(), 2);
+}
+
+#[test]
+fn other_nodes_take_work_while_a_suspect_waits() {
+    let (a, b) = (node("a", vec![model(8192, 4)], 0), node("b", vec![model(8192, 4)], 0));
+    let on_a = running(&a, job(Priority::P2, 0));
+    let on_b = [running(&b, job(Priority::P2, 0)), running(&b, job(Priority::P2, 0))];
+    let suspect = Job { losses: 2, ..job(Priority::P1, 0) };
+    let behind = job(Priority::P2, 2);
+    let jobs = vec![on_a, on_b[0].clone(), on_b[1].clone(), suspect, behind.clone()];
+    assert_eq!(placements(&plan(&state(vec![a, b.clone()], jobs), 0)), vec![(behind.id, b.id)]);
+}
+
+proptest! {
+    #[test]
+    fn suspect_never_shares_a_node(
+        losses in prop::collection::vec(0u32..4, 1..20),
+        ends in prop::collection::vec(any::<prop::sample::Index>(), 20),
+    ) {
+        let nodes = vec![node("a", vec![model(8192, 3)], 0), node("b", vec![model(8192, 3)], 0)];
+        let small = |losses| Job { losses, prompt_bytes: 10, max_tokens: 10, ..job(Priority::P2, 0) };
+        let jobs = losses.into_iter().map(small);
+        let mut s = state(nodes, jobs.collect());
+        for (round, end) in ends.into_iter().enumerate() {
+            let now = i64::try_from(round).unwrap();
+            let effects = plan(&s, now);
+            carry_out(&mut s, &effects, now);
+            prop_assert_eq!(placements(&plan(&s, now)), vec![]);
+            let held: Vec<&Job> = s.jobs.values().filter(|j| j.holder().is_some()).collect();
+            for suspect in held.iter().filter(|j| j.is_suspect()) {
+                let node = suspect.holder().map(|(node, _)| node);
+                let on_its_node = held.iter().filter(|j| j.holder().map(|(other, _)| other) == node).count();
+                prop_assert_eq!(on_its_node, 1);
+            }
+            if held.is_empty() {
+                prop_assert!(s.jobs.is_empty(), "jobs wait while every node is idle");
+                break;
+            }
+            let ended = held[end.index(held.len())].id;
+            s.on_job_ended(ended, now);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The planner's properties over random clusters.
+
+use cfq_proto::ids::JobId;
+use cfq_proto::task::Priority;
+use proptest::prelude::*;
+
+use super::{carry_out, job, model, node, placements, state};
+use crate::cost::{kv_reservation, prompt_tokens};
+use crate::{Job, Node, OVERDUE_MS, plan, rank};
+
+prop_compose! {
+    fn any_job()(
+        priority in 0i16..4,
+        created_ms in 0i64..100_000,
+        prompt_bytes in 0u64..20_000,
+        max_tokens in 1u32..2_000,
+        deadline_ms in prop::option::of(0i64..1_000_000),
+    ) -> Job {
+        Job { prompt_bytes, max_tokens, deadline_ms, ..job(Priority::try_from(priority).unwrap(), created_ms) }
+    }
+}
+
+prop_compose! {
+    fn any_node(name: &'static str)(
+        free in 0u64..20_000,
+        slots in 0u32..5,
+        running in 0u32..5,
+        prefill in 0.0f64..500.0,
+        decode in 0.0f64..50.0,
+    ) -> Node {
+        let mut m = model(free, slots);
+        (m.running, m.prefill_rate, m.decode_rate) = (running.min(slots), prefill, decode);
+        node(name, vec![m], 100_000)
+    }
+}
+
+proptest! {
+    #[test]
+    fn plan_stays_within_the_ledger_and_planning_twice_changes_nothing(
+        a in any_node("a"), b in any_node("b"), jobs in prop::collection::vec(any_job(), 0..30),
+    ) {
+        let now = 100_500;
+        let mut s = state(vec![a.clone(), b.clone()], jobs.clone());
+        let effects = plan(&s, now);
+        for n in [&a, &b] {
+            let m = &n.ledger.models[0];
+            let here: Vec<&Job> = placements(&effects).into_iter().filter(|(_, on)| *on == n.id)
+                .map(|(id, _)| jobs.iter().find(|j| j.id == id).unwrap()).collect();
+            prop_assert!(here.len() as u32 <= m.max_sequences.saturating_sub(m.running));
+            let tokens: u64 = here.iter().map(|j| kv_reservation(j, m)).sum();
+            let alone_on_idle = here.len() == 1 && m.running == 0 && prompt_tokens(here[0], m) < m.kv_tokens_free;
+            prop_assert!(tokens <= m.kv_tokens_free || alone_on_idle, "{tokens} of {}", m.kv_tokens_free);
+        }
+        carry_out(&mut s, &effects, now);
+        prop_assert_eq!(plan(&s, now), vec![]);
+        // A new leader that loads the same rows places nothing either.
+        let mut reloaded = state(vec![a, b], vec![]);
+        s.jobs.values().for_each(|j| reloaded.on_job_row(j.clone(), now));
+        prop_assert_eq!(placements(&plan(&reloaded, now)), vec![]);
+    }
+
+    #[test]
+    fn higher_ranked_job_is_never_passed_on_the_same_model(
+        a in any_node("a"), jobs in prop::collection::vec(any_job(), 1..30),
+    ) {
+        let now = 100_500;
+        let s = state(vec![a], jobs.clone());
+        let placed: Vec<JobId> = placements(&plan(&s, now)).into_iter().map(|(j, _)| j).collect();
+        let last = jobs.iter().filter(|j| placed.contains(&j.id)).map(|j| rank(j, now)).max();
+        for waiting in jobs.iter().filter(|j| !placed.contains(&j.id)) {
+            prop_assert!(last.is_none_or(|l| l < rank(waiting, now)));
+        }
+    }
+
+    /// One slot, and a new P0 with an early deadline each time it is free: the P3 is still placed in the documented
+    /// time.
+    #[test]
+    fn no_job_starves(work_ms in 1_000i64..120_000) {
+        let patient = job(Priority::P3, 0);
+        let mut now = 0;
+        let mut s = state(vec![node("a", vec![model(4096, 1)], 0)], vec![patient.clone()]);
+        s.on_job_row(Job { deadline_ms: Some(1), ..job(Priority::P0, 0) }, 0);
+        loop {
+            let effects = plan(&s, now);
+            let placed = placements(&effects);
+            if placed.iter().any(|(j, _)| *j == patient.id) {
+                break;
+            }
+            prop_assert!(now <= OVERDUE_MS + work_ms, "still waiting at {now}");
+            carry_out(&mut s, &effects, now);
+            now += work_ms;
+            placed.iter().for_each(|(j, _)| s.on_job_ended(*j, now));
+            s.on_job_row(Job { deadline_ms: Some(1), ..job(Priority::P0, now) }, now);
+            let mut n = s.nodes.values().next().unwrap().clone();
+            n.seen_ms = now;
+            s.on_node_row(n);
+        }
+    }
+}

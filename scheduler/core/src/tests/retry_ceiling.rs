@@ -1,0 +1,142 @@
+//! When a job that gets no answer, or finds no node with its model, fails.
+
+use cfq_proto::job::JobFailure;
+use cfq_proto::model::ModelId;
+use cfq_proto::node::Residency;
+use cfq_proto::task::Priority;
+
+use super::{carry_out, job, model, model_id, node, placements, state};
+use crate::{BackoffPolicy, Effect, Exclusion, Job, JobPhase, Node, PendingReason, plan};
+
+#[test]
+fn unusable_endpoint_fails_the_job_at_the_ceiling_and_not_before() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    n.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
+    let mut s = state(vec![n.clone()], vec![job(Priority::P2, 0)]);
+    let effects = plan(&s, 0);
+    assert!(matches!(effects.as_slice(), [Effect::NoteUnavailable { .. }]), "{effects:?}");
+    carry_out(&mut s, &effects, 0);
+    for now in [1, 599_999] {
+        n.seen_ms = now;
+        s.on_node_row(n.clone());
+        let effects = plan(&s, now);
+        assert!(effects.iter().all(|e| matches!(e, Effect::Explain { .. })), "{effects:?}");
+    }
+    n.seen_ms = 600_000;
+    s.on_node_row(n);
+    let effects = plan(&s, 600_000);
+    assert!(
+        matches!(effects.as_slice(), [Effect::Fail { failure: JobFailure::Unavailable { .. }, .. }]),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn recovered_endpoint_restarts_the_ceiling() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let mut other = job(Priority::P0, 0);
+    let waiting = job(Priority::P2, 0);
+    n.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
+    let mut s = state(vec![n.clone()], vec![waiting.clone()]);
+    let effects = plan(&s, 0);
+    carry_out(&mut s, &effects, 0);
+    assert_eq!(s.jobs[&waiting.id].first_failure_ms, Some(0));
+    // The endpoint has recovered, but another job has its only slot.
+    (n.seen_ms, n.ledger.version, n.ledger.models[0].residency) = (60_000, 2, Residency::Resident);
+    s.on_node_row(n.clone());
+    other.phase = JobPhase::Running { node: n.id.clone(), boot: n.boot, accepted_ms: 60_000 };
+    s.on_job_row(other, 60_000);
+    let effects = plan(&s, 60_000);
+    carry_out(&mut s, &effects, 60_000);
+    assert_eq!(s.jobs[&waiting.id].first_failure_ms, None);
+    // A failure long after the first one is a new one.
+    (n.seen_ms, n.ledger.version) = (700_000, 3);
+    n.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
+    s.on_node_row(n);
+    let effects = plan(&s, 700_000);
+    assert!(matches!(effects.as_slice(), [Effect::NoteUnavailable { .. }]), "{effects:?}");
+}
+
+#[test]
+fn full_or_draining_node_does_not_count_as_failing() {
+    let n = node("a", vec![model(4096, 1)], 700_000);
+    let mut failed_once = job(Priority::P2, 0);
+    failed_once.first_failure_ms = Some(0);
+    let policy = BackoffPolicy { base_ms: 1_000, cap_ms: 256_000 };
+    failed_once.node_failures.record(failed_once.id, n.id.clone(), 0, policy);
+    let excluded = Node { exclusions: [(model_id(), Exclusion { version: 1, at_ms: 699_000 })].into(), ..n.clone() };
+    let mut draining = n.clone();
+    draining.ledger.draining = true;
+    for busy in [excluded, draining] {
+        let effects = plan(&state(vec![busy], vec![failed_once.clone()]), 700_000);
+        assert!(!effects.iter().any(|e| matches!(e, Effect::Fail { .. })), "{effects:?}");
+    }
+    assert_eq!(placements(&plan(&state(vec![n], vec![failed_once]), 700_000)).len(), 1);
+}
+
+#[test]
+fn unknown_model_fails_the_job_at_the_ceiling_but_not_without_nodes() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let other: ModelId = "path:/other.gguf".parse().unwrap();
+    let mut s = state(vec![n.clone()], vec![Job { model: other, first_failure_ms: Some(0), ..job(Priority::P2, 0) }]);
+    let explained = |effects: &[Effect]| {
+        let [Effect::Explain { pending, .. }] = effects else { panic!("{effects:?}") };
+        pending.clone()
+    };
+    // Time in which no node is up does not count, even if it exceeds the ceiling.
+    let effects = plan(&s, 700_000);
+    assert_eq!(explained(&effects), PendingReason::NoNodeUp);
+    carry_out(&mut s, &effects, 700_000);
+    assert_eq!(plan(&s, 9_000_000), vec![]);
+    let began = 10_000_000;
+    n.seen_ms = began;
+    s.on_node_row(n.clone());
+    let effects = plan(&s, began);
+    assert!(matches!(explained(&effects), PendingReason::NoNodeHasModel { .. }));
+    carry_out(&mut s, &effects, began);
+    n.seen_ms = began + 600_000;
+    s.on_node_row(n);
+    assert!(plan(&s, began + 599_999).iter().all(|e| matches!(e, Effect::Explain { .. })));
+    let effects = plan(&s, began + 600_000);
+    let [Effect::Fail { failure: JobFailure::Unavailable { reason }, .. }] = effects.as_slice() else {
+        panic!("{effects:?}")
+    };
+    assert!(reason.contains("model path:/other.gguf") && reason.contains("models served: path:/m.gguf"), "{reason}");
+}
+
+/// Schedulers die every few minutes, and all nodes are down for an hour in between.
+#[test]
+fn new_leaders_and_downtime_neither_stop_nor_advance_the_count() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let mut row = Job { model: "path:/other.gguf".parse().unwrap(), ..job(Priority::P2, 0) };
+    let (mut now, mut no_node_ms, mut leaders) = (0, 0, 0);
+    let failed_after_ms = loop {
+        leaders += 1;
+        assert!(leaders < 10, "it waits forever");
+        let mut s = state(vec![n.clone()], vec![row.clone()]);
+        // The node is not up until its next heartbeat; then this leader lives for three minutes.
+        let effects = plan(&s, now);
+        carry_out(&mut s, &effects, now);
+        let until = now + 180_000;
+        let failed = loop {
+            n.seen_ms = now;
+            s.on_node_row(n.clone());
+            let effects = plan(&s, now);
+            carry_out(&mut s, &effects, now);
+            if !s.jobs.contains_key(&row.id) {
+                break true;
+            }
+            if now >= until {
+                break false;
+            }
+            (now, no_node_ms) = (now + 5_000, no_node_ms + 5_000);
+        };
+        if failed {
+            break no_node_ms;
+        }
+        row = s.jobs[&row.id].clone();
+        now += 3_600_000;
+    };
+    let expected = 600_000..=600_000 + 30_000 * leaders;
+    assert!(expected.contains(&failed_after_ms), "{failed_after_ms} ms, {leaders} leaders");
+}

@@ -1,0 +1,39 @@
+//! Nodes that yield their GPU to a program of the machine's owner.
+
+use cfq_proto::node::Residency;
+use cfq_proto::task::Priority;
+
+use super::{job, model, model_id, node, placements, state};
+use crate::{Effect, Node, plan};
+
+#[test]
+fn yielding_model_gets_no_work_and_its_job_waits_without_a_limit() {
+    let mut yielding = node("a", vec![model(4096, 1)], 0);
+    yielding.ledger.yields.insert(model_id(), "game on cuda:0".to_owned());
+    let pending_text = |now_ms| {
+        let n = Node { seen_ms: now_ms, ..yielding.clone() };
+        let [Effect::Explain { pending, .. }] = &plan(&state(vec![n], vec![job(Priority::P0, 0)]), now_ms)[..] else {
+            panic!("the job is not pending")
+        };
+        pending.to_string()
+    };
+    for now_ms in [0, 10 * 3_600_000] {
+        let text = pending_text(now_ms);
+        assert!(text.starts_with("waits: a yields to game on cuda:0 (see yield_bytes"), "{text}");
+    }
+    let other = node("b", vec![model(4096, 1)], 0);
+    let effects = plan(&state(vec![yielding.clone(), other], vec![job(Priority::P0, 0)]), 0);
+    assert_eq!(placements(&effects).iter().map(|(_, node)| node.as_str()).collect::<Vec<_>>(), ["b"]);
+    // A node that has the model on its disk loads it meanwhile.
+    let mut on_disk = node("b", vec![model(4096, 1)], 0);
+    on_disk.ledger.models[0].residency = Residency::Available;
+    let effects = plan(&state(vec![yielding.clone(), on_disk], vec![job(Priority::P0, 0)]), 0);
+    assert!(effects.iter().any(|e| matches!(e, Effect::Load { node, .. } if node.as_str() == "b")), "{effects:?}");
+    // The reason of a node that cannot serve the model is listed too.
+    let mut broken = node("b", vec![model(4096, 1)], 0);
+    broken.ledger.models[0].residency = Residency::Unusable { reason: "no such file".to_owned() };
+    let effects = plan(&state(vec![yielding, broken], vec![job(Priority::P0, 0)]), 0);
+    let [Effect::Explain { pending, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let text = pending.to_string();
+    assert!(text.contains("a yields to game on cuda:0; b: no such file"), "{text}");
+}

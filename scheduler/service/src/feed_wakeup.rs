@@ -1,0 +1,129 @@
+//! Wakes the event feeds: on committed events (Postgres `notify`, so it covers events that other schedulers wrote) and
+//! on token frames (NATS, as they are generated). Wake-ups only reduce latency; each feed also polls the database.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cfq_link::Session;
+use cfq_link::stop::Stop;
+use cfq_proto::ids::{LeaseId, TaskId};
+use cfq_proto::messages::TokenFrame;
+use cfq_proto::subject;
+use tokio::sync::broadcast;
+
+use crate::store::Store;
+
+/// Buffered wake-ups and frames per channel. A reader that falls further behind misses frames, and detects that by
+/// their offsets.
+const BUFFERED: usize = 4_096;
+/// Wait before the listener or the subscription is opened again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Broadcast channels from which the feeds of this process are woken. Clones share the channels.
+#[derive(Debug, Clone)]
+pub struct FeedWakeup {
+    /// The task that has new events. `None`: notifications may have been missed, so every feed must poll.
+    events: broadcast::Sender<Option<TaskId>>,
+    tokens: broadcast::Sender<Arc<TokenFrame>>,
+}
+
+impl Default for FeedWakeup {
+    fn default() -> Self {
+        Self { events: broadcast::Sender::new(BUFFERED), tokens: broadcast::Sender::new(BUFFERED) }
+    }
+}
+
+impl FeedWakeup {
+    pub fn events(&self) -> broadcast::Receiver<Option<TaskId>> {
+        self.events.subscribe()
+    }
+
+    pub fn tokens(&self) -> broadcast::Receiver<Arc<TokenFrame>> {
+        self.tokens.subscribe()
+    }
+
+    #[cfg(test)]
+    pub fn send_tokens(&self, frame: TokenFrame) {
+        self.tokens.send(Arc::new(frame)).unwrap();
+    }
+
+    /// Forwards Postgres notifications until `stop` is raised.
+    pub async fn follow_events(self, store: Store, mut stop: Stop) {
+        while !stop.is_raised() {
+            let listened = tokio::select! {
+                listened = self.listen(&store) => listened,
+                () = stop.raised() => return,
+            };
+            if let Err(error) = listened {
+                tracing::debug!(%error, "cannot listen for event notifications, feeds poll until then");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                () = stop.raised() => return,
+            }
+        }
+    }
+
+    async fn listen(&self, store: &Store) -> Result<(), crate::store::StoreError> {
+        let mut listener = store.listen().await?;
+        // Sending without receivers is not an error.
+        let wake = |task| drop(self.events.send(task));
+        wake(None);
+        loop {
+            match listener.try_recv().await {
+                Ok(Some(notification)) => wake(notification.payload().parse().ok()),
+                // The connection was lost and opened again: notifications may have been missed.
+                Ok(None) => wake(None),
+                Err(error) => {
+                    tracing::debug!(%error, "event listener lost its connection");
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Forwards token frames until `stop` is raised, and records the first frame of each attempt: the task's running
+    /// time counts from there.
+    pub async fn follow_tokens(self, session: Session, store: Store, mut stop: Stop) {
+        let mut frames = loop {
+            match session.subscribe::<TokenFrame>(&subject::tokens_of("*")).await {
+                Ok(frames) => break frames,
+                Err(error) => tracing::warn!(%error, "cannot subscribe to token frames"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                () = stop.raised() => return,
+            }
+        };
+        let mut recorded: HashSet<LeaseId> = HashSet::new();
+        // Leases whose first token could not be written: the next frame tries again.
+        let (failed, mut failures) = tokio::sync::mpsc::channel(BUFFERED);
+        loop {
+            let frame = tokio::select! {
+                next = frames.next() => match next { Some(frame) => frame, None => return },
+                Some(lease) = failures.recv() => {
+                    recorded.remove(&lease);
+                    continue;
+                }
+                () = stop.raised() => return,
+            };
+            let Ok(frame) = frame.body else { continue };
+            if recorded.len() > BUFFERED {
+                recorded.clear();
+            }
+            if recorded.insert(frame.fence.lease) {
+                let (store, fence, failed) = (store.clone(), frame.fence, failed.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = store.first_token(&fence).await {
+                        tracing::debug!(job = %fence.job, attempt = fence.attempt, %error, "first token not recorded");
+                        if failed.send(fence.lease).await.is_err() {
+                            tracing::debug!("token frame reader stopped");
+                        }
+                    }
+                });
+            }
+            drop(self.tokens.send(Arc::new(frame)));
+        }
+    }
+}

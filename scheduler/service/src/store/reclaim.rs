@@ -1,0 +1,124 @@
+//! Taking a task back from its runner. The task becomes ready again, or ends if that happened too often without a
+//! committed step in between.
+//!
+//! The end is a step like any other, so that the record of the task shows the reason and its results stay usable: a
+//! hand-off is held for a human, a task with a result escalates, and only a task without any result fails.
+
+use cfq_convergence::{History, abandoned};
+use cfq_proto::blob::Payload;
+use cfq_proto::event::EventBody;
+use cfq_proto::loop_step::{LoopState, Step};
+use cfq_proto::task::TaskState;
+use sqlx::PgConnection;
+
+use super::error::Doing;
+use super::events::append;
+use super::hints::{Hint, for_cancelled_task};
+use super::jobs::cancel_jobs;
+use super::tasks::{TaskRow, move_task};
+use super::{StoreError, effects, payload, steps};
+
+/// Number of losses that one stall counts as. A runner that stalls (for example on a mount that hangs) will most likely
+/// stall again, and each try costs a whole `task_step_ms`.
+const LOSSES_PER_STALL: i32 = 3;
+
+/// How a runner lost its task.
+pub(super) enum RunnerLoss {
+    /// The reason, worded to follow the runner's name.
+    Gone(String),
+    /// It sent heartbeats but committed no step for this long.
+    Stalled { ms: u64 },
+}
+
+impl std::fmt::Display for RunnerLoss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gone(why) => f.write_str(why),
+            Self::Stalled { ms } => write!(f, "sent heartbeats but completed no step in {} s", ms / 1000),
+        }
+    }
+}
+
+/// Counts the loss of a locked task's runner, and makes the task ready again, or ends it above `max_losses`.
+pub(super) async fn reclaim(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    loss: &RunnerLoss,
+    max_losses: i32,
+) -> Result<Vec<Hint>, StoreError> {
+    let weight = match loss {
+        RunnerLoss::Gone(_) => 1,
+        RunnerLoss::Stalled { .. } => LOSSES_PER_STALL,
+    };
+    let losses = task.losses.saturating_add(weight);
+    sqlx::query!("update tasks set losses = $2 where id = $1", task.id.0, losses)
+        .execute(&mut *connection)
+        .await
+        .doing("counting a loss")?;
+    let runner = task.runner.as_ref().map(ToString::to_string).unwrap_or_default();
+    let lost =
+        EventBody::RunnerChanged { runner: runner.clone(), attempt: task.attempt, what: format!("lost: {loss}") };
+    append(connection, task.id, &lost).await?;
+    let mut hints = Vec::new();
+    if losses > max_losses {
+        let reason = format!("no runner made progress on this task (the last one, {runner}, {loss})");
+        hints.extend(end_task(connection, task, reason).await?);
+    } else {
+        move_task(connection, task, TaskState::Ready, &format!("{runner} {loss}")).await?;
+        hints.push(Hint::TaskReady);
+    }
+    hints.extend(for_cancelled_task(task));
+    Ok(hints)
+}
+
+async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: String) -> Result<Vec<Hint>, StoreError> {
+    match history(connection, task).await? {
+        Ok(history) => {
+            if let Some(step) = abandoned(&history, reason.clone()) {
+                match steps::write(connection, task, None, &step, history.active_ms).await? {
+                    Ok(written) => return Ok(written.hints),
+                    Err(illegal) => {
+                        return Err(StoreError::Unreadable {
+                            what: "loop",
+                            text: format!("{}: {illegal}", task.number),
+                        });
+                    }
+                }
+            }
+        }
+        // No step can follow steps that cannot be read.
+        Err(unreadable) => {
+            tracing::error!(task = %task.number, unreadable, "cannot read a task's steps; it fails without a step");
+        }
+    }
+    move_task(connection, task, TaskState::Failed, &reason).await?;
+    if task.has_loop() {
+        sqlx::query!("update tasks set loop_state = $2 where id = $1", task.id.0, LoopState::Failed.as_str())
+            .execute(&mut *connection)
+            .await
+            .doing("ending a loop")?;
+    }
+    let hints = cancel_jobs(connection, task.id, &reason).await?;
+    effects::close_pr(connection, task, TaskState::Failed).await?;
+    Ok(hints)
+}
+
+/// The task's history with every artifact loaded, or why it cannot be read.
+pub(super) async fn history(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+) -> Result<Result<History, String>, StoreError> {
+    let mut records = match steps::committed_steps(connection, task.id).await {
+        Err(error) if error.is_row_local() && !error.may_retry() => return Ok(Err(error.to_string())),
+        records => records?,
+    };
+    for record in &mut records {
+        if let Step::Generated { artifact } = &mut record.step {
+            *artifact = match payload::load(connection, artifact.clone()).await {
+                Err(error @ StoreError::Unreadable { .. }) => return Ok(Err(error.to_string())),
+                artifact => Payload::Inline(artifact?),
+            };
+        }
+    }
+    Ok(History::of(&records).map_err(|error| error.to_string()))
+}

@@ -1,0 +1,132 @@
+//! `cfq up` as a user starts it, with its own folder, configuration and scripted models.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use cfq_proto::client::Client;
+
+use crate::cluster::{WAIT_LIMIT, free_address, kill_with_parent, tail};
+use crate::scripted::ModelServer;
+use crate::{binary, nats, signal, wait};
+
+/// A temporary folder with a `cfq.toml` that binds both roles to scripted models.
+pub struct Home {
+    pub dir: tempfile::TempDir,
+    pub models: ModelServer,
+}
+
+impl Home {
+    pub async fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("cfq-up-").tempdir().unwrap();
+        nats::make_traversable(dir.path());
+        let models = ModelServer::start().await;
+        let text = format!(
+            "[agents.alpha]\nmodel = \"openai:s/alpha\"\n[agents.beta]\nmodel = \"openai:s/beta\"\n[endpoints.s]\n\
+             url = \"{}\"\nmax_sequences = 2\n[timing]\nlease_ttl_ms = 1500\nlease_margin_ms = 300\n\
+             heartbeat_ms = 400\nsweep_ms = 200\npoll_ms = 200\n",
+            models.url()
+        );
+        std::fs::write(dir.path().join("cfq.toml"), text).unwrap();
+        Self { dir, models }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A `cfq` command on the data folder `data`; `through` is a command that runs cfq (`nsenter`), or cfq with an
+    /// environment.
+    pub fn cfq(&self, through: Option<Command>, data: &Path, args: &[&str]) -> Command {
+        let mut command = through.unwrap_or_else(|| Command::new(binary::cfq()));
+        command.arg("--config").arg(self.path("cfq.toml")).arg("--data").arg(data).args(args);
+        command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a `cfq up` that is expected to fail, to its end.
+    pub fn run_failing_up(&self, through: Option<Command>, data: &Path, env: &[(&str, &Path)]) -> Output {
+        let mut command = self.cfq(through, data, &["up", "--bind", "127.0.0.1:0"]);
+        command.envs(env.iter().copied());
+        tokio::task::block_in_place(|| command.output().unwrap())
+    }
+}
+
+/// A running `cfq up`, killed on drop.
+pub struct Up {
+    child: Child,
+    data: PathBuf,
+    log: PathBuf,
+}
+
+impl Up {
+    /// Starts it on `data`. `seen` is the path of the same folder as seen from this process.
+    pub fn start(home: &Home, through: Option<Command>, data: &Path, seen: PathBuf) -> Self {
+        let log = home.path("up.log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let mut command = home.cfq(through, data, &["up", "--bind", &free_address().to_string()]);
+        command.stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
+        kill_with_parent(&mut command);
+        Self { child: command.spawn().unwrap(), data: seen, log }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it accepts tasks, and returns a client.
+    pub async fn client(&self) -> Client {
+        wait::until("cfq up to be ready", WAIT_LIMIT, || async {
+            let text = std::fs::read_to_string(self.data.join("run/server.json"))
+                .map_err(|e| format!("{e}: {}", tail(&self.log)))?;
+            let server: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+            if server["pid"] != self.child.id() {
+                return Err(format!("of another process: {server}"));
+            }
+            let token = std::fs::read_to_string(self.data.join("keys/api.token")).map_err(|e| e.to_string())?;
+            let http = cfq_link::outbound::api_client().unwrap();
+            let client = Client::new(http, server["url"].as_str().unwrap(), token.trim());
+            client.ready().await.map_err(|e| e.to_string())?;
+            Ok(client)
+        })
+        .await
+    }
+
+    /// The last lines of every log, for the message of a failed test.
+    pub fn diagnostics(&self) -> String {
+        let mut text = tail(&self.log);
+        for entry in std::fs::read_dir(self.data.join("log")).unwrap().flatten() {
+            text.push_str(&format!("\n--- {}\n{}", entry.path().display(), tail(&entry.path())));
+        }
+        text
+    }
+
+    /// Stops it with SIGTERM and asserts that no part of it panicked.
+    pub async fn stop(self) -> ExitStatus {
+        let data = self.data.clone();
+        let status = self.terminate().await;
+        for entry in std::fs::read_dir(data.join("log")).unwrap().flatten() {
+            let text = std::fs::read_to_string(entry.path()).unwrap();
+            assert!(!text.contains("panicked at"), "{}:\n{}", entry.path().display(), tail(&entry.path()));
+        }
+        status
+    }
+
+    /// Stops it with SIGTERM, for tests in which a panic is expected.
+    pub async fn terminate(mut self) -> ExitStatus {
+        signal::send(self.child.id(), libc::SIGTERM);
+        wait::until("cfq up to stop", Duration::from_secs(60), || {
+            let done = self.child.try_wait().unwrap();
+            async move { done.ok_or_else(|| "still running".to_owned()) }
+        })
+        .await
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

@@ -1,0 +1,115 @@
+//! Speculative prefill: a critic whose prompt was computed during the creator's generation prefills fewer tokens and
+//! writes the same review.
+
+use cfq_proto::http::TaskDetail;
+use cfq_proto::job::Usage;
+use cfq_proto::task::Agent;
+use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT};
+use cfq_tests::oracle::assert_state_follows_review;
+use cfq_tests::repo::UserRepo;
+use cfq_tests::scripted::{Gate, Reply};
+use cfq_tests::small_model::SMALL_MODEL;
+use cfq_tests::wait;
+
+/// Upper estimate of the bytes per token, so that the expected token counts are lower bounds.
+const BYTES_PER_TOKEN: usize = 5;
+
+/// A task and the creator's reply: the first part at once, the rest after the gate.
+struct Script {
+    description: String,
+    first: String,
+    rest: String,
+    /// Whether the first part is in the artifact unchanged, so that the speculation is right.
+    first_kept: bool,
+}
+
+fn functions(names: &[&str]) -> String {
+    names.iter().map(|name| format!("def {name}(left, right):\n    \"\"\"The {name} of two numbers, as a number.\"\"\"\n    return {name}_of(left, right)\n\n")).collect()
+}
+
+fn scripts() -> [Script; 2] {
+    let rules = "Every function takes two numbers, has a docstring of one line, returns a number and never prints.\n";
+    let describe = |what: &str| format!("Write {what} in add.py.\n{}", rules.repeat(20));
+    let first =
+        format!("Here.\n\nadd.py\n```python\n{}", functions(&["add", "subtract", "multiply", "divide", "power"]));
+    let rest = format!("{}```\n", functions(&["modulo"]));
+    // In the second script another file of the same name follows, and replaces the first.
+    let other = format!("```\n\nNo, rather:\n\nadd.py\n```python\n{}```\n", functions(&["maximum", "minimum"]));
+    [
+        Script { description: describe("six functions of arithmetic"), first: first.clone(), rest, first_kept: true },
+        Script { description: describe("two functions that compare"), first, rest: other, first_kept: false },
+    ]
+}
+
+/// Tokens in the small model's KV pool.
+async fn tokens_in_pool(cluster: &Cluster) -> Result<u64, String> {
+    let nodes = cluster.client.nodes().await.map_err(|e| e.to_string())?;
+    let models = nodes.iter().flat_map(|node| &node.ledger.models);
+    Ok(models.filter(|state| state.model.as_str() == SMALL_MODEL).map(|state| state.kv_tiers.device).sum())
+}
+
+/// Runs both tasks, one after the other; returns each with the usage of its review.
+async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
+    let models = vec![SMALL_MODEL.parse().unwrap()];
+    let mut options = Options { models, beta: SMALL_MODEL.into(), speculative_prefill, ..Options::default() };
+    // A real model on two busy cores needs longer for its first token.
+    options.timing.job_step_ms = 60_000;
+    let cluster = Cluster::start_with(options).await;
+    let mut reviews = Vec::new();
+    let gates = [Gate::closed(), Gate::closed()];
+    let scripts = scripts();
+    let reply =
+        |(script, gate): (&Script, &Gate)| Reply::Gated(script.first.clone(), script.rest.clone(), gate.clone());
+    cluster.models.script("alpha", scripts.iter().zip(&gates).map(reply).collect());
+    for (script, gate) in scripts.iter().zip(&gates) {
+        let repo = UserRepo::with_uncommitted_changes();
+        let mut spec = cluster.spec(&repo);
+        spec.description = script.description.clone();
+        spec.max_iterations = Some(1);
+        let beta = &mut spec.agents.beta;
+        (beta.max_tokens, beta.seed, beta.deterministic) = (Some(300), Some(7), Some(true));
+        let before = tokens_in_pool(&cluster).await.unwrap();
+        let task = cluster.submit(&spec).await;
+        cluster.wait_until_generating(task).await;
+        if speculative_prefill {
+            // Of the creator's text, all but what one more prefill hint may still bring.
+            let known = ((script.description.len() + script.first.len() - 512) / BYTES_PER_TOKEN) as u64;
+            wait::until("the speculative prefill", WAIT_LIMIT, || async {
+                let now = tokens_in_pool(&cluster).await?;
+                if now >= before + known { Ok(()) } else { Err(format!("{now} of {known} tokens, {before} before")) }
+            })
+            .await;
+        }
+        gate.open();
+        let detail = cluster.wait_until_resting(task).await;
+        assert_state_follows_review(&detail);
+        // A second attempt would find its own prompt in the cache.
+        let job = detail.jobs.iter().find(|job| job.role == Agent::Beta).unwrap();
+        assert_eq!((job.attempt, job.losses, job.failures), (1, 0, 0));
+        let usage = job.usage.unwrap();
+        reviews.push((detail, usage));
+        cluster.wait_until_nodes_idle().await;
+    }
+    cluster.finish().await;
+    reviews
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn critic_reuses_prefill_computed_during_generation() {
+    let (cold, warm) = (reviews(false).await, reviews(true).await);
+    for (((cold, cost), (warm, less)), script) in cold.iter().zip(&warm).zip(scripts()) {
+        let known = script.description.len() + if script.first_kept { script.first.len() - 512 } else { 0 };
+        let context = format!("{} tokens known; {cost:?} cold, {less:?} warm", known / BYTES_PER_TOKEN);
+        assert_eq!((less.prompt_tokens, less.output_tokens), (cost.prompt_tokens, cost.output_tokens), "{context}");
+        assert!(cost.cached_tokens < 64, "more than the common beginning of all prompts: {context}");
+        assert!(less.cached_tokens as usize >= known / BYTES_PER_TOKEN, "{context}");
+        assert!(less.cached_tokens < less.prompt_tokens, "{context}");
+        // A wrong speculation is usable up to its first wrong token.
+        assert!(script.first_kept || less.cached_tokens < less.prompt_tokens / 2 + 256, "{context}");
+        assert_eq!(cold.jobs.len(), warm.jobs.len(), "a speculative prefill is not a job: {context}");
+        assert!(cold.iterations[0].review.is_some());
+        assert_eq!(cold.iterations[0].review, warm.iterations[0].review, "{context}");
+        assert_eq!(cold.summary.state, warm.summary.state, "{context}");
+        assert_eq!(cold.iterations[0].content_hash, warm.iterations[0].content_hash);
+    }
+}
