@@ -258,7 +258,7 @@ fn use_paths(list: &str) -> Vec<String> {
     }
     parts.push(&inside[start..]);
     let parts = parts.into_iter().filter(|part| !part.trim().is_empty());
-    parts.flat_map(|part| use_paths(part)).map(|path| format!("{}{path}", prefix.trim())).collect()
+    parts.flat_map(use_paths).map(|path| format!("{}{path}", prefix.trim())).collect()
 }
 
 /// The path from the crate's root that `path` means in module `own`; `None` if it is of another crate.

@@ -25,7 +25,7 @@ use crate::model::file::ModelFile;
 use crate::model::tokenizer::Vocabulary;
 use crate::sampling::grammar::Grammars;
 
-/// Options of one load. Create with [`LocalEngine::builder`].
+/// Builder that loads one model into an engine. Create it with [`LocalEngine::builder`].
 pub struct EngineBuilder {
     model: ModelId,
     path: PathBuf,
@@ -37,8 +37,8 @@ pub struct EngineBuilder {
 }
 
 impl LocalEngine {
-    /// Starts describing a load of the model file or folder at `path`, reported under the name `model`. Without further
-    /// options it takes all memory it can use and batches up to 8 sequences.
+    /// Creates a builder for the model file or folder at `path`; the engine reports the model under the name `model`.
+    /// By default the memory is not limited and up to 8 sequences are batched.
     pub fn builder(model: ModelId, path: &Path) -> EngineBuilder {
         EngineBuilder {
             model,
@@ -61,7 +61,8 @@ struct OpenedModel {
 }
 
 impl OpenedModel {
-    /// `embedding_rows` comes from the architecture, which was checked first.
+    /// Reads the tokenizer and the chat template of `file`. Fails if the tokenizer has more tokens than the model has
+    /// embeddings: `embedding_rows` is the architecture's vocabulary size.
     fn read(file: ModelFile, embedding_rows: u64, started: Instant) -> Result<Self, LoadError> {
         let vocabulary = Arc::new(Vocabulary::read(&file)?);
         if vocabulary.len() as u64 > embedding_rows {
@@ -80,12 +81,12 @@ struct LoadedModel<M: ForwardModel> {
     forward: M,
     pool: KvPool<M::Memory>,
     estimate: MemoryEstimate,
-    /// Bytes of the weights, counted.
+    /// Actual size of the loaded weights in bytes (not the estimate).
     weight_bytes: u64,
     /// Whether every matrix is computed in F32, see [`CpuModel::is_f32`].
     is_f32: bool,
     placement: DevicePlacement,
-    /// The terms of the estimate, where the weights can be cached.
+    /// Terms of the memory estimate; `None` if the weights of this backend cannot be cached.
     plan: Option<MemoryPlan>,
 }
 
@@ -100,12 +101,13 @@ impl EngineBuilder {
         Self { overhead_per_mille, ..self }
     }
 
-    /// Sends a notification whenever [`crate::Engine::state`] would differ.
+    /// Sets the notifier that fires whenever the result of [`crate::Engine::state`] changes.
     pub fn changes(self, changes: Arc<Changes>) -> Self {
         Self { changes, ..self }
     }
 
-    /// Offloads keys and values to host memory when the pool has no room for them or the model is unloaded.
+    /// Sets the host KV cache, to which keys and values are offloaded when they are evicted from the pool or the model
+    /// is unloaded; `None` disables offload.
     pub fn kv_cache(self, kv_cache: Option<Arc<HostKvCache>>) -> Self {
         Self { kv_cache, ..self }
     }
@@ -115,7 +117,8 @@ impl EngineBuilder {
         Self { before_step: Some(hook), ..self }
     }
 
-    /// Loads the model on the CPU and starts its batcher thread. Takes seconds; not for an async thread.
+    /// Loads the model on the CPU and starts its batcher thread. Blocks for seconds, so it must not be called on an
+    /// async thread.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -151,8 +154,9 @@ impl EngineBuilder {
         self.start(opened, loaded)
     }
 
-    /// Loads the model on the GPUs where it fits best. The model may take one part in `share_of` of their free memory:
-    /// [`Gpu::free`], or less if the driver reports less now. [`EngineLimits::memory`] does not apply.
+    /// Loads the model on those of the GPUs that the device map selects, and starts its batcher thread. The model may
+    /// take 1/`share_of` of their free memory, which is [`Gpu::free`], or less if the driver reports less now.
+    /// [`EngineLimits::memory`] does not apply.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -180,7 +184,7 @@ impl EngineBuilder {
         })
     }
 
-    /// Calibrates the loaded model and starts its thread.
+    /// Calibrates the loaded model and starts its batcher thread.
     fn start<M>(self, opened: OpenedModel, loaded: LoadedModel<M>) -> Result<LocalEngine, LoadError>
     where
         M: ForwardModel<Memory: Send> + IntoCachedWeights + Send + 'static,

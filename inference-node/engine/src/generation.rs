@@ -19,14 +19,14 @@ pub enum Event {
         /// Ids of the new tokens; empty if the engine reports none.
         tokens: Vec<u32>,
     },
-    /// The last event. The completion contains the whole text.
+    /// The generation has ended. If it succeeded, the completion contains the whole text.
     Done(Result<Completion, Ended>),
 }
 
 /// Why a generation ended without a completion.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Ended {
-    /// The reader cancelled it or was dropped.
+    /// The reader cancelled the generation or was dropped.
     #[error("cancelled")]
     Cancelled,
     /// The engine failed, or the request cannot be served.
@@ -53,12 +53,12 @@ struct Mailbox {
 
 impl Mailbox {
     fn unread(&self) -> MutexGuard<'_, Unread> {
-        // Plain data: consistent even if a holder panicked.
+        // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
         self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The reader's end. Dropping it cancels the work.
+/// The reader's half of a generation. Dropping it cancels the generation.
 pub struct Generation {
     mailbox: Arc<Mailbox>,
 }
@@ -88,7 +88,7 @@ impl Generation {
         }
     }
 
-    /// Asks the engine to stop. It does so within one step and then ends with [`Ended::Cancelled`].
+    /// Asks the engine to stop. The engine stops within one step, and the generation ends with [`Ended::Cancelled`].
     pub fn cancel(&self) {
         self.mailbox.is_cancelled.store(true, Ordering::SeqCst);
         self.mailbox.cancelled.notify_one();
@@ -101,14 +101,14 @@ impl Drop for Generation {
     }
 }
 
-/// The engine's end. If it is dropped without [`Outbox::end`], as by a panic, the generation ends with a failure of the
-/// engine.
+/// The engine's half of a generation. If it is dropped without a call of [`Outbox::end`], for example because of a
+/// panic, the generation ends with an engine failure.
 pub struct Outbox {
     mailbox: Arc<Mailbox>,
     ended: bool,
 }
 
-/// The two ends of one generation.
+/// Creates one generation and returns its engine half and its reader half.
 pub fn generation() -> (Outbox, Generation) {
     let mailbox = Arc::new(Mailbox::default());
     (Outbox { mailbox: mailbox.clone(), ended: false }, Generation { mailbox })

@@ -1,8 +1,9 @@
 //! A continuous-batching inference engine for GGUF and safetensors models on consumer hardware.
 //!
-//! One [`LocalEngine`] runs one model: it admits sequences by what its KV pool holds, computes all running ones in one
-//! forward pass per step, and streams their tokens. [`Engine`] is the trait that other implementations (a proxy to a model
-//! server) share. The crate knows no network, no cluster and no model hub: it is given paths of files.
+//! One [`LocalEngine`] runs one model: it admits a sequence if the KV pool has enough free tokens, computes all running
+//! sequences in one forward pass per step, and streams their tokens. [`Engine`] is the trait that other implementations
+//! (a proxy to a model server) share. The crate does not depend on the network, the cluster or a model hub; its input
+//! is the path of a model file.
 //!
 //! | folder     | holds                                                                                      |
 //! |------------|--------------------------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-//! How much of the machine a model may take, and why a load failed.
+//! Limits of a load, and the errors of a load.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use cfq_memory::{DoesNotFit, MemoryEstimate};
 use crate::backend::cuda::NoGpuLayout;
 use crate::model::gguf::HeaderError;
 
-/// How much of the machine a model may take.
+/// Limits of the memory and the batch size of one model.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineLimits {
-    /// Host memory, in bytes. Does not bind a model on GPUs.
+    /// Maximum host memory, in bytes. Ignored for a model on GPUs.
     pub memory: u64,
     /// Maximum number of sequences in one batch.
     pub max_sequences: u32,
@@ -27,7 +27,7 @@ pub enum LoadError {
     DoesNotFit {
         /// The model's file.
         path: PathBuf,
-        /// The arithmetic.
+        /// The estimate, term by term, and the available memory.
         source: DoesNotFit,
     },
     /// Reading or converting the weights failed.
@@ -39,7 +39,7 @@ pub enum LoadError {
         #[source]
         source: candle_core::Error,
     },
-    /// The architecture has a CPU forward pass only.
+    /// The engine has only a CPU forward pass for this architecture.
     #[error("{path} cannot run on a GPU: its architecture runs on the CPU only, one sequence at a time")]
     CpuOnly {
         /// The model's file.
@@ -52,7 +52,7 @@ pub enum LoadError {
         path: PathBuf,
         /// The GPUs, for example `cuda:0,cuda:1`.
         gpus: String,
-        /// The arithmetic.
+        /// The estimate, term by term, and the available memory.
         source: Box<NoGpuLayout>,
     },
     /// The estimate fitted, but the GPU's memory ran out during the load.
@@ -62,7 +62,7 @@ pub enum LoadError {
         path: PathBuf,
         /// The GPUs, for example `cuda:0,cuda:1`.
         gpus: String,
-        /// What was predicted.
+        /// The memory estimate of the load.
         estimate: Box<MemoryEstimate>,
         /// The driver's error.
         source: Box<candle_core::Error>,

@@ -32,7 +32,7 @@ use crate::model::chat_template::ChatTemplate;
 use crate::model::tokenizer::Vocabulary;
 use crate::sampling::grammar::Grammars;
 
-/// Length of the prompt whose prefill rate [`ModelState::prefill_rate`] reports, in tokens.
+/// Prompt length, in tokens, for which [`ModelState::prefill_rate`] reports the prefill rate.
 const REPORTED_PROMPT_TOKENS: f64 = 1000.0;
 
 /// The device or devices a model computes on.
@@ -40,18 +40,19 @@ const REPORTED_PROMPT_TOKENS: f64 = 1000.0;
 pub struct DevicePlacement {
     /// `cpu`, or the GPUs' ids joined by commas.
     pub device: String,
-    /// The memory taken on each GPU; empty on the CPU.
+    /// Memory allocated on each GPU; empty on the CPU.
     pub allocations: Vec<GpuAllocation>,
 }
 
 impl DevicePlacement {
-    /// The host's processor.
+    /// Placement on the CPU.
     pub fn cpu() -> Self {
         Self { device: "cpu".to_owned(), allocations: Vec::new() }
     }
 }
 
-/// Weights that the weight cache can keep in host memory without an engine.
+/// Conversion of a backend's model into weights that the weight cache can keep in host memory after the engine has
+/// stopped.
 pub trait IntoCachedWeights {
     /// The CPU model, or `None` if this backend's weights cannot be cached.
     fn into_cached(self) -> Option<CpuModel>;
@@ -75,15 +76,17 @@ impl IntoCachedWeights for CandleModel {
     }
 }
 
-/// Everything an engine holds besides its weights and its KV pool.
+/// Everything that an engine consists of except its weights and its KV pool. The weight cache keeps these parts to
+/// start the engine again.
 pub struct EngineParts {
     pub model: ModelId,
     pub placement: DevicePlacement,
-    /// The terms of the memory estimate; `None` where the model cannot be restarted without its file.
+    /// Terms of the memory estimate; `None` if the weights of this backend cannot be cached.
     pub plan: Option<MemoryPlan>,
     /// Longest sequence, in tokens.
     pub context: u64,
-    /// Longest sequence that uses the short-context RoPE frequencies, where the model has both.
+    /// Longest sequence that uses the short-context RoPE frequencies, in tokens; `None` if the model has only one set
+    /// of frequencies.
     pub original_context: Option<u64>,
     /// See [`ForwardModel::REWINDS`].
     pub rewinds: bool,
@@ -96,7 +99,7 @@ pub struct EngineParts {
 }
 
 impl EngineParts {
-    /// Starts the batcher thread; `weight_bytes` of weights are already in memory.
+    /// Starts the batcher thread of a loaded model. `weight_bytes` is the actual size of its weights in memory.
     ///
     /// # Errors
     /// [`LoadError::Thread`] only.
@@ -114,8 +117,8 @@ impl EngineParts {
     {
         let tokens = estimate.kv_tokens / BLOCK as u64 * BLOCK as u64;
         let admission = Admission::new(tokens, limits.max_sequences as usize, changes);
-        // Admission holds a slot for each sequence in the channel and speculative prefill sends one chunk at most, so
-        // the channel never fills.
+        // The channel never fills: each queued sequence holds one of the `max_sequences` slots, and speculative prefill
+        // queues at most one chunk.
         let (commands, receiver) = sync_channel(admission.max_sequences() + 1);
         let (vocabulary, stats) = (self.vocabulary.clone(), self.stats.clone());
         let batcher = Batcher::new(model, pool, vocabulary, receiver, admission.clone(), stats, EngineStats::pass_cost)
@@ -133,13 +136,13 @@ impl EngineParts {
 pub struct LocalEngine {
     parts: EngineParts,
     estimate: MemoryEstimate,
-    /// Bytes of the weights in memory, counted after loading.
+    /// Actual size of the weights in memory, in bytes (not the estimate).
     weight_bytes: u64,
     admission: Arc<Admission>,
     commands: SyncSender<Command>,
     chunk_slot: ChunkSlot,
-    /// Returns the weights once no command can arrive and the last sequence has ended; `None` where they cannot be
-    /// cached.
+    /// The batcher thread. It exits once `commands` is dropped and the last sequence has ended, and returns the
+    /// weights, or `None` if they cannot be cached.
     thread: JoinHandle<Option<CpuModel>>,
 }
 
@@ -150,12 +153,13 @@ impl std::fmt::Debug for LocalEngine {
 }
 
 impl LocalEngine {
-    /// Waits for the running sequences, offloads their keys and values, and frees the memory. Blocking.
+    /// Waits until the running sequences have finished, offloads the cached keys and values, and frees the memory.
+    /// Blocks.
     pub fn unload(self) {
         drop(self.shut_down());
     }
 
-    /// Stops the engine after its last sequence; returns its parts and, where they can be cached, its weights.
+    /// Stops the engine after its last sequence. Returns its parts, and its weights if they can be cached.
     pub(crate) fn shut_down(self) -> (EngineParts, Option<CpuModel>) {
         let Self { parts, commands, thread, .. } = self;
         drop(commands);
@@ -167,29 +171,30 @@ impl LocalEngine {
         &self.parts.placement.device
     }
 
-    /// The memory taken on each GPU; empty on the CPU.
+    /// Memory allocated on each GPU; empty on the CPU.
     pub fn gpu_allocations(&self) -> &[GpuAllocation] {
         &self.parts.placement.allocations
     }
 
-    /// Bytes of host memory that the engine may still allocate: the part of [`Self::estimate`] that is not in use yet.
-    /// Zero on GPUs.
+    /// Bytes of host memory that are included in [`Self::estimate`] and not allocated yet. Zero on GPUs.
     pub fn unallocated_bytes(&self) -> u64 {
         if !self.gpu_allocations().is_empty() {
             return 0;
         }
-        // A block's memory is allocated at its first use and kept; a pass's scratch memory comes and goes.
+        // A block's memory is allocated at its first use and kept. Scratch memory is allocated and freed by each pass,
+        // so all of it counts.
         let touched = self.estimate.kv_per_token.saturating_mul(self.parts.stats.snapshot().kv_tokens);
         let pool = self.estimate.kv_bytes().saturating_sub(touched);
         pool.saturating_add(self.estimate.scratch).saturating_add(self.estimate.reserve)
     }
 
-    /// The memory estimate it was loaded with.
+    /// Memory estimate with which the model was loaded.
     pub fn estimate(&self) -> &MemoryEstimate {
         &self.estimate
     }
 
-    /// Bytes predicted to be in memory right after the load.
+    /// Predicted memory right after the load and its calibration, in bytes: weights, tables and the KV blocks that
+    /// calibration uses.
     pub fn predicted_bytes(&self) -> u64 {
         let calibrated = (calibration::PROMPT_TOKENS.next_multiple_of(BLOCK) + BLOCK) as u64;
         self.estimate.weights
@@ -197,12 +202,12 @@ impl LocalEngine {
             + self.estimate.kv_per_token * calibrated.min(self.estimate.kv_tokens)
     }
 
-    /// Bytes of the weights in memory; predicted by [`MemoryEstimate::weights`].
+    /// Actual size of the weights in memory, in bytes; [`MemoryEstimate::weights`] is the prediction.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
 
-    /// Number of sequences preempted for lack of KV blocks since the load; each resumed later.
+    /// Number of preemptions for lack of KV blocks since the load. A preempted sequence resumes later.
     pub fn preemptions(&self) -> u64 {
         self.parts.stats.snapshot().preemptions
     }
@@ -237,7 +242,8 @@ impl LocalEngine {
         }
         let capacity = self.admission.capacity();
         if count + 1 > capacity && prompt < capacity {
-            // The prompt alone fits; the tokens were generated on a node with a larger pool.
+            // The prompt fits but not the prompt with its delivered tokens: they were generated on a node with a larger
+            // pool.
             let error = ResumeError::Conflict { tokens: resumed as usize, conflict: ResumeConflict::PoolTooSmall };
             return Err(Refused::Failed(JobFailure::Engine { reason: error.to_string() }));
         }
@@ -252,7 +258,7 @@ impl LocalEngine {
         let max_len = requested.min(capacity);
         let long_context = self.parts.original_context.is_some_and(|original| requested > original);
         let expected = count + self.admission.expected_output(max_len.saturating_sub(count));
-        // A sequence takes whole blocks.
+        // Sequences are allocated whole blocks.
         let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
         let permit = self
             .admission
@@ -263,7 +269,7 @@ impl LocalEngine {
             let (outbox, reader) = generation();
             let max_len = max_len as usize;
             let request = SequenceRequest { init, lookup, sampling, max_len, long_context, permit, outbox };
-            // If the thread is gone, dropping the request reports the failure to the reader.
+            // If the thread has exited, the request is dropped, which reports an engine failure to the reader.
             if commands.try_send(Command::Sequence(Box::new(request))).is_err() {
                 tracing::warn!("the batcher thread accepts no more work");
             }
@@ -347,7 +353,8 @@ impl Engine for LocalEngine {
     }
 }
 
-/// Rounds to two significant digits, so that noise in a rate does not change the ledger.
+/// Rounds to two significant digits, so that measurement noise does not change the ledger (a changed ledger is sent as
+/// a heartbeat).
 fn two_digits(rate: f64) -> f64 {
     if rate <= 0.0 || !rate.is_finite() {
         return 0.0;

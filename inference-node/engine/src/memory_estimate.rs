@@ -1,4 +1,4 @@
-//! Memory estimate of a model on the CPU, from its header, before any weights are read.
+//! Memory estimate of a model on the CPU. Only the header of its file is read, not the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -17,17 +17,17 @@ use crate::model::memory_terms::{activation_shape, vector_bytes};
 use crate::model::tensors::TensorRole;
 use crate::model::tokenizer::vocabulary_size;
 
-/// Bytes of one key or value: on the CPU the pool is F32.
+/// Bytes of one element of a key or value vector: the KV pool on the CPU is F32.
 const KV_ELEMENT_BYTES: u64 = 4;
-/// Bytes kept free for the rest of the process: its runtime, message buffers, chat template, the tables of constrained
-/// decoding, and each thread's attention scores.
+/// Reserve for everything in the process that the estimate does not itemise, in bytes: the async runtime, message
+/// buffers, the chat template, the tables of constrained decoding, and the attention scores of each thread.
 const RESERVE_BYTES: u64 = 256 << 20;
 
-/// Memory estimate of a model on the CPU, from its header alone. `overhead_per_mille` is the measured overhead of
-/// earlier loads, in per mille of the prediction.
+/// Estimates the memory of a model on the CPU from its header. `overhead_per_mille` is the measured overhead of earlier
+/// loads, in per mille of the prediction.
 ///
 /// # Errors
-/// [`LoadError::DoesNotFit`] with the arithmetic, or the file's header error.
+/// [`LoadError::DoesNotFit`] if the model does not fit within `limits`, or the file's header error.
 pub fn estimate(path: &Path, limits: EngineLimits, overhead_per_mille: u64) -> Result<MemoryEstimate, LoadError> {
     let file = ModelFile::read(path)?;
     let plan = match CandleTransformersConfig::read(&file)? {
@@ -44,16 +44,17 @@ pub struct ModelSummary {
     pub file: u64,
     /// Longest sequence, in tokens.
     pub context: u64,
-    /// Estimate on the CPU.
+    /// Memory estimate on the CPU.
     pub cpu: MemoryEstimate,
     /// Whether the model runs on the CPU only, one sequence at a time.
     pub single_sequence: bool,
 }
 
-/// Summarises a model file. Scratch memory is estimated for `max_sequences` sequences.
+/// Reads a model's summary from its header. The estimate of scratch memory assumes `max_sequences` sequences in a
+/// batch.
 ///
 /// # Errors
-/// The file's header error, or [`LoadError::DoesNotFit`] if a term overflows.
+/// The file's header error, or [`LoadError::DoesNotFit`] if a term of the estimate overflows.
 pub fn summarise(path: &Path, max_sequences: u32) -> Result<ModelSummary, LoadError> {
     let file = ModelFile::read(path)?;
     let limits = EngineLimits { memory: u64::MAX, max_sequences: 1 };
@@ -78,7 +79,7 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The terms of a model with a forward pass of our own.
+    /// The terms for a model that runs on the engine's own forward pass.
     ///
     /// # Errors
     /// The file's header error.
@@ -91,14 +92,14 @@ impl MemoryPlan {
         })
     }
 
-    /// The terms of a model that runs in candle-transformers, in F32.
+    /// The terms for a model that runs on candle-transformers, in F32.
     ///
     /// # Errors
     /// The file's header error.
     pub fn of_candle_transformers(file: &ModelFile, model: &CandleTransformersConfig) -> Result<Self, HeaderError> {
         let bytes = |tensor: TensorMeta| tensor.dims.iter().fold(4u64, |product, dim| product.saturating_mul(*dim));
         let tensors = file.tensor_names().into_iter().filter_map(|name| file.tensor(name)).map(bytes);
-        // The largest tensor is in memory twice while it is converted.
+        // During the conversion to F32 the largest tensor is in memory twice.
         let (stored, transient) =
             tensors.fold((0u64, 0), |(sum, largest), bytes| (sum.saturating_add(bytes), bytes.max(largest)));
         let terms = EstimateTerms {
@@ -112,7 +113,7 @@ impl MemoryPlan {
         Ok(Self { path: file.path().to_owned(), context: model.shape.context, terms, single_sequence: true })
     }
 
-    /// Bytes of norms, biases and the tokenizer's tables.
+    /// Estimated bytes of norms, biases and the tokenizer's tables.
     pub fn tables(&self) -> u64 {
         self.terms.tables
     }
@@ -123,14 +124,15 @@ impl MemoryPlan {
         self
     }
 
-    /// The estimate with the largest useful KV pool that fits the limits.
+    /// Memory estimate with the largest KV pool that fits the limits: at most the context length for each sequence.
     ///
     /// # Errors
     /// [`LoadError::DoesNotFit`] if not even the smallest useful pool fits.
     pub fn fit(&self, limits: EngineLimits) -> Result<MemoryEstimate, LoadError> {
         let sequences = if self.single_sequence { 1 } else { u64::from(limits.max_sequences.max(1)) };
         let max_tokens = self.context.saturating_mul(sequences).min(1 << 40);
-        // In whole blocks, otherwise the smallest pool would hold fewer tokens than it claims.
+        // Rounded up to whole blocks, because the pool allocates whole blocks: otherwise it would hold fewer tokens
+        // than the estimate says.
         let whole_blocks = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
         let range = whole_blocks(MIN_POOL_TOKENS.min(self.context))..=whole_blocks(max_tokens);
         fit_kv_pool(self.terms, range, limits.memory)
@@ -142,7 +144,7 @@ fn terms(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
     let weights =
         weight_sum(file, architecture).ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
     let shape = &architecture.shape;
-    // Vectors are padded to whole lanes.
+    // Key and value vectors are padded to a multiple of the SIMD width.
     let padded = ModelShape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape };
     let sequences = u64::from(sequences.max(1));
     let (rows, scored) = (MAX_PREFILL_ROWS as u64 + sequences, sequences + MAX_DRAFT_ROWS as u64);
@@ -156,7 +158,8 @@ fn terms(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
     })
 }
 
-/// Bytes of all matrices in the layouts of the CPU kernels; `None` if a matrix has no layout.
+/// Bytes of all weight matrices in the layouts of the CPU kernels; `None` if a matrix has a size that no kernel
+/// supports.
 fn weight_sum(file: &ModelFile, architecture: &Architecture) -> Option<WeightSum> {
     let kernels = linear::kernels();
     let mut sum = WeightSum::default();

@@ -1,8 +1,8 @@
-//! Parity of every model family with transformers, on the small models of tests/fixtures/models (see make_models.py
-//! there).
+//! Tests that the output of every model family equals that of the Python library transformers, on the small models of
+//! tests/fixtures/models (see make_models.py there).
 //!
-//! The checks are generic over [`ForwardModel`]: here they run on the CPU forward pass, in [`crate::backend::cuda`] on
-//! that of the GPUs.
+//! The checks are generic over [`ForwardModel`]: the tests of this file run them on the CPU forward pass, and
+//! [`crate::backend::cuda`] runs them on the GPU forward pass.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::model::tokenizer::Vocabulary;
 
 pub use crate::fixtures::{FAMILIES, folder};
 
-/// How a test loads a model and creates its pool of a number of blocks.
+/// Functions with which a test loads a model and creates its KV pool with a given number of blocks.
 pub struct LoadModel<M: ForwardModel> {
     pub load: fn(&Path) -> M,
     pub pool: fn(&M, usize) -> KvPool<M::Memory>,
@@ -37,11 +37,11 @@ impl<M: ForwardModel> LoadModel<M> {
     }
 }
 
-/// A prompt and the results of transformers.
+/// A prompt and the expected results, computed with transformers.
 #[derive(serde::Deserialize)]
 pub struct Case {
     pub text: String,
-    /// The text in the model's chat template, if that adds something.
+    /// The text rendered in the model's chat template; `None` if that equals the text.
     pub prompt: Option<String>,
     pub ids: Vec<u32>,
     pub logits: Vec<f32>,
@@ -70,7 +70,8 @@ fn begin<M: ForwardModel>(model: &M, pool: &mut KvPool<M::Memory>, case: &Case, 
     Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, batch_invariant) }
 }
 
-/// Runs one pass over up to `chunk` tokens of each sequence; returns the logits of each that reached its end.
+/// Runs one pass over up to `chunk` tokens of each sequence. Returns, for each sequence, its logits if all its tokens
+/// are computed, else `None`.
 fn pass<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,
@@ -110,8 +111,8 @@ fn argmax(scores: &[f32]) -> u32 {
     scores.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
 }
 
-/// Greedy text of all cases in one batch, with prefill chunks of `chunk` tokens, and the number of cached prompt
-/// tokens.
+/// Generates greedily from all prompts in one batch, with prefill chunks of `chunk` tokens. Returns the generated
+/// tokens, and the number of prompt tokens found in the prefix cache.
 fn greedy<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,
@@ -152,7 +153,8 @@ fn token_ids_match_transformers() {
     }
 }
 
-/// Logits after every prompt, alone and in a ragged batch, are within `tolerance` of those of transformers.
+/// Asserts that the logits after every prompt, computed alone and in a batch of prompts of different lengths, are
+/// within `tolerance` of those of transformers.
 pub fn assert_logits_match<M: ForwardModel>(loader: &LoadModel<M>, tolerance: f32) {
     for (path, cases) in files() {
         let model = (loader.load)(&path);
@@ -179,7 +181,8 @@ pub fn assert_logits_match<M: ForwardModel>(loader: &LoadModel<M>, tolerance: f3
     }
 }
 
-/// Greedy text matches that of transformers in a batch, for several chunk sizes, and from the prefix cache.
+/// Asserts that greedy text equals that of transformers, in one batch, for several chunk sizes, with and without a
+/// prefix cache hit.
 pub fn assert_greedy_text_matches<M: ForwardModel>(loader: &LoadModel<M>) {
     for (path, cases) in files() {
         let model = (loader.load)(&path);
@@ -190,15 +193,15 @@ pub fn assert_greedy_text_matches<M: ForwardModel>(loader: &LoadModel<M>) {
             assert_eq!((texts, cached), (expected.clone(), 0), "{}", path.display());
             let (texts, cached) = greedy(&model, &mut pool, &cases, chunk);
             let prompts: usize = cases.iter().map(|c| c.ids.len() - 1).sum();
-            // All but the tails that are too short to be worth copying.
+            // Up to four tokens per prompt may be missing: a shorter partial match is computed instead of copied.
             assert!(cached + 4 * cases.len() >= prompts, "{cached} of {prompts} were cached");
             assert_eq!(texts, expected, "{} from the prefix cache", path.display());
         }
     }
 }
 
-/// No bit of the logits depends on the batch or the chunk size. Without `batch_invariant`, for models whose kernels
-/// always have this property.
+/// Asserts that the logits are bit-identical for every batch and chunk size. Called with `batch_invariant` false for
+/// backends whose kernels are always batch-invariant.
 pub fn assert_batch_invariant<M: ForwardModel>(loader: &LoadModel<M>, batch_invariant: bool) {
     for (path, cases) in files() {
         let model = (loader.load)(&path);
@@ -212,7 +215,7 @@ pub fn assert_batch_invariant<M: ForwardModel>(loader: &LoadModel<M>, batch_inva
                 for (last, scored) in last.iter_mut().zip(scored) {
                     *last = last.take().or(scored);
                 }
-                // Finished sequences get a token, so that every sequence has one to compute.
+                // A token is appended to finished sequences, so that every sequence has a token to compute.
                 sequences.iter_mut().zip(&last).filter(|(_, l)| l.is_some()).for_each(|(s, _)| s.tokens.push(3));
             }
             last.into_iter().flatten().collect()

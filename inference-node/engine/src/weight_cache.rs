@@ -1,7 +1,8 @@
-//! The weight cache: weights of unloaded models, kept in host memory so that the next load needs no disk.
+//! The weight cache: weights of unloaded models that stay in host memory, so that the next load does not read the disk.
 //!
-//! Reading a file, checking it and packing its matrices into tiles is nearly all of a load. The cache keeps the packed
-//! matrices with the measured rates, so a start from here only makes an empty KV pool and a thread.
+//! Most of the load time is spent reading the file, checking it and packing its matrices into tiles. The cache keeps
+//! the packed matrices and the measured rates, so starting an engine from it only creates an empty KV pool and a
+//! thread.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::load_error::{EngineLimits, LoadError};
 use crate::local_engine::{EngineParts, LocalEngine};
 use crate::memory_estimate::MemoryPlan;
 
-/// The weights of one unloaded model.
+/// Cached weights of one unloaded model.
 pub struct CachedWeights {
     parts: EngineParts,
     plan: MemoryPlan,
@@ -37,13 +38,13 @@ impl CachedWeights {
         &self.parts.model
     }
 
-    /// Bytes kept: the weights and the tables beside them.
+    /// Size in memory, in bytes: weights, tokenizer tables and grammar tables.
     pub fn bytes(&self) -> u64 {
         let tables = self.plan.tables().saturating_add(self.parts.grammars.bytes());
         (self.weights.stored_bytes() as u64).saturating_add(tables)
     }
 
-    /// Memory estimate of an engine with these weights.
+    /// Memory estimate of an engine that is started from these weights.
     ///
     /// # Errors
     /// [`LoadError::DoesNotFit`] only.
@@ -51,7 +52,7 @@ impl CachedWeights {
         self.plan.fit(limits)
     }
 
-    /// Starts an engine from the cached weights. They are dropped if it does not fit.
+    /// Starts an engine from the cached weights. The weights are dropped if the engine does not fit.
     ///
     /// # Errors
     /// [`LoadError::DoesNotFit`] or [`LoadError::Thread`].
@@ -65,7 +66,8 @@ impl CachedWeights {
 }
 
 impl LocalEngine {
-    /// Stops the engine after its last sequence and keeps its weights. `None` if it broke or runs on a GPU.
+    /// Stops the engine after its last sequence and returns its weights; `None` if the engine is broken or its weights
+    /// cannot be cached (on a GPU).
     pub fn into_cached_weights(self) -> Option<CachedWeights> {
         let (parts, weights) = self.shut_down();
         let (weights, plan) = (weights?, parts.plan.clone()?);
@@ -78,7 +80,7 @@ impl LocalEngine {
 pub struct FileStamp(Vec<(u64, Option<SystemTime>)>);
 
 impl FileStamp {
-    /// Reads them; `None` if the files are gone.
+    /// Reads the sizes and modification times; `None` if a file does not exist.
     pub fn of(path: &Path) -> Option<Self> {
         let of_file = |path: &Path| {
             let meta = fs::metadata(path).ok()?;

@@ -39,7 +39,7 @@ pub struct HttpConfig {
     pub bind: SocketAddr,
     /// File of mode 0600 that holds the bearer token.
     pub token_file: PathBuf,
-    /// Further values of the Host header that are accepted, besides the loopback names and the bound address.
+    /// Values of the Host header that are accepted in addition to the loopback names and the address in `bind`.
     #[serde(default)]
     pub allowed_hosts: Vec<String>,
 }
@@ -48,7 +48,8 @@ pub struct HttpConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Defaults {
-    /// Agents' bindings. A task that names no model is refused where no default model is set here.
+    /// Default model and sampling parameters of each agent. A task that names no model for an agent is refused if the
+    /// agent has no default model here.
     pub agents: AgentBindings,
     /// Score from 0 to 100 at which a task is accepted.
     pub threshold: f64,
@@ -65,16 +66,17 @@ impl Default for Defaults {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerLimits {
-    /// Attempts of a job that may lose their node before the job becomes a dead letter.
+    /// Maximum number of attempts of a job that may lose their node; one more makes the job a dead letter.
     pub max_losses: i32,
-    /// Attempts of a job that may fail after their first token before the job becomes a dead letter.
+    /// Maximum number of attempts of a job that may fail after their first token; one more makes the job a dead letter.
     #[serde(alias = "max_break_offs")]
     pub max_interruptions: i32,
-    /// Runners that a task may lose in a row, without a committed step between them, before it fails.
+    /// Maximum number of consecutive runner losses of a task without a committed step in between; one more ends the
+    /// task (see `store::reclaim`).
     pub max_task_losses: i32,
     /// Maximum size of an HTTP request body, in bytes.
     pub body_bytes: usize,
-    /// Maximum number of concurrent NATS requests per verb.
+    /// Maximum number of NATS requests of one verb (for example `accept`) that are processed at the same time.
     pub concurrency: usize,
     /// Database connections for HTTP, feeds and NATS requests. Heartbeats and the leader have separate connections.
     pub database_connections: u32,

@@ -1,5 +1,5 @@
-//! Wakes the event feeds: on committed events (Postgres `notify`, so it covers events that other schedulers wrote) and
-//! on token frames (NATS, as they are generated). Wake-ups only reduce latency; each feed also polls the database.
+//! Wakes the event feeds when an event is committed (Postgres `notify`, which also reports events written by other
+//! schedulers) and when a token frame arrives (NATS). Wake-ups only reduce latency; each feed also polls the database.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,16 +14,17 @@ use tokio::sync::broadcast;
 
 use crate::store::Store;
 
-/// Buffered wake-ups and frames per channel. A reader that falls further behind misses frames, and detects that by
-/// their offsets.
+/// Capacity of each channel, in messages. A feed that falls further behind misses token frames; the gap is visible in
+/// the frames' offsets.
 const BUFFERED: usize = 4_096;
-/// Wait before the listener or the subscription is opened again.
+/// Wait before a failed Postgres listener or NATS subscription is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Broadcast channels from which the feeds of this process are woken. Clones share the channels.
+/// Broadcast channels that wake the feeds of this process. Clones share the channels.
 #[derive(Debug, Clone)]
 pub struct FeedWakeup {
-    /// The task that has new events. `None`: notifications may have been missed, so every feed must poll.
+    /// Channel of committed events. Each message is the task that has new events; `None` means that notifications may
+    /// have been missed, so every feed must query the database.
     events: broadcast::Sender<Option<TaskId>>,
     tokens: broadcast::Sender<Arc<TokenFrame>>,
 }
@@ -48,7 +49,7 @@ impl FeedWakeup {
         self.tokens.send(Arc::new(frame)).unwrap();
     }
 
-    /// Forwards Postgres notifications until `stop` is raised.
+    /// Forwards the Postgres notifications of committed events to the feeds until `stop` is raised.
     pub async fn follow_events(self, store: Store, mut stop: Stop) {
         while !stop.is_raised() {
             let listened = tokio::select! {
@@ -67,7 +68,7 @@ impl FeedWakeup {
 
     async fn listen(&self, store: &Store) -> Result<(), crate::store::StoreError> {
         let mut listener = store.listen().await?;
-        // Sending without receivers is not an error.
+        // `send` fails if no feed is open, which is not an error.
         let wake = |task| drop(self.events.send(task));
         wake(None);
         loop {
@@ -83,8 +84,8 @@ impl FeedWakeup {
         }
     }
 
-    /// Forwards token frames until `stop` is raised, and records the first frame of each attempt: the task's running
-    /// time counts from there.
+    /// Forwards token frames to the feeds until `stop` is raised. The first frame of each attempt is recorded in the
+    /// database, because a task's working time starts at its first token.
     pub async fn follow_tokens(self, session: Session, store: Store, mut stop: Stop) {
         let mut frames = loop {
             match session.subscribe::<TokenFrame>(&subject::tokens_of("*")).await {
@@ -97,7 +98,8 @@ impl FeedWakeup {
             }
         };
         let mut recorded: HashSet<LeaseId> = HashSet::new();
-        // Leases whose first token could not be written: the next frame tries again.
+        // Leases of attempts whose first token could not be recorded. The next frame of such an attempt triggers
+        // another try.
         let (failed, mut failures) = tokio::sync::mpsc::channel(BUFFERED);
         loop {
             let frame = tokio::select! {

@@ -1,14 +1,15 @@
-//! The scheduler service: the store, the shell around `cfq-scheduler-core`, the NATS side, the HTTP API.
+//! The scheduler service: the Postgres store, the leader's loop that runs the planner of `cfq-scheduler-core`, the NATS
+//! request handlers and the HTTP API.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `store` | Postgres: every write is a compare-and-set on its fence; no other part of cfq uses SQL |
-//! | `lead` | election, and the leader's loop: one task owns the planner's cache and applies its plans |
+//! | `store` | Postgres: every write is a compare-and-set on its fence; no other crate of cfq uses SQL |
+//! | `lead` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
 //!
-//! The service does not know how a model runs, and it does not use git.
+//! The service runs no models and does not use git.
 
 mod api;
 mod bus;

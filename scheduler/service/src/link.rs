@@ -1,5 +1,5 @@
-//! The NATS session for the parts that run before it exists. The HTTP server starts first and accepts tasks without
-//! NATS.
+//! Shared handle to the NATS session, for code that starts before the session exists: the HTTP server starts first and
+//! accepts tasks even while NATS is unavailable.
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,7 +25,8 @@ impl Link {
         self.0.get()
     }
 
-    /// Publishes what a committed transaction changed. Receivers also poll, so a lost hint is only logged.
+    /// Publishes the hints of a committed transaction. Receivers also poll, so a hint that cannot be sent is only
+    /// logged.
     pub async fn send_hints(&self, hints: Vec<Hint>) {
         let Some(session) = self.get() else { return };
         for hint in hints {

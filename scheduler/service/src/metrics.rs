@@ -1,5 +1,4 @@
-//! Metrics of the scheduler, by the Prometheus naming conventions. The names are an interface, pinned by a snapshot
-//! test.
+//! Prometheus metrics of the scheduler. Dashboards and alerts depend on the metric names, so a snapshot test pins them.
 
 use cfq_proto::node::{Device, DeviceKind, ModelState, Residency};
 use prometheus::{
@@ -68,7 +67,7 @@ impl DeviceGauges {
         })
     }
 
-    /// Replaces all series, so a device that is lost, or whose node is lost, is no longer exported.
+    /// Replaces all device series, so that a device that is lost, or whose node is lost, is no longer exported.
     fn set(&self, devices: &[(String, Device)]) {
         let all =
             [&self.memory, &self.other_processes, &self.temperature, &self.power, &self.power_limit, &self.throttled];
@@ -109,7 +108,8 @@ impl ModelGauges {
         })
     }
 
-    /// Replaces all series. Offloaded tokens are exported even while their model is not resident.
+    /// Replaces all series of the models' KV caches. The number of tokens per tier is exported even while the model is
+    /// not resident; the number of free tokens is not.
     fn set(&self, models: &[(String, ModelState)]) {
         [&self.free_tokens, &self.tokens].iter().for_each(|gauges| gauges.reset());
         for (node, state) in models {
@@ -220,8 +220,8 @@ impl Metrics {
         self.nats_seconds.with_label_values(&[verb]).observe(seconds);
     }
 
-    /// The metrics page in the text format. Without `read` (the database is unavailable), the gauges that come from the
-    /// database keep their last values.
+    /// Encodes the metrics page in the Prometheus text format. `read` holds the numbers read from the database; if it
+    /// is `None` (the database is unavailable), the gauges of these numbers keep their last values.
     pub fn encode(&self, read: Option<&Gauges>) -> Result<Vec<u8>, MetricsError> {
         if let Some(read) = read {
             self.tasks.reset();

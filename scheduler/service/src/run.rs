@@ -111,7 +111,8 @@ fn part_result(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Resu
     ended.unwrap_or_else(|join| Err(Error::Part { reason: join.to_string() }))
 }
 
-/// Starts and supervises everything behind HTTP: first migrates the database, then connects to NATS.
+/// Starts and supervises everything except the HTTP server: migrates the database, connects to NATS, then starts the
+/// token forwarding, the request handlers and the leader.
 async fn serve_backends(
     config: Config,
     stores: StorePools,

@@ -1,5 +1,5 @@
-//! Test fixture of this crate: a real private Postgres and NATS, started by the first test that needs them, shared by
-//! tests that run at the same time, stopped by the last; and a separate database for each test.
+//! Test fixture of this crate. A private Postgres and NATS are started by the first test that needs them, shared by all
+//! tests that run at the same time, and stopped after the last of them. Each test has its own database.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
@@ -49,7 +49,8 @@ fn shared_services() -> Arc<TestServices> {
 fn start_services() -> TestServices {
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let (stop, stopped) = oneshot::channel();
-    // The kernel kills children when the thread that spawned them ends, so this thread lives as long as they must.
+    // The kernel kills Postgres and NATS when the thread that spawned them ends, so this thread must run as long as
+    // they do.
     let thread = std::thread::spawn(move || {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
@@ -81,7 +82,8 @@ impl TestEnv {
         Self::over(tokio::task::spawn_blocking(shared_services).await.unwrap(), Timing::default()).await
     }
 
-    /// With a private Postgres and NATS: schedulers on one NATS share its requests.
+    /// Starts a Postgres and NATS for this test only. Tests that run a scheduler need this, because schedulers
+    /// connected to the same NATS share the incoming requests.
     pub async fn alone(timing: Timing) -> Self {
         Self::over(Arc::new(tokio::task::spawn_blocking(start_services).await.unwrap()), timing).await
     }

@@ -149,7 +149,7 @@ impl TestCluster {
         }
     }
 
-    /// The next work order. The node sends heartbeats meanwhile, so that it stays alive.
+    /// Pulls the node's next work order. While waiting, the node sends heartbeats, so that it is not considered lost.
     async fn pull(&self) -> WorkOrder {
         let pulled = async {
             loop {
@@ -177,7 +177,7 @@ impl TestCluster {
         request_reply(&self.node, subject::node(&node(), "result"), report).await
     }
 
-    /// Stops the scheduler; placed attempts stay placed.
+    /// Stops the scheduler. Attempts that are placed or running stay so in the database.
     async fn stop(&mut self) {
         let (stop, served) = self.service.take().unwrap();
         stop.send(()).unwrap();
@@ -234,7 +234,7 @@ async fn job_runs_end_to_end_and_the_feed_streams_it() {
     let tokens = TokenFrame { task: fence.task, fence: order.fence, role: Agent::Alpha, offset: 0, text: "h".into() };
     let token = in_time(async {
         loop {
-            // Frames are not stored: one that is sent before the feed subscribes is lost.
+            // Token frames are not stored: a frame sent before the feed subscribes is lost, so it is sent repeatedly.
             cluster.node.publish(&subject::tokens(&node(), job.id), &tokens).await.unwrap();
             if let Ok(Some(Ok(Frame::Tokens(data)))) =
                 tokio::time::timeout(Duration::from_millis(100), frames.next()).await
@@ -246,7 +246,7 @@ async fn job_runs_end_to_end_and_the_feed_streams_it() {
     .await;
     assert_eq!((token.job, token.text.as_str()), (job.id, "h"));
     in_time(async {
-        // The running time counts from the first token.
+        // The job's running time stays zero until the first token is recorded.
         while cluster.get_job(fence, job.id).await.running_ms == 0 {
             tokio::task::yield_now().await
         }
@@ -285,7 +285,7 @@ async fn unaccepted_order_is_resent_and_cancel_reaches_node_and_runner() {
         cluster.runner.subscribe::<RunnerCommand>(&subject::runner_command(&runner())).await.unwrap();
     cluster.node.flush().await.unwrap();
     cluster.runner.flush().await.unwrap();
-    // After a round trip the subscriptions are active, before the cancel is sent.
+    // One round trip per session ensures that both subscriptions are active before the cancel is sent.
     cluster.node_heartbeat(vec![]).await;
     assert_eq!(cluster.request_lease().await, LeaseReply::None);
     let cancelled = cluster.client.cancel(TaskKey::Number(submitted.number), "enough").await.unwrap();
@@ -314,7 +314,8 @@ async fn silent_node_loses_its_job_across_a_scheduler_restart() {
     let job = cluster.submit_job(fence).await;
     let order = cluster.pull().await;
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
-    // Another scheduler takes over with a job placed; the first one releases the leader row at once.
+    // A second scheduler takes over while the job is on the node. It need not wait for the leader row to expire,
+    // because the first scheduler releases the row when it stops.
     cluster.stop().await;
     cluster.service = Some(serve(&cluster.config));
     ready(&cluster.client).await;

@@ -29,7 +29,7 @@ pub(super) struct AllowList {
 #[serde(deny_unknown_fields)]
 struct AllowRule {
     danger: DangerKind,
-    /// Files, and folders with a trailing `/`.
+    /// Paths that the rule applies to: files, and folders with a trailing `/`.
     paths: Vec<String>,
     /// Justification for human readers.
     #[serde(default, rename = "why")]

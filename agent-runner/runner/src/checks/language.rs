@@ -27,7 +27,7 @@ impl Language {
         }
     }
 
-    /// Language by name, as in a task's language or a code block's info string.
+    /// Returns the language with this name, as written in a task or in a code block's info string.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::of_path(&format!("x.{}", extension(name)?))
     }
@@ -49,7 +49,7 @@ impl Language {
     }
 }
 
-/// Usual file extension of a language, by the names that users and code blocks use.
+/// Returns the usual file extension of a language, given one of the names that users and code blocks use for it.
 pub fn extension(name: &str) -> Option<&'static str> {
     Some(match name.trim().to_ascii_lowercase().as_str() {
         "python" | "python3" | "py" => "py",

@@ -1,7 +1,7 @@
 //! Built-in static checks of a change: syntax, and dangerous additions (L8). No code is executed.
 //!
-//! Both compare with the base commit: a syntax error is not reported if the file had one in the base, and a danger is
-//! not reported if the base has it.
+//! Both checks compare with the base commit: a syntax error is not reported if the file had one in the base, and a
+//! danger is not reported if the base has it.
 
 mod allow;
 mod dangerous;

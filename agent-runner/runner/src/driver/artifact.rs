@@ -1,5 +1,5 @@
-//! Artifact from a creator's reply: its files are applied to trees of the mirror and committed there. The commit's id
-//! is known before the step that records it is committed.
+//! Builds an artifact from a creator's reply: the reply's files are applied to a git tree in the mirror and committed
+//! there. The git commit exists, and its id is known, before the step that records the artifact is committed.
 
 use cfq_convergence::{Base, History, Iteration};
 use cfq_proto::blob::BlobHash;
@@ -35,14 +35,14 @@ pub(super) fn commit_title(description: &str) -> String {
     }
 }
 
-/// Returns the file that a reply without file names refers to.
+/// Returns the target file of a reply: the file that its content belongs to if the reply gives no file name.
 pub(super) fn reply_target(spec: &TaskSpec, history: &History) -> Target {
     let previous: Vec<String> =
         revision_base(history).map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
     target(spec, &previous)
 }
 
-/// Returns the iteration whose files the next one revises.
+/// Returns the iteration whose files the next iteration revises.
 pub(super) fn revision_base(history: &History) -> Option<&Iteration> {
     history.iterations.iter().rev().find(|i| is_revision_base(i))
 }

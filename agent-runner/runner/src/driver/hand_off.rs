@@ -1,8 +1,9 @@
-//! Hand-off of a result: internal pull request, merge into the mirror's main, a branch in the user's repository.
+//! Hand-off of a result in three parts: an internal pull request, the merge into the mirror's `main`, and a branch in
+//! the user's repository.
 //!
-//! A task ends as merged only if all three are done. If one is impossible (another task changed the same lines, the
-//! repository refuses the branch), the hand-off is held with the reason and the result is kept, until a human accepts
-//! it as it is.
+//! A task ends as merged only if all three parts are done. If a part is impossible (another task changed the same
+//! lines, the repository refuses the branch), the hand-off is held with the reason, and the result is kept until a
+//! human accepts it without that part.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,8 +50,9 @@ impl<P: TaskPort> TaskDriver<P> {
         let commit_time = self.history.last_at;
         let step = match self.compute_merge(head, commit_time).await? {
             MergeOutcome::Planned(plan) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time },
-            // The mirror's main contains cfq's merges only: the user may have discarded the other branch, or may not
-            // have seen either. So the result is delivered as its own branch before a human is asked.
+            // The conflict may not matter to the user: the mirror's `main` contains only cfq's merges, and the user may
+            // have discarded the other task's branch, or may have seen neither branch. So the result is delivered as a
+            // separate branch before a human is asked.
             MergeOutcome::Conflict { paths } => {
                 let why = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
                 Step::PrMoved { to: PrState::Closed, why }
@@ -62,7 +64,8 @@ impl<P: TaskPort> TaskDriver<P> {
     /// Carries out a recorded merge intent.
     pub(super) async fn merge(&mut self, intent: &MergeIntent) -> Result<(), ActionError> {
         let (_, head) = self.result()?;
-        // Writes the objects of the merge commit if they are missing, because the mirror may be a new one.
+        // Computed again to write the merge commit's objects if they are missing: the mirror may have been recreated
+        // since the intent was recorded.
         let outcome = self.compute_merge(head, intent.commit_time).await?;
         let mirror = self.mirror().await?;
         let known = {
@@ -94,7 +97,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let artifacts = artifact_chain(&self.history, result.artifact.iteration);
         let branch = branch_name(self.number, &self.spec.description);
         let repository = PathBuf::from(&self.spec.repo);
-        // After a human accepted the result as it is, there is only one more try.
+        // If a human has accepted the result as it is, delivery is tried once more, without retries.
         let ceiling = if self.history.facts.accepted_as_is { Duration::ZERO } else { self.timing.retry_ceiling() };
         let mut waited = Duration::ZERO;
         for tries in 1.. {

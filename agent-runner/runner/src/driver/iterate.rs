@@ -1,4 +1,4 @@
-//! Actions of the loop: create, check, review, decide.
+//! Actions of the review loop: create, check, review, decide.
 
 use cfq_convergence::{Iteration, decide};
 use cfq_proto::blob::Payload;
@@ -17,7 +17,7 @@ use crate::pipeline::{
 use crate::workstream::Snapshot;
 
 impl<P: TaskPort> TaskDriver<P> {
-    /// Requests an artifact from the creator and records it.
+    /// Asks the creator for an artifact and records the artifact.
     pub(super) async fn create(&mut self) -> Result<(), ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?;
@@ -52,7 +52,7 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
-    /// Runs the engine's checks on the last artifact and records their findings.
+    /// Runs the built-in static checks on the last artifact and records their findings.
     pub(super) async fn check(&mut self) -> Result<(), ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?;
@@ -73,7 +73,7 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.commit_step(Step::Checked { iteration, findings, quarantine }, 0).await?)
     }
 
-    /// Requests a review of the last artifact from the critic and records it.
+    /// Asks the critic to review the last artifact and records the review.
     pub(super) async fn review(&mut self) -> Result<(), ActionError> {
         let mirror = self.mirror().await?;
         let base = self.base()?;
@@ -105,11 +105,11 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.commit_step(step, answer.spent_ms).await?)
     }
 
-    /// Decides about the last iteration and records the decision.
+    /// Decides whether the last iteration converged, must be revised or is escalated, and records the decision.
     pub(super) async fn decide(&mut self) -> Result<(), ActionError> {
         let refused = |error: cfq_convergence::NotDecidable| Stopped::Refused { reason: error.to_string() };
         // The decision depends on the records alone, so that it can be replayed. Whether the result can be merged into
-        // the mirror's main shows later, at the merge, and does not change the result.
+        // the mirror's `main` is determined later, at the merge, and does not change the result.
         let decided = decide(&self.limits, &self.history).map_err(refused)?;
         Ok(self.commit_decision(decided, 0).await?)
     }

@@ -1,5 +1,5 @@
-//! Model calls: requests one usable answer, through waits for placement, retries of the scheduler, prompts that exceed
-//! the context, replies that cannot be parsed, and the end of the working time.
+//! Model calls. Requests one usable answer and handles what can delay or prevent it: waits for placement, retries by
+//! the scheduler, prompts that exceed the context, replies that cannot be parsed, and the end of the working time.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use super::port::{PrefillPredictor, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
 use crate::pipeline::{Budget, early_stops, max_tokens, previous_as_reply, sampling};
 
-/// Maximum further requests after an answer that cannot be parsed (L11).
+/// Maximum number of repeated requests after an answer that cannot be parsed (L11).
 const MAX_REPEATS: u32 = 2;
-/// Maximum times that a prompt is shortened because it exceeds the model's context.
+/// Maximum number of times that a prompt is shortened because it exceeds the model's context.
 const MAX_SHRINKS: u32 = 3;
 
 /// A parsed answer.
@@ -39,16 +39,17 @@ pub(super) type PromptTask = JoinHandle<Result<Vec<ChatMessage>, ActionError>>;
 enum JobOutcome {
     Done(Completion),
     Failed(JobFailure),
-    /// Ended without a result, with the reason: a dead letter, or cancelled by someone else.
+    /// The job ended without a result, for this reason: it became a dead letter, or it was cancelled, but not by this
+    /// runner.
     Unusable(String),
     /// The working time is used up.
     TimedOut,
 }
 
 impl<P: TaskPort> TaskDriver<P> {
-    /// Calls `agent`'s model until `parse` accepts an answer; its second argument is true on the last try. Returns
-    /// `None` if a decision was committed instead. `prompt` gets the budget of each try. Everything that the prompt
-    /// depends on is recorded, so a repeated step requests the same jobs.
+    /// Calls the model of `agent` until `parse` accepts an answer. Returns `None` if a decision was committed instead.
+    /// `prompt` renders the prompt within the budget of one try; the second argument of `parse` is true on the last
+    /// try. Everything that the prompt depends on is recorded, so a repeated step requests the same jobs.
     pub(super) async fn request_answer<T>(
         &mut self,
         agent: Agent,
@@ -73,7 +74,7 @@ impl<P: TaskPort> TaskDriver<P> {
             if agent == Agent::Alpha {
                 sampling.previous = previous_as_reply(&self.spec, &self.history);
             }
-            // Further tries request the complete review.
+            // Only the first request (`n` = 0) may end early; repeated requests ask for the complete review.
             if agent == Agent::Beta && n == 0 {
                 sampling.early_stop = self.early_stops();
             }
@@ -188,7 +189,8 @@ impl<P: TaskPort> TaskDriver<P> {
                 let why = view.failure.as_ref().map_or_else(|| "no reason recorded".to_owned(), ToString::to_string);
                 Some(JobOutcome::Unusable(format!("is a dead letter after {} attempts: {why}", view.attempt)))
             }
-            // Cancelled by this runner before a crash if the working time is used up, else by someone else.
+            // If the working time is used up, this runner cancelled the job before it crashed; otherwise it was
+            // cancelled from outside.
             JobState::Cancelled => {
                 let before = self.history.active_ms.saturating_sub(self.history.window_active_ms);
                 Some(if before + view.running_ms >= self.limits.timeout_ms {

@@ -1,7 +1,7 @@
 //! Driver of one task, from its last committed step until nothing is left for a runner to do. [`next_action`]
 //! determines the next action, [`TaskDriver`] performs it, and a step takes effect only after it is committed. After a
-//! crash the next holder of the lease resumes at the last committed step. Effects beyond it (a commit's objects, a
-//! moved reference, a branch) are identified by their content and not repeated.
+//! crash the next holder of the lease resumes at the last committed step. Effects of an uncommitted step that already
+//! took place (a commit's objects, a moved reference, a branch) are recognised by their content and not repeated.
 
 mod artifact;
 mod hand_off;

@@ -12,11 +12,11 @@ pub enum NextAction {
     Start,
     /// Request an artifact from the creator.
     Create,
-    /// Run the engine's own checks on the last artifact.
+    /// Run the built-in static checks on the last artifact.
     Check,
     /// Request a review of the last artifact from the critic.
     Review,
-    /// Decide about the last artifact with `cfq-convergence`.
+    /// Decide with `cfq-convergence` whether the last artifact is good enough, must be revised or is escalated.
     Decide,
     /// Escalate, because the working time is used up before the next model call.
     EscalateTimeout,
@@ -70,8 +70,8 @@ fn timeout_escalation(history: &History, limits: &LoopLimits) -> Option<NextActi
     (worked >= limits.timeout_ms).then_some(NextAction::EscalateTimeout)
 }
 
-/// Returns the next action of the hand-off. The loop's own review serves as the quality control of the pull request,
-/// and the coordinator approves every result that converged or that a human accepted.
+/// Returns the next action of the hand-off. The pull request is not reviewed again: the review in the loop serves as
+/// its quality control, and the coordinator approves every result that converged or that a human accepted.
 fn hand_off_action(history: &History) -> NextAction {
     let hand_off = &history.hand_off;
     if hand_off.done || history.facts.hand_off_held {

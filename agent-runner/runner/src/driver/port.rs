@@ -16,17 +16,19 @@ pub enum Stopped {
     /// The task has another lease holder or is cancelled: drop all work on it.
     #[error("the lease is lost")]
     LeaseLost,
-    /// The job has waited `slot_wait` for placement and may wait longer: the runner's slot is free for another task.
+    /// The job was not placed within `slot_wait` and may wait longer. The driver stops, so that its slot is free for
+    /// another task.
     #[error("job {job} is waiting for placement")]
     WaitingForPlacement { job: JobId },
-    /// The scheduler and this runner disagree about what is legal, or a record cannot be parsed: a bug on one side. The
-    /// task is abandoned with the reason. That counts as a failure of the task, so that it is not retried without end.
+    /// The scheduler and this runner disagree about which step is valid, or a record cannot be parsed: a bug on one of
+    /// the two sides. The task is abandoned with the reason. That counts as a failure of the task, so that it is not
+    /// retried forever.
     #[error("the task cannot be driven: {reason}")]
     Refused { reason: String },
 }
 
-/// Predicts the next prompt from the part of a reply that is generated so far. It reads files: do not call it on an
-/// async thread.
+/// Predicts the next prompt from the part of a reply that is generated so far. The function reads files: do not call it
+/// on an async thread.
 pub type PrefillPredictor = Arc<dyn Fn(&str) -> Option<PrefillHint> + Send + Sync>;
 
 /// Guard of a background task that follows a job's tokens. Dropping it aborts the task.
@@ -46,7 +48,8 @@ impl Drop for FollowGuard {
     }
 }
 
-/// Requests of a driver. Every call waits until it is answered, and sends only while the lease is live.
+/// Requests that a driver sends to the scheduler. Every call waits for its reply, and sends only while the lease is
+/// live.
 pub trait TaskPort: Send + Sync + 'static {
     /// Commits a step. Returns its commit time, in seconds since 1970 on the database's clock.
     fn commit_step(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
@@ -64,10 +67,10 @@ pub trait TaskPort: Send + Sync + 'static {
     fn send_artifact(&self, artifact: Artifact) -> impl Future<Output = Result<Payload<Artifact>, Stopped>> + Send;
     /// Makes a prompt ready to be sent in a job request: inline, or stored as a blob.
     fn send_prompt(&self, prompt: Prompt) -> impl Future<Output = Result<Payload<Prompt>, Stopped>> + Send;
-    /// Returns a completion, fetched if it is a blob.
+    /// Returns the completion in `payload`; fetches it first if it is stored as a blob.
     fn load_completion(&self, payload: Payload<Completion>)
     -> impl Future<Output = Result<Completion, Stopped>> + Send;
-    /// Returns once the lease is live. Called before every effect outside the records.
+    /// Returns once the lease is live. Called before every effect outside the database (commits, refs, branches).
     fn wait_for_lease(&self) -> impl Future<Output = Result<(), Stopped>> + Send;
     /// Records that the work on the task made progress.
     fn record_progress(&self);

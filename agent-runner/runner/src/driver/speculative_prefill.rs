@@ -6,8 +6,8 @@
 //! through the same parser, over the same files, into the same prompt, which ends at the current end of the file that
 //! is being generated. If the rest of the reply contradicts the prediction (a second version of the file, another file
 //! that sorts before it, a longer fence), the prediction is wrong from that place on, and the part before it stays
-//! valid. The time of the checks is not used: they take milliseconds, and the critic's prompt contains none of their
-//! findings.
+//! valid. No hint is sent while the checks run: they take only milliseconds, and the critic's prompt contains none of
+//! their findings.
 //!
 //! Hints are best effort: nothing waits for them, and they are not recorded.
 
@@ -26,8 +26,8 @@ use crate::pipeline::{Budget, critic_prompt_prefix, max_tokens};
 use crate::workstream::{Mirror, Snapshot};
 
 impl<P: TaskPort> TaskDriver<P> {
-    /// Returns the predictor of the critic's prompt. `None` if the critic has no model, or one behind an endpoint:
-    /// there every request is billed, so nothing is prefilled speculatively.
+    /// Returns the predictor of the critic's prompt. `None` if the critic has no model, or if its model is behind an
+    /// endpoint: an endpoint bills every request, so nothing is prefilled speculatively.
     pub(super) async fn prefill_predictor(&mut self) -> Result<Option<PrefillPredictor>, ActionError> {
         let Some(model) = self.bound_model(Agent::Beta) else { return Ok(None) };
         match model.source() {
@@ -58,7 +58,7 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(Some(Arc::new(predictor)))
     }
 
-    /// Model that `agent` is currently bound to.
+    /// Current model of `agent`: the model that a human switched it to, else the model that the task names.
     pub(super) fn bound_model(&self, agent: Agent) -> Option<ModelId> {
         self.history.switched_model(agent).or(self.spec.agents.of(agent).model.as_ref()).cloned()
     }
@@ -76,9 +76,10 @@ fn predicted_messages(
     let repository = mirror.repository()?;
     let snapshot = Snapshot::of(&repository, &base.commit)?;
     let before = revision_base(history).map(|i| i.artifact.files.as_slice()).unwrap_or_default();
-    // The meaning of an incomplete line is still open.
+    // Only complete lines are parsed: the missing part of a line can change its meaning.
     let lines = generated.rfind('\n').map_or("", |end| &generated[..=end]);
-    // Prose before the first block may look like code. A parse error only means that the rest is still missing.
+    // Before the first fence nothing is parsed, because prose may look like code. A parse error only means that the
+    // rest of the reply is still missing.
     let edits = match lines.contains("```") || lines.contains("~~~") {
         true => parse(lines, &reply_target(spec, history), false).unwrap_or_default(),
         false => Vec::new(),

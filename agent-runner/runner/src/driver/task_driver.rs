@@ -17,13 +17,14 @@ use super::port::{Stopped, TaskPort};
 use crate::pipeline::PromptError;
 use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
 
-/// Maximum tries of an action in the loop before it escalates.
+/// Maximum number of tries of an action in the review loop before the task escalates.
 const MAX_TRIES: u32 = 3;
-/// Maximum tries of an action in the hand-off before a human is asked. The waits add up to about nine minutes, as long
-/// as an endpoint is waited for: the result exists, and only a disk or a repository has to become available again.
+/// Maximum number of tries of an action in the hand-off before a human is asked. The waits between the tries add up to
+/// about nine minutes, as long as the wait for an unavailable endpoint. More tries than in the loop, because the result
+/// already exists and only a disk or a repository has to become available again.
 const MAX_HAND_OFF_TRIES: u32 = 10;
 
-/// Error of an action.
+/// Error of an action that the driver performed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ActionError {
     #[error(transparent)]
@@ -53,7 +54,7 @@ impl ActionError {
         }
     }
 
-    /// Message with all causes.
+    /// Returns the error message followed by the messages of all causes.
     fn with_causes(&self) -> String {
         match self {
             Self::Git(error) => error.with_causes(),
@@ -62,7 +63,7 @@ impl ActionError {
     }
 }
 
-/// A task as it was granted, with its folded history.
+/// A task granted to this runner, with the history computed from its committed steps.
 #[derive(Debug, Clone)]
 pub struct Assignment {
     pub task: TaskId,
@@ -88,7 +89,7 @@ pub struct TaskDriver<P> {
     data_dir: PathBuf,
     worktrees: Worktrees,
     pub(super) timing: Timing,
-    /// Mirror once it holds everything that the history refers to.
+    /// The mirror; set once it contains everything that the history refers to.
     prepared: Option<Mirror>,
 }
 
@@ -151,7 +152,7 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
-    /// Handles an error of this machine: waits before the next try, or, after the last one, escalates to a human.
+    /// Handles a failed action: waits before the next try, or, after the last try, asks a human or ends the task.
     async fn recover(&mut self, error: ActionError, tries: u32) -> Result<(), Stopped> {
         use cfq_proto::loop_step::LoopState;
         let why = error.with_causes();
@@ -168,14 +169,15 @@ impl<P: TaskPort> TaskDriver<P> {
         if in_hand_off {
             return self.hold_or_end_hand_off(format!("the hand-off cannot continue: {why}")).await;
         }
-        // There is no result that an answer could accept, and no answer can name another repository or commit.
+        // The task fails instead of escalating: a human has no result to accept, and no action can change the task's
+        // repository or base commit.
         if self.history.iterations.is_empty() && error.is_invalid_request() {
             return self.commit_failure(why, 0).await;
         }
         self.commit_escalation(EscalationReason::WorkflowError, why, 0).await
     }
 
-    /// Wait before the try after `tries` failed ones: exponential, up to the cap.
+    /// Returns the wait after `tries` failed tries: exponential, up to the cap.
     pub(super) fn backoff(&self, tries: u32) -> Duration {
         let factor = 1u32 << tries.saturating_sub(1).min(8);
         (self.timing.backoff_base() * factor).min(self.timing.backoff_cap())
@@ -234,7 +236,7 @@ impl<P: TaskPort> TaskDriver<P> {
         };
         match found {
             Ok(base) => Ok(self.commit_step(Step::Started { base, branch }, 0).await?),
-            // Without a base commit a retry cannot help.
+            // HEAD of the user's repository cannot be resolved to a base commit, so the task fails without a retry.
             Err(error) => {
                 self.commit_step(Step::Started { base: String::new(), branch }, 0).await?;
                 Ok(self.commit_failure(error.with_causes(), 0).await?)
@@ -270,8 +272,8 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.prepared.insert(mirror).clone())
     }
 
-    /// Moves branch and worktree to the last commit. Both are only views of the history, so an error is logged and
-    /// otherwise ignored.
+    /// Moves the task's branch and worktree to `commit`, the last one. Both only show the history, so an error is
+    /// logged and otherwise ignored.
     pub(super) async fn update_worktree(&self, mirror: &Mirror, commit: String) -> Result<(), ActionError> {
         let branch = self.base()?.branch;
         let (mirror, worktrees, number, attempt) = (mirror.clone(), self.worktrees.clone(), self.number, self.attempt);

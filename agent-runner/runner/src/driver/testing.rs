@@ -66,7 +66,7 @@ impl Steps {
         self.then_at(Step::Reviewed { iteration, review, job: JobId::fresh(), model: "b".into() }, active_ms)
     }
 
-    /// Adds the decision of the rules.
+    /// Adds the decision that the convergence rules make for the history so far.
     pub fn decided(self) -> Self {
         let history = self.history();
         let decided = decide(&LoopLimits::default(), &history).unwrap();

@@ -62,7 +62,7 @@ pub fn apply(
     Ok(changed)
 }
 
-/// Converts `new` to the CRLF line endings of `old`, if it has them; prompts show only LF.
+/// Converts `new` to CRLF line endings if `old` has them: prompts show only LF, so replies use LF.
 fn with_line_endings_of(old: &str, new: String) -> String {
     if old.contains("\r\n") && !new.contains('\r') { new.replace('\n', "\r\n") } else { new }
 }

@@ -1,4 +1,4 @@
-//! Labels: the file path that a reply gives for a block, in the forms that models use.
+//! Labels of code blocks: the file path that a reply gives for a block, in the forms that models use.
 
 use super::fence::FencedBlock;
 

@@ -81,10 +81,12 @@ fn edit_of(path: String, lines: &[&str]) -> Result<Edit, ReplyProblem> {
     Ok(Edit::Write { path, content: with_final_newline(&lines.join("\n")) })
 }
 
-/// Label of a block (see [`block_label`]). A block of hunks may also have it on the line before the first marker.
+/// Label of a block (see [`block_label`]). A block of hunks may also have its label on the line before the first
+/// marker.
 fn label_of(block: &FencedBlock<'_>) -> Option<(String, bool)> {
     if is_auxiliary(block) && !block.lines.iter().any(|l| is_search_marker(l)) {
-        // A command shown below the name `a.py` is not that file. Its own first line or info string may still name one.
+        // A block of commands below a line with the name `a.py` is not the content of `a.py`, so the line above is
+        // ignored. The block's own first line or info string may still name a file.
         let without_line_above = FencedBlock { line_above: None, ..block.clone() };
         return block_label(&without_line_above);
     }
@@ -95,7 +97,7 @@ fn label_of(block: &FencedBlock<'_>) -> Option<(String, bool)> {
     })
 }
 
-/// The block to assign to the target: the first in its language, else the first that is not auxiliary.
+/// The block to assign to the target file: the first in the target's language, else the first that is not auxiliary.
 fn unlabelled_block<'b, 't>(blocks: &'b [FencedBlock<'t>], target: &Target) -> Option<&'b FencedBlock<'t>> {
     let wanted = target.path.rsplit_once('.').map_or("", |(_, e)| e);
     let of_language =
@@ -127,7 +129,7 @@ fn is_auxiliary(block: &FencedBlock<'_>) -> bool {
     )
 }
 
-/// Hunks for one file that are not in a fenced block.
+/// Parses search/replace hunks for one file that are not in a fenced block.
 fn unfenced_hunks(reply: &str) -> Result<Option<Edit>, ReplyProblem> {
     let lines: Vec<&str> = reply.lines().collect();
     let Some(first) = lines.iter().position(|l| is_search_marker(l)) else { return Ok(None) };
@@ -152,7 +154,7 @@ fn without_reasoning(reply: &str) -> String {
     }
 }
 
-/// True for code without a fence: it has more than one line and parses without a syntax error.
+/// True if text without a fence is code: it has more than one line and parses without a syntax error.
 fn is_code(language: Language, text: &str) -> bool {
     let text = text.trim();
     text.lines().count() > 1 && syntax_error(language, text).is_none()

@@ -8,7 +8,7 @@ use super::ReplyProblem;
 pub struct Hunk {
     /// Lines to search for; empty to append to the file.
     pub search: Vec<String>,
-    /// Lines that replace them.
+    /// Lines that replace the search lines.
     pub replace: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn hunks(path: &str, lines: &[&str]) -> Result<Vec<Hunk>, ReplyProble
     Ok(hunks)
 }
 
-/// Returns the text with one hunk applied. A hunk with an empty search creates a file or appends to it.
+/// Returns the text with one hunk applied. A hunk without search lines creates the file or appends to it.
 pub(super) fn replace(path: &str, text: &str, hunk: &Hunk) -> Result<String, ReplyProblem> {
     let mut lines: Vec<&str> = text.lines().collect();
     let replacement: Vec<&str> = hunk.replace.iter().map(String::as_str).collect();

@@ -2,7 +2,7 @@
 //! context length. If a model reports that its context is smaller, all parts shrink in proportion and the job is
 //! requested again.
 
-/// Bytes per token, a low estimate. Used only to divide a budget, never to refuse a prompt.
+/// Assumed bytes per token, a low estimate. Used only to divide a budget, never to refuse a prompt.
 const BYTES_PER_TOKEN: u64 = 3;
 /// Tokens of the prompt templates without the values inserted into them.
 const TEMPLATE_TOKENS: u64 = 350;
@@ -29,12 +29,12 @@ impl Budget {
     /// Returns the budget for the next try after a model reported that prompt and reply need more than its context of
     /// `have` tokens.
     pub fn shrunk(self, have: u64) -> Self {
-        // A third of the context is for the reply, the rest for the files and findings, less the templates.
+        // At most a third of the context is for the reply; the rest, less the templates, is for the files and findings.
         let reply = u64::from(self.reply_tokens).min(have / 3).max(64);
         let tokens = have.saturating_sub(reply + TEMPLATE_TOKENS);
         let available = usize::try_from(tokens * BYTES_PER_TOKEN).unwrap_or(usize::MAX);
         let total = self.context + self.artifact + self.feedback;
-        // At least halved, so that the number of tries is bounded.
+        // Each part is at least halved, so that the number of tries is bounded.
         let part = |bytes: usize| (bytes.saturating_mul(available.min(total / 2)) / total.max(1)).min(bytes);
         Self {
             context: part(self.context),

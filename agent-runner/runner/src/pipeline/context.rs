@@ -12,9 +12,9 @@ pub struct ContextFile {
     pub content: String,
 }
 
-/// Reads the context files in the task's order, at most `bytes` in total: each file may use what the files before it
-/// left. A missing or binary file is listed with the reason instead of its content, so that the model knows that it was
-/// requested.
+/// Reads the context files in the task's order, at most `bytes` in total: each file may use the bytes that the files
+/// before it did not use. A missing or binary file is listed with the reason instead of its content, so that the model
+/// knows that it was requested.
 pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec<ContextFile> {
     let mut left = bytes;
     paths

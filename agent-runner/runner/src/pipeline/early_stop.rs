@@ -1,14 +1,14 @@
-//! Early-stop conditions of a review, in the field names of the critic's reply.
+//! Early-stop conditions of a review, expressed in the field names of the critic's JSON reply.
 
 use cfq_convergence::DecidedRange;
 use cfq_proto::early_stop::EarlyStop;
 
 const SCORE: &str = "quality_score";
 const DEFECTS: &str = "defects";
-/// JSON spelling of the critical severity.
+/// The critical severity as it is written in JSON.
 const CRITICAL: &str = "\"critical\"";
 
-/// Returns one early-stop condition for each range of scores that fixes the decision.
+/// Returns one early-stop condition for each range of scores within which the decision is the same.
 pub fn early_stops(ranges: &[DecidedRange]) -> Vec<EarlyStop> {
     let condition = |range: &DecidedRange| EarlyStop {
         number: SCORE.to_owned(),

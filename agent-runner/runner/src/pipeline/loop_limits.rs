@@ -1,4 +1,4 @@
-//! Limits of one task: the declaration's, overridden by the task's own.
+//! Limits of one task's review loop: the values of the declaration, overridden by the values in the task.
 
 use cfq_convergence::LoopLimits;
 use cfq_proto::task::TaskSpec;

@@ -24,7 +24,7 @@ const TASK: &str = include_str!("prompts/task.md");
 const CREATOR: &str = include_str!("prompts/creator.md");
 const CRITIC: &str = include_str!("prompts/critic.md");
 
-/// One file as a template shows it.
+/// One file in the form in which a prompt template shows it.
 #[derive(Serialize)]
 struct ShownFile {
     path: String,
@@ -51,7 +51,7 @@ pub fn creator_prompt(
     let before = history.iterations.iter().rev().find(|i| is_revision_base(i));
     let files = before.map(|i| shown_files(&i.artifact.files, budget.artifact)).unwrap_or_default();
     let feedback = history.last().map(|last| truncate(&feedback(last), budget.feedback)).unwrap_or_default();
-    // A comment rather than `...`, because `...` is code in some languages and small models copy the example.
+    // The example is a comment, not `...`, because `...` is code in some languages and small models copy the example.
     let example = format!("{}the code of {}", comment_prefix(&target.path), target.path);
     let files = Value::from(Serde(&files));
     let paths: Vec<String> =

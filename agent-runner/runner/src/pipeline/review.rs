@@ -1,16 +1,16 @@
 //! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text. A reply without a
-//! score is not a review. An incomplete review is an error, and the critic is asked again ([`parse_review`]). If no
-//! complete review comes, the readable part is kept for the creator, with a critical defect that states the gap
-//! ([`salvage_review`]), because the missing part may be the finding that must prevent convergence.
+//! score is not a review. An incomplete review is an error, and the critic is asked again ([`parse_review`]). If no try
+//! gives a complete review, the readable part is kept for the creator ([`salvage_review`]). A critical defect is added
+//! that states what is missing, because the missing part may contain the finding that must prevent convergence.
 
 use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::job::FinishReason;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
 use serde_json::Value;
 
-/// Maximum entries per list, for servers that do not enforce the schema's limits.
+/// Maximum number of entries kept per list, for servers that do not enforce the schema's limits.
 const MAX_ITEMS: usize = 32;
-/// Maximum characters per text, for servers that do not enforce the schema's limits.
+/// Maximum number of characters kept per text, for servers that do not enforce the schema's limits.
 const MAX_TEXT_CHARS: usize = 1000;
 
 /// Error: the reply is not a complete review.
@@ -53,7 +53,8 @@ pub fn early_stopped_review(text: &str, conditions: &[EarlyStop]) -> Option<Revi
     })
 }
 
-/// Parses the readable part of a review. A gap is added to it as a critical defect, so that the review cannot pass.
+/// Parses the readable part of a review. If a part is missing, a critical defect is added, so that the review cannot
+/// pass.
 ///
 /// # Errors
 /// [`UnreadableReview`] if the reply has no score.
@@ -107,7 +108,7 @@ fn first_object(text: &str, finish: FinishReason) -> Option<(Value, bool)> {
         let complete = finish == FinishReason::Stop || !rest.contains("quality_score");
         return value.is_object().then_some((value, complete));
     }
-    // Not after a digit, because further digits may be missing.
+    // Offsets where the truncated text may be cut. Never after a digit, because further digits may be missing.
     let ends: Vec<usize> = text
         .char_indices()
         .filter(|(_, c)| matches!(c, '}' | ']' | '"' | ','))
@@ -177,7 +178,8 @@ fn lenient_score(value: &Value) -> Option<f64> {
     }
 }
 
-/// Reads a defect. Also returns whether all of it could be parsed; one of unknown severity is kept as major.
+/// Reads a defect. Also returns whether the defect could be parsed completely. A defect of unknown severity is kept as
+/// major.
 fn lenient_defect(value: &Value) -> (Option<Defect>, bool) {
     let text = |name: &str| value[name].as_str().map(str::to_owned);
     let severity = match text("severity").unwrap_or_default().to_ascii_lowercase().as_str() {
@@ -206,7 +208,7 @@ fn limited(mut review: ReviewFeedback) -> ReviewFeedback {
         }
     };
     review.quality_score = if review.quality_score.is_nan() { 0.0 } else { review.quality_score.clamp(0.0, 100.0) };
-    // Sorted first, so that a critical defect is never the one that is dropped.
+    // Sorted before truncation, so that a critical defect is dropped last.
     review.defects.sort_by_key(|d| d.severity);
     review.defects.truncate(MAX_ITEMS);
     review.suggestions.truncate(MAX_ITEMS);
@@ -367,7 +369,7 @@ mod tests {
                     prop_assert!(!review.has_critical());
                 }
             }
-            // A review that contains the word "critical" elsewhere is generated to its end.
+            // A review that contains the word "critical" elsewhere is generated to completion.
             if review.quality_score >= 40.0 && !whole.contains("\"critical\"") {
                 prop_assert!(ended > 1, "{whole}");
             }

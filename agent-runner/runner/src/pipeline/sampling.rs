@@ -5,11 +5,11 @@ use cfq_proto::ids::TaskId;
 use cfq_proto::job::Sampling;
 use cfq_proto::task::{Agent, AgentBinding};
 
-/// Seed distance between repeated calls. It is larger than any number of iterations, so that iterations and repeated
-/// calls of a role never share a seed.
+/// Difference between the seeds of two repeated calls. It is larger than any number of iterations, so that iterations
+/// and repeated calls of a role never share a seed.
 const SEED_STEP_PER_CALL: u64 = 7_919;
 
-/// Maximum reply length in tokens: the binding's, else the role's default.
+/// Maximum reply length in tokens: as configured for the agent, else the default of its role.
 pub fn max_tokens(agent: Agent, binding: &AgentBinding) -> u32 {
     binding.max_tokens.unwrap_or(match agent {
         Agent::Alpha => 2048,
@@ -35,7 +35,7 @@ pub fn sampling(
     };
     let temperature = binding.temperature.unwrap_or(default);
     Sampling {
-        // A greedy repetition would return the same unreadable reply.
+        // With greedy sampling, a repeated call would return the same unreadable reply.
         temperature: if n > 0 { temperature.max(0.5) } else { temperature },
         // Some servers take seeds as signed 32-bit integers.
         seed: base.wrapping_add(u64::from(iteration)).wrapping_add(n * SEED_STEP_PER_CALL) & 0x7fff_ffff,

@@ -1,5 +1,5 @@
-//! Follows a job's token stream and publishes prefill hints: the prompt of the next call, as far as the text generated
-//! so far determines it. Delivery is best effort: token frames and hints may be lost.
+//! Follows a job's token stream and publishes prefill hints. A hint is the beginning of the next call's prompt: the
+//! part that the text generated so far determines. Delivery is best effort: token frames and hints may be lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::driver::PrefillPredictor;
 
 /// Minimum new text before another hint, in bytes: about the content of four KV blocks.
 const MIN_NEW_TEXT_BYTES: usize = 512;
-/// Minimum time between two hints, because each hint contains a whole prompt.
+/// Minimum time between two hints, because each hint contains a whole prompt, which may be long.
 const MIN_HINT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Follows `job` and publishes hints. Runs until the caller aborts the task or the subscription ends.
@@ -45,7 +45,7 @@ pub(super) async fn follow_tokens(context: Arc<RunnerContext>, job: JobId, predi
     }
 }
 
-/// Publishes the hint for the text so far if it differs from the last one; returns the hint published last.
+/// Publishes the hint for `text`, unless it equals `last_hint`. Returns the most recently published hint.
 async fn publish_hint(
     context: &RunnerContext,
     predictor: &PrefillPredictor,

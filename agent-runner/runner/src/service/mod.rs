@@ -95,7 +95,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let mut workers: JoinSet<usize> = JoinSet::new();
     let mut lease_request: Option<LeaseRequestTask> = None;
     let mut next_request = Wake::now();
-    // True if a hint arrived during a lease request: the reply may be older than the hint.
+    // True if a hint (a task may be available) arrived during a lease request: the reply may be older than the hint.
     let mut hinted = false;
     loop {
         if lease_request.is_none() && slots.has_free() && next_request <= Wake::now() {

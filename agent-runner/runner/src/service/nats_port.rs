@@ -32,7 +32,7 @@ pub(super) struct NatsTaskPort {
     pub job_changed: Arc<Notify>,
 }
 
-/// Meaning of a reply.
+/// Outcome of a request, according to its reply.
 enum ReplyOutcome<T> {
     Done(T),
     /// The fence is stale: the lease is lost.
@@ -42,7 +42,7 @@ enum ReplyOutcome<T> {
 }
 
 impl NatsTaskPort {
-    /// Repeats the request until `interpret` finds an outcome other than a retry in the reply.
+    /// Repeats the request until `interpret` returns an outcome other than `Retry` for its reply.
     async fn request<Q, A, T>(
         &self,
         verb: &str,
@@ -71,21 +71,21 @@ impl NatsTaskPort {
         }
     }
 
-    /// Uploads a value that is too large for a message; a small one stays inline.
+    /// Uploads a value as a blob if it is too large for a message; a small value stays inline.
     async fn upload<T: Serialize>(&self, value: T) -> Result<Payload<T>, Stopped> {
         self.wait_for_lease().await?;
         let subject = subject::runner(&self.context.config.runner, "blob_put");
         blobs::put(&self.context.session, &subject, self.fence.lease, value).await.map_err(blob_refused)
     }
 
-    /// Returns the value of a payload, downloaded if it is not inline.
+    /// Returns the value of a payload; downloads it if it is stored as a blob.
     pub async fn fetch<T: DeserializeOwned>(&self, payload: Payload<T>) -> Result<T, Stopped> {
         fetch_payload(&self.context, &self.lease, payload).await
     }
 }
 
-/// Returns the value of a payload under `lease`. Needs no fence, because the grant that carries the fence may be a
-/// blob.
+/// Returns the value of a payload; a blob is downloaded while `lease` is live. Needs no fence, because the grant, which
+/// contains the fence, may itself be a blob.
 pub(super) async fn fetch_payload<T: DeserializeOwned>(
     context: &RunnerContext,
     lease: &LeaseHandle,

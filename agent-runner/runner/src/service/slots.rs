@@ -27,7 +27,8 @@ pub(super) struct SlotSignals {
 }
 
 impl SlotSignals {
-    /// Sets the slot's task, so that its job changes are delivered. Before that only the lease is known.
+    /// Sets the task of the slot, so that changes of the task's jobs are delivered. Until then only the slot's lease is
+    /// known.
     pub fn set_task(&self, task: TaskId) {
         if self.task.set(task).is_err() {
             tracing::debug!(%task, "slot already has a task");
@@ -60,8 +61,8 @@ impl TaskSlots {
     /// result and the slot's index.
     pub fn occupy<W>(&mut self, lease: LeaseId, make: impl FnOnce((usize, SlotSignals)) -> W) -> (W, usize) {
         let slot = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
-            // A lease is requested only with a free slot. If it happens anyway, an extra slot is better than a lost
-            // lease.
+            // A lease is requested only while a slot is free. If no slot is free anyway, an extra slot is better than a
+            // lost lease.
             self.0.push(None);
             self.0.len() - 1
         });
@@ -78,7 +79,7 @@ impl TaskSlots {
         }
     }
 
-    /// Frees the slots whose driver ended without reporting it (a panic drops its receiver).
+    /// Frees the slots whose driver ended without reporting it: a driver that panics drops its receiver.
     pub fn free_finished(&mut self) {
         for entry in &mut self.0 {
             if entry.as_ref().is_some_and(|o| o.stop.is_closed()) {

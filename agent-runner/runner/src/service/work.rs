@@ -1,4 +1,4 @@
-//! Runs one granted task until it rests, is lost or is released.
+//! Drives one granted task until it ends or waits for a human, its lease is lost, or it is released.
 
 use std::sync::Arc;
 
@@ -134,7 +134,7 @@ async fn release(context: &RunnerContext, request: Release) {
 }
 
 /// Abandons the task and reports the reason. Waits before each request, because this runner may be the next to lease
-/// the task; repeats it while the lease is live, because otherwise the reason would be lost.
+/// the task. Repeats the request while the lease is live, because otherwise the reason would be lost.
 async fn abandon(context: &RunnerContext, lease: &LeaseHandle, request: Abandon) {
     let subject = subject::runner(&context.config.runner, "abandon");
     let abandoned = async {

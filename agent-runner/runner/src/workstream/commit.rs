@@ -15,9 +15,9 @@ const AUTHOR_EMAIL: &str = "cfq@localhost";
 /// All inputs of a commit; its id is a function of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPlan<'a> {
-    /// Commit whose tree the files replace.
+    /// Id of the commit to whose tree the files are applied.
     pub base: &'a str,
-    /// Changed files, relative to `base`.
+    /// Files that are added, changed or removed compared with `base`.
     pub files: &'a [ArtifactFile],
     /// Parent commit id.
     pub parent: &'a str,

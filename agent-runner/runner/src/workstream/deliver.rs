@@ -84,7 +84,8 @@ fn branch_tip(repository: &Repository, branch: &str) -> Result<Option<String>, G
     }
 }
 
-/// Creates the branch. Returns true if it points at `commit`, created now or before, and false if it points elsewhere.
+/// Creates the branch. Returns true if the branch points at `commit`, whether it was created now or before, and false
+/// if it points at another commit.
 fn create_branch(path: &Path, repository: &Repository, branch: &str, commit: &str) -> Result<bool, GitError> {
     match repository.reference(&format!("refs/heads/{branch}"), parse_oid(commit)?, false, "cfq: deliver") {
         Ok(_) => Ok(true),

@@ -23,8 +23,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Opens the mirror of `source` in `data_dir`, or creates it. Its folder name is a hash of the canonical path, so
-    /// two spellings of one path share a mirror.
+    /// Opens the mirror of `source` in `data_dir`, or creates it. The mirror's folder name is a hash of the canonical
+    /// path of `source`, so two spellings of one path share a mirror.
     ///
     /// # Errors
     /// A [`GitError`] if the mirror cannot be created.
@@ -45,7 +45,7 @@ impl Mirror {
         io_context(operation(), std::fs::create_dir_all(&self.path))?;
         let _lock = self.lock("cfq-create.lock")?;
         let mut options = RepositoryInitOptions::new();
-        // No template: the user's may contain hooks and settings, which the mirror must not have.
+        // No template folder: the user's template may contain hooks and settings, which the mirror must not have.
         options.bare(true).mkpath(true).external_template(false).initial_head("main");
         let repository = git_context(operation(), Repository::init_opts(&self.path, &options))?;
         let mut config = git_context(operation(), repository.config())?;
@@ -104,8 +104,8 @@ impl Mirror {
         git_context(format!("keep {commit}"), repository.reference(&name, id, true, "cfq: base")).map(drop)
     }
 
-    /// Copies one pack with all objects that `id` reaches and that no previously fetched base reaches. Not a fetch over
-    /// libgit2's local transport, because a fetch finds only commits that a ref of the source still reaches.
+    /// Copies one pack with all objects that `id` reaches and that no previously fetched base reaches. libgit2's local
+    /// transport is not used, because it fetches only commits that a ref of the source still reaches.
     fn copy_objects(&self, source: &Repository, mirror: &Repository, id: Oid) -> Result<(), GitError> {
         let operation = || format!("copy {id} from {}", self.source.display());
         let mut walk = git_context(operation(), source.revwalk())?;

@@ -5,8 +5,8 @@
 //! (base, files, parent, message, time), all of which are in the recorded steps: rebuilding it gives the same id, in
 //! the mirror and in any other repository that has the base. Delivery and `cfq pull` rely on this ([`rebuild`]).
 //!
-//! Supported repositories: one without commits and a shallow clone are refused; a bare one and a detached HEAD work
-//! (the base is a commit, not a branch); submodules and Git LFS pointers are preserved, and edits to them are refused.
+//! Repositories without commits and shallow clones are refused. Bare repositories and a detached HEAD work, because the
+//! base is a commit, not a branch. Submodules and Git LFS pointers are preserved, and edits to them are refused.
 
 mod commit;
 mod deliver;

@@ -13,7 +13,7 @@ const MAX_COMPONENT_BYTES: usize = 255;
 pub struct PathProblem {
     /// The path as written in the reply.
     pub path: String,
-    /// The rule it breaks.
+    /// The rule that the path breaks.
     pub reason: InvalidPathReason,
 }
 
@@ -73,7 +73,7 @@ pub fn repo_path(text: &str) -> Result<String, PathProblem> {
         match component {
             "" | "." => return refuse(InvalidPathReason::NotNormalized),
             ".." => return refuse(InvalidPathReason::LeavesRepository),
-            // Such spaces are easily lost in transport and never intended.
+            // Spaces at the start or end of a component are easily lost in transport and never intended.
             _ if component.trim() != component => return refuse(InvalidPathReason::SurroundingSpace),
             _ if component.len() > MAX_COMPONENT_BYTES => return refuse(InvalidPathReason::ComponentTooLong),
             _ if is_git_folder(component) => return refuse(InvalidPathReason::GitFolder),

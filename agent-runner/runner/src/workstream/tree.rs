@@ -1,5 +1,5 @@
-//! Trees without a working folder: reads the base's files, and builds the base's tree with an artifact's files
-//! replaced.
+//! Git trees, read and built without a working folder: reads the files of the base commit, and builds the base's tree
+//! with an artifact's files replaced.
 
 use cfq_proto::loop_step::ArtifactFile;
 use git2::{FileMode, ObjectType, Oid, Repository, Tree, build::TreeUpdateBuilder};
@@ -57,7 +57,7 @@ pub fn content_hash(files: &[ArtifactFile]) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The tree of one commit, as a source of files and as the basis of new trees.
+/// The tree of one commit: files are read from it, and new trees are built from it.
 pub struct Snapshot<'r> {
     repository: &'r Repository,
     tree: Tree<'r>,

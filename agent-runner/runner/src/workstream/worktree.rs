@@ -27,7 +27,7 @@ impl Worktrees {
         self.root.join(format!("{task}-a{attempt}"))
     }
 
-    /// Checks `commit` out into the attempt's folder, replaces its content, and returns its path.
+    /// Checks `commit` out into the attempt's folder, replacing the folder's content, and returns the folder's path.
     ///
     /// # Errors
     /// A [`GitError`] if the commit is missing or the folder cannot be written.
@@ -66,7 +66,8 @@ impl Worktrees {
         self.remove_where(|name| parse_folder_name(name).is_some_and(|(number, _)| number == task.0), &keep)
     }
 
-    /// Removes the folders of all attempts. For process start, when no lease is held and no folder is in use.
+    /// Removes the folders of all attempts. Called when the runner starts, while no lease is held and no folder is in
+    /// use.
     ///
     /// # Errors
     /// A [`GitError`] if a folder cannot be removed.
@@ -113,7 +114,7 @@ mod tests {
 
     #[test]
     fn checkout_shows_the_commit_and_attempts_have_own_folders() {
-        // With filters enabled, `eol=crlf` would change the bytes.
+        // If git's filters were applied, `eol=crlf` would change the bytes.
         let user = UserRepo::new(&[("a.py", "x = 1\n"), ("b.py", "y\n"), (".gitattributes", "*.py text eol=crlf\n")]);
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();

@@ -1,5 +1,5 @@
-//! Admission of sequences to one model, and the model's measured rates. Both are written by the batcher thread and by
-//! admission, and read for the node's report.
+//! Admission of sequences to one model, and the model's measured rates. Both are updated by the batcher thread and by
+//! the threads that admit sequences; the node reports them in its ledger.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use tokio::sync::watch;
 use crate::batch::latency_model::{BatchWork, LatencyModel};
 use crate::batch::prompt_lookup::PassCost;
 
-/// Notified whenever [`crate::Engine::state`] would return something else.
+/// Notifier that fires whenever the result of [`crate::Engine::state`] changes.
 pub type Changes = watch::Sender<()>;
 
-/// Number of finished outputs whose lengths the expected output is estimated from.
+/// Number of most recent outputs from which the expected output length is estimated.
 const OUTPUT_HISTORY: usize = 64;
-/// Number of finished outputs below which no estimate is made.
+/// Minimum number of recorded outputs for an estimate; with fewer, the maximum output is assumed.
 const MIN_OUTPUT_HISTORY: usize = 16;
 
 /// Admission control of one model: KV tokens and sequence slots.
@@ -29,7 +29,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Admission for a pool of `tokens` KV tokens and at least one slot.
+    /// Creates the admission control of a pool of `tokens` KV tokens, with at least one sequence slot.
     pub fn new(tokens: u64, max_sequences: usize, changes: Arc<Changes>) -> Arc<Self> {
         Arc::new(Self {
             kv: Mutex::new(KvAdmission::new(tokens)),
@@ -43,7 +43,7 @@ impl Admission {
         self.output_lengths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the output length of a sequence that was not cancelled and did not fail.
+    /// Records the output length, in tokens, of a sequence that finished normally (neither cancelled nor failed).
     pub fn record_output(&self, tokens: usize) {
         let mut lengths = self.output_lengths();
         if lengths.len() == OUTPUT_HISTORY {
@@ -52,7 +52,8 @@ impl Admission {
         lengths.push_back(tokens as u64);
     }
 
-    /// Expected output of a sequence that may write `max_tokens`: the 90th percentile of the recorded outputs.
+    /// Expected output length of a sequence with a limit of `max_tokens`, in tokens: the 90th percentile of the
+    /// recorded outputs, at most `max_tokens`.
     pub fn expected_output(&self, max_tokens: u64) -> u64 {
         let mut lengths: Vec<u64> = self.output_lengths().iter().copied().collect();
         if lengths.len() < MIN_OUTPUT_HISTORY {
@@ -63,7 +64,7 @@ impl Admission {
     }
 
     fn kv(&self) -> MutexGuard<'_, KvAdmission> {
-        // Each change is one assignment of computed numbers: consistent even if a holder panicked.
+        // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
         self.kv.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,7 +73,7 @@ impl Admission {
         self.max_sequences
     }
 
-    /// KV tokens of the pool.
+    /// Size of the KV pool, in tokens.
     pub fn capacity(&self) -> u64 {
         self.kv().capacity()
     }
@@ -90,7 +91,7 @@ impl Admission {
     /// Reserves `tokens` KV tokens and a slot until the permit is dropped.
     ///
     /// # Errors
-    /// [`KvPoolFull`], with no free tokens if it is the slots that are taken.
+    /// [`KvPoolFull`]; with `free` = 0 if all slots are taken.
     pub fn reserve(self: &Arc<Self>, tokens: u64) -> Result<Permit, KvPoolFull> {
         let mut kv = self.kv();
         if kv.sequences() >= self.max_sequences {
@@ -125,26 +126,26 @@ pub struct EngineStats {
 /// The values of [`EngineStats`] at one moment. A rate is zero until it is measured.
 #[derive(Debug, Clone, Default)]
 pub struct StatsSnapshot {
-    /// Prefilled tokens per second, of passes as they came.
+    /// Moving average of the prefilled tokens per second, whatever the lengths of the prompts were.
     pub prefill_rate: f64,
-    /// Duration of a pass by its work.
+    /// Model of the duration of a pass as a function of its work.
     pub latency: LatencyModel,
-    /// Decoded tokens per second of one sequence.
+    /// Decode rate of one sequence, in tokens per second.
     pub decode_rate: f64,
-    /// Bytes of the model file per second of loading.
+    /// Load rate, in bytes of the model file per second.
     pub load_rate: f64,
-    /// Prompt tokens per byte of text.
+    /// Prompt tokens per byte of prompt text.
     pub tokens_per_byte: f64,
-    /// Sequences preempted since the load.
+    /// Number of preemptions since the load.
     pub preemptions: u64,
-    /// Tokens whose keys and values are in the pool.
+    /// Number of tokens whose keys and values are in the pool.
     pub kv_tokens: u64,
-    /// Why the engine cannot continue.
+    /// Why the engine is broken; `None` while it works.
     pub broken: Option<String>,
 }
 
 impl EngineStats {
-    /// Stats of an engine that has run nothing yet; `load_rate` in bytes per second.
+    /// Creates the stats of an engine before its first pass; `load_rate` is in bytes of the model file per second.
     pub fn new(load_rate: f64, changes: Arc<Changes>) -> Arc<Self> {
         // 0.3 tokens per byte until the first prompt is tokenized: typical for English and code.
         let stats = StatsSnapshot { load_rate, tokens_per_byte: 0.3, ..StatsSnapshot::default() };
@@ -160,24 +161,25 @@ impl EngineStats {
         self.lock().clone()
     }
 
-    /// Number of prompt rows that take `time` after `past` cached tokens; `None` until prefill was measured.
+    /// Number of prompt rows that a pass computes in `time` if `past` tokens before them are cached; `None` until
+    /// prefill has been measured.
     pub fn rows_in(&self, time: Duration, past: usize) -> Option<f64> {
         self.lock().latency.rows_in(time, past)
     }
 
-    /// Cost of a pass over `rows` decoding sequences. Until it is measured, a pass costs as much as its rows, so that
-    /// nothing is drafted.
+    /// Cost of a pass over `rows` decoding sequences. Before the rates are measured, a fixed cost of zero is assumed,
+    /// so that drafting does not pay off.
     pub fn pass_cost(&self, rows: usize) -> PassCost {
         let stats = self.lock();
         if stats.prefill_rate <= 0.0 || stats.decode_rate <= 0.0 {
             return PassCost { fixed: 0.0, per_row: 1.0 };
         }
         let per_row = 1.0 / stats.prefill_rate;
-        // The measured step had about as many rows as this one has.
+        // The decode rate is assumed to have been measured on passes of about `rows` rows.
         PassCost { fixed: (1.0 / stats.decode_rate - per_row * rows.max(1) as f64).max(0.0), per_row }
     }
 
-    /// Records a pass that prefilled.
+    /// Records the duration of a pass that contained prefill.
     pub fn record_prefill(&self, work: BatchWork, took: Duration) {
         let rate = work.rows / took.as_secs_f64().max(1e-6);
         let mut stats = self.lock();
@@ -185,14 +187,14 @@ impl EngineStats {
         stats.latency.record(work, took);
     }
 
-    /// Records a pass in which every sequence computed one token.
+    /// Records the duration of a pass in which every sequence computed exactly one token.
     pub fn record_decode(&self, took: Duration) {
         let rate = 1.0 / took.as_secs_f64().max(1e-6);
         let mut stats = self.lock();
         stats.decode_rate = smooth(stats.decode_rate, rate, 0.05);
     }
 
-    /// Records a tokenized prompt.
+    /// Records the number of tokens and bytes of a prompt, for [`StatsSnapshot::tokens_per_byte`].
     pub fn record_tokenized(&self, tokens: usize, bytes: usize) {
         if bytes > 0 {
             let mut stats = self.lock();

@@ -1,8 +1,8 @@
 //! Continuous batching: one thread per model computes all its running sequences in one forward pass per step.
 //!
 //! A pass computes one token of every decoding sequence and, beside them, as many prompt tokens as the measured latency
-//! allows in a quarter of a second ([`super::chunked_prefill`]). So a long prompt delays decoding by no more than that,
-//! and a cancellation takes effect within one step. Sequences join and leave between steps.
+//! allows in a quarter of a second ([`super::chunked_prefill`]). So a long prompt delays decoding by at most a quarter
+//! of a second, and a cancellation takes effect within one step. Sequences join and leave between steps.
 //!
 //! | module         | holds                                                                       |
 //! |----------------|-----------------------------------------------------------------------------|
@@ -10,8 +10,7 @@
 //! | `verification` | sampling from a pass's scores, verification of draft tokens                 |
 //! | `preemption`   | which sequences release their KV blocks and wait; the policy after a failed pass |
 //!
-//! While no sequence runs or waits, and only then, a chunk of an expected prompt may be computed
-//! ([`super::speculative_prefill`]).
+//! A chunk of an expected prompt is computed only while no sequence runs or waits ([`super::speculative_prefill`]).
 
 mod plan;
 mod preemption;
@@ -40,16 +39,16 @@ use crate::generation::Ended;
 use crate::kv::{BLOCK, KvPool, SequenceKv};
 use crate::model::tokenizer::Vocabulary;
 
-/// A sequence in the batch. Its tokens from `kv.len()` on are not computed yet.
+/// A sequence in the batch. The keys and values of its first `kv.len()` tokens are computed.
 struct Running {
     sequence: Sequence,
     kv: SequenceKv,
-    /// The last step that computed any of its tokens.
+    /// Number of the last step that computed tokens of this sequence.
     last_step: u64,
 }
 
 impl Running {
-    /// Known tokens that are not computed yet: one while decoding, more during prefill.
+    /// Tokens of the sequence whose keys and values are not computed yet: one while decoding, more during prefill.
     fn uncomputed(&self) -> &[u32] {
         &self.sequence.tokens[self.kv.len()..]
     }
@@ -58,7 +57,7 @@ impl Running {
 /// Called on the batcher thread before every forward pass.
 pub type StepHook = Arc<dyn Fn() + Send + Sync>;
 
-/// The scheduler of one model, run by the model's thread.
+/// The continuous-batching scheduler of one model; runs on the model's batcher thread.
 pub struct Batcher<M: ForwardModel> {
     model: M,
     pool: KvPool<M::Memory>,
@@ -66,15 +65,16 @@ pub struct Batcher<M: ForwardModel> {
     commands: Receiver<Command>,
     admission: Arc<Admission>,
     stats: Arc<EngineStats>,
-    /// Cost of a pass over that many decoding sequences, which decides how many tokens are drafted:
-    /// [`EngineStats::pass_cost`], except in tests that need the same drafts on every machine.
+    /// Function that estimates the cost of a pass over a number of decoding sequences, from which the number of draft
+    /// tokens is derived. It is [`EngineStats::pass_cost`] except in tests, which need the same drafts on every
+    /// machine.
     pass_cost: fn(&EngineStats, usize) -> PassCost,
-    /// In order of arrival, oldest first.
+    /// Sequences in the batch, in order of arrival, oldest first.
     running: Vec<Running>,
     /// Sequences without KV blocks that wait to resume or to start, oldest first.
     preempted: VecDeque<Sequence>,
     limit: BatchLimit,
-    /// A device failure during speculative prefill; the next step ends the engine with it.
+    /// Device failure that occurred during speculative prefill; the next step breaks the engine with this reason.
     device_failure: Option<String>,
     /// Arrival number of the next sequence.
     next_arrival: u64,
@@ -86,7 +86,7 @@ pub struct Batcher<M: ForwardModel> {
 struct Broken(String);
 
 impl<M: ForwardModel> Batcher<M> {
-    /// A batcher without sequences. Nothing is computed before [`Self::run`].
+    /// Creates a batcher without sequences. Nothing is computed before [`Self::run`] is called.
     pub fn new(
         model: M,
         pool: KvPool<M::Memory>,
@@ -150,8 +150,8 @@ impl<M: ForwardModel> Batcher<M> {
         None
     }
 
-    /// Takes all queued commands. While there is nothing to run it blocks, or computes a chunk of speculative prefill.
-    /// Returns false when the engine is dropped and its last sequence has ended.
+    /// Processes all queued commands. While no sequence runs, it computes requested chunks of speculative prefill and
+    /// blocks until the next command. Returns false once the engine is dropped and its last sequence has ended.
     fn drain_commands(&mut self) -> bool {
         self.resume_preempted();
         let mut chunk = None;
@@ -165,7 +165,7 @@ impl<M: ForwardModel> Batcher<M> {
                 Ok(Command::Sequence(request)) => self.enqueue(*request),
                 Ok(Command::PrefillChunk(requested)) => chunk = Some(requested),
                 Err(empty_or_gone) => {
-                    // Sequences that arrived together with the chunk come first.
+                    // The chunk is handled last, so that sequences queued together with it take precedence.
                     if let Some(chunk) = chunk.take() {
                         let progress =
                             if idle { self.prefill_speculatively(&chunk.prompt) } else { PrefillProgress::Busy };
@@ -188,7 +188,7 @@ impl<M: ForwardModel> Batcher<M> {
 
     /// Runs one chunk of speculative prefill.
     fn prefill_speculatively(&mut self, prompt: &SpeculativePrompt) -> PrefillProgress {
-        // Free memory is for the sequences that were preempted for lack of it.
+        // While the batch size is limited for lack of memory, free memory is left to the preempted sequences.
         if !self.limit.is_unlimited() {
             return PrefillProgress::Done;
         }
@@ -211,7 +211,8 @@ impl<M: ForwardModel> Batcher<M> {
         }
     }
 
-    /// Adds a sequence to the batch, or to the waiting ones if any wait already.
+    /// Adds a new sequence to the batch, or to the queue of preempted sequences if that is not empty or the batch is at
+    /// its limit.
     fn enqueue(&mut self, request: SequenceRequest) {
         let mut sequence = Sequence::new(request, self.next_arrival);
         self.next_arrival += 1;
@@ -284,7 +285,7 @@ impl<M: ForwardModel> Batcher<M> {
         let took = started.elapsed();
         let prefilled = plan.iter().filter(|e| e.drafted == 0 && e.tokens.len() > 1).map(|e| e.tokens.len());
         if prefilled.sum::<usize>() >= MIN_CHUNK_ROWS {
-            // The decoding rows took part of the time and count as well.
+            // The work includes the rows of decoding sequences, since they took part of the time.
             self.stats.record_prefill(work, took);
         } else if plan.iter().all(|e| e.tokens.len() == 1) {
             self.stats.record_decode(took);
@@ -314,7 +315,8 @@ impl<M: ForwardModel> Batcher<M> {
             Err(Ended::Failed(_)) => self.pool.discard(kv),
             Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
         }
-        // Published when blocks are released and not with every token: each change of the state sends a heartbeat.
+        // Published only when blocks are released, not with every token, because each change of the state sends a
+        // heartbeat.
         self.stats.set_kv_tokens(self.pool.tokens());
         if result.is_ok() {
             self.admission.record_output(sequence.tokens.len() - sequence.prompt_len);

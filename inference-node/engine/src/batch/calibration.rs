@@ -1,7 +1,7 @@
-//! Calibration: the first passes of a loaded model.
+//! Calibration: measures the speed of a loaded model with its first forward passes.
 //!
-//! They allocate what is allocated at first use, so that no sequence waits for it, and they measure rates that are
-//! comparable with those of nodes that have worked for hours.
+//! These passes also trigger all allocations that happen at first use, so that no sequence waits for them. The measured
+//! rates let the scheduler compare a node that has just started with nodes that have run for hours.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,12 @@ use crate::kv::{BLOCK, BlockMemory, KvPool, SequenceKv};
 
 /// Length of the calibration prompt, in tokens.
 pub const PROMPT_TOKENS: usize = 64;
-/// Cached tokens before the prompt in the second measurement; a short prompt does not show the cost of attention.
+/// Number of cached tokens before the prompt in the second measurement, which measures the cost of attention: a short
+/// prompt alone does not show it.
 const LONG_PAST_TOKENS: usize = 960;
 
-/// Measures a short prompt, the same rows late in a long prompt, and decoding.
+/// Measures the prefill of a short prompt, the prefill of as many rows after [`LONG_PAST_TOKENS`] cached tokens, and
+/// decoding, and records the results in `stats`.
 ///
 /// # Errors
 /// The forward pass's error, or a pool that cannot hold [`PROMPT_TOKENS`].
@@ -26,7 +28,7 @@ pub fn calibrate<M: ForwardModel>(
 ) -> candle_core::Result<()> {
     let prompt = PROMPT_TOKENS.min(pool.available() * BLOCK);
     let tokens: Vec<u32> = (0..prompt as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
-    // The first pass allocates; the second is measured.
+    // The first pass allocates memory, so only the second is measured.
     for round in 0..2 {
         let kv = allocate(pool, prompt)?;
         let took = timed_pass(model, pool, &kv, &tokens)?;
@@ -47,8 +49,9 @@ pub fn calibrate<M: ForwardModel>(
     Ok(())
 }
 
-/// Measures `tokens` after [`LONG_PAST_TOKENS`] cached tokens, as far as the context allows. The past repeats the
-/// blocks of `written`: the attention does the same work, and no memory is needed.
+/// Measures `tokens` after [`LONG_PAST_TOKENS`] cached tokens, or after fewer if the context is shorter. The block
+/// table of these cached tokens repeats the blocks of `written`: attention does the same work, and no further blocks
+/// are needed.
 fn measure_long_past<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,

@@ -1,25 +1,25 @@
 //! Chunked prefill: how the rows of one forward pass are divided among the sequences.
 //!
-//! A decoding sequence gets one row in every pass. The rows that the pass can compute beside those in its time are
-//! divided evenly among the prompts, so that a short prompt does not wait for the end of a long one. Where there are
-//! more prompts than chunks of useful size, the prompts that were computed longest ago come first. So the duration of a
-//! pass does not depend on the number of prompts, every prompt makes progress, and decoding waits no longer than one
-//! pass.
+//! A decoding sequence gets one row in every pass. The remaining rows that fit the time limit of the pass are divided
+//! evenly among the prompts, so that a short prompt does not wait for a long one to finish. If there are too many
+//! prompts to give each a chunk of useful size, the prompts that were least recently computed come first. So the
+//! duration of a pass does not depend on the number of prompts, every prompt makes progress, and decoding waits no
+//! longer than one pass.
 
-/// Rows of the smallest chunk of a prompt that is worth a place in a pass.
+/// Minimum number of rows of a prefill chunk; smaller chunks are inefficient.
 pub const MIN_CHUNK_ROWS: usize = 8;
 
-/// The demand of one sequence.
+/// What one sequence needs from the next pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillDemand {
-    /// Known tokens that are not computed yet; a decoding sequence has one.
+    /// Number of tokens that are not computed yet; a decoding sequence has one.
     pub uncomputed: usize,
-    /// The last step that computed any of its tokens.
+    /// Number of the last step that computed tokens of this sequence.
     pub last_step: u64,
 }
 
-/// Rows for each sequence, in the order given. Every decoding sequence gets one; the prompts share the rest of
-/// `budget`, but never less than [`MIN_CHUNK_ROWS`].
+/// Divides the `budget` of rows of one pass among the sequences; the result has the order of `demands`. Every decoding
+/// sequence gets one row; the prompts share the rest of the budget, but at least [`MIN_CHUNK_ROWS`] rows.
 pub fn split_rows(demands: &[PrefillDemand], budget: usize) -> Vec<usize> {
     let mut rows: Vec<usize> = demands.iter().map(|demand| demand.uncomputed.min(1)).collect();
     let mut prompts: Vec<usize> = (0..demands.len()).filter(|at| demands[*at].uncomputed > 1).collect();
@@ -27,7 +27,7 @@ pub fn split_rows(demands: &[PrefillDemand], budget: usize) -> Vec<usize> {
     let mut left = budget.saturating_sub(decoding).max(MIN_CHUNK_ROWS);
     prompts.sort_by_key(|at| (demands[*at].last_step, *at));
     for (done, at) in prompts.iter().enumerate() {
-        // Rows that shorter prompts left over are divided among those after them.
+        // Rows that a short prompt does not need are divided among the prompts after it.
         let even = (left / (prompts.len() - done)).max(MIN_CHUNK_ROWS).min(left);
         rows[*at] = demands[*at].uncomputed.min(even);
         left -= rows[*at];
@@ -53,7 +53,8 @@ mod tests {
     }
 
     proptest! {
-        /// Sixty prompts at once make a pass no longer than one prompt does, and all of them are computed.
+        /// However many prompts there are, their rows stay within the budget of one pass, and every prompt is
+        /// eventually computed.
         #[test]
         fn prompt_rows_stay_within_the_budget_and_every_prompt_ends(
             mut uncomputed in prop::collection::vec(1usize..400, 1..80), budget in 0usize..600,
@@ -69,7 +70,7 @@ mod tests {
                 for ((demand, rows), uncomputed) in demands.iter_mut().zip(&rows).zip(&mut uncomputed) {
                     prop_assert!(*rows <= *uncomputed && (*uncomputed != 1 || *rows == 1));
                     if *uncomputed > 1 {
-                        // The last token stays: its scores are the next pass's.
+                        // One token remains uncomputed: from now on the sequence decodes.
                         *uncomputed = (*uncomputed - rows).max(1);
                         demand.uncomputed = *uncomputed;
                     }

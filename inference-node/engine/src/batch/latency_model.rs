@@ -1,15 +1,16 @@
-//! Latency model: how many prompt rows a pass computes in a given time.
+//! Latency model: predicts how many prompt rows a pass computes in a given time.
 //!
 //! A row takes a fixed time and an additional time for each token it attends to, so the same number of rows takes
 //! longer late in a prompt than at its beginning. Both coefficients are fitted to the measured passes by least squares
-//! with exponentially decaying weights. Short prompts carry no information about the attention's coefficient; while
-//! only those are measured, its previous value is kept.
+//! with exponentially decaying weights. Short prompts carry no information about the coefficient of attention; while
+//! only short prompts are measured, it keeps its previous value.
 
 use std::time::Duration;
 
 /// Factor by which the weight of all earlier passes decays with each new one.
 const DECAY: f64 = 0.95;
-/// Attended tokens per row from which on a pass outweighs the previous value of the attention's coefficient.
+/// Weight of the previous value of `per_attended` in a fit, as a number of attended tokens per row: passes that attend
+/// to more tokens per row than this outweigh the previous value.
 const PRIOR_ATTENDED: f64 = 64.0;
 
 /// The work of one forward pass.
@@ -17,7 +18,7 @@ const PRIOR_ATTENDED: f64 = 64.0;
 pub struct BatchWork {
     /// Number of rows.
     pub rows: f64,
-    /// Tokens attended to, summed over the rows.
+    /// Number of tokens that a row attends to, summed over the rows.
     pub attended: f64,
 }
 
@@ -43,9 +44,9 @@ pub struct LatencyModel {
     attended_attended: f64,
     rows_time: f64,
     attended_time: f64,
-    /// Fixed time of a row.
+    /// Time of a row without attention, in seconds.
     per_row: f64,
-    /// Additional time of a row per token it attends to.
+    /// Additional time of a row per token that it attends to, in seconds.
     per_attended: f64,
 }
 
@@ -78,8 +79,8 @@ impl LatencyModel {
         self.per_row = ((self.rows_time - self.per_attended * self.rows_attended) / self.rows_rows).max(0.0);
     }
 
-    /// Number of rows that take `time`, each of which attends to `past` cached tokens and to the pass's own; `None`
-    /// before the first measurement.
+    /// Number of rows of a prompt that a pass computes in `time`. Each row attends to `past` cached tokens and to the
+    /// preceding rows of the pass. `None` before the first measurement.
     pub fn rows_in(&self, time: Duration, past: usize) -> Option<f64> {
         let first = self.per_row + self.per_attended * past as f64;
         if first <= 0.0 {
@@ -90,8 +91,8 @@ impl LatencyModel {
         Some(2.0 * time / (first + (first * first + 2.0 * self.per_attended * time).sqrt()))
     }
 
-    /// Tokens per second of a whole prompt of `tokens` tokens: comparable between nodes, whatever lengths were
-    /// measured. `None` before the first measurement.
+    /// Prefill rate of a whole prompt of `tokens` tokens, in tokens per second. It is comparable between nodes, since
+    /// it does not depend on the lengths of the measured prompts. `None` before the first measurement.
     pub fn prefill_rate(&self, tokens: f64) -> Option<f64> {
         let seconds = self.per_row + self.per_attended * tokens / 2.0;
         (seconds > 0.0).then(|| 1.0 / seconds)
@@ -110,7 +111,8 @@ mod tests {
         Duration::from_secs_f64((PER_ROW * work.rows + PER_ATTENDED * work.attended) * noise)
     }
 
-    /// Prefills a prompt in chunks that fit `TIME` by the model; returns the seconds of the longest chunk.
+    /// Prefills a prompt in chunks that take `TIME` according to the model; returns the actual duration of the longest
+    /// chunk, in seconds.
     fn prefill(model: &mut LatencyModel, from: usize, until: usize, mut noise: impl FnMut() -> f64) -> f64 {
         let (mut at, mut longest) = (from, 0.0f64);
         while at < until {
@@ -127,7 +129,8 @@ mod tests {
     fn chunks_of_a_long_prompt_keep_their_duration() {
         let mut model = LatencyModel::default();
         let longest = prefill(&mut model, 0, 16_000, || 1.0);
-        // The second chunk is planned by the first alone, which had no past.
+        // The second chunk is planned from the measurement of the first chunk only, which had no cached tokens before
+        // it.
         assert!((0.2..0.3).contains(&longest), "{longest}");
         assert!((model.rows_in(TIME, 8_000).unwrap() - 27.7).abs() < 1.0, "{model:?}");
     }
@@ -153,7 +156,8 @@ mod tests {
         prefill(&mut model, 0, 16_000, || 1.0);
         let long = model.prefill_rate(1000.0).unwrap();
         assert!((long / truth - 1.0).abs() < 0.05, "{long}, not {truth}");
-        // From short prompts alone the cost of longer ones is unknown: at most a row's fixed time.
+        // Measurements of short prompts do not show the cost of attention, so the predicted rate is too high, at most
+        // that of rows without attention.
         assert!(short <= 1.05 / PER_ROW && short >= truth, "{short}, not {truth}");
     }
 

@@ -1,18 +1,19 @@
-//! Batch size after a pass ran out of memory.
+//! Limit of the batch size after a pass ran out of memory.
 //!
-//! A GPU's KV pool is allocated at the load; the scratch memory of a pass is not, and another program may have taken it
-//! meanwhile. Then all sequences are preempted, and the next pass is the smallest possible: the oldest sequence alone,
-//! with the smallest chunk of its prompt. If that runs out of memory too, the GPU is unusable. Otherwise the limit
-//! grows as the congestion window of TCP does after a loss (RFC 5681, slow start and congestion avoidance): it doubles
-//! up to half of the size that failed, and grows slowly from there.
+//! A GPU's KV pool is allocated when the model is loaded, but the scratch memory is allocated by each pass, and another
+//! program may have taken that memory in the meantime. If the allocation fails, all sequences are preempted, and the
+//! next pass is the smallest possible: the oldest sequence alone, with the smallest chunk of its prompt. If that runs
+//! out of memory too, the GPU is unusable. Otherwise the limit grows as the congestion window of TCP does after a loss
+//! (RFC 5681, slow start and congestion avoidance): it doubles up to half of the size that failed, and grows slowly
+//! from there.
 
 use crate::backend::forward::MAX_PREFILL_ROWS;
 
-/// Limit of the rows of the next pass, and of the sequences in it.
+/// Limit of the number of rows, and of the number of sequences, of the next pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimit {
     rows: usize,
-    /// Rows up to which the limit doubles.
+    /// Number of rows up to which the limit doubles after each successful pass; beyond it the limit grows slowly.
     slow_start_threshold: usize,
     /// Whether the last pass ran out of memory.
     last_failed: bool,
@@ -22,24 +23,25 @@ impl BatchLimit {
     /// No limit.
     pub const UNLIMITED: Self = Self { rows: usize::MAX, slow_start_threshold: usize::MAX, last_failed: false };
 
-    /// Maximum rows of the next pass and sequences in it. The smallest chunk of a prompt may exceed it.
+    /// Maximum number of rows, and of sequences, of the next pass. The smallest prefill chunk may exceed it.
     pub fn rows(self) -> usize {
         self.rows
     }
 
-    /// Whether no limit is in force.
+    /// Whether there is currently no limit.
     pub fn is_unlimited(self) -> bool {
         self.rows == usize::MAX
     }
 
-    /// Reduces the limit after a pass of `rows` rows ran out of memory. Returns false if the pass before it did, too.
+    /// Reduces the limit after a pass of `rows` rows ran out of memory. Returns false if the previous pass ran out of
+    /// memory, too.
     pub fn on_out_of_memory(&mut self, rows: usize) -> bool {
         let repeated = self.last_failed;
         *self = Self { rows: 1, slow_start_threshold: (rows / 2).max(1), last_failed: true };
         !repeated
     }
 
-    /// Raises the limit after a computed pass.
+    /// Raises the limit after a successful pass.
     pub fn on_success(&mut self) {
         self.last_failed = false;
         let next = match self.rows {

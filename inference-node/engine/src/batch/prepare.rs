@@ -1,4 +1,4 @@
-//! From a prompt's messages to the tokens, grammar and draft source of a sequence.
+//! Preparation of a prompt: converts its messages into the tokens, grammar and draft source of a sequence.
 
 use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, JobFailure, OutputFormat, Prompt, Sampling};
 
@@ -12,19 +12,20 @@ use crate::sampling::grammar::{GrammarError, Grammars};
 pub struct PreparedPrompt {
     /// Tokens, grammar and detokenizer.
     pub init: SequenceInit,
-    /// The source of draft tokens.
+    /// Source of draft tokens.
     pub lookup: PromptLookup,
-    /// Bytes of the messages' contents.
+    /// Total size of the messages' contents, in bytes.
     pub bytes: usize,
     /// The prompt's sampling parameters, without those that do not apply to its output format.
     pub sampling: Sampling,
 }
 
 /// Renders the chat template, tokenizes, compiles the grammar and indexes the previous text for prompt lookup. Takes
-/// milliseconds to seconds of one core, so it must not run on an async thread.
+/// from milliseconds to seconds of CPU time, so it must not run on an async thread.
 ///
 /// # Errors
-/// [`JobFailure::Rejected`] if no engine can run the prompt, [`JobFailure::Engine`] if the answer cannot resume.
+/// [`JobFailure::Rejected`] if no engine can run the prompt, [`JobFailure::Engine`] if the output cannot resume after
+/// the delivered tokens.
 pub fn prepare(
     template: &ChatTemplate,
     vocabulary: &Vocabulary,
@@ -48,7 +49,7 @@ pub fn prepare(
         true => {
             let previous = truncate_previous(&prompt.sampling.previous);
             let mut previous = vocabulary.encode(previous).map_err(|e| rejected(e.to_string()))?;
-            // Text longer than the answer cannot be repeated in it.
+            // The output cannot repeat more of it than `max_tokens`.
             previous.truncate(prompt.sampling.max_tokens as usize);
             PromptLookup::new(previous, init.prompt_len).indexed(&init.tokens)
         }
@@ -56,24 +57,25 @@ pub fn prepare(
     };
     let mut sampling = prompt.sampling;
     if !matches!(prompt.format, OutputFormat::JsonSchema { .. }) {
-        // Unconstrained output may contain a draft of the answer first.
+        // Early stop needs constrained output: unconstrained output may contain a preliminary answer before the final
+        // one.
         sampling.early_stop.clear();
     }
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
     Ok(PreparedPrompt { init, lookup, bytes, sampling })
 }
 
-/// Maximum bytes of the previous text used for drafting; longer than any answer.
+/// Maximum bytes of the previous text that are used for drafting; more than any output needs.
 const MAX_PREVIOUS_BYTES: usize = 1 << 20;
 
-/// At most [`MAX_PREVIOUS_BYTES`] of `text`, cut between characters.
+/// The first [`MAX_PREVIOUS_BYTES`] of `text`, cut at a character boundary.
 fn truncate_previous(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_PREVIOUS_BYTES)]
 }
 
-/// Token prefix of the rendered prompt that does not depend on how the last message continues, found by comparing two
-/// continuations. It ends before the first token that could change, so it contains nothing of the chat template's end.
-/// `None` if the last message is not a user message.
+/// Tokens of the rendered prompt that stay the same however its last message, which is incomplete, continues. They are
+/// found by rendering two different continuations and taking the common prefix. The text that the chat template appends
+/// after the message is not included. `None` if the last message is not a user message.
 pub fn stable_prefix(
     template: &ChatTemplate,
     vocabulary: &Vocabulary,

@@ -1,70 +1,72 @@
-//! Prompt lookup decoding: draft tokens taken from the text that the sequence already holds, verified in one forward
-//! pass.
+//! Prompt lookup decoding: speculative decoding whose draft tokens are copied from earlier text of the sequence,
+//! instead of a draft model.
 //!
-//! A revision mostly repeats its input: its prompt, and the job's previous revision, which need not be in the prompt.
-//! Where the last tokens occurred before, the tokens that followed them are drafted. The drafts go through the forward
-//! pass beside the token they follow, and those that the model samples itself are accepted. The text is the same with
-//! and without drafts, as far as the kernels compute one row as they compute several (guaranteed for deterministic
-//! sequences); only the speed differs. Saxena, 2023: <https://github.com/apoorvumang/prompt-lookup-decoding>.
+//! The output of a revision mostly repeats two sources: the prompt, and the job's previous revision, which need not be
+//! in the prompt. If the last tokens of the sequence occurred before, the tokens that followed them there are drafted.
+//! The drafts are computed in the same forward pass as the last token, and a draft is accepted if the model samples the
+//! same token. Drafts do not change the text, only the speed, provided that the kernels return the same result for a
+//! row alone and in a batch (guaranteed for deterministic sequences). Saxena, 2023:
+//! <https://github.com/apoorvumang/prompt-lookup-decoding>.
 //!
-//! Both sources are searched as one text, the previous revision first. After accepted drafts the next ones continue at
-//! the same place; otherwise occurrences behind the last used place come first, because text is repeated in order. The
-//! index is that of LZ77 compressors (RFC 1951, section 4): the latest place of each hash, and for each place the one
-//! before it, four bytes per token.
+//! Both sources are searched as one text, the previous revision first. After accepted drafts, the next drafts continue
+//! at the same position; otherwise occurrences after the last used position are preferred, because text is repeated in
+//! order. The index is the hash chain of LZ77 compressors (RFC 1951, section 4): the latest position for each hash, and
+//! for each position the previous one with the same hash, at four bytes per token.
 //!
-//! The number of drafts maximises the expected tokens per second, from the measured cost of a pass and of a row, and
-//! from the acceptance rate of this sequence. Where no number pays off, nothing is drafted except for a rare probe that
-//! notices when that changes.
+//! The number of drafts is the one with the highest expected tokens per second, computed from the measured cost of a
+//! pass and of a row, and from the acceptance rate of this sequence. If drafting does not pay off, nothing is drafted
+//! except an occasional probe, which detects when it pays off again.
 
 mod index;
 
 use self::index::ContextIndex;
 
-/// Length of the context that must have occurred before, in tokens.
+/// Number of last tokens that must occur earlier in the text for a draft (the n of an n-gram lookup).
 const CONTEXT_TOKENS: usize = 3;
 /// Maximum draft tokens of one step.
 pub const MAX_DRAFT_TOKENS: usize = 24;
 /// Acceptance rate assumed before the first verification.
 const INITIAL_ACCEPTANCE: f64 = 0.7;
-/// Weight of a new verification in the moving average of the acceptance rate.
+/// Weight of each newly verified draft token in the moving average of the acceptance rate.
 const ACCEPTANCE_WEIGHT: f64 = 0.1;
-/// Tokens between two probes while drafting does not pay off.
+/// Number of tokens generated between two probes while drafting does not pay off.
 const PROBE_INTERVAL_TOKENS: usize = 48;
-/// Draft tokens of a probe.
+/// Number of draft tokens of a probe.
 const PROBE_DRAFT_TOKENS: usize = 2;
 
 /// Cost of a forward pass, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PassCost {
-    /// Cost that does not depend on the number of rows.
+    /// Fixed cost of a pass, independent of its number of rows.
     pub fixed: f64,
-    /// Cost of each row.
+    /// Additional cost of each row.
     pub per_row: f64,
 }
 
-/// The draft source of one sequence. Places count through the previous revision and then through the sequence.
+/// The draft source of one sequence. A position is an index into the previous revision followed by the sequence.
 #[derive(Debug)]
 pub struct PromptLookup {
     /// Tokens of the job's previous revision; empty if there is none.
     previous: Vec<u32>,
     /// Length of the sequence's prompt, after which its output begins, in tokens.
     prompt_len: usize,
-    /// Contexts of the previous revision.
+    /// Index of the previous revision.
     previous_index: ContextIndex,
-    /// Contexts of the sequence, whose places count from its own beginning.
+    /// Index of the sequence; its positions count from the beginning of the sequence.
     sequence_index: ContextIndex,
-    /// The place where the last drafts were taken from, advanced by the accepted ones.
+    /// Position from which the last drafts were copied, plus the number of accepted ones.
     cursor: usize,
     /// Moving average of the acceptance rate.
     acceptance: f64,
-    /// Sequence length from which on the next probe is made.
+    /// Sequence length, in tokens, at which the next probe is made.
     probe_at: usize,
     drafted: u64,
     accepted: u64,
 }
 
 impl PromptLookup {
-    /// The draft source of a sequence with a prompt of `prompt_len` tokens that may repeat `previous`.
+    /// Creates the draft source of a sequence with a prompt of `prompt_len` tokens. `previous` is the previous
+    /// revision, which the output may repeat.
     pub fn new(previous: Vec<u32>, prompt_len: usize) -> Self {
         let mut previous_index = ContextIndex::default();
         previous_index.extend(&previous);
@@ -81,7 +83,8 @@ impl PromptLookup {
         }
     }
 
-    /// Indexes the known tokens of the sequence in advance, off the batcher thread.
+    /// Indexes the initial tokens of the sequence; called before the sequence is sent to the batcher thread, to save
+    /// that thread the time.
     pub fn indexed(mut self, tokens: &[u32]) -> Self {
         self.sequence_index.extend(tokens);
         self
@@ -92,7 +95,7 @@ impl PromptLookup {
         (self.drafted, self.accepted)
     }
 
-    /// At most `max` tokens that may follow `tokens`, the whole sequence.
+    /// Drafts at most `max` tokens that may follow `tokens`, which are all tokens of the sequence so far.
     pub fn draft(&mut self, tokens: &[u32], max: usize, cost: PassCost) -> Vec<u32> {
         let mut length = self.best_length(cost).min(max);
         if length == 0 && tokens.len() >= self.probe_at {
@@ -103,11 +106,11 @@ impl PromptLookup {
         }
         let Some(from) = self.continuation(tokens) else { return Vec::new() };
         self.cursor = from;
-        // The continuation may reach into the drafts themselves, as in a line of dashes.
+        // The copied text may extend into the drafts themselves, for example in a line of dashes.
         let mut drafts: Vec<u32> = Vec::with_capacity(length);
         for at in from..from + length {
             let token = match at.checked_sub(self.previous.len()) {
-                // The previous revision has ended.
+                // Drafts copied from the previous revision do not continue into the sequence.
                 Some(_) if from < self.previous.len() => None,
                 Some(at) => tokens.get(at).or_else(|| drafts.get(at - tokens.len())).copied(),
                 None => self.previous.get(at).copied(),
@@ -118,7 +121,7 @@ impl PromptLookup {
         drafts
     }
 
-    /// Records that of `drafted` tokens the first `accepted` were accepted; the sequence has `len` tokens now.
+    /// Records that the first `accepted` of `drafted` draft tokens were accepted. The sequence now has `len` tokens.
     pub fn record_verified(&mut self, drafted: usize, accepted: usize, len: usize) {
         if drafted == 0 {
             return;
@@ -134,8 +137,8 @@ impl PromptLookup {
         }
     }
 
-    /// The number of draft tokens with the highest expected rate of tokens per second. With acceptance p and n drafts a
-    /// pass yields 1 + p + ... + p^n tokens on average.
+    /// The number of draft tokens with the highest expected rate of tokens per second. With acceptance rate p and n
+    /// drafts, a pass yields 1 + p + ... + p^n tokens on average.
     fn best_length(&self, cost: PassCost) -> usize {
         let rate = |drafts: usize| {
             let p = self.acceptance.min(0.99);
@@ -152,24 +155,24 @@ impl PromptLookup {
         best.0
     }
 
-    /// The place of the token that is drafted to follow `tokens`.
+    /// Position of the first token to draft after `tokens`; `None` if their last tokens did not occur before.
     fn continuation(&mut self, tokens: &[u32]) -> Option<usize> {
         let output = tokens.get(self.prompt_len..).unwrap_or_default();
-        // The output is shorter than a context, but it may be how the previous revision begins.
+        // The output is too short for a lookup, but it equals the beginning of the previous revision.
         if output.len() < CONTEXT_TOKENS && self.previous.len() > output.len() && self.previous.starts_with(output) {
             return Some(output.len());
         }
         let tail = tokens.last_chunk::<CONTEXT_TOKENS>()?;
         self.sequence_index.extend(tokens);
         let first = self.previous.len();
-        // The token that the model sampled after the accepted drafts continued the previous revision.
+        // The token sampled after the accepted drafts is also the next token of the previous revision: continue there.
         if self.cursor + 1 < first && self.previous[..=self.cursor].ends_with(tail) {
             return Some(self.cursor + 1);
         }
         let previous = self.previous_index.places_after(&self.previous, tail);
         let mut sequence = self.sequence_index.places_after(tokens, tail);
         sequence.iter_mut().for_each(|place| *place += first);
-        // Each list has its latest place first.
+        // Each list is ordered from the latest to the earliest position.
         let next = |places: &[usize]| places.iter().rev().find(|place| **place >= self.cursor).copied();
         let latest = || sequence.first().or(previous.first()).copied();
         next(&previous).or_else(|| next(&sequence)).or_else(latest)
@@ -183,12 +186,13 @@ mod tests {
     /// Rows cost almost nothing compared with the pass.
     const CHEAP_ROWS: PassCost = PassCost { fixed: 1.0, per_row: 0.01 };
 
-    /// Decodes the rest of `text` after its first `known` tokens; returns the number of passes.
+    /// Simulates the decoding of `text`, of which the first `known` tokens are the prompt; returns the number of
+    /// passes.
     fn passes(text: &[u32], known: usize, cost: PassCost) -> usize {
         passes_with(&[], text, known, cost)
     }
 
-    /// As [`passes`], with a previous revision.
+    /// Same as [`passes`], with a previous revision.
     fn passes_with(previous: &[u32], text: &[u32], known: usize, cost: PassCost) -> usize {
         let mut lookup = PromptLookup::new(previous.to_vec(), known);
         let mut length = known;
@@ -236,7 +240,8 @@ mod tests {
         assert_eq!(passes(&text, 400, CHEAP_ROWS), 290, "nothing of it is in the prompt");
         let took = passes_with(&previous, &text, 400, CHEAP_ROWS);
         assert!(took < 290 / 6, "{took}");
-        // The output begins like the revision: the first draft needs no context.
+        // The output begins like the previous revision, so the first draft is made before the output has enough tokens
+        // for a lookup.
         assert_eq!(PromptLookup::new(previous.clone(), 400).draft(&text[..401], 4, CHEAP_ROWS), previous[1..5]);
         // An unrelated output takes a pass per token, as without drafts.
         let mut other = prompt.clone();
@@ -246,7 +251,8 @@ mod tests {
 
     #[test]
     fn repetitive_revision_is_followed_in_order() {
-        // Every line begins alike, more often than matches are returned, in the prompt too.
+        // All lines begin with the same tokens, in the prompt too, and there are more of them than the index returns
+        // matches.
         let line = |n: u32| [1, 2, 3, 4, 100 + n, 200 + n, 300 + n];
         let prompt: Vec<u32> = (100..140).flat_map(line).collect();
         let previous: Vec<u32> = (0..40).flat_map(line).collect();

@@ -1,9 +1,9 @@
 //! The initial state of a sequence: its prompt, and the tokens that an earlier attempt delivered before it was lost.
 //!
-//! The earlier tokens are replayed through the same grammar and text stream as if they were sampled here. If they do
-//! not pass (another vocabulary, another grammar, an end inside), they are not this model's answer to this prompt. A
-//! reader may have seen them already, so a silent restart would contradict delivered text: the attempt fails with the
-//! reason, and the next attempt begins with the prompt alone.
+//! The delivered tokens are replayed through the grammar and the text stream as if they were sampled here. If they are
+//! not valid (another vocabulary, rejected by the grammar, or an end token among them), this model cannot have
+//! generated them for this prompt. A silent restart could contradict text that readers have already received. Therefore
+//! the attempt fails with the reason, and the next attempt begins with the prompt alone.
 
 use cfq_proto::job::{GeneratedTokens, OutputFormat, Sampling};
 
@@ -22,7 +22,7 @@ pub enum ResumeError {
     Conflict {
         /// Number of delivered tokens.
         tokens: usize,
-        /// What is wrong with them.
+        /// Why they cannot be continued.
         conflict: ResumeConflict,
     },
 }
@@ -30,16 +30,16 @@ pub enum ResumeError {
 /// Why delivered tokens cannot be continued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeConflict {
-    /// Their ids mean other tokens here.
+    /// Their ids belong to another vocabulary than that of the loaded model.
     #[error("they belong to another vocabulary")]
     Vocabulary,
     /// They exceed `max_tokens`.
     #[error("they are more than the request allows")]
     TooMany,
-    /// The grammar rejects them, or they contain an end.
+    /// The grammar rejects them, or they contain an end token or a stop string.
     #[error("they do not match the request")]
     Mismatch,
-    /// The prompt alone fits the KV pool.
+    /// The KV pool holds the prompt, but not the prompt and the delivered tokens.
     #[error("this node's KV pool has no room for them beside the prompt")]
     PoolTooSmall,
 }
@@ -50,11 +50,11 @@ pub struct SequenceInit {
     pub tokens: Vec<u32>,
     /// Number of prompt tokens.
     pub prompt_len: usize,
-    /// Constraint of the output, advanced past the delivered tokens.
+    /// Grammar of the output, advanced past the delivered tokens; `None` if the output is not constrained.
     pub grammar: Option<Grammar>,
     /// Detokenizer, advanced past the delivered tokens.
     pub stream: TextStream,
-    /// Text of the delivered tokens, as far as it is final.
+    /// Final text of the delivered tokens, without withheld bytes.
     pub text: String,
 }
 
@@ -62,7 +62,7 @@ impl SequenceInit {
     /// Compiles the grammar and replays the `generated` tokens.
     ///
     /// # Errors
-    /// [`ResumeError`] says which of the two failed.
+    /// [`ResumeError`]: the grammar is unusable, or the tokens cannot be continued.
     pub fn new(
         prompt: Vec<u32>,
         sampling: &Sampling,
@@ -77,7 +77,8 @@ impl SequenceInit {
             stream: TextStream::new(&sampling.stop),
             text: String::new(),
         };
-        // The last token is sampled again, so that an end after it is detected as in any other step.
+        // The last delivered token is dropped and sampled again, so that an end after it is detected as in any other
+        // step.
         let Some((_, kept)) = generated.tokens.split_last() else { return Ok(init) };
         let fail = |conflict| Err(ResumeError::Conflict { tokens: generated.tokens.len(), conflict });
         if generated.vocabulary != vocabulary.fingerprint() {
@@ -92,12 +93,12 @@ impl SequenceInit {
         Ok(init)
     }
 
-    /// Number of delivered tokens that are kept.
+    /// Number of delivered tokens that are kept: all but the last.
     pub fn resumed_tokens(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Appends a delivered token. Returns false if no text can continue after it.
+    /// Appends a delivered token. Returns false if the output cannot continue after it.
     fn replay(&mut self, token: u32, vocabulary: &Vocabulary) -> bool {
         if token as usize >= vocabulary.len() || vocabulary.is_end_token(token) {
             return false;

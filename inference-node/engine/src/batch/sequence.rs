@@ -13,17 +13,18 @@ use crate::sampling::grammar::Grammar;
 use crate::sampling::text::TextStream;
 use crate::sampling::{self, sample, sample_constrained};
 
-/// Maximum alternatives reported beside each token, as in OpenAI's API.
+/// Maximum number of alternative tokens reported with the log probability of each token; the limit of OpenAI's API.
 const MAX_TOP_LOGPROBS: u8 = 20;
 
-/// An admitted sequence on its way to the batcher thread.
+/// An admitted sequence that is sent to the batcher thread.
 pub struct SequenceRequest {
     pub init: SequenceInit,
     pub lookup: PromptLookup,
     pub sampling: Sampling,
     /// Maximum length of prompt and output, in tokens.
     pub max_len: usize,
-    /// Whether RoPE uses the long-context frequencies. Depends on the requested length, not on this node's memory.
+    /// Whether RoPE uses the long-context frequencies. Depends on the requested length and not on this node's memory,
+    /// so that every node computes the same text.
     pub long_context: bool,
     pub permit: Permit,
     pub outbox: Outbox,
@@ -33,13 +34,14 @@ pub struct SequenceRequest {
 pub struct Sequence {
     /// Order of arrival.
     pub arrival: u64,
-    /// Prompt and output so far.
+    /// Tokens of the prompt and of the output so far.
     pub tokens: Vec<u32>,
     /// Number of prompt tokens.
     pub prompt_len: usize,
-    /// Output tokens delivered by an earlier attempt.
+    /// Number of output tokens that an earlier attempt delivered.
     resumed_tokens: usize,
-    /// Prefix cache hit of its first start, in tokens. Later starts find its own keys and values and do not count.
+    /// Prefix cache hit when the sequence first entered the batch, in tokens. When it resumes after a preemption, it
+    /// finds its own keys and values, which do not count.
     pub cached_tokens: Option<usize>,
     /// See [`SequenceRequest::long_context`].
     pub long_context: bool,
@@ -51,15 +53,16 @@ pub struct Sequence {
     stream: TextStream,
     text: String,
     logprobs: Vec<TokenLogprobs>,
-    /// Output tokens that the grammar forced.
+    /// Number of output tokens that the grammar forced.
     forced_tokens: usize,
-    /// Time spent in the grammar.
+    /// Time spent evaluating the grammar.
     constraint_time: Duration,
     started: Instant,
-    /// Time until the first sampled token. Tokens forced before it say nothing about the model.
+    /// Time until the first sampled token. Tokens that the grammar forced before it do not count, since they were not
+    /// computed by the model.
     time_to_first_token: Option<Duration>,
     pub outbox: Outbox,
-    // Released after everything above.
+    // Reservation of KV tokens and a slot. The last field, so that it is dropped last.
     permit: Permit,
 }
 
@@ -69,12 +72,12 @@ pub enum TokenOutcome {
     Continue,
     /// The output is complete.
     Finished(FinishReason),
-    /// The sequence cannot continue; the reason is for the job's failure.
+    /// The sequence cannot continue. The reason becomes that of the job's failure.
     Failed(String),
 }
 
 impl Sequence {
-    /// A sequence that has computed nothing. Its reader first receives the text of an earlier attempt.
+    /// Creates a sequence of which nothing is computed yet, and sends the text of an earlier attempt to the reader.
     pub fn new(request: SequenceRequest, arrival: u64) -> Self {
         let SequenceInit { tokens, prompt_len, grammar, stream, text } = request.init;
         if !text.is_empty() {
@@ -111,8 +114,8 @@ impl Sequence {
                 drafted_tokens: drafted as u32,
                 accepted_tokens: accepted as u32,
                 prompt_tokens: self.prompt_len as u32,
-                // The prefix cache may hold more than the prompt: the output of an earlier attempt, or a forced
-                // beginning.
+                // Limited to the prompt: the cached prefix may also contain output tokens of an earlier attempt or
+                // forced tokens.
                 cached_tokens: self.cached_tokens.unwrap_or(0).min(self.prompt_len) as u32,
                 output_tokens: (self.tokens.len() - self.prompt_len) as u32,
                 resumed_tokens: self.resumed_tokens as u32,
@@ -124,12 +127,13 @@ impl Sequence {
             let logprobs = std::mem::take(&mut self.logprobs);
             Completion { text: std::mem::take(&mut self.text), finish, usage, logprobs }
         });
-        // Released before the end is visible, so that a request made in response to it finds the tokens free.
+        // Released before the reader sees the end, so that its next request finds the tokens free.
         drop(self.permit);
         self.outbox.end(result);
     }
 
-    /// Appends the tokens that the grammar forces before anything was computed; they are prefilled with the prompt.
+    /// Appends the tokens that the grammar forces at the beginning of the output; they are prefilled together with the
+    /// prompt.
     pub fn begin(&mut self, vocabulary: &Vocabulary) -> TokenOutcome {
         let mut output = StepOutput::default();
         let outcome = self.append_forced(&mut output, vocabulary);
@@ -137,8 +141,8 @@ impl Sequence {
         outcome
     }
 
-    /// Samples the next token from `logits`, which are overwritten, and appends it and the tokens that the grammar
-    /// forces after it.
+    /// Samples the next token from `logits`, and appends it and the tokens that the grammar forces after it. `logits`
+    /// is overwritten.
     pub fn next_token(&mut self, logits: &mut [f32], vocabulary: &Vocabulary) -> TokenOutcome {
         let (history, prompt_len, sampling) = (&self.tokens, self.prompt_len, &self.sampling);
         let scores = sampling.logprobs.map(|top| (top, logits.to_vec()));
@@ -166,7 +170,8 @@ impl Sequence {
             TokenOutcome::Continue => self.append_forced(&mut output, vocabulary),
             ended => ended,
         };
-        // A forced run is delivered as one step, so that no journal of delivered tokens ends inside it.
+        // Consecutive forced tokens are delivered in one step, so that the journal of delivered tokens never ends
+        // between them.
         self.flush(&output);
         outcome
     }
@@ -235,7 +240,7 @@ impl Sequence {
 
     /// Whether an early-stop rule is met by the text so far and `output`, which ends with `new`.
     fn stops_early(&self, output: &str, new: &str) -> bool {
-        // Only these characters complete a field.
+        // Early-stop rules examine complete JSON fields, and only these characters complete one.
         if self.sampling.early_stop.is_empty() || !new.contains([',', '}']) {
             return false;
         }
@@ -259,7 +264,7 @@ struct StepOutput {
     tokens: Vec<u32>,
 }
 
-/// A failure of the engine, not of the job's request.
+/// Creates the result of a generation that fails because of the engine, not because of its request.
 pub fn engine_failure(reason: String) -> Ended {
     Ended::Failed(JobFailure::Engine { reason })
 }

@@ -1,14 +1,14 @@
 //! Speculative prefill: computing the keys and values of a prompt before the call that will use them arrives.
 //!
-//! It is not a sequence: nothing is reserved for it, it has no slot in a batch, and no reader waits for its end. It
-//! runs chunk by chunk, each chunk a forward pass of its own that runs only while the engine is otherwise idle. It
-//! leaves KV blocks like those of a finished sequence: indexed by their tokens, referenced by no sequence, and evicted
-//! first. The call finds them like any other shared prefix; blocks of a wrong guess are never found and age out.
-//! Cancelling is therefore a no-op, and `usage` shows speculative prefill only as cached tokens.
+//! A speculative prefill is not a sequence: it has no reservation, no slot in the batch and no reader. It runs in
+//! chunks, each in a separate forward pass, and only while the engine is otherwise idle. It leaves KV blocks like those
+//! of a finished sequence: in the prefix cache, referenced by no sequence, and the first to be evicted. The call finds
+//! them like any other cached prefix. If the prompt was predicted wrongly, its blocks are never found and are evicted
+//! eventually, so nothing has to be cancelled. In `usage`, speculative prefill appears only as cached tokens.
 //!
-//! A chunk starts from the longest cached prefix and ends at a block boundary, since a later sequence copies a partial
-//! block instead of sharing it. Chunks are smaller only on a model that needs longer for one block than a pass may
-//! take.
+//! A chunk starts after the longest cached prefix and ends at a block boundary, because a later sequence shares only
+//! whole blocks and has to copy a partial one. A chunk is smaller than a block only if the model needs more time for a
+//! block than one pass may take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,9 @@ use tokio::sync::oneshot;
 use crate::backend::forward::{BatchEntry, ForwardModel};
 use crate::kv::{BLOCK, KvPool};
 
-/// Longest delay that a chunk imposes on a sequence that arrives while it runs, if that is enough for one block: a
-/// quarter of what another sequence's prompt may cost it. The delay never exceeds that of such a prompt.
+/// Target duration of a chunk, which is the delay of a sequence that arrives while the chunk runs: about a quarter of
+/// the delay that the prompt of another sequence may cause. If it is too short for one block, the chunk takes longer,
+/// but at most as long as a pass that prefills ordinary prompts.
 pub const CHUNK_TIME: Duration = Duration::from_millis(60);
 
 /// Tokens of an expected prompt.
@@ -31,7 +32,7 @@ pub struct SpeculativePrompt {
     pub tokens: Vec<u32>,
     /// Whether RoPE uses the long-context frequencies.
     pub long_context: bool,
-    /// Whether the sequence asks for batch-invariant kernels.
+    /// Whether the expected sequence will request batch-invariant computation.
     pub batch_invariant: bool,
 }
 
@@ -40,13 +41,13 @@ pub struct SpeculativePrompt {
 pub enum PrefillProgress {
     /// More chunks remain.
     More,
-    /// Other work came first; nothing was computed.
+    /// The engine was not idle; nothing was computed.
     Busy,
-    /// Everything is computed, or the pool has no free blocks for more.
+    /// The whole prompt is computed, or the pool has no free blocks for more.
     Done,
 }
 
-/// The single slot for a chunk in the batcher's channel.
+/// Limits the chunks in the batcher's command channel to one.
 #[derive(Debug, Clone, Default)]
 pub struct ChunkSlot(Arc<AtomicBool>);
 
@@ -58,7 +59,7 @@ impl ChunkSlot {
     }
 }
 
-/// The taken slot; dropping it releases the slot.
+/// Holds the slot of a [`ChunkSlot`]; dropping it releases the slot.
 #[derive(Debug)]
 pub struct ChunkSlotGuard(Arc<AtomicBool>);
 
@@ -78,7 +79,7 @@ pub struct PrefillChunk {
 }
 
 impl PrefillChunk {
-    /// A chunk of `prompt` and the receiver of its result.
+    /// Creates the request for one chunk of `prompt`, and the receiver of its result.
     pub fn new(prompt: Arc<SpeculativePrompt>, slot: ChunkSlotGuard) -> (Self, oneshot::Receiver<PrefillProgress>) {
         let (reply, result) = oneshot::channel();
         (Self { prompt, reply, _slot: slot }, result)
@@ -87,18 +88,18 @@ impl PrefillChunk {
     /// Sends the result and frees the slot.
     pub fn finish(self, progress: PrefillProgress) {
         let Self { reply, _slot: slot, .. } = self;
-        // The receiver may ask for the next chunk at once.
+        // Released before the reply, because the receiver may request the next chunk immediately.
         drop(slot);
         // The receiver may have been dropped.
         let _ = reply.send(progress);
     }
 }
 
-/// Runs one chunk after the longest cached prefix; `rows_after` returns its maximum length for the length of that
-/// prefix.
+/// Computes one chunk of `prompt`, after its longest cached prefix. `rows_after` maps the length of that prefix to the
+/// maximum number of rows of the chunk.
 ///
 /// # Errors
-/// The forward pass's error; the chunk's blocks are discarded then.
+/// The error of the forward pass; the blocks of the chunk are discarded.
 pub fn run_chunk<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,
@@ -106,7 +107,7 @@ pub fn run_chunk<M: ForwardModel>(
     rows_after: impl Fn(usize) -> usize,
 ) -> Result<PrefillProgress> {
     let SpeculativePrompt { tokens, long_context, batch_invariant } = prompt;
-    // The last token is left to the call, as with any cached prefix.
+    // The last token is never prefilled: the call has to compute it to get its scores.
     let target = tokens.len().saturating_sub(1) / BLOCK * BLOCK;
     let mut kv = pool.begin(tokens, *long_context, *batch_invariant);
     let from = kv.len();
@@ -117,7 +118,7 @@ pub fn run_chunk<M: ForwardModel>(
         pool.end(kv, tokens);
         return Ok(PrefillProgress::Done);
     }
-    // The duration is not recorded: a short chunk would lower the measured rates of full passes.
+    // The duration is not recorded in the stats, since a short chunk has a lower rate than a full pass.
     let entry = BatchEntry { kv: &kv, tokens: &tokens[from..to], scored: 0 };
     if let Err(error) = model.forward(pool, &[entry], *batch_invariant) {
         pool.discard(kv);

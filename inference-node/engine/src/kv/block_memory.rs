@@ -3,7 +3,8 @@
 use candle_core::Result;
 use cfq_memory::BlockId;
 
-/// Storage of a pool's blocks, all of the same size. The forward pass reads and writes it by its own means.
+/// Storage of a pool's blocks, all of the same size. The forward pass accesses the storage directly, not through this
+/// trait.
 pub trait BlockMemory {
     /// Called for an allocated block before anything is written into it.
     fn prepare(&mut self, block: BlockId);
@@ -14,20 +15,20 @@ pub trait BlockMemory {
     /// The device's error.
     fn copy(&mut self, from: BlockId, to: BlockId, positions: usize) -> Result<()>;
 
-    /// The values of a whole block, in the storage's own order.
+    /// Reads the elements of a whole block, in the order in which this storage keeps them.
     ///
     /// # Errors
     /// The device's error.
     fn read_block(&self, block: BlockId) -> Result<BlockValues>;
 
-    /// Fills a prepared block with values that [`Self::read_block`] returned for any block.
+    /// Fills a prepared block with `values`, which [`Self::read_block`] returned for this or another block.
     ///
     /// # Errors
-    /// The device's error, or values of another size or type.
+    /// The device's error, or an error if the values have another size or type.
     fn write_block(&mut self, block: BlockId, values: &BlockValues) -> Result<()>;
 }
 
-/// The values of one block outside its pool, in the pool's number format.
+/// The keys and values of one block, copied out of its pool, in the number format of the pool.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BlockValues {
     /// 32-bit floats.

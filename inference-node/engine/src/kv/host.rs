@@ -1,4 +1,5 @@
-//! Blocks in host memory, as F32. A block's memory is allocated at its first use and kept for its next user.
+//! Storage of KV blocks in host memory, as F32. A block's memory is allocated at its first use and is not freed
+//! afterwards.
 
 use candle_core::Result;
 use cfq_memory::BlockId;
@@ -8,12 +9,13 @@ use crate::kv::{BLOCK, BlockMemory, BlockValues, KvPool, KvShape, SequenceKv};
 /// Block storage in host memory.
 pub struct HostBlocks {
     shape: KvShape,
-    /// Each block is (layer, key or value, head, position, stride), so that the positions of a head are contiguous.
+    /// The memory of each block, empty before its first use. Its dimensions are (layer, key or value, head, position,
+    /// stride), so that the positions of a head are contiguous.
     blocks: Vec<Vec<f32>>,
 }
 
 impl HostBlocks {
-    /// Storage of `blocks` blocks, none of them allocated yet.
+    /// Creates the storage of `blocks` blocks, none of them allocated yet.
     pub fn new(shape: KvShape, blocks: usize) -> Self {
         Self { shape, blocks: vec![Vec::new(); blocks] }
     }
@@ -54,8 +56,9 @@ impl BlockMemory for HostBlocks {
 }
 
 impl KvPool {
-    /// Writes keys and values of new positions of one layer, each (new, KV heads, head dim); [`Self::advance`] counts
-    /// them. Returns false, with nothing written, if the sequence was not grown for them.
+    /// Writes the keys and values of new positions in one layer. `keys` and `values` have the dimensions (new
+    /// positions, KV heads, head dim). [`Self::advance`] counts the positions afterwards. Returns false and writes
+    /// nothing if the sequence has too few blocks; [`Self::grow`] allocates them.
     pub fn write(&mut self, sequence: &SequenceKv, layer: usize, keys: &[f32], values: &[f32]) -> bool {
         let KvShape { heads, head_dim, .. } = self.memory.shape;
         let row = heads * head_dim;
@@ -76,7 +79,7 @@ impl KvPool {
         true
     }
 
-    /// The keys and values of one layer of a sequence.
+    /// Returns a view of the keys and values of one sequence in one layer.
     pub fn view<'a>(&'a self, sequence: &'a SequenceKv, layer: usize) -> KvView<'a> {
         KvView { memory: &self.memory, blocks: &sequence.blocks, layer }
     }

@@ -1,9 +1,10 @@
 //! The KV cache: keys and values in blocks that sequences with a common prefix share.
 //!
 //! [`cfq_memory::BlockTable`] decides which block holds what; [`KvPool`] applies its decisions to the storage of the
-//! blocks ([`BlockMemory`]; in host memory [`HostBlocks`]). Whole blocks are shared. Of a block that matches in part,
-//! the matching positions are copied, which is far cheaper than computing them. Evicted blocks can be offloaded to a
-//! second tier in host memory ([`KvOffload`]) and return from there when a sequence begins with them.
+//! blocks ([`BlockMemory`]; in host memory [`HostBlocks`]). Whole blocks are shared. If only the first positions of a
+//! block match, these are copied into a new block, which is far cheaper than computing them. Evicted blocks can be
+//! offloaded to a second tier in host memory ([`KvOffload`]) and are read back when a sequence begins with the same
+//! tokens.
 
 mod block_memory;
 mod host;
@@ -20,10 +21,10 @@ pub use crate::kv::host::{HostBlocks, KvView};
 pub use crate::kv::offload::{HostKvCache, KvOffload, KvOffloadFormat};
 pub use crate::kv::pool::KvPool;
 
-/// Positions of a block: small enough to share most of a conversation's prefix, large enough that the attention spends
-/// no time on walking blocks.
+/// Number of positions in a block: small enough that most of a common prefix consists of whole blocks, which can be
+/// shared; large enough that iterating over the blocks costs attention no noticeable time.
 pub const BLOCK: usize = 32;
-/// Smallest useful pool, in tokens: a prompt with one file, and its answer.
+/// Smallest useful KV pool, in tokens: enough for a prompt with one file and the output.
 pub const MIN_POOL_TOKENS: u64 = 2048;
 
 /// Sizes common to all blocks of a pool.
@@ -33,17 +34,18 @@ pub struct KvShape {
     pub layers: usize,
     /// Number of KV heads.
     pub heads: usize,
-    /// Values of a head's vector.
+    /// Dimension of one attention head.
     pub head_dim: usize,
 }
 
 impl KvShape {
-    /// Values of one head's vector, padded to whole lanes.
+    /// Distance between the vectors of two positions, in elements: the head dimension, padded to a multiple of the SIMD
+    /// width.
     pub fn stride(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Values of one block.
+    /// Number of elements in one block, keys and values of all layers together.
     fn values(&self) -> usize {
         2 * self.layers * self.heads * BLOCK * self.stride()
     }
@@ -55,16 +57,16 @@ pub struct SequenceKv {
     blocks: Vec<BlockId>,
     /// Number of leading whole blocks that are in the pool's prefix cache.
     cached: usize,
-    /// The prefix of the cached blocks.
+    /// Id of the prefix that ends with the last of the cached blocks.
     prefix: PrefixId,
-    /// Positions filled.
+    /// Number of filled positions, whose keys and values are computed.
     len: usize,
     /// Whether RoPE uses the long-context frequencies.
     pub long_context: bool,
 }
 
 impl SequenceKv {
-    /// Number of filled positions.
+    /// Number of filled positions, whose keys and values are computed.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -79,9 +81,9 @@ impl SequenceKv {
         &self.blocks
     }
 
-    /// A block table that repeats this one's blocks to `len` filled positions with room for `new` more; for measuring
-    /// only. It owns no blocks. A pass over it overwrites this sequence's values, so neither may be used for anything
-    /// else afterwards.
+    /// Creates a block table, for measurements only, that has `len` filled positions and blocks for `new` more by
+    /// repeating the blocks of this sequence. It holds no references to the blocks. A pass over it overwrites the keys
+    /// and values of this sequence, so neither may be used for anything else afterwards.
     pub fn repeated(&self, len: usize, new: usize) -> Self {
         let blocks = self.blocks.iter().copied().cycle().take((len + new).div_ceil(BLOCK)).collect();
         Self { len, blocks, cached: 0, prefix: self.prefix, long_context: self.long_context }

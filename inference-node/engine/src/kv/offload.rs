@@ -1,9 +1,9 @@
 //! KV offload: keys and values of evicted blocks in host memory.
 //!
-//! A node has one [`HostKvCache`]. Every pool stores there what it evicts, and searches there when a sequence begins,
-//! before anything is computed again. Values whose bits matter (of F32 models and of deterministic sequences) are
-//! stored unchanged; others in fewer bytes, if the configuration asks for it. The one block that is being moved is
-//! counted in neither tier.
+//! A node has one [`HostKvCache`]. Every pool stores its evicted blocks in it, and looks there for the prefix of a new
+//! sequence before computing it again. Blocks that must stay bit-exact (of F32 models and of deterministic sequences)
+//! are stored unchanged; others are stored in a smaller format if one is configured. While a block is moved between a
+//! pool and the cache, neither counts it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,23 +14,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::kv::{BLOCK, BlockValues};
 
-/// Storage format of offloaded values whose bits do not matter.
+/// Storage format of offloaded keys and values that need not stay bit-exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvOffloadFormat {
-    /// Unchanged. The default: two bytes per value already changed texts of a small model (docs/benchmarks.md).
+    /// Stored unchanged. The default, because even 16-bit floats changed the texts of a small model
+    /// (docs/benchmarks.md).
     #[default]
     Exact,
     /// 16-bit floats.
     F16,
-    /// 8-bit integers with one scale per 32 values.
+    /// 8-bit integers with one scale per group of 32 numbers.
     Q8,
 }
 
-/// Values that share a scale in [`KvOffloadFormat::Q8`].
+/// Number of integers that share a scale in [`KvOffloadFormat::Q8`].
 const Q8_GROUP: usize = 32;
 
-/// A block's values as stored.
+/// The contents of a block in its storage format.
 #[derive(Debug, Clone)]
 enum PackedBlock {
     Exact(BlockValues),
@@ -43,7 +44,8 @@ impl PackedBlock {
         let (BlockValues::F32(plain), KvOffloadFormat::F16 | KvOffloadFormat::Q8) = (&values, format) else {
             return Self::Exact(values);
         };
-        // Values beyond the range of F16 and NaN are stored unchanged, so that they are the same when they return.
+        // Blocks that contain NaN or numbers beyond the range of F16 are stored unchanged, since a smaller format could
+        // not represent them.
         if plain.iter().any(|value| value.abs() > f16::MAX.to_f32() || value.is_nan()) {
             return Self::Exact(values);
         }
@@ -98,7 +100,7 @@ pub struct HostKvCache {
 }
 
 impl HostKvCache {
-    /// A cache of at most `bytes` bytes; `None` if that is zero.
+    /// Creates a cache of at most `bytes` bytes; `None` if `bytes` is zero.
     pub fn new(bytes: u64, format: KvOffloadFormat) -> Option<Arc<Self>> {
         (bytes > 0).then(|| Arc::new(Self { index: Mutex::new(OffloadIndex::new(bytes, BLOCK)), format }))
     }
@@ -112,7 +114,7 @@ impl HostKvCache {
         self.index().capacity()
     }
 
-    /// Bytes in use, those of the index included.
+    /// Size in use, in bytes, including the index.
     pub fn bytes(&self) -> u64 {
         self.index().bytes()
     }
@@ -122,15 +124,15 @@ impl HostKvCache {
 #[derive(Debug, Clone)]
 pub struct KvOffload {
     cache: Arc<HostKvCache>,
-    /// Identifies everything that keys and values depend on besides tokens and salt.
+    /// Identifies the model, its file and its device. Keys and values depend on these, the tokens and the salt.
     model: Arc<str>,
     /// Whether every block is stored unchanged.
     lossless: bool,
 }
 
 impl KvOffload {
-    /// Access for the pool of `model`, an identifier of the model, its file and its device. With `lossless`, all its
-    /// blocks are stored unchanged.
+    /// Creates the access of one pool to `cache`. `model` identifies the model, its file and its device. With
+    /// `lossless`, all blocks of the pool are stored unchanged.
     pub fn new(cache: Arc<HostKvCache>, model: &str, lossless: bool) -> Self {
         Self { cache, model: model.into(), lossless }
     }
@@ -144,7 +146,8 @@ impl KvOffload {
         CacheNamespace { model: self.model.clone(), salt }
     }
 
-    /// Stores the block of `key`. `values` reads it and is called only if it is not stored yet.
+    /// Stores the block of `key` unless it is already stored. `values` reads the contents of the block and is called
+    /// only if needed.
     pub(super) fn store(
         &self,
         key: &BlockKey,
@@ -155,7 +158,7 @@ impl KvOffload {
         if self.cache.index().touch(&namespace, &key.tokens) {
             return;
         }
-        // Copied and packed without the lock, so that the pools of other models do not wait for it.
+        // The block is read and packed without holding the lock, so that the pools of other models do not wait.
         let format = if lossless || self.lossless { KvOffloadFormat::Exact } else { self.cache.format };
         match values() {
             Ok(values) => {
@@ -167,24 +170,24 @@ impl KvOffload {
         }
     }
 
-    /// The index node of the prefix `tokens`, which are whole blocks.
+    /// Index node of the prefix `tokens`, whose length is a multiple of the block size.
     pub(super) fn node_of(&self, salt: u8, tokens: &[u32]) -> Option<OffloadNodeId> {
         self.cache.index().lookup(&self.namespace(salt), tokens)
     }
 
-    /// Whether the whole block of `tokens` after `node` is stored.
+    /// Whether a whole block that begins with `tokens` is stored after the prefix `node`.
     pub(super) fn contains(&self, node: OffloadNodeId, tokens: &[u32]) -> bool {
         self.cache.index().longest_match(node, tokens).is_some_and(|(count, _)| count == BLOCK)
     }
 
-    /// Removes the block of `tokens` after `node` and returns its node and its values.
+    /// Removes the block that holds `tokens` after the prefix `node`; returns its index node and its contents.
     pub(super) fn take(&self, node: OffloadNodeId, tokens: &[u32]) -> Option<(OffloadNodeId, BlockValues)> {
         let (node, packed) = self.cache.index().take(node, tokens)?;
         Some((node, packed.unpack()))
     }
 
-    /// The block after `node` with the longest match of `tokens`, if that is at least `min` positions: their number,
-    /// and the block's values, which stay stored.
+    /// Finds the block after the prefix `node` that shares the most leading positions with `tokens`. Returns the number
+    /// of shared positions and a copy of the block's contents; `None` if fewer than `min` positions match.
     pub(super) fn partial_match(
         &self,
         node: OffloadNodeId,

@@ -1,12 +1,12 @@
-//! The KV pool of one model: allocation, the prefix cache, eviction, and the way to the offload tier.
+//! The KV pool of one model: allocation, the prefix cache, eviction, and the exchange with the offload tier.
 
 use cfq_memory::{BlockId, BlockTable};
 
 use crate::kv::{BLOCK, BlockMemory, HostBlocks, KvOffload, KvShape, SequenceKv};
 
-/// Fewer matching positions than this are computed instead of copied.
+/// Minimum number of matching positions of a partial block that are copied; fewer are computed instead.
 const MIN_COPIED_POSITIONS: usize = 4;
-/// Bit of a salt: the sequence was computed batch-invariantly. Bit 0 is for the long-context frequencies.
+/// Bit of a salt that marks batch-invariant sequences. Bit 0 marks sequences with the long-context frequencies.
 pub(super) const BATCH_INVARIANT_SALT: u8 = 2;
 
 /// The KV pool of one model, whose blocks are stored in `B`.
@@ -19,24 +19,24 @@ pub struct KvPool<B = HostBlocks> {
 }
 
 impl KvPool {
-    /// A pool in host memory.
+    /// Creates a pool of `blocks` blocks in host memory.
     pub fn new(shape: KvShape, blocks: usize) -> Self {
         Self::with_memory(HostBlocks::new(shape, blocks), blocks)
     }
 }
 
 impl<B: BlockMemory> KvPool<B> {
-    /// A pool of `blocks` blocks stored in `memory`.
+    /// Creates a pool of `blocks` blocks, which are stored in `memory`.
     pub fn with_memory(memory: B, blocks: usize) -> Self {
         Self { table: BlockTable::new(blocks, BLOCK), memory, offload: None, prefix_cache: true }
     }
 
-    /// Offloads evicted blocks to `offload`.
+    /// Sets the cache to which evicted blocks are offloaded; `None` disables offload.
     pub fn with_offload(self, offload: Option<KvOffload>) -> Self {
         Self { offload, ..self }
     }
 
-    /// Makes every sequence begin at its first token.
+    /// Disables the prefix cache, so that every sequence is computed from its first token.
     pub fn without_prefix_cache(self) -> Self {
         Self { prefix_cache: false, ..self }
     }
@@ -47,8 +47,8 @@ impl<B: BlockMemory> KvPool<B> {
     }
 
     /// Begins a sequence with the longest cached prefix of `tokens`, excluding the last token, whose scores are needed.
-    /// A `batch_invariant` sequence shares only with others of its kind: results of a faster pass may differ in the
-    /// last bits.
+    /// A `batch_invariant` sequence shares blocks only with other such sequences, because the results of faster kernels
+    /// may differ in the last bits.
     pub fn begin(&mut self, tokens: &[u32], long_context: bool, batch_invariant: bool) -> SequenceKv {
         let salt = u8::from(long_context) | (u8::from(batch_invariant) * BATCH_INVARIANT_SALT);
         let searched = if self.prefix_cache { tokens.len().saturating_sub(1) } else { 0 };
@@ -66,7 +66,8 @@ impl<B: BlockMemory> KvPool<B> {
             while let Some(chunk) = tokens.get(sequence.len..sequence.len + BLOCK)
                 && offload.contains(node, chunk)
             {
-                // A whole block supersedes the partial match, whose block may be the one that has to be evicted for it.
+                // A whole block replaces the partial match. The partial block is released first, since it may be the
+                // one that has to be evicted for the whole block.
                 self.release_partial(partial.take());
                 let Some((next, values)) = (self.table.available() > 0).then(|| offload.take(node, chunk)).flatten()
                 else {
@@ -92,7 +93,7 @@ impl<B: BlockMemory> KvPool<B> {
         sequence
     }
 
-    /// Releases the block that matched in part, which [`BlockTable::find_prefix`] had referenced.
+    /// Releases the reference to a partially matching block that [`BlockTable::find_prefix`] has taken.
     fn release_partial(&mut self, partial: Option<(BlockId, usize)>) {
         if let Some((block, _)) = partial {
             self.table.release(&[block]);
@@ -122,7 +123,7 @@ impl<B: BlockMemory> KvPool<B> {
         }
     }
 
-    /// Allocates a block. The block that is evicted for it, if any, is offloaded.
+    /// Allocates a block. If another block has to be evicted, it is offloaded first.
     fn allocate(&mut self) -> Option<BlockId> {
         if let Some(evicted) = self.table.next_eviction() {
             self.offload(evicted);
@@ -141,7 +142,8 @@ impl<B: BlockMemory> KvPool<B> {
         }
     }
 
-    /// Offloads and evicts all blocks that no sequence uses, so that the next load of this model finds them.
+    /// Offloads and evicts all blocks that no sequence uses, so that the pool of the next load of this model can read
+    /// them back.
     pub fn offload_all(&mut self) {
         for block in self.table.evictable() {
             self.offload(block);
@@ -149,8 +151,8 @@ impl<B: BlockMemory> KvPool<B> {
         self.table.evict_all();
     }
 
-    /// Allocates blocks for `new` more positions. Returns false, with the blocks allocated so far kept, when none is
-    /// left.
+    /// Allocates blocks for `new` more positions. Returns false if no block is left; blocks allocated before that are
+    /// kept.
     pub fn grow(&mut self, sequence: &mut SequenceKv, new: usize) -> bool {
         while sequence.blocks.len() * BLOCK < sequence.len + new {
             let Some(block) = self.allocate() else { return false };
@@ -159,8 +161,8 @@ impl<B: BlockMemory> KvPool<B> {
         true
     }
 
-    /// Counts `new` written positions; `tokens` are all tokens of the sequence. Whole blocks are cached for other
-    /// sequences.
+    /// Counts `new` positions, whose keys and values were written, as filled. `tokens` are all tokens of the sequence.
+    /// Blocks that are now full are added to the prefix cache.
     pub fn advance(&mut self, sequence: &mut SequenceKv, tokens: &[u32], new: usize) {
         sequence.len += new;
         while (sequence.cached + 1) * BLOCK <= sequence.len {
@@ -177,7 +179,8 @@ impl<B: BlockMemory> KvPool<B> {
         sequence.cached += 1;
     }
 
-    /// Ends a sequence whose blocks hold `tokens`. The blocks stay cached until they are evicted.
+    /// Ends a sequence and releases its blocks, which stay in the prefix cache until they are evicted. `tokens` are the
+    /// tokens of the sequence.
     pub fn end(&mut self, mut sequence: SequenceKv, tokens: &[u32]) {
         if !self.prefix_cache {
             return self.discard(sequence);
@@ -189,7 +192,7 @@ impl<B: BlockMemory> KvPool<B> {
         self.table.release(&sequence.blocks);
     }
 
-    /// Ends a sequence whose keys and values may be wrong; they are not cached.
+    /// Ends a sequence whose keys and values may be wrong, and does not cache its blocks.
     pub fn discard(&mut self, sequence: SequenceKv) {
         self.table.discard(&sequence.blocks);
     }
@@ -204,7 +207,7 @@ impl<B: BlockMemory> KvPool<B> {
         self.table.available()
     }
 
-    /// Positions of the blocks that hold something.
+    /// Number of positions in all blocks with contents, cached blocks included.
     pub fn tokens(&self) -> u64 {
         (self.table.occupied() * BLOCK) as u64
     }
@@ -218,7 +221,8 @@ mod tests {
 
     const SHAPE: KvShape = KvShape { layers: 2, heads: 2, head_dim: 2 };
 
-    /// Computes the rest of a sequence; key vectors of head h at token t are (t, h), values (-t, h).
+    /// Computes the part of a sequence that is not cached; returns it and the number of cached tokens. The key vector
+    /// of head h at token t is (t, h), its value vector (-t, h).
     fn compute(pool: &mut KvPool, tokens: &[u32]) -> (SequenceKv, usize) {
         let mut kv = pool.begin(tokens, false, false);
         let cached = kv.len();
@@ -289,7 +293,8 @@ mod tests {
         let (kv, cached) = compute(&mut pool, &alpha);
         assert_eq!(cached, 109, "three blocks, and all but one position of the fourth");
         assert_eq!(key(&pool, &kv, 1, 100), [100.0, 1.0]);
-        // Beta was evicted for it; alpha's last block was copied in part only and stays offloaded.
+        // Blocks of `beta` were evicted for `alpha`. The last block of `alpha` was only copied in part, so it stays
+        // offloaded.
         assert_eq!(offload.tokens(), 110 + 14);
         pool.end(kv, &alpha);
         pool.offload_all();
@@ -302,7 +307,7 @@ mod tests {
         assert_eq!(reloaded.begin(&alpha, false, true).len(), 0, "nor does a batch-invariant sequence");
     }
 
-    /// Storage whose writes fail.
+    /// Block storage whose writes fail.
     struct FailingMemory;
 
     impl BlockMemory for FailingMemory {

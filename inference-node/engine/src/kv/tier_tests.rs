@@ -12,7 +12,7 @@ use crate::kv::{BLOCK, HostKvCache, KvOffload, KvOffloadFormat, KvPool, KvShape,
 
 const SHAPE: KvShape = KvShape { layers: 1, heads: 2, head_dim: 2 };
 const BLOCKS: usize = 7;
-/// Tokens of a phrase; prompts are made of phrases, so that they share prefixes and diverge inside blocks.
+/// Number of tokens in a phrase. Prompts are made of phrases, so that they share prefixes and diverge inside blocks.
 const PHRASE_TOKENS: usize = 20;
 
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ fn phrase(which: u32) -> impl Iterator<Item = u32> {
     (0..PHRASE_TOKENS as u32).map(move |i| which * 100 + i)
 }
 
-/// A stand-in for keys and values: it depends on everything they depend on, and is exact in F16.
+/// A number that stands in for keys and values: it depends on everything that they depend on, and is exact in F16.
 fn value(model: usize, salt: u8, prefix: &[u32]) -> f32 {
     let mixed = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
     let hash = prefix.iter().fold(mixed(model as u64, u64::from(salt)), |hash, t| mixed(hash, u64::from(*t)));
@@ -71,7 +71,7 @@ struct Running {
 }
 
 impl Running {
-    /// Computes the tokens that are not cached. False if the pool is full.
+    /// Computes the tokens that are not cached. Returns false if the pool is full.
     fn compute(&mut self, pool: &mut KvPool) -> bool {
         let new = self.tokens.len() - self.kv.len();
         if !pool.grow(&mut self.kv, new) {
@@ -100,7 +100,7 @@ struct World {
     cache: Arc<HostKvCache>,
     pools: Vec<KvPool>,
     running: Vec<Running>,
-    /// Prefixes of whole blocks that were computed and not discarded: model, salt, tokens.
+    /// Prefixes of whole blocks that were computed and not discarded, as (model, salt, tokens).
     computed: HashSet<(usize, u8, Vec<u32>)>,
 }
 
@@ -116,8 +116,8 @@ impl World {
         Self { cache, pools, running: Vec::new(), computed: HashSet::new() }
     }
 
-    /// Returns the number of cached tokens, and the least number that must be cached if nothing was evicted from the
-    /// cache.
+    /// Begins a sequence. Returns the number of its cached tokens, and the minimum number that must be cached if
+    /// nothing was evicted from the host KV cache.
     fn begin(&mut self, model: usize, long_context: bool, batch_invariant: bool, tokens: Vec<u32>) -> (usize, usize) {
         let salt = u8::from(long_context) | (u8::from(batch_invariant) * BATCH_INVARIANT_SALT);
         let whole = (0..tokens.len() / BLOCK + 1).rev().map(|blocks| blocks * BLOCK);
@@ -133,7 +133,7 @@ impl World {
             self.record(&new);
             self.running.push(new);
         } else {
-            // As a preempted sequence.
+            // The pool is full, so the sequence ends as if it were preempted.
             new.tokens.truncate(new.kv.len());
             self.pools[model].end(new.kv, &new.tokens);
         }
@@ -167,7 +167,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     /// Under any order of eviction, offload, reload, discard and unload, a sequence finds its own keys and values or
-    /// none, nothing is lost while there is space for it, and no tier exceeds its capacity.
+    /// none, no block is lost while the host KV cache has space for it, and no tier exceeds its capacity.
     #[test]
     fn sequences_find_only_their_own_keys_and_values(
         large in any::<bool>(),
@@ -199,7 +199,7 @@ proptest! {
                     }
                 }
                 Op::Finish { which } if !world.running.is_empty() => world.finish(which % world.running.len()),
-                // Not with the large cache, of which the test expects that nothing is lost.
+                // Not with the large cache, for which the test asserts that nothing is lost.
                 Op::Discard { which } if !world.running.is_empty() && !large => {
                     let Running { model, kv, .. } = world.running.swap_remove(which % world.running.len());
                     world.pools[model].discard(kv);

@@ -43,7 +43,7 @@ pub enum GrammarError {
 /// trie; measured.
 const TRIE_COPIES: u64 = 14;
 
-/// The vocabulary, as llguidance accesses it.
+/// Adapter through which llguidance accesses the vocabulary.
 struct TokenizerAdapter {
     trie: TokTrie,
     vocabulary: Arc<Vocabulary>,
@@ -54,14 +54,14 @@ impl TokenizerEnv for TokenizerAdapter {
         &self.trie
     }
 
-    /// If the tokenizer adds a space before text, the tokens of a fragment differ from those within the whole text, and
-    /// must not be forced.
+    /// Returns false if the tokenizer adds a space before the text: then a fragment tokenizes differently from the same
+    /// characters within the whole text, and its tokens must not be forced.
     fn tokenize_is_canonical(&self) -> bool {
         !self.vocabulary.adds_space_prefix()
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        // Text that the tokenizer cannot encode is covered by the longest matching tokens.
+        // Text that the tokenizer cannot encode is split greedily into the longest matching tokens.
         self.trie.tokenize_with_greedy_fallback(bytes, |text| match self.vocabulary.encode(text) {
             Ok(ids) => ids,
             Err(_) => self.trie.greedy_tokenize(text.as_bytes()),
@@ -76,12 +76,12 @@ pub struct Grammars {
 }
 
 impl Grammars {
-    /// Builds nothing yet.
+    /// Creates the compiler. The parser factory is built on the first constrained request.
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
         Self { vocabulary, factory: OnceLock::new() }
     }
 
-    /// Estimated memory of what the first constrained request built, in bytes; 0 before it.
+    /// Estimated memory of the parser factory, in bytes; 0 until the first constrained request builds it.
     pub fn bytes(&self) -> u64 {
         match self.factory.get() {
             Some(Ok(factory)) => trie_bytes(factory.tok_env().tok_trie()),
@@ -93,10 +93,12 @@ impl Grammars {
         self.factory.get_or_init(|| build_factory(&self.vocabulary)).as_ref().map_err(Clone::clone)
     }
 
-    /// Compiles the constraint of `format`; `None` for free text. Takes milliseconds, the first time longer.
+    /// Compiles the constraint of `format`; `None` for free text. Takes milliseconds, or longer on the first
+    /// constrained request, which builds the parser factory.
     ///
     /// # Errors
-    /// [`GrammarError::Unusable`] if the request is at fault, [`GrammarError::Tokens`] if the model is.
+    /// [`GrammarError::Unusable`] if the request's schema, expression or grammar cannot be used,
+    /// [`GrammarError::Tokens`] if the model's vocabulary cannot.
     pub fn compile(&self, format: &OutputFormat) -> Result<Option<Grammar>, GrammarError> {
         match format {
             OutputFormat::Text => Ok(None),
@@ -113,7 +115,7 @@ impl Grammars {
     fn json_schema(&self, schema: &serde_json::Value) -> Result<Grammar, GrammarError> {
         let mut schema = schema.clone();
         if let Some(object) = schema.as_object_mut() {
-            // One fixed spacing: with a choice, a model can spend its whole token budget on white space.
+            // The spacing is fixed: if it were free, a model could spend its whole token budget on white space.
             let spacing =
                 serde_json::json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
             object.insert("x-guidance".to_owned(), spacing);
@@ -137,7 +139,7 @@ impl Grammars {
 fn build_factory(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarError> {
     let mut words: Vec<Vec<u8>> = (0..vocabulary.len() as u32).map(|t| vocabulary.token_bytes(t).to_vec()).collect();
     for (token, name) in vocabulary.control_tokens() {
-        // llguidance's marker for control tokens.
+        // llguidance recognises control tokens by this marker.
         words[*token as usize] = [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
     }
     let info = TokRxInfo::new(words.len() as u32, vocabulary.eos());
@@ -170,7 +172,7 @@ impl Grammar {
     }
 
     /// The tokens that must come next, in the tokenizer's own segmentation; [`Self::accept`] must be called for each.
-    /// Empty where there is a choice, or where the following text may change the segmentation.
+    /// Empty if more than one token is possible, or if the text that follows may change the segmentation.
     pub fn forced_tokens(&mut self) -> Vec<u32> {
         if self.matcher.is_stopped() { Vec::new() } else { self.matcher.compute_ff_tokens() }
     }
@@ -191,7 +193,7 @@ impl Grammar {
         Ok(())
     }
 
-    /// Advances by the sampled token; true if the text is complete.
+    /// Advances the grammar by the sampled token. Returns true if the text is complete.
     ///
     /// # Errors
     /// [`GrammarError::Step`] if the token is not allowed.

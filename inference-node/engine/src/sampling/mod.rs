@@ -1,15 +1,15 @@
 //! Sampling: chooses the next token from the model's logits.
 //!
 //! The order is: penalties, temperature, top-k, top-p, min-p, then one draw. Draws come from a counter-based hash of
-//! (seed, position), so the same seed gives the same text whatever else is in the batch, and a generation that resumes
-//! on another machine continues with the same draws.
+//! (seed, position), so the same seed gives the same text regardless of the other sequences in the batch, and a
+//! generation that resumes on another machine continues with the same draws.
 //!
-//! With a grammar, a token is first drawn without it and kept if the grammar allows it. Only otherwise are all tokens
-//! masked and a second draw is made among the allowed ones. Without top-k, top-p and min-p this gives exactly the
-//! distribution of a draw after masking: let p be the probability of all allowed tokens together; a token of
-//! probability q is drawn first with q, and second with (1 - p) q / p, in sum q / p. The expensive mask is seldom
-//! computed, since most first draws are allowed. Top-k, top-p and min-p apply to the unmasked distribution, as in
-//! llama.cpp.
+//! With a grammar, a token is first drawn without it and kept if the grammar allows it. Otherwise the disallowed tokens
+//! are masked, and a second draw is made among the allowed ones. Without top-k, top-p and min-p this gives exactly the
+//! distribution of a draw after masking: let p be the probability of all allowed tokens together; an allowed token of
+//! probability q is the result of the first draw with probability q, and of the second with probability (1 - p) q / p;
+//! the sum is q / p. The mask is expensive, but seldom computed, since most first draws are allowed. Top-k, top-p and
+//! min-p apply to the unmasked distribution, as in llama.cpp.
 //!
 //! A vocabulary has tens of thousands of tokens, so nothing here sorts all of them: the truncation selects the best
 //! few, and the draw walks the vocabulary in order of ids.
@@ -49,7 +49,7 @@ pub enum SampleError {
     Grammar(#[from] GrammarError),
 }
 
-/// Which of the draws for one position.
+/// Identifies the draw: there are up to two for each position.
 #[derive(Debug, Clone, Copy)]
 enum Draw {
     /// Among all tokens.
@@ -96,7 +96,7 @@ pub fn sample(
     sample_once(logits, history, prompt_len, sampling, Draw::First)
 }
 
-/// As [`sample`], among the tokens that `constraint` allows.
+/// Same as [`sample`], restricted to the tokens that `constraint` allows.
 ///
 /// # Errors
 /// See [`SampleError`].
@@ -135,7 +135,8 @@ fn sample_once(
     if let Some(p) = sampling.min_p {
         apply_min_p(weights, p);
     }
-    // With the first draw's random number, the second would always fall near the rejected token.
+    // The second draw needs another random number: with that of the first, it would always fall near the rejected
+    // token.
     let seed = match draw {
         Draw::First => sampling.seed,
         Draw::Second => !sampling.seed,
@@ -162,7 +163,7 @@ impl WithSimd for SoftmaxWeights<'_> {
     }
 }
 
-/// Number of tokens whose weights are summed at a time.
+/// Number of tokens in a chunk: chunks are summed first to find the one that contains the quantile.
 const SUM_CHUNK: usize = 256;
 
 /// The token at the `quantile` (0 to 1) of the distribution that `weights` are proportional to; `None` if all are zero.
@@ -187,7 +188,7 @@ fn token_at(weights: &[f32], quantile: f64) -> Option<u32> {
         }
         here
     });
-    // `None` only by rounding, since the quantile is less than one.
+    // No chunk is found only because of rounding, since the quantile is less than one.
     let (chunk, (weights, _)) = containing.or_else(|| chunks().next_back())?;
     let mut last = None;
     for (token, weight) in ((chunk * SUM_CHUNK) as u32..).zip(weights).filter(|(_, weight)| **weight > 0.0) {
@@ -283,7 +284,7 @@ mod tests {
 
     #[test]
     fn allowed_tokens_are_drawn_by_their_own_probabilities() {
-        // Probabilities 0.5, 0.3, 0.1, 0.1; of the allowed tokens 0.75 and 0.25.
+        // The probabilities are 0.5, 0.3, 0.1 and 0.1; among the two allowed tokens they are 0.75 and 0.25.
         let logits = [5f32.ln(), 3f32.ln(), 0.0, 0.0];
         let mut counts = [0u32; 4];
         for seed in 0..4000 {

@@ -8,8 +8,8 @@ use cfq_proto::job::Sampling;
 const REPETITION_WINDOW: usize = 64;
 
 /// The repetition penalty of CTRL, <https://arxiv.org/abs/1909.05858> (section 4.1), over the last
-/// [`REPETITION_WINDOW`] tokens. As in llama.cpp and transformers, a negative logit is multiplied instead of divided,
-/// so that it falls too.
+/// [`REPETITION_WINDOW`] tokens. Positive logits are divided by the penalty; negative logits are multiplied by it, as
+/// in llama.cpp and transformers, so that they decrease as well.
 pub(super) fn apply_repetition_penalty(logits: &mut [f32], history: &[u32], penalty: f32) {
     if penalty == 1.0 || penalty <= 0.0 {
         return;

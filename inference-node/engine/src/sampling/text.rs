@@ -1,9 +1,11 @@
-//! Turns tokens into text that may be shown: whole characters only, and nothing of a stop string.
+//! Converts tokens into text that can be sent to readers: it contains whole characters only and no part of a stop
+//! string.
 //!
 //! A token may end within a character, and a stop string may begin in one token and end in another. Bytes are withheld
-//! as long as they could become part of either; text that was returned is never retracted.
+//! as long as they could be part of an incomplete character or of a stop string; text that was returned is never
+//! retracted.
 
-/// What one more token adds to the text.
+/// The effect of one more token on the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextDelta {
     /// Text that is final now; often empty.
@@ -16,13 +18,14 @@ pub struct TextDelta {
 #[derive(Debug)]
 pub struct TextStream {
     stops: Vec<Vec<u8>>,
-    /// Bytes that were not returned yet.
+    /// Bytes that have not been returned yet.
     withheld: Vec<u8>,
     stopped: bool,
 }
 
 impl TextStream {
-    /// A stream that ends before the first of `stops` in the text; empty strings are ignored.
+    /// Creates a stream that ends before the first occurrence of one of `stops` in the text; empty stop strings are
+    /// ignored.
     pub fn new(stops: &[String]) -> Self {
         let stops = stops.iter().filter(|s| !s.is_empty()).map(|s| s.clone().into_bytes()).collect();
         Self { stops, withheld: Vec::new(), stopped: false }
@@ -63,7 +66,7 @@ impl TextStream {
     }
 }
 
-/// Offset of the first occurrence of `part`, which is not empty.
+/// Offset of the first occurrence of `part` in `text`; `part` must not be empty.
 fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
@@ -76,7 +79,7 @@ fn whole_characters_len(bytes: &[u8]) -> usize {
             0xf0..=0xf7 => 4,
             0xe0..=0xef => 3,
             0xc0..=0xdf => 2,
-            // A continuation byte: the character's first byte is further back.
+            // A continuation byte; the first byte of its character is before it.
             0x80..=0xbf => continue,
             _ => 1,
         };

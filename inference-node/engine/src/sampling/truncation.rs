@@ -1,11 +1,12 @@
 //! Top-k, top-p and min-p: sets the weights of unlikely tokens to zero.
 //!
-//! A vocabulary has tens of thousands of tokens, and at usual temperatures few of them make up nearly the whole
-//! probability. So nothing here sorts the whole vocabulary; only its best tokens are selected and sorted.
+//! A vocabulary has tens of thousands of tokens, and at usual temperatures a few of them hold almost all of the
+//! probability. Therefore the vocabulary is never sorted as a whole; only its most likely tokens are selected and
+//! sorted.
 
 use cfq_proto::job::Sampling;
 
-/// Fewest tokens that top-p sorts at a time.
+/// Minimum number of tokens that top-p sorts at a time.
 const MIN_SORTED: usize = 64;
 
 /// Applies top-k, then top-p (nucleus sampling, <https://arxiv.org/abs/1904.09751>) to what top-k left. Of equal
@@ -51,8 +52,8 @@ pub(super) fn apply_top_k_top_p(weights: &mut [f32], sampling: &Sampling) {
     }
 }
 
-/// Min-p, <https://arxiv.org/abs/2407.01082>: drops tokens below the share `p` of the most likely token, whose weight
-/// is 1.
+/// Min-p, <https://arxiv.org/abs/2407.01082>: sets the weights of tokens to zero whose probability is less than `p`
+/// times that of the most likely token, whose weight is 1.
 pub(super) fn apply_min_p(weights: &mut [f32], p: f32) {
     weights.iter_mut().filter(|weight| **weight < p).for_each(|weight| *weight = 0.0);
 }
@@ -81,7 +82,7 @@ mod tests {
 
     #[test]
     fn best_tokens_are_kept_for_any_vocabulary_size() {
-        // Weights fall by two per mille from token to token, in steps of 7 through the vocabulary.
+        // Each weight is 0.998 times the previous one; consecutive ranks are 7 ids apart in the vocabulary.
         for count in [1, 5, 300, 5000usize] {
             let order: Vec<usize> = (0..count).map(|i| i * 7 % count).collect();
             let mut weights = vec![0.0; count];

@@ -23,7 +23,8 @@ use super::error::ApiError;
 use super::tasks::find;
 use crate::store::FeedCursor;
 
-/// Polling interval of a feed: a notification may be lost, and the global feed lags behind running transactions.
+/// Interval at which a feed queries the database without a wake-up: a notification may be lost, and an event appears in
+/// the global feed only after all older transactions have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of comments that keep proxies and clients from closing an idle feed.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -31,7 +32,8 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 type FeedReply = Result<Sse<axum::response::sse::KeepAliveStream<FrameStream>>, ApiError>;
 type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Infallible>> + Send>>;
 
-/// Events of one task after `Last-Event-ID` (a `task_seq`), then new events and tokens as they arrive.
+/// Opens the feed of one task: its events after `Last-Event-ID` (a `task_seq`), then new events and tokens as they
+/// arrive.
 pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: HeaderMap) -> FeedReply {
     let after = last_event_id::<i64>(&headers)?.unwrap_or(0);
     let task = find(&api, &key).await?;
@@ -49,7 +51,7 @@ pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: Head
     stream(reader)
 }
 
-/// Events of all tasks after `Last-Event-ID`, without tokens.
+/// Opens the feed of all tasks: their events after `Last-Event-ID` (a [`FeedCursor`]), without tokens.
 pub async fn all(State(api): State<Api>, headers: HeaderMap) -> FeedReply {
     let cursor = last_event_id::<FeedCursor>(&headers)?.unwrap_or_default();
     let open = OpenFeed::new(&api)?;
@@ -64,7 +66,7 @@ fn last_event_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>,
         .ok_or_else(|| ApiError::invalid("Last-Event-ID", "Last-Event-ID: must be the id of an event of this feed"))
 }
 
-/// Counts an open feed while it exists.
+/// Guard of an open feed. Until it is dropped, the feed counts towards the limit and the gauge of open feeds.
 struct OpenFeed {
     api: Api,
     _permit: OwnedSemaphorePermit,
@@ -138,7 +140,7 @@ impl FeedReader for TaskFeed {
                         self.after = event.task_seq;
                         self.ready.push_back(event_frame(event.task_seq.to_string(), &event)?);
                     }
-                    // The page may have been full: query again once these frames are sent.
+                    // There may be more events than one query returns: query again once these frames are sent.
                     continue;
                 }
                 Ok(_) => {}

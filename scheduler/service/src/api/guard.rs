@@ -62,7 +62,7 @@ impl Token {
         Ok(Self(text))
     }
 
-    /// Compares in time that depends only on the length of the offered text.
+    /// Whether `offered` is the token. The time of the comparison depends only on the length of `offered`.
     fn matches(&self, offered: &str) -> bool {
         let own = self.0.as_bytes();
         let differ = offered

@@ -12,7 +12,8 @@ pub async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Readiness: tasks are accepted and placed, because the database answers, a scheduler leads and NATS is connected.
+/// Readiness: succeeds if tasks are accepted and placed, that is, if the database answers, a scheduler is the leader
+/// and NATS is connected.
 pub async fn readyz(State(api): State<Api>) -> Result<&'static str, ApiError> {
     if !api.store.has_leader().await? {
         return Err(ApiError::busy("no scheduler is the leader yet: retry in a moment"));
@@ -23,7 +24,7 @@ pub async fn readyz(State(api): State<Api>) -> Result<&'static str, ApiError> {
     Ok("ready\n")
 }
 
-/// The metrics page; without a database it has the last values read from it.
+/// The metrics page. While the database is unavailable, the gauges that come from it keep their last values.
 pub async fn metrics(State(api): State<Api>) -> Result<impl IntoResponse, ApiError> {
     let gauges = match api.store.gauges().await {
         Ok(gauges) => Some(gauges),

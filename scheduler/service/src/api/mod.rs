@@ -1,7 +1,6 @@
-//! HTTP under `/api/v1`. Every request needs the bearer token (health checks excepted) and an allowed Host; a foreign
-//! Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every refusal
-//! has an
-//! `ErrorReply` as its body.
+//! The HTTP API under `/api/v1`. Every request needs the bearer token (health checks excepted) and an allowed Host; a
+//! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
+//! refusal has an `ErrorReply` as its body.
 
 mod error;
 mod events;

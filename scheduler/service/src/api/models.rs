@@ -48,8 +48,8 @@ async fn send_command(
     }
 }
 
-/// The node that the request names. Without a name, the only live node that serves the model, or else the only live
-/// node.
+/// Selects the node for the command: the node that the request names; without a name, the only live node that serves
+/// the model; if no node serves it, the only live node.
 fn select_node(request: &ModelRequest, nodes: &[NodeView]) -> Result<(NodeId, BootId), ApiError> {
     if let Some(named) = &request.node {
         let Some(node) = nodes.iter().find(|node| node.id == *named) else {

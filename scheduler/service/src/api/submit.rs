@@ -24,7 +24,7 @@ pub async fn submit(
 ) -> Result<(StatusCode, Json<SubmitReply>), ApiError> {
     let key = idempotency_key(&headers)?;
     let request: SubmitRequest = validate::parse_body(&read_body(bytes)?)?;
-    // Hash of the request without the defaults, because those may change between two tries.
+    // The request is hashed before the defaults are filled in, because the defaults may change between two tries.
     let canonical = serde_json::to_vec(&request).map_err(|e| ApiError::malformed(e.to_string()))?;
     let spec = validate::with_defaults(request, &api.defaults)?;
     let new = NewTask {

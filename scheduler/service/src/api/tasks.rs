@@ -16,7 +16,8 @@ use super::submit::read_body;
 use super::validate::{check_supported_model, parse_body};
 use crate::store::{Cancelled, Resolution};
 
-/// The actor that steps and questions record for API requests. Tokens have no names yet.
+/// Author that steps and questions record for API requests. Bearer tokens have no names yet, so all clients share this
+/// one.
 const API_ACTOR: &str = "a client";
 
 #[derive(Debug, Deserialize)]

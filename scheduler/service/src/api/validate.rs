@@ -1,4 +1,5 @@
-//! Validation of submitted tasks, with the field in each error; and the defaults for fields that are left out.
+//! Validation of submitted tasks, with the field name in each error, and defaults for the fields that a task leaves
+//! out.
 
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
@@ -40,7 +41,7 @@ pub fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// The task with defaults for the fields that it leaves out, validated.
+/// Fills in the fields that the task leaves out with defaults, then validates the task.
 pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, ApiError> {
     spec.threshold = spec.threshold.or(Some(defaults.threshold));
     spec.max_iterations = spec.max_iterations.or(Some(defaults.max_iterations));
@@ -72,7 +73,7 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     if !spec.repo.starts_with('/') {
         return bad("repo", "must be an absolute path, such as /home/me/project");
     }
-    // A branch may move between two reads, and the repository may be on another machine.
+    // Branch names are refused: a branch may move between two reads, and the repository may be on another machine.
     if spec.base.as_ref().is_some_and(|b| b.len() != COMMIT_ID_DIGITS || !b.bytes().all(|c| c.is_ascii_hexdigit())) {
         return bad("base", "must be a full commit id of 40 hexadecimal digits, as `git rev-parse HEAD` prints it");
     }

@@ -1,5 +1,5 @@
-//! Answers nodes and runners over NATS. Any scheduler may answer (they share a queue group), because every write is
-//! fenced. A sender that receives no reply repeats the request with the same body.
+//! Answers the requests of nodes and runners over NATS. Any scheduler may answer (they share a queue group), because
+//! every write is fenced. A sender that receives no reply repeats the request with the same body.
 //!
 //! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
 //! so that they never wait behind blobs or feeds.
@@ -28,11 +28,11 @@ use crate::store::{Store, StoreError};
 /// NATS queue group: each request is delivered to one scheduler.
 const QUEUE_GROUP: &str = "scheduler";
 
-/// What the request handlers need.
+/// State shared by all request handlers.
 #[derive(Debug, Clone)]
 pub struct Bus {
     pub store: Store,
-    /// The same database over a separate connection pool.
+    /// Store for heartbeats: the same database through a separate connection pool.
     pub heartbeats: Store,
     pub link: Link,
     pub session: Session,
@@ -54,8 +54,8 @@ impl Bus {
         Ok(())
     }
 
-    /// Answers requests of `verb` from all senders of `kind` (node or runner) with the handler's result for (sender,
-    /// body). Without a reply (`None`) the sender repeats the request.
+    /// Subscribes to the requests `verb` of all senders of `kind` (node or runner) and replies with the handler's
+    /// result for (sender, body). If the handler returns `None`, no reply is sent and the sender repeats the request.
     async fn answer<Q, A, F, Fut>(
         self: &Arc<Self>,
         loops: &mut JoinSet<()>,
@@ -117,7 +117,7 @@ impl Bus {
                     drop(permit);
                 });
             }
-            // With all permits back, no request is in progress.
+            // Once all permits can be acquired, no request is in progress any more.
             let all = u32::try_from(bus.concurrency).unwrap_or(u32::MAX);
             if permits.acquire_many(all).await.is_err() {
                 tracing::debug!(verb, "permits were closed");
@@ -127,10 +127,10 @@ impl Bus {
     }
 }
 
-/// Reply to a message that cannot be decoded, in the verb's reply type. A sender of another version can read at least
-/// this envelope. A version mismatch is reported as unavailable where the reply type allows it, because either side may
-/// be upgraded at any time; a malformed message is refused for good. A heartbeat's reply has no field for a reason, so
-/// there is none.
+/// Reply to a message that cannot be decoded, in the verb's reply type. A sender of another version can decode at least
+/// the envelope of the reply. A version mismatch is reported as unavailable where the reply type allows it, because
+/// either side may be upgraded at any time; a malformed message is refused permanently. `None` for heartbeats, because
+/// their reply has no field for a reason.
 fn decode_refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
     let kind = match (verb, error) {
         ("heartbeat", _) => return None,

@@ -1,4 +1,4 @@
-//! Requests of nodes.
+//! Handlers for the NATS requests of nodes.
 
 use std::sync::Arc;
 
@@ -97,12 +97,12 @@ async fn result(bus: Arc<Bus>, sender: String, ask: JobReport) -> Option<FenceRe
     Some(fence_reply(&bus, "result", answer).await)
 }
 
-/// True if this scheduler or another may serve the same request later.
+/// Whether the same request may succeed later, on this scheduler or on another one.
 pub(super) fn may_succeed_later(error: &StoreError) -> bool {
     error.may_retry() || matches!(error, StoreError::NotLeader { .. })
 }
 
-/// The store's answer as a reply; sends its hints.
+/// Converts the store's result to a reply, and sends the hints that the result contains.
 pub(super) async fn fence_reply(
     bus: &Bus,
     doing: &'static str,
@@ -138,10 +138,11 @@ pub(super) async fn blob_get(bus: Arc<Bus>, _sender: String, get: BlobGet) -> Op
     })
 }
 
-/// The verb by which early builds of 0.1 registered. Its senders would wait in silence if it were not answered.
+/// Name of the register verb in early builds of 0.1. It is still answered, because such a build would otherwise wait
+/// for a reply without reporting why.
 pub(super) const FORMER_REGISTER: &str = "hello";
 
-/// Refuses a build that registers by [`FORMER_REGISTER`] and so knows none of the other verbs.
+/// Refuses a build that registers with [`FORMER_REGISTER`]: it does not know the other current verbs either.
 pub(super) async fn refuse_former_register(
     _bus: Arc<Bus>,
     sender: String,
@@ -152,8 +153,8 @@ pub(super) async fn refuse_former_register(
     Some(RegisterReply::Refused { reason })
 }
 
-/// Why a sender of this version is refused, if it is. Within a minor version, messages only gain fields; an older minor
-/// version may lack fields that this build needs.
+/// The reason to refuse a sender of this version; `None` if the version is accepted. Within a minor version, messages
+/// only gain fields; an older minor version may lack fields that this build needs.
 pub(super) fn version_refusal(version: &str) -> Option<String> {
     let own = env!("CARGO_PKG_VERSION");
     let minor = |v: &str| {
@@ -165,7 +166,8 @@ pub(super) fn version_refusal(version: &str) -> Option<String> {
         .then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there, then restart it"))
 }
 
-/// Why a sender is refused whose name a later boot uses: two processes with one name would take each other's leases.
+/// The reason to refuse a sender whose name is also used by a process that started later: two processes with one name
+/// would take each other's leases.
 pub(super) fn newer_boot_refusal(name: &str) -> String {
     format!("a process that started later uses the name {name}: stop one of the two, or rename this one")
 }

@@ -1,4 +1,4 @@
-//! Requests of runners.
+//! Handlers for the NATS requests of runners.
 
 use std::sync::Arc;
 

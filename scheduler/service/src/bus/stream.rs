@@ -1,5 +1,5 @@
-//! The JetStream work stream and the nodes' consumers. Placements are durable in Postgres, so the stream may be small,
-//! short-lived and even lost: the stream and its consumers are created again, and orders are published again.
+//! The JetStream work stream and the nodes' consumers. Placements are stored in Postgres, so the stream needs no
+//! durability: if it is lost, the stream and its consumers are created again, and the work orders are published again.
 
 use std::time::Duration;
 
@@ -16,9 +16,11 @@ use cfq_proto::messages::WorkOrder;
 use cfq_proto::subject;
 use cfq_proto::timing::Timing;
 
-/// An order that was not pulled within a minute belongs to an attempt that was replaced long ago.
+/// Maximum age of a work order in the stream. An order that was not pulled within this time belongs to an attempt that
+/// was replaced long ago.
 const MAX_ORDER_AGE: Duration = Duration::from_secs(60);
-/// Placement publishes only what a node admits now, so a stream of this size means a fault; new orders are refused.
+/// Maximum number of work orders in the stream; when it is full, new orders are refused. The planner places only jobs
+/// that a node can admit now, so the stream fills up only if something is faulty.
 const MAX_MESSAGES: i64 = 10_000;
 const MAX_BYTES: i64 = 128 * 1024 * 1024;
 
@@ -48,7 +50,8 @@ fn config() -> Config {
         max_bytes: MAX_BYTES,
         max_message_size: 1024 * 1024,
         num_replicas: 1,
-        // A republished attempt must be delivered; the node detects repeats by their fence.
+        // Short, because a work order that is published again must be delivered again; the node detects duplicates by
+        // their fence.
         duplicate_window: Duration::from_secs(1),
         ..Config::default()
     }
@@ -68,8 +71,8 @@ pub async fn ensure(session: &Session) -> Result<bool, StreamError> {
     }
 }
 
-/// Creates the node's durable consumer on this boot's subject. `recreate` first deletes the consumer of an earlier
-/// boot.
+/// Creates the node's durable consumer, which receives the work orders for this boot of the node. With `recreate`, the
+/// consumer of an earlier boot is deleted first.
 pub async fn ensure_consumer(
     session: &Session,
     node: &NodeId,
@@ -86,14 +89,16 @@ pub async fn ensure_consumer(
         durable_name: Some(name),
         filter_subject: subject::work(node, boot),
         ack_policy: AckPolicy::Explicit,
-        // The scheduler resends an attempt that is not accepted; this covers a node that pulled a message and lost it.
+        // Time after which JetStream redelivers a message that the node pulled but did not acknowledge. Independently
+        // of this, the scheduler publishes the order of an attempt that is not accepted again.
         ack_wait: (timing.accept() * 2).max(Duration::from_secs(1)),
         max_ack_pending: 1_000,
         ..pull::Config::default()
     };
     let created = context.create_consumer_on_stream(wanted.clone(), subject::WORK_STREAM).await;
     let Err(first) = created else { return Ok(()) };
-    // The stream may be missing, or a consumer with another filter may exist.
+    // Possible causes: the stream is missing, or a consumer with another filter subject exists. Repair both, then
+    // retry.
     ensure(session).await?;
     if let Err(error) = context.delete_consumer_from_stream(subject::consumer(node), subject::WORK_STREAM).await {
         tracing::debug!(%node, %error, "no consumer deleted");
@@ -104,7 +109,7 @@ pub async fn ensure_consumer(
     }
 }
 
-/// Publishes an order to a boot of a node and waits for the stream's acknowledgement.
+/// Publishes a work order for one boot of a node and waits for the stream's acknowledgement.
 pub async fn publish(session: &Session, node: &NodeId, boot: BootId, order: &WorkOrder) -> Result<(), StreamError> {
     let fail = |reason: String| StreamError::Publish { node: node.clone(), reason };
     let context = jetstream::new(session.client().clone());

@@ -1,5 +1,5 @@
-//! The database's clock, read at intervals and extrapolated with the monotonic clock. All times of the planner are on
-//! it, so a wrong wall clock on one machine has no effect.
+//! The database's clock, read at intervals and extrapolated with the monotonic clock. All times of the planner are
+//! times of this clock, so a wrong wall clock on a scheduler, node or runner has no effect.
 
 use std::time::Instant;
 
@@ -27,7 +27,8 @@ impl DatabaseClock {
         self.ms_at(Instant::now())
     }
 
-    /// Milliseconds by which this reading is ahead of `before` extrapolated to the same instant.
+    /// Time in ms by which this reading is ahead of the earlier reading `before`, extrapolated to the instant of this
+    /// one. It is nonzero if the database's clock jumped; negative if it was set back.
     pub fn ahead_of(&self, before: &Self) -> i64 {
         self.read_ms.saturating_sub(before.ms_at(self.at))
     }

@@ -1,9 +1,10 @@
-//! Times in which no lease may be swept. After an election, and after an outage of Postgres or NATS, live holders may
-//! have been unable to send heartbeats. After the database's clock jumped (its machine slept, or its time was set), all
-//! leases look expired at once, before a holder could send a heartbeat. In each case the sweep waits for one TTL.
+//! Grace periods, in which the sweep ends no lease. After an election, and after an outage of Postgres or NATS, live
+//! holders may have been unable to send heartbeats. After a jump of the database's clock (its machine was suspended, or
+//! its time was set), all leases look expired at once, before their holders can send a heartbeat. In each case the
+//! sweep waits for one lease TTL.
 //!
-//! A jump is detected by comparing two clocks between two readings: the monotonic clock stands still while a machine
-//! sleeps, and it is never set.
+//! A jump is detected by comparing how far the database's clock and this machine's monotonic clock advanced between two
+//! readings. The monotonic clock stops while the machine is suspended, and it is never set.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ use super::clock::DatabaseClock;
 pub struct Grace {
     until: Instant,
     ttl: Duration,
-    /// Holders stop acting this long before their lease expires, so a smaller clock jump cannot take a lease in use.
+    /// Time before the expiry of a lease at which its holder stops using it. A clock jump smaller than this cannot end
+    /// a lease that is in use.
     margin: Duration,
 }
 
@@ -31,8 +33,9 @@ impl Grace {
         now < self.until
     }
 
-    /// Compares a new reading of the database's clock with the previous one. Returns true, and renews the grace, if the
-    /// clock jumped or if the reading took so long that heartbeats cannot have been answered either.
+    /// Compares a new reading of the database's clock with the previous one; `took` is how long the query took. Returns
+    /// true, and renews the grace period, if the clock jumped or if the query took so long that heartbeats cannot have
+    /// been answered either.
     pub fn on_clock_reading(&mut self, before: Option<&DatabaseClock>, read: &DatabaseClock, took: Duration) -> bool {
         let jump_ms = before.map_or(0, |before| read.ahead_of(before));
         let margin = i64::try_from(self.margin.as_millis()).unwrap_or(i64::MAX);
@@ -58,15 +61,15 @@ mod tests {
         let first = DatabaseClock::at_instant(1_000_000, start);
         let after = start + Duration::from_secs(10);
         assert!(!grace.is_active(after));
-        // Ten seconds on both clocks, plus round-trip noise.
+        // Ten seconds pass on both clocks, plus the noise of a round trip.
         let steady = DatabaseClock::at_instant(1_010_300, after);
         assert!(!grace.on_clock_reading(Some(&first), &steady, Duration::ZERO) && !grace.is_active(after));
-        // The machine slept for an hour, which the monotonic clock does not count.
+        // The machine was suspended for an hour, which the monotonic clock does not count.
         let woken = after + Duration::from_secs(1);
         let read = DatabaseClock::at_instant(1_010_300 + 3_601_000, woken);
         assert!(grace.on_clock_reading(Some(&steady), &read, Duration::ZERO));
         assert!(grace.is_active(woken + Duration::from_secs(5)) && !grace.is_active(woken + TTL));
-        // From there the clock is steady, so the grace is not renewed again.
+        // After the jump the clock is steady, so the grace period is not renewed again.
         let later = woken + TTL;
         let next = DatabaseClock::at_instant(1_010_300 + 3_601_000 + 6_000, later);
         assert!(!grace.on_clock_reading(Some(&read), &next, Duration::ZERO) && !grace.is_active(later));
@@ -76,7 +79,7 @@ mod tests {
     fn clock_set_back_delays_the_sweep_by_one_ttl() {
         let start = Instant::now();
         let mut grace = Grace::new(start, TTL, MARGIN);
-        // Expiry times that were written before the change now lie far in the future.
+        // Expiry times that were written before the clock was set back now lie far in the future.
         let after = start + Duration::from_secs(10);
         let read = DatabaseClock::at_instant(1_010_000 - 3_600_000, after);
         assert!(grace.on_clock_reading(Some(&DatabaseClock::at_instant(1_000_000, start)), &read, Duration::ZERO));

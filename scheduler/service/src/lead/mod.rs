@@ -18,7 +18,8 @@ use crate::store::{Leadership, Store};
 /// Takes part in the election and, while it holds the leader row, plans and sweeps.
 #[derive(Debug, Clone)]
 pub struct Leader {
-    /// Has its own connection pool: if no connection can be acquired from it, Postgres is unavailable.
+    /// Store with a connection pool that only the leader uses: if no connection can be acquired, Postgres is
+    /// unavailable.
     pub store: Store,
     pub link: Link,
     pub session: Session,
@@ -67,7 +68,8 @@ impl Leader {
         }
     }
 
-    /// Renews the leader row. Returns when another scheduler holds it, or when renewals failed for longer than its TTL.
+    /// Renews the leader row. Returns when another scheduler holds it, or when renewals have failed for longer than the
+    /// row's TTL.
     async fn renew_until_lost(&self, lead: Leadership) {
         let timing = self.store.timing();
         let mut confirmed = Instant::now();

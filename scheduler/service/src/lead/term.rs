@@ -1,9 +1,9 @@
-//! One term of a leader. A single task owns the planner's cache: it reads rows, plans, applies the plan one
-//! compare-and-set at a time, and reads back each row that it wrote. Hints name the rows to read; every sweep reads all
-//! live rows again, so a lost hint costs one sweep interval.
+//! One term of a leader, from its election until it loses the leader row. A single async task owns the planner's cache:
+//! it reads the rows that hints name, plans, applies the plan one compare-and-set at a time, and reads back each row
+//! that it wrote. Every sweep reads all live rows again, so a lost hint delays a change by at most one sweep interval.
 //!
-//! An error of one row skips that row only; the rest of the plan and of the sweep continues. Only an outage of Postgres
-//! or NATS renews the grace (see `grace`).
+//! An error that concerns one row skips only that row; the rest of the plan and of the sweep continues. Such an error
+//! does not renew the grace period (see `grace`), an outage of Postgres or NATS does.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -23,12 +23,12 @@ use crate::store::{LeaderHint, Leadership, PlaceOrder, StoreError};
 /// Maximum number of hints that are applied before the next plan.
 const HINT_BATCH: usize = 256;
 
-/// State of one term.
+/// State of the leader during one term.
 struct Term<'a> {
     leader: &'a Leader,
     lead: Leadership,
     state: State,
-    /// `None` until the first sweep.
+    /// Last reading of the database's clock; `None` until the first sweep.
     clock: Option<DatabaseClock>,
     grace: Grace,
 }
@@ -64,7 +64,8 @@ pub async fn run(leader: &Leader, lead: Leadership) {
     };
     let mut sweeps = interval(timing.sweep());
     sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Acceptance and backoff times are checked to within a sixth of the acceptance time.
+    // Each tick runs the planner, which checks acceptance times and backoffs. With a sixth of the acceptance time
+    // between ticks, their end is noticed soon enough.
     let mut ticks = interval(
         (timing.accept() / 6).clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)),
     );
@@ -119,7 +120,7 @@ pub async fn run(leader: &Leader, lead: Leadership) {
 }
 
 impl Term<'_> {
-    /// Reads the rows that hints named.
+    /// Reads the rows that hints named into the cache.
     async fn refresh(&mut self, jobs: &BTreeSet<JobId>, nodes: &BTreeSet<NodeId>) -> Result<(), StoreError> {
         if !nodes.is_empty() {
             self.refresh_nodes().await?;
@@ -130,8 +131,8 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Reads one job's row. A row in backoff after an error is not planned: it would reserve capacity that it cannot
-    /// use.
+    /// Reads one job's row into the cache. A row in backoff after an error is removed from the cache: the planner would
+    /// reserve capacity for a job that cannot be placed.
     async fn refresh_job(&mut self, job: JobId) -> Result<(), StoreError> {
         let store = &self.leader.store;
         if store.row_backoff().contains(job.0) {
@@ -172,7 +173,8 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Reads all live rows again, makes sure that the stream exists, and ends expired leases and deadlines.
+    /// Reads all live rows again, makes sure that the work stream exists, ends expired leases, and ends tasks whose
+    /// deadline has passed.
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let store = &self.leader.store;
         let asked = Instant::now();
@@ -215,7 +217,7 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Creates the consumers of all nodes, after the stream was created.
+    /// Makes sure that every node has its consumer, for example after the work stream was created again.
     async fn ensure_consumers(&self) {
         let nodes = match self.leader.store.core_nodes().await {
             Ok(nodes) => nodes,
@@ -306,8 +308,8 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Forwards a prefill hint to the node where its call would be placed. Nothing is stored, because a lost hint costs
-    /// only time.
+    /// Forwards a prefill hint to the node on which its job would be placed now. The hint is not stored, because losing
+    /// it costs only time.
     async fn forward_prefill_hint(&mut self, hint: PrefillHint) {
         let Some(now_ms) = self.clock.map(|clock| clock.now_ms()) else { return };
         let Some(node) = prefill_node(&self.state, &hint, now_ms) else { return };
@@ -318,7 +320,7 @@ impl Term<'_> {
         }
     }
 
-    /// Publishes an order. If that fails, the order is sent again when its acceptance time is over.
+    /// Publishes a work order. If that fails, the order is published again when its acceptance time is over.
     async fn publish(&self, node: &NodeId, boot: cfq_proto::ids::BootId, work: &cfq_proto::messages::WorkOrder) {
         match stream::publish(&self.leader.session, node, boot, work).await {
             Ok(()) => {}

@@ -1,4 +1,4 @@
-//! Partial faults of the database: the rest of the service must continue.
+//! Tests of partial database faults: the parts of the service that a fault does not affect must continue.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Detects dangers in languages with a tree-sitter grammar.
+//! Detects dangerous code in languages with a tree-sitter grammar.
 
 use tree_sitter::Node;
 
@@ -6,7 +6,7 @@ use super::{Danger, DangerKind, danger_at, loops, shell, sql};
 use crate::checks::language::Language;
 use crate::checks::syntax::advance;
 
-/// Last name components of calls whose string arguments run as a command.
+/// Names of functions that run their string arguments as a shell command; only the last component of a qualified name.
 const SHELL_CALLS: [&str; 24] = [
     "system",
     "popen",
@@ -34,7 +34,8 @@ const SHELL_CALLS: [&str; 24] = [
     "sh",
 ];
 
-/// Last name components of calls and macros whose string arguments run in a database.
+/// Names of functions and macros that run their string arguments as database statements; only the last component of a
+/// qualified name.
 const DATABASE_CALLS: [&str; 24] = [
     "execute",
     "executemany",

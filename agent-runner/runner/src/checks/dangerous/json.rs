@@ -1,12 +1,12 @@
 //! Detects dangerous commands in JSON files: the scripts of `package.json` and `composer.json`, and the tasks of
 //! `deno.json` and of editors. Package managers run some of them automatically (`postinstall`). All other strings are
-//! data.
+//! data and are not checked.
 
 use serde_json::Value;
 
 use super::{Danger, DangerKind, danger_at, shell};
 
-/// Endings of keys whose strings, at any depth below, are commands.
+/// Suffixes of the keys that hold commands: every string in the value of such a key, at any depth, is a command.
 const COMMAND_KEY_SUFFIXES: [&str; 4] = ["scripts", "tasks", "command", "commands"];
 
 /// Returns the dangers in the commands of a JSON file, by line.

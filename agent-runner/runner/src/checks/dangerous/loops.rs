@@ -33,7 +33,8 @@ pub(super) fn is_infinite(language: Language, node: Node<'_>, text: &str) -> boo
     unconditional && node.child_by_field_name("body").is_some_and(|body| !leaves(language, body, text, true))
 }
 
-/// True if something in `node` leaves the enclosing loop. `breakable`: an unlabelled break at `node` would leave it.
+/// True if something in `node` leaves the enclosing loop. `breakable` is true if an unlabelled `break` at `node` would
+/// leave that loop.
 fn leaves(language: Language, node: Node<'_>, text: &str, breakable: bool) -> bool {
     // An explicit stack instead of recursion: generated text can nest deeper than the thread's stack allows.
     let mut stack = vec![(node, breakable)];
@@ -52,7 +53,7 @@ fn leaves(language: Language, node: Node<'_>, text: &str, breakable: bool) -> bo
             }
             "await" | "await_expression" | "yield" | "yield_expression" => return true,
             "try_expression" if language == Language::Rust => return true,
-            // Waiting on a channel in Go corresponds to await in other languages.
+            // Waiting on a channel in Go counts as leaving the loop, like `await` in other languages.
             "select_statement" | "receive_statement" => return true,
             "unary_expression" if language == Language::Go && node_text(node, text).starts_with("<-") => return true,
             "call" | "call_expression" | "macro_invocation" if ends_process(node_text(node, text)) => return true,
@@ -70,7 +71,7 @@ fn node_text<'t>(node: Node<'_>, text: &'t str) -> &'t str {
     text.get(node.byte_range()).unwrap_or_default()
 }
 
-/// True for nodes that an unlabelled break inside them leaves.
+/// True for the kinds of nodes (loops and switches) that an unlabelled `break` inside the node leaves.
 fn captures_break(kind: &str) -> bool {
     matches!(
         kind,

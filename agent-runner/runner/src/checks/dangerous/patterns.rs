@@ -3,7 +3,7 @@
 
 use super::{Danger, DangerKind, danger_at, html, json, shell, sql};
 
-/// Comment syntax of a kind of file, and the patterns to match in it.
+/// Comment syntax of a kind of file, and the patterns to match in such files.
 struct FileStyle {
     /// Markers that start a comment to the end of the line.
     line_comments: &'static [&'static str],
@@ -49,7 +49,7 @@ fn style_of(path: &str) -> Option<FileStyle> {
             "c" | "h" | "cc" | "cpp" | "cxx" | "hpp" | "java" | "kt" | "kts" | "cs" | "swift" | "scala" | "dart" | "m"
             | "groovy" | "zig",
         ) => FileStyle { line_comments: &["//"], block_comments: true, shell: false, sql: false, code: true },
-        // A file without an extension, or with an unknown one, may be a script.
+        // A file without an extension, or with an unknown extension, may be a script.
         _ => FileStyle { line_comments: hash, block_comments: false, shell: true, sql: false, code: false },
     })
 }
@@ -168,8 +168,8 @@ fn braced_block(text: &str) -> &str {
     text
 }
 
-/// Returns the text with comments, and with string contents if `strings`, replaced by spaces. Newlines and offsets stay
-/// the same.
+/// Returns the text with comments replaced by spaces, and with string contents replaced too if `strings` is true.
+/// Newlines and offsets stay the same.
 fn blank_out(text: &str, style: &FileStyle, strings: bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -12,7 +12,7 @@ pub(super) enum SqlSource {
     Call,
 }
 
-/// First keywords of statements. Prose that mentions deletion begins with another word.
+/// First keywords of SQL statements. A text that begins with another word is prose that only mentions deletion.
 const FIRST_KEYWORDS: [&str; 18] = [
     "DELETE", "DROP", "WITH", "BEGIN", "START", "EXPLAIN", "CREATE", "ALTER", "INSERT", "UPDATE", "SELECT", "MERGE",
     "SET", "USE", "DO", "DECLARE", "IF", "EXEC",

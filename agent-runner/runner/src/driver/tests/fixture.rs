@@ -98,7 +98,7 @@ impl Fixture {
         });
     }
 
-    /// Returns why the hand-off is held, and the offered actions.
+    /// Returns the reason why the hand-off is held, and the actions offered to the human.
     pub(super) fn held(&self) -> (String, Vec<ActionKind>) {
         match self.steps().pop().unwrap().step {
             Step::HandOffHeld { why, available_actions } => (why, available_actions),
@@ -127,7 +127,7 @@ impl Fixture {
     }
 }
 
-/// Returns reason, offered actions and text of the escalation.
+/// Returns the escalation's reason, the actions offered to the human, and the escalation's text.
 pub(super) fn escalation(history: &History, steps: &[StepRecord]) -> (EscalationReason, Vec<ActionKind>, String) {
     assert_eq!(history.state, LoopState::Escalated);
     match &steps.last().unwrap().step {
@@ -141,7 +141,7 @@ pub(super) fn escalation(history: &History, steps: &[StepRecord]) -> (Escalation
     }
 }
 
-/// Steps of a task that converges in its first iteration.
+/// Kinds of the steps of a task that converges in its first iteration.
 pub(super) const STEPS_OF_FIRST_TRY: [&str; 13] = [
     "started",
     "generated",

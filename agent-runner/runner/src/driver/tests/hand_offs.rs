@@ -1,4 +1,4 @@
-//! Results that cannot be merged or delivered, and repositories that cannot be used.
+//! Tests of results that cannot be merged or delivered, and of repositories that cannot be used.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,7 @@ async fn conflicting_result_is_delivered_and_waits_for_a_human() {
     let Step::Decided { decided, .. } = &steps[at].step else { panic!("a decision") };
     let before = History::of(&steps[..at]).unwrap();
     assert_eq!(&cfq_convergence::decide(&LoopLimits::default(), &before).unwrap(), decided);
-    // A runner does nothing while the task waits; an answer ends it.
+    // A runner does nothing while the task waits for a human; the human's action ends the task.
     assert_eq!(fixture.drive().await.unwrap().next_seq, steps.len() as i32);
     fixture.resolve(EscalationAction::AcceptBestEffort);
     let history = fixture.drive().await.unwrap();
@@ -66,7 +66,7 @@ async fn unusable_repository_fails_the_task_with_the_reason() {
     assert!(decided.why.contains("no commits yet"), "{}", decided.why);
 }
 
-/// A task that is merged, but not yet delivered.
+/// Returns the fixture of a task whose result is merged, but not yet delivered.
 async fn before_delivery() -> Fixture {
     let fixture = fixture();
     fixture.script(vec![add(1)], vec![score(93)]);
@@ -114,7 +114,7 @@ async fn merge_that_cannot_be_computed_waits_for_a_human() {
     fixture.port.0.lock().unwrap().interrupt = Some(Interrupt::Before(merging));
     assert_eq!(fixture.drive().await, Err(Stopped::LeaseLost));
     fixture.port.0.lock().unwrap().interrupt = None;
-    // Mirror and repository are both gone: nothing is left to merge.
+    // Mirror and repository are both gone, so the result cannot be merged or delivered.
     std::fs::remove_dir_all(fixture.data.path().join("mirrors")).unwrap();
     std::fs::rename(fixture.user.path(), fixture.user.folder.path().join("moved")).unwrap();
     assert!(fixture.drive().await.unwrap().facts.hand_off_held);

@@ -1,4 +1,4 @@
-//! Complete runs from a task to its branch, and the endings of a loop.
+//! Tests of complete runs, from a task to its delivered branch, and of the ways in which the review loop ends.
 
 use cfq_proto::loop_step::{ActionKind, EscalationAction, EscalationReason, LoopState};
 use cfq_proto::pr::PrState;
@@ -41,7 +41,7 @@ async fn feedback_reaches_the_creator_but_its_prose_not_the_critic() {
     let seeds: Vec<u64> =
         records.prompts.iter().filter(|(a, _)| *a == Agent::Alpha).map(|(_, p)| p.sampling.seed).collect();
     assert_eq!(seeds[1], seeds[0] + 1);
-    // A revision's call contains the previous files, from which the node drafts tokens.
+    // The model call for a revision contains the previous files, from which the node drafts tokens.
     let previous: Vec<(Agent, &str)> =
         records.prompts.iter().map(|(agent, prompt)| (*agent, prompt.sampling.previous.as_str())).collect();
     let revised = "```python\n# try 1\ndef add(a, b):\n    return a + b\n```";

@@ -1,5 +1,6 @@
-//! Complete runs of the driver against real repositories, with a scheduler that is a list of steps and scripted models.
-//! A run may be interrupted before or after any step, as by a kill; a new run resumes from the committed steps.
+//! Tests: complete runs of the driver against real repositories, with a fake scheduler, which only keeps a list of
+//! steps, and with scripted models. A run may be interrupted before or after any step, as if the runner were killed; a
+//! new run resumes from the committed steps.
 
 mod fixture;
 mod hand_offs;

@@ -1,4 +1,5 @@
-//! Fake of the scheduler (a list of steps) with scripted models. It can interrupt the driver before or after any step.
+//! Fake scheduler, which only keeps a list of steps, with scripted models. It can interrupt the driver before or after
+//! any step.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -19,11 +20,11 @@ pub(super) enum Reply {
     /// A reply that reached its maximum length.
     Truncated(String),
     Failed(JobFailure),
-    /// Never ends; starts at this running time in ms, and each poll adds 400 ms.
+    /// The job never ends. Its running time starts at this value, in ms, and each poll adds 400 ms.
     Running(u64),
 }
 
-/// Place where the driver is interrupted, by the index of a step.
+/// Point at which the driver is interrupted: before or after the step with this index is committed.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Interrupt {
     Before(usize),
@@ -36,7 +37,7 @@ pub(super) struct Records {
     pub(super) jobs: BTreeMap<(i32, Agent, i16), JobView>,
     pub(super) replies: BTreeMap<Agent, Vec<Reply>>,
     pub(super) prompts: Vec<(Agent, Prompt)>,
-    /// Predictors, one for each job that is followed.
+    /// Prefill predictors, one for each followed job.
     pub(super) predictors: Vec<PrefillPredictor>,
     pub(super) cancelled: Vec<JobId>,
     /// Number of job submissions, including repeated ones.

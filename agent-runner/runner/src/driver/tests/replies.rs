@@ -1,4 +1,4 @@
-//! Replies that cannot be used as they are: truncated, unparsable, refused, failed.
+//! Tests of replies that cannot be used as they are: truncated, unparsable, refused, failed.
 
 use cfq_proto::job::JobFailure;
 use cfq_proto::loop_step::{ActionKind, Decision, EscalationAction, EscalationReason, LoopState};
@@ -57,7 +57,7 @@ async fn review_ends_early_only_if_allowed_and_decided() {
         let rules: Vec<usize> = records.prompts.iter().map(|(_, prompt)| prompt.sampling.early_stop.len()).collect();
         assert_eq!(rules, [0, 1], "only the critic gets early-stop conditions");
     }
-    // A score that leads to a revision does not end the review early: its findings are needed.
+    // A score that leads to a revision does not end the review early: the creator needs the review's findings.
     let mut revises = fixture();
     revises.limits.early_stop = true;
     let low = Reply::Text("{\"quality_score\": 40, \"defects\": [], ".into());
@@ -68,7 +68,7 @@ async fn review_ends_early_only_if_allowed_and_decided() {
         records.prompts.iter().map(|(agent, prompt)| (*agent, prompt.sampling.early_stop.len())).collect()
     };
     assert_eq!(asked[1..3], [(Agent::Beta, 1), (Agent::Beta, 0)], "the second request is for the complete review");
-    // If it is not allowed, the review is a truncated one.
+    // If early stops are not allowed, a review that ended early counts as truncated.
     let usual = fixture();
     usual.script(vec![add(1)], vec![ended(), score(93)]);
     assert_eq!(usual.drive().await.unwrap().state, LoopState::Idle);

@@ -1,4 +1,4 @@
-//! Resumption of an interrupted run from its committed steps.
+//! Test that an interrupted run resumes from its committed steps.
 
 use cfq_convergence::History;
 

@@ -1,4 +1,4 @@
-//! Hints about the critic's prompt while the creator generates.
+//! Tests of the prefill hints for the critic's prompt, which are sent while the creator generates.
 
 use cfq_proto::messages::PrefillHint;
 use cfq_proto::task::Agent;

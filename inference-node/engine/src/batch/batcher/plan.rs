@@ -1,7 +1,7 @@
 //! Planning of a step: which tokens each running sequence computes in the next forward pass.
 //!
-//! Decoding sequences get one row each, prompts share what the pass can compute beside them in [`MAX_PREFILL_TIME`].
-//! Draft tokens are added only to passes that prefill nothing.
+//! Decoding sequences get one row each; prompts share the remaining rows that the pass can compute within
+//! [`MAX_PREFILL_TIME`]. Draft tokens are added only to passes that prefill nothing.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::batch::admission::EngineStats;
 use crate::batch::chunked_prefill::{MIN_CHUNK_ROWS, PrefillDemand, split_rows};
 use crate::batch::sequence::Sequence;
 
-/// Longest duration of a pass that prefills, all its prompts together.
+/// Maximum duration of a pass that contains prefill, whatever the number of prompts in it.
 pub(super) const MAX_PREFILL_TIME: Duration = Duration::from_millis(250);
-/// Prompt rows of a pass before the model's latency was measured.
+/// Number of prompt rows of a pass until the model's latency has been measured.
 const UNMEASURED_PREFILL_ROWS: usize = 32;
 
 /// The part of one sequence in a forward pass.
@@ -22,11 +22,11 @@ pub(super) struct StepEntry {
     pub tokens: Vec<u32>,
     /// Number of draft tokens at the end of `tokens`.
     pub drafted: usize,
-    /// Number of rows, counted from the last, whose scores are needed.
+    /// Number of rows at the end of `tokens` whose scores are needed.
     pub scored: usize,
 }
 
-/// Prompt rows that fit a pass of length `time` after `past` cached tokens.
+/// Number of prompt rows that a pass can compute in `time` after `past` cached tokens.
 pub(super) fn prefill_rows(stats: &EngineStats, time: Duration, past: usize) -> usize {
     match stats.rows_in(time, past) {
         Some(rows) => (rows as usize).clamp(MIN_CHUNK_ROWS, MAX_PREFILL_ROWS),
@@ -35,8 +35,8 @@ pub(super) fn prefill_rows(stats: &EngineStats, time: Duration, past: usize) -> 
 }
 
 impl<M: ForwardModel> Batcher<M> {
-    /// One entry per running sequence, with KV blocks allocated for it. Sequences for which no block is left are
-    /// preempted, youngest first.
+    /// One entry per running sequence, with KV blocks allocated for it. If no block is left, the youngest sequences are
+    /// preempted.
     pub(super) fn plan(&mut self) -> Vec<StepEntry> {
         let demands: Vec<PrefillDemand> = self
             .running
@@ -66,7 +66,7 @@ impl<M: ForwardModel> Batcher<M> {
             if next.uncomputed().len() == 1 && next.sequence.sampling.prompt_lookup {
                 let Sequence { lookup, tokens: all, max_len, .. } = &mut next.sequence;
                 let drafts = lookup.draft(all, max_drafts.min(max_len.saturating_sub(all.len() + 1)), cost);
-                // Each other sequence may need one more block in this pass: drafts do not take those.
+                // Each other sequence may need one more block in this pass; drafts must leave these blocks free.
                 if !drafts.is_empty()
                     && self.pool.available() > running
                     && self.pool.grow(&mut next.kv, 1 + drafts.len())
@@ -81,7 +81,8 @@ impl<M: ForwardModel> Batcher<M> {
         plan
     }
 
-    /// Prompt rows of the next pass, judged by the sequence with the most cached tokens: its rows attend to the most.
+    /// Number of prompt rows of the next pass. The time of a row is estimated for the sequence with the most cached
+    /// tokens, whose rows are the slowest because they attend to the most tokens.
     fn prefill_budget(&self) -> usize {
         if !self.limit.is_unlimited() {
             return self.limit.rows();

@@ -1,10 +1,11 @@
 //! Preemption: sequences that release their KV blocks, wait, and resume; and the policy after a failed pass.
 //!
-//! Admission counts the output a sequence is expected to write, not the most it may write, so the pool can run out of
-//! blocks. Then the youngest sequence is preempted. Its tokens stay; when it resumes, its keys and values are found in
-//! the prefix cache or computed again. The oldest sequence keeps its blocks, so at least one always makes progress.
+//! Admission reserves KV tokens for the expected output of a sequence, not for its maximum output, so the pool can run
+//! out of blocks. Then the youngest sequence is preempted. Its tokens are kept; when it resumes, its keys and values
+//! are found in the prefix cache or computed again. The oldest sequence keeps its blocks, so at least one always makes
+//! progress.
 //!
-//! After a pass that found no memory on the GPU all sequences are preempted and smaller passes follow
+//! After a pass that ran out of GPU memory, all sequences are preempted and smaller passes follow
 //! ([`crate::batch::oom_backoff`]). A second such pass in a row, and any other error of the GPU's driver, breaks the
 //! engine as a panic does: the node releases its jobs, exits, and is started again.
 
@@ -13,29 +14,29 @@ use crate::backend::forward::{ForwardFailure, ForwardModel};
 use crate::batch::sequence::{Sequence, engine_failure};
 use crate::kv::BLOCK;
 
-/// Blocks for the known tokens of a sequence, and one more to continue with.
+/// Number of blocks that a sequence needs for its tokens so far, and one more to continue.
 fn required_blocks(sequence: &Sequence) -> usize {
     sequence.tokens.len() / BLOCK + 2
 }
 
 impl Running {
-    /// Blocks that it will allocate for its known tokens and to continue.
+    /// Number of blocks that the sequence still has to allocate for its tokens so far and to continue.
     pub(super) fn missing_blocks(&self) -> usize {
         required_blocks(&self.sequence).saturating_sub(self.kv.blocks())
     }
 }
 
 impl<M: ForwardModel> Batcher<M> {
-    /// Moves preempted sequences back to the batch, oldest first, while the pool has the blocks they require beside
-    /// those that the running sequences still miss: a sequence that resumed a moment ago has allocated none of its own
-    /// yet.
+    /// Moves preempted sequences back to the batch, oldest first, while the pool has enough blocks for them and for the
+    /// blocks that the running sequences have not allocated yet: a sequence that has just resumed has not allocated
+    /// any.
     pub(super) fn resume_preempted(&mut self) {
         while let Some(first) = self.preempted.front() {
             if self.running.len() >= self.limit.rows() {
                 return;
             }
             let promised: usize = self.running.iter().map(Running::missing_blocks).sum();
-            // A sequence alone always fits: admission compared it with the pool's capacity.
+            // A single sequence always fits: admission refuses sequences larger than the pool.
             if !self.running.is_empty() && promised + required_blocks(first) > self.pool.available() {
                 return;
             }
@@ -59,7 +60,7 @@ impl<M: ForwardModel> Batcher<M> {
     pub(super) fn on_forward_failure(&mut self, error: &candle_core::Error, rows: usize) -> Result<(), Broken> {
         match self.model.failure(error) {
             ForwardFailure::Pass => {
-                // It is unknown which sequence is at fault, and their KV may be partly written.
+                // It is unknown which sequence caused the failure, and their keys and values may be partly written.
                 for running in self.running.drain(..) {
                     self.pool.discard(running.kv);
                     running.sequence.end(Err(engine_failure(format!("the forward pass failed: {error}"))));
@@ -67,7 +68,8 @@ impl<M: ForwardModel> Batcher<M> {
                 self.pool.clear();
                 Ok(())
             }
-            // Positions computed before this pass are intact; what it wrote lies behind them and is not counted.
+            // Positions computed before this pass are intact: the pass wrote only to later positions, which are not
+            // counted as computed.
             ForwardFailure::Memory if self.limit.on_out_of_memory(rows) => {
                 tracing::warn!(
                     %error,

@@ -27,7 +27,7 @@ struct Case {
     greedy: Vec<u32>,
 }
 
-/// A batcher without a thread, and what its engine would hold.
+/// A batcher without a thread, and the parts of an engine that the tests need.
 struct Rig<M: ForwardModel = CpuModel> {
     batcher: Batcher<M>,
     commands: SyncSender<Command>,
@@ -93,7 +93,7 @@ impl<M: ForwardModel> Rig<M> {
         reader
     }
 
-    /// Steps until no sequence is left.
+    /// Runs steps until no sequence is left.
     fn run_until_idle(&mut self) {
         while !self.batcher.is_idle() {
             self.batcher.drain_commands();
@@ -127,7 +127,8 @@ async fn accepted_draft_tokens_save_passes() {
                 assert_eq!(done.usage.output_tokens as usize, max_tokens, "{context}");
                 assert_eq!(done.usage.drafted_tokens > 0, lookup, "{context}");
                 assert!(done.usage.accepted_tokens <= done.usage.drafted_tokens, "{context}");
-                // An accepted draft token took no pass of its own; the first token came with the prompt's pass.
+                // An accepted draft token needs no pass of its own, and the first token is sampled in the pass of the
+                // prompt.
                 assert!(
                     rig.batcher.steps <= u64::from(done.usage.output_tokens - done.usage.accepted_tokens) + 1,
                     "{context}, {} passes",
@@ -172,7 +173,7 @@ async fn forced_tokens_take_no_pass_with_and_without_drafts() {
         let context = format!("lookup {lookup}, jump {jump_forward}: {usage:?}, {} passes", rig.batcher.steps);
         let parsed: Vec<serde_json::Value> = serde_json::from_str(&done.text).unwrap();
         assert_eq!(parsed.len(), 10, "{context}");
-        // Every pass but the prompt's samples at least one token.
+        // Every pass except those of the prompt samples at least one token.
         let sampled = u64::from(usage.output_tokens - usage.forced_tokens);
         assert!(sampled > 0 && rig.batcher.steps <= sampled + 1, "{context}");
         assert_eq!(usage.forced_tokens > 100, jump_forward, "{context}");
@@ -197,7 +198,7 @@ async fn logprobs_are_reported_for_each_token_and_change_no_text() {
         let done = end(reader).await;
         assert_eq!(done.logprobs.len(), if wanted.is_some() { 12 } else { 0 });
         for token in &done.logprobs {
-            // Greedy: the token is the best one.
+            // Sampling is greedy, so the sampled token is the most likely one.
             assert_eq!(token.top_logprobs.len(), 3);
             assert_eq!(token.own, token.top_logprobs[0]);
             assert!(token.top_logprobs.is_sorted_by(|a, b| a.logprob >= b.logprob), "{token:?}");
@@ -269,7 +270,7 @@ async fn previous_revision_outside_the_prompt_is_drafted_from() {
         for known in [false, true] {
             let mut rig = Rig::new(family, 64);
             let (prompt, written) = (rig.cases[0].ids.clone(), rig.cases[0].greedy.clone());
-            // Followed by tokens that the answer does not contain.
+            // The previous revision ends with tokens that the output does not contain.
             let previous = if known { [&written[..], &[7, 8, 9]].concat() } else { Vec::new() };
             let (request, reader) = rig.revision_request(prompt.clone(), previous, written.len(), true);
             rig.commands.send(Command::Sequence(Box::new(request))).unwrap();
@@ -317,7 +318,7 @@ async fn preempted_sequences_resume_only_if_all_their_blocks_fit() {
     let mut rig = Rig::new("llama", 12);
     let running = rig.submit(rig.cases[0].ids.clone(), 40, false);
     rig.batcher.drain_commands();
-    // Each of the three fits beside the running one; all three together do not.
+    // Each of the three waiting sequences fits beside the running one, but not all three together.
     let long = rig.cases.last().unwrap().ids.clone();
     let mut readers = Vec::new();
     for n in 0..3u32 {

@@ -8,8 +8,8 @@ use crate::backend::forward::ForwardModel;
 use crate::batch::sequence::TokenOutcome;
 
 impl<M: ForwardModel> Batcher<M> {
-    /// Samples for every sequence whose scores were computed, accepts the draft tokens that equal the sampled ones, and
-    /// counts the KV positions that stay.
+    /// Samples the next tokens of every sequence whose scores were computed, accepts the draft tokens that equal the
+    /// sampled ones, and advances the KV positions by the known and accepted tokens.
     pub(super) fn apply_scores(
         &mut self,
         scores: Option<Tensor>,
@@ -40,13 +40,13 @@ impl<M: ForwardModel> Batcher<M> {
                 let Some(mut logits) = rows.next() else { break };
                 // Tokens that the grammar forced need no scores.
                 if sequence.tokens.len() <= known + at {
-                    // Rows beyond the vocabulary pad the matrix.
+                    // The output matrix may be padded with rows that stand for no token; their scores are dropped.
                     logits.truncate(vocabulary.len());
                     outcome = Some(sequence.next_token(&mut logits, vocabulary));
                 }
                 let matches = drafts.get(at).is_some_and(|draft| sequence.tokens.get(known + at) == Some(draft));
                 accepted += usize::from(matches);
-                // The rows after a rejected draft token are void.
+                // The rows after a rejected draft token were computed from a wrong prefix and are not used.
                 if !matches || !matches!(outcome, Some(TokenOutcome::Continue)) {
                     break;
                 }

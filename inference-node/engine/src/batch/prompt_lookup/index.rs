@@ -1,27 +1,29 @@
-//! Index of the places where some tokens occur together in a text, with constant memory per token.
+//! Index of the positions where a context (a few consecutive tokens) occurs in a text, with constant memory per token.
 
 use super::CONTEXT_TOKENS;
 
-/// Maximum number of places returned, the latest ones.
+/// Maximum number of positions returned; the latest ones are.
 const MAX_MATCHES: usize = 8;
-/// Maximum number of places examined for them: other contexts may have the same hash.
+/// Maximum number of positions examined per lookup: other contexts may have the same hash.
 const MAX_CANDIDATES: usize = 4 * MAX_MATCHES;
-/// Bits of a hash in the smallest table; fewer bits make longer chains.
+/// Hash bits of the smallest table; fewer bits make longer chains.
 const MIN_TABLE_BITS: u32 = 10;
-/// Bits of a hash in the largest table, which takes 256 KiB.
+/// Hash bits of the largest table, which takes 256 KiB.
 const MAX_TABLE_BITS: u32 = 16;
 
 /// Hash chains over all contexts of a text.
 #[derive(Debug, Default)]
 pub struct ContextIndex {
-    /// By hash: one more than the last position of the latest context with it; 0 for none.
+    /// For each hash, the end of the latest context with that hash: the position of its last token plus one; 0 if there
+    /// is none.
     heads: Vec<u32>,
-    /// By the last position of a context: the same of the context before it in the chain.
+    /// For each position at which a context ends, the end of the previous context in the same chain, in the form of
+    /// `heads`.
     chain: Vec<u32>,
 }
 
 impl ContextIndex {
-    /// Indexes the new part of `text` except its last token, which nothing follows yet.
+    /// Indexes the part of `text` that is not indexed yet, except for its last token, which has no successor yet.
     pub fn extend(&mut self, text: &[u32]) {
         let known = text.len().saturating_sub(1);
         if known > 2 * self.heads.len() && self.heads.len() < 1 << MAX_TABLE_BITS {
@@ -41,7 +43,7 @@ impl ContextIndex {
         }
     }
 
-    /// The places that follow an occurrence of `context`, latest first.
+    /// Positions directly after the occurrences of `context`, latest first.
     pub fn places_after(&self, text: &[u32], context: &[u32; CONTEXT_TOKENS]) -> Vec<usize> {
         if self.heads.is_empty() {
             return Vec::new();
@@ -54,7 +56,8 @@ impl ContextIndex {
         chain.take(MAX_CANDIDATES).map(|place| place as usize).filter(same).take(MAX_MATCHES).collect()
     }
 
-    /// Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3, section 6.4.
+    /// Bucket of a context in `heads`, by Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3, section
+    /// 6.4.
     fn bucket(&self, context: &[u32; CONTEXT_TOKENS]) -> usize {
         let mixed = context
             .iter()
@@ -69,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Compared with a linear search; the text is indexed in parts, as a sequence grows.
+        /// The index finds the same positions as a linear search, also if the text is indexed in parts as it grows.
         #[test]
         fn latest_places_are_found(
             text in prop::collection::vec(0u32..6, 0..400), parts in prop::collection::vec(0usize..400, 0..5),
@@ -90,7 +93,7 @@ mod tests {
         let mut index = ContextIndex::default();
         index.extend(&text);
         assert!(4 * (index.heads.capacity() + index.chain.capacity()) <= 8 * text.len() + (4 << MAX_TABLE_BITS));
-        // The latest of many places with the same hash is still found.
+        // The latest of many positions with the same hash is still found.
         let end = text.len() - 1;
         assert_eq!(index.places_after(&text, text[..end].last_chunk().unwrap()), [end]);
     }

@@ -30,6 +30,7 @@ impl Loader {
             Command::Unload { model } => Some(self.unload(model)),
             Command::DropCachedWeights { model } => {
                 self.cached.remove(&model);
+                gpu::trim_heap();
                 None
             }
             Command::SetStatus { model, status } => {

@@ -143,7 +143,8 @@ impl Loader {
                 return LoadFailure::Permanent { reason };
             }
         };
-        LoadFailure::OutOfMemory { reason, host, gpus: self.estimate_alone_on_gpus(model) }
+        let (host, gpus) = (host.map(Box::new), self.estimate_alone_on_gpus(model).map(Box::new));
+        LoadFailure::OutOfMemory { reason, host, gpus }
     }
 
     /// Fetches the model if it is not installed, and holds its file.

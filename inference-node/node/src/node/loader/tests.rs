@@ -270,7 +270,7 @@ fn only_a_model_that_could_fit_later_is_offered_again() {
     test.registry.set_status(&model, ModelStatus::Loading);
     let origin = LoadOrigin::Requested;
     test.loader.state.loading = Some(LoadInProgress { model: model.clone(), host_bytes: 0, used_before: 0, origin });
-    let failure = LoadFailure::OutOfMemory { reason: "full".to_owned(), host: Some(need), gpus: None };
+    let failure = LoadFailure::OutOfMemory { reason: "full".to_owned(), host: Some(Box::new(need)), gpus: None };
     let now = Instant::now();
     let finished = Event::LoadFinished { model: model.clone(), result: Err(failure) };
     for command in plan::apply(&mut test.loader.state, finished, now) {

@@ -1,4 +1,4 @@
-//! Failures of a GPU: the CUDA forward pass on candle's CPU device, with injected driver errors.
+//! Tests of GPU failures: the CUDA forward pass runs on candle's CPU device, and driver errors are injected.
 
 use std::sync::Mutex;
 
@@ -10,14 +10,15 @@ use super::*;
 use crate::backend::cuda::{CudaModel, Stage};
 use crate::batch::speculative_prefill::{ChunkSlot, PrefillChunk};
 
-/// Driver errors in the words of cudarc.
+/// Driver errors as cudarc formats them.
 const NO_MEMORY: &str = "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")";
 const DEVICE_LOST: &str = "DriverError(CUDA_ERROR_ECC_UNCORRECTABLE, \"uncorrectable ECC error encountered\")";
 
-/// A model whose passes fail as planned.
+/// A model whose forward passes fail at given pass numbers.
 struct FailingModel {
     model: CudaModel,
-    /// Number of passes so far, and the errors by the number of their pass, counted from 1.
+    /// Number of passes so far, and the injected errors with the number of the pass in which each occurs, counted from
+    /// 1.
     failures: Mutex<(usize, Vec<(usize, &'static str)>)>,
     /// Numbers of rows of the successful passes.
     rows: Arc<Mutex<Vec<usize>>>,
@@ -117,8 +118,8 @@ async fn pass_without_memory_preempts_all_and_changes_no_text() {
     assert_eq!(texts[..3], texts[3..]);
 }
 
-/// A lost GPU, and one that stays out of memory, break the engine: every sequence fails with an error that may be
-/// retried on another node, and the stats report the engine as broken, after which the node exits.
+/// A lost GPU, and a GPU that runs out of memory twice in a row, break the engine: every sequence fails with an error
+/// that may be retried on another node, and the stats report the engine as broken, whereupon the node exits.
 #[tokio::test]
 async fn unusable_gpu_breaks_the_engine() {
     for (failures, word) in [

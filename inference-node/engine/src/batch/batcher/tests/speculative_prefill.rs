@@ -1,4 +1,5 @@
-//! Speculative prefill: it yields to every sequence, and the call it was for finds its keys and values.
+//! Tests of speculative prefill: every sequence takes precedence over it, and the expected call finds the prefilled
+//! keys and values.
 
 use super::*;
 use crate::batch::speculative_prefill::{ChunkSlot, PrefillChunk};
@@ -7,14 +8,14 @@ fn expected(tokens: &[u32]) -> SpeculativePrompt {
     SpeculativePrompt { tokens: tokens.to_vec(), long_context: false, batch_invariant: false }
 }
 
-/// 120 known tokens of a prompt, and the whole prompt, which is five tokens longer.
+/// Returns the 120 known tokens of an expected prompt, and the whole prompt, which is five tokens longer.
 fn prompt(rig: &Rig) -> (Vec<u32>, Vec<u32>) {
     let known = rig.cases.last().unwrap().ids[..120].to_vec();
     let whole = [&known[..], &[3, 1, 4, 1, 5]].concat();
     (known, whole)
 }
 
-/// The answer to the whole prompt without speculative prefill.
+/// Completion of the whole prompt without speculative prefill.
 async fn cold(family: &str) -> Completion {
     let mut rig = Rig::new(family, 64);
     let (_, whole) = prompt(&rig);
@@ -56,7 +57,8 @@ async fn chunk_delays_an_arriving_sequence_by_at_most_one_block() {
     rig.batcher.stats.record_prefill(BatchWork::new(400, 0), Duration::from_secs(1));
     assert_eq!(rig.batcher.prefill_speculatively(&expected(&known)), PrefillProgress::More);
     assert_eq!(cached_tokens(&mut rig, &known), 32);
-    // Another call arrives, then another chunk: the chunk is not computed, neither now nor between the call's passes.
+    // Another call arrives, then a request for another chunk: the chunk is computed neither before the call nor between
+    // its passes.
     let other = rig.cases[0].ids.clone();
     let reader = rig.submit(other.clone(), 20, false);
     let (chunk, mut result) = PrefillChunk::new(Arc::new(expected(&known)), ChunkSlot::default().take().unwrap());
@@ -86,7 +88,7 @@ async fn chunk_delays_an_arriving_sequence_by_at_most_one_block() {
     rig.run_until_idle();
     let done = end(reader).await;
     assert_eq!((done.usage.cached_tokens, done.text), (32, cold("llama").await.text));
-    // On a model that needs longer for a block than a pass may take, a chunk has the rows of a pass.
+    // If the model needs more time for a block than a pass may take, a chunk has as many rows as such a pass.
     let mut slow = Rig::new("llama", 64);
     slow.batcher.stats.record_prefill(BatchWork::new(100, 0), Duration::from_secs(1));
     for len in [25, 50] {

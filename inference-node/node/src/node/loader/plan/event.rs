@@ -77,9 +77,9 @@ pub enum LoadFailure {
     OutOfMemory {
         reason: String,
         /// Smallest estimate on the host, if the host's memory was short.
-        host: Option<MemoryEstimate>,
+        host: Option<Box<MemoryEstimate>>,
         /// Estimate on the GPUs with nothing else on them, if the model fits there.
-        gpus: Option<MemoryEstimate>,
+        gpus: Option<Box<MemoryEstimate>>,
     },
     /// A retry would fail as well.
     Permanent { reason: String },

@@ -94,10 +94,10 @@ impl LoaderState {
             LoadFailure::OutOfMemory { reason, host: Some(estimate), .. }
                 if estimate.total() <= self.config.host_bytes =>
             {
-                Refusal::NotNow { device: "cpu".to_owned(), estimate, reason }
+                Refusal::NotNow { device: "cpu".to_owned(), estimate: *estimate, reason }
             }
             LoadFailure::OutOfMemory { reason, gpus: Some(estimate), .. } => {
-                Refusal::NotNow { device: self.gpu_ids(), estimate, reason }
+                Refusal::NotNow { device: self.gpu_ids(), estimate: *estimate, reason }
             }
             LoadFailure::OutOfMemory { reason, gpus: None, .. } => Refusal::Permanent { reason },
         }
@@ -130,13 +130,14 @@ impl LoaderState {
     ) {
         self.draining.retain(|(draining, _)| draining != model);
         self.unloaded.insert(model.clone(), ModelPhase::OnDisk);
-        commands.push(Command::SetStatus { model: model.clone(), status: Status::OnDisk { state, reason: None } });
         self.cached.extend(cached);
         while self.cached_bytes() > self.config.weight_cache_bytes
             && let Some(oldest) = self.cached.front().map(|cached| cached.model.clone())
         {
             self.drop_cached_weights(&oldest, commands);
         }
+        // Last, so that the memory is free when the model is reported as unloaded.
+        commands.push(Command::SetStatus { model: model.clone(), status: Status::OnDisk { state, reason: None } });
         self.begin_round();
     }
 

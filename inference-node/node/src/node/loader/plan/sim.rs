@@ -257,9 +257,11 @@ impl Sim {
             _ if !sim.is_readable => Err(LoadFailure::Permanent { reason: "corrupt".to_owned() }),
             (Some(share), _) => Ok(LoadedSize { host_bytes: 0, gpus: vec![share] }),
             (None, Ok(estimate)) => Ok(LoadedSize { host_bytes: estimate.total(), gpus: Vec::new() }),
-            (None, Err(error)) => {
-                Err(LoadFailure::OutOfMemory { reason: "full".to_owned(), host: Some(error.estimate), gpus: None })
-            }
+            (None, Err(error)) => Err(LoadFailure::OutOfMemory {
+                reason: "full".to_owned(),
+                host: Some(Box::new(error.estimate)),
+                gpus: None,
+            }),
         };
         if let Ok(size) = &result {
             // Models that are loaded together share the memory and have no line.
