@@ -19,7 +19,7 @@ deny:
 demo:
     cargo run -- demo
 
-# For NVIDIA cards, in a copy, on any x86-64 Linux: docs/gpu.md
+# For NVIDIA GPUs, in a copy, on any x86-64 Linux: docs/gpu.md
 cuda-build:
     inference-node/cuda/build
 

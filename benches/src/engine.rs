@@ -1,4 +1,5 @@
-//! Shared by the engine's benchmarks: the number of threads, loading a file, and running a prompt to its end.
+//! Functions shared by the engine's benchmarks: they set the number of threads, load a model file, and run a prompt to
+//! completion.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,18 +38,18 @@ pub fn restart_with_threads(threads: &str) -> anyhow::Result<()> {
     std::process::exit(status.code().unwrap_or(1));
 }
 
-/// Loads the file with a memory limit of 12 GiB.
+/// Loads the model file with a memory limit of 12 GiB.
 pub fn load(file: &Path, max_sequences: u32) -> anyhow::Result<LocalEngine> {
     let limits = EngineLimits { memory: 12 << 30, max_sequences };
     Ok(LocalEngine::builder("path:bench".parse()?, file).limits(limits).load()?)
 }
 
-/// A prompt of one user message.
+/// Creates a prompt of one user message.
 pub fn prompt(content: String, sampling: Sampling, format: OutputFormat) -> Prompt {
     Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format }
 }
 
-/// Runs the prompt to its end.
+/// Runs the prompt to completion.
 pub async fn finish(engine: &LocalEngine, prompt: Prompt) -> anyhow::Result<Completion> {
     let mut generation = engine.admit(prompt).await?.start();
     loop {
@@ -58,7 +59,7 @@ pub async fn finish(engine: &LocalEngine, prompt: Prompt) -> anyhow::Result<Comp
     }
 }
 
-/// Median; NaN without values.
+/// Median of the values; NaN if there are none.
 pub fn median_f64(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -9,20 +9,20 @@ use anyhow::{Context, ensure};
 use cfq_proto::client::Client;
 use std::time::Duration;
 
-/// A client of the running server at `CFQ_URL`, with the token `CFQ_TOKEN`.
+/// Creates a client for the running server at `CFQ_URL`, with the token `CFQ_TOKEN`.
 pub fn client() -> anyhow::Result<Client> {
     let url = std::env::var("CFQ_URL").context("set CFQ_URL to a running server")?;
     let token = std::env::var("CFQ_TOKEN").context("set CFQ_TOKEN to its token")?;
     Ok(Client::new(cfq_link::outbound::api_client()?, &url, token.trim()))
 }
 
-/// Median; zero without values.
+/// Median of the times; zero if there are none.
 pub fn median(times: &mut [Duration]) -> Duration {
     times.sort();
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// The `p`-th percentile; zero without values.
+/// The `p`-th percentile of the times; zero if there are none.
 pub fn percentile(times: &mut [Duration], p: usize) -> Duration {
     times.sort();
     times.get((times.len() * p / 100).min(times.len().saturating_sub(1))).copied().unwrap_or_default()

@@ -13,12 +13,12 @@ pub struct LlamaCpp {
     stdout: BufReader<ChildStdout>,
     /// Load time, in seconds.
     pub load_seconds: f64,
-    /// Its system information, which names the instruction sets of the build.
+    /// llama.cpp's system information, which lists the instruction sets that the build uses.
     pub system: String,
 }
 
 impl LlamaCpp {
-    /// Starts it and loads the file.
+    /// Starts the process and loads the model file.
     pub fn start(python: &str, file: &Path, threads: &str) -> anyhow::Result<Self> {
         let mut child = Command::new(python)
             .args(["-c", include_str!("llama_cpp.py")])

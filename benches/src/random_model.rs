@@ -1,5 +1,5 @@
-//! GGUF files of random weights, with the tokenizer of the packaged model, for measurements of speed and memory, which
-//! do not depend on the weights.
+//! GGUF files with random weights and the tokenizer of the packaged model. Speed and memory do not depend on the values
+//! of the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use cfq_engine::model::random::random_matrix;
 use cfq_inference_node::models::{Hub, HubConfig, ModelStore, PullOptions};
 
-/// A Llama with random weights.
+/// Shape and formats of a Llama model with random weights.
 #[derive(Debug, Clone, Copy)]
 pub struct RandomModel {
     pub hidden: usize,
@@ -19,19 +19,20 @@ pub struct RandomModel {
     pub heads: usize,
     pub kv_heads: usize,
     pub context: usize,
-    /// Format of the matrices without a format below.
+    /// Format of all matrices that have no format of their own below.
     pub format: GgmlDType,
-    /// Format of every second layer's values and down projections, which mixed quantisations keep in more bits.
+    /// Format of the value and down projections in every second layer; mixed quantisations give these matrices more
+    /// bits.
     pub sensitive_format: GgmlDType,
     pub embedding: GgmlDType,
-    /// Format of a separate output matrix; `None`: tied to the embedding.
+    /// Format of the output matrix; `None` if the output is tied to the embedding.
     pub output: Option<GgmlDType>,
-    /// Number of random rows of a matrix, which the other rows repeat. With few, generating a file takes no longer than
-    /// writing it.
+    /// Number of different random rows in a matrix; the other rows repeat them. With a small number, generating the
+    /// file takes no longer than writing it.
     pub random_rows: usize,
 }
 
-/// Formats as in llama.cpp's Q4_K_M: 726 million parameters, 460 MB, all rows random.
+/// Model with 726 million parameters (460 MB), in the formats of llama.cpp's Q4_K_M; all rows are random.
 pub const Q4KM_726M: RandomModel = RandomModel {
     hidden: 1536,
     feed_forward: 4608,
@@ -46,19 +47,19 @@ pub const Q4KM_726M: RandomModel = RandomModel {
     random_rows: usize::MAX,
 };
 
-/// Mostly Q4_K, 101 million parameters, 66 MB: a second model of another shape than the packaged one.
+/// Model with 101 million parameters (66 MB), mostly in Q4_K, with another shape than the packaged model.
 pub const Q4K_101M: RandomModel =
     RandomModel { hidden: 768, feed_forward: 2048, layers: 10, heads: 12, kv_heads: 4, ..Q4KM_726M };
 
-/// The model folder, shared with the tests: below `CFQ_CACHE`, or else the user's cache folder.
+/// The model folder, which the tests use too: below `CFQ_CACHE` if that is set, else below the user's cache folder.
 fn model_cache() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let user = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|h| h.join(".cache"))).map(|c| c.join("cfq"));
     from("CFQ_CACHE").or_else(user).unwrap_or_else(|| std::env::temp_dir().join("cfq")).join("models")
 }
 
-/// A benchmark's first argument: a file, or `random-q4km:FILE` (`random-small:FILE`), which is created if it does not
-/// exist.
+/// Path of the model file that a benchmark's first argument names: `FILE`, or `random-q4km:FILE` or
+/// `random-small:FILE`, which is created with random weights if it does not exist.
 pub fn file_or_random_model(argument: Option<String>) -> anyhow::Result<PathBuf> {
     let file = argument.context("first argument: a GGUF file, random-q4km:FILE or random-small:FILE")?;
     let made = [("random-q4km:", Q4KM_726M), ("random-small:", Q4K_101M)];
@@ -67,7 +68,8 @@ pub fn file_or_random_model(argument: Option<String>) -> anyhow::Result<PathBuf>
     };
     let path = PathBuf::from(path);
     if !path.exists() {
-        // Renamed when complete, so that an interrupted run leaves no partial file under this name.
+        // The file gets its final name when it is complete, so that an interrupted run leaves no partial file under
+        // this name.
         let partial = path.with_extension("partial");
         model.write(&partial)?;
         std::fs::rename(&partial, &path)?;

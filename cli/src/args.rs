@@ -55,7 +55,7 @@ pub enum Command {
     },
     /// Show a task with its iterations, reviews and decisions
     Show { task: TaskKey },
-    /// Follow a task's events and generated text until the task comes to rest
+    /// Follow a task's events and generated text until the task finishes or waits for a human
     Watch {
         task: TaskKey,
         /// Do not print the generated text
@@ -96,7 +96,7 @@ pub enum Command {
     },
     /// Resolve an escalated task, or one that waits for a human
     Resolve(ResolveArgs),
-    /// List and show internal pull requests
+    /// List and show pull requests kept inside cfq (not on a forge)
     #[command(arg_required_else_help = true)]
     Pr {
         #[command(subcommand)]
@@ -144,7 +144,8 @@ pub struct UpArgs {
     pub bind: Option<SocketAddr>,
     #[command(flatten)]
     pub services: ServiceArgs,
-    /// Model of agents without a configured model, as chosen by `cfq up -d` for the process it starts
+    /// Default model for agents that have none configured (internal: `cfq up -d` passes its choice to the background
+    /// process)
     #[arg(long, value_name = "MODEL", hide = true)]
     pub unbound: Option<ModelId>,
 }
@@ -183,7 +184,7 @@ impl From<SourceArg> for cfq_deploy::ServiceSource {
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Model of both agents [default: the configured ones, else a small one]
+    /// Model of both agents [default: the configured models, else a small model]
     #[arg(long)]
     pub model: Option<ModelId>,
     /// Sampling seed of the example task
@@ -230,7 +231,7 @@ pub struct SubmitArgs {
     /// Maximum number of iterations
     #[arg(long)]
     pub max_iterations: Option<u32>,
-    /// Limit of the working time, which counts from the first generated token without waits
+    /// Limit of the working time, in minutes; it counts from the first generated token and excludes waits
     #[arg(long)]
     pub timeout_minutes: Option<f64>,
     /// Priority, P0 (highest) to P3
@@ -242,7 +243,7 @@ pub struct SubmitArgs {
     /// Idempotency key: a second submission with this key creates no second task
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,
-    /// Follow the task until it comes to rest
+    /// Follow the task until it finishes or waits for a human
     #[arg(short, long)]
     pub watch: bool,
 }
@@ -275,7 +276,7 @@ pub struct ResolveArgs {
     /// With fail: reason to record with the task
     #[arg(long)]
     pub reason: Option<String>,
-    /// Follow the task until it comes to rest
+    /// Follow the task until it finishes or waits for a human
     #[arg(short, long)]
     pub watch: bool,
 }

@@ -44,8 +44,8 @@ pub struct Config {
     pub services: ServiceOptions,
     pub timing: Timing,
     pub log: LogConfig,
-    /// Model of agents without a configured model, chosen by `cfq up`; [`SMALL_MODEL`] if absent. Not a key of the
-    /// file.
+    /// Default model for agents that have none configured, as chosen by `cfq up`; [`SMALL_MODEL`] if absent. Not a key
+    /// of the file.
     #[serde(skip)]
     pub unbound: Option<ModelId>,
 }
@@ -56,7 +56,7 @@ pub struct LoopConfig {
     /// Review score that a result must reach, from 0 to 100.
     pub threshold: f64,
     pub max_iterations: u32,
-    /// Limit of the working time.
+    /// Limit of a task's working time.
     pub timeout_minutes: f64,
 }
 
@@ -71,7 +71,7 @@ impl Default for LoopConfig {
 pub struct ServerConfig {
     /// Address of the HTTP API.
     pub bind: SocketAddr,
-    /// Host names besides loopback's that requests to the API may use.
+    /// Host names that requests to the API may use, besides the names of loopback.
     pub allowed_hosts: Vec<String>,
 }
 
@@ -88,7 +88,8 @@ pub struct NodeConfig {
     pub models: Vec<ModelId>,
     /// Folder of fetched models; `models` in the cache folder if absent.
     pub model_dir: Option<PathBuf>,
-    /// Disk quota of fetched models, in bytes: beyond it the least recently used are removed. Unlimited if absent.
+    /// Disk quota of fetched models, in bytes: if it is exceeded, the least recently used models are removed. Unlimited
+    /// if absent.
     pub model_quota: Option<u64>,
     /// Threads of the CPU backend; chosen by the node if absent.
     pub threads: Option<usize>,
@@ -108,13 +109,13 @@ pub struct NodeConfig {
     /// Whether idle nodes compute the prompt of the next review in advance (speculative prefill).
     #[serde(alias = "critic_warm_up")]
     pub speculative_prefill: bool,
-    /// GPU memory of another program, in bytes, from which on this machine's models yield to it; 0 disables yielding.
-    /// The default depends on the device that models run on.
+    /// GPU memory in bytes that another program must use before this machine's models yield the GPU to it; 0 disables
+    /// yielding. The default depends on the device that models run on.
     #[serde(alias = "yield_at")]
     pub yield_bytes: Option<u64>,
     /// Programs that the models do not yield to.
     pub yield_ignores: Vec<String>,
-    /// Sequences per model that run concurrently.
+    /// Maximum number of sequences per model that run concurrently.
     pub max_sequences: u32,
 }
 
@@ -141,7 +142,7 @@ impl Default for NodeConfig {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunnerConfig {
-    /// Tasks that run concurrently.
+    /// Maximum number of tasks that run concurrently.
     pub concurrency: usize,
 }
 
@@ -179,7 +180,7 @@ impl Default for LogConfig {
 }
 
 impl Config {
-    /// Reads the file `explicit`, or `cfq.toml` in `default_dir`, which may be absent.
+    /// Reads the file `explicit`; if `None`, reads `cfq.toml` in `default_dir`, which may be absent.
     pub fn load(explicit: Option<&Path>, default_dir: &Path) -> anyhow::Result<Self> {
         let path = explicit.map_or_else(|| default_dir.join("cfq.toml"), Path::to_path_buf);
         let text = match std::fs::read_to_string(&path) {
@@ -225,12 +226,12 @@ impl Config {
             || !self.node.models.is_empty()
     }
 
-    /// Model of agents without a configured model.
+    /// Default model for agents that have none configured.
     pub fn unbound_model(&self) -> Option<ModelId> {
         self.unbound.clone().or_else(|| SMALL_MODEL.parse().ok())
     }
 
-    /// The agents' bindings, with a model each.
+    /// Returns the settings of both agents; an agent without a model gets the default model.
     pub fn agents(&self) -> AgentBindings {
         let fill = |binding: &AgentBinding| {
             let mut binding = binding.clone();
@@ -246,7 +247,7 @@ impl Config {
         self.node.model_dir.clone().unwrap_or_else(|| paths.models())
     }
 
-    /// The model folder with its quota and the hub.
+    /// Returns the store of fetched models: their folder, its quota and the hub.
     pub fn store(&self, paths: &cfq_deploy::Paths) -> ModelStore {
         ModelStore {
             dir: self.model_dir(paths),

@@ -26,7 +26,7 @@ pub fn token_file(data: &Path) -> PathBuf {
 
 const HOW_TO_START: &str = "start cfq with `cfq up -d`, or set CFQ_URL and CFQ_TOKEN for a server elsewhere";
 
-/// A client of the server that the environment names, else of this data folder's own server.
+/// Creates a client for the server in `CFQ_URL`; if that is unset, for the local server of this data folder.
 pub fn client(data: &Path) -> anyhow::Result<Client> {
     let http = cfq_link::outbound::api_client().context("cannot create an HTTP client")?;
     if let Ok(url) = std::env::var("CFQ_URL") {
@@ -37,7 +37,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         }
         let token = match std::env::var("CFQ_TOKEN") {
             Ok(token) => token,
-            // The token of this data folder is only sent to its own server.
+            // The token in this data folder is sent only to the local server of this data folder.
             Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => {
                 read_token(&token_file(data))?
             }
@@ -73,7 +73,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     Ok(Client::new(http, &server.url, token.trim()))
 }
 
-/// The URL of this data folder's own server, if its file can be read.
+/// Returns the URL of the local server of this data folder; `None` if the server file cannot be read.
 fn own_url(data: &Path) -> Option<String> {
     let text = std::fs::read_to_string(server_file(data)).ok()?;
     serde_json::from_str::<ServerFile>(&text).ok().map(|server| server.url)

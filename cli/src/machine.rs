@@ -188,7 +188,8 @@ async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> 
     }
 }
 
-/// Fails if another process holds the data folder. Checked before the port, which that process most likely holds too.
+/// Fails if another process holds the data folder. Called before the port is checked, because that process most likely
+/// uses the port too.
 pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
     match DataLock::holder(paths) {
         None => Ok(()),

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // clap reports help and version as errors; they are not.
+            // clap reports help and version as errors, although they are none.
             let code = if error.use_stderr() { Code::Usage } else { Code::Done };
             if error.print().is_err() {
                 return Code::Failed.into();
@@ -51,7 +51,8 @@ fn main() -> ExitCode {
             exit::of_error(&error)
         }
     };
-    // Processes have handed over their work here; blocking threads, such as a model's, need not be awaited.
+    // At this point all processes have handed over their work; blocking threads, such as a model's, need not be
+    // awaited.
     runtime.shutdown_background();
     code.into()
 }

@@ -14,7 +14,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Prints one result: as JSON, or as the text from `human`, which may contain text of a model.
+    /// Prints one result: as JSON, or as the text from `human`, which is sanitized because it may contain a model's
+    /// text.
     pub fn print<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
         let text = if self.json { serde_json::to_string(value)? } else { sanitize(&human(value)) };
         print_line(&text);

@@ -13,7 +13,7 @@ pub struct StartPoint {
 }
 
 impl StartPoint {
-    /// Checks that the base commit contains these files: a missing one is most likely misspelt, or not committed yet.
+    /// Checks that the base commit contains these files: a missing file is most likely misspelt, or not committed yet.
     pub fn check_context(&self, paths: &[String]) -> anyhow::Result<()> {
         if paths.is_empty() {
             return Ok(());
@@ -32,7 +32,7 @@ impl StartPoint {
     }
 }
 
-/// Resolves the repository that contains `dir`, and the base: a commit, branch or tag, HEAD if absent.
+/// Finds the repository that contains `dir`, and resolves `base` (a commit, branch or tag; HEAD if absent) to a commit.
 pub fn resolve(dir: &Path, base: Option<&str>) -> anyhow::Result<StartPoint> {
     let dir = dir
         .canonicalize()

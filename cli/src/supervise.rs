@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 /// Delay before the first restart; it doubles with each further one, up to [`BACKOFF_CAP`].
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
 const BACKOFF_CAP: Duration = Duration::from_secs(10);
-/// After running this long a process counts as healthy, which resets the backoff.
+/// Running time after which a process counts as healthy; the backoff is then reset.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 
 /// A supervised process.

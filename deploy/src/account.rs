@@ -7,7 +7,7 @@ use cfq_link::child::Account;
 
 use crate::files::{self, FileError};
 
-/// Present on every supported system; an account of our own would have to be created and removed.
+/// Name of the account. It exists on every supported system; a dedicated account would have to be created and removed.
 const ACCOUNT_NAME: &str = "nobody";
 
 #[derive(Debug, thiserror::Error)]

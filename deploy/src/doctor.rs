@@ -1,5 +1,5 @@
-//! The checks of `cfq doctor`: the state of this machine as far as cfq depends on it, and the next step for each
-//! problem. The checks change, start and fetch nothing.
+//! The checks of `cfq doctor`: everything on this machine that cfq depends on, and the next step for each problem. The
+//! checks change, start and fetch nothing.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::postgres::{self, Postgres};
 use crate::services::{Finder, ServiceKind, ServiceOptions, ServicesError};
 use crate::status_output::StatusOutput;
 
-/// Free space below which the check warns: a model, the fetched services and some work.
+/// Free disk space in bytes below which the check warns: enough for a model, the fetched services and some work.
 const RECOMMENDED_FREE_BYTES: u64 = 2 << 30;
-/// Free space below which the check fails: Postgres will soon stop.
+/// Free disk space in bytes below which the check fails, because Postgres would soon stop.
 const MIN_FREE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub enum Status {
 pub struct Check {
     pub name: String,
     pub status: Status,
-    /// What was found.
+    /// Finding of the check, in words.
     pub what: String,
     /// What to do about a problem.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +50,7 @@ impl Check {
     }
 }
 
-/// Runs all checks of folders, services and what runs on the data folder.
+/// Runs all checks: of the folders, of the services, and of the processes that use the data folder.
 pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
     let (pip, own_paths, options) = (wheel::find_pip(), paths.clone(), services.clone());
     let has_pip = pip.is_ok();
@@ -77,7 +77,11 @@ pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
                 checks.push(Check::problem(
                     "folders above",
                     Status::Fail,
-                    format!("the user that runs Postgres and NATS under root cannot enter {}", closed.display()),
+                    format!(
+                        "cfq runs as root and starts Postgres and NATS under another account, which has no access to \
+                         {}",
+                        closed.display()
+                    ),
                     format!("chmod o+x {}", closed.display()),
                 ));
             }
@@ -132,7 +136,7 @@ fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec
     checks
 }
 
-/// A failed check from an error that may list its next steps below the first line.
+/// Converts an error to a failed check. The text of the error may list next steps below its first line.
 fn service_problem(name: &str, error: &ServicesError) -> Check {
     let text = error.to_string();
     match text.split_once("\nnext step, one of:\n") {

@@ -35,7 +35,7 @@ fn hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Constructor of a [`FileError`], for `map_err`.
+/// Returns a function that adds action and path to an I/O error, for `map_err`.
 pub fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     move |source| FileError { action, path: path.to_owned(), source }
 }

@@ -1,5 +1,5 @@
-//! The lock of a data folder: one process at a time. The kernel's file lock decides; the text in the file only names
-//! the holder, so that a second process can report it and `cfq down` finds the process to stop.
+//! The lock of a data folder, which only one process at a time can hold. The kernel's file lock decides; the text in
+//! the file only names the holder, so that a second process can report it and `cfq down` finds the process to stop.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -34,7 +34,7 @@ fn describe(holder: Option<&LockHolder>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
     pub process: ProcessIdentity,
-    /// Its command line.
+    /// Command line of the process.
     pub command: String,
 }
 
@@ -76,7 +76,8 @@ impl DataLock {
         Ok(Self { file })
     }
 
-    /// The current holder. Takes no lock, so it never interferes with a process that is about to acquire it.
+    /// Returns the current holder of the lock. Does not take the lock, so it never interferes with a process that is
+    /// about to acquire it.
     pub fn holder(paths: &Paths) -> Option<LockHolder> {
         let mut file = File::open(paths.lock()).ok()?;
         read(&mut file).filter(|holder| holder.process.is_alive())
@@ -88,7 +89,7 @@ impl Drop for DataLock {
         if let Err(error) = self.file.set_len(0) {
             tracing::debug!(%error, "cannot empty the lock file");
         }
-        // Closing is not enough: a child between fork and exec has the same open file.
+        // Closing the file is not enough: a child between fork and exec shares the open file, and with it the lock.
         if let Err(error) = self.file.unlock() {
             tracing::debug!(%error, "cannot unlock the lock file");
         }

@@ -21,12 +21,13 @@ use crate::paths::Paths;
 use crate::services::ServiceProgram;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// A start takes tens of milliseconds; a large store takes longer to read.
+/// Longest wait until a started server responds. A start takes tens of milliseconds, or longer if the store is large.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_GRACE: Duration = Duration::from_secs(20);
-/// Another program can take the port between the check and the server's bind; three times in a row has another cause.
+/// Maximum number of start attempts, each on a new port. Another program can take the port between the check and the
+/// server's bind, but three times in a row indicates another cause.
 const PORT_ATTEMPTS: u32 = 3;
-/// Bytes of the log that an error shows.
+/// Number of bytes from the end of the log that an error message contains.
 const LOG_TAIL_BYTES: u64 = 1500;
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,7 @@ fn log_hint(tail: &str) -> &'static str {
     }
 }
 
-/// How to connect to NATS.
+/// How to connect to NATS: the server's URL and the clients' keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NatsFacts {
     pub url: String,
@@ -87,7 +88,7 @@ pub struct NatsOptions {
     pub store_bytes: u64,
 }
 
-/// A nats-server program with one store.
+/// A nats-server program with its folder.
 #[derive(Debug, Clone)]
 pub struct Nats {
     program: PathBuf,
@@ -156,8 +157,8 @@ impl Nats {
         Err(NatsError::PortTaken { port: self.port })
     }
 
-    /// Restarts the server at the same port, which its clients connect to; an error if the port has been taken
-    /// meanwhile.
+    /// Restarts the server at the same port, because its clients reconnect to that port. Fails if another program has
+    /// taken the port meanwhile.
     pub async fn restart(&self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
         if is_port_free(self.port) { self.try_start().await } else { Err(NatsError::PortTaken { port: self.port }) }
@@ -171,7 +172,8 @@ impl Nats {
         self.folder.join("nats.conf")
     }
 
-    /// Terminates servers that an earlier run left: nats-server takes no lock on its store.
+    /// Terminates servers that an earlier run left: nats-server does not lock its store, so two servers could use it at
+    /// once.
     async fn clear_leftovers(&self) -> Result<(), NatsError> {
         let config = self.config_file();
         let config = config.as_os_str().as_encoded_bytes();
@@ -210,7 +212,8 @@ impl Nats {
         }
     }
 
-    /// Waits for the greeting of this server. `logged` is the length of the log before the start, in bytes.
+    /// Waits until this server, not another one at the same port, sends its greeting. `logged` is the length of the log
+    /// before the start, in bytes.
     async fn wait_until_ready(&self, process: &Process, logged: u64) -> Result<(), NatsError> {
         let deadline = Instant::now() + READY_TIMEOUT;
         let server_name = format!("\"server_name\":\"{}\"", self.name);

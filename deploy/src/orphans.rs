@@ -18,8 +18,8 @@ pub struct OrphanError {
     pub folder: PathBuf,
 }
 
-/// Terminates every process whose arguments satisfy `matches`; `folder` is the folder they use, for messages. Sends
-/// `first_signal`, then SIGKILL after [`GRACE`].
+/// Terminates every process whose arguments satisfy `matches`; `folder` is the folder that these processes use and
+/// appears only in messages. Sends `first_signal`, then SIGKILL after [`GRACE`].
 pub async fn terminate(
     folder: &Path,
     first_signal: Signal,

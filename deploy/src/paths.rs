@@ -61,12 +61,13 @@ impl Paths {
         })
     }
 
-    /// Fetched Postgres and NATS programs. The folder keeps its name from cfq 0.1, so that nothing is fetched twice.
+    /// Folder of the fetched Postgres and NATS programs. It keeps its name from cfq 0.1, so that nothing is fetched
+    /// twice.
     pub fn services(&self) -> PathBuf {
         self.cache.join("engines")
     }
 
-    /// Fetched models.
+    /// Folder of the fetched models.
     pub fn models(&self) -> PathBuf {
         self.cache.join("models")
     }
@@ -76,7 +77,7 @@ impl Paths {
         self.data.join("lock")
     }
 
-    /// Pidfiles, and other files of the running processes.
+    /// Folder of the pidfiles and of other files of the running processes.
     pub fn run(&self) -> PathBuf {
         self.data.join("run")
     }
@@ -89,7 +90,7 @@ impl Paths {
         self.run().join(format!("{process}.pid"))
     }
 
-    /// Passwords, seeds and tokens; readable only by the user cfq runs as.
+    /// Folder of passwords, seeds and tokens; readable only by the user that cfq runs as.
     pub fn keys(&self) -> PathBuf {
         self.data.join("keys")
     }
@@ -118,7 +119,7 @@ impl Paths {
 
 /// The topmost folder above `path`, with links resolved, that `account` may not enter.
 pub fn closed_parent(path: &Path, account: Account) -> Option<PathBuf> {
-    // Folders that do not exist yet will be created with the right mode.
+    // Only existing folders are checked; missing ones will be created with the right mode.
     let real = path.parent()?.ancestors().find_map(|folder| folder.canonicalize().ok())?;
     let mut folders: Vec<&Path> = real.ancestors().collect();
     folders.reverse();

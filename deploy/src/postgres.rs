@@ -1,5 +1,5 @@
-//! A private Postgres: reachable only through a socket in a folder of its own, with random passwords, settings that
-//! guarantee durability, and the major version that created the data.
+//! A private Postgres: it is reachable only through a socket in a private folder, has random passwords and settings
+//! that guarantee durability, and always runs the major version that created the data folder.
 //!
 //! The settings are given on the command line, so an edited file in the data folder cannot weaken them.
 
@@ -20,14 +20,14 @@ use crate::paths::Paths;
 use crate::services::ServiceProgram;
 pub use connect::Setting;
 
-/// Part of the socket's name only. The socket's folder is private, so the port need not be free.
+/// Port number, used only in the socket's file name. The socket's folder is private, so no TCP port has to be free.
 const PORT: u16 = 5432;
 /// The role that the scheduler connects as: it owns the database and may create others, nothing more.
 const USER: &str = "cfq";
 const DATABASE: &str = "cfq";
 /// Time to exit after a stop request: a fast shutdown writes a checkpoint, which takes a while on a slow disk.
 const STOP_GRACE: Duration = Duration::from_secs(60);
-/// Bytes of the log that an error shows.
+/// Number of bytes from the end of the log that an error message contains.
 const LOG_TAIL_BYTES: u64 = 1500;
 
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ fn log_hint(tail: &str) -> &'static str {
 }
 
 fn query_hint(error: &sqlx::Error) -> &'static str {
-    // SQLSTATE disk_full
+    // 53100 is SQLSTATE disk_full.
     let disk_full = error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53100");
     if disk_full { NO_SPACE } else { "" }
 }
@@ -97,8 +97,8 @@ pub fn pinned_major(paths: &Paths) -> Result<Option<u32>, PostgresError> {
 
 /// Removes a lock file that names a process other than a running Postgres.
 ///
-/// Postgres refuses to start while any process has that id. After a reboot that can be an unrelated process; in a
-/// container whose first process does not reap, it is the dead postmaster, permanently.
+/// Postgres refuses to start while any process has the id in the lock file. After a reboot that can be an unrelated
+/// process. In a container whose first process does not reap its children, the dead postmaster keeps its id forever.
 fn remove_stale_lock(lock: &Path) -> Result<(), PostgresError> {
     let named = files::read_if_exists(lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
     if let Some(pid) = named
@@ -121,7 +121,8 @@ pub struct Postgres {
     pidfile: PathBuf,
     keys: PathBuf,
     account: Option<Account>,
-    /// Part of the title of each server process; identifies the processes of a killed server.
+    /// Postgres's `cluster_name`, which is part of the title of each server process; identifies the processes of a
+    /// killed server.
     cluster: String,
 }
 
@@ -159,7 +160,7 @@ impl Postgres {
         }
     }
 
-    /// How to connect to a server that runs on these folders. Starts and creates nothing.
+    /// Returns how to connect to a server that runs on these folders. Starts and creates nothing.
     pub fn facts_of(paths: &Paths, account: Option<Account>) -> PostgresFacts {
         PostgresFacts {
             host: socket::folder(paths, account),
@@ -224,7 +225,7 @@ impl Postgres {
             &cluster,
             "unix_socket_permissions=0700",
             "password_encryption=scram-sha-256",
-            // Durability of accepted tasks depends on these three.
+            // Durability of accepted tasks depends on these three settings.
             "fsync=on",
             "full_page_writes=on",
             "synchronous_commit=on",
@@ -233,7 +234,7 @@ impl Postgres {
             "log_timezone=UTC",
             "logging_collector=off",
             "log_destination=stderr",
-            // cfq's statements are small; compiling one costs more than running it.
+            // cfq's statements are small; compiling a statement costs more than running it.
             "jit=off",
             "max_connections=100",
         ];
@@ -244,8 +245,8 @@ impl Postgres {
         spec
     }
 
-    /// A Postgres program with an environment of its own: inherited variables such as PGDATA would change its
-    /// behaviour.
+    /// Returns how to run a Postgres program, with a fixed environment: inherited variables such as PGDATA would change
+    /// its behaviour.
     fn program_spec(&self, name: &str, program: &Path, log: &Path, pidfile: &Path) -> Spec {
         let mut spec = Spec::new(name, program, log, pidfile);
         spec.clear_env = true;
@@ -260,7 +261,7 @@ fn password_file(keys: &Path) -> PathBuf {
     keys.join("postgres.password")
 }
 
-/// Quotes a path. The setting is a list of names, which a comma or a space in a folder's name would split.
+/// Quotes a path for a setting that takes a list: an unquoted comma or space in the path would split it.
 fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display().to_string().replace('"', "\"\""))
 }

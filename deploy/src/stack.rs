@@ -23,7 +23,7 @@ use crate::status_output::StatusOutput;
 const LEFTOVER_GRACE: Duration = Duration::from_secs(15);
 const BACKOFF_BASE: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(10);
-/// A service that exits after running this long is restarted without delay.
+/// Running time after which a service counts as healthy: if it exits later than that, it is restarted without delay.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ impl Default for StackOptions {
             services: ServiceOptions::default(),
             identities: Vec::new(),
             nats_port: None,
-            // Messages live one minute and are small; this bounds them when no client consumes them.
+            // Messages are small and expire after one minute; the limit matters only when no client consumes them.
             nats_store_bytes: 1 << 30,
             status: StatusOutput::Silent,
         }
@@ -89,7 +89,7 @@ pub struct Facts {
 pub struct Restarted {
     pub kind: ServiceKind,
     pub exit: Exit,
-    /// 1 for the first restart after the exit.
+    /// Number of the restart attempt, from 1, since the service was last healthy.
     pub attempt: u32,
 }
 
@@ -108,7 +108,7 @@ pub struct RestartError {
 struct RunningService {
     process: Process,
     since: Instant,
-    /// Restarts since it was last healthy.
+    /// Number of restart attempts since the service was last healthy.
     attempt: u32,
 }
 
@@ -135,7 +135,8 @@ impl RunningService {
     }
 }
 
-/// The running services. Dropping it leaves them to the parent-death signal and the next start; call [`Stack::stop`].
+/// The running services. Call [`Stack::stop`] to stop them: if the stack is only dropped, they keep running until the
+/// parent-death signal or the next start terminates them.
 #[derive(Debug)]
 pub struct Stack {
     facts: Facts,
@@ -201,7 +202,7 @@ impl Stack {
     }
 
     /// Waits until a service exits and restarts it at the same address, with a backoff that grows with each failure.
-    /// Call it again after either result. Cancel safe.
+    /// Call it again after success and after failure. Cancel safe.
     pub async fn supervise(&mut self) -> Result<Restarted, RestartError> {
         let (kind, exit) = tokio::select! {
             exit = self.postgres_running.restart_due() => (ServiceKind::Postgres, exit),
@@ -227,12 +228,12 @@ impl Stack {
         }
     }
 
-    /// Stops NATS first, so that no client is told anything that Postgres could no longer back; then Postgres, with a
-    /// clean shutdown.
+    /// Stops NATS first, so that no client receives a reply whose data Postgres can no longer store; then Postgres,
+    /// with a clean shutdown.
     pub async fn stop(self) -> Result<(), StackError> {
         let nats = Nats::stop(&self.nats_running.process).await.map_err(StackError::StopNats);
         let postgres = Postgres::stop(&self.postgres_running.process).await.map_err(StackError::StopPostgres);
-        // A cancelled restart may have started a process that no field names.
+        // A cancelled restart may have started a process that no field of `self` refers to.
         let leftovers: Vec<Leftover> = child::leftovers(&self.run)
             .map_err(StackError::Leftovers)?
             .into_iter()
@@ -259,7 +260,7 @@ pub async fn find_programs(
     tokio::task::spawn_blocking(find).await.map_err(|_| StackError::Interrupted)?
 }
 
-/// Stops leftover processes of an earlier run: cfq's own first and together, then NATS, then Postgres.
+/// Stops leftover processes of an earlier run: first all of cfq's own processes at once, then NATS, then Postgres.
 async fn stop_leftovers(paths: &Paths) -> Result<(), StackError> {
     let leftovers = child::leftovers(&paths.run()).map_err(StackError::Leftovers)?;
     let (services, own): (Vec<_>, Vec<_>) =

@@ -1,5 +1,5 @@
-//! The real private Postgres and NATS: started, killed in every way that occurs in practice, and inspected from
-//! outside.
+//! Tests of the private Postgres and NATS with the real servers: they are started, killed in every way that occurs in
+//! practice, and inspected from outside.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "helpers of a test may fail it too")]
 
@@ -22,7 +22,8 @@ use cfq_proto::subject::{self, Identity};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 
-/// A data folder of its own. The cache is the real one, so that the services are fetched once.
+/// Test environment with its own data folder. The cache folder is the user's, so that the services are fetched only
+/// once.
 struct Lab {
     folder: tempfile::TempDir,
     paths: Paths,
@@ -108,7 +109,7 @@ fn running(paths: &Paths, name: &str) -> ProcessIdentity {
 #[tokio::test(flavor = "multi_thread")]
 async fn restart_keeps_data_addresses_and_port() {
     let lab = Lab::new();
-    // The folder of an interrupted initdb.
+    // Create the folder that an interrupted initdb leaves.
     std::fs::create_dir_all(lab.paths.data.join("postgres.new/data/base")).unwrap();
     std::fs::write(lab.paths.data.join("postgres.new/data/PG_VERSION"), "15\n").unwrap();
     let clock = Instant::now();
@@ -260,7 +261,8 @@ async fn start_reclaims_services_of_a_killed_supervisor() {
     let lab = Lab::new();
     let (mut child, facts) = supervisor(&lab).await;
     let services = [running(&lab.paths, "postgres"), running(&lab.paths, "nats")];
-    // While suspended they cannot act on the parent-death signal, as on a machine too busy to run them.
+    // While suspended, the services cannot act on the parent-death signal, as on a machine that is too busy to run
+    // them.
     for service in &services {
         let stopped = Command::new("kill").args(["-STOP", &service.pid.to_string()]).status().unwrap();
         assert!(stopped.success());

@@ -1,6 +1,6 @@
-// Runs the kernels of paged.cu on the CPU and compares them with attention by its definition in double precision. Each
-// thread of a thread block is a coroutine; barriers and shuffles switch to the next one. This checks arithmetic, indices
-// and barriers, but not the GPU's compiler, memory ordering or speed.
+// Runs the kernels of paged.cu on the CPU and compares them with a direct implementation of attention in double
+// precision. Each thread of a thread block is a coroutine; barriers and shuffles switch to the next thread. This checks
+// arithmetic, indices and barriers, but not the GPU's compiler, memory ordering or speed.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -27,17 +27,19 @@ static __half __float2half(float v) { return (__half)v; }
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
-// The thread block's dynamic shared memory, by the name that the kernel uses.
+// Dynamic shared memory of the thread block, under the name that the kernel uses.
 extern float4 shared[8 << 10];
 
-// One thread block at a time; its threads take turns on one CPU thread.
+// Indices of the running thread. Thread blocks run one after the other; the threads of a block take turns on one CPU
+// thread.
 static uint3_ threadIdx, blockIdx, blockDim;
 static const int MAX_THREADS = 256, STACK_BYTES = 64 << 10;
 
 namespace machine {
 enum State { RUNNING, AT_BARRIER, AT_SHUFFLE, DONE };
 static ucontext_t scheduler, first[MAX_THREADS];
-// After its start a coroutine is suspended and resumed by jumps, which need no system call.
+// Jump targets. A coroutine is started by swapcontext; after that it is suspended and resumed by longjmp, which needs
+// no system call.
 static jmp_buf back, thread[MAX_THREADS];
 static bool started[MAX_THREADS];
 static std::vector<char> stacks(MAX_THREADS *STACK_BYTES);
@@ -79,7 +81,7 @@ static void block(unsigned threads) {
     }
     for (;;) {
         bool moved = false;
-        // In descending order, so that nothing relies on thread 0 running first.
+        // Threads run in descending order, so that no kernel can rely on thread 0 running first.
         for (unsigned t = threads; t-- > 0;) {
             if (state[t] != RUNNING) continue;
             resume(t);
@@ -113,7 +115,7 @@ template <typename F> void grid(unsigned x, unsigned y, unsigned z, unsigned thr
         for (unsigned j = 0; j < y; j++)
             for (unsigned i = 0; i < x; i++) {
                 blockIdx = {i, j, k};
-                // Garbage, as another thread block would leave it.
+                // Fills shared memory with garbage, as a previous thread block may leave it.
                 memset(shared, 0x7f, sizeof shared);
                 block(threads);
             }
@@ -122,7 +124,8 @@ template <typename F> void grid(unsigned x, unsigned y, unsigned z, unsigned thr
 
 static void __syncthreads() { machine::suspend(machine::AT_BARRIER); }
 static float exchange(float value, unsigned from) {
-    // Two alternating slots: no thread writes for the third time before all have read the first value.
+    // Two slots per thread, used alternately: a thread overwrites a slot two shuffles later, when the whole warp has
+    // read it.
     const unsigned self = machine::current, slot = machine::shuffles[self]++ % 2;
     machine::lane_value[slot][self] = value;
     machine::suspend(machine::AT_SHUFFLE);
@@ -155,13 +158,14 @@ template <> struct Kernels<float> {
 static std::mt19937 dice(7);
 static float draw() { return std::uniform_real_distribution<float>(-2.0f, 2.0f)(dice); }
 
-// Writes the keys and values of all positions, computes attention of the new ones and returns the largest absolute error.
+// Writes the keys and values of all positions, computes attention of the new positions and returns the largest absolute
+// error.
 template <typename T>
 double run(unsigned heads, unsigned kv_heads, unsigned dim, const std::vector<Sequence> &sequences, unsigned window,
            float cap, unsigned blocks_per_split) {
     const unsigned all = heads / kv_heads, group = min(all, QUERIES), groups = (all + group - 1) / group;
     const unsigned height = max(1, QUERIES / all);
-    // The sequences' pages are interleaved, and page 0 belongs to none.
+    // Pages are assigned to the sequences in random order; page 0 belongs to no sequence.
     std::vector<u32> tables, tiles;
     std::vector<unsigned> table_of, lengths;
     unsigned pages = 1, rows = 0, longest = 0;

@@ -1,10 +1,10 @@
-//! Path of the real binary, built once per test run with the profile of the tests.
+//! Builds the real `cfq` binary, once per test run and with the profile of the tests.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds `cfq` if this run has not done it yet, and returns its path.
+/// Builds `cfq` if this test run has not built it yet, and returns its path.
 pub fn cfq() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -17,8 +17,9 @@ pub fn cfq() -> PathBuf {
         if folder.ends_with("release") {
             build.arg("--release");
         }
-        // `cargo test` sets these variables for the package under test. Build scripts that depend on them (ring's)
-        // would run again and cause a rebuild of everything above them, now and at the next command from a shell.
+        // `cargo test` sets these variables for the package under test. Build scripts that depend on them (such as
+        // ring's) would run again, and every crate that depends on theirs would be rebuilt, now and again at the next
+        // cargo command in a shell.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
                 build.env_remove(name);

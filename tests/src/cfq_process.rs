@@ -1,4 +1,4 @@
-//! A `cfq` command that runs beside the test: its output so far, and its exit status.
+//! A `cfq` command that runs concurrently with the test, which can read its output so far and its exit status.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::cluster::{TOKEN, kill_with_parent};
 use crate::{binary, wait};
 
-/// Limit for the command to end. It makes a handful of requests without waits; the seconds are for a loaded machine.
+/// Maximum wait for the command to exit. The command makes a few requests without waits; the limit is this long because
+/// the machine may be loaded.
 const EXIT_LIMIT: Duration = Duration::from_secs(20);
 
 /// A running command, killed on drop.
@@ -30,7 +31,7 @@ impl CfqProcess {
         Self { child: command.spawn().unwrap(), output_file, command_line: format!("cfq {args:?}") }
     }
 
-    /// Standard output and standard error so far, in the order written.
+    /// The command's standard output and standard error so far, in the order in which they were written.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.output_file).unwrap()).into_owned()
     }

@@ -1,4 +1,4 @@
-//! `cfq up` as a user starts it, with its own folder, configuration and scripted models.
+//! A `cfq up` started as a user would start it, with a separate folder and configuration, and scripted models.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::cluster::{WAIT_LIMIT, free_address, kill_with_parent, tail};
 use crate::scripted::ModelServer;
 use crate::{binary, nats, signal, wait};
 
-/// A temporary folder with a `cfq.toml` that binds both roles to scripted models.
+/// A temporary folder with a `cfq.toml` that configures scripted models for both agents.
 pub struct Home {
     pub dir: tempfile::TempDir,
     pub models: ModelServer,
@@ -36,8 +36,8 @@ impl Home {
         self.dir.path().join(name)
     }
 
-    /// A `cfq` command on the data folder `data`; `through` is a command that runs cfq (`nsenter`), or cfq with an
-    /// environment.
+    /// Creates a `cfq` command for the data folder `data`. `through` is a command that runs cfq (such as `nsenter`), or
+    /// a cfq command with additional environment variables.
     pub fn cfq(&self, through: Option<Command>, data: &Path, args: &[&str]) -> Command {
         let mut command = through.unwrap_or_else(|| Command::new(binary::cfq()));
         command.arg("--config").arg(self.path("cfq.toml")).arg("--data").arg(data).args(args);
@@ -45,7 +45,7 @@ impl Home {
         command
     }
 
-    /// Runs a `cfq up` that is expected to fail, to its end.
+    /// Runs a `cfq up` that is expected to fail; returns when it has exited.
     pub fn run_failing_up(&self, through: Option<Command>, data: &Path, env: &[(&str, &Path)]) -> Output {
         let mut command = self.cfq(through, data, &["up", "--bind", "127.0.0.1:0"]);
         command.envs(env.iter().copied());
@@ -61,7 +61,7 @@ pub struct Up {
 }
 
 impl Up {
-    /// Starts it on `data`. `seen` is the path of the same folder as seen from this process.
+    /// Starts `cfq up` on the data folder `data`. `seen` is the path by which this process reaches the same folder.
     pub fn start(home: &Home, through: Option<Command>, data: &Path, seen: PathBuf) -> Self {
         let log = home.path("up.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
@@ -75,7 +75,7 @@ impl Up {
         self.child.id()
     }
 
-    /// Waits until it accepts tasks, and returns a client.
+    /// Waits until the server accepts tasks, and returns a client for it.
     pub async fn client(&self) -> Client {
         wait::until("cfq up to be ready", WAIT_LIMIT, || async {
             let text = std::fs::read_to_string(self.data.join("run/server.json"))
@@ -93,7 +93,7 @@ impl Up {
         .await
     }
 
-    /// The last lines of every log, for the message of a failed test.
+    /// The last lines of every log, for the failure message of a test.
     pub fn diagnostics(&self) -> String {
         let mut text = tail(&self.log);
         for entry in std::fs::read_dir(self.data.join("log")).unwrap().flatten() {
@@ -102,7 +102,7 @@ impl Up {
         text
     }
 
-    /// Stops it with SIGTERM and asserts that no part of it panicked.
+    /// Stops `cfq up` with SIGTERM and asserts that none of its processes panicked.
     pub async fn stop(self) -> ExitStatus {
         let data = self.data.clone();
         let status = self.terminate().await;
@@ -113,7 +113,7 @@ impl Up {
         status
     }
 
-    /// Stops it with SIGTERM, for tests in which a panic is expected.
+    /// Stops `cfq up` with SIGTERM without checking for panics, for tests in which a panic is expected.
     pub async fn terminate(mut self) -> ExitStatus {
         signal::send(self.child.id(), libc::SIGTERM);
         wait::until("cfq up to stop", Duration::from_secs(60), || {

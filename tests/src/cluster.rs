@@ -1,7 +1,7 @@
-//! A complete cfq: scheduler, node and runner as processes of the real binary, each with its own log, over a dedicated
-//! NATS server and a fresh database. Leases and waits are about ten times as short as the defaults.
+//! A test cluster: scheduler, node and runner as processes of the real binary, each with a separate log, on a dedicated
+//! NATS server and a new database. Leases and waits are about a tenth of the defaults.
 //!
-//! One file: the fixture's life from configuration to shutdown.
+//! This is one file because it contains the whole life cycle of the fixture, from configuration to shutdown.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,7 +28,8 @@ use crate::repo::UserRepo;
 use crate::scripted::ModelServer;
 use crate::{binary, nats, signal, wait};
 
-/// Limit of a bounded wait: long enough for a loaded two-core machine; a healthy run needs a fraction of it.
+/// Maximum duration of a wait for an expected state. Long enough for a loaded two-core machine; normally the state is
+/// reached in a fraction of this time.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(90);
 
 /// The API token of every test cluster.
@@ -37,24 +38,24 @@ pub const TOKEN: &str = "test-token-0123456789";
 /// Options of a test cluster.
 #[derive(Clone)]
 pub struct Options {
-    /// Models that the node serves besides the scripted ones.
+    /// Models that the node serves in addition to the scripted ones.
     pub models: Vec<ModelId>,
-    /// Default models of the two roles.
+    /// Default models of the two agents.
     pub alpha: String,
     pub beta: String,
     pub timing: Timing,
-    /// Model folder; the one shared by all tests on this machine if absent.
+    /// Model folder; if `None`, the one that all tests on this machine share.
     pub model_dir: Option<PathBuf>,
     pub hub: HubConfig,
-    /// (service, failpoint): the service aborts at the failpoint, once.
+    /// A service and a failpoint: the service aborts when it reaches the failpoint, once.
     pub failpoint: Option<(String, String)>,
     /// The node's memory limit for models, in bytes.
     pub memory_limit: Option<u64>,
     /// Size of the node's weight cache, in bytes.
     pub weight_cache_bytes: u64,
-    /// Whether the node computes critics' prompts during the creators' generations.
+    /// Whether speculative prefill is on: the node computes a critic's prompt while the creator generates.
     pub speculative_prefill: bool,
-    /// Bytes of GPU memory in use by another program at which the node yields the GPU.
+    /// GPU memory of another program, in bytes, at which the node yields the GPU to it.
     pub yield_bytes: Option<u64>,
     /// Additional environment variables of the node's process.
     pub node_environment: Vec<(String, String)>,
@@ -68,7 +69,7 @@ impl Default for Options {
     fn default() -> Self {
         let mut timing = Timing::default().faster(10);
         timing.request_ms = 2_000;
-        // The retries of a call to an unavailable scripted model end soon.
+        // The ceiling is short, so that retries of a call to an unavailable scripted model end soon.
         timing.retry_ceiling_ms = 3_000;
         Self {
             models: Vec::new(),
@@ -89,25 +90,25 @@ impl Default for Options {
     }
 }
 
-/// A running cluster. Dropped, its processes are killed.
+/// A running cluster; its processes are killed on drop.
 pub struct Cluster {
     pub client: Client,
     pub models: ModelServer,
     pub nats: nats::Server,
     pub database: Database,
-    // Declared after the servers that work in it, and so dropped after them.
+    // Declared after the servers that use this folder, so that it is dropped after them.
     pub dir: tempfile::TempDir,
     pub options: Options,
     bind: SocketAddr,
     services: Mutex<BTreeMap<String, Child>>,
-    /// The node's address space limit from its next start, in bytes.
+    /// Limit of the node's address space, in bytes; it applies from the node's next start.
     address_space: Mutex<Option<u64>>,
 }
 
 /// The services of every cluster; `Options::second_node` adds another.
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
 
-/// Runs `cfq ARGS` to its end as a user of `cluster`, with its data and configuration folders below `home`.
+/// Runs `cfq ARGS` until it exits, as a client of `cluster`, with its data and configuration folders below `home`.
 pub fn cfq(cluster: &Cluster, home: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
     command.args(args).current_dir(home).stdin(Stdio::null());
@@ -260,12 +261,12 @@ impl Cluster {
         drop(old);
     }
 
-    /// Path of a service's log.
+    /// Path of a service's log file.
     pub fn log(&self, service: &str) -> PathBuf {
         self.file(&format!("{service}.log"))
     }
 
-    /// Sends SIGKILL and waits for the process to end.
+    /// Sends SIGKILL to a service's process and waits until the process has ended.
     pub fn kill9(&self, service: &str) {
         let mut services = self.services.lock().unwrap();
         let mut child = services.remove(service).unwrap_or_else(|| panic!("{service} is not running"));
@@ -273,7 +274,7 @@ impl Cluster {
         child.wait().unwrap();
     }
 
-    /// Limits the node's address space from its next start.
+    /// Limits the node's address space to `bytes`, from its next start on.
     pub fn limit_address_space(&self, bytes: u64) {
         *self.address_space.lock().unwrap() = Some(bytes);
     }
@@ -287,7 +288,7 @@ impl Cluster {
         signal::send(services[service].id(), signal);
     }
 
-    /// Waits until the armed failpoint aborted its service, then starts the service again.
+    /// Waits until the configured failpoint has aborted its service, then starts the service again.
     pub async fn restart_after_failpoint(&self) {
         let (service, name) = self.options.failpoint.clone().unwrap();
         wait::until(&format!("failpoint {name}"), WAIT_LIMIT, || async {
@@ -302,7 +303,7 @@ impl Cluster {
         self.start_service(&service);
     }
 
-    /// Waits until the API is ready and every node has loaded or found all its models.
+    /// Waits until the API is ready and every node has loaded all its models or found them on disk.
     pub async fn wait_until_ready(&self) {
         wait::until("the API to be ready", WAIT_LIMIT, || async {
             self.client.ready().await.map_err(|e| format!("{e}; {}", tail(&self.log("scheduler"))))
@@ -327,7 +328,7 @@ impl Cluster {
         format!("openai:scripted/{name}").parse().unwrap()
     }
 
-    /// A small task on the user's repository.
+    /// Specification of a small task on the user's repository.
     pub fn spec(&self, repo: &UserRepo) -> TaskSpec {
         serde_json::from_value(serde_json::json!({
             "description": "Write a Python function add(a, b) in add.py that returns the sum of two numbers.",
@@ -342,7 +343,7 @@ impl Cluster {
         TaskKey::Id(self.client.submit(spec, None).await.unwrap().id)
     }
 
-    /// Submits with an idempotency key and retries until the server accepts.
+    /// Submits a task with an idempotency key, and retries until the server accepts it.
     pub async fn submit_with_retries(&self, spec: &TaskSpec, key: &str) -> cfq_proto::http::SubmitReply {
         wait::until("a submit to be accepted", WAIT_LIMIT, || async {
             self.client.submit(spec, Some(key)).await.map_err(|e| e.to_string())
@@ -350,7 +351,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the scheduler took the task's lease from its runner.
+    /// Waits until the scheduler has swept the task's lease, that is, taken it from its runner.
     pub async fn wait_until_lease_swept(&self, task: TaskKey) {
         wait::until("the lease to be swept", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
@@ -373,7 +374,7 @@ impl Cluster {
         TaskKey::Id(detail.summary.id)
     }
 
-    /// Waits until the task is at rest: terminal, or waiting for a human.
+    /// Waits until the task is in a terminal state or waits for a human.
     pub async fn wait_until_resting(&self, task: TaskKey) -> TaskDetail {
         wait::until("the task to rest", WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
@@ -382,7 +383,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the task is in this state.
+    /// Waits until the task is in the given state.
     pub async fn wait_for_state(&self, task: TaskKey, state: TaskState) -> TaskDetail {
         wait::until(&format!("the task to be {state}"), WAIT_LIMIT, || async {
             let detail = self.client.task(task).await.map_err(|e| e.to_string())?;
@@ -426,7 +427,8 @@ impl Cluster {
         .await;
     }
 
-    /// Stops all services in order and asserts that each exits with success and none panicked, apart from armed panics.
+    /// Stops all services in order, and asserts that each exits with success and that none panicked, except at a
+    /// failpoint that the test configured.
     pub async fn finish(self) {
         let mut services = std::mem::take(&mut *self.services.lock().unwrap());
         for service in ["runner", "second_node", "node", "scheduler"] {
@@ -452,7 +454,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // A failed test unwinds: no process may be left running.
+        // Also runs when a failed test unwinds: no process may be left running.
         let mut services = std::mem::take(&mut *self.services.lock().unwrap_or_else(|e| e.into_inner()));
         for child in services.values_mut() {
             drop(child.kill());
@@ -461,7 +463,8 @@ impl Drop for Cluster {
     }
 }
 
-/// Has the kernel kill the child when the thread that started it ends, and so when the test run is aborted.
+/// Makes the kernel kill the child when the thread that started it ends, so that it also ends when the test run is
+/// aborted.
 pub fn kill_with_parent(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
     #[allow(unsafe_code)]
@@ -489,7 +492,7 @@ fn limit_address_space(command: &mut Command, bytes: u64) {
     }
 }
 
-/// A loopback address with a port that is free at the moment.
+/// Returns a loopback address with a port that is currently free.
 pub fn free_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -501,7 +504,7 @@ pub fn tail(path: &Path) -> String {
     lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
-/// The model folder that keeps the small model between runs.
+/// Path of the model folder in which the small model is kept between test runs.
 pub fn model_dir() -> PathBuf {
     crate::postgres::user_paths().models()
 }

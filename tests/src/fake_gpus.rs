@@ -1,4 +1,5 @@
-//! Fake GPUs: installs the NVML library of `tests/fake-nvml` and the scenario file it reads in a folder of the test.
+//! Fake GPUs: installs the fake NVML library of `tests/fake-nvml`, and the scenario file that it reads, in a folder of
+//! the test.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +8,17 @@ use cfq_test_skip::skip;
 
 const GIB: u64 = 1 << 30;
 
-/// Scenario lines of one GPU; the test may append further lines.
+/// Scenario lines of an RTX 3060; the test may append further lines for this GPU.
 pub fn rtx_3060() -> String {
     gpu("NVIDIA GeForce RTX 3060", "GPU-3060", "8.6", 12, 31_500, 170_000)
 }
 
-/// As [`rtx_3060`].
+/// Scenario lines of an RTX 3090, like [`rtx_3060`].
 pub fn rtx_3090() -> String {
     gpu("NVIDIA GeForce RTX 3090", "GPU-3090", "8.6", 24, 110_000, 350_000)
 }
 
-/// As [`rtx_3060`].
+/// Scenario lines of an RTX 4090, like [`rtx_3060`].
 pub fn rtx_4090() -> String {
     gpu("NVIDIA GeForce RTX 4090", "GPU-4090", "8.9", 24, 60_000, 450_000)
 }
@@ -36,13 +37,14 @@ pub struct FakeGpus {
 }
 
 impl FakeGpus {
-    /// Installs the library below `folder`. `None`, with a skip of `test`, where it cannot replace the real one.
+    /// Installs the library below `folder`. If it cannot replace the real one on this machine, reports `test` as
+    /// skipped and returns `None`.
     pub fn install(test: &str, folder: &Path, scenario: &str) -> Option<Self> {
         if !cfg!(target_os = "linux") {
             skip(test, "LD_LIBRARY_PATH replaces the NVML library on Linux only");
             return None;
         }
-        // The test runs from target/PROFILE/deps, where cargo also puts the library of a dependency.
+        // The test runs from target/PROFILE/deps, where cargo also puts the fake library, because it is a dependency.
         let test = std::env::current_exe().unwrap();
         let built = test.parent().unwrap().join("libcfq_fake_nvml.so");
         assert!(built.exists(), "{} was not built", built.display());
@@ -54,14 +56,14 @@ impl FakeGpus {
         Some(gpus)
     }
 
-    /// Replaces the scenario, by a rename: programs read the file at any time.
+    /// Replaces the scenario file with a rename, because programs may read it at any time.
     pub fn set_scenario(&self, scenario: &str) {
         let next = self.folder.join("next");
         std::fs::write(&next, format!("driver = 580.95.05\n{scenario}")).unwrap();
         std::fs::rename(next, self.folder.join("scenario")).unwrap();
     }
 
-    /// Environment of a program that shall find these GPUs.
+    /// Environment variables for a program that is to find these GPUs.
     pub fn environment(&self) -> Vec<(String, String)> {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         vec![

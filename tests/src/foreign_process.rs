@@ -1,8 +1,9 @@
-//! A process that is not part of cfq, for tests in which one uses a GPU or has a recycled process id.
+//! A process that is not part of cfq, for tests in which such a process uses a GPU or has the former process id of a
+//! cfq process.
 
 use std::process::{Child, Command, Stdio};
 
-/// A `sleep`, killed on drop.
+/// A running `sleep` command, killed on drop.
 pub struct ForeignProcess(Child);
 
 impl ForeignProcess {

@@ -4,21 +4,21 @@
 #[derive(Debug, Clone)]
 pub struct Tensor {
     pub name: String,
-    /// Columns first, as in the file.
+    /// Dimensions in the order of the file: columns first.
     pub dims: Vec<u64>,
     pub kind: u32,
-    /// Byte offsets, in the file, of its first dimension and of its data offset.
+    /// Byte offset, in the file, of the tensor's first dimension; `offset_at` is that of its data offset field.
     pub dims_at: usize,
     pub offset_at: usize,
 }
 
-/// Layout of a header.
+/// Layout of a GGUF header, as byte offsets in the file.
 #[derive(Debug)]
 pub struct Layout {
-    /// Bytes of the key-value pairs.
+    /// Byte range of the key-value pairs.
     pub pairs: std::ops::Range<usize>,
     pub tensors: Vec<Tensor>,
-    /// End of the header; the tensor data begin after padding.
+    /// Byte offset of the header's end; the tensor data begin after padding.
     pub end: usize,
 }
 
@@ -60,7 +60,7 @@ impl Walk<'_> {
     }
 }
 
-/// Parses the header of a complete file.
+/// Parses the header of a valid GGUF file.
 pub fn layout(bytes: &[u8]) -> Layout {
     let mut walk = Walk { bytes, at: 8 };
     let (tensors, pairs) = (walk.u64(), walk.u64());
@@ -86,7 +86,7 @@ pub fn layout(bytes: &[u8]) -> Layout {
     Layout { pairs, tensors, end: walk.at }
 }
 
-/// Byte offset of a key's value, after its type.
+/// Byte offset of the value of a metadata key, after its type field.
 pub fn value_of(bytes: &[u8], layout: &Layout, key: &str) -> usize {
     let mut name = (key.len() as u64).to_le_bytes().to_vec();
     name.extend_from_slice(key.as_bytes());

@@ -1,6 +1,6 @@
-//! A model hub with Hugging Face's protocol over real HTTP: repository descriptions, `resolve` with redirects to
-//! storage of another origin, ranges, entity tags, gated repositories, error codes; and fault injection for what
-//! networks and hubs do wrong.
+//! A model hub for tests, with Hugging Face's protocol over real HTTP: repository descriptions, `resolve` with
+//! redirects to a storage server of another origin, ranges, entity tags, gated repositories, error codes. It can inject
+//! faults of networks and hubs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -16,23 +16,23 @@ use cfq_inference_node::models::{Hub, HubConfig, HubRetryPolicy};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The token with access to gated repositories.
+/// The token that gives access to gated repositories.
 pub const TOKEN: &str = "hf_test_0123456789";
 
-/// A fault of one storage connection.
+/// A fault to inject into one connection to the storage server.
 #[derive(Debug, Clone, Copy)]
 pub enum Fault {
-    /// The connection breaks after this many bytes of the body.
+    /// Breaks the connection after this many bytes of the body.
     CutAfter(usize),
-    /// After this many bytes nothing more is sent, and the connection stays open.
+    /// Sends nothing more after this many bytes, and keeps the connection open.
     HangAfter(usize),
-    /// One byte at a time with this delay between two, until the client disconnects.
+    /// Sends one byte at a time, with this delay between two bytes, until the client disconnects.
     Trickle(Duration),
-    /// The byte at this offset of the file is wrong.
+    /// Changes the byte at this offset of the file.
     CorruptAt(usize),
-    /// The whole file is sent, whatever range was requested.
+    /// Sends the whole file, whatever range was requested.
     IgnoreRange,
-    /// This status without a body.
+    /// Answers with this status and no body.
     Status(u16),
 }
 
@@ -40,22 +40,22 @@ pub enum Fault {
 struct File {
     bytes: Bytes,
     large: bool,
-    /// Size that the hub advertises instead of the length.
+    /// Size that the hub advertises instead of the file's real length.
     advertised: Option<u64>,
 }
 
 #[derive(Default)]
 struct Repository {
     gated: bool,
-    /// Files by name, by commit.
+    /// Files of each commit, by name.
     snapshots: HashMap<String, BTreeMap<String, File>>,
-    /// Commit of each branch and tag.
+    /// Commit to which each branch and tag points.
     refs: HashMap<String, String>,
-    /// The description has neither sizes nor checksums.
+    /// Whether the repository's description omits sizes and checksums.
     sizes_omitted: bool,
 }
 
-/// A received request.
+/// A request that the hub or its storage server received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenRequest {
     pub method: String,
@@ -73,7 +73,7 @@ struct Inner {
     seen: Vec<SeenRequest>,
     bytes_sent: u64,
     storage: Option<SocketAddr>,
-    /// Every connection to the storage is cut after this many bytes.
+    /// Number of bytes after which every connection to the storage server is cut; `None`: never.
     cut_every_connection: Option<usize>,
 }
 
@@ -103,12 +103,12 @@ impl HubServer {
         self.inner.lock().unwrap()
     }
 
-    /// Client settings with short waits.
+    /// Hub settings for a client of this hub, with short waits.
     pub fn config(&self) -> HubConfig {
         HubConfig { endpoint: Some(format!("http://{}", self.addr)), token: None, retry: short_waits() }
     }
 
-    /// A client in this process, with a token if one is given.
+    /// Creates a hub client in this process, with this token if it is given.
     pub fn hub(&self, token: Option<&str>) -> Hub {
         Hub::new(&self.config(), |name| token.filter(|_| name == "HF_TOKEN").map(Into::into))
     }
@@ -147,7 +147,7 @@ impl HubServer {
         self.inner().repositories.get_mut(repo).unwrap().sizes_omitted = true;
     }
 
-    /// Queues faults for the next connections to the storage, one each.
+    /// Queues faults for the next connections to the storage server, one for each connection.
     pub fn inject_faults(&self, faults: &[Fault]) {
         self.inner().faults.extend_from_slice(faults);
     }
@@ -169,30 +169,30 @@ impl HubServer {
         files.get_mut(name).unwrap().bytes = Bytes::copy_from_slice(bytes);
     }
 
-    /// Advertises this size for a file.
+    /// Makes the hub advertise this size for a file, instead of its real length.
     pub fn advertise_size(&self, repo: &str, commit: &str, name: &str, size: u64) {
         let mut inner = self.inner();
         let files = inner.repositories.get_mut(repo).unwrap().snapshots.get_mut(commit).unwrap();
         files.get_mut(name).unwrap().advertised = Some(size);
     }
 
-    /// All requests so far, in order.
+    /// All requests received so far, in order.
     pub fn requests(&self) -> Vec<SeenRequest> {
         self.inner().seen.clone()
     }
 
-    /// `Range` headers of the storage requests, in order; `None` requests the whole file.
+    /// `Range` headers of the requests to the storage server, in order; `None` for a request for the whole file.
     pub fn ranges(&self) -> Vec<Option<String>> {
         self.requests().into_iter().filter(|s| s.path.starts_with("/blob/")).map(|s| s.range).collect()
     }
 
-    /// File bytes sent by the storage so far.
+    /// Number of file bytes that the storage server has sent so far.
     pub fn bytes_sent(&self) -> u64 {
         self.inner().bytes_sent
     }
 }
 
-/// Short waits: a connection counts as stalled after half a second, and retries are immediate.
+/// Retry policy with short waits: a connection counts as stalled after half a second, and retries are immediate.
 pub fn short_waits() -> HubRetryPolicy {
     HubRetryPolicy {
         stall_timeout_ms: 500,
@@ -224,7 +224,7 @@ impl File {
         hex(&Sha256::digest(&self.bytes))
     }
 
-    /// Git blob id of the file, or of the LFS pointer for a large file.
+    /// Git blob id of the file or, for a large file, of its LFS pointer.
     fn blob_id(&self) -> String {
         let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\n", self.sha256());
         let content = if self.large { pointer.as_bytes() } else { &self.bytes[..] };
@@ -232,7 +232,7 @@ impl File {
     }
 }
 
-/// Records a request; returns whether it has the token.
+/// Records a request; returns whether it carries [`TOKEN`].
 fn record(inner: &mut Inner, method: &Method, path: &str, headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).map(|v: &header::HeaderValue| v.to_str().unwrap().to_owned());
     let token = text(header::AUTHORIZATION);
@@ -266,7 +266,8 @@ async fn describe(
         return response;
     }
     let Some(repository) = inner.repositories.get(&repo) else {
-        // As Hugging Face does: without authorization a missing repository and a private one get the same answer.
+        // As on Hugging Face, a client without authorization gets the same answer for a missing repository as for a
+        // private one.
         return refused(if trusted { 404 } else { 401 }, "RepoNotFound", "Repository not found");
     };
     let commit = repository.refs.get(&revision).cloned().unwrap_or(revision);
@@ -301,7 +302,7 @@ async fn resolve(
         return refused(401, "RepoNotFound", "Repository not found");
     };
     if repository.gated && !trusted {
-        // The same answer without a token and with a wrong one.
+        // The answer is the same without a token and with a wrong token.
         return refused(401, "GatedRepo", "Access to this model is restricted.");
     }
     let commit = repository.refs.get(&revision).cloned().unwrap_or(revision);
@@ -365,7 +366,7 @@ async fn blob(State(inner): State<Shared>, Path(sum): Path<String>, method: Meth
     response.body(body(inner, rest, fault)).unwrap()
 }
 
-/// The body as a stream of 16 KiB chunks, with the fault applied.
+/// Returns the response body as a stream of 16 KiB chunks, with the fault applied.
 fn body(inner: Shared, rest: Bytes, fault: Option<Fault>) -> Body {
     let limit = match fault {
         Some(Fault::CutAfter(bytes) | Fault::HangAfter(bytes)) => bytes.min(rest.len()),
@@ -387,7 +388,7 @@ fn body(inner: Shared, rest: Bytes, fault: Option<Fault>) -> Body {
                 if hangs {
                     std::future::pending::<()>().await;
                 }
-                // Gives the bytes sent so far time to arrive before the connection breaks.
+                // Waits so that the bytes sent so far arrive before the connection breaks.
                 tokio::time::sleep(Duration::from_millis(30)).await;
                 return Some((Err(std::io::Error::other("cut")), usize::MAX));
             }

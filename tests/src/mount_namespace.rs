@@ -1,6 +1,6 @@
-//! A mount namespace for a test: a small or read-only file system, mounted at a folder and visible only to programs
-//! that are started through this type. Root needs a mount namespace only; another user also gets a user namespace, in
-//! which the programs run under that user's own id.
+//! A mount namespace for a test: it contains a small or read-only file system, mounted at a folder and visible only to
+//! programs that are started through [`MountNamespace`]. If the tests do not run as root, a user namespace is created
+//! too, in which the programs run under the user's own id.
 //!
 //! The namespace and its mounts exist as long as its holder process, a `cat` that ends with this process.
 
@@ -13,19 +13,19 @@ use cfq_test_skip::skip;
 /// A namespace with one mount; dropping it removes the mount.
 pub struct MountNamespace {
     holder: Child,
-    /// User and group id, if a user namespace was needed.
+    /// User and group id of the programs, if a user namespace was needed.
     mapped: Option<(u32, u32)>,
 }
 
 impl MountNamespace {
-    /// Mounts a file system of `mib` MiB at `at`, which must exist. `None`, with a skip of `test`, where this user cannot
-    /// create a mount namespace.
+    /// Mounts a file system of `mib` MiB at the folder `at`, which must exist. If this user cannot create a mount
+    /// namespace, reports `test` as skipped and returns `None`.
     pub fn with_tmpfs(test: &str, at: &Path, mib: u32) -> Option<Self> {
         let mount = format!("mount -t tmpfs -o mode=0755,size={mib}m cfq-test '{}'", at.display());
         Self::with_mount(test, &mount)
     }
 
-    /// As [`Self::with_tmpfs`], with a read-only file system.
+    /// Like [`Self::with_tmpfs`], but the file system is read-only.
     pub fn with_read_only(test: &str, at: &Path) -> Option<Self> {
         Self::with_mount(test, &format!("mount -t tmpfs -o mode=0755,ro cfq-test '{}'", at.display()))
     }
@@ -73,7 +73,7 @@ impl MountNamespace {
         command
     }
 
-    /// Path by which this process reaches `path` of the namespace.
+    /// Path by which this process, outside the namespace, reaches `path` inside it.
     pub fn path(&self, path: &Path) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.holder.id())).join(path.strip_prefix("/").unwrap())
     }

@@ -1,4 +1,4 @@
-//! A dedicated NATS server for one cluster, with the keys and permissions that the product generates.
+//! A dedicated NATS server for one test cluster, with the keys and permissions that cfq generates.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -72,7 +72,7 @@ impl Drop for Server {
     }
 }
 
-/// Lets every user traverse the folder: under root, Postgres and NATS run as another user.
+/// Lets every user traverse the folder, because cfq run as root starts Postgres and NATS as another user.
 pub fn make_traversable(dir: &Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();

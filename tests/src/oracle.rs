@@ -1,7 +1,7 @@
-//! The oracle: invariants of a task at rest, checked on sources outside the product: the model server's record of
-//! calls, the user's git repository, and the rows in Postgres, read over a separate connection. cfq's API and event
-//! feed are compared with these sources and prove nothing alone. The oracle fails where there is nothing to compare: it
-//! never passes on an empty list.
+//! The oracle checks invariants of a task that has finished or waits for a human, on sources outside cfq: the model
+//! server's record of calls, the user's git repository, and the rows in Postgres, read over a separate connection.
+//! cfq's API and event feed are compared with these sources and never trusted alone. The oracle fails if there is
+//! nothing to compare: it never passes on an empty list.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,8 @@ use crate::scripted::{Call, End, Reply, file, review};
 use crate::task_rows::{JobRow, TaskRows};
 
 impl Cluster {
-    /// Asserts that calls, rows, commits and events of a task at rest agree and that each effect happened once.
+    /// Asserts that model calls, database rows, commits and events of a task agree, and that each effect happened once.
+    /// The task must have finished or wait for a human.
     pub async fn run_oracle(&self, task: TaskKey, repo: &UserRepo) -> TaskDetail {
         self.wait_until_nodes_idle().await;
         let detail = self.client.task(task).await.unwrap();
@@ -55,8 +56,8 @@ impl Cluster {
     }
 }
 
-/// Asserts that a loop ended as its last iteration demands: merged if the review meets the threshold without a critical
-/// defect, else escalated. For tests in which a real critic decides.
+/// Asserts that the task's final state matches its last iteration: merged if the review meets the threshold and has no
+/// critical defect, else escalated. For tests in which a real model is the critic.
 #[track_caller]
 pub fn assert_state_follows_review(detail: &TaskDetail) {
     let last = detail.iterations.last().expect("an iteration");
@@ -69,7 +70,8 @@ pub fn assert_state_follows_review(detail: &TaskDetail) {
     assert_eq!(detail.summary.state, expected, "{}; {quarantine:?}, {review:?}", detail.reason);
 }
 
-/// Over all tasks of the cluster, a prompt was sent to a model at most as often as attempts with it were accepted.
+/// Asserts that, over all tasks of the cluster, each prompt was sent to a model at most as often as attempts with this
+/// prompt were accepted.
 fn every_call_belongs_to_an_attempt(jobs: &[JobRow], calls: &[Call]) {
     let mut allowed: BTreeMap<(&str, String), usize> = BTreeMap::new();
     for job in jobs {
@@ -86,8 +88,8 @@ fn every_call_belongs_to_an_attempt(jobs: &[JobRow], calls: &[Call]) {
     }
 }
 
-/// Attempts are numbered without a gap and have ended; a done job has one result, one event, and a completed call with
-/// its text.
+/// Asserts that the attempts of each job are numbered without a gap and have ended, and that each completed job has one
+/// result, one event, and a completed model call with its text.
 fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
     assert!(!rows.jobs.is_empty(), "a task at rest that called no model");
     for job in &rows.jobs {
@@ -111,7 +113,7 @@ fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
     }
 }
 
-/// Steps are numbered without a gap and match the rows of iterations, reviews and pull requests.
+/// Asserts that steps are numbered without a gap and match the rows of iterations, reviews and pull requests.
 fn steps_have_no_gap(rows: &TaskRows) {
     assert!(!rows.steps.is_empty(), "a task at rest without a step");
     let seqs: Vec<i32> = rows.steps.iter().map(|s| s.seq).collect();
@@ -133,8 +135,8 @@ fn steps_have_no_gap(rows: &TaskRows) {
     }
 }
 
-/// The user's repository has the delivered branch and no other of this task, with one commit per iteration, and its
-/// files are texts that a model sent.
+/// Asserts that the user's repository has the delivered branch and no other branch of this task, that the branch has
+/// one commit per iteration, and that its files are texts that a model sent.
 fn git_matches_the_recorded_steps(rows: &TaskRows, repo: &UserRepo, calls: &[Call]) {
     let prefix = format!("cfq/t{}-", rows.number);
     let branches: Vec<String> = repo.branches().into_iter().filter(|b| b.starts_with(&prefix)).collect();
@@ -160,7 +162,7 @@ fn git_matches_the_recorded_steps(rows: &TaskRows, repo: &UserRepo, calls: &[Cal
     }
 }
 
-/// Each test but the first gives the oracle an inconsistent state that it must reject.
+/// Each test except the first gives the oracle an inconsistent state, which the oracle must reject.
 #[cfg(test)]
 mod tests {
     use serde_json::json;

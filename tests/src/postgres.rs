@@ -1,6 +1,6 @@
-//! One Postgres server for a test run, started at first use, with one database for every cluster, copied from a
-//! migrated template without connections. A test that injects faults into Postgres itself gets a dedicated server, on a
-//! copy of a migrated data folder that is made once per run.
+//! The Postgres server that all tests of a run share, started at first use. Every cluster gets a separate database,
+//! copied from a migrated template to which nothing connects. A test that injects faults into Postgres itself gets a
+//! dedicated server, on a copy of a data folder with a migrated database; this folder is created once per run.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use tokio::sync::OnceCell;
 
 const TEMPLATE: &str = "cfq_template";
-/// Limit for a killed process to disappear: immediate, except on a loaded machine.
+/// Maximum wait for a killed process to disappear. This is immediate, except on a loaded machine.
 const EXIT_LIMIT: Duration = Duration::from_secs(20);
 
 struct Shared {
@@ -25,8 +25,8 @@ struct Shared {
     _process: Process,
 }
 
-/// The user's own folders, whose cache keeps fetched Postgres, NATS and models, so that they are fetched once per
-/// machine.
+/// The user's own cfq folders. Postgres, NATS and models are downloaded to the cache folder there, once per machine
+/// instead of once per test run.
 pub fn user_paths() -> Paths {
     Paths::from_environment().unwrap()
 }
@@ -45,7 +45,7 @@ async fn shared() -> &'static Shared {
         .await
 }
 
-/// The Postgres or NATS that tests run: the machine's own, else fetched once.
+/// The Postgres or NATS program that tests use: the one installed on the machine, else a downloaded one.
 pub async fn find_service(kind: ServiceKind) -> ServiceProgram {
     let find = move || {
         let (paths, options) = (user_paths(), ServiceOptions::default());
@@ -64,7 +64,7 @@ pub async fn find_service(kind: ServiceKind) -> ServiceProgram {
     tokio::task::spawn_blocking(find).await.unwrap()
 }
 
-/// Starts a Postgres on this data folder of cfq, which is created if it does not exist.
+/// Starts Postgres on this cfq data folder, which is created if it does not exist.
 async fn start(data: &Path) -> (Postgres, Process) {
     let account = account::for_services().unwrap();
     let paths = Paths { data: data.to_owned(), ..user_paths() };
@@ -75,7 +75,7 @@ async fn start(data: &Path) -> (Postgres, Process) {
     (postgres, process)
 }
 
-/// The temporary folder of this run; removes those of ended runs.
+/// Creates the temporary folder of this test run, and removes those of runs that have ended.
 fn scratch() -> PathBuf {
     static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
     SCRATCH.get_or_init(make_scratch).clone()
@@ -91,7 +91,7 @@ fn make_scratch() -> PathBuf {
         }
     }
     let dir = root.join(format!("cfq-test-pg-{}", std::process::id()));
-    // An earlier process with this id may have left its folder.
+    // An earlier process with the same process id may have left its folder behind.
     drop(std::fs::remove_dir_all(&dir));
     std::fs::create_dir_all(&dir).unwrap();
     crate::nats::make_traversable(&dir);
@@ -129,12 +129,12 @@ pub use dedicated::{DedicatedPostgres, copy_seed};
 pub struct Database {
     facts: PostgresFacts,
     name: String,
-    /// The server, if it is dedicated to this cluster.
+    /// The Postgres server, if it is dedicated to this cluster.
     dedicated: Option<DedicatedPostgres>,
 }
 
 impl Database {
-    /// A new database on the shared server, copied from the template.
+    /// Creates a database on the shared server, as a copy of the template.
     pub async fn fresh() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let shared = shared().await;
@@ -147,7 +147,7 @@ impl Database {
         Self { facts: shared.facts.clone(), name, dedicated: None }
     }
 
-    /// A new database on a dedicated server, whose data folder is in `dir`.
+    /// Creates a database on a dedicated server, whose data folder is in `dir`.
     pub async fn on_dedicated_server(dir: &Path) -> Self {
         let dedicated = DedicatedPostgres::start(dir).await;
         let facts = dedicated.facts();
@@ -159,7 +159,7 @@ impl Database {
         self.dedicated.as_ref().expect("the cluster was started with `dedicated_postgres`")
     }
 
-    /// Runs a statement that damages cfq's data, without the scheduler's knowledge.
+    /// Runs an SQL statement that damages cfq's data; the scheduler is not informed of it.
     pub async fn raw(&self, statement: &'static str) {
         let mut connection = connect(&self.facts, &self.name).await;
         sqlx::raw_sql(statement).execute(&mut connection).await.unwrap();
@@ -170,7 +170,7 @@ impl Database {
         config(&self.facts, &self.name)
     }
 
-    /// A connection to read what cfq wrote.
+    /// Opens a connection to read what cfq wrote.
     pub async fn connect(&self) -> PgConnection {
         connect(&self.facts, &self.name).await
     }

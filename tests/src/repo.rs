@@ -1,4 +1,4 @@
-//! A user's git repository, and a fingerprint of what cfq must not change in it.
+//! A user's git repository for tests, and a fingerprint of everything that cfq must not change in it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,8 @@ pub struct UserRepo {
 }
 
 impl UserRepo {
-    /// One commit, then uncommitted changes: a modified file, a staged one, an untracked one.
+    /// Creates a repository with one commit and three uncommitted changes: a modified file, a staged one and an
+    /// untracked one.
     pub fn with_uncommitted_changes() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let repo = Repository::init(dir.path()).unwrap();
@@ -40,7 +41,7 @@ impl UserRepo {
         Repository::open(self.dir.path()).unwrap()
     }
 
-    /// HEAD, index and working tree, to compare before and after.
+    /// Fingerprint of HEAD, index and working tree, to compare before and after a task.
     pub fn fingerprint(&self) -> Fingerprint {
         let repo = self.open();
         let head = std::fs::read_to_string(repo.path().join("HEAD")).unwrap();
@@ -66,7 +67,7 @@ impl UserRepo {
         names
     }
 
-    /// Creates a branch of the user's at HEAD.
+    /// Creates a branch at HEAD, as the user would.
     pub fn branch(&self, name: &str) {
         let repo = self.open();
         let commit = repo.head().unwrap().peel_to_commit().unwrap();

@@ -1,8 +1,9 @@
-//! An OpenAI-compatible model server with scripted replies: the real protocol, outside the product.
+//! An OpenAI-compatible model server with scripted replies. It uses the real protocol and is not part of cfq.
 //!
 //! A reply belongs to a prompt, not to a call: the n-th *distinct* prompt to a model gets its n-th reply, and a
-//! repeated prompt gets the reply it got before. So an attempt that is repeated after a crash reads what the first
-//! attempt would have read, as with a seeded model. The last reply serves all later prompts.
+//! repeated prompt gets the reply it got before. So an attempt that is repeated after a crash gets the reply that the
+//! first attempt would have got, as from a model with a fixed seed. All prompts after the last scripted reply get this
+//! last reply.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,7 +23,7 @@ mod calls;
 use answer::{Chunks, endless, streamed, whole};
 pub use calls::{Call, Calls, End};
 
-/// Blocks replies until the test opens it.
+/// Blocks replies until the test opens the gate.
 #[derive(Debug, Clone)]
 pub struct Gate(watch::Sender<bool>);
 

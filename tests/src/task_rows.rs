@@ -1,4 +1,4 @@
-//! A task's rows in Postgres, read without the product's types: column names and JSON as stored.
+//! The rows of a task in Postgres, read without cfq's types: column names and JSON are those stored in the database.
 
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -42,12 +42,12 @@ pub struct EventRow {
 }
 
 impl EventRow {
-    /// Whether it reports that the job entered this state.
+    /// Whether the event reports that the job `id` entered this state.
     pub fn is_job(&self, id: &str, state: &str) -> bool {
         self.body["type"] == "job_changed" && self.body["job"] == id && self.body["state"] == state
     }
 
-    /// Whether it reports that the task entered this state.
+    /// Whether the event reports that the task entered this state.
     pub fn is_task(&self, state: &str) -> bool {
         self.body["type"] == "task_state_changed" && self.body["to"] == state
     }
@@ -59,7 +59,7 @@ pub struct TaskRows {
     pub number: i64,
     pub state: String,
     pub base: String,
-    /// Delivered branch and commit.
+    /// Name and commit of the delivered branch, if there is one.
     pub delivered: Option<(String, String)>,
     pub jobs: Vec<JobRow>,
     pub steps: Vec<StepRow>,
@@ -72,7 +72,7 @@ pub struct TaskRows {
 }
 
 impl JobRow {
-    /// Its model's name at the model server.
+    /// Name of the job's model on the model server.
     pub fn model_name(&self) -> &str {
         self.model.rsplit('/').next().unwrap()
     }
@@ -81,7 +81,7 @@ impl JobRow {
         self.model.starts_with("openai:scripted/")
     }
 
-    /// Jobs of all tasks.
+    /// Reads the jobs of all tasks.
     pub async fn all(connection: &mut PgConnection) -> Vec<Self> {
         Self::select(connection, None).await
     }

@@ -1,5 +1,5 @@
-//! A pseudo-terminal for a command, and enough of a terminal emulator to compute what the screen shows. An unknown
-//! control sequence fails the test, so that a new one (hiding the cursor, say) is noticed.
+//! A pseudo-terminal for a command, and a minimal terminal emulator that computes what the screen shows. An unknown
+//! control sequence fails the test, so that a new one (such as hiding the cursor) is noticed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -58,9 +58,9 @@ impl Terminal {
         self.keys.write_all(keys).unwrap();
     }
 
-    /// The rows on the screen now, scrolled-off rows included.
+    /// The current rows of the screen, including those that have scrolled off.
     pub fn rows(&self) -> Vec<String> {
-        // The last character may be incomplete.
+        // The last UTF-8 character may be incomplete.
         rows(&String::from_utf8_lossy(&self.output.lock().unwrap()), usize::from(self.columns))
     }
 
@@ -116,7 +116,7 @@ fn rows(text: &str, columns: usize) -> Vec<String> {
                     match characters.next() {
                         Some(c) if c.is_ascii_alphabetic() => break c,
                         Some(c) => number.push(c),
-                        // The sequence is incomplete so far.
+                        // The control sequence is still incomplete.
                         None => return finish(rows),
                     }
                 };

@@ -1,4 +1,4 @@
-//! Bounded waits on values. No function here only lets time pass.
+//! Waits for a condition, with a time limit. No function here merely sleeps for a fixed time.
 
 use std::future::Future;
 use std::time::{Duration, Instant};

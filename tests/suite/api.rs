@@ -1,4 +1,5 @@
-//! The HTTP API from outside: idempotency, errors that name the field, tokens, hosts and origins, the event feed.
+//! Tests of the HTTP API through a client: idempotency, errors that name the invalid field, tokens, hosts and origins,
+//! the event feed.
 
 use std::time::Duration;
 
@@ -113,7 +114,7 @@ async fn event_feed_is_complete_across_reconnects() {
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
 
-    // A client that reconnects after five events, and continues after the last one it has seen.
+    // A client reads five events, disconnects, and continues after the last event it has seen.
     let mut seen = Vec::new();
     let client: Client = cluster.client.clone();
     let read = async {
@@ -180,7 +181,7 @@ async fn tokens_are_streamed_to_feed_and_watch_during_generation() {
     })
     .await;
 
-    // The gate still blocks the rest of the reply, and no event reports the end of the job.
+    // The gate still blocks the rest of the reply, and no event has reported the end of the job.
     let calls = cluster.models.all_calls();
     assert_eq!(calls.len(), 1);
     assert_eq!((calls[0].end, calls[0].sent.as_str()), (None, first));

@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md names files that exist, and a file named for a word contains it.
+//! Tests that the files named in ARCHITECTURE.md exist, and that the file listed for a word contains this word.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ fn architecture() -> String {
     std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
 }
 
-/// The cells of the table under `heading`, without its two header lines.
+/// The first two cells of each row of the table under `heading`, without the two header lines.
 fn table(heading: &str) -> Vec<(String, String)> {
     let text = architecture();
     let (_, section) = text.split_once(heading).unwrap_or_else(|| panic!("no section {heading}"));
@@ -22,7 +22,8 @@ fn table(heading: &str) -> Vec<(String, String)> {
     cells.collect()
 }
 
-/// Lower case, with one space for whatever joins words in prose and in identifiers; CamelCase is left as it is.
+/// The text in lower case, with `_` and `-` replaced by spaces, so that words in prose and in identifiers match.
+/// CamelCase is not split.
 fn normalised(text: &str) -> String {
     text.to_lowercase().replace(['_', '-'], " ")
 }
@@ -33,7 +34,7 @@ fn words_of_the_table_are_found_in_their_files() {
     assert!(rows.len() >= 40, "{} words", rows.len());
     for (word, file) in rows {
         let text = std::fs::read_to_string(root().join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-        // "eviction of models" and "cost (of a placement)" are looked for by their first word.
+        // For "eviction of models" and "cost (of a placement)", only the first word is searched for.
         let word = word.split(" of ").next().unwrap().split(" (").next().unwrap().to_owned();
         assert!(normalised(&text).contains(&normalised(&word)), "{file} does not contain {word:?}");
     }

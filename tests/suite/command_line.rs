@@ -1,5 +1,5 @@
-//! The binary's error messages: bad input, no server, wrong token. Each error states what is wrong and the next step,
-//! with the documented exit code, and nothing panics.
+//! Tests of the binary's error messages for bad input, no server, or a wrong token. Each error states what is wrong and
+//! the next step, with the documented exit code, and nothing panics.
 
 use std::path::Path;
 use std::process::{Command, Output};

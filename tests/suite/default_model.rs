@@ -1,5 +1,5 @@
-//! The default model of `cfq up` for a GPU: chosen by the GPU's memory, and fetched from a hub over broken connections,
-//! with a stop in the middle and a resumed download.
+//! Tests the default model of `cfq up` for a GPU. It is chosen by the GPU's memory and downloaded from a hub;
+//! connections break, the download is stopped in the middle, and the next start resumes it.
 
 use cfq_inference_node::gpu;
 use cfq_inference_node::models::{InstallState, ModelError, ModelStore, Presence, PullOptions, PullProgress};
@@ -35,7 +35,7 @@ async fn default_model_for_a_12_gb_gpu_downloads_over_a_flaky_line() {
         })
     };
 
-    // A start whose connections all break.
+    // First start: all connections break.
     server.inject_faults(&[Fault::CutAfter(300_000), Fault::CutAfter(0), Fault::CutAfter(0), Fault::CutAfter(0)]);
     let (outcome, presence, listed) = pull(server.hub(None), None).await.unwrap();
     let Err(ModelError::HubFetch { source, .. }) = outcome else { panic!("{outcome:?}") };
@@ -43,7 +43,7 @@ async fn default_model_for_a_12_gb_gpu_downloads_over_a_flaky_line() {
     assert_eq!(listed[0].state, InstallState::Unfinished { have: 300_000 });
     assert!(matches!(presence, Presence::Missing { bytes: Some(_) }), "{presence:?}");
 
-    // A start that is stopped in the middle.
+    // Second start: it is stopped in the middle of the download.
     let (stopper, stop) = cfq_link::stop::channel();
     server.inject_faults(&[Fault::HangAfter(300_000)]);
     let (outcome, _, listed) = pull(server.hub(None).with_stop(stop), Some((600_000, stopper))).await.unwrap();
@@ -51,7 +51,7 @@ async fn default_model_for_a_12_gb_gpu_downloads_over_a_flaky_line() {
     assert!(source.to_string().starts_with("stopped"), "{source}");
     assert_eq!(listed[0].state, InstallState::Unfinished { have: 600_000 });
 
-    // A start that fetches the rest.
+    // Third start: it downloads the rest.
     let (_stopper, stop) = cfq_link::stop::channel();
     let (outcome, presence, listed) = pull(server.hub(None).with_stop(stop), None).await.unwrap();
     outcome.unwrap();

@@ -1,5 +1,5 @@
-//! The scheduler crashes while it commits a client's request or its own lease sweep. After a retry, the effect exists
-//! once.
+//! Tests in which the scheduler crashes while it commits a client's request or its own lease sweep. After a retry, the
+//! effect must exist exactly once.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn cluster_with_failpoint(failpoint: &str) -> Cluster {
     cluster
 }
 
-/// How often the task entered this state, by its events.
+/// Number of events that report that the task entered this state.
 async fn times_entered(cluster: &Cluster, task: TaskKey, state: TaskState) -> usize {
     let events = cluster.client.events(task, 0).await.unwrap().events;
     events.iter().filter(|e| matches!(&e.body, EventBody::TaskStateChanged { to, .. } if *to == state)).count()
@@ -58,7 +58,8 @@ async fn cancel_survives_scheduler_crash_after_commit() {
     cancel_survives("scheduler.cancel.after_commit").await;
 }
 
-/// `committed` says whether the answer was committed before the crash.
+/// Resolves an escalation while the scheduler crashes at the failpoint. `committed` says whether the answer was
+/// committed before the crash.
 async fn resolve_survives(failpoint: &str, committed: bool) {
     let cluster = cluster_with_failpoint(failpoint).await;
     cluster.models.script("beta", vec![Reply::Text(review(50, &[]))]);
@@ -100,7 +101,8 @@ async fn lease_sweep_survives(failpoint: &str) {
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
     cluster.wait_until_generating(task).await;
-    // The runner is restarted only after the sweep: its registration would reclaim the task first.
+    // The runner is restarted only after the sweep, because its registration would otherwise reclaim the task before
+    // it.
     cluster.kill9("runner");
     cluster.restart_after_failpoint().await;
     cluster.start_service("runner");

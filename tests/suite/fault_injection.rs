@@ -15,7 +15,8 @@ fn scripts(cluster: &Cluster) {
     cluster.models.script("beta", vec![Reply::Slow(review(50, &[]), slow), Reply::Slow(review(95, &[]), slow)]);
 }
 
-/// The service aborts at the failpoint and is restarted; the task ends as without the fault.
+/// Runs a task during which the service aborts at the failpoint and is restarted. The task must end as it does without
+/// the fault.
 async fn survives_crash_at(service: &str, failpoint: &str) {
     let failpoint = Some((service.to_owned(), failpoint.to_owned()));
     let cluster = Cluster::start_with(Options { failpoint, ..Options::default() }).await;
@@ -23,7 +24,7 @@ async fn survives_crash_at(service: &str, failpoint: &str) {
     let repo = UserRepo::with_uncommitted_changes();
     let before = repo.fingerprint();
     let spec = cluster.spec(&repo);
-    // The API may abort during the submit: with the same key, repeated submits make one task.
+    // The API may abort during the submission; repeated submissions with the same key create only one task.
     let client = cluster.client.clone();
     let submitting = async {
         loop {

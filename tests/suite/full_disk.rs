@@ -1,5 +1,5 @@
-//! The data folder's file system is full, from the start and during work. Accepted tasks are kept, others are refused
-//! with the reason, and work continues when there is space again.
+//! Tests with a full file system under the data folder, from the start or while tasks run. Accepted tasks are kept,
+//! other submissions are refused with the reason, and work continues when there is space again.
 
 use std::io::Write;
 use std::path::Path;
@@ -24,7 +24,7 @@ async fn disk_too_small_at_start_is_reported_with_the_next_step() {
     let home = Home::new().await;
     let disk = home.path("disk");
     std::fs::create_dir(&disk).unwrap();
-    // Space for nothing; too little for initdb; enough for initdb and too little for the database.
+    // Sizes in MiB: no space for anything; too little for initdb; enough for initdb, but too little for the database.
     for mib in [1, 24, 40] {
         let test = "disk_too_small_at_start_is_reported_with_the_next_step";
         let Some(mount) = MountNamespace::with_tmpfs(test, &disk, mib) else { return };
@@ -41,7 +41,8 @@ async fn disk_too_small_at_start_is_reported_with_the_next_step() {
     }
 }
 
-/// Longer than a lease and than the generation, so that its result arrives while nothing can be written.
+/// Time for which the disk is full: longer than a lease and longer than the generation, so that the result arrives
+/// while nothing can be written.
 const FULL_FOR: Duration = Duration::from_secs(4);
 
 /// Writes until the file system is full.
@@ -96,7 +97,7 @@ async fn disk_full_during_work_loses_no_accepted_task() {
     fill(&ballast);
     let mut refused = None;
     for n in 0..200_u64 {
-        // Not compressible.
+        // The content is not compressible.
         let words: String = (1..400).map(|i| format!("{:016x}", (n * 400 + i).wrapping_mul(HASH_FACTOR))).collect();
         match api.submit(&spec(&repo, &words), Some(&format!("k{n}"))).await {
             Ok(reply) => accepted.push(reply.id),
@@ -119,8 +120,8 @@ async fn disk_full_during_work_loses_no_accepted_task() {
     for id in &accepted {
         let mut detail = wait_until_resting(&up, &api, *id).await;
         if detail.summary.state == TaskState::Escalated {
-            // The runner could not write the task's files either, for longer than it retries. It escalates with the
-            // reason, and the human resolves it now that there is space.
+            // The runner could not write the task's files either, and has stopped retrying. The task is escalated with
+            // this reason, and a human resolves it now that there is space.
             assert!(detail.reason.contains("No space left"), "{}", detail.reason);
             let action =
                 EscalationAction::RetryWithConstraints { additional_constraints: vec!["no imports".to_owned()] };

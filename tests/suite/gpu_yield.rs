@@ -1,4 +1,4 @@
-//! A node yields its GPU to another program, which a fake NVML library reports.
+//! Tests that a node yields its GPU to another program, which a fake NVML library reports.
 
 use std::path::Path;
 
@@ -32,7 +32,8 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
         ..Options::default()
     };
     options.timing.job_step_ms = 60_000;
-    // Polls the GPUs often enough for a text that a fast machine generates in a second.
+    // The node polls the GPUs with each heartbeat; this interval is short enough for a text that a fast machine
+    // generates in a second.
     options.timing.heartbeat_ms = 40;
     let cluster = Cluster::start_with(options).await;
     cluster.models.script("beta", vec![rejection()]);
@@ -45,7 +46,7 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
     let uncut = cluster.wait_until_resting(uncut).await;
     assert_eq!(uncut.summary.state, TaskState::Escalated, "{}", uncut.reason);
 
-    // `n1` is the only running node, in the middle of a generation.
+    // Now `n1` is the only running node, and it is in the middle of a generation.
     cluster.kill9("second_node");
     let task = cluster.submit(&long_generation_spec(&cluster, &other)).await;
     wait_for_first_journal(&cluster, task).await;

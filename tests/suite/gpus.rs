@@ -1,5 +1,5 @@
-//! GPUs as NVML reports them, by a fake library with the true binary interface: what users, the scheduler and the
-//! metrics page see of them, and what happens to a node that loses one.
+//! Tests with GPUs that a fake NVML library with the real binary interface reports: the values that users, the
+//! scheduler and the metrics page see, and a node that loses a GPU.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -49,7 +49,8 @@ fn doctor_reports_gpus_their_processes_and_faults() {
     assert_contains(&text, &["ok    cuda:0", first, &process]);
     assert_contains(&text, &["NVIDIA driver 580.95.05", "this build runs models on the CPU"]);
 
-    // Two different GPUs: one is too hot, the other lacks power and process queries, as in laptops.
+    // Two different GPUs: one is too hot, the other does not support queries for power and processes, like some laptop
+    // GPUs.
     let hot = rtx_3090() + "throttle = 72\n";
     let bare = "[gpu]\nname = NVIDIA GeForce RTX 4090\ntotal = 25769803776\nfails = power 3\nfails = compute 4\n";
     gpus.set_scenario(&format!("{hot}{bare}"));
@@ -57,7 +58,7 @@ fn doctor_reports_gpus_their_processes_and_faults() {
     assert_contains(&text, &["warn  cuda:0", "throttled: temperature (hardware slowdown)", "check its cooling"]);
     assert_contains(&text, &["ok    cuda:1", "RTX 4090, 24.0 GiB\n"]);
 
-    // One falls off the bus between two queries; the other is still reported.
+    // One GPU is lost between two queries; the other is still reported.
     gpus.set_scenario(&format!("{}{}fails = temperature 15\n", rtx_4090(), rtx_3060()));
     let text = doctor();
     assert_contains(&text, &["ok    cuda:0", "RTX 4090", "warn  cuda:1", "is lost", "Xid"]);
@@ -79,7 +80,8 @@ fn with_free(free: u64) -> String {
     format!("{}used = {}\n", rtx_3060(), 12 * GIB - GIB / 4 - free)
 }
 
-/// The estimate is the one a load is planned with: a GPU that would be large enough by the CPU's estimate does not fit.
+/// `models fit` uses the estimate with which loads onto GPUs are planned: a model that would fit by the estimate for
+/// the CPU does not fit on the GPU.
 #[test]
 fn fit_reports_each_gpu_and_all_gpus_together() {
     let home = tempfile::tempdir().unwrap();
@@ -139,7 +141,7 @@ fn measured_load_memory_follows_the_gpu_uuid() {
     let hub = Hub::new(&HubConfig::default(), |_| None);
     let store = ModelStore { dir: home.path().join("cache/models"), quota: None, bound: Vec::new(), hub };
     let took = MeasuredLoad { predicted: 1000, measured: 1250 };
-    // The second key has the old form, from before GPUs were identified by UUID.
+    // The second key is in the old format, an index: earlier versions did not identify GPUs by UUID.
     let kept = ["GPU-3090", "cuda:1"].map(|key| (key.to_owned(), took));
     store.record_load_end(&model.parse().unwrap(), &kept).unwrap();
     let mut env = gpus.environment();
@@ -204,7 +206,7 @@ async fn node_reports_a_lost_gpu_and_keeps_working() {
         ],
     );
 
-    // The second falls off the bus; the first is hotter now, which shows that it is still queried.
+    // The second GPU is lost; the first reports a higher temperature, which shows that it is still queried.
     let hotter = rtx_3090().replace("temperature = 45", "temperature = 88") + "throttle = 32\n";
     gpus.set_scenario(&format!("{hotter}{}fails = all 15\n", rtx_4090()));
     let node = nodes_until(
@@ -226,7 +228,7 @@ async fn node_reports_a_lost_gpu_and_keeps_working() {
     cluster.wait_until_resting(task).await;
     cluster.run_oracle(task, &repo).await;
 
-    // The driver stops answering, and then answers again with both GPUs.
+    // The driver stops answering, and later answers again with both GPUs.
     gpus.set_scenario("init = 15\n");
     nodes_until(&cluster, "no GPU", |gpus| gpus.is_empty()).await;
     gpus.set_scenario(&both);

@@ -1,6 +1,6 @@
 //! Downloads from a hub with the real protocol and injected faults: broken connections, and hubs that misbehave.
 //!
-//! One file: all tests share the pull and its report.
+//! This is one file because all tests share the pull and its report.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use cfq_tests::hub::{Fault, HubServer, TOKEN};
 const REPO: &str = "maker/tiny-GGUF";
 const MODEL: &str = "hf:maker/tiny-GGUF:tiny.gguf";
 
-/// The smallest header that is accepted as GGUF, followed by pseudo-random bytes (xorshift).
+/// A file of `size` bytes: the smallest header that is accepted as GGUF, followed by pseudo-random bytes (xorshift).
 fn gguf(size: usize, seed: u32) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend([0; 16]);
@@ -42,7 +42,7 @@ fn store(dir: &Path, hub: Hub) -> ModelStore {
     ModelStore { dir: dir.to_owned(), quota: None, bound: Vec::new(), hub }
 }
 
-/// Result and progress steps of a pull.
+/// Result of a pull, and the progress steps that it reported.
 struct Outcome {
     result: Result<ModelFileLock, String>,
     steps: Vec<PullProgress>,
@@ -64,7 +64,7 @@ impl Outcome {
         assert!(!error.contains(TOKEN), "{error}");
     }
 
-    /// Reasons of its retries.
+    /// The reasons of the retries that the pull reported.
     fn retry_reasons(&self) -> Vec<&str> {
         let mut reasons = Vec::new();
         for step in &self.steps {
@@ -99,7 +99,7 @@ async fn pull(store: &ModelStore, model: &str) -> Outcome {
     pull_with(store, model, PullOptions::default(), |_| {}).await
 }
 
-/// The error with its sources.
+/// The messages of an error and of all its sources, as one text.
 fn chain(error: &ModelError) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
@@ -389,7 +389,7 @@ async fn quota_evicts_the_least_recently_used_unprotected_model() {
     server.commit(REPO, &list);
     let id = |name: &str| format!("hf:{REPO}:{name}").parse::<cfq_proto::model::ModelId>().unwrap();
     let mut store = store(folder.path(), server.hub(None));
-    // Space for three files and their records.
+    // The quota has space for three model files and their metadata.
     store.quota = Some(330_000);
     let used = |name: &str, at: i64| {
         let records = std::fs::read_dir(folder.path().join("hf").join(REPO)).unwrap().flatten();
@@ -417,7 +417,7 @@ async fn quota_evicts_the_least_recently_used_unprotected_model() {
     let here: Vec<_> = store.list().unwrap().into_iter().map(|m| m.model).collect();
     assert_eq!(here, [id("a.gguf"), id("c.gguf"), id("d.gguf")]);
 
-    // One is pinned, one bound, one in use: none may be evicted.
+    // One model is pinned, one configured, one in use: none of them may be evicted.
     store.bound = vec![id("c.gguf")];
     let sent = server.bytes_sent();
     pull(&store, id("e.gguf").as_str()).await.refused(&["model_quota", "pinned, bound in cfq.toml, in use"]);

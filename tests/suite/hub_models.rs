@@ -28,7 +28,7 @@ fn cfq(home: &Path, server: &HubServer, args: &[&str]) -> Command {
 
 async fn run(home: &Path, server: &HubServer, args: &[&str]) -> Output {
     let mut command = cfq(home, server, args);
-    // The kernel kills the child when the thread that started it ends: this thread stays.
+    // Runs the command on this thread, because the kernel kills the child when the thread that started it ends.
     tokio::task::block_in_place(|| command.output().unwrap())
 }
 
@@ -100,7 +100,7 @@ async fn killed_pull_resumes_and_a_model_in_use_is_not_removed() {
     refused(&run(home, &server, &["models", "pull", "hf:maker/tiny:none.gguf"]).await, &["other.gguf, tiny.gguf"]);
 }
 
-/// From pull to generation, with the packaged model's file on the hub.
+/// Pulls a model from the hub and generates with it; the hub serves the packaged model's file.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_model_is_pulled_from_a_hub_and_generates() {
     let (server, home) = (HubServer::start().await, tempfile::tempdir().unwrap());
@@ -122,7 +122,7 @@ async fn small_model_is_pulled_from_a_hub_and_generates() {
     assert_eq!(pulled["bytes"], file.len() as u64);
     assert_eq!(server.ranges().len(), 3);
 
-    // The node does not need the hub any more: its endpoint is unreachable.
+    // The node does not need the hub any more: the configured hub is unreachable.
     let nowhere = HubConfig { endpoint: Some("http://127.0.0.1:9".into()), ..HubConfig::default() };
     let mut options = Options {
         models: vec![model.parse().unwrap()],

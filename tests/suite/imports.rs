@@ -1,11 +1,11 @@
-//! The workspace's boundaries: which crate may depend on which, and what pure crates must not contain.
+//! Tests of the workspace's structure: which crate may depend on which, and what pure crates must not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// Workspace crates that each crate may depend on, apart from dev-dependencies. Crates that are absent may depend on
-/// any.
+/// For each crate, the workspace crates that it may depend on, not counting dev-dependencies. A crate that is not
+/// listed may depend on any crate.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cfq-proto", &[]),
     ("workspace-hack", &[]),
@@ -151,7 +151,7 @@ fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// Folders whose modules must not import each other in a circle.
+/// Source folders whose modules must not have import cycles.
 const LAYERED: &[&str] = &[
     "proto/proto/src",
     "proto/link/src",
@@ -167,8 +167,8 @@ const LAYERED: &[&str] = &[
     "cli/src",
 ];
 
-/// Within a crate, modules form no circle. A module may use its own submodules and they may use it: together they are one
-/// unit. Test modules may import anything.
+/// Within a crate, modules have no import cycles, except that a module and its own submodules may use each other. Test
+/// modules may import anything.
 #[test]
 fn modules_import_without_circles() {
     for folder in LAYERED {
@@ -194,8 +194,8 @@ fn circle_detection_finds_circles() {
     assert_eq!(use_paths(use_list), ["a::b", "a::c::d", "a::c::self", "a::e"]);
 }
 
-/// For each module, the modules of the same crate that it imports, without its own submodules. Modules are named as in
-/// `a::b`; the crate's root is the empty name.
+/// For each module, the modules of the same crate that it imports, without its own submodules. A module's name is its
+/// path, such as `a::b`; the name of the crate's root is empty.
 fn module_imports(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let module = |path: &Path| {
         let relative = path.strip_prefix(folder).unwrap().with_extension("");
@@ -261,7 +261,7 @@ fn use_paths(list: &str) -> Vec<String> {
     parts.flat_map(use_paths).map(|path| format!("{}{path}", prefix.trim())).collect()
 }
 
-/// The path from the crate's root that `path` means in module `own`; `None` if it is of another crate.
+/// Resolves `path`, as written in module `own`, to a path from the crate's root; `None` if it belongs to another crate.
 fn resolve(own: &[String], path: &str, modules: &BTreeMap<Vec<String>, std::path::PathBuf>) -> Option<Vec<String>> {
     let parts: Vec<String> = path.split("::").map(|part| part.trim().to_owned()).collect();
     match parts[0].as_str() {
@@ -275,7 +275,7 @@ fn resolve(own: &[String], path: &str, modules: &BTreeMap<Vec<String>, std::path
     }
 }
 
-/// A circle of imports, its first module repeated at the end.
+/// Returns an import cycle, if there is one, with its first module repeated at the end.
 fn find_circle(imports: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit(
         module: &str,

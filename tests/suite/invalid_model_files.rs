@@ -1,6 +1,6 @@
-//! Invalid model files, loaded into a running node: truncated in every part, damaged in the header and its tables, of
-//! an unknown architecture, larger than any memory. Each is rejected with its reason, the node keeps running, and its
-//! other models keep serving.
+//! Tests that load invalid model files on a running node: truncated in every part, damaged in the header and its
+//! tables, of an unknown architecture, larger than any memory. Each is rejected with its reason, the node keeps
+//! running, and its other models keep serving.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use cfq_tests::{binary, nats};
 struct InvalidFile {
     name: String,
     path: PathBuf,
-    /// Text that the error must contain.
+    /// Text that the error message must contain.
     error: &'static str,
 }
 
@@ -26,14 +26,14 @@ fn write_file(folder: &Path, name: &str, bytes: &[u8], error: &'static str) -> I
     InvalidFile { name: name.to_owned(), path, error }
 }
 
-/// A copy of the whole file with these bytes at `at`.
+/// A copy of the valid file `whole`, in which the bytes at offset `at` are replaced with `bytes`.
 fn patched(folder: &Path, whole: &[u8], name: &str, error: &'static str, at: usize, bytes: &[u8]) -> InvalidFile {
     let mut all = whole.to_vec();
     all[at..at + bytes.len()].copy_from_slice(bytes);
     write_file(folder, name, &all, error)
 }
 
-/// Copies of the file that end in each part of it.
+/// Truncated copies of the file, one that ends in each of its parts.
 fn truncated_files(folder: &Path, whole: &[u8], layout: &Layout) -> Vec<InvalidFile> {
     let first = &layout.tensors[0];
     let error = "cut off or corrupt";
@@ -54,7 +54,7 @@ fn truncated_files(folder: &Path, whole: &[u8], layout: &Layout) -> Vec<InvalidF
     .collect()
 }
 
-/// Copies of the file with one wrong value in the header.
+/// Copies of the file, each with one wrong value in the header.
 fn damaged_files(folder: &Path, whole: &[u8], layout: &Layout) -> Vec<InvalidFile> {
     let change =
         |name: &str, error: &'static str, at: usize, bytes: &[u8]| patched(folder, whole, name, error, at, bytes);
@@ -79,7 +79,7 @@ fn damaged_files(folder: &Path, whole: &[u8], layout: &Layout) -> Vec<InvalidFil
     ]
 }
 
-/// A valid header over a sparse file: hundreds of gigabytes of weights, with dimensions that a model might have.
+/// A sparse file with a valid header and hundreds of gigabytes of weights, with plausible dimensions.
 fn giant_file(folder: &Path, whole: &[u8], layout: &Layout) -> InvalidFile {
     let mut header = whole[..layout.end].to_vec();
     let mut multiply = |key: &str, times: u32| {
@@ -105,7 +105,7 @@ fn giant_file(folder: &Path, whole: &[u8], layout: &Layout) -> InvalidFile {
             header[to..to + 8].copy_from_slice(&dim.to_le_bytes());
         }
         header[tensor.offset_at..tensor.offset_at + 8].copy_from_slice(&offset.to_le_bytes());
-        // F32 is the largest format: more space than needed does no harm.
+        // Space is computed for F32, the largest format; unused space does no harm.
         offset += (dims.iter().product::<u64>() * 4).next_multiple_of(32);
     }
     let path = folder.join("giant.gguf");

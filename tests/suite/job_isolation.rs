@@ -1,5 +1,5 @@
-//! Effects of one job on others: a job that crashes its node, tasks that occupy a runner's slots while they wait, and a
-//! result or step that cannot be written.
+//! Tests of the effects of one job or task on others: a job that crashes its node, tasks that occupy a runner's slots
+//! while they wait, and a result or step that cannot be written.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn add() -> String {
     file("add.py", "def add(a, b):\n    return a + b")
 }
 
-/// The task, with another creator than the configured one.
+/// Specification of a small task whose creator uses `model` instead of the configured model.
 fn with_creator(cluster: &Cluster, repo: &UserRepo, model: &str) -> TaskSpec {
     let mut spec = cluster.spec(repo);
     spec.agents.alpha = AgentBinding { model: model.parse().ok(), ..AgentBinding::default() };
@@ -32,8 +32,8 @@ async fn job_states(cluster: &Cluster, tasks: &[TaskKey]) -> Result<Vec<JobState
     Ok(states)
 }
 
-/// The node is killed whenever it calls this model, as by an engine that aborts on one prompt. Other jobs on the node
-/// are lost with it and run again, and do not end in the dead letter.
+/// The test kills the node whenever it calls one model, as if an engine aborted on one prompt. Other jobs on the node
+/// are lost with it; they must run again and must not become dead letters.
 #[tokio::test(flavor = "multi_thread")]
 async fn poison_job_ends_alone_in_the_dead_letter() {
     let cluster = Cluster::start().await;
@@ -60,7 +60,7 @@ async fn poison_job_ends_alone_in_the_dead_letter() {
             break;
         }
         if crashes < 2 {
-            // The first two times both jobs run at once and are lost together.
+            // The first two times, both jobs run at the same time and are lost together.
             wait::until("both jobs to run", WAIT_LIMIT, || async {
                 let states = job_states(&cluster, &[innocent, poison]).await?;
                 if states == [JobState::Running; 2] { Ok(()) } else { Err(format!("{states:?}")) }

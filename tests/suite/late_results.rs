@@ -1,6 +1,6 @@
-//! Results of attempts that are already lost. A node that was suspended past its lease receives the complete reply of
-//! the model and must not report it. A report under the old lease, sent by the test with the node's key, is refused at
-//! every later point of the job's life.
+//! Tests that results of lost attempts are rejected. Case 1: a node is suspended until its lease has expired; after it
+//! resumes, it receives the model's complete reply and must not report it. Case 2: the test sends a report under the
+//! old lease with the node's key; the scheduler must refuse it in every later state of the job.
 
 use cfq_link::Session;
 use cfq_proto::blob::Payload;
@@ -25,7 +25,7 @@ struct LateReport {
 }
 
 impl LateReport {
-    /// The report of the only job's first attempt.
+    /// Creates the report for the first attempt of the only job.
     async fn of_first_attempt(cluster: &Cluster) -> Self {
         let job = only_job(cluster).await;
         let attempt = &job.attempts[0];
@@ -59,7 +59,7 @@ async fn only_job(cluster: &Cluster) -> JobRow {
     jobs.remove(0)
 }
 
-/// How each of the creator's calls ended so far.
+/// How each of the creator's calls has ended; `None` for open calls.
 fn ends(cluster: &Cluster) -> Vec<Option<End>> {
     cluster.models.all_calls().iter().filter(|c| c.model == "alpha").map(|c| c.end).collect()
 }
@@ -84,7 +84,8 @@ async fn late_result_of_a_suspended_node_is_refused() {
     })
     .await;
 
-    // The reply is completed while the node is suspended; the rest waits in the node's socket.
+    // The model server completes the reply while the node is suspended; the rest of it waits in the node's socket
+    // buffer.
     cluster.signal("node", libc::SIGSTOP);
     gate.open();
     wait::until("the reply to be complete", WAIT_LIMIT, || async {
@@ -108,7 +109,8 @@ async fn late_result_of_a_suspended_node_is_refused() {
     assert_eq!(ends(&cluster), [Some(End::Answered); 2], "both attempts got a complete reply");
     let added = repo.show(&detail.delivered_branch.unwrap(), "add.py").unwrap();
     assert!(added.contains("def add") && !added.contains(LATE_TEXT), "{added}");
-    // The resumed node did not report the lost attempt's reply: under the old lease only this test has sent a report.
+    // The resumed node did not report the lost attempt's reply: the only report under the old lease is the one of this
+    // test.
     let old = late.report.fence;
     let (mut ours, mut theirs) = (0, 0);
     let read = async {

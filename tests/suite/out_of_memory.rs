@@ -1,5 +1,5 @@
-//! Out of memory: at a model's load, when the estimate shows it and when it does not, and during a generation. The
-//! model is refused with its estimate, or the node dies and is restarted; other tasks continue.
+//! Tests of running out of memory: when a model is loaded, whether or not the estimate predicts it, and during a
+//! generation. The model is refused with its estimate, or the node dies and is restarted; other tasks continue.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -65,7 +65,8 @@ fn mapped(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// The limit is not in the node's configuration: the node reads it from the process.
+/// The memory limit is that of the process, not one in the node's configuration; the node must read it from the
+/// process.
 #[tokio::test(flavor = "multi_thread")]
 async fn process_memory_limit_is_found_before_an_allocation_fails() {
     let cluster = Cluster::start().await;
@@ -128,7 +129,7 @@ fn resident(node: &NodeView) -> bool {
     node.alive && node.ledger.models.iter().all(|m| m.residency == Residency::Resident)
 }
 
-/// Lets a process map no further memory. The error is the reason why the limit cannot be set.
+/// Prevents a process from mapping further memory. The error says why the limit cannot be set.
 fn forbid_further_mappings(pid: u64) -> Result<(), String> {
     #[cfg(target_os = "linux")]
     {
@@ -152,7 +153,8 @@ async fn out_of_memory_during_generation_restarts_the_node_and_the_job() {
     let home = home_with(&tokio::task::spawn_blocking(small_model::file).await.unwrap()).await;
     home.models.script("beta", vec![rejection()]);
     let data = home.path("data");
-    // Makes the allocator map large blocks each time instead of reusing freed memory or a thread's arena.
+    // With these variables the allocator maps large blocks each time, instead of reusing freed memory or a thread's
+    // arena.
     let mut through = Command::new(tokio::task::block_in_place(binary::cfq));
     through.env("MALLOC_MMAP_THRESHOLD_", "65536").env("MALLOC_ARENA_MAX", "1");
     let up = Up::start(&home, Some(through), &data, data.clone());
@@ -163,7 +165,7 @@ async fn out_of_memory_during_generation_restarts_the_node_and_the_job() {
     let pidfile: serde_json::Value = serde_json::from_str(&pidfile).unwrap();
     let pid = pidfile["pid"].as_u64().unwrap_or_else(|| panic!("{pidfile}"));
     let mut spec = spec(&repo);
-    // Long enough for the limit to be set during the generation.
+    // The generation is long enough to set the limit while it runs.
     spec.description =
         "Write twelve Python functions: add, subtract, multiply, divide, power, modulo, negate, absolute, \
                         maximum, minimum, is_even and is_odd, each with a docstring."
@@ -197,7 +199,8 @@ async fn out_of_memory_during_generation_restarts_the_node_and_the_job() {
     assert!(up.terminate().await.success());
 }
 
-/// The process dies during a load, at every start: after two attempts the node stays up without that model.
+/// The node's process dies whenever it loads one model. After two attempts the node must start without loading that
+/// model.
 #[tokio::test(flavor = "multi_thread")]
 async fn model_whose_load_kills_the_node_is_not_retried_endlessly() {
     let model = tokio::task::spawn_blocking(small_model::file).await.unwrap();

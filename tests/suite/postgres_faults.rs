@@ -1,4 +1,4 @@
-//! Faults of Postgres while a task runs: killed with all its processes, and frozen, each for longer than a lease. Every
+//! Tests of Postgres faults while a task runs: all its processes are killed, or frozen, for longer than a lease. Every
 //! test has a dedicated server. No work may be lost or done twice, and no lease may be taken from a holder that is
 //! alive.
 
@@ -12,17 +12,19 @@ use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::wait;
 
-/// Longer than a lease and shorter than the statement timeout (5 s), so that the scheduler gets no error.
+/// Duration of the fault: longer than a lease, and shorter than the statement timeout (5 s), so that the scheduler gets
+/// no error.
 const FAULT_DURATION: Duration = Duration::from_secs(4);
 
-/// Heartbeats further apart than a scheduler waits for the database with one, as in the defaults: mostly none is in
-/// flight at the end of the fault, so that a sweep right then would find every lease expired.
+/// As with the default settings, the interval of heartbeats is longer than the time a scheduler waits for the database
+/// to process one. So mostly no heartbeat is in flight when the fault ends, and a sweep at that moment would find every
+/// lease expired.
 fn timing() -> Timing {
     let fast = Options::default().timing;
     Timing { lease_ttl_ms: 3_000, lease_margin_ms: 500, heartbeat_ms: 1_500, ..fast }
 }
 
-/// A cluster in the middle of a generation that takes about twice as long as the fault.
+/// Starts a cluster with a task whose generation takes about twice as long as the fault, and waits until it generates.
 async fn generating() -> (Cluster, UserRepo, TaskKey) {
     let cluster =
         Cluster::start_with(Options { dedicated_postgres: true, timing: timing(), ..Options::default() }).await;
@@ -35,7 +37,8 @@ async fn generating() -> (Cluster, UserRepo, TaskKey) {
     (cluster, repo, task)
 }
 
-/// Asserts that the task ends as without the fault, with its first leases, and that a new task succeeds.
+/// Asserts that the task ends as it would without the fault and still with its first leases, and that a new task
+/// succeeds.
 async fn assert_unaffected(cluster: Cluster, repo: UserRepo, task: TaskKey) {
     let detail = cluster.wait_until_resting(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);

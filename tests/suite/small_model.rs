@@ -1,4 +1,4 @@
-//! The real small model, alone and together with a scripted one.
+//! Tests with the real small model, alone and together with a scripted model.
 
 use cfq_proto::http::{JobSummary, TaskDetail};
 use cfq_proto::task::{Agent, TaskState};
@@ -11,7 +11,7 @@ use cfq_tests::small_model::{SMALL_MODEL, long_generation_spec, rejection};
 fn options(alpha: &str, beta: &str) -> Options {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: alpha.into(), beta: beta.into(), ..Options::default() };
-    // A real model on two busy cores needs longer for its first token.
+    // On two busy cores a real model needs longer for its first token than the cluster's default limit.
     options.timing.job_step_ms = 60_000;
     options
 }
@@ -76,7 +76,7 @@ async fn run_with_and_without_fault(cluster: &Cluster, small: Agent) -> [(JobSum
     let mut both = Vec::new();
     for fault in [true, false] {
         let repo = UserRepo::with_uncommitted_changes();
-        // A long generation, so that the fault comes in its middle.
+        // The generation is long, so that the fault occurs in the middle of it.
         let mut spec = long_generation_spec(cluster, &repo);
         let binding = spec.agents.of_mut(small);
         (binding.max_tokens, binding.seed, binding.deterministic) = (Some(300), Some(7), Some(true));
@@ -108,8 +108,8 @@ async fn assert_resumed(cluster: &Cluster, lost: &JobSummary, reference: &JobSum
     assert_eq!((usage.output_tokens, uncut.resumed_tokens), (uncut.output_tokens, 0));
 }
 
-/// Journalled tokens of each attempt of a job that was lost or done, oldest first. Other attempts have none: a node on
-/// a busy machine may reject a job without capacity for it, or not accept it in time.
+/// Journalled tokens of each attempt that was lost or is done, oldest attempt first. Other attempts have no journal: a
+/// node on a busy machine may reject a job because it has no capacity, or not accept it in time.
 async fn journals(cluster: &Cluster, job: &JobSummary) -> Vec<Vec<i32>> {
     let mut connection = cluster.database.connect().await;
     let query = "select journal from attempts where job = $1 and outcome in ('lost', 'done') order by attempt";
@@ -140,7 +140,7 @@ async fn unresumable_journal_fails_the_attempt_and_restarts_the_text() {
     let spec = long_generation_spec(&cluster, &repo);
     let task = cluster.submit(&spec).await;
     cluster.restart_after_failpoint().await;
-    // As if these tokens had been generated with another model file.
+    // Changes the stored vocabulary, as if these tokens had been generated with another model file.
     let mut connection = cluster.database.connect().await;
     let change = "update attempts set vocabulary = vocabulary + 1 where journal <> '{}'";
     assert_eq!(sqlx::query(change).execute(&mut connection).await.unwrap().rows_affected(), 1);
@@ -168,7 +168,7 @@ async fn killed_node_loses_only_unjournalled_tokens_of_a_report() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engine_panic_restarts_the_node_and_counts_as_a_job_failure() {
-    // At the fortieth forward pass, in the middle of the text.
+    // The failpoint is reached at the fortieth forward pass, in the middle of the text.
     let failpoint = Some(("node".to_owned(), "node.computing:40".to_owned()));
     let cluster = Cluster::start_with(Options { failpoint, ..options(SMALL_MODEL, "openai:scripted/beta") }).await;
     cluster.models.script("beta", vec![rejection()]);
@@ -182,8 +182,8 @@ async fn engine_panic_restarts_the_node_and_counts_as_a_job_failure() {
     cluster.finish().await;
 }
 
-/// The placement of the revision counts on the prefix that the node cached for the first iteration, and the node has
-/// it.
+/// The revision is placed by the prefix that the node is assumed to have cached since the first iteration, and the node
+/// does have this prefix cached.
 #[tokio::test(flavor = "multi_thread")]
 async fn revision_is_placed_by_its_cached_prefix() {
     let cluster = Cluster::start_with(options(SMALL_MODEL, "openai:scripted/beta")).await;

@@ -1,5 +1,5 @@
-//! Speculative prefill: a critic whose prompt was computed during the creator's generation prefills fewer tokens and
-//! writes the same review.
+//! Tests speculative prefill: if a critic's prompt was computed while the creator generated, the review prefills fewer
+//! tokens and its text is the same.
 
 use cfq_proto::http::TaskDetail;
 use cfq_proto::job::Usage;
@@ -14,12 +14,12 @@ use cfq_tests::wait;
 /// Upper estimate of the bytes per token, so that the expected token counts are lower bounds.
 const BYTES_PER_TOKEN: usize = 5;
 
-/// A task and the creator's reply: the first part at once, the rest after the gate.
+/// A task and the creator's reply, whose first part is sent at once and the rest after the gate is opened.
 struct Script {
     description: String,
     first: String,
     rest: String,
-    /// Whether the first part is in the artifact unchanged, so that the speculation is right.
+    /// Whether the artifact contains the first part unchanged, so that the speculative prefill is useful.
     first_kept: bool,
 }
 
@@ -52,7 +52,7 @@ async fn tokens_in_pool(cluster: &Cluster) -> Result<u64, String> {
 async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, beta: SMALL_MODEL.into(), speculative_prefill, ..Options::default() };
-    // A real model on two busy cores needs longer for its first token.
+    // On two busy cores a real model needs longer for its first token than the cluster's default limit.
     options.timing.job_step_ms = 60_000;
     let cluster = Cluster::start_with(options).await;
     let mut reviews = Vec::new();
@@ -72,7 +72,8 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
         let task = cluster.submit(&spec).await;
         cluster.wait_until_generating(task).await;
         if speculative_prefill {
-            // Of the creator's text, all but what one more prefill hint may still bring.
+            // Lower bound of the tokens known in advance: the creator's text so far, except the end that the next
+            // prefill hint would send.
             let known = ((script.description.len() + script.first.len() - 512) / BYTES_PER_TOKEN) as u64;
             wait::until("the speculative prefill", WAIT_LIMIT, || async {
                 let now = tokens_in_pool(&cluster).await?;
@@ -83,7 +84,7 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
         gate.open();
         let detail = cluster.wait_until_resting(task).await;
         assert_state_follows_review(&detail);
-        // A second attempt would find its own prompt in the cache.
+        // There was only one attempt: a second one would find its own prompt in the cache.
         let job = detail.jobs.iter().find(|job| job.role == Agent::Beta).unwrap();
         assert_eq!((job.attempt, job.losses, job.failures), (1, 0, 0));
         let usage = job.usage.unwrap();
@@ -104,7 +105,7 @@ async fn critic_reuses_prefill_computed_during_generation() {
         assert!(cost.cached_tokens < 64, "more than the common beginning of all prompts: {context}");
         assert!(less.cached_tokens as usize >= known / BYTES_PER_TOKEN, "{context}");
         assert!(less.cached_tokens < less.prompt_tokens, "{context}");
-        // A wrong speculation is usable up to its first wrong token.
+        // If the predicted prompt was wrong, its cache is usable up to the first wrong token.
         assert!(script.first_kept || less.cached_tokens < less.prompt_tokens / 2 + 256, "{context}");
         assert_eq!(cold.jobs.len(), warm.jobs.len(), "a speculative prefill is not a job: {context}");
         assert!(cold.iterations[0].review.is_some());

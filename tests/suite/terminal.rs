@@ -1,5 +1,5 @@
-//! `cfq submit --watch` and `cfq watch` on a terminal: the generated text and the status line below it do not overwrite
-//! each other, and no status line is left at the end.
+//! Tests of `cfq submit --watch` and `cfq watch` on a terminal: the generated text and the status line below it do not
+//! overwrite each other, and no status line is left at the end.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::terminal::Terminal;
 use cfq_tests::wait;
 
-/// Lines of all lengths, some wider than the terminal.
+/// Code with lines of different lengths, some wider than the terminal.
 fn code() -> String {
     let numbered = |n: usize| format!("    # {n} {}\n", "counting words ".repeat(n % 9));
     format!("def add(a, b):\n{}    return a + b", (1..30).map(numbered).collect::<String>())
@@ -55,7 +55,8 @@ async fn watch_leaves_its_lines_and_no_status_line() {
         let (code_of_exit, rows) = terminal.wait_for_exit(WAIT_LIMIT).await;
         let all = rows.join("\n");
         assert_eq!(code_of_exit, Some(0), "{all}");
-        // Every word of both models, once and in order, between the role's line and the next other line.
+        // Every word of each model's text appears once and in order, between the line of its role and the next line of
+        // another kind.
         let of = |role: &str| {
             let begin = rows.iter().position(|row| row.trim_start().starts_with(&format!("{role} "))).unwrap();
             let rest = rows[begin + 1..].iter().take_while(|row| row.starts_with("        |"));

@@ -1,5 +1,5 @@
-//! Two nodes with the same model: one resumes the text of the other after a kill, and a revision is placed on the node
-//! that has its prompt cached.
+//! Tests with two nodes that have the same model: one resumes the text of the other after a kill, and a revision is
+//! placed on the node that has its prompt cached.
 
 use cfq_proto::http::{JobSummary, NodeView, TaskDetail};
 use cfq_proto::node::Residency;
@@ -14,7 +14,7 @@ use cfq_tests::wait;
 async fn cluster() -> Cluster {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: SMALL_MODEL.into(), second_node: true, ..Options::default() };
-    // A real model on two busy cores needs longer for its first token.
+    // On two busy cores a real model needs longer for its first token than the cluster's default limit.
     options.timing.job_step_ms = 60_000;
     // Only the leader knows the nodes' cached prefixes, and a busy machine must not depose it during the test.
     let slow = Timing::default();
@@ -22,7 +22,7 @@ async fn cluster() -> Cluster {
     Cluster::start_with(options).await
 }
 
-/// The service with this node id.
+/// Name of the service that runs the node with this id.
 fn service(node: &str) -> &'static str {
     match node {
         "n1" => "node",
@@ -35,7 +35,7 @@ fn alpha_jobs(detail: &TaskDetail) -> Vec<&JobSummary> {
     detail.jobs.iter().filter(|job| job.role == Agent::Alpha).collect()
 }
 
-/// The node is killed at any point of the generation and restarted only when the task is at rest.
+/// One node is killed in the middle of the generation, and restarted only after the task has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn second_node_finishes_the_text_of_a_killed_node() {
     let cluster = cluster().await;
@@ -61,8 +61,9 @@ async fn second_node_finishes_the_text_of_a_killed_node() {
     cluster.finish().await;
 }
 
-/// The first text is generated while only one node is up, the revision is placed while both are idle. It runs once with
-/// each node as the holder, so that neither the order of names nor the measured speed decides the placement.
+/// The first text is generated while only one node runs; the revision is placed while both nodes are idle. The test
+/// runs once with each of the nodes as the first one, so that neither the order of names nor the measured speed
+/// explains the placement.
 #[tokio::test(flavor = "multi_thread")]
 async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
     let cluster = cluster().await;

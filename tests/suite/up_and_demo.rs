@@ -1,5 +1,5 @@
-//! `cfq up` and `cfq demo`: private Postgres and NATS, kill -9 of all processes, one process per data folder, a result
-//! in a branch, and no process left running.
+//! Tests of `cfq up` and `cfq demo`: private Postgres and NATS, kill -9 of all processes, one `cfq up` per data folder,
+//! a result in a branch, and no process left running.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -17,7 +17,7 @@ use cfq_tests::repo::{Fingerprint, UserRepo};
 use cfq_tests::scripted::{ModelServer, Reply, file, review};
 use cfq_tests::{binary, nats, signal, wait};
 
-/// A temporary folder with a configuration. Dropped, it kills every process that still runs on it.
+/// A temporary folder with a configuration. On drop, every process that still uses it is killed.
 struct TestFolder(tempfile::TempDir);
 
 impl TestFolder {
@@ -75,7 +75,7 @@ impl TestFolder {
         .await
     }
 
-    /// Processes whose command line contains this folder: id and command line.
+    /// Id and command line of each process whose command line contains this folder's path.
     fn processes(&self) -> Vec<(i32, String)> {
         let needle = self.path().to_str().unwrap();
         let named = |entry: std::fs::DirEntry| {
@@ -103,7 +103,7 @@ impl TestFolder {
 }
 
 impl Drop for TestFolder {
-    /// A background server of a failed test would keep running.
+    /// Kills the processes, because a background server of a failed test would keep running.
     fn drop(&mut self) {
         self.kill_all_processes();
     }
@@ -117,7 +117,7 @@ fn kill9(pid: i32) {
     }
 }
 
-/// Both roles scripted, and leases so short that a lost one expires soon.
+/// A configuration with scripted models for both agents, and with short leases, so that a lost lease expires soon.
 fn scripted_config(models: &ModelServer) -> String {
     format!(
         "[agents.alpha]\nmodel = \"openai:s/alpha\"\n[agents.beta]\nmodel = \"openai:s/beta\"\n[endpoints.s]\n\
@@ -162,7 +162,7 @@ impl RunningTask {
         Self { base, repo, before, _models: models, up, api, spec, task }
     }
 
-    /// Waits for the task to rest and asserts that it is merged: one task, one pull request, one commit on one branch,
+    /// Waits until the task ends and asserts that it is merged: one task, one pull request, one commit on one branch,
     /// and the user's repository otherwise unchanged.
     async fn assert_merged_once(&self) -> TaskDetail {
         let detail = wait::until("the task to end", WAIT_LIMIT, || async {
@@ -204,7 +204,7 @@ async fn task_finishes_after_kill_9_of_everything_and_restart() {
     run.up.wait().unwrap();
     run.base.kill_all_processes();
 
-    // The files of the dead server do not mislead a client: no server answers there.
+    // The files that the dead server left do not mislead a client: it reports that no server answers.
     let output = run.base.run("data", &["ls"]);
     assert_eq!(output.status.code(), Some(5), "{output:?}");
 
@@ -252,7 +252,7 @@ async fn background_up_restarts_on_the_same_data() {
     base.assert_no_process_left().await;
 }
 
-/// The models that `cfq up` serves without bound models. This build has no GPU support: that a GPU build fetches a
+/// Tests which models `cfq up` serves if none is configured. This build has no GPU support: that a GPU build fetches a
 /// default model is tested at the command and in default_model.rs.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_gpu_is_reported_once_and_background_serves_the_choice() {
@@ -336,7 +336,7 @@ async fn ctrl_c_during_a_model_download_keeps_partial_data() {
     base.assert_no_process_left().await;
 }
 
-/// The first of the two commands of the README: no configuration, the real small model.
+/// Tests the first of the two commands in the README, without a configuration and with the real small model.
 #[tokio::test(flavor = "multi_thread")]
 async fn demo_delivers_a_branch_and_leaves_readable_data() {
     let base = TestFolder::new("");

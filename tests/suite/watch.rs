@@ -1,5 +1,6 @@
-//! `cfq watch` when a task changes between two of its requests. A fake HTTP API produces orders of replies that the
-//! real scheduler produces only rarely. As in the real one, the feed of a task at rest stays open without events.
+//! Tests of `cfq watch` with a task that changes between two of the command's requests. A fake HTTP API produces
+//! sequences of replies that the real scheduler produces only rarely. As with the real scheduler, the feed of a task
+//! that has ended stays open without events.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,18 +21,20 @@ use cfq_proto::task::TaskState::{self, Escalated, Failed, Merged, Ready, Running
 use cfq_tests::cfq_process::CfqProcess;
 use futures::StreamExt;
 
-/// The fake's replies. The n-th reply is the n-th element of a list; after the end of the list, the last element.
+/// Replies of the fake API. The n-th reply is the n-th element of a list; after the end of the list, it is the last
+/// element.
 struct Script {
     states: Vec<TaskState>,
     /// Number of events that exist at each request of the event page.
     pages: Vec<usize>,
     /// The states that the task enters, one per event.
     events: Vec<TaskState>,
-    /// Number of events that exist when the feed is opened; it sends those the client has not seen, then nothing.
+    /// Number of events that exist when the feed is opened. The feed sends those that the client has not seen, and then
+    /// nothing.
     feed: usize,
 }
 
-/// Number of requests so far.
+/// Number of requests of each kind so far.
 #[derive(Default)]
 struct RequestCounts {
     details: usize,
@@ -141,7 +144,7 @@ async fn resolve(State(api): State<Arc<FakeApi>>) -> Json<StateReply> {
     Json(StateReply { id: api.id, number: TaskNumber(1), state: Ready })
 }
 
-/// Runs `cfq ARGS` against the fake API to its end; returns its exit code and its output.
+/// Runs `cfq ARGS` against the fake API until it exits. Returns its exit code and its output.
 async fn run_cfq(addr: SocketAddr, args: &[&str]) -> (Option<i32>, String) {
     let home = tempfile::tempdir().unwrap();
     let mut cfq = CfqProcess::start(home.path(), args, &format!("http://{addr}"));
@@ -152,7 +155,7 @@ async fn run_cfq(addr: SocketAddr, args: &[&str]) -> (Option<i32>, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn task_resting_between_two_replies_ends_watch() {
     for (rest, code) in [(Merged, 0), (Escalated, 3), (Failed, 4)] {
-        // Running at the first request of the task, at rest at the request of its events.
+        // The task is running at the first request of the task, and has ended at the request of its events.
         let script = Script { states: vec![Running, rest], pages: vec![2], events: vec![Running, rest], feed: 2 };
         let (api, addr) = FakeApi::serve(script).await;
         let (exit_code, output) = run_cfq(addr, &["watch", "t1"]).await;

@@ -1,16 +1,17 @@
-//! Decision after an iteration. No other part of cfq makes this decision.
+//! Decides after an iteration whether the loop converges, revises or escalates. No other part of cfq makes this
+//! decision.
 //!
 //! The guards are evaluated in this order; the first that holds gives the decision:
 //!
 //! 1. Dangerous output: escalate. It takes precedence over everything else.
 //! 2. Threshold met and no critical defect, on an artifact that is not quarantined: converged. It precedes every limit,
 //!    because a good result is not discarded for being late.
-//! 3. Iteration cap of the window: escalate.
+//! 3. Iteration cap of the window reached: escalate.
 //! 4. Oscillation (an earlier iteration of the window has the same content): escalate. It precedes stagnation, because
 //!    it is the more specific reason.
 //! 5. Stagnation (two consecutive reviewed iterations that did not raise the window's best score by two points):
 //!    escalate. The first such iteration still revises.
-//! 6. Working time of the window: escalate.
+//! 6. Working time of the window used up: escalate.
 //! 7. Otherwise revise. An artifact that does not parse is revised with the checks' findings, without a review, and
 //!    counts towards the cap. It has no score, so it neither ends nor prolongs a stagnation.
 
@@ -119,9 +120,9 @@ pub fn overdue(history: &History) -> Option<Decided> {
         .then(|| escalate(history, EscalationReason::TimeoutExceeded, "the deadline of the task has passed".to_owned()))
 }
 
-/// Returns the step that stops a task which no runner can drive any further. `None` if no loop is running, or if the
-/// task already waits for a human. Existing results are kept: a hand-off is held, an artifact can still be accepted,
-/// and only a task without an artifact fails.
+/// Returns the step that stops a task that no runner can continue. `None` if no loop is running, or if the task already
+/// waits for a human. Existing results are kept: a hand-off is held, an artifact can still be accepted, and only a task
+/// without an artifact fails.
 pub fn abandoned(history: &History, reason: String) -> Option<Step> {
     let decided = |decided| Some(Step::Decided { iteration: history.current_iteration(), decided });
     match history.state {
@@ -150,13 +151,14 @@ fn with_best(history: &History, decision: Decision, why: String) -> Decided {
     Decided { decision, why, best_iteration: best.map(|b| b.iteration), best_score: best.and_then(|b| b.score) }
 }
 
-/// Number of the earlier iteration of the window with the same content as the last one.
+/// Returns the number of an earlier iteration of the window whose content equals that of the last iteration.
 fn repeated_iteration(window: &[Iteration]) -> Option<u32> {
     let (last, earlier) = window.split_last()?;
     earlier.iter().find(|i| i.artifact.content_hash == last.artifact.content_hash).map(|i| i.artifact.iteration)
 }
 
-/// Number of reviewed iterations at the window's end that did not raise its best score by `min_gain`.
+/// Returns the number of consecutive reviewed iterations at the end of the window that did not raise the window's best
+/// score by at least `min_gain`.
 fn stagnant_iterations(window: &[Iteration], min_gain: f64) -> u32 {
     let mut best: Option<f64> = None;
     let mut stagnant = 0;
@@ -192,7 +194,8 @@ mod tests {
         }
     }
 
-    /// Decides after each iteration (content, quarantine, score) until a decision is not `Revise`.
+    /// Adds the iterations, given as (content, quarantine, score), and decides after each one until a decision is not
+    /// `Revise`.
     fn run(limits: &LoopLimits, iterations: &[(&str, Option<Quarantine>, f64)]) -> (Records, Decided) {
         let mut records = Records::started();
         let mut number = 0;
@@ -344,7 +347,7 @@ mod tests {
 
     proptest! {
         /// Every run ends within the cap, converges only above the threshold, decides deterministically, and never
-        /// lowers the best.
+        /// lowers the best score.
         #[test]
         fn every_run_ends_within_its_limits_and_is_replayable(
             made in proptest::collection::vec(any_iteration(), 12..13),

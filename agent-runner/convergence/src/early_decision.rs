@@ -1,4 +1,5 @@
-//! Early decision: what part of a review fixes the decision before the review is complete.
+//! Early decision: determines from which part of a review the decision is already certain before the review is
+//! complete.
 //!
 //! A decision depends only on a review's score and on whether a defect is critical. The decision can therefore change
 //! only at a few scores (the threshold, and the gain that ends a stagnation); in each range of scores between them, all
@@ -16,13 +17,13 @@ use crate::limits::LoopLimits;
 /// Range of scores `from..below` in which a review without a critical defect converges, whatever else it contains.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecidedRange {
-    /// Lowest score in the range.
+    /// Lower end of the range, inclusive.
     pub from: f64,
-    /// Lowest score above the range.
+    /// Upper end of the range, exclusive.
     pub below: f64,
 }
 
-/// Upper end of the score ranges: above every score.
+/// Upper end of the highest score range, above every possible score.
 const ABOVE_ALL_SCORES: f64 = 101.0;
 
 /// Returns the ranges of scores in which the review of the last iteration may end early. The iteration must be checked
@@ -45,7 +46,8 @@ pub fn decided_ranges(limits: &LoopLimits, history: &History) -> Vec<DecidedRang
     ranges.collect()
 }
 
-/// Decision if the last iteration is reviewed with `score`, and with a critical defect if `critical`.
+/// Returns the decision that follows if the last iteration gets a review with `score`, with a critical defect if
+/// `critical` is true.
 fn decision_for(limits: &LoopLimits, history: &History, score: f64, critical: bool) -> Option<Decision> {
     let mut history = history.clone();
     let last = history.iterations.last_mut()?;

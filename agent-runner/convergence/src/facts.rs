@@ -1,4 +1,4 @@
-//! Facts about a task that the legality of its next step depends on, beyond the loop's state.
+//! Facts about a task that, together with the loop's state, determine which next steps are legal.
 //!
 //! The state alone is not enough: an escalation answered with a retry leads to revising only if there is an artifact to
 //! revise, and a cancel is legal only until the merge intent is recorded. Facts are folded from all committed steps,
@@ -18,29 +18,29 @@ pub struct Facts {
     pub unchecked: bool,
     /// The checks found the last reply dangerous: only an escalation may follow.
     pub dangerous: bool,
-    /// A human accepted the best effort.
+    /// A human accepted the best artifact although the loop did not converge.
     pub best_effort: bool,
     /// The merge intent is recorded: from here on the task ends as merged or accepted, not as cancelled.
     pub merge_intended: bool,
-    /// The pull request was closed unmerged, and the result is delivered as a branch of its own.
+    /// The pull request was closed unmerged, and the result is delivered as a separate branch.
     pub pr_closed: bool,
-    /// The result is merged into the mirror's main.
+    /// The result is merged into the mirror's main branch.
     pub merged: bool,
     /// The result is a branch in the user's repository.
     pub delivered: bool,
     /// The hand-off waits for a human.
     pub hand_off_held: bool,
-    /// A human accepted a held hand-off as it is.
+    /// A human accepted the result of a held hand-off as it is.
     pub accepted_as_is: bool,
 }
 
 impl Facts {
-    /// Facts after `steps`, which are all committed steps, oldest first.
+    /// Returns the facts after `steps`, which must be all committed steps of the task, oldest first.
     pub fn of<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Self {
         steps.into_iter().fold(Self::default(), Self::after)
     }
 
-    /// Facts once `step` is committed too.
+    /// Returns the facts once `step` is also committed.
     pub fn after(self, step: &Step) -> Self {
         match step {
             Step::Started { .. } => Self::default(),
@@ -59,7 +59,7 @@ impl Facts {
                 Self { best_effort: matches!(action, EscalationAction::AcceptBestEffort), ..self }
             }
             Step::MergeIntent { .. } => Self { merge_intended: true, ..self },
-            // The intent was not carried out, so it no longer prevents a cancel.
+            // The merge intent was not carried out, so it no longer prevents a cancel.
             Step::PrMoved { to: PrState::Closed, .. } => Self { pr_closed: true, merge_intended: false, ..self },
             Step::Merged { .. } => Self { merged: true, ..self },
             Step::Delivered { .. } => Self { delivered: true, ..self },
@@ -72,12 +72,14 @@ impl Facts {
         }
     }
 
-    /// Whether the hand-off can end: the result is merged and delivered, or a human accepted less.
+    /// Whether the hand-off can end: the result is merged and delivered, or a human accepted a best effort that is only
+    /// delivered, or accepted the result as it is.
     pub fn can_end_hand_off(self) -> bool {
         self.accepted_as_is || self.delivered && (self.merged || self.best_effort)
     }
 
-    /// Actions offered for a held hand-off. A result that is merged, or may be, can no longer be cancelled.
+    /// Returns the actions offered for a held hand-off. Once the merge intent is recorded, the result may already be
+    /// merged, so an abort is no longer offered.
     pub fn held_actions(self) -> Vec<ActionKind> {
         match self.merge_intended {
             true => vec![ActionKind::AcceptBestEffort],

@@ -2,18 +2,18 @@
 
 use cfq_proto::pr::PrState;
 
-/// Recorded intent to move the mirror's main, written before it moves.
+/// Recorded intent to merge, written before the mirror's main branch moves to the merge commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeIntent {
-    /// Commit of main before the merge.
+    /// Commit of the main branch before the merge.
     pub old: String,
-    /// Commit of main after the merge.
+    /// Commit of the main branch after the merge.
     pub new: String,
     /// Author and committer date of the merge commit, in seconds since 1970.
     pub commit_time: i64,
 }
 
-/// Progress of the hand-off, from converged to the end of the task.
+/// Progress of the hand-off, which begins when the loop has converged and ends with the task.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HandOff {
     /// Head commit of the pull request when it was opened.
@@ -22,12 +22,12 @@ pub struct HandOff {
     pub pr_state: Option<PrState>,
     /// Last recorded merge intent.
     pub merge_intent: Option<MergeIntent>,
-    /// Commit of the mirror's main after the merge.
+    /// Commit of the mirror's main branch after the merge; `None` before it.
     pub merged: Option<String>,
-    /// Reason why the pull request was closed unmerged.
+    /// Reason why the pull request was closed unmerged; `None` if it was not.
     pub closed: Option<String>,
-    /// Branch and commit in the user's repository.
+    /// Branch and commit in the user's repository that hold the result; `None` before the delivery.
     pub delivered: Option<(String, String)>,
-    /// The hand-off has ended.
+    /// True once the hand-off has ended.
     pub done: bool,
 }

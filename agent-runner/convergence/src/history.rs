@@ -18,7 +18,7 @@ use crate::transition::{IllegalTransition, transition};
 /// Error: the recorded steps do not form a legal history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
-    /// The loop's rules do not allow the step at its place.
+    /// The loop's rules do not allow the step at its position.
     #[error("step {seq} does not follow from those before it")]
     Illegal {
         /// Sequence number of the step.
@@ -30,7 +30,7 @@ pub enum HistoryError {
     /// A step is missing or out of order.
     #[error("expected step {expected}, found step {found}")]
     Gap {
-        /// Sequence number of the next step.
+        /// Sequence number that the next step must have.
         expected: i32,
         /// Sequence number of the given step.
         found: i32,
@@ -53,7 +53,7 @@ pub enum HistoryError {
     },
 }
 
-/// Start of the task's workstream.
+/// Commit and branch from which the task's work starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// Commit of the user's repository that the work starts from.
@@ -62,7 +62,7 @@ pub struct Base {
     pub branch: String,
 }
 
-/// Committed steps of a task, folded.
+/// State of a task, folded from its committed steps.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct History {
     /// State of the loop.
@@ -71,19 +71,19 @@ pub struct History {
     pub facts: Facts,
     /// Number of committed steps, which is the `seq` of the next one.
     pub next_seq: i32,
-    /// Start of the workstream; `None` before the loop has started.
+    /// Commit and branch from which the work starts; `None` before the loop has started.
     pub base: Option<Base>,
     /// Iterations in order; the first has the number 1.
     pub iterations: Vec<Iteration>,
     /// Index into `iterations` of the first iteration of the current window.
     pub window_start: usize,
-    /// Working time when the current window started, in ms.
+    /// Working time of the task at the start of the current window, in ms.
     pub window_active_ms: u64,
-    /// Working time up to the last committed step, in ms.
+    /// Working time of the task up to the last committed step, in ms.
     pub active_ms: u64,
-    /// Commit time of the last step, in seconds since 1970 on the database's clock.
+    /// Time at which the last step was committed, in seconds since 1970 on the database's clock.
     pub last_at: i64,
-    /// Constraints added by all answers so far.
+    /// Constraints that humans added with all their answers so far.
     pub constraints: Vec<String>,
     /// The creator's model, if `switch_llm` changed it.
     pub alpha_model: Option<ModelId>,
@@ -144,7 +144,7 @@ impl History {
                 last.quarantine = *quarantine;
             }
             Step::Reviewed { iteration, review, .. } => self.last_mut(seq, *iteration)?.review = Some(review.clone()),
-            // An escalation or failure before the iteration's artifact exists belongs to no artifact.
+            // An escalation or failure before the iteration's artifact exists is recorded with no iteration.
             Step::Decided { iteration, decided } => match decided.decision {
                 Decision::Converged | Decision::Revise => {
                     self.last_mut(seq, *iteration)?.decided = Some(decided.clone())
@@ -192,7 +192,7 @@ impl History {
     }
 
     /// Number of the iteration that a decision made now refers to: the iteration in progress while the creator
-    /// generates, else the iteration of the last artifact.
+    /// generates, otherwise the iteration of the last artifact.
     pub fn current_iteration(&self) -> u32 {
         match self.state {
             LoopState::Idle | LoopState::Generating | LoopState::Revising
@@ -219,8 +219,8 @@ impl History {
         self.iterations.get(usize::try_from(number).ok()?.checked_sub(1)?)
     }
 
-    /// Iteration with the best score among the presentable artifacts, the earliest of equal ones. If none of them was
-    /// reviewed, the last presentable one.
+    /// Returns the iteration with the best score among those with a presentable artifact
+    /// ([`Iteration::is_presentable`]), the earliest on ties. If none of these was reviewed, returns the last of them.
     pub fn best(&self) -> Option<BestIteration> {
         let presentable = || self.iterations.iter().filter(|i| i.is_presentable());
         let mut best: Option<(u32, f64)> = None;
@@ -235,8 +235,8 @@ impl History {
         }
     }
 
-    /// Iteration that is handed off: the best one after a best effort was accepted, else the last one. `None` if its
-    /// artifact is not presentable.
+    /// Returns the iteration that is handed off: the best iteration if a human accepted a best effort, otherwise the
+    /// last iteration. `None` if its artifact is not presentable.
     pub fn result(&self) -> Option<&Iteration> {
         let number = if self.facts.best_effort { self.best()?.iteration } else { self.last()?.artifact.iteration };
         self.iteration(number).filter(|i| i.is_presentable())

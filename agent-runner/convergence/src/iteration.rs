@@ -8,15 +8,15 @@ use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
 pub struct Iteration {
     /// The creator's result.
     pub artifact: Artifact,
-    /// The engine's checks have run.
+    /// True once cfq's own checks of the artifact have run.
     pub checked: bool,
     /// Findings of the checks.
     pub findings: Vec<Finding>,
-    /// Reason from the checks not to review or use the artifact.
+    /// Reason why the checks exclude the artifact from review and use; `None` if they do not.
     pub quarantine: Option<Quarantine>,
-    /// The critic's review.
+    /// The critic's review; `None` before it.
     pub review: Option<ReviewFeedback>,
-    /// Decision about this iteration.
+    /// Decision about this iteration; `None` before it.
     pub decided: Option<Decided>,
 }
 
@@ -32,7 +32,7 @@ impl Iteration {
     }
 }
 
-/// Iteration whose artifact is returned however the task ends (L6).
+/// Best iteration of a task, whose artifact is returned however the task ends (L6).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BestIteration {
     /// Number of the iteration, from 1.

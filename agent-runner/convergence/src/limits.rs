@@ -1,11 +1,11 @@
-//! Limits that end a loop (L2, L3), from the declaration and the task.
+//! Limits that end a loop (L2, L3), taken from the loop's declaration and the task.
 
 use serde::{Deserialize, Serialize};
 
 /// Limits of one loop. The defaults are those of the dual-agent loop.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LoopLimits {
-    /// Score, 0 to 100, from which an iteration converges.
+    /// Minimum score, 0 to 100, at which an iteration converges.
     pub threshold: f64,
     /// Maximum number of iterations in one window.
     pub max_iterations: u32,

@@ -5,9 +5,10 @@ use cfq_proto::task::TaskState;
 
 use crate::facts::Facts;
 
-/// State of the task once `step` is committed. `facts` are those of the steps before it; the step must be legal there
-/// ([`crate::transition()`]). `Ready` after an answered escalation: the task's lease ended with the escalation, so a
-/// runner must lease it again.
+/// Returns the state of the task once `step` is committed. `facts` are the facts after the steps before it; the step
+/// must be legal after those steps ([`crate::transition()`]). If a human answers an escalation with a retry or by
+/// accepting the best artifact, the state is `Ready`: the task's lease ended with the escalation, so a runner must
+/// lease the task again.
 pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
     match step {
         Step::Started { .. }

@@ -1,4 +1,5 @@
-//! State machine of the loop (L1): the legal steps in each state. Every step that the table does not list is refused.
+//! State machine of the loop (L1): the legal steps in each state. A step that the table does not list for a state is
+//! refused.
 //!
 //! | state      | step                                | next                                         |
 //! |------------|-------------------------------------|----------------------------------------------|
@@ -16,8 +17,8 @@
 //! |            | resolved: abort, fail               | idle, failed                                 |
 //! | all but idle and failed | cancelled              | idle, unless merge or delivery has begun     |
 //!
-//! An escalated task can be cancelled: a cancel and an abort mean the same. No step leads out of failed: the
-//! acknowledgement (failed -> idle) concerns the session, and the task stays failed.
+//! An escalated task can be cancelled: a cancel and an abort mean the same. No step leads out of failed: a user's
+//! acknowledgement of the failure (failed -> idle) concerns only the user's session, and the task stays failed.
 //!
 //! A converged loop never returns to generating or revising. A hand-off that cannot end without a human is held: the
 //! state stays converged until a human accepts the result as it is. Only a result that is both merged and delivered
@@ -40,7 +41,7 @@ pub struct IllegalTransition {
     pub why: &'static str,
 }
 
-/// Returns the loop's state once `step` is committed. `facts` are those of the steps committed before it.
+/// Returns the loop's state once `step` is committed. `facts` are the facts after the steps committed before it.
 ///
 /// # Errors
 /// [`IllegalTransition`] if the step is not legal in `state` with `facts`.

@@ -1,4 +1,4 @@
-//! Types of a declaration. Scores in declarations are out of 10.
+//! Types of a loop's declaration. Scores in declarations are out of 10.
 
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -13,7 +13,7 @@ pub struct Declaration {
     pub resources: Resources,
     /// Order of the agents and number of iterations.
     pub methodology: Methodology,
-    /// Scores.
+    /// Score thresholds.
     pub quality: Quality,
     /// Limits beyond the iteration cap.
     #[serde(default)]
@@ -24,9 +24,9 @@ pub struct Declaration {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TransformerInfo {
-    /// Name; not empty.
+    /// Name of the loop; not empty.
     pub name: Spanned<String>,
-    /// Field `type` of the format; only `quality` is defined.
+    /// Type of the loop, in the field `type`; only `quality` is defined.
     #[serde(rename = "type")]
     pub kind: Spanned<String>,
     /// Version of the declaration.
@@ -62,7 +62,7 @@ pub struct AgentDeclaration {
 pub struct Methodology {
     /// Order of the agents.
     pub mode: Mode,
-    /// Order of several critics.
+    /// Order in which several critics review.
     pub critic_execution: CriticExecution,
     /// Whether a review may end where the rest of it cannot change the decision. It saves time; in exchange, a human
     /// who answers an escalation sees less of the review.
@@ -80,11 +80,11 @@ pub enum Mode {
     SequentialChain,
 }
 
-/// Order of several critics.
+/// Order in which several critics review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CriticExecution {
-    /// One after the other.
+    /// The critics review one after the other.
     Serial,
 }
 
@@ -96,19 +96,19 @@ pub struct IterationLimits {
     pub max_cycles: Spanned<u32>,
 }
 
-/// Scores of a loop.
+/// Score thresholds of a loop.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Quality {
-    /// Scores with a meaning for the loop.
+    /// Scores that decide how the loop continues.
     pub thresholds: Thresholds,
 }
 
-/// Scores with a meaning for the loop.
+/// Scores that decide how the loop continues.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Thresholds {
-    /// Score from which an iteration converges, 0 to 10.
+    /// Minimum score at which an iteration converges, 0 to 10.
     pub pass: Spanned<f64>,
 }
 
@@ -116,13 +116,13 @@ pub struct Thresholds {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Guards {
-    /// Working time of one window, in minutes.
+    /// Maximum working time of one window, in minutes.
     #[serde(default)]
     pub timeout_minutes: Option<Spanned<f64>>,
     /// Time after which an endpoint that stays down fails the task, in minutes.
     #[serde(default)]
     pub retry_ceiling_minutes: Option<Spanned<f64>>,
-    /// Stagnation; absent, the defaults of `cfq-convergence` apply.
+    /// Definition of stagnation; if it is absent, the defaults of `cfq-convergence` apply.
     #[serde(default)]
     pub stagnation: Option<Stagnation>,
 }
@@ -133,6 +133,6 @@ pub struct Guards {
 pub struct Stagnation {
     /// Smallest increase of the best score that counts as an improvement, 0 to 10.
     pub min_gain: Spanned<f64>,
-    /// Number of consecutive iterations without improvement; at least 1.
+    /// Number of consecutive iterations without improvement that count as stagnation; at least 1.
     pub cycles: Spanned<u32>,
 }

@@ -37,7 +37,8 @@ impl DeclarationError {
     pub(crate) fn malformed(file: &str, error: &serde_saphyr::Error) -> Self {
         let at = error.location().unwrap_or(Location::UNKNOWN);
         let text = error.without_snippet().to_string();
-        // The parser's text names the location too, in words: it is removed here, because the message starts with it.
+        // The parser's text also gives the location in words. This part is removed, because the message already starts
+        // with the location.
         let first = text.lines().next().unwrap_or_default();
         let message = first.split_once(" at line ").map_or(first, |(message, _)| message).to_owned();
         Self::Malformed { file: file.to_owned(), line: at.line(), column: at.column(), message }

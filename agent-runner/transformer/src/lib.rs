@@ -1,8 +1,8 @@
-//! Declarations of loops: parsed and validated, not run. A declaration is a `transformer.yaml`; the built-in ones have
-//! the same format and are compiled in. The runner derives the limits of a loop from its declaration; the rules of the
-//! loop are in `cfq-convergence`.
+//! Parses and validates declarations of loops; it does not run them. A declaration is a `transformer.yaml`; the
+//! built-in ones have the same format and are compiled in. The runner derives the limits of a loop from its
+//! declaration; the rules of the loop are in `cfq-convergence`.
 //!
-//! Only the fields that the dual-agent loop needs are supported, at their places in the full format.
+//! Only the fields that the dual-agent loop needs are supported, at the same places as in the full format.
 
 #![warn(missing_docs)]
 

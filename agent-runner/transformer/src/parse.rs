@@ -12,7 +12,7 @@ const DUAL_AGENT: &str = include_str!("dual-agent.yaml");
 /// Built-in loop of one creator (Alpha) and one critic (Beta).
 ///
 /// # Errors
-/// [`DeclarationError`] if the compiled-in file is invalid, which a test excludes.
+/// [`DeclarationError`] if the compiled-in file is invalid; a test checks that it is valid.
 pub fn dual_agent() -> Result<Declaration, DeclarationError> {
     parse("dual-agent.yaml", DUAL_AGENT)
 }

@@ -7,7 +7,7 @@ use crate::{Declaration, dual_agent, parse};
 
 const BUILT_IN: &str = include_str!("dual-agent.yaml");
 
-/// Fields of a declaration that users vary.
+/// Values of the declaration's fields that users change.
 #[derive(Debug, Clone)]
 struct Fields {
     name: String,
@@ -65,7 +65,7 @@ impl Fields {
 }
 
 prop_compose! {
-    /// Mostly valid values; each field is sometimes at or beyond its bounds.
+    /// Generates mostly valid values; each field is sometimes at or beyond its bounds.
     fn fields()(
         name in "[ a-z]{0,8}", version in "[0-9]\\.[0-9]", creator in "[a-c]", critic in "[a-c]", max_cycles in 0u32..1000,
         pass in prop_oneof![4 => 0.0..=10.0f64, 1 => -1.0..12.0f64],
@@ -169,7 +169,7 @@ fn built_in_loop_satisfies_the_rules() {
     satisfies_the_rules(&dual_agent().unwrap()).unwrap();
 }
 
-/// Short texts that expand to much work: multiplying aliases, deep nesting, long values, recursion.
+/// Short texts that a parser would expand to much work: multiplying aliases, deep nesting, long values, recursion.
 #[test]
 fn text_that_expands_without_bound_is_refused() {
     let mut multiplied = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();

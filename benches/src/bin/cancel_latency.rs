@@ -1,5 +1,5 @@
 //! Cancel latency: time from a cancel to the engine's end event, during prefill and during decode, with and without a
-//! reader of the stream, compared with the time of a forward pass in the same run.
+//! client that reads the stream of events, compared with the time of a forward pass in the same run.
 //!
 //!     cargo run --release -p cfq-benches --bin cancel_latency -- FILE.gguf --threads 2
 #![allow(clippy::print_stdout)]
@@ -12,7 +12,7 @@ use cfq_engine::{Ended, Engine, Event, Generation, LocalEngine};
 use cfq_proto::job::{OutputFormat, Sampling};
 
 const ROUNDS: usize = 15;
-/// Maximum median latency, in forward passes: one pass, and a margin for the difference of two measurements.
+/// Maximum median of the cancel latency, in forward passes: one pass, and a margin for measurement noise.
 const MAX_PASSES: f64 = 1.25;
 
 fn main() -> anyhow::Result<()> {
@@ -43,7 +43,8 @@ async fn bench(engine: &LocalEngine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time from the cancel to the end event, and of the last pass before it.
+/// Cancels a generation. Returns the time from the cancel to the end event, and the time of the last forward pass
+/// before the cancel.
 async fn cancel(
     engine: &LocalEngine,
     round: usize,
@@ -51,7 +52,7 @@ async fn cancel(
     reading: bool,
 ) -> anyhow::Result<(Duration, Duration)> {
     let sampling = Sampling { max_tokens: 4000, temperature: 1.0, seed: round as u64, ..Sampling::default() };
-    // A different beginning each time, to miss the prefix cache.
+    // The prompt begins differently in each round, so that nothing of it is in the prefix cache.
     let text = if decoding {
         "Tell me a long story about lighthouses."
     } else {
@@ -67,7 +68,7 @@ async fn cancel(
         pass = began.elapsed();
     }
     if !reading {
-        // No events are read meanwhile; the cancel comes in the middle of a pass.
+        // Without reading events, waits until the middle of a forward pass, where the cancel is sent.
         tokio::time::sleep(pass.mul_f64(1.5)).await;
     }
     let began = Instant::now();

@@ -62,7 +62,7 @@ async fn bench(engine: &LocalEngine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time per sampled token, in ms.
+/// Decode time per sampled token (forced tokens excluded), in ms.
 fn step_ms(usage: &Usage) -> f64 {
     (usage.total_ms - usage.first_token_ms) as f64 / f64::from((usage.output_tokens - usage.forced_tokens).max(1))
 }
@@ -83,7 +83,7 @@ fn formats() -> Vec<(&'static str, OutputFormat)> {
             } },
         },
     });
-    // Fixed words in a fixed order, each followed by a free text.
+    // Regular expression with fixed words in a fixed order, each followed by free text.
     let long: String = (0..80).map(|n| format!("item_{n}: [a-z ]{{1,20}}\\n")).collect();
     vec![
         ("a critic's report", json(schemars::schema_for!(ReviewFeedback).to_value())),

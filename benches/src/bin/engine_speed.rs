@@ -1,4 +1,5 @@
-//! Speed of the engine compared with llama.cpp: the same file and number of threads, alternating in one run.
+//! Speed of the engine compared with llama.cpp, with the same model file and number of threads; the two alternate in
+//! one run.
 //!
 //!     python3 -m venv /somewhere && /somewhere/bin/pip install llama-cpp-python
 //!     cargo run --release -p cfq-benches --bin engine_speed -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
@@ -60,8 +61,8 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
         let memory_use = memory(&y.pid().to_string());
         println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {memory_use}; {}", y.load_seconds, y.system);
     }
-    // Name, and llama.cpp's measurement. Deterministic rates have none: they are compared with the engine's other
-    // rates.
+    // Name of each measurement, and that of llama.cpp's corresponding one. Deterministic rates have no counterpart in
+    // llama.cpp: they are compared with the engine's non-deterministic rates.
     let measures = [
         ("prefill 512", Some("prefill 512")),
         ("decode, 1 sequence", Some("decode 1 64")),
@@ -134,14 +135,14 @@ async fn run(engine: &LocalEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<U
 
 /// Prefill rate of a prompt of about 512 tokens, in tokens per second.
 async fn prefill(engine: &LocalEngine, round: usize, deterministic: bool) -> anyhow::Result<f64> {
-    // A different beginning each time, to miss the prefix cache.
+    // The prompt begins differently in each round, so that nothing of it is in the prefix cache.
     let text = format!("Round {round} {deterministic}. {}", "The quick brown fox jumps over the lazy dog. ".repeat(48));
     let usage = run(engine, vec![ask(text, 1, deterministic)]).await?;
     let Some(usage) = usage.first().filter(|u| u.cached_tokens < 64) else { bail!("the prompt was cached") };
     Ok(f64::from(usage.prompt_tokens - usage.cached_tokens) * 1e3 / usage.first_token_ms as f64)
 }
 
-/// Total decode rate of concurrent sequences, in tokens per second.
+/// Decode rate of concurrent sequences, summed over all of them, in tokens per second.
 async fn decode(engine: &LocalEngine, sequences: usize, deterministic: bool) -> anyhow::Result<f64> {
     let story = |n| ask(format!("Tell me a long story about {n} lighthouses."), STEPS, deterministic);
     let prompts = (0..sequences).map(story);
@@ -150,7 +151,7 @@ async fn decode(engine: &LocalEngine, sequences: usize, deterministic: bool) -> 
     Ok(usages.iter().map(rate).sum())
 }
 
-/// Resident memory of a process and its peak, as text.
+/// Current and peak resident memory of a process, as text.
 fn memory(process: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let mib = |name: &str| {

@@ -1,6 +1,6 @@
-//! KV offload: prompts of two agents alternate while the device's KV pool has capacity for one of them. Measures the
-//! tokens that are computed again with plain eviction, and with evicted KV blocks offloaded to host memory, in each
-//! format.
+//! Effect of KV offload. The prompts of two agents alternate, and the device's KV pool has capacity for only one agent.
+//! Measures the prompt tokens that are recomputed when evicted KV blocks are dropped, and when they are offloaded to
+//! host memory, in each offload format.
 //!
 //! The device's pool has the minimum size, and the host KV cache fits both prompts. The baseline is a pool that fits
 //! both, so that no token is computed twice.
@@ -21,7 +21,7 @@ use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sa
 const TURNS: usize = 6;
 /// Lines of an agent's first prompt.
 const FIRST_LINES: usize = 62;
-/// Lines that each turn adds.
+/// Lines that each turn adds to an agent's prompt.
 const LINES_PER_TURN: usize = 2;
 const ANSWER_TOKENS: u32 = 48;
 const HOST_CACHE_BYTES: u64 = 1 << 30;
@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
         }
     }
     if std::env::var_os("CFQ_BENCH_CHILD").is_none() {
-        // The kernels read their number of threads once, at the start.
+        // The kernels read their number of threads only when the process starts, so it is set for a child process.
         let status = Command::new(std::env::current_exe()?)
             .args(std::env::args().skip(1))
             .env("CFQ_BENCH_CHILD", "1")
@@ -53,11 +53,11 @@ fn main() -> anyhow::Result<()> {
 #[derive(Default)]
 struct Run {
     texts: Vec<String>,
-    /// Prompt tokens that were not cached.
+    /// Number of prompt tokens that were computed, because they were in no cache.
     computed: u32,
     /// Times to first token of the turns after the first, in ms.
     first_token_ms: Vec<f64>,
-    /// Bytes in the host KV cache at the end.
+    /// Bytes of offloaded KV blocks in the host KV cache at the end.
     offloaded_bytes: u64,
 }
 
@@ -108,7 +108,7 @@ fn report(name: &str, run: &Run, baseline: &Run, plain: Option<&Run>) {
     );
 }
 
-/// Memory for the minimum KV pool, in bytes.
+/// Total memory of the model with the smallest possible KV pool, in bytes.
 fn min_memory(file: &Path) -> anyhow::Result<u64> {
     match estimate(file, EngineLimits { memory: 0, max_sequences: 2 }, 0) {
         Err(LoadError::DoesNotFit { source, .. }) => Ok(source.estimate.total()),

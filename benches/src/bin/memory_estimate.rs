@@ -1,12 +1,13 @@
-//! The engine's memory estimate compared with the allocator's count, over ten shapes of random weights.
+//! Measures the accuracy of the engine's memory estimate, on ten model shapes with random weights.
 //!
 //!     cargo run -p cfq-benches --bin memory_estimate
 //!
-//! Each shape is loaded in a separate process, which calibrates the engine and runs one sequence until the KV pool is
-//! full. The memory that is then in use (weights, tables, the pool) was estimated from the file's header; the error is
-//! relative to the count. The peaks during the load and the computation must stay below their estimates, which assume
-//! the largest possible forward pass. Exits with 1 if the error's 95th percentile exceeds 5 percent or a peak exceeds
-//! its estimate.
+//! Each shape runs in a separate process, which loads the model, calibrates the engine and runs one sequence until the
+//! KV pool is full. There are two checks. Memory in use at the end (weights, tables, KV pool): the estimate from the
+//! file's header is compared with the bytes that a counting allocator measures; the error is relative to the measured
+//! bytes. Peaks: the measured peaks during the load and during computation must stay below the estimated ones, which
+//! assume the largest possible forward pass. Exits with 1 if the 95th percentile of the error exceeds 5 percent or a
+//! measured peak exceeds its estimate.
 #![allow(clippy::print_stdout, unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -76,9 +77,9 @@ const SHAPES: [RandomModel; 10] = [
     shape(384, 1024, 6, [6, 2], F::F32),
 ];
 
-/// Estimated and counted bytes.
+/// Memory of one shape; each pair is the estimated and the measured number of bytes.
 struct Measurement {
-    /// In use after the sequence.
+    /// Bytes in use after the sequence has ended.
     in_use: [u64; 2],
     load_peak: [u64; 2],
     compute_peak: [u64; 2],
@@ -130,7 +131,7 @@ fn main() -> anyhow::Result<()> {
         errors.push(error.abs());
     }
     errors.sort_by(f64::total_cmp);
-    // The largest of ten.
+    // With ten shapes, the 95th percentile is the largest error.
     let p95 = errors[(errors.len() * 95).div_ceil(100) - 1];
     println!("\n95th percentile of the error: {:.2} %", p95 * 100.0);
     ensure!(p95 <= 0.05, "the memory estimate is off by more than 5 %");
@@ -138,7 +139,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures one file in a child process.
+/// Runs the measurement of one model file in a child process.
 fn measure(file: &Path) -> anyhow::Result<Measurement> {
     let output = Command::new(std::env::current_exe()?).arg(file).output()?;
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -149,7 +150,7 @@ fn measure(file: &Path) -> anyhow::Result<Measurement> {
     Ok(Measurement { in_use: [a, b], load_peak: [c, d], compute_peak: [e, f] })
 }
 
-/// Loads the file and fills its KV pool; prints estimated and counted bytes.
+/// Loads the model file and fills its KV pool; prints the estimated and the measured bytes.
 async fn child(file: &Path) -> anyhow::Result<()> {
     let before = LIVE.load(Ordering::Relaxed);
     let counted = |what: &AtomicU64| what.load(Ordering::Relaxed).saturating_sub(before);
@@ -159,7 +160,7 @@ async fn child(file: &Path) -> anyhow::Result<()> {
     let loading = counted(&PEAK);
     PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
     let estimate = *engine.estimate();
-    // A word is one or two tokens; decoding fills the rest of the pool.
+    // The prompt fills only a part of the KV pool, since a word may be one or two tokens; decoding fills the rest.
     let content = "All work and no play makes Jack a dull boy. ".repeat(CONTEXT / 12 - 2);
     let sampling = Sampling { max_tokens: CONTEXT as u32, temperature: 1.0, seed: 1, ..Sampling::default() };
     let prompt =

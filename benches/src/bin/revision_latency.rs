@@ -22,14 +22,14 @@ use cfq_engine::LocalEngine;
 use cfq_proto::job::{OutputFormat, Sampling, Usage};
 
 const ROUNDS: usize = 3;
-/// Lines of the revised file, at the beginning of the prompt's lines.
+/// Number of lines of the file to revise, which is at the beginning of the prompt.
 const REVISED_LINES: usize = 27;
-/// Other lines of the prompt.
+/// Number of lines of code in the prompt after the file to revise.
 const OTHER_LINES: usize = 65;
-/// Lines of the review.
+/// Number of lines of the review at the end of the prompt.
 const FEEDBACK_LINES: usize = 14;
 
-/// One variant of the turn.
+/// One configuration in which the revision is measured.
 struct Variant {
     name: &'static str,
     prefix_cached: bool,
@@ -68,7 +68,8 @@ async fn bench(engine: &LocalEngine, mut llama_cpp: Option<LlamaCpp>, at_least: 
     let mut last = [Usage::default(); VARIANTS.len()];
     for round in 0..ROUNDS {
         for (at, variant) in VARIANTS.iter().enumerate() {
-            // A different beginning each time, to miss earlier rounds in the prefix cache.
+            // The prompt begins differently each time, so that nothing from earlier rounds is found in the prefix
+            // cache.
             let base = base(round * VARIANTS.len() + at);
             if variant.prefix_cached {
                 turn(engine, &base, None, false).await?;
@@ -107,7 +108,7 @@ async fn bench(engine: &LocalEngine, mut llama_cpp: Option<LlamaCpp>, at_least: 
     require_ratio(&ratios, at_least)
 }
 
-/// Answers `content` with exactly `answer`, or with one token if `None`.
+/// Runs the prompt `content`. The output is constrained to exactly `answer`; if `None`, it is one token.
 async fn turn(engine: &LocalEngine, content: &str, answer: Option<String>, lookup: bool) -> anyhow::Result<Usage> {
     let max_tokens = if answer.is_some() { 4096 } else { 1 };
     let format = match &answer {
@@ -145,7 +146,7 @@ fn feedback() -> String {
     })
 }
 
-/// The file with every tenth line changed.
+/// The revised file: the original lines with every tenth one changed.
 fn revised() -> String {
     (0..REVISED_LINES).fold(String::new(), |text, n| match n % 10 {
         9 => text + &format!("    total_{n} = sum(values_{n}.get(key, 0) for key in keys)\n"),
@@ -153,7 +154,7 @@ fn revised() -> String {
     })
 }
 
-/// The text as a regular expression.
+/// Regular expression that matches exactly this text.
 fn escaped(text: &str) -> String {
     text.chars().fold(String::new(), |mut out, c| {
         match c {

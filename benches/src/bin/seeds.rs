@@ -1,5 +1,5 @@
-//! Success rate of the configured models at the demo's task, over a number of seeds. "Right" means that the best
-//! artifact parses and defines the named function; it is not executed.
+//! Success rate of the configured models on the demo's task, over a number of sampling seeds. "Right" means that the
+//! best artifact parses and defines the named function; it is not executed.
 //!
 //!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin seeds -- REPO 20
 #![allow(clippy::print_stdout)]
@@ -22,11 +22,11 @@ async fn main() -> anyhow::Result<()> {
     let (mut right, mut merged, mut escalated) = (0, 0, 0);
     let start = Instant::now();
     for seed in 1..=seeds {
-        // One clone for each task, as in the demo: merges of the same lines into one repository would conflict.
+        // A separate clone for each task, because tasks that change the same lines of one repository would conflict.
         let copy = copies.join(format!("seed-{seed}"));
         let cloned = std::process::Command::new("git").args(["clone", "--quiet", &repo]).arg(&copy).status()?;
         anyhow::ensure!(cloned.success(), "cannot clone {repo}");
-        // The same bindings as in `cfq demo`.
+        // The same agent settings as in `cfq demo`.
         let agent = serde_json::json!({ "seed": seed, "max_tokens": 320 });
         let spec = serde_json::from_value(serde_json::json!({
             "description": TASK, "language": "python", "repo": copy, "max_iterations": 3,
@@ -40,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        // The best artifact is never quarantined, so it parses.
+        // Quarantined artifacts are never the best, so the best artifact parses.
         let defines = match detail.best_iteration {
             None => false,
             Some(n) => {

@@ -1,6 +1,7 @@
-//! Soak test: mixed tasks on a running server for minutes or hours, short and long ones, with constrained reviews, some
-//! cancelled in the middle, with the models that the server's agents are bound to. Exits with 1 if a task does not come
-//! to rest, if a node still runs a sequence at the end, or if the memory of a process grows after the warm-up.
+//! Soak test: runs tasks on a running server for minutes or hours, with the models that are configured there. Tasks are
+//! short or long, their reviews are constrained to a schema, and some tasks are cancelled while they run. Exits with 1
+//! if a task neither finishes nor stops for a human, if a node still runs a sequence at the end, or if the memory of a
+//! process grows after the warm-up.
 //!
 //!     cfq up --config two-models.toml    # PID is its process id, by which its child processes are found
 //!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin soak -- REPO PID 60
@@ -20,13 +21,14 @@ use tokio::task::JoinSet;
 
 /// Number of concurrent tasks.
 const CONCURRENCY: u64 = 5;
-/// Time after which a task that is not at rest counts as stuck.
+/// Time after which a task that has neither finished nor stopped for a human counts as stuck.
 const TASK_TIMEOUT: Duration = Duration::from_secs(600);
-/// Share of the run that is warm-up: KV pools and the host KV cache fill for 20 minutes.
+/// Share of the run that is warm-up. KV pools and the host KV cache fill during the first 20 minutes.
 const WARM_UP_SHARE: f64 = 0.4;
-/// Share of the run over which memory is sampled, after the warm-up and at the end.
+/// Length of each of the two sampling periods (after the warm-up, and at the end of the run), as a share of the run.
 const SAMPLE_SHARE: f64 = 0.25;
-/// Growth of resident memory that counts as a leak if both limits are exceeded.
+/// Relative growth of resident memory between the two sampling periods. A process that exceeds this and
+/// `MAX_GROWTH_BYTES` counts as leaking.
 const MAX_GROWTH_SHARE: f64 = 0.05;
 const MAX_GROWTH_BYTES: u64 = 16 << 20;
 
@@ -86,7 +88,7 @@ async fn main() -> anyhow::Result<()> {
     require_no_growth(&samples, duration)
 }
 
-/// Runs tasks one after the other until the end time; returns the kind and final state of each.
+/// Runs tasks one after the other until the end time. Returns the kind and final state of each task.
 async fn work(load: Arc<Workload>, worker: u64) -> anyhow::Result<Vec<(Kind, String)>> {
     let mut ends = Vec::new();
     let mut number = 0;
@@ -139,7 +141,7 @@ async fn task(client: &Client, kind: Kind, seed: u64, repo: &Path) -> anyhow::Re
             return Ok(state);
         }
         if kind == Kind::Cancelled && !cancelled && began.elapsed() >= cancel_at {
-            // The task may have come to rest in the meantime.
+            // The cancel fails if the task has ended in the meantime.
             cancelled = client.cancel(key, "soak").await.is_ok();
         }
         ensure!(began.elapsed() < TASK_TIMEOUT, "{key} is {state} after {TASK_TIMEOUT:?}");
@@ -147,7 +149,7 @@ async fn task(client: &Client, kind: Kind, seed: u64, repo: &Path) -> anyhow::Re
     }
 }
 
-/// Waits, at most a minute, until no node runs a sequence.
+/// Waits until no node runs a sequence; fails after one minute.
 async fn require_no_sequences(client: &Client) -> anyhow::Result<()> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {

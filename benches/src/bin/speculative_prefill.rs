@@ -1,8 +1,9 @@
-//! Time to first token of a critic, with and without speculative prefill of its prompt, and of a short call that
-//! arrives during a speculative prefill.
+//! Time to first token of a review, with and without speculative prefill of its prompt, and of a short call that
+//! arrives while a speculative prefill runs.
 //!
-//! The reviews are of files of about 1,500 tokens, of which all but the instructions at the end are known in advance.
-//! Reviews with and without speculative prefill, and calls alone and during one, alternate in the same run.
+//! The prompt of a review contains a file; the prompt has about 1,500 tokens, all known in advance except the
+//! instructions at the end. Reviews with and without speculative prefill alternate in the same run, and so do short
+//! calls alone and during a speculative prefill.
 //!
 //!     cargo run -p cfq-benches --bin speculative_prefill -- FILE.gguf --threads 2
 #![allow(clippy::print_stdout)]
@@ -17,7 +18,7 @@ use cfq_engine::{Engine, ExpectedPrompt, LocalEngine, PrefillProgress};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Sampling};
 
 const ROUNDS: usize = 5;
-/// Functions in a reviewed file.
+/// Number of functions in a reviewed file.
 const FUNCTIONS: usize = 70;
 const ANSWER_TOKENS: u32 = 8;
 
@@ -27,7 +28,7 @@ fn main() -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(bench(Arc::new(engine)))
 }
 
-/// A file to review. All are different, so that none is in the prefix cache.
+/// Text of a file to review. All files are different, so that none is in the prefix cache.
 fn file_text(round: usize, what: &str) -> String {
     let mut text = format!("# Round {round}, {what}\n\n");
     for n in 0..FUNCTIONS {
@@ -40,7 +41,7 @@ fn sampling() -> Sampling {
     Sampling { max_tokens: ANSWER_TOKENS, prompt_lookup: false, ..Sampling::default() }
 }
 
-/// Time to first token, in ms; tokens of the prompt; cached tokens among them.
+/// Runs a review. Returns the time to first token in ms, the number of prompt tokens, and how many of them were cached.
 async fn review(engine: &LocalEngine, text: &str) -> anyhow::Result<(f64, u32, u32)> {
     let content =
         format!("{text}\n# Instructions\n\nReview this work and describe in one sentence what is wrong with it.\n");
@@ -48,7 +49,7 @@ async fn review(engine: &LocalEngine, text: &str) -> anyhow::Result<(f64, u32, u
     Ok((usage.first_token_ms as f64, usage.prompt_tokens, usage.cached_tokens))
 }
 
-/// Runs a speculative prefill to its end. Returns the times of the longest chunk and of all, in ms.
+/// Runs a speculative prefill to completion. Returns the time of the longest chunk and the total time, in ms.
 async fn prefill(engine: &LocalEngine, text: &str) -> anyhow::Result<(f64, f64)> {
     let expected = ExpectedPrompt {
         messages: vec![ChatMessage { role: ChatRole::User, content: text.to_owned() }],
@@ -71,12 +72,12 @@ async fn prefill(engine: &LocalEngine, text: &str) -> anyhow::Result<(f64, f64)>
     }
 }
 
-/// Time from a short call to its first token, in ms.
+/// Runs a short call. Returns its time to first token, including the wait before admission, in ms.
 async fn call(engine: &LocalEngine, round: usize, what: &str) -> anyhow::Result<f64> {
     let content = format!("{round} {what}: name a colour, a fruit and a river of Europe, and nothing else.");
     let began = Instant::now();
     let usage = finish(engine, prompt(content, sampling(), OutputFormat::Text)).await?.usage;
-    // The usage's times start at admission; the wait before it counts here too.
+    // The times in `usage` start at admission, so the wait before it is added by measuring from `began`.
     Ok(began.elapsed().as_secs_f64() * 1000.0 - (usage.total_ms - usage.first_token_ms) as f64)
 }
 
@@ -97,7 +98,7 @@ async fn bench(engine: Arc<LocalEngine>) -> anyhow::Result<()> {
         alone.push(call(&engine, round, "alone").await?);
         let (other, known) = (engine.clone(), file_text(round, "concurrent"));
         let under_way = tokio::spawn(async move { prefill(&other, &known).await });
-        // In the middle of the prefill, after a third of its time.
+        // Waits for a third of the prefill's duration, so that the call arrives while it runs.
         tokio::time::sleep(std::time::Duration::from_secs_f64(total / 3000.0)).await;
         concurrent.push(call(&engine, round, "concurrent").await?);
         under_way.await??;

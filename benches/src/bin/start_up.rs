@@ -1,7 +1,7 @@
-//! Start-up time of `cfq up -d` until it accepts tasks, on an empty data folder and again on the same one. The
-//! baselines, measured in alternation in the same run, are Postgres and NATS alone, which every start needs, and `cfq
-//! --version`, which is one process. Postgres, NATS and the model are fetched in advance; the benchmark does not wait
-//! for the model to be loaded.
+//! Time from the start of `cfq up -d` until the server accepts tasks, first on an empty data folder and then on the
+//! same folder again. The baselines, measured in alternation in the same run, are Postgres and NATS alone, which every
+//! start needs, and `cfq --version`, which is one process. Postgres, NATS and the model are fetched in advance; the
+//! benchmark does not wait for the model to be loaded.
 //!
 //!     cargo run -p cfq-benches --bin start_up -- target/debug/cfq
 #![allow(clippy::print_stdout)]
@@ -32,7 +32,7 @@ async fn main() -> anyhow::Result<()> {
     let mut times: [Vec<Duration>; 5] = Default::default();
     for _ in 0..RUNS {
         let folder = tempfile::tempdir()?;
-        // Under root, Postgres and NATS run as another user, which must be able to traverse this folder.
+        // If run as root, cfq starts Postgres and NATS as another user, which must be able to traverse this folder.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
         std::fs::write(folder.path().join("cfq.toml"), "")?;
         let [version, bare_first, bare_again, first, again] = &mut times;
@@ -52,7 +52,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time until Postgres and NATS are ready; stops them again.
+/// Starts Postgres and NATS, and stops them again. Returns the time until both were ready.
 async fn services(folder: &Path) -> anyhow::Result<Duration> {
     let paths = Paths { data: folder.join("engines"), ..Paths::from_environment()? };
     let start = Instant::now();

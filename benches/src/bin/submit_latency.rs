@@ -1,4 +1,4 @@
-//! Latency of `cfq submit` until the task is accepted, process start included, and of the API request alone. The
+//! Time from the start of a `cfq submit` process until the task is accepted, and latency of the API request alone. The
 //! baselines, measured in the same run, are `cfq --version` and a request without side effects.
 //!
 //!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin submit_latency -- target/debug/cfq REPO

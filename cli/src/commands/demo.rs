@@ -27,7 +27,7 @@ const TASK: &str = "Write a Python function is_even(n) that returns True if n is
 
 pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs) -> anyhow::Result<Code> {
     let start = Instant::now();
-    // A data folder of its own, so that a running cfq and its tasks are not affected.
+    // A separate data folder, so that a running cfq and its tasks are not affected.
     let paths = Paths { data: paths.data.join("demo"), ..paths.clone() };
     if let Some(model) = &args.model {
         config.agents.alpha.model = Some(model.clone());
@@ -65,7 +65,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     Ok(exit::of_state(detail.summary.state))
 }
 
-/// Runs the demo's task to its end, or resumes the task of an interrupted demo.
+/// Runs the demo's task to completion, or follows the unfinished task of an interrupted demo.
 async fn run_task(
     client: &Client,
     out: Output,
@@ -94,7 +94,7 @@ async fn run_task(
         watch::follow(client, out, TaskKey::Number(number), 0, true).await?;
     }
     let mut detail = client.task(TaskKey::Id(task)).await?;
-    // A result that did not converge is still worth a look: deliver its branch too.
+    // A result that did not converge may still be useful: deliver its branch too.
     if detail.delivered_branch.is_none() && detail.best_iteration.is_some() {
         let repo = PathBuf::from(&detail.spec.repo);
         let delivery = pull::create_branch(client, &detail, &repo, detail.best_iteration).await?;
@@ -104,8 +104,8 @@ async fn run_task(
     Ok(detail)
 }
 
-/// The task of an interrupted demo with the same seed and model. It continues in any case, and a second task would only
-/// compete with it.
+/// Returns the unfinished task of an interrupted demo with the same seed and model. That task continues in any case,
+/// and a second task would only compete with it.
 async fn find_unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<TaskDetail>> {
     for summary in client.tasks(None, 20).await?.tasks.iter().filter(|task| !task.state.is_resting()) {
         let detail = client.task(TaskKey::Id(summary.id)).await?;
@@ -152,7 +152,7 @@ async fn wait_until_at_rest(client: &Client, task: TaskKey) -> anyhow::Result<()
     Ok(())
 }
 
-/// Creates a git repository with one commit; a new one each time, so that each demo runs a first task.
+/// Creates a git repository with one commit. Each demo gets a new repository, so that its task is the first one there.
 fn create_sample_repository(data: &Path) -> anyhow::Result<PathBuf> {
     let dir = (1..)
         .map(|n| data.join(format!("sample-{n}")))

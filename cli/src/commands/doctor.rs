@@ -73,7 +73,7 @@ fn check_devices() -> Vec<Check> {
 }
 
 fn check_models(config: &Config, paths: &Paths) -> Vec<Check> {
-    // The model that `cfq up` would choose.
+    // The default model that `cfq up` would choose.
     let unbound = match default_model::choose(config) {
         DefaultModel::Curated { entry, .. } => entry.id(),
         DefaultModel::NoCandidate | DefaultModel::UnusedGpu { .. } => None,

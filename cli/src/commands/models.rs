@@ -42,7 +42,7 @@ struct LocalFile {
 struct Suggestion {
     #[serde(flatten)]
     entry: curated::CuratedModel,
-    /// Whether it fits this machine's GPUs.
+    /// Whether the model fits this machine's GPUs.
     fits: bool,
 }
 
@@ -78,7 +78,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
     Ok(Code::Done)
 }
 
-/// A usage error if the request is wrong, else a failure.
+/// Converts a model error: to a usage error if the user's request is wrong, else to a failure.
 fn model_error(error: ModelError) -> anyhow::Error {
     match error {
         ModelError::UnsupportedSource { .. }
@@ -214,7 +214,7 @@ pub async fn fetch_missing(out: Output, config: &Config, paths: &Paths) {
 pub async fn fetch_required(out: Output, config: &Config, paths: &Paths) -> anyhow::Result<()> {
     let store = config.store(paths);
     for model in config.models().into_iter().filter(|m| m.endpoint().is_none()) {
-        // This also reads the header and checksum of existing files, so that a broken one is found before anything
+        // This also reads the header and checksum of existing files, so that a damaged file is found before anything
         // starts.
         let what = format!("{model} cannot be used");
         fetch(out, &store, model, PullOptions::default()).await.context(what)?;
@@ -225,7 +225,7 @@ pub async fn fetch_required(out: Output, config: &Config, paths: &Paths) -> anyh
 async fn fetch(out: Output, store: &ModelStore, model: ModelId, pull: PullOptions) -> anyhow::Result<()> {
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     let store = store.clone();
-    // The result's lock on the model is dropped: every user of the model takes its own.
+    // The result's lock on the model is dropped: every process that uses the model takes its own lock.
     tokio::task::spawn_blocking(move || {
         let bar = status.progress_bar("  model", 0);
         let mut tell = |step: PullProgress| match step {

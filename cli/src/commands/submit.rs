@@ -16,7 +16,7 @@ use crate::repo;
 
 pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     let spec = spec(&args)?;
-    // A generated key makes it safe to repeat this request after a broken connection.
+    // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
     let reply = client.submit(&spec, Some(&key)).await?;
     out.print(&reply, |r| {
@@ -39,7 +39,7 @@ fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
             fields
         }
     };
-    // Without a repository in flags or file, the task works on the current folder's.
+    // If neither the flags nor the task file name a repository, the task uses the one that contains the current folder.
     let repo = match (&args.repo, fields.get("repo").and_then(|r| r.as_str())) {
         (Some(dir), _) => dir.clone(),
         (None, Some(dir)) => PathBuf::from(dir),

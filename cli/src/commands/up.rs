@@ -43,9 +43,10 @@ pub async fn run(
     }
     let start = Instant::now();
     let services = config::service_options(&config.services, &args.services)?;
-    // Checked before gigabytes are fetched in vain.
+    // Checked first, so that gigabytes are not fetched in vain.
     machine::check_data_folder_is_free(paths)?;
-    // Installed before readiness is reported, so that a signal from then on stops everything in order.
+    // The signal handlers are installed before readiness is reported, so that from then on a signal stops everything in
+    // order.
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let Some(config) = prepare::prepare_models(out, paths, config, args.unbound, &mut signals).await else {
         interrupted(out)
@@ -80,7 +81,7 @@ pub async fn run(
 
 fn interrupted(out: Output) -> ! {
     out.status("interrupted before cfq was ready; started processes are stopped, fetched files are kept");
-    // Returning would wait for a fetch that runs on another thread.
+    // Exits directly, because returning would wait for a fetch that runs on another thread.
     std::process::exit(INTERRUPTED_CODE);
 }
 
@@ -119,8 +120,8 @@ async fn detach(
         command.arg("--config").arg(std::path::absolute(file)?);
     }
     command.arg("up");
-    // Chosen once, here: the background process could choose another model, and would fetch it without visible
-    // progress.
+    // The default model is chosen once, here: the background process could choose another model, and would fetch that
+    // model without visible progress.
     if let Some(model) = config.unbound_model() {
         command.arg("--unbound").arg(model.as_str());
     }
@@ -137,7 +138,7 @@ async fn detach(
         let name = format!("{source:?}").to_ascii_lowercase();
         command.args(["--services", &name]);
     }
-    // In a process group of its own, so that Ctrl-C does not reach it.
+    // In a separate process group, so that Ctrl-C does not reach the background process.
     let mut child = command
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

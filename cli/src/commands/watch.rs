@@ -1,4 +1,4 @@
-//! `cfq watch TASK`: prints the task's events and the generated text until the task comes to rest.
+//! `cfq watch TASK`: prints the task's events and the generated text until the task finishes or waits for a human.
 //!
 //! The connection may break at any time, for example when another scheduler takes over; watching resumes after the last
 //! event received.
@@ -21,10 +21,11 @@ use crate::output::{self, Output};
 
 /// Time without a connection after which watching ends with an error.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time without events after which the reason of a queued call is queried.
+/// Time without events after which the server is asked why a call is still queued.
 const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs [`follow`] until the task comes to rest or a signal ends the watching; the task continues in both cases.
+/// Runs [`follow`] until the task finishes or waits for a human, or until a signal ends the watching. A signal does not
+/// affect the task.
 pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
     let code = tokio::select! {
         code = follow(client, out, task, seen, tokens) => code?,
@@ -44,7 +45,7 @@ pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens:
     Ok(code)
 }
 
-/// Prints the events after `seen` until the task comes to rest. Returns the exit code of the state it rests in.
+/// Prints the events after `seen` until the task finishes or waits for a human. Returns the exit code for that state.
 pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
     let mut view =
         WatchView { out, tokens, printed: PrintedText::default(), seen, read: 0, screen: Screen::new(!out.json) };
@@ -68,14 +69,15 @@ pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, toke
     }
 }
 
-/// Watches over one connection. Returns the state in which the task came to rest, or `None` if the connection ended.
+/// Watches over one connection. Returns the state in which the task finished or waits for a human, or `None` if the
+/// connection ended before.
 async fn watch_connection(
     client: &Client,
     task: TaskKey,
     view: &mut WatchView,
     disconnected_since: &mut Option<Instant>,
 ) -> Result<Option<TaskState>, ClientError> {
-    // The current state: if the task is at rest already, the watch ends after its past events.
+    // If the task has already finished or waits for a human, the watch ends after its past events.
     let detail = view.screen.redraw_while(client.task(task)).await?;
     *disconnected_since = None;
     view.screen.progress.server_unreachable = false;
@@ -91,7 +93,8 @@ async fn watch_connection(
     if detail.summary.state.is_resting() {
         return Ok(Some(detail.summary.state));
     }
-    // The task came to rest between the two responses: its event was in the page, and the feed does not repeat it.
+    // The task finished, or began to wait for a human, between the two responses: the event is among the past events,
+    // and the feed does not repeat it.
     if state.is_resting() {
         let now = view.screen.redraw_while(client.task(task)).await?.summary.state;
         if now.is_resting() {
@@ -134,9 +137,10 @@ struct WatchView {
     /// Whether generated text is printed.
     tokens: bool,
     printed: PrintedText,
-    /// Events up to this one precede the watch: they only update the progress and are not printed.
+    /// Number of the last event before the watch. Events up to this number only update the progress and are not
+    /// printed.
     seen: i64,
-    /// The last event that was received.
+    /// Number of the last event received.
     read: i64,
     screen: Screen,
 }
@@ -180,7 +184,8 @@ impl WatchView {
     }
 }
 
-/// The printed part of a job's text. An attempt that resumes a lost one sends its text from the beginning.
+/// The printed part of a job's text. An attempt that resumes a lost attempt sends the job's text again from the
+/// beginning.
 #[derive(Debug, Default)]
 struct PrintedText {
     job: Option<JobId>,
@@ -190,8 +195,8 @@ struct PrintedText {
 }
 
 impl PrintedText {
-    /// The part of the frame that was not printed yet, and a separator to print before it if it does not follow
-    /// directly.
+    /// Returns the part of the frame that was not printed yet, and a separator to print before it if text is missing
+    /// between the printed text and this part.
     fn new_text<'a>(&mut self, tokens: &'a TokensData) -> (&'static str, &'a str) {
         let new = tokens.text.as_str();
         if self.job != Some(tokens.job) {

@@ -1,8 +1,8 @@
 //! The state of one model call, from the queue to its last token.
 //!
 //! Frames carry text, not tokens. While a model generates, the number of tokens is estimated from bytes, as the
-//! scheduler does it, with the ratio measured in this model's finished calls. Estimates are marked with `~`; the end of
-//! the call brings the exact numbers.
+//! scheduler does it, with the ratio measured in this model's finished calls. Estimates are marked with `~`; the exact
+//! numbers are known when the call has finished.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use cfq_proto::task::Agent;
 
 use crate::output;
 
-/// Bytes per token before any call of the model has finished: typical for English and code.
+/// Assumed bytes per token before any call of the model has finished: typical for English and code.
 const DEFAULT_BYTES_PER_TOKEN: f64 = 4.0;
-/// Shortest time over which a rate is shown; over less it is not meaningful.
+/// Minimum generation time before a rate is shown: over a shorter time a rate is not meaningful.
 const MIN_RATE_TIME: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]

@@ -1,8 +1,9 @@
 //! The footer of the terminal: a few rows below the scrolled output that are redrawn in place.
 //!
-//! Progress bar crates fill a row up to its last column. Whatever the terminal then echoes (`^C`, a key) starts a new
-//! row, and the next redraw leaves fragments behind. This footer leaves the last columns free. Rows are counted with
-//! the width at the time they are erased, because a terminal that was made narrower meanwhile has wrapped them.
+//! Progress bar crates fill a row up to its last column. If the terminal then echoes anything (`^C`, a key), the echo
+//! starts a new row, and the next redraw leaves fragments behind. This footer leaves the last columns free. The rows to
+//! erase are counted with the terminal's width at that time, because a terminal that was made narrower meanwhile has
+//! wrapped them.
 
 use std::io::IsTerminal;
 
@@ -18,8 +19,8 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// A footer of the terminal; `None` without one. stdout must be a terminal as well as stderr: a program behind a
-    /// pipe (`tee`) may write to the same terminal.
+    /// Creates the terminal's footer; `None` unless both stderr and stdout are terminals. If stdout is a pipe, the
+    /// program behind it (`tee`) may write to the same terminal.
     pub fn of_terminal() -> Option<Self> {
         let term = Term::buffered_stderr();
         let fits = term.is_term() && std::io::stdout().is_terminal() && !console::is_dumb();

@@ -1,9 +1,9 @@
 //! Live display of a running task. Final lines scroll on stdout, exactly as they would go into a file. A terminal also
 //! gets a footer: the row of text that a model is still writing, and below it one status line.
 //!
-//! The two never mix, because only this module writes while a task is watched: before final rows are written the footer
-//! is erased, and drawn again below them. The open row belongs to the footer, not to the scrolled text, so no output is
-//! ever appended to a half row that has something drawn below it.
+//! Scrolled lines and footer never mix, because only this module writes while a task is watched: the footer is erased
+//! before final rows are written, and drawn again below them. The row that a model is still writing belongs to the
+//! footer, not to the scrolled text, so output is never appended to an unfinished row with the status line below it.
 
 mod call;
 mod footer;
@@ -27,7 +27,8 @@ const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 const INDENT: &str = "        | ";
 
 pub struct Screen {
-    /// `None` without a terminal, or with `--json`. With a footer, text is wrapped to the width of the terminal.
+    /// The footer; `None` without a terminal, or with `--json`. With a footer, text is wrapped to the width of the
+    /// terminal.
     footer: Option<Footer>,
     text: ModelText,
     pub progress: TaskProgress,
@@ -37,13 +38,13 @@ pub struct Screen {
 /// The text that a model is writing.
 enum ModelText {
     None,
-    /// Written as received; the line is not ended yet.
+    /// Text is written as it is received; its last line has not ended yet.
     Raw,
     Wrapped(WrappedText),
 }
 
 impl Screen {
-    /// With `live`, the screen has a footer if there is a terminal.
+    /// Creates a screen. It has a footer if `live` is true and there is a terminal.
     pub fn new(live: bool) -> Self {
         let footer = if live { Footer::of_terminal() } else { None };
         Self { footer, text: ModelText::None, progress: TaskProgress::default(), start: Instant::now() }
@@ -143,7 +144,7 @@ impl Screen {
 }
 
 impl Drop for Screen {
-    /// Writes the open text, also when a watch is interrupted; the footer erases itself.
+    /// Writes the unfinished text, also when a watch is interrupted; the footer erases itself.
     fn drop(&mut self) {
         self.end_text();
     }

@@ -21,21 +21,21 @@ use crate::output;
 #[derive(Debug, Default)]
 pub struct TaskProgress {
     pub number: Option<TaskNumber>,
-    /// Iterations in one budget; a resolved escalation grants another budget.
+    /// Maximum number of iterations in one budget; a resolved escalation grants another budget.
     max_iterations: u32,
-    /// Iterations that have an artifact.
+    /// Number of iterations that have an artifact.
     completed: u32,
-    /// Iterations completed before the last resolution that granted a new budget.
+    /// Number of iterations completed before the last resolution that granted a new budget.
     completed_before_budget: u32,
     creating: bool,
     activity: Activity,
-    /// The last call that has not finished: it continues even if another runner takes the task.
+    /// The unfinished model call; it continues even if another runner takes over the task.
     call: Option<ModelCall>,
-    /// Why the call is not placed, if it was queried.
+    /// Reason why the call is not placed; empty if it was not queried.
     pending_reason: String,
-    /// The server does not respond.
+    /// True while the server does not respond.
     pub server_unreachable: bool,
-    /// Measured in the finished calls of each model.
+    /// Bytes per token of each model, measured in its finished calls.
     bytes_per_token: HashMap<ModelId, f64>,
 }
 
@@ -58,7 +58,7 @@ impl TaskProgress {
         matches!((&self.activity, &self.call), (Activity::Calling, Some(ModelCall { phase: Phase::Queued, .. })))
     }
 
-    /// Takes the reason why a call is queued from the task's jobs.
+    /// Sets the reason why a call is queued, which is part of the task's jobs.
     pub fn set_pending_reason(&mut self, jobs: &[JobSummary]) {
         let queued = jobs.iter().rev().find(|job| job.state == JobState::Queued);
         self.pending_reason = queued.map(|job| output::sanitize(&job.placement)).unwrap_or_default();
@@ -140,7 +140,8 @@ impl TaskProgress {
     }
 
     pub fn on_tokens(&mut self, tokens: &TokensData, now: Duration) {
-        // A frame may arrive before the event that its call runs, and after the event that the call finished.
+        // A frame may arrive before the event that reports its call as running, and after the event that reports it as
+        // finished.
         let Some(call) = self.call.as_mut().filter(|call| call.job == tokens.job) else { return };
         self.activity = Activity::Calling;
         call.on_frame(tokens, now);
@@ -256,7 +257,7 @@ mod tests {
         assert_eq!(line(&p, 3.1), "t3  iteration 1 of 5  alpha (m:7b)  generating ~2 tokens  0:03");
         p.on_tokens(&tokens(Agent::Alpha, 8, &"x".repeat(80)), at(4.0));
         assert_eq!(line(&p, 5.0), "t3  iteration 1 of 5  alpha (m:7b)  generating ~22 tokens, 10/s  0:05");
-        // 88 bytes were 44 tokens: from here on this model's ratio is known.
+        // 88 bytes were 44 tokens: from here on the bytes per token of this model are known.
         p.on_event(&job("alpha", "done", json!({ "output_tokens": 44 })));
         assert_eq!(line(&p, 5.0), "t3  iteration 1 of 5  running checks  0:05");
         p.on_event(&job("beta", "running", json!(null)));

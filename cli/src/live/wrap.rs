@@ -9,7 +9,7 @@ const TAB: &str = "    ";
 
 #[derive(Debug)]
 pub struct WrappedText {
-    /// Prefix of the open row.
+    /// Prefix of the open (last, unfinished) row.
     prefix: String,
     /// Prefix of every row after the first.
     indent: String,
@@ -39,7 +39,7 @@ impl WrappedText {
         done
     }
 
-    /// The open row, as it would be written now.
+    /// Returns the open row with its prefix.
     pub fn open_row(&self) -> String {
         format!("{}{}", self.prefix, self.open)
     }
@@ -55,7 +55,8 @@ impl WrappedText {
         self.open = rest;
     }
 
-    /// Splits off what does not fit: the last word, or the last character of a word as wide as the row.
+    /// Splits off the part of the open row that does not fit: the last word, or the last character if one word fills
+    /// the row.
     fn split_overflow(&mut self) -> String {
         let words = self.open.trim_end();
         let indentation = words.len() - words.trim_start().len();

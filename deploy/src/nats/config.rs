@@ -10,7 +10,7 @@ pub struct Server<'a> {
     pub port: u16,
     pub store: &'a Path,
     pub store_bytes: u64,
-    /// The clients: public key and identity.
+    /// The clients that may connect: public key and identity of each.
     pub users: &'a [(String, &'a Identity)],
 }
 
@@ -33,7 +33,7 @@ pub fn render(server: &Server<'_>) -> String {
         quoted(server.name),
         server.port,
         quoted(&server.store.display().to_string()),
-        // All of cfq's streams use file storage.
+        // A small limit for memory storage, since all of cfq's streams use file storage.
         64 << 20,
         server.store_bytes,
     )

@@ -14,7 +14,7 @@ use super::{DATABASE, LOG_TAIL_BYTES, PORT, Postgres, PostgresError, PostgresFac
 use crate::files;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Replaying the write-ahead log after a crash can take this long on a slow disk.
+/// Longest wait until a started server responds. Replaying the write-ahead log after a crash takes long on a slow disk.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Timeout of one connection attempt: a server that accepts and then sends nothing is not ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,8 +67,8 @@ impl Postgres {
         };
         let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
         Ok(match code.as_deref() {
-            // invalid_password (also returned for an unknown user), invalid_authorization_specification,
-            // invalid_catalog_name
+            // SQLSTATEs invalid_password (also returned for an unknown user), invalid_authorization_specification and
+            // invalid_catalog_name.
             Some("28P01" | "28000" | "3D000") => Readiness::NotProvisioned,
             _ => Readiness::NotReady(error),
         })
@@ -118,7 +118,7 @@ fn options(socket: &std::path::Path, port: u16, user: &str, database: &str, pass
         .username(user)
         .database(database)
         .password(password)
-        // A private socket cannot be eavesdropped on.
+        // No TLS is needed: a private socket cannot be eavesdropped on.
         .ssl_mode(PgSslMode::Disable)
         .disable_statement_logging()
 }
@@ -130,7 +130,7 @@ async fn close(connection: PgConnection) {
 }
 
 impl PostgresFacts {
-    /// The running server's settings that durability depends on.
+    /// Returns those settings of the running server that durability depends on.
     pub async fn durability_settings(&self) -> Result<Vec<Setting>, PostgresError> {
         let path = &self.password_file;
         let password =

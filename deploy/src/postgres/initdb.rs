@@ -1,5 +1,5 @@
-//! Creation of the data folder. initdb works in a sibling folder that is renamed once it is complete: the next start
-//! discards an interrupted one, and a folder of the final name is always complete.
+//! Creation of the data folder. initdb writes to a sibling folder, which is renamed once it is complete. So a folder
+//! with the final name is always complete, and the next start discards the sibling folder of an interrupted initdb.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::{LOG_TAIL_BYTES, Postgres, PostgresError};
 use crate::files;
 use crate::paths::Paths;
 
-/// The superuser role; only this crate uses it.
+/// Name of the superuser role, which only this crate uses.
 pub(super) const ADMIN: &str = "postgres";
 
 impl Postgres {
@@ -36,7 +36,8 @@ impl Postgres {
             "--auth-host=scram-sha-256",
             "--data-checksums",
             "--encoding=UTF8",
-            // Sorts identically on every machine, whatever its C library; cfq sorts nothing for display.
+            // Text sorts identically on every machine, whatever its C library. cfq sorts no text for display, so it
+            // needs no language's sort order.
             "--locale=C",
         ];
         spec.args.extend(rest.map(Into::into));

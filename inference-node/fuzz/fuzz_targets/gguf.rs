@@ -1,5 +1,5 @@
-//! Fuzz target for GGUF headers and the tokenizers in them: any input must give a model or an error. libFuzzer's limits
-//! (see `just fuzz`) bound the memory, since no file may cause allocations much larger than itself.
+//! Fuzz target for GGUF headers and the tokenizers in them: any input must result in a model or an error. libFuzzer's
+//! limits (see `just fuzz`) bound the memory, since no file may cause allocations much larger than itself.
 
 #![no_main]
 

@@ -1,12 +1,12 @@
 //! Reference counts, sharing and eviction of the blocks of a KV pool.
 //!
-//! A pool is divided into blocks of a fixed number of positions; a sequence is a list of them. Blocks with known tokens
-//! are in the prefix cache ([`PrefixTree`]): a new sequence takes references to the longest prefix that was computed
-//! before, whether the sequence that computed it still runs or not. A block without references stays cached until it is
-//! needed for something else; the least recently used one is evicted first. A prefix is never evicted before its
-//! continuations: of blocks released together, the end of the sequence counts as older than its start.
+//! A pool is divided into blocks of a fixed number of positions; a sequence is a list of them. Blocks whose tokens are
+//! known are in the prefix cache ([`PrefixTree`]): a new sequence takes references to the longest prefix that was
+//! computed before, whether or not the sequence that computed it still runs. A block without references stays cached
+//! until its memory is needed; the least recently used block is evicted first. A prefix is never evicted before its
+//! continuations: of the blocks of one sequence, the last is evicted first.
 //!
-//! This module does not touch keys and values: the owner of the memory copies them.
+//! This module does not access keys and values; the owner of their memory copies them.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,17 @@ use crate::prefix_tree::{BlockId, BlockKey, PrefixId, PrefixTree};
 pub struct PrefixMatch {
     /// Whole blocks from the start of the sequence.
     pub blocks: Vec<BlockId>,
-    /// The prefix that ends with the last of them.
+    /// Id of the prefix that ends with the last of `blocks`.
     pub prefix: PrefixId,
-    /// A further block of which only the first positions match, and how many. The caller copies these positions and
-    /// releases the block.
+    /// A further block that matches only in its first positions, and the number of these positions. The caller copies
+    /// them and releases the block.
     pub partial: Option<(BlockId, usize)>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct BlockState {
     references: u32,
-    /// Time of the last release, by the table's own counter; meaningful while there are no references.
+    /// Time of the last release, by the table's counter; only meaningful while there are no references.
     last_used: u64,
 }
 
@@ -37,7 +37,7 @@ pub struct BlockTable {
     block_size: usize,
     states: Vec<BlockState>,
     cache: PrefixTree,
-    /// Blocks without contents.
+    /// Indices of the blocks without contents.
     free: Vec<BlockId>,
     /// Cached blocks without references, by [`BlockState::last_used`].
     lru: BTreeMap<u64, BlockId>,
@@ -45,21 +45,21 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// A pool of `blocks` blocks of `block_size` positions each.
+    /// Creates the table of a pool of `blocks` blocks with `block_size` positions each.
     pub fn new(blocks: usize, block_size: usize) -> Self {
         let count = u32::try_from(blocks).unwrap_or(u32::MAX);
         Self {
             block_size: block_size.max(1),
             states: vec![BlockState::default(); count as usize],
             cache: PrefixTree::new(count as usize),
-            // Popped from the end: the lowest index is allocated first.
+            // In descending order: blocks are popped from the end, so the lowest index is allocated first.
             free: (0..count).rev().map(BlockId).collect(),
             lru: BTreeMap::new(),
             clock: 0,
         }
     }
 
-    /// Positions of one block.
+    /// Number of positions in a block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
@@ -79,18 +79,19 @@ impl BlockTable {
         if self.free.is_empty() { self.lru.first_key_value().map(|(_, block)| *block) } else { None }
     }
 
-    /// Cached blocks without references, in the order of their eviction.
+    /// Cached blocks without references, in the order in which they will be evicted.
     pub fn evictable(&self) -> impl Iterator<Item = BlockId> {
         self.lru.values().copied()
     }
 
-    /// What the contents of `block` depend on; `None` if they are not known, or an earlier block of its prefix is no
-    /// longer.
+    /// Everything that the contents of `block` depend on; `None` if they are unknown, or those of an earlier block of
+    /// its prefix are no longer known.
     pub fn block_key(&self, block: BlockId) -> Option<BlockKey> {
         self.cache.key(block)
     }
 
-    /// The longest cached prefix of `tokens`, limited to the first `max_tokens` of them.
+    /// Finds the longest cached prefix of the first `max_tokens` of `tokens`, and takes a reference to each of its
+    /// blocks.
     pub fn find_prefix(&mut self, salt: u8, tokens: &[u32], max_tokens: usize) -> PrefixMatch {
         let mut prefix = PrefixId::empty(salt);
         let mut blocks = Vec::new();
@@ -118,8 +119,8 @@ impl BlockTable {
         state.references += 1;
     }
 
-    /// A block with one reference and undefined contents, if necessary by eviction. `None` if all blocks are
-    /// referenced.
+    /// Allocates a block, evicting one if necessary. It has one reference and undefined contents. `None` if all blocks
+    /// are referenced.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => block,
@@ -134,8 +135,8 @@ impl BlockTable {
     }
 
     /// Adds a referenced block to the prefix cache: `block` holds `tokens` after `parent`. Returns the prefix that ends
-    /// with it, and the block to use from now on: if the same contents are cached already, the reference moves to that
-    /// block.
+    /// with the block, and the block to use from now on: if another block with the same contents is already cached, the
+    /// reference is moved to that block.
     pub fn cache_block(&mut self, block: BlockId, parent: PrefixId, tokens: &[u32]) -> (PrefixId, BlockId) {
         if let Some(cached) = self.cache.child(parent, tokens)
             && let Some(prefix) = self.cache.prefix(cached)
@@ -167,8 +168,8 @@ impl BlockTable {
         }
     }
 
-    /// Drops one reference to each of `blocks`, and removes those without another reference from the prefix cache:
-    /// their contents are not to be trusted.
+    /// Drops one reference to each of `blocks`, and removes those that have no other reference from the prefix cache,
+    /// because their contents may be wrong.
     pub fn discard(&mut self, blocks: &[BlockId]) {
         for block in blocks {
             if self.states[block.index()].references == 1 {

@@ -1,4 +1,4 @@
-//! Byte counts formatted for people.
+//! Formatting of byte counts for messages.
 
 use std::fmt;
 

@@ -1,12 +1,12 @@
 //! Device map: which layers of a model run on which GPU, for GPUs of different size and speed.
 //!
-//! A token passes all layers one after another, so a forward pass takes the sum of the GPUs' times: each layer belongs
-//! on the fastest GPU with free memory, and a slower one is used only for the rest. GPUs are therefore filled in the
-//! order of their bandwidth. Fewer GPUs are better, because every boundary costs a copy, unless the KV pool would be
-//! too small.
+//! A token passes through all layers one after another, so the time of a forward pass is the sum of the times of all
+//! GPUs. Therefore each layer is placed on the fastest GPU with free memory, and slower GPUs get only the remaining
+//! layers. GPUs are therefore filled in the order of their bandwidth. As few GPUs are used as a sufficient KV pool
+//! permits, because every boundary between GPUs costs a copy.
 //!
 //! Invariants, tested below: no GPU gets more than its free memory; the layer ranges are contiguous, in order, and
-//! cover every layer once; among the maps over the chosen GPUs, the pool is the largest.
+//! cover every layer once; the KV pool is the largest that fits the chosen GPUs.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -16,17 +16,17 @@ use crate::memory_estimate::MAX_OVERHEAD_PER_MILLE;
 /// Free memory and speed of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GpuCapacity {
-    /// Bytes that may be used.
+    /// Bytes of memory that the model may use.
     pub free: u64,
-    /// Memory bandwidth, in any unit that all GPUs of a call share.
+    /// Memory bandwidth, in any unit; it is only compared between the GPUs of one call.
     pub bandwidth: f64,
-    /// Measured overhead of earlier loads on this GPU, in per mille of the weights; at most [`MAX_OVERHEAD_PER_MILLE`]
-    /// counts.
+    /// Measured overhead of earlier loads on this GPU, in per mille of the weights; values above
+    /// [`MAX_OVERHEAD_PER_MILLE`] are treated as that.
     pub overhead_per_mille: u64,
 }
 
 impl GpuCapacity {
-    /// Measured overhead of this many bytes of weights, in bytes.
+    /// Measured overhead of `weights` bytes of weights, in bytes.
     fn overhead(&self, weights: u64) -> u64 {
         let overhead = u128::from(weights) * u128::from(self.overhead_per_mille.min(MAX_OVERHEAD_PER_MILLE)) / 1000;
         u64::try_from(overhead).unwrap_or(u64::MAX)
@@ -38,11 +38,11 @@ impl GpuCapacity {
 pub struct LayerStack {
     /// Weights of each layer.
     pub layers: Vec<u64>,
-    /// The embedding, on the GPU of the first layer.
+    /// Embedding matrix, which is on the GPU of the first layer.
     pub embedding: u64,
-    /// The output matrix, on the GPU of the last layer.
+    /// Output matrix, which is on the GPU of the last layer.
     pub output: u64,
-    /// Scratch and reserve, on every GPU that is used.
+    /// Scratch memory and reserve of each GPU that is used.
     pub per_gpu: u64,
     /// Keys and values of one token in one layer.
     pub kv_per_token_layer: u64,
@@ -53,11 +53,11 @@ pub struct LayerStack {
 pub struct GpuShare {
     /// Index of the GPU in the slice given to [`plan_device_map`].
     pub gpu: usize,
-    /// Its layers.
+    /// Range of layers on this GPU.
     pub layers: Range<usize>,
-    /// Bytes of its weights.
+    /// Bytes of the weights on this GPU.
     pub weights: u64,
-    /// Measured overhead of these, in bytes.
+    /// Measured overhead of these weights, in bytes.
     pub overhead: u64,
     /// Bytes used in total, including the KV pool.
     pub bytes: u64,
@@ -66,13 +66,13 @@ pub struct GpuShare {
 /// A distribution of all layers over GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceMap {
-    /// In the order of the layers, without GPUs that have none.
+    /// The GPUs that have layers, in the order of the layers.
     pub shares: Vec<GpuShare>,
     /// Size of the KV pool, in tokens.
     pub kv_tokens: u64,
 }
 
-/// The GPUs are too small for the model; the message is the arithmetic. Sizes are in bytes.
+/// The GPUs are too small for the model; the message lists the terms of the estimate. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "needs {} for its layers, {} for embedding and output, {} on each GPU and {} for a KV pool of {tokens} tokens; \
@@ -84,11 +84,11 @@ pub struct NoDeviceMap {
     pub layers: u64,
     /// Embedding and output matrix.
     pub ends: u64,
-    /// Scratch and reserve of each GPU.
+    /// Scratch memory and reserve of each GPU.
     pub per_gpu: u64,
-    /// The smallest useful KV pool.
+    /// Smallest useful KV pool, in bytes.
     pub kv: u64,
-    /// Size of that pool, in tokens.
+    /// Size of the smallest useful KV pool, in tokens.
     pub tokens: u64,
     /// Free memory of each GPU.
     pub free: Vec<u64>,
@@ -99,12 +99,12 @@ fn list(free: &[u64]) -> String {
     if sizes.is_empty() { "nothing".to_owned() } else { sizes.join(" and ") }
 }
 
-/// Plans a device map with the largest KV pool within `tokens`: on the fastest single GPU whose pool has at least
-/// `sufficient_tokens`, else on the fewest of the fastest GPUs that have as many together, else on those with the
-/// largest pool.
+/// Plans a device map, and the largest KV pool within the range `tokens` that fits it. Uses the fastest single GPU if
+/// one gives a pool of at least `sufficient_tokens`, otherwise the smallest number of the fastest GPUs that together
+/// give such a pool, otherwise the GPUs that give the largest pool.
 ///
 /// # Errors
-/// [`NoDeviceMap`] if the smallest pool of `tokens` does not fit on all GPUs together.
+/// [`NoDeviceMap`] if the model with the smallest pool of `tokens` does not fit on all GPUs together.
 pub fn plan_device_map(
     stack: &LayerStack,
     gpus: &[GpuCapacity],
@@ -143,7 +143,8 @@ pub fn plan_device_map(
     })
 }
 
-/// The map with the largest pool over the GPUs of `order`, in this order.
+/// Finds the device map with the largest KV pool, filling the GPUs in the order of `order`. `None` if the smallest pool
+/// does not fit.
 fn largest_pool(
     stack: &LayerStack,
     gpus: &[GpuCapacity],
@@ -166,7 +167,7 @@ fn largest_pool(
     Some(best)
 }
 
-/// Gives each GPU as many of the remaining layers as fit.
+/// Assigns to each GPU in turn as many of the remaining layers as fit. `None` if layers are left over.
 fn fill(stack: &LayerStack, gpus: &[GpuCapacity], order: &[usize], tokens: u64) -> Option<Vec<GpuShare>> {
     let layer_kv = stack.kv_per_token_layer.checked_mul(tokens)?;
     let count = stack.layers.len();

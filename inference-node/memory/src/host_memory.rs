@@ -1,8 +1,9 @@
 //! Division of a node's host memory between models and KV offload.
 
-/// KV offload gets one part in this many of the host memory if its size is not configured.
+/// Default size of KV offload, as a divisor of the host memory: one eighth.
 const DEFAULT_KV_OFFLOAD_DIVISOR: u64 = 8;
-/// Upper limit of that default, in bytes: tens of thousands of tokens of a model that fits a consumer GPU.
+/// Maximum of the default size of KV offload, in bytes. It holds tens of thousands of tokens of a model that fits a
+/// consumer GPU.
 const MAX_DEFAULT_KV_OFFLOAD_BYTES: u64 = 4 << 30;
 
 /// Division of host memory, in bytes.
@@ -14,8 +15,8 @@ pub struct HostMemorySplit {
     pub kv_offload: u64,
 }
 
-/// Divides `memory` bytes. `kv_offload` is the configured size of KV offload, in bytes: it is reserved first and
-/// limited to what there is.
+/// Divides `memory` bytes of host memory. `kv_offload` is the configured size of KV offload, in bytes; it is reserved
+/// first, at most `memory`.
 pub fn split_host_memory(memory: u64, kv_offload: Option<u64>) -> HostMemorySplit {
     let default = || (memory / DEFAULT_KV_OFFLOAD_DIVISOR).min(MAX_DEFAULT_KV_OFFLOAD_BYTES);
     let kv_offload = kv_offload.unwrap_or_else(default).min(memory);

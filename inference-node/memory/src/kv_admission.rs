@@ -1,7 +1,8 @@
 //! Admission of sequences into a KV pool, counted in tokens.
 //!
-//! A sequence is admitted with its prompt and its expected output; dropping its reservation frees the tokens. The sum
-//! of all reservations never exceeds the capacity: a request for more than is free is refused with both numbers.
+//! The reservation of a sequence covers its prompt and its expected output; releasing it frees the tokens. The sum of
+//! all reservations never exceeds the capacity: a request for more tokens than are free is refused, and the error
+//! states both numbers.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ pub struct KvPoolFull {
     pub requested: u64,
     /// Tokens free.
     pub free: u64,
-    /// Tokens of the whole pool.
+    /// Size of the whole pool, in tokens.
     pub capacity: u64,
 }
 
@@ -31,12 +32,12 @@ pub struct KvAdmission {
 }
 
 impl KvAdmission {
-    /// An empty pool of `capacity` tokens.
+    /// Creates the admission control of a pool of `capacity` tokens, without reservations.
     pub fn new(capacity: u64) -> Self {
         Self { capacity, reserved: 0, reservations: BTreeMap::new(), next_id: 0 }
     }
 
-    /// Tokens of the whole pool.
+    /// Size of the whole pool, in tokens.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }

@@ -1,12 +1,13 @@
 //! Index of offloaded KV blocks: a bounded cache in host memory, shared by all models, for blocks evicted from their
 //! pools.
 //!
-//! A block is found by everything its contents depend on: the model, the salt, and all tokens up to the block's end.
-//! These keys form a tree that is walked token by token, so no two prefixes can share a hash. Eviction is by least
-//! recent use, and pools evict the end of a sequence before its start, so the same holds here. A block that a pool
-//! takes back is removed, because the pool has it again.
+//! The key of a block is everything that its contents depend on: the model, the salt, and all tokens up to the end of
+//! the block. The keys form a tree that is searched by comparing tokens, so there are no hash collisions. The least
+//! recently used block is evicted first. Pools offload the end of a sequence before its start, so the end is evicted
+//! first here, too. When a pool reads a block back, the block is removed from this index.
 //!
-//! Nodes of the tree cost memory too: they are counted, and removed as soon as nothing below them is held.
+//! The nodes of the tree also take memory: it is counted, and a node is removed as soon as no block is stored at it or
+//! below it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 pub struct CacheNamespace {
     /// The model, the version of its file, and the format of its pool.
     pub model: Arc<str>,
-    /// As in [`crate::PrefixId::empty`].
+    /// Salt of the sequences; sequences with different salts share no blocks.
     pub salt: u8,
 }
 
@@ -24,21 +25,22 @@ pub struct CacheNamespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OffloadNodeId(u64);
 
-/// Bytes of a node besides its tokens: the node, its entry in the table and in its parent's list.
+/// Estimated memory of a node without its tokens, in bytes: the node, its table entry and its entry in the parent's
+/// list of children.
 const NODE_BYTES: u64 = 192;
 
 #[derive(Debug)]
 struct OffloadedBlock<C> {
     contents: C,
     bytes: u64,
-    /// Time of the last use, by the index's own counter.
+    /// Time of the last use, by the index's counter.
     last_used: u64,
 }
 
 #[derive(Debug)]
 struct Node<C> {
     root: OffloadNodeId,
-    /// The node itself for a root.
+    /// The parent node; for a root, the node itself.
     parent: OffloadNodeId,
     /// Tokens of this block alone; fewer than the block size only at the end of a finished sequence.
     tokens: Vec<u32>,
@@ -59,7 +61,7 @@ pub struct OffloadIndex<C> {
     capacity: u64,
     bytes: u64,
     roots: HashMap<CacheNamespace, OffloadNodeId>,
-    /// Tokens held below each root.
+    /// Number of tokens in the blocks stored below each root.
     tokens_by_root: HashMap<OffloadNodeId, u64>,
     nodes: HashMap<OffloadNodeId, Node<C>>,
     /// Nodes with a block, by [`OffloadedBlock::last_used`].
@@ -69,7 +71,7 @@ pub struct OffloadIndex<C> {
 }
 
 impl<C> OffloadIndex<C> {
-    /// An empty index of at most `capacity` bytes, for blocks of `block_size` positions.
+    /// Creates an empty index with a limit of `capacity` bytes, for blocks of `block_size` positions.
     pub fn new(capacity: u64, block_size: usize) -> Self {
         Self {
             block_size: block_size.max(1),
@@ -94,7 +96,7 @@ impl<C> OffloadIndex<C> {
         self.bytes
     }
 
-    /// Number of tokens held of a model.
+    /// Number of tokens in the stored blocks of `model`.
     pub fn tokens(&self, model: &str) -> u64 {
         let own = self.roots.iter().filter(|(namespace, _)| &*namespace.model == model);
         own.filter_map(|(_, root)| self.tokens_by_root.get(root)).sum()
@@ -106,7 +108,7 @@ impl<C> OffloadIndex<C> {
         let root = parent.and_then(|parent| self.nodes.get(&parent)).map_or(id, |parent| parent.root);
         let node =
             Node { root, parent: parent.unwrap_or(id), tokens: tokens.to_vec(), children: Vec::new(), block: None };
-        // Roots are few and never removed: they are not counted.
+        // Roots are not counted: there are few of them, and they are never removed.
         if let Some(parent) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
             parent.children.push(id);
             self.bytes += node.bytes();
@@ -120,13 +122,14 @@ impl<C> OffloadIndex<C> {
         self.nodes.get(&parent)?.children.iter().find(matches).copied()
     }
 
-    /// The node of a prefix of whole blocks, if anything is held there or below it.
+    /// Finds the node of the prefix `tokens`, whose length is a multiple of the block size; `None` if no block is
+    /// stored at it or below it.
     pub fn lookup(&self, namespace: &CacheNamespace, tokens: &[u32]) -> Option<OffloadNodeId> {
         let root = *self.roots.get(namespace)?;
         tokens.chunks(self.block_size).try_fold(root, |id, chunk| self.child(id, chunk))
     }
 
-    /// Marks the block at the end of `tokens` as used now. Returns false if it is not held.
+    /// Marks the block at the end of `tokens` as used now. Returns false if that block is not stored.
     pub fn touch(&mut self, namespace: &CacheNamespace, tokens: &[u32]) -> bool {
         let Some(id) = self.lookup(namespace, tokens) else { return false };
         let Some(block) = self.nodes.get_mut(&id).and_then(|node| node.block.as_mut()) else { return false };
@@ -137,8 +140,8 @@ impl<C> OffloadIndex<C> {
         true
     }
 
-    /// Adds the block at the end of `tokens` and evicts others as necessary. Returns false if it is larger than the
-    /// whole capacity or held already.
+    /// Stores the block at the end of `tokens`, and evicts other blocks as necessary. Returns false if the block is
+    /// larger than the capacity or already stored.
     pub fn insert(&mut self, namespace: &CacheNamespace, tokens: &[u32], contents: C, bytes: u64) -> bool {
         let depth = tokens.len().div_ceil(self.block_size) as u64;
         let path = depth.saturating_mul(NODE_BYTES).saturating_add(4 * tokens.len() as u64);
@@ -174,15 +177,15 @@ impl<C> OffloadIndex<C> {
         true
     }
 
-    /// Removes the block that holds `tokens` after `parent`. Returns its contents and its node, where the next block of
-    /// the sequence is looked up; the node does not exist any more if nothing is held below it.
+    /// Removes the block that holds `tokens` after `parent`. Returns its node, after which the next block of the
+    /// sequence is looked up, and its contents. The node no longer exists if no block is stored below it.
     pub fn take(&mut self, parent: OffloadNodeId, tokens: &[u32]) -> Option<(OffloadNodeId, C)> {
         let child = self.child(parent, tokens)?;
         Some((child, self.remove(child)?))
     }
 
-    /// The block after `parent` that shares the most leading positions with `tokens`, and how many; `None` if none
-    /// does.
+    /// Finds the block after `parent` that shares the most leading positions with `tokens`. Returns the number of
+    /// shared positions and the contents; `None` if no block shares any.
     pub fn longest_match(&self, parent: OffloadNodeId, tokens: &[u32]) -> Option<(usize, &C)> {
         let shared = |child: &OffloadNodeId| {
             let node = self.nodes.get(child)?;
@@ -205,7 +208,7 @@ impl<C> OffloadIndex<C> {
         Some(block.contents)
     }
 
-    /// Removes `id` and its ancestors as far as they hold nothing and lead to nothing.
+    /// Removes `id`, and then its ancestors, as long as they have neither a block nor children.
     fn prune(&mut self, mut id: OffloadNodeId) {
         while let Some(node) = self.nodes.get(&id)
             && node.block.is_none()
@@ -285,7 +288,7 @@ mod tests {
         ]
     }
 
-    /// Reference model: a list, least recently used first, of salt, all tokens, serial as contents, bytes.
+    /// Reference model: a list, least recently used first, of (salt, all tokens, serial number as contents, bytes).
     #[derive(Default)]
     struct Reference(Vec<(u8, Vec<u32>, usize, u64)>);
 
@@ -308,7 +311,8 @@ mod tests {
     }
 
     proptest! {
-        /// The index holds what a list with the same rules holds, in as many bytes, and never exceeds its capacity.
+        /// The index stores the same blocks as a list with the same eviction rules, counts the same bytes, and never
+        /// exceeds its capacity.
         #[test]
         fn index_equals_a_bounded_lru_list(capacity in 0u64..3000, ops in prop::collection::vec(op(), 1..80)) {
             let mut index = OffloadIndex::new(capacity, SIZE);

@@ -1,9 +1,9 @@
-//! Memory accounting: the estimate of what a model needs before it is loaded, the
-//! KV blocks, and admission to the KV pool.
+//! Memory accounting: the estimate of a model's memory before it is loaded, the allocation of KV blocks, and admission
+//! to the KV pool.
 //!
-//! Pure arithmetic over a model file's header, without devices and files. Memory is a hard limit: a load that does not
-//! fit is refused with the arithmetic, and [`KvAdmission`] never admits more tokens than the pool has. A process does
-//! not hold a model as the file stores it: matrices are held in the layout of the kernels, and that is what is counted.
+//! This crate only computes: it accesses neither devices nor files. Memory is a hard limit: a load that does not fit is
+//! refused with an error that lists all terms, and [`KvAdmission`] never admits more tokens than the pool has. Matrices
+//! are not held in memory as the file stores them but in the layout of the kernels; the estimate counts that layout.
 
 #![warn(missing_docs)]
 

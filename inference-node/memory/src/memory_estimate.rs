@@ -1,9 +1,9 @@
 //! Memory estimate of a model, as a sum that can be printed.
 //!
-//! KV bytes per token = 2 x layers x KV heads x head dim x bytes per element. The KV pool gets what is left after
-//! weights, tables, scratch and reserve, at most what the node could ever run at once. A model whose smallest useful
-//! pool does not fit is refused with the arithmetic. Loading needs memory of its own before there are any keys or
-//! values: the estimate counts the larger of the two.
+//! KV bytes per token = 2 x layers x KV heads x head dim x bytes per element. The KV pool gets the memory that is left
+//! after weights, tables, scratch and reserve, up to a maximum number of tokens. A model whose smallest useful pool
+//! does not fit is refused, and the error lists all terms. Loading needs temporary memory before the KV pool is used:
+//! the estimate counts the larger of this and of the pool with scratch memory.
 
 use std::fmt;
 
@@ -15,15 +15,15 @@ use crate::weights::WeightSum;
 pub struct ModelShape {
     /// Number of layers.
     pub layers: u64,
-    /// Attention heads of a layer.
+    /// Number of attention heads in a layer.
     pub heads: u64,
-    /// Key and value heads of a layer (fewer than `heads` for grouped-query attention).
+    /// Number of key and value heads in a layer (fewer than `heads` for grouped-query attention).
     pub kv_heads: u64,
-    /// Values of one head.
+    /// Dimension of one attention head.
     pub head_dim: u64,
-    /// Values of one token between layers.
+    /// Dimension of the hidden state (one token's vector between two layers).
     pub hidden: u64,
-    /// Width of the feed-forward network.
+    /// Dimension of the feed-forward network's intermediate layer.
     pub feed_forward: u64,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u64,
@@ -32,23 +32,24 @@ pub struct ModelShape {
 }
 
 impl ModelShape {
-    /// KV bytes of one token, with `element` bytes per value.
+    /// Bytes of the keys and values of one token in all layers, with `element` bytes per vector element.
     pub fn kv_per_token(&self, element: u64) -> u64 {
         [2, self.layers, self.kv_heads, self.head_dim, element].into_iter().fold(1, u64::saturating_mul)
     }
 
-    /// Bytes of the F32 activations of one forward pass over `rows` tokens, of which `scored` get logits: the maximum
-    /// of what is live at once in the projections, the attention, the feed-forward network and the logits.
+    /// Bytes of the F32 activations of one forward pass over `rows` tokens, of which `scored` get logits. It is the
+    /// maximum over the phases of a pass (projections, attention, feed-forward network, logits) of the activations that
+    /// are in memory at the same time.
     pub fn activations(&self, rows: u64, scored: u64) -> u64 {
         let sum = |parts: &[u64]| parts.iter().fold(0u64, |all, part| all.saturating_add(*part));
         let (queries, keys) = (self.heads.saturating_mul(self.head_dim), self.kv_heads.saturating_mul(self.head_dim));
         let heads = sum(&[queries, keys, keys]);
-        // The residual stream and its normalised copy.
+        // The residual stream and a normalised copy of it.
         let stream = self.hidden.saturating_mul(2);
         let project = sum(&[stream, product_input(self.hidden), heads, heads]);
-        // The last term is a growing list: 32 bytes for each four rows of a head.
+        // The last term is a growing vector: 32 bytes per four rows of each head.
         let attend = sum(&[stream, heads, queries, self.heads.saturating_mul(6)]);
-        // The output of the attention, and the stream normalised again.
+        // The output of attention, and the residual stream with a normalised copy.
         let mixed = sum(&[stream, queries, stream]);
         let output = mixed.saturating_add(product_input(queries));
         let wide = self.feed_forward.saturating_mul(2);
@@ -56,7 +57,7 @@ impl ModelShape {
         let down = sum(&[mixed, wide, product_input(self.feed_forward), stream]);
         let angles = self.head_dim.saturating_mul(4);
         let layer = [project, attend, output, gate, down].into_iter().fold(0, u64::max).saturating_add(angles);
-        // The product and its copy for sampling.
+        // Each scored row has its logits and a copy of them for sampling.
         let logits =
             scored.saturating_mul(sum(&[self.vocabulary, self.vocabulary, stream, product_input(self.hidden)]));
         let output = rows.saturating_mul(self.hidden.saturating_add(angles)).saturating_add(logits);
@@ -64,35 +65,35 @@ impl ModelShape {
     }
 }
 
-/// Values that a product with a quantised matrix makes of each row of its input: a copy, and the row in 8 bits with
-/// scales and sums. candle's kernels need both, because they also copy their output; the engine's own need only the
-/// latter.
+/// Temporary memory of a product with a quantised matrix, in F32 elements per row of its input of `width` elements: a
+/// copy of the row, and the row quantised to 8 bits with scales and sums. candle's kernels need both; the engine's own
+/// kernels need only the latter.
 fn product_input(width: u64) -> u64 {
     width.saturating_add(width.div_ceil(2))
 }
 
-/// Maximum measured overhead that is added to an estimate, in per mille. A larger one means that something else took
-/// the memory.
+/// Maximum measured overhead that is added to an estimate, in per mille. A larger measurement means that something else
+/// used the memory.
 pub const MAX_OVERHEAD_PER_MILLE: u64 = 500;
 
 /// Memory of one model on one device, by term, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryEstimate {
-    /// Weights as held.
+    /// Weights in the layout in which the engine holds them.
     pub weights: u64,
     /// Norms, biases, and the tokenizer's tables.
     pub tables: u64,
-    /// Measured overhead: what earlier loads took in addition to weights and tables.
+    /// Measured overhead: memory that earlier loads used in addition to the predicted weights and tables.
     pub overhead: u64,
-    /// Keys and values of one token.
+    /// Keys and values of one token in all layers.
     pub kv_per_token: u64,
     /// Size of the KV pool, in tokens.
     pub kv_tokens: u64,
     /// Activations of the largest forward pass.
     pub scratch: u64,
-    /// The largest temporary of loading, which is freed before the pool is used.
+    /// Largest temporary memory during the load; it is freed before the KV pool is used.
     pub loading: u64,
-    /// Left to everything else in the process.
+    /// Reserve for everything else in the process.
     pub reserve: u64,
 }
 
@@ -102,7 +103,7 @@ impl MemoryEstimate {
         self.kv_per_token.saturating_mul(self.kv_tokens)
     }
 
-    /// Bytes needed both while loading and while running.
+    /// Bytes that are needed both during the load and while running.
     fn base(&self) -> u64 {
         [self.weights, self.tables, self.overhead, self.reserve].into_iter().fold(0, u64::saturating_add)
     }
@@ -157,7 +158,7 @@ impl fmt::Display for MemoryEstimate {
     }
 }
 
-/// A model does not fit; the message is the arithmetic.
+/// A model does not fit; the message lists the terms of its estimate and the available memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("needs {}, {} are available: {estimate}", Bytes(estimate.total()), Bytes(*available))]
 pub struct DoesNotFit {
@@ -170,22 +171,22 @@ pub struct DoesNotFit {
 /// Terms of a memory estimate without the size of the KV pool, in bytes unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EstimateTerms {
-    /// Weights as held.
+    /// Weights in the layout in which the engine holds them.
     pub weights: WeightSum,
     /// Norms, biases, and the tokenizer's tables.
     pub tables: u64,
     /// Measured overhead, in per mille, see [`MemoryEstimate::with_overhead`].
     pub overhead_per_mille: u64,
-    /// Keys and values of one token.
+    /// Keys and values of one token in all layers.
     pub kv_per_token: u64,
     /// Activations of the largest forward pass.
     pub activations: u64,
-    /// Left to everything else in the process.
+    /// Reserve for everything else in the process.
     pub reserve: u64,
 }
 
-/// Estimates a model with the largest KV pool that fits into `available` bytes. `tokens` limits the pool's size: its
-/// start is the smallest useful one.
+/// Estimates a model with the largest KV pool that fits into `available` bytes. `tokens` is the permitted range of the
+/// pool's size; its start is the smallest useful pool.
 ///
 /// # Errors
 /// [`DoesNotFit`] if the smallest pool does not fit.

@@ -1,8 +1,9 @@
 //! The prefix cache: an index of the KV blocks with known contents, as a tree of prefixes.
 //!
-//! A block is known by everything its keys and values depend on: the salt and all tokens up to the block's end. Each
-//! node of the tree is one block below the prefix that precedes it, so equal prefixes of different sequences are one
-//! path, found without hashes that could collide. Ids of prefixes are never reused: a stale one finds nothing.
+//! The key of a block is everything that its keys and values depend on: the salt and all tokens up to the end of the
+//! block. Each node of the tree is one block, a child of the prefix that precedes it. Equal prefixes of different
+//! sequences are therefore the same path, which is found by comparing tokens, without hash collisions. Ids of prefixes
+//! are never reused, so a stale id finds nothing.
 
 use std::collections::HashMap;
 
@@ -28,13 +29,13 @@ impl PrefixId {
     }
 }
 
-/// Ids from here on are prefixes; smaller ones are the salts of empty prefixes.
+/// First id of a non-empty prefix. Smaller ids are empty prefixes: the id is the salt.
 const FIRST_PREFIX_ID: u64 = 256;
 
 /// Everything that the contents of a block depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockKey {
-    /// As in [`PrefixId::empty`].
+    /// Salt of the sequence, see [`PrefixId::empty`].
     pub salt: u8,
     /// All tokens from the start of the sequence to the end of the block. The last block is whole unless a finished
     /// sequence ended in it.
@@ -52,7 +53,7 @@ struct KnownBlock {
 /// The known blocks of one pool.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixTree {
-    /// By index of the block; `None` if its contents are not known.
+    /// Contents of each block, by the block's index; `None` if they are not known.
     known: Vec<Option<KnownBlock>>,
     children: HashMap<PrefixId, Vec<BlockId>>,
     /// The last block of each prefix.
@@ -61,7 +62,7 @@ pub(crate) struct PrefixTree {
 }
 
 impl PrefixTree {
-    /// A tree for a pool of `blocks` blocks, none of them known.
+    /// Creates the tree of a pool of `blocks` blocks with unknown contents.
     pub(crate) fn new(blocks: usize) -> Self {
         Self {
             known: vec![None; blocks],
@@ -81,8 +82,8 @@ impl PrefixTree {
         self.known[block.index()].as_ref().map(|known| known.prefix)
     }
 
-    /// What the contents of `block` depend on; `None` if they are not known, or an earlier block of its prefix is no
-    /// longer.
+    /// Everything that the contents of `block` depend on; `None` if they are unknown, or those of an earlier block of
+    /// its prefix are no longer known.
     pub(crate) fn key(&self, block: BlockId) -> Option<BlockKey> {
         let mut known = self.known[block.index()].as_ref()?;
         let mut chunks = vec![&known.tokens];
@@ -100,8 +101,8 @@ impl PrefixTree {
         self.children.get(&parent)?.iter().find(matches).copied()
     }
 
-    /// The block after `parent` that shares the most leading positions with `tokens`, and how many; `None` if none
-    /// does.
+    /// Finds the block after `parent` that shares the most leading positions with `tokens`. Returns it and the number
+    /// of shared positions; `None` if no block shares any.
     pub(crate) fn longest_partial(&self, parent: PrefixId, tokens: &[u32]) -> Option<(BlockId, usize)> {
         let shared = |block: &BlockId| {
             let known = self.known[block.index()].as_ref()?;
@@ -111,7 +112,8 @@ impl PrefixTree {
         (count > 0).then_some((block, count))
     }
 
-    /// Records that `block` holds `tokens` after `parent`, in place of what was known of it. Returns the new prefix.
+    /// Records that `block` holds `tokens` after `parent`; earlier known contents are replaced. Returns the prefix that
+    /// ends with the block.
     pub(crate) fn insert(&mut self, block: BlockId, parent: PrefixId, tokens: &[u32]) -> PrefixId {
         self.remove(block);
         let prefix = PrefixId(self.next_id);
@@ -122,7 +124,7 @@ impl PrefixTree {
         prefix
     }
 
-    /// Forgets the contents of `block`, if they are known.
+    /// Removes `block` from the tree if its contents are known.
     pub(crate) fn remove(&mut self, block: BlockId) {
         let Some(known) = self.known[block.index()].take() else { return };
         self.last_blocks.remove(&known.prefix);

@@ -1,22 +1,23 @@
 //! Memory of a tokenizer's tables, from the vocabulary in a model's header.
 //!
 //! A tokenizer has three hash tables (text to id, id to text, pair to merge) and the bytes of each token. They are
-//! small beside a large model and a tenth of a small one, so they are counted and not left to a reserve.
+//! negligible for a large model but a tenth of the size of a small one, so they are counted separately and not covered
+//! by the reserve.
 
 /// Size of a vocabulary as its file describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VocabularySize {
     /// Number of tokens.
     pub tokens: u64,
-    /// Bytes of all tokens as the file spells them.
+    /// Total length of all tokens as the file spells them, in bytes.
     pub text: u64,
     /// Number of merges of byte-level BPE.
     pub merges: u64,
 }
 
-/// Bytes of the fields of a `String` or `Vec`, without its contents.
+/// Size of a `String` or `Vec` itself, in bytes, without its heap contents.
 const STRING_BYTES: u64 = 24;
-/// Entries of the tokenizer's word cache, which is allocated at full size.
+/// Number of entries in the tokenizer's word cache, which is allocated at full size.
 const WORD_CACHE_ENTRIES: u64 = 10_000;
 
 impl VocabularySize {
@@ -32,8 +33,8 @@ impl VocabularySize {
     }
 }
 
-/// Bytes of a hash table: a power of two of buckets, at most seven of eight filled, with one control byte each
-/// (hashbrown).
+/// Bytes of a hash table (hashbrown): the number of buckets is a power of two, at most 7/8 of them are filled, and each
+/// has one control byte.
 fn table_bytes(entries: u64, entry_bytes: u64) -> u64 {
     if entries == 0 {
         return 0;

@@ -1,10 +1,10 @@
 //! Layout of each weight matrix in host memory, and its size.
 //!
-//! If the engine has vector kernels of its own for the CPU, matrices are held in their layout (tiles of 16 rows) and
-//! nowhere else. Formats without tiles become Q8_0 first, which loses nothing that matters: 8 bits hold every value of
-//! a 5-bit block to half a percent of its range. On other CPUs candle's kernels take the file's blocks unchanged,
-//! except for the formats that candle has no fast kernel for. The engine loads by this layout and the memory estimate
-//! counts by it, so the two cannot disagree.
+//! If the engine has its own vector kernels for this CPU, matrices are held only in the layout of these kernels (tiles
+//! of 16 rows). Formats without tiles become Q8_0 first, which loses almost no precision: 8 bits represent every number
+//! of a 5-bit block with an error of at most half a percent of the block's range. On other CPUs candle's kernels take
+//! the file's blocks unchanged, except for the formats that candle has no fast kernel for. Both the load and the memory
+//! estimate use this layout, so they cannot disagree.
 
 /// A tensor format of the GGUF family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,34 +15,34 @@ pub enum Format {
     F16,
     /// bfloat16.
     Bf16,
-    /// 4 bits, a scale per 32 values.
+    /// 4 bits, one scale per 32 weights.
     Q4_0,
-    /// 4 bits, a scale and a minimum per 32 values.
+    /// 4 bits, one scale and one minimum per 32 weights.
     Q4_1,
-    /// 5 bits, a scale per 32 values.
+    /// 5 bits, one scale per 32 weights.
     Q5_0,
-    /// 5 bits, a scale and a minimum per 32 values.
+    /// 5 bits, one scale and one minimum per 32 weights.
     Q5_1,
-    /// 8 bits, a scale per 32 values.
+    /// 8 bits, one scale per 32 weights.
     Q8_0,
-    /// 8 bits, a scale and a sum per 32 values.
+    /// 8 bits, one scale and one sum per 32 weights.
     Q8_1,
-    /// 2 bits, blocks of 256 values (k-quant).
+    /// 2 bits, blocks of 256 weights (k-quant).
     Q2K,
-    /// 3 bits, blocks of 256 values (k-quant).
+    /// 3 bits, blocks of 256 weights (k-quant).
     Q3K,
-    /// 4 bits, blocks of 256 values (k-quant).
+    /// 4 bits, blocks of 256 weights (k-quant).
     Q4K,
-    /// 5 bits, blocks of 256 values (k-quant).
+    /// 5 bits, blocks of 256 weights (k-quant).
     Q5K,
-    /// 6 bits, blocks of 256 values (k-quant).
+    /// 6 bits, blocks of 256 weights (k-quant).
     Q6K,
-    /// 8 bits, blocks of 256 values (k-quant).
+    /// 8 bits, blocks of 256 weights (k-quant).
     Q8K,
 }
 
 impl Format {
-    /// Number of values and of bytes in one block, from ggml-common.h.
+    /// Number of weights in a block, and its size in bytes, from ggml-common.h.
     pub fn block(self) -> (u64, u64) {
         match self {
             Self::F32 => (1, 4),
@@ -62,8 +62,8 @@ impl Format {
         }
     }
 
-    /// Columns and bytes of one step of a tile of 16 rows; `None` for formats without tiles. The engine's
-    /// tiles/layout.rs defines the contents.
+    /// Number of columns in one step of a tile of 16 rows, and the step's size in bytes; `None` for formats without
+    /// tiles. The engine's tiles/layout.rs defines the layout of a step.
     pub fn tile(self) -> Option<(u64, u64)> {
         match self {
             Self::Q4_0 | Self::Q4_1 => Some((32, 320)),
@@ -83,7 +83,7 @@ impl Format {
         }
     }
 
-    /// Bytes of `values` values; `None` if they do not fill whole blocks or the product overflows.
+    /// Size of `values` weights, in bytes; `None` if they do not fill whole blocks or the product overflows.
     pub fn bytes(self, values: u64) -> Option<u64> {
         let (per_block, size) = self.block();
         values.is_multiple_of(per_block).then_some(values / per_block)?.checked_mul(size)
@@ -93,34 +93,34 @@ impl Format {
 /// Kernels that this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuKernels {
-    /// The engine's own, which require tiles (x86 with AVX2).
+    /// Whether the CPU supports the engine's own kernels, which require tiles (x86 with AVX2).
     pub tiles: bool,
 }
 
-/// Rows of a tile.
+/// Number of rows in a tile.
 const TILE_ROWS: u64 = 16;
 
-/// A matrix as its file stores it: `rows` outputs of `cols` inputs.
+/// A weight matrix as its file stores it: one row per output, one column per input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
     /// Format in the file.
     pub format: Format,
-    /// Number of outputs.
+    /// Number of rows (outputs).
     pub rows: u64,
-    /// Number of inputs.
+    /// Number of columns (inputs).
     pub cols: u64,
 }
 
-/// A matrix as the engine holds it.
+/// Layout of a weight matrix in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixLayout {
     /// Format in memory.
     pub format: Format,
-    /// Whether it is held in tiles, see [`Format::tile`].
+    /// Whether the matrix is held in tiles, see [`Format::tile`].
     pub tiled: bool,
-    /// Bytes held.
+    /// Size in memory, in bytes.
     pub stored: u64,
-    /// Bytes needed in addition during the load.
+    /// Additional memory during the load, in bytes.
     pub transient: u64,
 }
 
@@ -149,9 +149,9 @@ pub fn cpu_layout(matrix: Matrix, kernels: CpuKernels) -> Option<MatrixLayout> {
         Some((columns, bytes)) => rows.div_ceil(TILE_ROWS).checked_mul(cols / columns)?.checked_mul(bytes)?,
         None => blocks,
     };
-    // The bytes read stay until they are converted to tiles or blocks. A conversion to another format, or to plain
-    // values, goes through the values as F32; when the tiles are allocated, the blocks made of them take no more than
-    // that.
+    // The bytes read from the file stay in memory until they are converted to tiles or blocks. A conversion to another
+    // format, or to F32, needs all weights as F32 temporarily. The blocks that are converted to tiles afterwards are
+    // not larger than the F32 weights, so they do not raise the peak.
     let values = if target == format && target != Format::F32 { 0 } else { rows.checked_mul(cols)?.checked_mul(4)? };
     Some(MatrixLayout { format: target, tiled: tile.is_some(), stored, transient: read.checked_add(values)? })
 }
@@ -159,9 +159,10 @@ pub fn cpu_layout(matrix: Matrix, kernels: CpuKernels) -> Option<MatrixLayout> {
 /// Memory of all matrices of a model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WeightSum {
-    /// Bytes held.
+    /// Size in memory, in bytes.
     pub stored: u64,
-    /// Largest temporary of any one matrix: matrices are loaded one after another.
+    /// Additional memory during the load, in bytes: that of the matrix that needs the most, since matrices are loaded
+    /// one after another.
     pub transient: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Configuration of a node process, as TOML: written by `cfq up`, or by hand.
+//! Configuration of a node process, as TOML. `cfq up` generates it; it can also be written by hand.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub struct Config {
     /// OpenAI-compatible servers, by the name used in model ids.
     #[serde(default)]
     pub endpoints: BTreeMap<String, Endpoint>,
-    /// Folder of fetched models.
+    /// Folder in which fetched models are stored.
     pub model_dir: PathBuf,
     /// Disk quota of fetched models, in bytes; without it no model is ever evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,13 +36,15 @@ pub struct Config {
     /// Threads for matrix products; unset leaves one core to the rest of the machine. See [`thread_environment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Host memory of all models together, in bytes; unset uses what is free at start.
+    /// Maximum host memory of all models together, in bytes. If unset, the limit is the memory that is free at start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
-    /// Device that models run on: `auto` (GPUs if there are any and the model fits, else the CPU), `cpu`, or `cuda:0`.
+    /// Device that models run on: `auto` (GPUs if there are any and the model fits them, else the CPU), `cpu`, or one
+    /// GPU such as `cuda:0`.
     #[serde(default)]
     pub device: DeviceChoice,
-    /// Part of that memory for KV offload, in bytes; unset uses an eighth, at most 4 GiB. 0 disables KV offload.
+    /// Part of the host memory (see `memory_limit`) that is used for KV offload, in bytes. The default is an eighth, at
+    /// most 4 GiB; 0 disables KV offload.
     #[serde(default, alias = "parked_kv", skip_serializing_if = "Option::is_none")]
     pub kv_offload_bytes: Option<u64>,
     /// Format of offloaded keys and values of sequences that need not be bit-exact.
@@ -55,11 +57,11 @@ pub struct Config {
     /// Speculative prefill: an idle node computes the critic's prompt while the creator is still generating.
     #[serde(default = "enabled", alias = "critic_warm_up")]
     pub speculative_prefill: bool,
-    /// GPU memory of another program, in bytes, from which on this machine's models yield the GPU to it; 0 disables
-    /// yielding. Unset is 1.5 GB if models run on GPUs, and 0 if they run on the CPU.
+    /// If another program uses at least this much memory of a GPU, in bytes, models yield the GPU to it. 0 disables
+    /// yielding. The default is 1.5 GB if models run on GPUs, and 0 if they run on the CPU.
     #[serde(default, alias = "yield_at", skip_serializing_if = "Option::is_none")]
     pub yield_bytes: Option<u64>,
-    /// Prefixes of the names of programs that models do not yield to, as `ps -o comm` prints them.
+    /// Name prefixes of programs that models do not yield to. Names are as `ps -o comm` prints them.
     #[serde(default = "default_yield_ignores")]
     pub yield_ignores: Vec<String>,
     /// Maximum number of concurrent sequences of each model.
@@ -74,7 +76,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The model folder, with the hub settings of this process's environment.
+    /// Creates the model store of this configuration. Environment variables override its hub settings.
     pub fn store(&self) -> ModelStore {
         ModelStore {
             dir: self.model_dir.clone(),
@@ -85,13 +87,13 @@ impl Config {
     }
 }
 
-/// Default size of the weight cache, in bytes: enough for several of the small models that alternate on a small
+/// Default size of the weight cache, in bytes: enough for several small models that are loaded alternately on a small
 /// machine, too small for a model with seven billion parameters.
 pub fn default_weight_cache_bytes() -> u64 {
     2 << 30
 }
 
-/// Inference servers that a node may be the proxy of.
+/// Default of `yield_ignores`: inference servers, because a node may be a proxy of one on the same machine.
 pub fn default_yield_ignores() -> Vec<String> {
     ["ollama", "llama-server", "lm-studio", "vllm"].map(str::to_owned).to_vec()
 }
@@ -104,11 +106,12 @@ fn default_sequences() -> u32 {
     4
 }
 
-/// Environment variables that a node process must be started with, because they are read when the first kernel runs.
+/// Environment variables with the number of threads. They must be set when the node process is started, because they
+/// are read when the first kernel runs.
 ///
-/// One core stays free for the rest of the machine. Candle's own kernels, which still compute formats without tiles,
-/// need that: their threads wait at spin barriers, and on a two-core machine with another busy process two threads
-/// decoded at 7 to 25 tokens per second where one reached 70 to 80.
+/// By default one core is left to the rest of the machine. Candle's kernels, which are used for formats without tiles,
+/// need this because their threads wait at spin barriers: on a two-core machine with another busy process, two threads
+/// decoded 7 to 25 tokens per second, and one thread 70 to 80.
 pub fn thread_environment(threads: Option<usize>) -> [(&'static str, String); 2] {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(cores.saturating_sub(1)).max(1).to_string();

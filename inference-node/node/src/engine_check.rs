@@ -6,7 +6,7 @@ use nvml_wrapper::Nvml;
 
 use crate::gpu::{self, DeviceChoice, open_gpus};
 
-/// Why the check did not run.
+/// Why the self-check did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineCheckError {
     /// The chosen GPU cannot be used.
@@ -14,7 +14,7 @@ pub enum EngineCheckError {
     Device {
         /// The `--device` option.
         device: DeviceChoice,
-        /// Why not.
+        /// Why it cannot be used.
         source: CudaUnavailable,
     },
     /// The check itself could not start.
@@ -22,10 +22,11 @@ pub enum EngineCheckError {
     Check(#[from] CheckError),
 }
 
-/// Runs the check on `device`; `progress` receives the name of each part as it starts.
+/// Runs the self-check on `device`; `progress` is called with the name of each part as it starts.
 ///
 /// # Errors
-/// If the device cannot be used or the check cannot write its models. Failed comparisons are part of the report.
+/// If the device cannot be used, or the check cannot write its test models. A failed comparison is not an error but
+/// part of the report.
 pub fn check_engine(
     device: DeviceChoice,
     quick: bool,

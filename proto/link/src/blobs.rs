@@ -1,5 +1,6 @@
-//! Transfer of values that are too large for a message: through the scheduler, in chunks, under a live lease. A value
-//! is committed before the message that names it is sent; received bytes are checked against the hash.
+//! Transfer of values that are too large for one message. A value is sent through the scheduler in chunks, under a live
+//! lease of the sender. All chunks are committed before the message that refers to the value is sent; received bytes
+//! are checked against the hash.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -15,11 +16,11 @@ use crate::session::{LinkError, Session};
 /// Maximum size of a blob, in bytes.
 pub const MAX_BLOB_BYTES: u64 = 1 << 30;
 
-/// Wait before a chunk is repeated while the scheduler is unavailable.
+/// Wait before a chunk is sent or requested again while the scheduler is unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Makes a payload: inline if the value is small, otherwise stored as a blob first. `subject` is the sender's own
-/// `blob_put`.
+/// Creates the payload for a value: a small value is put inline, a larger one is first stored as a blob. `subject` is
+/// the sender's own `blob_put` subject.
 ///
 /// # Errors
 /// [`LinkError::Blob`] if the value cannot be encoded or is refused; see also [`Session::request`].
@@ -56,7 +57,8 @@ pub async fn put<T: Serialize>(
     Ok(Payload::Blob(blob))
 }
 
-/// Returns the value of a payload. `subject` is the requester's own `blob_get`.
+/// Returns the value of a payload, downloading its blob if the value is not inline. `subject` is the requester's own
+/// `blob_get` subject.
 ///
 /// # Errors
 /// [`LinkError::Blob`] if the blob is missing, too large or damaged; see also [`Session::request`].

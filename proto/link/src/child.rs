@@ -1,10 +1,11 @@
-//! Child processes that do not outlive their supervisor: each is started so that it stops with it, and recorded in a
-//! pidfile so that the next start finds it if it did not.
+//! Child processes that do not outlive their supervisor. Each child is started with a parent-death signal, and recorded
+//! in a pidfile so that the next start of the supervisor finds a child that survived.
 //!
 //! All children are spawned from one thread that never ends, because Linux sends the parent-death signal when the
-//! spawning *thread* ends, not the process. Each child leads its own session: Ctrl-C in the terminal reaches the
-//! supervisor alone, which then stops the children in order. A pidfile holds the process id and the start time, so a
-//! reused id is never taken for the child. On systems without parent-death signals (macOS) only the pidfiles remain.
+//! spawning *thread* ends, not the process. Each child leads its own session, so Ctrl-C in the terminal reaches only
+//! the supervisor, which then stops the children in order. A pidfile holds the process id and the start time, so that
+//! another process with a reused id is never mistaken for the child. On systems without parent-death signals (macOS),
+//! only the pidfiles are used.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,10 +32,10 @@ pub enum ChildError {
     /// The program cannot be started.
     #[error("cannot start {name} ({program}){}", hint(source))]
     Spawn { name: String, program: PathBuf, source: io::Error },
-    /// The log cannot be opened.
+    /// The log file of a child cannot be opened.
     #[error("cannot open {path}, the log of {name}")]
     Log { name: String, path: PathBuf, source: io::Error },
-    /// The pidfile cannot be written.
+    /// The pidfile of a child cannot be written.
     #[error("cannot write {path}, the pidfile of {name}")]
     Pidfile { name: String, path: PathBuf, source: io::Error },
     /// The folder of pidfiles cannot be read.
@@ -49,7 +50,7 @@ pub enum ChildError {
     /// A supervising thread cannot be started.
     #[error("cannot start a thread that supervises processes")]
     Thread(#[source] io::Error),
-    /// The spawning thread ended.
+    /// The thread that spawns all children has ended.
     #[error("the thread that starts processes has ended")]
     ThreadGone,
 }
@@ -95,11 +96,11 @@ impl Signal {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// This signal ended it.
+    /// The process was ended by this signal.
     Signalled(i32),
-    /// It ended in an unknown way.
+    /// The process ended, but its exit status could not be read.
     Unknown,
 }
 
@@ -130,13 +131,14 @@ struct Inner {
     identity: ProcessIdentity,
     pid: Pid,
     stop_signal: Signal,
-    /// True once reaped. Locked while reaping and while signalling, so that no signal reaches a reused id.
+    /// True once the process is reaped. The lock is held while reaping and while signalling, so that no signal reaches
+    /// another process that reuses the id.
     reaped: Mutex<bool>,
     exit: watch::Receiver<Option<Exit>>,
 }
 
 impl Process {
-    /// Name in logs and errors.
+    /// Name of the process in logs and errors.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -151,7 +153,7 @@ impl Process {
         &self.0.identity
     }
 
-    /// How it ended, if it has ended.
+    /// How the process ended; `None` while it runs.
     pub fn exit(&self) -> Option<Exit> {
         *self.0.exit.borrow()
     }
@@ -187,7 +189,8 @@ impl Process {
         })
     }
 
-    /// Sends the stop signal, and SIGKILL if the process has not ended after `grace`.
+    /// Sends the stop signal, waits up to `grace`, and sends SIGKILL if the process has not ended by then. Returns how
+    /// the process ended.
     ///
     /// # Errors
     /// [`ChildError::Signal`] if a signal cannot be sent.

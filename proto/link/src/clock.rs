@@ -9,10 +9,10 @@ pub fn unix_seconds() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
 }
 
-/// Time this machine has slept since it booted. Monotonic time stops during sleep and the database's clock may not, so
-/// a deadline that another machine enforces must include it.
+/// Total time that this machine has slept (was suspended) since it booted. Monotonic time stops during sleep and the
+/// database's clock may not, so a deadline that another machine enforces must include the time slept.
 pub fn time_slept() -> Duration {
-    // In this order, the time between the two readings can only reduce the result.
+    // BOOTTIME is read first, so the time between the two readings can only reduce the result.
     let with_sleep = read(libc::CLOCK_BOOTTIME);
     with_sleep.saturating_sub(read(libc::CLOCK_MONOTONIC))
 }

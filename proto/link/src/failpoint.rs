@@ -2,8 +2,8 @@
 //! thread panic.
 //!
 //! `CFQ_FAILPOINT=name` or `name:n` arms the failpoint for the n-th time it is reached (from 1).
-//! `CFQ_FAILPOINT_ONCE=file` limits it to one abort or panic across restarts: the file is created before, and an
-//! existing file disarms it.
+//! `CFQ_FAILPOINT_ONCE=file` limits it to one abort or panic across restarts: the file is created before the abort or
+//! panic, and an existing file disarms the failpoint.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -1,13 +1,13 @@
-//! Keeping leases: a dedicated thread with its own runtime and connection sends heartbeats, so that busy cores cannot
-//! delay them.
+//! Keeps leases alive: a dedicated thread with its own runtime and connection sends heartbeats, so that busy cores
+//! cannot delay them.
 //!
-//! Every heartbeat lists the held leases and the age of each one's last step; the reply extends exactly those. A
-//! holder's own deadline is the *send* time of the last confirmed heartbeat + TTL - margin, on monotonic time. After it
-//! the lease is suspended: state is kept, nothing is published. A later confirmation resumes it; a reply that lists it
-//! as lost ends it.
+//! Every heartbeat lists the held leases, each with the time since its last step; the scheduler extends only leases in
+//! this list. Each holder computes its own deadline: the *send* time of the last confirmed heartbeat + TTL - margin, on
+//! monotonic time. After this deadline the lease is suspended: the holder keeps its state and publishes nothing. A
+//! later confirmed heartbeat resumes the lease; a reply that lists the lease as lost ends it.
 //!
-//! Monotonic time stops while a machine sleeps, but its leases continue to run elsewhere: deadlines include the sleep.
-//! The age of a step does not, because no work could proceed during it.
+//! Monotonic time stops while a machine sleeps, but the scheduler's clock for the machine's leases continues. Deadlines
+//! therefore include the time slept. The age of a step excludes it, because no work could proceed during the sleep.
 
 mod heartbeat;
 mod table;
@@ -34,11 +34,11 @@ pub enum LeaseStatus {
     Live,
     /// The holder keeps its state and publishes nothing.
     Suspended,
-    /// The lease may belong to another holder: drop all state.
+    /// The lease may now belong to another holder: this holder must drop all state.
     Lost,
 }
 
-/// Additions of a node to its heartbeats.
+/// Fields that a node adds to its heartbeats.
 #[derive(Debug, Clone, Default)]
 pub struct HeartbeatExtras {
     /// The ledger, if it changed since the last confirmed heartbeat.
@@ -49,14 +49,14 @@ pub struct HeartbeatExtras {
 
 struct Shared {
     table: Mutex<LeaseTable>,
-    /// Requests a heartbeat before the next interval: a lease was taken, or the ledger changed.
+    /// Wakes the heartbeat loop before the next interval, because a lease was taken or the ledger changed.
     heartbeat_now: Notify,
-    /// Counts the requests to register again.
+    /// Number of times the scheduler has asked this process to register again.
     registration_requests: watch::Sender<u64>,
     stop: watch::Sender<bool>,
     ttl: Duration,
     margin: Duration,
-    /// Time that the machine has slept so far.
+    /// Function that returns the total time the machine has slept.
     slept: fn() -> Duration,
 }
 
@@ -66,7 +66,7 @@ impl Shared {
         Instant::now() + (self.slept)()
     }
 
-    /// Deadline that follows from a heartbeat or request sent at `sent`.
+    /// Deadline of a lease that was granted or extended by a request or heartbeat sent at `sent`.
     fn deadline_after(&self, sent: Instant) -> Instant {
         sent + self.ttl.saturating_sub(self.margin)
     }
@@ -131,7 +131,8 @@ impl LeaseKeeper {
         Ok(Self { shared })
     }
 
-    /// Holds a lease from now on. `requested_at` is the time at which the request that granted it was sent.
+    /// Adds a lease to the heartbeats and returns its handle. `requested_at` is the time at which the request that
+    /// granted the lease was sent.
     pub fn hold(&self, lease: LeaseId, requested_at: Instant) -> LeaseHandle {
         let now = self.shared.now();
         let requested_at = now.checked_sub(requested_at.elapsed()).unwrap_or(now);
@@ -146,7 +147,8 @@ impl LeaseKeeper {
         self.shared.heartbeat_now.notify_one();
     }
 
-    /// Changes each time the scheduler does not know this boot and requests a registration.
+    /// Returns a watch whose value changes each time the scheduler does not know this boot and asks the process to
+    /// register again.
     pub fn registration_requests(&self) -> watch::Receiver<u64> {
         self.shared.registration_requests.subscribe()
     }
@@ -168,7 +170,7 @@ impl Drop for HandleInner {
     }
 }
 
-/// A held lease. When the last clone is dropped, heartbeats do not list the lease any more and it expires.
+/// Handle of a held lease. When the last clone is dropped, heartbeats do not list the lease any more and it expires.
 #[derive(Clone)]
 pub struct LeaseHandle {
     inner: Arc<HandleInner>,
@@ -192,8 +194,8 @@ impl LeaseHandle {
         self.inner.shared.table().record_step(self.inner.lease, Instant::now());
     }
 
-    /// Current status. Checks the deadline itself, so that a process that was stopped and continued does not act before
-    /// its heartbeat thread runs again.
+    /// Returns the current status. This method checks the deadline itself, so that a process that was stopped and
+    /// continued does not act before its heartbeat thread runs again.
     pub fn status(&self) -> LeaseStatus {
         let status = *self.status.borrow();
         if status != LeaseStatus::Live {
@@ -206,7 +208,7 @@ impl LeaseHandle {
         if overdue { LeaseStatus::Suspended } else { LeaseStatus::Live }
     }
 
-    /// Returns when the lease is lost.
+    /// Waits until the lease is lost.
     pub async fn lost(&self) {
         let mut status = self.status.clone();
         if status.wait_for(|s| *s == LeaseStatus::Lost).await.is_err() {

@@ -1,5 +1,5 @@
 //! Shared I/O of the services: NATS connections with requests and replies, leases, blobs, guarded outbound HTTP, child
-//! processes, wheels. This crate knows how messages travel, not what they mean.
+//! processes, wheels. This crate transports messages and does not interpret them.
 
 pub mod blobs;
 pub mod child;

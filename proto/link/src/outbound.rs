@@ -5,23 +5,23 @@
 use std::sync::Once;
 use std::time::Duration;
 
-/// Makes ring the process's TLS crypto provider. Every constructor here calls it, and the binary before its first
-/// connection.
+/// Installs ring as the TLS crypto provider of the process. Every constructor in this module calls this function, and
+/// the binary calls it before its first connection.
 pub fn install_crypto() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Fails only if a provider is installed already, which then serves.
+        // The installation fails only if a provider is already installed; that provider is then used.
         if rustls::crypto::ring::default_provider().install_default().is_err() {
             tracing::debug!("a tls provider was already installed");
         }
     });
 }
 
-/// Maximum silence of cfq's API. The event feed sends something every ten seconds, so a longer silence means that the
-/// peer is gone.
+/// Read timeout for cfq's API: maximum time without received data. The event feed sends something every ten seconds, so
+/// a longer silence means that the peer is gone.
 const API_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Creates a client for cfq's own API. It uses no proxy, which must not see the token.
+/// Creates a client for cfq's own API. It uses no proxy, because a proxy must not see the API token.
 ///
 /// # Errors
 /// reqwest's error if the client cannot be built.
@@ -31,8 +31,8 @@ pub fn api_client() -> Result<reqwest::Client, reqwest::Error> {
 }
 
 /// Creates a client for the model endpoints that the user configured. It follows no redirects, because an API key must
-/// not be sent to another server. It has no overall timeout, because a generation may take long; `read_timeout` bounds
-/// the silence between two reads instead.
+/// not be sent to another server. It has no overall timeout, because a generation may take long; `read_timeout` limits
+/// the time between two reads instead.
 ///
 /// # Errors
 /// reqwest's error if the client cannot be built.
@@ -46,10 +46,10 @@ pub fn endpoint_client(read_timeout: Duration) -> Result<reqwest::Client, reqwes
         .build()
 }
 
-/// Creates a client for model hubs with large public files. The caller follows redirects, because it decides which
-/// servers get the token. `https_only` refuses everything else, also after a redirect; `loopback` is for a hub on this
-/// machine, which is not reached through a proxy. The caller also bounds silence, because only it knows how much data
-/// is expected.
+/// Creates a client for model hubs with large public files. The client follows no redirects: the caller follows them
+/// itself and decides which servers receive the token. `https_only` refuses plain HTTP, also after a redirect;
+/// `loopback` is for a hub on this machine, which is not reached through a proxy. The client has no read timeout: the
+/// caller limits the time without data, because only the caller knows how much data is expected.
 ///
 /// # Errors
 /// reqwest's error if the client cannot be built.

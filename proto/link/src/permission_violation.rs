@@ -6,27 +6,28 @@
 
 use tokio::sync::broadcast;
 
-/// Violations buffered per receiver; a receiver that lags behind falls back on its own timeout.
+/// Maximum number of violations buffered per receiver. A receiver that lags behind misses some of them, and its request
+/// then ends by its own timeout.
 const BACKLOG: usize = 64;
 
 /// One publication or subscription that the server rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PermissionViolation {
-    /// A publication.
+    /// A rejected publication.
     Publish {
-        /// Its subject.
+        /// Subject of the publication.
         subject: String,
     },
-    /// A subscription.
+    /// A rejected subscription.
     Subscribe {
-        /// Its subject.
+        /// Subject of the subscription.
         subject: String,
     },
 }
 
 impl PermissionViolation {
     /// Parses nats-server's messages: `Permissions Violation for Publish to "a.b"` and `... for Subscription to "a.b"`,
-    /// the latter followed by `using queue "q"` if there is one.
+    /// the latter followed by `using queue "q"` if the subscription has a queue group.
     fn parse(message: &str) -> Option<Self> {
         let (action, rest) = message.split_once('"')?;
         let subject = rest.split_once('"')?.0.to_owned();
@@ -38,7 +39,7 @@ impl PermissionViolation {
     }
 }
 
-/// Broadcast of a connection's violations. Cheap to clone.
+/// Sends the violations of one connection to all receivers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Violations(broadcast::Sender<PermissionViolation>);
 
@@ -51,7 +52,7 @@ impl Violations {
     pub(crate) fn handle(&self, message: &str) -> bool {
         let Some(violation) = PermissionViolation::parse(message) else { return false };
         tracing::error!(?violation, "the nats server rejected this: its permissions do not match this version of cfq");
-        // Without a receiver there is nothing to do.
+        // Sending fails only if there is no receiver, and then nothing has to be done.
         drop(self.0.send(violation));
         true
     }
@@ -61,7 +62,7 @@ impl Violations {
     }
 }
 
-/// Receiver of the violations from its creation on.
+/// Receiver of the violations that are reported after the receiver was created.
 #[derive(Debug)]
 pub struct ViolationWatch(broadcast::Receiver<PermissionViolation>);
 

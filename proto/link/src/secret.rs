@@ -28,7 +28,8 @@ impl Secret {
     /// Loads a secret from `env:NAME` or `file:PATH`.
     ///
     /// # Errors
-    /// [`SecretError::Form`] for any other text, [`SecretError::Unset`] or [`SecretError::Read`] if there is no secret.
+    /// [`SecretError::Form`] for any other text, [`SecretError::Unset`] if the variable is not set,
+    /// [`SecretError::Read`] if the file cannot be read.
     pub fn load(source: &str) -> Result<Self, SecretError> {
         if let Some(name) = source.strip_prefix("env:") {
             let text = std::env::var(name).map_err(|_| SecretError::Unset { name: name.to_owned() })?;
@@ -52,7 +53,7 @@ impl fmt::Debug for Secret {
 /// A secret that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// The configuration holds something else than a source.
+    /// The configured text is neither `env:NAME` nor `file:PATH`.
     #[error("a secret must be configured as env:NAME or file:PATH, not as the secret itself")]
     Form,
     /// The environment variable is not set.

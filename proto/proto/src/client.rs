@@ -22,7 +22,7 @@ pub enum ClientError {
     /// Nothing listens at the URL, or the connection broke: a retry may help.
     #[error("cannot reach cfq at {url}")]
     Unreachable {
-        /// Root of the server.
+        /// Root URL of the server.
         url: String,
         /// Cause.
         #[source]
@@ -33,13 +33,13 @@ pub enum ClientError {
     Refused {
         /// HTTP status.
         status: u16,
-        /// The server's reason.
+        /// The server's reason, as an error body.
         body: ErrorBody,
     },
-    /// The response is not one of this version of cfq.
+    /// The response does not have the form that this version of cfq expects.
     #[error("unexpected response from {url}")]
     UnexpectedResponse {
-        /// Root of the server.
+        /// Root URL of the server.
         url: String,
         /// Cause.
         #[source]
@@ -50,9 +50,9 @@ pub enum ClientError {
 /// One frame of a task's feed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
-    /// A logged event.
+    /// An event of the task's log.
     Event(Box<Event>),
-    /// Generated text.
+    /// Newly generated text, which is not logged.
     Tokens(TokensData),
 }
 
@@ -71,12 +71,12 @@ impl Client {
         Self { http, base: url.trim_end_matches('/').to_owned(), token: token.to_owned() }
     }
 
-    /// Root of the server, without a trailing slash.
+    /// Returns the root URL of the server, without a trailing slash.
     pub fn url(&self) -> &str {
         &self.base
     }
 
-    /// Submits a task. A repeated request with the same key and body returns the same task.
+    /// Submits a task. A repeated request with the same idempotency key and body returns the same task.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -117,7 +117,7 @@ impl Client {
         self.post(&format!("/tasks/{key}/cancel"), &CancelRequest { reason: reason.to_owned() }).await
     }
 
-    /// Answers the open question of a task.
+    /// Answers the open question of a task with `action`.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -125,7 +125,7 @@ impl Client {
         self.post(&format!("/tasks/{key}/resolve"), &ResolveRequest { action }).await
     }
 
-    /// Lists the events of a task after `after` (its `task_seq`; 0 for all).
+    /// Lists the events of a task whose `task_seq` is greater than `after`; 0 lists all events.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -133,7 +133,7 @@ impl Client {
         self.get(&format!("/tasks/{key}/events?after={after}")).await
     }
 
-    /// Gets the artifact of an iteration with its ancestors; `None` is the best iteration.
+    /// Gets the artifact of an iteration and the earlier artifacts it is based on; `None` selects the best iteration.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -166,7 +166,8 @@ impl Client {
         self.get("/nodes").await
     }
 
-    /// Loads a model on a node. Returns at once; the node's ledger shows how the load ends.
+    /// Asks a node to load a model. Returns before the load finishes; the result of the load appears later in the
+    /// node's ledger.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -174,7 +175,7 @@ impl Client {
         self.post("/models/load", request).await
     }
 
-    /// Unloads a model on a node once no sequence runs on it. Returns at once.
+    /// Asks a node to unload a model once no sequence runs on it. Returns without waiting for that.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -192,8 +193,8 @@ impl Client {
         if response.status().is_success() { Ok(()) } else { Err(refused(response).await) }
     }
 
-    /// Streams the events of a task after `after`, then live events and tokens, until the connection ends. After a
-    /// reconnect with the last `task_seq` received, no event is skipped.
+    /// Streams the events of a task whose `task_seq` is greater than `after`, then live events and tokens, until the
+    /// connection ends. A reconnect that passes the last `task_seq` received skips no event.
     ///
     /// # Errors
     /// See [`ClientError`].

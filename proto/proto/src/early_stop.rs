@@ -1,8 +1,9 @@
-//! Early stop: a condition on a partial JSON answer. A JSON report with its verdict first may settle the decision long
-//! before its end; the caller states that condition beforehand, as data, and the node stops generating once it holds.
+//! Early stop: a condition on a partial JSON answer. In a JSON report that starts with its verdict, the first fields
+//! may already fix the caller's decision. The caller sends the condition for this with the request, as data, and the
+//! node stops generating once the condition holds.
 //!
-//! Only complete values count: a number may still get another digit, a list another entry. A field is complete once a
-//! comma or the object's end follows it.
+//! Only complete values count: an unfinished number may still get another digit, an unfinished list another entry. A
+//! field is complete once a comma or the object's end follows it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,15 +12,15 @@ use serde_json::{Map, Value};
 /// Condition under which the rest of a JSON answer is not needed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EarlyStop {
-    /// Name of a numeric field.
+    /// Name of the numeric field that the condition checks.
     pub number: String,
     /// Minimum of that field, inclusive.
     pub from: f64,
     /// Maximum of that field, exclusive.
     pub below: f64,
-    /// Name of another field that must be complete.
+    /// Name of another field, which must be complete.
     pub known: String,
-    /// Text that must not occur in the complete part; empty for none.
+    /// Text that must not occur in the complete fields; empty if any text may occur.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub without: String,
 }
@@ -36,7 +37,8 @@ impl EarlyStop {
     }
 }
 
-/// Complete fields of the first, perhaps unfinished, object in `text`, and the text that holds them.
+/// Returns the part of `text` that holds the complete fields of its first JSON object, and these fields. The object may
+/// be unfinished.
 fn complete_fields(text: &str) -> Option<(&str, Map<String, Value>)> {
     let text = &text[text.find('{')?..];
     let (mut depth, mut string, mut escaped, mut end) = (0u32, false, false, 0);

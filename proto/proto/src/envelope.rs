@@ -1,7 +1,7 @@
-//! Envelope of every message on NATS: versioned JSON, readable with the stock tools.
+//! Envelope of every message on NATS: versioned JSON, readable with standard tools.
 //!
-//! Unknown fields inside a body are ignored, so an additive change needs no new version. A breaking change is a new
-//! version; a version this build does not know is rejected with an error.
+//! Unknown fields inside a body are ignored, so an additive change needs no new version. A breaking change requires a
+//! new version; a message with a version that this build does not know is rejected with an error.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the protocol in this build.
 pub const VERSION: u16 = 1;
 
-/// A message as it is sent.
+/// A message as it is sent: the body with the protocol version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<T> {
     /// Version of the protocol.
@@ -21,7 +21,7 @@ pub struct Envelope<T> {
 /// A message that could not be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {
-    /// The message has another version.
+    /// The message has another protocol version than this build.
     #[error(
         "message has protocol version {found}, this build supports {VERSION}: install the same cfq version on both sides"
     )]
@@ -50,7 +50,7 @@ pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, EnvelopeError> {
 /// Decodes a message; the version is checked before the body.
 ///
 /// # Errors
-/// [`EnvelopeError::Version`] for another version, [`EnvelopeError::Malformed`] for anything that is not a `T`.
+/// [`EnvelopeError::Version`] for another version, [`EnvelopeError::Malformed`] for a body that is not a `T`.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EnvelopeError> {
     let version: VersionOnly = serde_json::from_slice(bytes).map_err(EnvelopeError::Malformed)?;
     if version.v != VERSION {

@@ -1,4 +1,5 @@
-//! Append-only log of every task. Each entry is an [`Event`]; the feed delivers all of them, in order, without gaps.
+//! Event log. Every task has an append-only log; each entry is an [`Event`]. The event feed delivers all entries in
+//! order, without gaps.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use crate::loop_step::{LoopState, Step};
 use crate::model::ModelId;
 use crate::task::{Agent, TaskState};
 
-/// What happened.
+/// Type and data of an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum EventBody {
@@ -21,10 +22,10 @@ pub enum EventBody {
         from: TaskState,
         /// State after.
         to: TaskState,
-        /// Why, as text.
+        /// Reason for the change, as text.
         reason: String,
     },
-    /// A step of the loop was committed. Large artifacts are shortened here; the artifact endpoint has the whole.
+    /// A step of the loop was committed. Large artifacts are shortened here; the artifact endpoint returns them whole.
     StepCommitted {
         /// Index of the step, from 0.
         seq: i32,
@@ -35,9 +36,9 @@ pub enum EventBody {
     },
     /// A job changed its state.
     JobChanged {
-        /// The job.
+        /// Id of the job.
         job: JobId,
-        /// Role of the call.
+        /// Role that makes the call.
         role: Agent,
         /// Model of the call.
         model: ModelId,
@@ -48,7 +49,7 @@ pub enum EventBody {
         /// Node of the attempt, if it is placed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<NodeId>,
-        /// Why it was placed there, or why it was requeued.
+        /// Why the job was placed on this node, or why it was requeued.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
         /// Failure of the attempt, if it failed.
@@ -60,16 +61,16 @@ pub enum EventBody {
     },
     /// The task needs an answer from a human.
     QuestionOpened {
-        /// The question.
+        /// Id of the question.
         question: QuestionId,
-        /// Its text.
+        /// Text of the question.
         text: String,
     },
     /// A human answered a question.
     QuestionAnswered {
-        /// The question.
+        /// Id of the question.
         question: QuestionId,
-        /// The answer.
+        /// Text of the answer.
         answer: String,
         /// The client that answered.
         by: String,
@@ -80,7 +81,7 @@ pub enum EventBody {
         runner: String,
         /// Number of the runner's attempt, from 1.
         attempt: i32,
-        /// What happened, as text.
+        /// What happened to the runner's lease of the task, as text.
         what: String,
     },
 }
@@ -88,7 +89,7 @@ pub enum EventBody {
 /// One entry of the log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
-    /// Position in the global feed; increases, with gaps.
+    /// Position in the event feed of all tasks; increases, with gaps.
     pub id: i64,
     /// Task of the event.
     pub task: TaskId,
@@ -96,8 +97,8 @@ pub struct Event {
     pub number: TaskNumber,
     /// Position among the task's events, from 1, without gaps.
     pub task_seq: i64,
-    /// Seconds since 1970 with fractions, on the database's clock.
+    /// Time of the event, in seconds since 1970 with fractions, on the database's clock.
     pub at: f64,
-    /// What happened.
+    /// Type and data of the event.
     pub body: EventBody,
 }

@@ -24,7 +24,7 @@ pub struct SubmitReply {
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,
-    /// Its state.
+    /// State of the task.
     pub state: TaskState,
     /// False if a request with the same idempotency key already created this task.
     pub created: bool,
@@ -37,9 +37,9 @@ pub struct TaskSummary {
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,
-    /// Its state.
+    /// State of the task.
     pub state: TaskState,
-    /// State of its loop.
+    /// State of the task's loop.
     pub loop_state: LoopState,
     /// Short title, made from the description.
     pub title: String,
@@ -57,7 +57,7 @@ pub struct TaskSummary {
     pub created_at: f64,
     /// Time of the last change, in seconds since 1970.
     pub updated_at: f64,
-    /// Task that this one repeats.
+    /// Earlier task that this task retries.
     pub retry_of: Option<TaskId>,
 }
 
@@ -68,23 +68,23 @@ pub struct IterationView {
     pub iteration: u32,
     /// The creator's result.
     pub artifact: ArtifactId,
-    /// Its commit; `None` if the creator's reply could not be parsed.
+    /// Commit of the artifact; `None` if the creator's reply could not be parsed.
     pub commit: Option<String>,
-    /// Hash of its files, see [`crate::loop_step::Artifact`].
+    /// Hash of the artifact's files, see [`crate::loop_step::Artifact`].
     pub content_hash: String,
     /// Model of the creator.
     pub model: String,
-    /// Files that it changes.
+    /// Paths of the files that the artifact changes.
     pub paths: Vec<String>,
     /// Findings of cfq's own checks.
     pub findings: Vec<Finding>,
-    /// Why it may not be used, if so.
+    /// Why the artifact may not be used; `None` if it may.
     pub quarantine: Option<Quarantine>,
-    /// The critic's review, once there is one.
+    /// The critic's review; `None` before the review.
     pub review: Option<ReviewFeedback>,
     /// Model of the critic.
     pub reviewer_model: Option<String>,
-    /// Decision after the review.
+    /// Decision after the review; `None` before it.
     pub decided: Option<Decided>,
     /// Tokens of the creator's prompt.
     pub prompt_tokens: u32,
@@ -95,15 +95,15 @@ pub struct IterationView {
 /// Why a task waits for a human, and the actions available.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EscalationView {
-    /// The open question.
+    /// Id of the open question.
     pub question: QuestionId,
     /// Why the loop escalated.
     pub reason: EscalationReason,
-    /// The reason as text, with its figures.
+    /// The reason as text, with the numbers behind it.
     pub why: String,
     /// Actions that `resolve` accepts.
     pub available_actions: Vec<ActionKind>,
-    /// The last review.
+    /// The critic's last review.
     pub final_critique: Option<ReviewFeedback>,
     /// Suggested action, as text.
     pub recommendation: String,
@@ -112,31 +112,31 @@ pub struct EscalationView {
 /// All details of a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskDetail {
-    /// Summary.
+    /// Summary of the task.
     pub summary: TaskSummary,
-    /// Specification, with defaults filled in.
+    /// Specification of the task, with defaults filled in.
     pub spec: TaskSpec,
-    /// Why it is in its state: the failure, the escalation, or the client that cancelled it.
+    /// Why the task is in its state: the failure, the escalation, or the client that cancelled it.
     pub reason: String,
-    /// All iterations, in order.
+    /// All iterations of the task, in order.
     pub iterations: Vec<IterationView>,
     /// Iteration of the best artifact that may be returned.
     pub best_iteration: Option<u32>,
-    /// The open question, if there is one.
+    /// The open question and its actions, if the task waits for a human.
     pub escalation: Option<EscalationView>,
-    /// Number of its pull request.
+    /// Number of the task's internal pull request.
     pub pr: Option<i64>,
-    /// Branch in the user's repository, once delivered.
+    /// Branch in the user's repository that holds the result, once it is delivered.
     pub delivered_branch: Option<String>,
     /// Commit at the head of that branch.
     pub delivered_commit: Option<String>,
-    /// All jobs, in order.
+    /// All jobs of the task, in order.
     pub jobs: Vec<JobSummary>,
-    /// Runner that holds its lease.
+    /// Runner that holds the task's lease.
     pub runner: Option<RunnerId>,
     /// Number of the runner's attempt, from 1; 0 before the first.
     pub attempt: i32,
-    /// Working time, in milliseconds.
+    /// Working time of the task, in milliseconds, without waits for placement or a human.
     pub active_ms: u64,
 }
 
@@ -145,11 +145,11 @@ pub struct TaskDetail {
 pub struct JobSummary {
     /// Id of the job.
     pub id: JobId,
-    /// Role of the call.
+    /// Role that makes the call.
     pub role: Agent,
     /// Model of the call.
     pub model: ModelId,
-    /// Its state.
+    /// State of the job.
     pub state: JobState,
     /// Number of the current attempt, from 1; 0 before the first placement.
     pub attempt: i32,
@@ -157,13 +157,13 @@ pub struct JobSummary {
     pub node: Option<NodeId>,
     /// Number of attempts lost with their node.
     pub losses: i32,
-    /// Number of failures of the work itself.
+    /// Number of failed attempts, not counting those lost with their node.
     pub failures: i32,
     /// The last failure.
     pub failure: Option<JobFailure>,
-    /// Token counts and times, once it is done.
+    /// Token counts and times, once the job is done.
     pub usage: Option<Usage>,
-    /// Why it was placed where it is, or why it waits, as text.
+    /// Why the job was placed on its node, or why it waits, as text.
     pub placement: String,
 }
 
@@ -177,7 +177,7 @@ pub struct TaskList {
 /// Body of `POST /tasks/{key}/cancel`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CancelRequest {
-    /// Why, as text; may be empty.
+    /// Reason for the cancellation, as text; may be empty.
     #[serde(default)]
     pub reason: String,
 }
@@ -189,7 +189,7 @@ pub struct ResolveRequest {
     pub action: EscalationAction,
 }
 
-/// Reply to cancel and resolve.
+/// Reply to `POST /tasks/{key}/cancel` and `POST /tasks/{key}/resolve`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StateReply {
     /// Id of the task.
@@ -200,7 +200,7 @@ pub struct StateReply {
     pub state: TaskState,
 }
 
-/// Reply to `GET /tasks/{key}/artifacts/{iteration}`: the artifact with its ancestors.
+/// Reply to `GET /tasks/{key}/artifacts/{iteration}`: the artifact and the earlier artifacts it is based on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ArtifactChain {
     /// Number of the task.
@@ -211,16 +211,16 @@ pub struct ArtifactChain {
     pub artifacts: Vec<crate::loop_step::Artifact>,
 }
 
-/// A pull request.
+/// An internal pull request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PrView {
-    /// Its number.
+    /// Number of the pull request.
     pub number: i64,
-    /// Number of its task.
+    /// Number of the task whose result it merges.
     pub task: TaskNumber,
-    /// Title.
+    /// Title of the pull request.
     pub title: String,
-    /// State.
+    /// State of the pull request.
     pub state: PrState,
     /// Branch to merge.
     pub branch: String,
@@ -228,9 +228,9 @@ pub struct PrView {
     pub head: String,
     /// Commit the branch is based on.
     pub base: String,
-    /// Commit of the merge, once merged.
+    /// Merge commit, once the pull request is merged.
     pub merge_commit: Option<String>,
-    /// All state changes, in order.
+    /// All state changes of the pull request, in order.
     pub history: Vec<PrMove>,
 }
 
@@ -239,30 +239,30 @@ pub struct PrView {
 pub struct PrMove {
     /// State after the change.
     pub to: PrState,
-    /// Why, as text.
+    /// Reason for the change, as text.
     pub why: String,
-    /// Seconds since 1970.
+    /// Time of the change, in seconds since 1970.
     pub at: f64,
 }
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeView {
-    /// Name.
+    /// Name of the node.
     pub id: NodeId,
-    /// Current boot.
+    /// Id of the node's current process start.
     pub boot: BootId,
-    /// cfq version.
+    /// cfq version that the node runs.
     pub version: String,
-    /// True if its heartbeats arrive.
+    /// True if the node's heartbeats arrive.
     pub alive: bool,
-    /// Devices.
+    /// Devices of the node.
     pub devices: Vec<Device>,
-    /// Latest ledger.
+    /// Latest ledger (capacity report) of the node.
     pub ledger: Ledger,
     /// Time of the last heartbeat, in seconds since 1970.
     pub last_seen: f64,
-    /// Number of jobs that run on it.
+    /// Number of jobs that run on the node.
     pub running: u32,
 }
 
@@ -270,21 +270,22 @@ pub struct NodeView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelRequest {
-    /// The model.
+    /// Model to load or unload.
     pub model: ModelId,
-    /// Node; optional if only one is possible.
+    /// Node that receives the request; optional if only one node is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
 }
 
-/// Reply to [`ModelRequest`]; the node's ledger shows how a load ends.
+/// Reply to [`ModelRequest`]. It is sent before a load finishes; the result of the load appears later in the node's
+/// ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelAnswer {
-    /// The node.
+    /// Node that replied.
     pub node: NodeId,
-    /// Its boot.
+    /// Boot of that node.
     pub boot: BootId,
-    /// The model.
+    /// Model of the request.
     pub model: ModelId,
     /// The node's reply.
     pub reply: ModelReply,
@@ -297,14 +298,14 @@ pub struct EventList {
     pub events: Vec<Event>,
 }
 
-/// Data of an `event: tokens` frame of a task's feed; it has no id and is never repeated.
+/// Data of an `event: tokens` frame of a task's feed; the frame has no id and is never sent again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokensData {
-    /// The job.
+    /// Id of the job.
     pub job: JobId,
-    /// Number of its attempt.
+    /// Number of the job's attempt that generates the text.
     pub attempt: i32,
-    /// Role of the call.
+    /// Role that makes the call.
     pub role: Agent,
     /// Offset of `text` in the output, in bytes.
     pub offset: u64,
@@ -324,9 +325,9 @@ pub struct ErrorReply {
 pub struct ErrorBody {
     /// Kind of the error.
     pub code: ErrorCode,
-    /// What is wrong, where, and the next step.
+    /// Message for the user: what is wrong, where, and what to do next.
     pub message: String,
-    /// Field of the request that is at fault, if it is one.
+    /// Invalid field of the request, if the error concerns a field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// Seconds after which to retry, if a retry can help.
@@ -342,13 +343,13 @@ pub enum ErrorCode {
     Invalid,
     /// 401: the API token is missing or wrong.
     Unauthorized,
-    /// 403: the client may not do this.
+    /// 403: the client may not make this request.
     Forbidden,
-    /// 404: there is no such thing.
+    /// 404: the requested resource does not exist.
     NotFound,
     /// 409: the idempotency key was used with another body.
     KeyReused,
-    /// 409: the task's state does not allow it.
+    /// 409: the task's state does not allow the request.
     Conflict,
     /// 413: the body is too large.
     TooLarge,

@@ -12,7 +12,7 @@ use uuid::Uuid;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a {kind}: {expected}")]
 pub struct IdError {
-    /// What was parsed, for example `task number`.
+    /// Kind of id or name that was expected, for example `task number`.
     pub kind: &'static str,
     /// The rejected text.
     pub text: String,
@@ -66,7 +66,7 @@ uuid_id!(
     LeaseId
 );
 uuid_id!(
-    /// Id of one start of a node or runner process: leases belong to a boot, not to a name.
+    /// Id of one start (boot) of a node or runner process. Leases belong to a boot, not to a name.
     BootId
 );
 uuid_id!(
@@ -86,8 +86,8 @@ macro_rules! name_id {
         pub struct $name(String);
 
         impl $name {
-            /// Checks a name: 1 to 63 of `a-z`, `0-9` and `-`. It is one token of a NATS subject and must not contain a
-            /// wildcard or separator.
+            /// Creates a name after checking it: 1 to 63 characters of `a-z`, `0-9` and `-`. A name is used as one
+            /// token of a NATS subject, so it must not contain a wildcard or separator.
             ///
             /// # Errors
             /// [`IdError`] for any other text.
@@ -102,7 +102,7 @@ macro_rules! name_id {
                 }
             }
 
-            /// The name.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -141,7 +141,7 @@ name_id!(
     NodeId
 );
 name_id!(
-    /// Name of a runner, a process that drives tasks.
+    /// Name of a runner, a process that runs the loops of tasks.
     RunnerId
 );
 
@@ -170,9 +170,9 @@ impl FromStr for TaskNumber {
 /// Reference to a task as users type it: its number or its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TaskKey {
-    /// By number.
+    /// The task's number.
     Number(TaskNumber),
-    /// By id.
+    /// The task's id.
     Id(TaskId),
 }
 

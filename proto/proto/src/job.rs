@@ -18,7 +18,7 @@ use crate::task::{Agent, Priority};
 /// A runner's request for one model call. Unique on (task, seq, role, n): a repeated request returns the same job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobRequest {
-    /// Role of the call.
+    /// Role that makes the call.
     pub role: Agent,
     /// Index among several calls of the same role for the same step, from 0.
     pub n: i16,
@@ -26,7 +26,7 @@ pub struct JobRequest {
     pub model: ModelId,
     /// Prompt of the call.
     pub prompt: Payload<Prompt>,
-    /// Bytes of the prompt's contents, for estimates before a tokenizer has seen it.
+    /// Size of the prompt's message contents in bytes, for estimates before the prompt is tokenized.
     pub prompt_bytes: u64,
     /// Prefix hashes of the prompt, see [`crate::prefix`].
     pub prefix: Vec<u64>,
@@ -38,17 +38,17 @@ pub struct JobRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// Waits for placement, perhaps until its backoff has passed.
+    /// Waits for placement, possibly until a backoff has passed.
     Queued,
-    /// Published to a node, not accepted yet.
+    /// Published to a node, which has not accepted it yet.
     Placed,
-    /// A node holds its lease.
+    /// Accepted by a node, which holds the lease of the attempt.
     Running,
-    /// The text is complete.
+    /// Finished: the generated text is complete.
     Done,
-    /// The work itself failed for good.
+    /// Failed for good, for another reason than lost nodes.
     Failed,
-    /// Dead letter: its node was lost too often; kept with the evidence.
+    /// Dead letter: too many attempts were lost with their nodes. The job is kept, with the records of its attempts.
     Dead,
     /// Cancelled by its task.
     Cancelled,
@@ -118,13 +118,14 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Tokens of the output.
     pub output_tokens: u32,
-    /// Output tokens that an earlier attempt generated on a node that was lost, taken from its journal.
+    /// Output tokens that this attempt did not generate but took from the journal of an earlier attempt whose node was
+    /// lost.
     #[serde(skip_serializing_if = "is_zero_u32")]
     pub resumed_tokens: u32,
-    /// Output tokens forced by the constraint: they took no step of their own.
+    /// Output tokens that the output constraint forced; they needed no decode step of their own.
     #[serde(skip_serializing_if = "is_zero_u32")]
     pub forced_tokens: u32,
-    /// Time spent on the constraint, in milliseconds.
+    /// Time spent evaluating the output constraint, in milliseconds.
     #[serde(skip_serializing_if = "is_zero_u64")]
     pub constraint_ms: u64,
     /// Tokens drafted by prompt lookup.
@@ -132,9 +133,9 @@ pub struct Usage {
     pub drafted_tokens: u32,
     /// Drafted tokens that were accepted.
     pub accepted_tokens: u32,
-    /// From the start of the work on the node to the first sampled token, in milliseconds.
+    /// Time from the start of the work on the node to the first sampled token, in milliseconds.
     pub first_token_ms: u64,
-    /// From the start of the work on the node to its end, in milliseconds.
+    /// Time from the start to the end of the work on the node, in milliseconds.
     pub total_ms: u64,
 }
 
@@ -147,7 +148,7 @@ fn is_zero_u64(ms: &u64) -> bool {
 }
 
 impl Usage {
-    /// Tokens per second that this attempt generated, over its whole time.
+    /// Number of tokens that this attempt generated per second, averaged over its total time.
     pub fn tokens_per_second(&self) -> f64 {
         f64::from(self.output_tokens.saturating_sub(self.resumed_tokens)) * 1000.0 / self.total_ms.max(1) as f64
     }
@@ -157,7 +158,7 @@ impl Usage {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GeneratedTokens {
-    /// Fingerprint of the vocabulary; the token ids mean nothing under another one.
+    /// Fingerprint of the vocabulary; the token ids are meaningless with another vocabulary.
     pub vocabulary: i64,
     /// Token ids, in order.
     pub tokens: Vec<u32>,
@@ -166,9 +167,9 @@ pub struct GeneratedTokens {
 /// Complete text of a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Completion {
-    /// The text.
+    /// Generated text.
     pub text: String,
-    /// Why it ended.
+    /// Why the generation ended.
     pub finish: FinishReason,
     /// Token counts and times.
     pub usage: Usage,
@@ -177,10 +178,10 @@ pub struct Completion {
     pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// Log probabilities at one position, before penalties, temperature and constraint.
+/// Log probabilities at one position of the output, before penalties, temperature and constraint are applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenLogprobs {
-    /// The token of the text.
+    /// The token that was generated at this position.
     #[serde(flatten)]
     pub own: TokenLogprob,
     /// The most likely tokens, most likely first. Empty where the constraint forced the token: the model was not
@@ -192,7 +193,7 @@ pub struct TokenLogprobs {
 /// Log probability of one token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenLogprob {
-    /// The token as text; a part of a character reads as a replacement character.
+    /// The token as text; if the token is only part of a character, the text is a replacement character.
     pub token: String,
     /// Natural logarithm of the probability; 0 where the constraint forced the token.
     pub logprob: f32,
@@ -202,7 +203,8 @@ pub struct TokenLogprob {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobFailure {
-    /// The endpoint or engine is down, overloaded or broke off: retried later or elsewhere, with backoff.
+    /// The endpoint or engine is down or overloaded, or the connection broke: the call is retried later or on another
+    /// node, with backoff.
     #[error("{reason}")]
     Unavailable {
         /// What happened.
@@ -211,7 +213,7 @@ pub enum JobFailure {
     /// The prompt does not fit the model's context.
     #[error("the prompt needs {need} tokens with the reply, the model's context has {have}")]
     TooLong {
-        /// Tokens of the prompt and the reply.
+        /// Tokens needed for the prompt and the reply.
         need: u64,
         /// Tokens of the model's context.
         have: u64,
@@ -222,7 +224,7 @@ pub enum JobFailure {
         /// What is wrong.
         reason: String,
     },
-    /// The engine failed during the call: out of memory, a numeric fault.
+    /// The engine failed during the call, for example out of memory or with a numeric fault.
     #[error("{reason}")]
     Engine {
         /// What happened.
@@ -246,17 +248,18 @@ impl JobFailure {
 pub enum Outcome {
     /// The call is complete.
     Done {
-        /// Its text.
+        /// Text that the call generated.
         completion: Payload<Completion>,
     },
     /// The call failed.
     Failed {
-        /// Why.
+        /// Why the call failed.
         failure: JobFailure,
     },
-    /// The attempt was cancelled, or the node drains or yields: nothing is counted against the job.
+    /// The attempt was cancelled, or the node drains or yields. It counts neither as a failure nor as a loss of the
+    /// job.
     Released {
-        /// Why.
+        /// Why the attempt was released.
         reason: String,
     },
 }
@@ -268,13 +271,13 @@ pub struct JobView {
     pub id: JobId,
     /// Task of the job.
     pub task: TaskId,
-    /// Number of steps before the one this job is for.
+    /// Index of the loop step that this job is for, from 0.
     pub seq: i32,
-    /// Role of the call.
+    /// Role that makes the call.
     pub role: Agent,
     /// Index among several calls of the same role for the same step, from 0.
     pub n: i16,
-    /// State.
+    /// State of the job.
     pub state: JobState,
     /// Number of the current attempt, from 1; 0 before the first placement.
     pub attempt: i32,
@@ -284,10 +287,10 @@ pub struct JobView {
     pub node: Option<NodeId>,
     /// Priority, taken from the task.
     pub priority: Priority,
-    /// Time nodes worked on it in all attempts, in milliseconds, without the time before the task's first token; it
-    /// counts towards the task's time limit.
+    /// Time that nodes worked on the job in all attempts, in milliseconds, without the time before the task's first
+    /// token. It counts towards the task's time limit.
     pub running_ms: u64,
-    /// Text of the call; with `Done` only.
+    /// Generated text; present only in state `Done`.
     pub completion: Option<Payload<Completion>>,
     /// The last failure, also while the job waits for a retry.
     pub failure: Option<JobFailure>,

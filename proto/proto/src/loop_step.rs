@@ -20,10 +20,10 @@ use crate::review::{Finding, Quarantine, ReviewFeedback};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LoopState {
-    /// Not started, or at its end.
+    /// The loop has not started, or has ended.
     #[default]
     Idle,
-    /// The creator makes the first artifact, or makes it again.
+    /// The creator generates the first artifact, or generates it again.
     Generating,
     /// The artifact is checked and reviewed.
     Reviewing,
@@ -76,13 +76,13 @@ impl FromStr for LoopState {
 /// One file of an artifact, with its whole content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ArtifactFile {
-    /// Relative to the repository's root, with `/`.
+    /// Path relative to the repository's root, with `/` as separator.
     pub path: String,
     /// New content; `None` removes the file.
     pub content: Option<String>,
 }
 
-/// The creator's result of one iteration: its files against the base, and the commit that holds them.
+/// The creator's result of one iteration: the files that differ from the base, and the commit that holds them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Artifact {
     /// Id of the artifact.
@@ -103,9 +103,9 @@ pub struct Artifact {
     pub files: Vec<ArtifactFile>,
     /// Unified diff against the base.
     pub diff: String,
-    /// Job that generated it.
+    /// Job that generated the artifact.
     pub job: JobId,
-    /// Model that generated it.
+    /// Model that generated the artifact.
     pub model: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -123,19 +123,19 @@ pub enum Decision {
     Revise,
     /// A human must decide.
     Escalate {
-        /// Why.
+        /// Why the loop escalates.
         reason: EscalationReason,
         /// Actions the human may choose from.
         available_actions: Vec<ActionKind>,
     },
-    /// The endpoint was down beyond the retry ceiling, or a human failed the task.
+    /// The endpoint was down for longer than the retry ceiling, or a human failed the task.
     Fail {
-        /// Why, as text.
+        /// Why the loop failed, as text.
         reason: String,
     },
 }
 
-/// A decision with the figures it is based on, so that it can be replayed.
+/// A decision with the data it is based on, so that it can be replayed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Decided {
     /// The decision.
@@ -144,7 +144,7 @@ pub struct Decided {
     pub why: String,
     /// Iteration of the best artifact so far; `None` if none may be returned.
     pub best_iteration: Option<u32>,
-    /// Its score out of 100.
+    /// Score of the best artifact, out of 100.
     pub best_score: Option<f64>,
 }
 
@@ -170,7 +170,7 @@ pub enum Step {
         iteration: u32,
         /// Findings of the checks.
         findings: Vec<Finding>,
-        /// Why the artifact may not be used, if so.
+        /// Why the artifact may not be used; `None` if it may.
         quarantine: Option<Quarantine>,
     },
     /// A critic reviewed the artifact; the state stays reviewing.
@@ -186,17 +186,17 @@ pub enum Step {
     },
     /// Decision: reviewing -> converged, revising, escalated or failed; generating, revising -> escalated or failed.
     Decided {
-        /// Iteration it is about.
+        /// Iteration that the decision is about.
         iteration: u32,
         /// The decision.
         decided: Decided,
     },
-    /// A human answered, written by the scheduler for a client: escalated -> revising, generating, converged, idle or
-    /// failed; for a hand-off that is held, converged -> converged or idle.
+    /// A human answered the open question; the scheduler writes this step for a client: escalated -> revising,
+    /// generating, converged, idle or failed; for a hand-off that is held, converged -> converged or idle.
     Resolved {
         /// The answer.
         action: EscalationAction,
-        /// The client.
+        /// Client that sent the answer.
         by: String,
     },
     /// The internal pull request exists; the reply to this step has its number.
@@ -212,14 +212,14 @@ pub enum Step {
     PrMoved {
         /// State after the change.
         to: PrState,
-        /// Why, as text.
+        /// Reason for the change, as text.
         why: String,
     },
-    /// Recorded before the mirror's main branch moves from `old` to `new`.
+    /// Intent to merge, recorded before the mirror's main branch moves from `old` to `new`.
     MergeIntent {
-        /// Commit of the main branch before.
+        /// Commit of the main branch before the merge.
         old: String,
-        /// Commit of the main branch after.
+        /// Commit of the main branch after the merge.
         new: String,
         /// Date of the merge commit, in seconds since 1970.
         commit_time: i64,
@@ -233,11 +233,11 @@ pub enum Step {
     Delivered {
         /// The branch.
         branch: String,
-        /// Commit at its head.
+        /// Commit at the head of the branch.
         commit: String,
     },
-    /// The hand-off needs a human, because the result is unmerged or undelivered: the state stays converged, the task
-    /// waits.
+    /// The hand-off needs a human, because the result is unmerged or undelivered: the state stays converged, and the
+    /// task waits for the human.
     HandOffHeld {
         /// What prevents the hand-off.
         why: String,
@@ -250,15 +250,15 @@ pub enum Step {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         why: String,
     },
-    /// The task was cancelled, written by the scheduler for a client: any active state -> idle.
+    /// The task was cancelled; the scheduler writes this step for a client: any active state -> idle.
     Cancelled {
-        /// The client.
+        /// Client that cancelled the task.
         by: String,
     },
 }
 
 impl Step {
-    /// The tag in JSON.
+    /// Name of the step's kind in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Started { .. } => "started",
@@ -288,6 +288,6 @@ pub struct StepRecord {
     pub step: Step,
     /// Working time of the task up to and including this step, in milliseconds, without waits for placement or a human.
     pub active_ms: u64,
-    /// Seconds since 1970, on the database's clock.
+    /// Time of the commit, in seconds since 1970 on the database's clock.
     pub at: i64,
 }

@@ -52,25 +52,27 @@ use crate::model::ModelId;
 use crate::node::{Device, Ledger};
 use crate::task::Agent;
 
-/// Identity of one attempt at a job, and the right to act for it.
+/// Fence of one attempt at a job: identifies the attempt in a request. The scheduler rejects the request if the attempt
+/// or its lease is not the current one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct JobFence {
-    /// The job.
+    /// Id of the job.
     pub job: JobId,
     /// Number of the attempt, from 1.
     pub attempt: i32,
-    /// The lease of this attempt.
+    /// Id of the attempt's lease.
     pub lease: LeaseId,
 }
 
-/// Identity of one runner's attempt at a task, and the right to act for it.
+/// Fence of one runner's attempt at a task: identifies the attempt in a request. The scheduler rejects the request if
+/// the attempt or its lease is not the current one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskFence {
-    /// The task.
+    /// Id of the task.
     pub task: TaskId,
     /// Number of the attempt, from 1.
     pub attempt: i32,
-    /// The lease of this attempt.
+    /// Id of the attempt's lease.
     pub lease: LeaseId,
 }
 
@@ -86,7 +88,7 @@ pub enum RegisterReply {
     },
     /// The boot is not accepted, for example because its version is too old.
     Refused {
-        /// What is wrong and the next step.
+        /// What is wrong, and what to do next.
         reason: String,
     },
 }
@@ -94,9 +96,10 @@ pub enum RegisterReply {
 /// One held lease, as a heartbeat lists it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldLease {
-    /// The lease.
+    /// Id of the lease.
     pub lease: LeaseId,
-    /// Time since its work last made a step (a token, a prefill chunk, a committed step), in milliseconds.
+    /// Time since the work under the lease last made a step (a token, a prefill chunk, a committed step), in
+    /// milliseconds.
     pub step_age_ms: u64,
 }
 
@@ -118,7 +121,7 @@ pub struct Heartbeat {
 /// Reply to [`Heartbeat`].
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct HeartbeatReply {
-    /// Leases extended by one TTL from now.
+    /// Leases that this reply extends by one TTL from now.
     pub extended: Vec<LeaseId>,
     /// Leases that the sender does not hold any more: it must stop the work, drop its state and publish nothing.
     pub lost: Vec<LeaseId>,
@@ -127,28 +130,28 @@ pub struct HeartbeatReply {
     pub register_again: bool,
 }
 
-/// Reply to every fenced write.
+/// Reply to a fenced write, a request that carries a [`JobFence`] or [`TaskFence`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FenceReply {
-    /// It is in Postgres (now, or already before).
+    /// The write is committed in Postgres, by this request or by an earlier one with the same content.
     Committed,
     /// The attempt or lease is not the current one: nothing was changed; the sender drops the work.
     Stale,
-    /// It can never be written: repeating it does not help.
+    /// The request can never be written: repeating it does not help.
     Refused {
         /// Why it cannot be written.
         reason: String,
     },
-    /// It cannot be written now (no leader, database away): the sender repeats it.
+    /// The request cannot be written now (no leader, database unreachable): the sender repeats it.
     Unavailable {
         /// Why it cannot be written now.
         reason: String,
     },
 }
 
-/// Expected beginning of a prompt, for speculative prefill. A hint, not a job: the receiver may ignore it, and if it is
-/// wrong or lost, the call starts without a warm prefix cache.
+/// Expected beginning of a prompt, for speculative prefill. It is a hint, not a job: the receiver may ignore it. If the
+/// hint is wrong or lost, the call only starts without a warm prefix cache.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PrefillHint {
     /// Task of the expected call.

@@ -1,6 +1,6 @@
 //! Names of models: `path:…`, `hf:org/repo:file`, `hf:org/repo@revision:file`, `pypi:package`,
-//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`. The text is the identity; a node resolves it to files or
-//! an endpoint.
+//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`. The name identifies the model; a node resolves it to files
+//! or an endpoint.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -55,14 +55,14 @@ pub enum ModelSource {
 pub struct ModelId(String);
 
 impl ModelId {
-    /// The name as written.
+    /// Returns the name as it was written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Parses the name.
+    /// Returns the parsed form of the name.
     pub fn source(&self) -> ModelSource {
-        // The constructor parsed it, so it parses again; the empty path is unreachable.
+        // The constructor has already parsed the name, so parsing cannot fail here; the empty path is unreachable.
         parse(&self.0).unwrap_or_else(|| ModelSource::Path(PathBuf::new()))
     }
 
@@ -75,7 +75,8 @@ impl ModelId {
     }
 }
 
-/// One half of a repository's name, by the hub's own rule. It becomes a folder name.
+/// True for a valid half (`org` or `name`) of a repository's name, by the hub's own rule. It is used as a folder name
+/// on disk.
 fn is_hub_name(text: &str) -> bool {
     (1..=96).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
@@ -85,7 +86,7 @@ fn is_hub_name(text: &str) -> bool {
         && !text.contains("--")
 }
 
-/// True for a relative path that stays below its folder when joined to it.
+/// True for a relative path that, joined to a folder, stays below that folder.
 pub fn is_relative_path(text: &str) -> bool {
     !text.is_empty()
         && !text.contains(['\\', ':'])

@@ -17,16 +17,16 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// One device of a node. Sizes in bytes.
+/// One device of a node. Memory sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
     /// Device index as in CUDA: `cpu`, `cuda:0`, ...
     pub id: String,
-    /// Kind.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// Product name.
+    /// Product name of the device.
     pub name: String,
-    /// Total memory.
+    /// Total memory of the device.
     pub memory_total: u64,
     /// Memory used by other processes.
     pub memory_others: u64,
@@ -42,13 +42,13 @@ pub struct Device {
     /// Power limit set in the driver, in milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
-    /// UUID of the GPU, which does not change when another one is added or lost; GPUs only.
+    /// UUID of the GPU, which does not change when another GPU is added or lost; GPUs only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Reasons for which its clock is throttled now, as text.
+    /// Reasons why the device's clock is throttled now, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttled: Vec<String>,
-    /// Processes that use it, sorted by memory, largest first.
+    /// Processes that use the device, sorted by memory, largest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<DeviceProcess>,
 }
@@ -58,13 +58,13 @@ pub struct Device {
 pub struct DeviceProcess {
     /// Process id.
     pub pid: u32,
-    /// GPU memory in bytes; `None` if the driver does not report it.
+    /// GPU memory that the process uses, in bytes; `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
     /// Name of the program, if it may be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// True for the node itself.
+    /// True if the process is the node itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own: bool,
 }
@@ -75,25 +75,25 @@ pub struct DeviceProcess {
 pub enum Residency {
     /// Loaded, or a proxy whose endpoint answers.
     Resident,
-    /// On disk, and loaded on demand; while sequences still run, it is being unloaded.
+    /// On disk, and loaded on demand. If sequences still run on the model, it is being unloaded.
     Available,
     /// Being loaded.
     Loading,
-    /// Cannot serve.
+    /// Cannot serve calls.
     Unusable {
-        /// Why not (a broken file, too little memory, endpoint down).
+        /// Why the model cannot serve calls (a broken file, too little memory, an endpoint that is down).
         reason: String,
     },
 }
 
-/// State of a model on a node, with the figures from which placement computes the cost of a job.
+/// State of a model on a node, with the numbers from which placement computes the cost of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelState {
     /// The model.
     pub model: ModelId,
     /// Whether it can serve calls.
     pub residency: Residency,
-    /// Device it is, or would be, loaded on; `proxy` for an endpoint.
+    /// Device that the model is or would be loaded on; `proxy` for a model behind an endpoint.
     pub device: String,
     /// Memory that a load needs (weights, KV pool, scratch), in bytes; 0 for a proxy.
     pub need_bytes: u64,
@@ -136,10 +136,11 @@ impl KvTiers {
     }
 }
 
-/// A node's report of its capacity. Placement admits against the latest version; the node enforces it again.
+/// Ledger: a node's report of its models and free capacity. Placement admits jobs against the latest version; the node
+/// checks its capacity again when it receives a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Ledger {
-    /// Increases with every change within one boot.
+    /// Version of the ledger; increases with every change within one boot.
     pub version: u64,
     /// All models of the node.
     pub models: Vec<ModelState>,

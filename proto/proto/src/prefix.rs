@@ -1,17 +1,19 @@
 //! Prefix hashes: two prompts share a cached prefix as long as their hash chains agree.
 //!
 //! The chain is salted and covers fixed-size blocks of the *unrendered* (role, content) bytes, so that the scheduler
-//! needs neither tokenizer nor chat template. Each link covers everything before it. A message boundary is part of the
-//! bytes, so equal text split differently over messages does not collide. Only whole blocks get a link.
+//! needs neither tokenizer nor chat template. Each link is a hash over its block and all blocks before it. The message
+//! boundaries are part of the hashed bytes, so the same text split differently into messages gets different links. Only
+//! whole blocks get a link.
 
 use sha2::{Digest, Sha256};
 
 use crate::job::ChatMessage;
 
-/// Bytes per block, around 128 tokens of code.
+/// Size of a block in bytes, around 128 tokens of code.
 pub const BLOCK_BYTES: usize = 512;
 
-/// Returns one link per whole block of the prompt. `salt` separates prompts that must not share (models, tenants).
+/// Returns one link per whole block of the prompt. `salt` separates prompts that must not share cached prefixes (of
+/// different models or tenants).
 pub fn chain(salt: &str, messages: &[ChatMessage]) -> Vec<u64> {
     let mut bytes = Vec::with_capacity(messages.iter().map(|m| m.content.len() + 16).sum());
     for message in messages {

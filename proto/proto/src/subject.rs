@@ -1,6 +1,6 @@
-//! NATS subjects, and the permissions of each kind of client. The sender's name is a fixed token of the subject, so the
-//! identity is the one the server checked, not one that a body claims. `cfq-deploy` renders [`grants`] into the
-//! server's configuration.
+//! NATS subjects, and the permissions of each kind of client. The sender's name is a fixed token of the subject, so a
+//! receiver knows the sender that the NATS server authenticated and does not rely on a name in the body. `cfq-deploy`
+//! renders [`grants`] into the server's configuration.
 
 use crate::ids::{BootId, JobId, NodeId, RunnerId};
 
@@ -8,11 +8,11 @@ use crate::ids::{BootId, JobId, NodeId, RunnerId};
 pub const WORK_STREAM: &str = "WORK";
 /// All subjects of [`WORK_STREAM`].
 pub const WORK_ALL: &str = "cfq.v1.work.>";
-/// Hints for all runners; each runner also subscribes to its own commands.
+/// Subject of the hints for all runners; each runner also subscribes to its own commands.
 pub const HINT_RUNNERS: &str = "cfq.v1.hint.runners";
-/// Hints for the leader: a scheduler publishes here that something changed.
+/// Subject of the hints for the leader: a scheduler publishes here that something changed.
 pub const HINT_LEADER: &str = "cfq.v1.hint.leader";
-/// Prefill hints of all runners, for the leader.
+/// Subject filter for the prefill hints of all runners; the leader subscribes to it.
 pub const PREFILL_HINTS_ALL: &str = "cfq.v1.runner.*.prefill_hint";
 
 /// Subject of the work orders for one boot of a node.
@@ -20,8 +20,9 @@ pub fn work(node: &NodeId, boot: BootId) -> String {
     format!("cfq.v1.work.{node}.{boot}")
 }
 
-/// Name of a node's durable consumer. There is one per node, so that grants can name it; the scheduler recreates it
-/// with each boot's subject as its filter, and the messages of an older boot stay in the stream until they expire.
+/// Name of a node's durable consumer. There is one consumer per node, so that permissions can name it. For each boot,
+/// the scheduler recreates the consumer with that boot's subject as its filter; messages for an older boot stay in the
+/// stream until they expire.
 pub fn consumer(node: &NodeId) -> String {
     node.to_string()
 }
@@ -37,7 +38,7 @@ pub fn tokens(node: &NodeId, job: JobId) -> String {
     format!("cfq.v1.node.{node}.tokens.{job}")
 }
 
-/// Subject filter for the token frames of one job on any node; `*` as the job for all.
+/// Subject filter for the token frames of one job on any node; pass `*` for the token frames of all jobs.
 pub fn tokens_of(job: &str) -> String {
     format!("cfq.v1.node.*.tokens.{job}")
 }
@@ -69,7 +70,7 @@ pub fn sender(subject: &str) -> Option<(&str, &str)> {
     tokens.next().is_none().then_some(found)
 }
 
-/// Client of the NATS server.
+/// Identity of a client of the NATS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
     /// A scheduler; all schedulers share one identity.
@@ -81,7 +82,7 @@ pub enum Identity {
 }
 
 impl Identity {
-    /// Prefix of the inboxes that replies are sent to; each client may only read its own.
+    /// Prefix of the inboxes that replies are sent to; each client may only read its own inboxes.
     pub fn inbox_prefix(&self) -> String {
         match self {
             Self::Scheduler => "_INBOX_scheduler".to_owned(),
@@ -122,8 +123,8 @@ pub fn grants(identity: &Identity) -> Grants {
         },
         Identity::Runner(id) => Grants {
             publish: vec![format!("cfq.v1.runner.{id}.>")],
-            // Includes the token frames of all jobs: any ready task may be granted to a runner, so it may read every
-            // task.
+            // Includes the token frames of all jobs: any ready task may be granted to a runner, so a runner may read
+            // the frames of every task.
             subscribe: vec![format!("cfq.v1.cmd.runner.{id}"), HINT_RUNNERS.into(), tokens_of("*"), inbox],
             responses: true,
         },

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::IdError;
 use crate::model::ModelId;
 
-/// Priority of a task. P0 is scheduled first; lower priorities age.
+/// Priority of a task. P0 is scheduled first; a waiting task of lower priority rises with its age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Priority {
     /// Highest.
@@ -67,7 +67,7 @@ impl FromStr for Priority {
     }
 }
 
-/// Role in the loop.
+/// Role of an agent in the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Agent {
@@ -119,7 +119,7 @@ pub struct CodeExample {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentBinding {
-    /// Model.
+    /// Model of the role.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
     /// Softmax temperature; 0 is greedy.
@@ -131,24 +131,24 @@ pub struct AgentBinding {
     /// Maximum length of the output, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// Bit-identical text for the same seed whatever else the node computes, at the cost of slower kernels in formats
-    /// without tiles. Only for models that a node runs itself.
+    /// Guarantees bit-identical text for the same seed whatever else the node computes at the same time; weight formats
+    /// without tiled kernels then use slower kernels. Only for models that a node runs itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic: Option<bool>,
 }
 
-/// Bindings of both roles.
+/// Models and sampling parameters of both roles.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentBindings {
-    /// Binding of the creator.
+    /// Model and sampling parameters of the creator.
     pub alpha: AgentBinding,
-    /// Binding of the critic.
+    /// Model and sampling parameters of the critic.
     pub beta: AgentBinding,
 }
 
 impl AgentBindings {
-    /// Binding of `agent`.
+    /// Returns the model and sampling parameters of `agent`.
     pub fn of(&self, agent: Agent) -> &AgentBinding {
         match agent {
             Agent::Alpha => &self.alpha,
@@ -156,7 +156,7 @@ impl AgentBindings {
         }
     }
 
-    /// Mutable binding of `agent`.
+    /// Returns the model and sampling parameters of `agent`, for modification.
     pub fn of_mut(&mut self, agent: Agent) -> &mut AgentBinding {
         match agent {
             Agent::Alpha => &mut self.alpha,
@@ -174,7 +174,7 @@ pub struct TaskSpec {
     /// Programming language of the result, for example `python`.
     #[serde(default)]
     pub language: String,
-    /// Files of the repository to include in the prompt, relative to its root.
+    /// Paths of repository files to include in the prompt, relative to the repository's root.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub context_files: Vec<String>,
     /// Requirements on the result.
@@ -197,14 +197,14 @@ pub struct TaskSpec {
     /// Maximum number of reviews; default 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_iterations: Option<u32>,
-    /// Limit of the working time in minutes, from the first token, without waits; default 30.
+    /// Maximum working time in minutes, counted from the first token and without waits; default 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_minutes: Option<f64>,
     /// Scheduling priority.
     #[serde(default)]
     pub priority: Priority,
-    /// Wall-clock limit, in seconds since 1970. After it no model is called any more: the task escalates with the
-    /// result so far, or fails if no runner has started it. A later answer by a human lifts the limit.
+    /// Wall-clock deadline, in seconds since 1970. After the deadline no model is called: the task escalates with the
+    /// result so far, or fails if no runner has started it. A later answer by a human removes the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<i64>,
 }
@@ -215,11 +215,11 @@ pub struct TaskSpec {
 pub enum TaskState {
     /// Submitted, but not to be started yet.
     Queued,
-    /// A predecessor is not done, or has failed.
+    /// Waits for a predecessor task that is not done or has failed.
     Blocked,
     /// Waits for a runner.
     Ready,
-    /// A runner holds its lease.
+    /// A runner holds the task's lease.
     Running,
     /// Converged, but could not be merged or delivered; a question is open, no lease is held.
     WaitingOnHuman,
@@ -284,7 +284,7 @@ impl TaskState {
         }
     }
 
-    /// True if the task is terminal or waits for a human; `submit --watch` ends here.
+    /// True if the task is terminal or waits for a human; `submit --watch` ends in these states.
     pub fn is_resting(self) -> bool {
         self.is_terminal() || matches!(self, Self::Escalated | Self::WaitingOnHuman | Self::Paused)
     }

@@ -13,30 +13,33 @@ pub struct Timing {
     pub heartbeat_ms: u64,
     /// Duration of a lease after a confirmed heartbeat.
     pub lease_ttl_ms: u64,
-    /// A holder stops acting this long before its lease could be swept.
+    /// Safety margin of a lease: its holder stops acting this long before the scheduler could consider the lease
+    /// expired.
     pub lease_margin_ms: u64,
-    /// A job that is placed but not accepted for this long is sent again or placed elsewhere.
+    /// Time after which a placed job that its node has not accepted is sent again or placed elsewhere.
     pub accept_ms: u64,
-    /// Interval at which the leader row is renewed.
+    /// Interval at which the leader renews its row in Postgres.
     #[serde(alias = "leader_beat_ms")]
     pub leader_renewal_ms: u64,
-    /// Duration of the leader row without renewal.
+    /// Time after its last renewal at which the leader row expires.
     pub leader_ttl_ms: u64,
     /// Interval at which the sweeper checks for expired leases.
     pub sweep_ms: u64,
     /// Interval at which an idle runner asks for a lease, in addition to hints.
     pub poll_ms: u64,
-    /// A generation without a new token for this long counts as stuck, even if heartbeats arrive.
+    /// Time without a step (a new token or prefill chunk) after which a generation counts as stuck, even if heartbeats
+    /// arrive.
     pub job_step_ms: u64,
-    /// A runner that completed no step of its task for this long loses the task.
+    /// Time without a completed step after which a runner loses its task.
     pub task_step_ms: u64,
-    /// A runner releases a task whose job waits for placement for this long, because its slot is for work.
+    /// Time that a task's job may wait for placement before the runner releases the task, to use its slot for a task
+    /// that can proceed.
     pub slot_wait_ms: u64,
-    /// First wait after a failed call to an endpoint; it doubles with each further one.
+    /// First wait after a failed call to an endpoint; it doubles with each further failure.
     pub backoff_base_ms: u64,
     /// Maximum single wait between two calls to an endpoint.
     pub backoff_cap_ms: u64,
-    /// A task fails if its endpoint is down for this long.
+    /// Time for which an endpoint may be down before the task fails.
     pub retry_ceiling_ms: u64,
     /// Timeout of one request over NATS.
     pub request_ms: u64,
@@ -100,7 +103,7 @@ durations! {
 }
 
 impl Timing {
-    /// Divides all values by `factor`, down to 20 ms each, except the request timeout; for tests.
+    /// Divides all values except the request timeout by `factor`, for tests; no divided value becomes less than 20 ms.
     pub fn faster(&self, factor: u64) -> Self {
         let f = |v: u64| (v / factor.max(1)).max(20);
         Self {

@@ -1,9 +1,9 @@
-//! Messages of cfq 0.1 still load. `fixtures/` holds every kind of message in the form 0.1 writes it, one per line:
-//! under `nats/` with its envelope, under `http/` as the body. This build must read each line and write the same JSON,
-//! except for the names in [`RENAMED_FIELDS`] and [`RENAMED_TAGS`].
+//! Tests that messages of cfq 0.1 still load. `fixtures/` holds every kind of message in the form that 0.1 writes, one
+//! message per line: under `nats/` with its envelope, under `http/` as the body. This build must read each line and
+//! write the same JSON, except for the names in [`RENAMED_FIELDS`] and [`RENAMED_TAGS`].
 //!
 //! Lines are never edited: when a type gets another field, the old lines stay and must load with its default, and a new
-//! line shows the new form. A line that is read but written in another way gets a file and a test of its own that
+//! line shows the new form. A line that loads but that this build writes differently gets its own file and a test that
 //! states the difference.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -38,7 +38,7 @@ fn lines(path: &Path) -> Vec<String> {
     lines
 }
 
-/// Fields that have another name in 0.1: (in 0.1, now).
+/// Renamed fields: (name in 0.1, current name).
 const RENAMED_FIELDS: [(&str, &str); 6] = [
     ("ahead", "hint"),
     ("enough", "early_stop"),
@@ -48,16 +48,16 @@ const RENAMED_FIELDS: [(&str, &str); 6] = [
     ("written", "generated"),
 ];
 
-/// Values of `type` that are different in 0.1: (in 0.1, now).
+/// Renamed values of the field `type`: (value in 0.1, current value).
 const RENAMED_TAGS: [(&str, &str); 4] =
     [("ending", "unloading"), ("warm", "prefill"), ("welcome", "registered"), ("work_waits", "task_ready")];
 
-/// The current name for a name of 0.1.
+/// Returns the current name for a name of 0.1.
 fn current(name: &str, renamed: &[(&str, &str)]) -> String {
     renamed.iter().find(|(old, _)| *old == name).map_or(name, |(_, now)| *now).to_owned()
 }
 
-/// JSON of 0.1 with the current names.
+/// Replaces the names of 0.1 in a JSON value by the current names.
 fn with_current_names(value: Value) -> Value {
     match value {
         Value::Object(fields) => fields
@@ -98,7 +98,7 @@ fn on_http<T: Serialize + DeserializeOwned>(path: &Path) {
 
 type Kinds = [(&'static str, fn(&Path))];
 
-/// Checks every kind against its file; every file must have a kind.
+/// Checks every kind of message against its fixture file; every fixture file must belong to a kind.
 fn check_all(name: &str, kinds: &Kinds) {
     let files = std::fs::read_dir(folder(name)).unwrap();
     let found: BTreeSet<String> = files.map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
@@ -172,14 +172,14 @@ fn http_bodies_of_0_1_load() {
     );
 }
 
-/// Tags of an enum's variants, from its schema.
+/// Tags of all variants of an enum, taken from its JSON schema.
 fn variants(schema: schemars::Schema, tag: &str) -> BTreeSet<String> {
     let value = serde_json::to_value(schema).unwrap();
     let all = value["oneOf"].as_array().expect("an enum");
     all.iter().map(|one| one["properties"][tag]["const"].as_str().expect("a tag").to_owned()).collect()
 }
 
-/// Tags in the lines of a fixture.
+/// Tags that occur in the lines of a fixture; `at` is the JSON pointer to the tag.
 fn tags_in(file: &str, at: &str) -> BTreeSet<String> {
     let tag =
         |line: String| serde_json::from_str::<Value>(&line).unwrap().pointer(at).unwrap().as_str().unwrap().into();

@@ -1,6 +1,6 @@
-//! Exponential backoff of a node after a failed call (N12): 1, 2, 4 ... 256 s, until the retry ceiling, which counts
-//! from the first failure. The backoff is per node, because another node that serves the model may be tried at once. It
-//! is stored with the job, so a new leader continues at the same step.
+//! Exponential backoff of a job on a node after a failed call (N12): 1, 2, 4 ... 256 s, until the retry ceiling, which
+//! counts from the first failure. The backoff is counted per node, because another node that serves the model may be
+//! tried at once. It is stored with the job, so a new leader continues with the same wait.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,14 @@ pub struct BackoffPolicy {
     pub cap_ms: u64,
 }
 
-/// Longest wait that is believed, in ms; above the cap of any sensible policy.
+/// Longest remaining wait that is accepted, in ms. A longer one results from a clock that was set back, because no
+/// sensible policy has such a cap.
 const MAX_CREDIBLE_WAIT_MS: u64 = 3_600_000;
 
 impl BackoffPolicy {
-    /// Wait after the `failures`-th failure (counted from 1), in ms: between three quarters of the doubled base and all
-    /// of it. The jitter keeps jobs that failed together from returning together. It is a hash of the job and the
-    /// number of failures, so that it can be replayed.
+    /// Wait after the `failures`-th failure (counted from 1), in ms: the base, doubled for each earlier failure up to
+    /// the cap, less a jitter of at most a quarter. The jitter keeps jobs that failed together from being retried
+    /// together. It is a hash of the job id and the number of failures, so a replay gives the same wait.
     pub fn wait_ms(self, job: JobId, failures: u32) -> u64 {
         let doublings = failures.saturating_sub(1).min(40);
         let step_ms = self.base_ms.saturating_mul(1u64 << doublings).min(self.cap_ms.max(1));
@@ -30,7 +31,8 @@ impl BackoffPolicy {
     }
 }
 
-/// FNV-1a over the id and the number of failures, folded to a byte: an even spread is all that is needed.
+/// Returns the jitter as a byte: an FNV-1a hash over the job id and the number of failures, folded. It only has to be
+/// evenly distributed.
 fn jitter(job: JobId, failures: u32) -> u8 {
     let hash = job
         .0
@@ -41,7 +43,7 @@ fn jitter(job: JobId, failures: u32) -> u8 {
     hash.to_be_bytes().into_iter().fold(0, |a, b| a ^ b)
 }
 
-/// Failures of a job on one node, and the wait that follows.
+/// Failures of a job on one node, and the end of the backoff after the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeBackoff {
     /// Number of failed attempts on the node.
@@ -56,15 +58,15 @@ pub struct NodeBackoff {
 pub struct NodeFailures(pub BTreeMap<NodeId, NodeBackoff>);
 
 impl NodeFailures {
-    /// Counts a failure on `node` and sets the wait that follows it.
+    /// Counts a failure on `node` and sets the backoff after it.
     pub fn record(&mut self, job: JobId, node: NodeId, now_ms: i64, policy: BackoffPolicy) {
         let failures = self.0.get(&node).map_or(0, |s| s.failures) + 1;
         let until_ms = now_ms.saturating_add_unsigned(policy.wait_ms(job, failures));
         self.0.insert(node, NodeBackoff { failures, until_ms });
     }
 
-    /// Returns whether the backoff keeps the job off `node`. A wait longer than any policy allows was written before
-    /// the database's clock was set back, and counts as over.
+    /// Returns whether the backoff still prevents a placement of the job on `node`. A wait longer than any policy
+    /// allows was written before the database's clock was set back, and counts as over.
     pub fn blocks(&self, node: &NodeId, now_ms: i64) -> bool {
         self.0.get(node).is_some_and(|s| now_ms < s.until_ms && s.until_ms.abs_diff(now_ms) <= MAX_CREDIBLE_WAIT_MS)
     }

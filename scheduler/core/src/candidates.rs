@@ -9,16 +9,16 @@ use crate::state::State;
 /// A node together with its state of the job's model.
 pub(crate) type Candidate<'a> = (&'a Node, &'a ModelState);
 
-/// Live nodes that have a job's model, in sets from the widest to the narrowest.
+/// The live nodes that have a job's model, in three sets, each a subset of the one before.
 #[derive(Debug)]
 pub(crate) struct Candidates<'a> {
-    /// At least one node has the model, and every one of them rejected the job for good.
+    /// True if at least one live node has the model and all such nodes rejected the job for good.
     pub all_rejected: bool,
     /// Nodes that have the model and did not reject the job.
     pub able: Vec<Candidate<'a>>,
-    /// Those of `able` on which the model is resident and not yielding.
+    /// Nodes of `able` on which the model is resident and not yielding.
     pub resident: Vec<Candidate<'a>>,
-    /// Those of `resident` that accept the job now if it fits.
+    /// Nodes of `resident` that accept the job now, provided that it fits into their free capacity.
     pub open: Vec<Candidate<'a>>,
 }
 

@@ -1,15 +1,15 @@
-//! Free capacity of one model on one node, as far as the planner knows it.
+//! Free capacity of one model on one node, as estimated by the planner.
 
 use crate::cost::PlacementCost;
 
-/// What a model on a node can still admit.
+/// Capacity that a model on a node still has for new sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ModelCapacity {
     /// Free KV cache tokens.
     pub tokens: u64,
     /// Free sequence slots.
     pub slots: u32,
-    /// Sequences that a new one would run concurrently with.
+    /// Number of sequences that a new sequence would run concurrently with.
     pub concurrent: u32,
 }
 
@@ -27,8 +27,8 @@ impl ModelCapacity {
     }
 
     /// Tokens to reserve for a job of this cost, or `None` if it does not fit. An idle model admits a job whose
-    /// estimate exceeds the whole pool as long as the prompt itself fits. Otherwise the job would wait forever; the
-    /// node counts exactly, and refuses if it has to.
+    /// estimate exceeds the whole pool as long as the prompt itself fits. Otherwise the job would wait forever. The
+    /// node counts the tokens exactly, and refuses the job if it does not fit.
     pub fn reservation_for(self, cost: &PlacementCost) -> Option<u64> {
         if self.slots == 0 {
             None

@@ -2,22 +2,23 @@
 //! compared only between nodes with free capacity, so the wait for capacity is zero for every candidate. A job without
 //! a candidate waits in the queue, where a later P0 can still pass it.
 //!
-//! Rates that a node has not measured yet default to those of a slow processor. An unknown node is therefore chosen
-//! only where no known one is better, and its first job measures it.
+//! Rates that a node has not measured yet default to those of a slow processor. A node without measurements is
+//! therefore chosen only where no measured node is better, and its first job provides the measurements.
 
 use cfq_proto::node::ModelState;
 use cfq_proto::prefix;
 
 use crate::job::Job;
 
-/// Prefill rate of a small model on two old cores, in tokens per second.
+/// Prefill rate assumed until it is measured, in tokens per second: that of a small model on two old CPU cores.
 const DEFAULT_PREFILL_RATE: f64 = 50.0;
-/// Decode rate of a small model on two old cores, in tokens per second.
+/// Decode rate assumed until it is measured, in tokens per second: that of a small model on two old CPU cores.
 const DEFAULT_DECODE_RATE: f64 = 5.0;
-/// Load rate from an old disk, including the conversion of the weights to the kernels' layout, in bytes per second.
+/// Load rate assumed until it is measured, in bytes per second: that of an old disk, including the conversion of the
+/// weights to the kernels' layout.
 const DEFAULT_LOAD_RATE: f64 = 1e8;
-/// English prose and code have 0.25 to 0.35 tokens per byte with byte-level vocabularies; the upper end is the safe
-/// one.
+/// Tokens per byte of prompt, assumed until measured. English prose and code have 0.25 to 0.35 with byte-level
+/// vocabularies; the upper end is the safe choice.
 const DEFAULT_TOKENS_PER_BYTE: f64 = 0.35;
 /// Tokens of the role markers that a chat template puts around three or four messages.
 const TEMPLATE_TOKENS: u64 = 32;
@@ -31,14 +32,14 @@ pub struct PlacementCost {
     pub cached_tokens: u64,
     /// KV cache tokens that the job reserves.
     pub reserved_tokens: u64,
-    /// Time to compute the tokens that are not cached, in ms.
+    /// Time to compute the prompt tokens that are not cached, in ms.
     pub prefill_ms: f64,
     /// Time to generate the maximum number of tokens, in ms.
     pub decode_ms: f64,
 }
 
 impl PlacementCost {
-    /// Prefill and decode, in ms.
+    /// Time for prefill and decode, in ms.
     pub fn total_ms(&self) -> f64 {
         self.prefill_ms + self.decode_ms
     }
@@ -60,23 +61,23 @@ pub fn tokens_per_block(model: &ModelState) -> f64 {
     prefix::BLOCK_BYTES as f64 * measured_or(model.tokens_per_byte, DEFAULT_TOKENS_PER_BYTE)
 }
 
-/// KV cache tokens that the job is admitted with. A sequence ends at the model's context length, so it never reserves
-/// more. Whether the prompt alone is too long is for the node to decide, which counts exactly.
+/// KV cache tokens to reserve for the job. A sequence ends at the model's context length, so it never reserves more
+/// than that. The node decides whether the prompt alone is too long, because the node counts the tokens exactly.
 pub fn kv_reservation(job: &Job, model: &ModelState) -> u64 {
     let wanted = job.known_need.unwrap_or_else(|| prompt_tokens(job, model) + u64::from(job.max_tokens));
     if model.context_tokens == 0 { wanted } else { wanted.min(u64::from(model.context_tokens)) }
 }
 
 /// Cost of a job on a model. `concurrent` is the number of sequences it would share the model with: one forward pass
-/// serves all of them, but its duration grows with its rows on the supported hardware, so each of them slows the job
-/// down. `cached_blocks` is the number of leading blocks of the job's prefix chain that the node is believed to have
-/// cached.
+/// serves all of them, but on the supported hardware its duration grows with the number of sequences, so each of them
+/// slows the job down. `cached_blocks` is the number of leading blocks of the job's prefix chain that the node is
+/// believed to have cached.
 pub fn placement_cost(job: &Job, model: &ModelState, concurrent: u32, cached_blocks: u64) -> PlacementCost {
     let cost = prefill_hint_cost(job.prompt_bytes, job.max_tokens, model, concurrent, cached_blocks);
     PlacementCost { reserved_tokens: kv_reservation(job, model), ..cost }
 }
 
-/// Cost of a call that is only expected, as in [`placement_cost`]; it reserves no tokens.
+/// Cost of a call that is expected but not submitted yet, computed as in [`placement_cost`]; it reserves no tokens.
 pub fn prefill_hint_cost(
     prompt_bytes: u64,
     max_tokens: u32,

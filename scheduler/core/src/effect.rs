@@ -8,15 +8,15 @@ use cfq_proto::model::ModelId;
 
 use crate::pending_reason::PendingReason;
 
-/// One step of a plan. Each except `Load` is one compare-and-set on (job, attempt); the row it leaves is fed back into
-/// the state.
+/// One step of a plan. Each effect except `Load` is one compare-and-set on (job, attempt) in Postgres; the resulting
+/// row is fed back into the state.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
-    /// Queued -> placed, then publish the attempt.
+    /// Change the job from queued to placed, then publish the attempt to the node.
     Place {
         /// Job to place.
         job: JobId,
-        /// New attempt: one above the row's.
+        /// Number of the new attempt: one higher than in the job's row.
         attempt: i32,
         /// Node to place it on.
         node: NodeId,
@@ -25,11 +25,11 @@ pub enum Effect {
         /// Numbers behind the decision, stored with the job and shown to users.
         reason: String,
     },
-    /// Publish the same attempt again, because the first message may be lost.
+    /// Publish the current attempt again, because the first message may be lost.
     Resend {
         /// Placed job.
         job: JobId,
-        /// Current attempt.
+        /// Number of the current attempt.
         attempt: i32,
         /// Lease of the attempt.
         lease: LeaseId,
@@ -38,11 +38,11 @@ pub enum Effect {
         /// Process start of that node.
         boot: BootId,
     },
-    /// Placed -> queued. The node did not accept the job, so no failure is counted.
+    /// Change the job from placed back to queued. The node did not accept the job, so no failure is counted.
     Unplace {
         /// Placed job.
         job: JobId,
-        /// Current attempt.
+        /// Number of the current attempt.
         attempt: i32,
         /// Lease of the attempt.
         lease: LeaseId,
@@ -51,20 +51,21 @@ pub enum Effect {
         /// Why the placement ends.
         reason: UnplaceReason,
     },
-    /// Queued -> failed.
+    /// Change the job from queued to failed.
     Fail {
         /// Job to fail.
         job: JobId,
-        /// Current attempt.
+        /// Number of the current attempt.
         attempt: i32,
         /// Failure to store.
         failure: JobFailure,
     },
-    /// Record that every node that has the model reports that it cannot serve it: the retry ceiling starts to count.
+    /// Record that every node that has the model reports that it cannot serve the model. The retry ceiling counts from
+    /// then on.
     NoteUnavailable {
         /// Queued job.
         job: JobId,
-        /// Current attempt.
+        /// Number of the current attempt.
         attempt: i32,
         /// What the nodes report.
         reason: String,
@@ -86,7 +87,7 @@ pub enum Effect {
     Explain {
         /// Queued job.
         job: JobId,
-        /// Current attempt.
+        /// Number of the current attempt.
         attempt: i32,
         /// Why it is not placed.
         pending: PendingReason,

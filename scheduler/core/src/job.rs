@@ -1,4 +1,4 @@
-//! A job as the planner sees it: one row of Postgres that is not over.
+//! A job as the planner sees it: the Postgres row of a job that has not ended.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Job {
     pub priority: Priority,
     /// Deadline of the task, in ms.
     pub deadline_ms: Option<i64>,
-    /// Time of submission, in ms. Requeueing does not make the job younger.
+    /// Time of submission, in ms. Requeueing does not change it, so a requeued job keeps its age.
     pub created_ms: i64,
     /// Size of the prompt, in bytes.
     pub prompt_bytes: u64,
@@ -32,16 +32,17 @@ pub struct Job {
     pub prefix: Vec<u64>,
     /// Maximum number of tokens to generate.
     pub max_tokens: u32,
-    /// Tokens that a node counted for prompt and output when it refused; more exact than any estimate.
+    /// Exact number of tokens for prompt and output, counted by a node that refused the job; `None` if no node counted
+    /// them.
     pub known_need: Option<u64>,
     /// Nodes that can never run the job, with the reason each gave.
     pub rejected_by: BTreeMap<NodeId, String>,
     /// Failed attempts and the backoff after them, by node.
     pub node_failures: NodeFailures,
-    /// Start of the time that the retry ceiling limits, in ms: since then every attempt failed without an answer, or no
+    /// Time from which the retry ceiling counts, in ms: since this time every attempt failed without an answer, or no
     /// node that has the model could serve it.
     pub first_failure_ms: Option<i64>,
-    /// Recorded time in which nodes were live but none had the model, in ms.
+    /// Total recorded time in which nodes were live but none had the model, in ms.
     pub no_node_ms: u64,
     /// Number of attempts that were lost together with their node.
     pub losses: u32,
@@ -49,11 +50,11 @@ pub struct Job {
     pub last_failure: Option<JobFailure>,
     /// Number of the current attempt; 0 before the first.
     pub attempt: i32,
-    /// Where the job stands.
+    /// Phase of the job: queued, placed or running.
     pub phase: JobPhase,
 }
 
-/// Phase of a job that is not over.
+/// Phase of a job that has not ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JobPhase {
     /// Waiting for placement.
@@ -80,12 +81,12 @@ pub enum JobPhase {
     },
 }
 
-/// Number of lost attempts after which a job gets a node of its own.
+/// Number of lost attempts from which on a job runs alone on its node.
 const LOSSES_BEFORE_ISOLATION: u32 = 2;
 
 impl Job {
-    /// Returns whether more than one node was lost while it ran the job. The job may be the cause, or may only have run
-    /// concurrently with the cause. Running it alone shows which, and puts no other job at risk.
+    /// Returns whether the job is suspect: more than one node was lost while it ran the job. The job may be the cause,
+    /// or may only have run concurrently with the cause. Running it alone shows which, and puts no other job at risk.
     pub fn is_suspect(&self) -> bool {
         self.losses >= LOSSES_BEFORE_ISOLATION
     }

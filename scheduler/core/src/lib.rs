@@ -1,10 +1,10 @@
 //! Scheduling rules as pure functions, without a clock, a database or a network.
 //!
-//! [`State`] caches the Postgres rows of nodes and of jobs that are not over. The shell feeds it rows
+//! [`State`] caches the Postgres rows of nodes and of jobs that have not ended. The scheduler service feeds it rows
 //! ([`State::on_job_row`], [`State::on_job_ended`], [`State::on_node_row`], [`State::on_node_gone`]) and calls [`plan`]
-//! for the effects to carry out next. A plan is a proposal: each effect is a compare-and-set in Postgres, the row it
-//! leaves is fed back, and a rejected effect changes nothing. A plan made from stale state therefore does no harm, and
-//! a new leader only has to load the rows.
+//! for the effects to carry out next. A plan is a proposal: each effect is a compare-and-set in Postgres, the resulting
+//! row is fed back, and a rejected effect changes nothing. A plan made from stale state therefore does no harm, and a
+//! new leader only has to load the rows.
 //!
 //! All times are milliseconds of the database's clock and are passed as parameters.
 

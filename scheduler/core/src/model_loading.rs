@@ -1,14 +1,14 @@
-//! Decides which model a node should load when a queued job wants one that is on its disk.
+//! Decides which nodes should load a model from disk because a queued job needs it.
 //!
 //! A load is requested where no node has the model resident or is loading it. A model that fits into the node's free
 //! memory is loaded at once. A model that does not fit requires an eviction, and only the highest-ranked job on the
 //! node may cause one: nothing is evicted while a job of higher rank waits there for capacity, while a load is in
-//! progress, or while a placement was not accepted yet. Otherwise two jobs with memory for one model would evict each
-//! other's model before it served.
+//! progress, or while a placement was not accepted yet. Otherwise two jobs with different models, on a node with memory
+//! for one of them, would evict each other's model before it served a call.
 //!
-//! Until the memory is free, lower-ranked jobs are not placed on the models that have to be evicted, or they would
-//! never become idle. A node evicts idle models first: where those are enough, the busy ones take work as before.
-//! Endpoints also take work as before, since they hold no memory.
+//! Until the memory is free, lower-ranked jobs are not placed on the models that have to be evicted, because otherwise
+//! these models would never become idle. A node evicts idle models first: if they free enough memory, the busy models
+//! continue to take work. Models behind endpoints also continue to take work, because they hold no memory.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ use crate::node::Node;
 use crate::prefix_index::PrefixIndex;
 use crate::state::State;
 
-/// Loads of one node in the plan being made.
+/// Loads of one node in the plan that is being computed.
 #[derive(Debug, Default)]
 pub struct NodeLoads<'a> {
-    /// Free bytes, less those promised to the planned loads.
+    /// Free memory of the node in bytes, less the memory promised to planned loads.
     free_bytes: u64,
-    /// No model may be evicted for another load now.
+    /// True if no model may be evicted for another load now.
     pub eviction_blocked: bool,
     pub planned: Vec<PlannedLoad<'a>>,
 }
@@ -48,8 +48,8 @@ impl NodeLoads<'_> {
     }
 }
 
-/// What each node could load. Evictions are blocked on a node that is loading a model or has a placement that it did
-/// not accept yet.
+/// Returns the free memory of each node, and whether evictions are blocked there: on a node that is loading or
+/// unloading a model, or that has not yet accepted a placement.
 pub fn node_loads(state: &State) -> BTreeMap<&NodeId, NodeLoads<'_>> {
     let mut loads: BTreeMap<&NodeId, NodeLoads<'_>> = state.nodes.values().map(|n| (&n.id, NodeLoads::of(n))).collect();
     for job in state.jobs.values().filter(|job| matches!(job.phase, JobPhase::Placed { .. })) {
@@ -73,7 +73,7 @@ pub struct LoadRequest<'a> {
 }
 
 impl<'a> LoadRequest<'a> {
-    /// `None` if the free memory and that of models being unloaded is enough for the model.
+    /// Returns `None` if the free memory plus the memory of models that are being unloaded is enough for the model.
     fn of(node: &'a Node, model: &ModelState, free_bytes: u64) -> Option<Self> {
         let unloading = node.ledger.models.iter().filter(|m| is_unloading(m));
         let soon_free = unloading.fold(0u64, |sum, m| sum.saturating_add(m.need_bytes));
@@ -81,7 +81,8 @@ impl<'a> LoadRequest<'a> {
         (missing_bytes > 0).then_some(Self { node, missing_bytes })
     }
 
-    /// The models that have to be evicted: the idle ones where they are enough, otherwise all that hold memory.
+    /// Returns the models to evict: the idle ones if they free enough memory, otherwise all resident models that hold
+    /// memory.
     pub fn models_to_evict(self, is_idle: impl Fn(&ModelState) -> bool) -> Vec<&'a ModelState> {
         let models = self.node.ledger.models.iter();
         let holding: Vec<_> =
@@ -92,10 +93,12 @@ impl<'a> LoadRequest<'a> {
     }
 }
 
-/// Plans a load of the job's model on the node where it is cheapest, if it is not being loaded already. Returns the
-/// memory that has to be freed for it, also where the eviction has to wait.
+/// Plans a load of the job's model on the node where it is cheapest, unless a node is already loading it. Returns the
+/// request, with the memory that other models have to free for it, even if the eviction has to wait; `None` if no
+/// memory has to be freed.
 ///
-/// `able` are the live nodes that have the model and may run the job; `loaders` are those of them that take work now.
+/// `able` are the live nodes that have the model and may run the job; `loaders` are the nodes of `able` that take work
+/// now.
 pub fn request_load<'a>(
     job: &'a Job,
     able: &[Candidate<'_>],
@@ -127,7 +130,7 @@ pub fn request_load<'a>(
     let fits = model.need_bytes <= loads.free_bytes;
     let request = LoadRequest::of(node, model, loads.free_bytes);
     loads.free_bytes = loads.free_bytes.saturating_sub(model.need_bytes);
-    // A lower-ranked job must not evict it again.
+    // A lower-ranked job must not evict this model again.
     loads.eviction_blocked = true;
     let how = if fits { "fits into free memory" } else { "idle models are evicted for it" };
     let reason = format!(
@@ -202,7 +205,7 @@ mod tests {
         assert_eq!(load_requests(&effects)[0].0.as_str(), "b");
     }
 
-    /// Memory for one model: no model is evicted before the highest-ranked job was served.
+    /// Two models, memory for one: no model is evicted before the highest-ranked job is served.
     #[test]
     fn two_models_with_memory_for_one_take_turns() {
         let first = job(Priority::P1, 0);
@@ -221,12 +224,13 @@ mod tests {
         s.on_job_row(Job { attempt: 1, phase, ..first }, 10_002);
         let requests = load_requests(&plan(&s, 10_003));
         assert_eq!(requests, [(n.id.clone(), other())], "the first model is evicted once its job has ended");
-        // A lower-ranked job does not keep the model busy that is to be evicted.
+        // No lower-ranked job is placed on the model that is to be evicted, because it would keep that model busy.
         s.on_job_row(Job { model: model_id(), ..job(Priority::P3, 0) }, 10_003);
         n.ledger.models[0].max_sequences = 4;
         s.on_node_row(n.clone());
         assert_eq!(placements(&plan(&s, 10_003)), []);
-        // With free memory for one more model it is loaded without an eviction, and only the next one has to wait.
+        // With free memory for one more model, the first model is loaded without an eviction, and only the next load
+        // has to wait.
         n.ledger.free_bytes = 5;
         n.ledger.models[0] = on_disk(model_id(), 5);
         let jobs = vec![job(Priority::P1, 0), second];

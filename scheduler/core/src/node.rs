@@ -7,22 +7,22 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{Ledger, ModelState};
 use serde::{Deserialize, Serialize};
 
-/// One row of the nodes in Postgres.
+/// The Postgres row of one node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     /// Name of the node.
     pub id: NodeId,
-    /// Process start that wrote the row last.
+    /// Boot (process start) of the node that wrote the row last.
     pub boot: BootId,
     /// Latest ledger that the node reported.
     pub ledger: Ledger,
-    /// Time of the last heartbeat or registration, in ms; the ledger was correct then.
+    /// Time of the last heartbeat or registration, in ms; the ledger was correct at that time.
     pub seen_ms: i64,
     /// Models for which the node answered `not_now`. A refusal for one model does not apply to the others.
     pub exclusions: BTreeMap<ModelId, Exclusion>,
 }
 
-/// A temporary refusal: the node gets no more work until its ledger changes.
+/// Temporary exclusion of a node after a refusal: it gets no more work until its ledger changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exclusion {
     /// Version of the ledger at the refusal; a later version ends the exclusion.
@@ -32,8 +32,8 @@ pub struct Exclusion {
 }
 
 impl Node {
-    /// Returns whether the node was seen within `ttl_ms`. A time in the future counts as not seen: the database's clock
-    /// was set back since.
+    /// Returns whether the node was seen within `ttl_ms`. A time far in the future counts as not seen, because the
+    /// database's clock was then set back.
     pub fn alive(&self, now_ms: i64, ttl_ms: u64) -> bool {
         now_ms.abs_diff(self.seen_ms) <= ttl_ms
     }
@@ -51,8 +51,8 @@ impl Node {
 
 impl Exclusion {
     /// Returns whether the exclusion still applies. The refusal may have come with a later ledger than the one cached
-    /// here, so only a ledger later than the refusal's ends it. `max_ms` is a safety net for a ledger that never
-    /// changes: an idle node that refuses is asked again from time to time.
+    /// here, so only a ledger with a later version than at the refusal ends the exclusion. `max_ms` is a safety net for
+    /// a ledger that never changes: an idle node that refuses is asked again from time to time.
     pub fn applies(&self, ledger: &Ledger, now_ms: i64, max_ms: u64) -> bool {
         ledger.version <= self.version && now_ms.abs_diff(self.at_ms) < max_ms
     }

@@ -1,4 +1,5 @@
-//! Which jobs a node runs concurrently. A suspect job, under which nodes were lost, shares its node with no other job.
+//! Decides which jobs a node runs concurrently. A suspect job (more than one node was lost while it ran the job) shares
+//! its node with no other job.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +8,17 @@ use cfq_proto::ids::NodeId;
 use crate::job::Job;
 use crate::state::State;
 
-/// The jobs that a node has, as far as isolation is concerned.
+/// Occupancy of a node by jobs, for the isolation of suspect jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct NodeOccupancy {
-    /// Number of jobs placed or running.
+    /// Number of jobs that are placed or running on the node.
     pub jobs: u32,
-    /// The node runs a suspect job, or is reserved for one.
+    /// True if the node runs a suspect job or is reserved for one.
     pub exclusive: bool,
 }
 
 impl NodeOccupancy {
-    /// Returns whether the job may run concurrently with those on the node.
+    /// Returns whether the job may run concurrently with the jobs already on the node.
     pub fn admits(self, job: &Job) -> bool {
         !self.exclusive && (self.jobs == 0 || !job.is_suspect())
     }
@@ -29,7 +30,7 @@ impl NodeOccupancy {
     }
 }
 
-/// Occupancy by placed and running jobs. Nodes without a job are absent.
+/// Returns each node's occupancy by placed and running jobs. Nodes without such a job are absent from the map.
 pub(crate) fn node_occupancies(state: &State) -> BTreeMap<&NodeId, NodeOccupancy> {
     let mut occupancies: BTreeMap<&NodeId, NodeOccupancy> = BTreeMap::new();
     for job in state.jobs.values() {

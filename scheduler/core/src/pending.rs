@@ -13,8 +13,8 @@ use crate::job::Job;
 use crate::pending_reason::{PendingReason, join_by_node};
 use crate::state::State;
 
-/// `no_node_ms` is written each time it grew by this fraction of the retry ceiling: a scheduler that dies loses no more
-/// of the count, and a waiting job causes no more writes.
+/// Number of writes of `no_node_ms` per retry ceiling: it is written each time it has grown by this fraction of the
+/// ceiling. A scheduler that dies loses at most one such fraction of the count, and a waiting job causes few writes.
 const NO_NODE_WRITES_PER_CEILING: u64 = 20;
 
 /// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct.
@@ -53,7 +53,8 @@ pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'
     let recorded = state.explained.get(&job.id).map(|e| &e.pending);
     let ends_a_count = pending.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
     let is_news = match &pending {
-        // The common case in a busy cluster, and temporary: not worth a write unless another reason is recorded.
+        // Lack of capacity is common in a busy cluster, and temporary: it is not worth a write unless another reason is
+        // recorded.
         PendingReason::Capacity => recorded.is_some_and(|recorded| *recorded != PendingReason::Capacity),
         PendingReason::NoNodeHasModel { .. } => {
             let write_interval_ms = (ceiling_ms / NO_NODE_WRITES_PER_CEILING).max(1);
@@ -69,9 +70,9 @@ pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'
     (is_news || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, pending, no_node_ms })
 }
 
-/// Time in which nodes were live but none had the model, in ms. Stored with the job, so that no number of new leaders
-/// makes it wait forever. Time in which no node or no scheduler was up is not evidence about the model and is not
-/// counted. Once a node has the model, the count restarts at zero.
+/// Time in which nodes were live but none had the model, in ms. It is stored with the job, so that it survives a change
+/// of leader and the job cannot wait forever. Time in which no node or no scheduler was up is not evidence about the
+/// model and is not counted. Once a node has the model, the count restarts at zero.
 fn no_node_ms(state: &State, job: &Job, pending: &PendingReason, now_ms: i64) -> u64 {
     let since_recorded = state
         .explained
@@ -89,8 +90,8 @@ fn no_node_ms(state: &State, job: &Job, pending: &PendingReason, now_ms: i64) ->
     }
 }
 
-/// A model that no node lists is most often misspelt or was never set up. Waiting for it would never end, and would
-/// keep its runner occupied.
+/// Returns the failure message for a job whose model no node lists. Such a model is most often misspelt or was never
+/// set up, so the job would wait forever and keep its runner occupied.
 fn no_node_failure(state: &State, model: &ModelId, now_ms: i64) -> String {
     let minutes = minutes(state.timing.retry_ceiling_ms);
     let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().flatten().map(ModelId::as_str).collect();
@@ -106,7 +107,7 @@ fn minutes(ms: u64) -> f64 {
     ms as f64 / 60_000.0
 }
 
-/// The reason where at least one live node has the model and may run the job.
+/// Returns the pending reason of a job for which at least one live node has the model and may run the job.
 fn reason_with_able_nodes(job: &Job, candidates: &Candidates<'_>) -> PendingReason {
     if candidates.resident.is_empty() {
         let able = &candidates.able;

@@ -32,7 +32,7 @@ pub enum PendingReason {
     Yielding {
         /// The program that each yielding node yields to.
         programs: BTreeMap<NodeId, String>,
-        /// What each node reports that has the model but cannot serve it.
+        /// Reports of the nodes that have the model but cannot serve it.
         unusable: BTreeMap<NodeId, String>,
     },
     /// A suspect job waits for a node that runs nothing else.
@@ -42,8 +42,8 @@ pub enum PendingReason {
 }
 
 impl PendingReason {
-    /// Returns whether a node serves the model again, whatever it reported before. An earlier note that the model is
-    /// unavailable is over then, and only failures of the job's own attempts still count.
+    /// Returns whether the reason implies that some node can serve the model. An earlier record that the model is
+    /// unavailable is then obsolete, and only failures of the job's own attempts still count.
     pub fn is_served(&self) -> bool {
         match self {
             Self::Loading { .. } | Self::Yielding { .. } | Self::Backoff | Self::ExclusiveNode | Self::Capacity => true,
@@ -74,7 +74,7 @@ impl fmt::Display for PendingReason {
     }
 }
 
-/// `a: reason; b: reason`, in the order of the nodes' names.
+/// Joins the reasons to `a: reason; b: reason`, in the order of the nodes' names.
 pub(crate) fn join_by_node(reasons: &BTreeMap<NodeId, String>) -> String {
     let reasons: Vec<String> = reasons.iter().map(|(node, reason)| format!("{node}: {reason}")).collect();
     reasons.join("; ")

@@ -3,10 +3,11 @@
 //! - a node never gets more than its last ledger admits, in tokens and in sequences;
 //! - a plan that was carried out leaves nothing to do: planning twice changes nothing;
 //! - a job never passes a higher-ranked one on a model that both wait for, so no job starves;
-//! - a node loads the model of the highest-ranked job that wants one there, and no other model is evicted for it while
-//!   a job of higher rank waits on the node: two models with capacity for one take turns, and neither is evicted before
-//!   it has served;
-//! - a job under which more than one node was lost runs alone on its node, and one node is reserved for it meanwhile.
+//! - a node loads the model of the highest-ranked job that needs a load there, and no other model is evicted for it
+//!   while a job of higher rank waits on the node: two models with capacity for one take turns, and neither is evicted
+//!   before it has served;
+//! - a suspect job (more than one node was lost while it ran the job) runs alone on its node, and while it waits, one
+//!   node is reserved for it.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +29,13 @@ use crate::pending_reason::join_by_node;
 use crate::priority::rank;
 use crate::state::State;
 
-/// How often a placed attempt is published again to a node that sends heartbeats but does not accept it.
+/// Maximum number of times that a placed attempt is published again to a node that sends heartbeats but does not accept
+/// the attempt.
 const MAX_RESENDS: u32 = 2;
 
-/// What the plan being made has left on each node.
+/// Capacity that remains on each node after the placements and loads planned so far.
 struct Remaining<'a> {
-    /// Missing entries are those of [`State::capacity`].
+    /// Remaining capacity by node and model. Where an entry is missing, [`State::capacity`] still applies.
     capacities: BTreeMap<(&'a NodeId, &'a ModelId), ModelCapacity>,
     occupancies: BTreeMap<&'a NodeId, NodeOccupancy>,
     loads: BTreeMap<&'a NodeId, NodeLoads<'a>>,
@@ -44,15 +46,15 @@ impl<'a> Remaining<'a> {
         self.occupancies.get(node).copied().unwrap_or_default()
     }
 
-    /// Places the job on the node; it reserves `tokens` of `capacity`.
+    /// Records that the job is placed on the node and reserves `tokens` of `capacity`.
     fn admit(&mut self, job: &'a Job, node: &'a NodeId, capacity: ModelCapacity, tokens: u64) {
         self.capacities.insert((node, &job.model), capacity.after_admitting(tokens));
         self.occupancies.entry(node).or_default().add(job);
         self.loads.entry(node).or_default().eviction_blocked = true;
     }
 
-    /// Reserves what the job waits for, so that lower-ranked jobs do not take it: its model on the open nodes, or for a
-    /// suspect job the node with the fewest jobs.
+    /// Reserves the capacity that the job waits for, so that lower-ranked jobs do not take it: the job's model on all
+    /// open nodes, or, for a suspect job, the whole node with the fewest jobs.
     fn reserve_for(&mut self, job: &'a Job, open: &[Candidate<'a>]) {
         if job.is_suspect() {
             if let Some((node, _)) = open.iter().min_by_key(|(node, _)| self.occupancy(&node.id).jobs) {
@@ -100,7 +102,7 @@ pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
     effects
 }
 
-/// Resends or ends a placement that the node has not accepted in time.
+/// Returns the effect that resends or ends a placement that the node has not accepted in time.
 fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
     let JobPhase::Placed { node, boot, lease, placed_ms } = &job.phase else { return None };
     let unplace = |reason: UnplaceReason| {
@@ -123,7 +125,7 @@ fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
     Some(Effect::Resend { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), boot: *boot })
 }
 
-/// Places a queued job, or returns what else is to be done with it.
+/// Returns the effect for a queued job: its placement, or what to do if it cannot be placed now.
 fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, remaining: &mut Remaining<'a>) -> Option<Effect> {
     let candidates = Candidates::of(state, job, now_ms);
     if candidates.all_rejected {
@@ -154,8 +156,8 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, remaining: &mut Remain
     pending_effect(state, job, &candidates, now_ms)
 }
 
-/// The cheapest open node with enough capacity; of equal ones the first. The cost's reservation is what to admit it
-/// with.
+/// Returns the cheapest open node with enough capacity (the first on ties), the job's cost there, and the node's
+/// remaining capacity. `reserved_tokens` of the cost is the number of tokens to reserve.
 fn cheapest<'a>(
     state: &'a State,
     job: &'a Job,

@@ -10,7 +10,7 @@ pub fn pr_transition_allowed(from: PrState, to: PrState) -> bool {
         PendingQc => matches!(to, QcApproved | QcRejected | Closed),
         QcRejected => matches!(to, PendingQc | Closed),
         QcApproved => matches!(to, PendingCoordinator | Closed),
-        // The coordinator approves it or sends it back for another round of quality control.
+        // The coordinator approves the pull request or sends it back for another round of quality control.
         PendingCoordinator => matches!(to, Approved | PendingQc | Closed),
         Approved => matches!(to, Merged | Closed),
         Merged | Closed => false,

@@ -1,10 +1,10 @@
 //! Index of the prompt blocks that nodes are believed to have in their prefix caches.
 //!
-//! A node reports how many tokens of keys and values it can reuse, but not of which prompts. That follows from what ran
-//! there, since a KV pool evicts the least recently used blocks, and the end of a prompt before its beginning: a node
-//! is believed to hold the blocks it used last, as many as the reported count covers. If that is wrong, a prompt is
-//! computed where another node could have reused it. Nothing else depends on the index, so it is not stored, and a new
-//! leader starts with an empty one.
+//! A node reports how many tokens of keys and values it can reuse, but not of which prompts. The index infers this from
+//! the prompts that ran on the node: a KV pool evicts the least recently used blocks first, and the end of a prompt
+//! before its beginning, so a node is believed to hold the blocks it used last, up to the reported number of tokens. If
+//! this is wrong, a prompt is computed on one node although another node had it cached. Nothing else depends on the
+//! index, so it is not stored, and a new leader starts with an empty one.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl PrefixIndex {
         if blocks.boot != boot {
             *blocks = RecentBlocks::new(boot);
         }
-        // Most prompts share their beginning, so it counts as used last.
+        // Most prompts share their beginning, so the beginning is recorded as used last.
         chain.iter().rev().for_each(|block| blocks.touch(*block));
     }
 
@@ -155,7 +155,7 @@ mod tests {
         };
         run_to_end(&mut s, &job_with_blocks(0..12), &b);
         run_to_end(&mut s, &job_with_blocks(100..112), &b);
-        // 153.6 tokens per block: 20 of them are cached.
+        // At 153.6 tokens per block, 20 blocks are cached.
         assert_eq!((cached(&s, 100..112), cached(&s, 0..12), cached(&s, 0..4)), (12, 8, 4));
         let restarted = Node { boot: new_id(), ..b.clone() };
         s.on_node_row(restarted.clone());

@@ -1,8 +1,9 @@
-//! Where the prompt of an expected call should be computed in advance: on the node where the call would be placed.
+//! Chooses the node that computes the prompt of an expected call in advance: the node where the call would be placed.
 //!
-//! Costs are those of a plan, but without the task's own running calls, which will have ended by then. Free capacity is
-//! not required, since a full node may have some by then, and nothing is reserved for the call: if it is placed
-//! elsewhere in the end, only idle time was lost. Only resident models qualify; a load is requested for jobs alone.
+//! Costs are computed as in a plan, but without the task's own running calls, which will have ended when the expected
+//! call is placed. Free capacity is not required, because a full node may have some by that time, and nothing is
+//! reserved for the call: if it is placed elsewhere in the end, only idle time was lost. Only resident models qualify,
+//! because loads are requested only for jobs.
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::PrefillHint;
@@ -13,8 +14,8 @@ use crate::cost::prefill_hint_cost;
 use crate::job::Job;
 use crate::state::State;
 
-/// Node on which the hinted prompt should be computed. `None` if no node could start now, or if the task has no live
-/// job.
+/// Returns the node on which the hinted prompt should be computed. `None` if no node could start now, or if the task
+/// has no live job.
 pub fn prefill_node(state: &State, hint: &PrefillHint, now_ms: i64) -> Option<NodeId> {
     // Only a task with a call in progress may have prompts computed.
     if !state.jobs.values().any(|job| job.task == hint.task) {
@@ -35,7 +36,7 @@ pub fn prefill_node(state: &State, hint: &PrefillHint, now_ms: i64) -> Option<No
         let cached_blocks = state.prefix_index.cached_blocks(node, model, &chain);
         (prefill_hint_cost(prompt_bytes, hint.max_tokens, model, concurrent, cached_blocks).total_ms(), node)
     });
-    // Of equal nodes the first, as in a plan.
+    // On ties the first node is chosen, as in a plan.
     with_cost.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, node)| node.id.clone())
 }
 
@@ -63,7 +64,7 @@ mod tests {
         let queued = own.clone();
         let among = |nodes: Vec<_>| state(nodes, vec![queued.clone()]);
         assert_eq!(prefill_node(&among(vec![]), &hint, 0), None);
-        // The task's own call on `a` will have ended by then; another task's will not.
+        // The task's own call on `a` will have ended when the expected call is placed; another task's call may not.
         a.ledger.models[0].running = 1;
         own.phase = JobPhase::Running { node: a.id.clone(), boot: a.boot, accepted_ms: -1 };
         let with_own = state(vec![a.clone(), b.clone()], vec![own]);
@@ -71,7 +72,7 @@ mod tests {
         assert_eq!(prefill_node(&among(vec![a.clone(), b.clone()]), &hint, 0), Some(b.id.clone()));
         let others = state(vec![a.clone(), b.clone()], vec![job(Priority::P2, 0)]);
         assert_eq!(prefill_node(&others, &hint, 0), None, "the task has no call in progress");
-        // A faster node is better; one that has to load the model, is dead or drains does not qualify.
+        // A faster node is better; a node that has to load the model, is dead or drains does not qualify.
         a.ledger.models[0].decode_rate = 100.0;
         assert_eq!(prefill_node(&among(vec![a.clone(), b.clone()]), &hint, 0), Some(a.id.clone()));
         a.ledger.models[0].residency = Residency::Available;

@@ -1,11 +1,11 @@
-//! The planner's cache: stores rows, decides nothing.
+//! The planner's cache of rows. It makes no decisions.
 //!
-//! **Capacity.** A node's ledger states what its KV pool admits. Between two ledgers the cache corrects it in both
-//! directions. A job that is placed, or was accepted since the node's last heartbeat, is not in the ledger yet: its
-//! tokens and its slot are subtracted. A job that was in the ledger and has ended since is still in it: they are added.
-//! The next heartbeat settles both. So two jobs placed between two heartbeats never count on the same capacity, and a
-//! slot is not idle until the next heartbeat. If the correction is wrong, the node refuses (`not_now`), which costs one
-//! message.
+//! **Capacity.** A node's ledger states what its KV pool admits. Between two ledgers, the cache corrects these numbers
+//! in both directions. A job that is placed, or was accepted since the node's last heartbeat, is not in the ledger yet:
+//! its tokens and its slot are subtracted. A job that was in the ledger and has ended since is still counted there: its
+//! tokens and its slot are added back. The ledger of the next heartbeat contains both changes. So two jobs placed
+//! between two heartbeats never use the same capacity, and a freed slot need not stay idle until the next heartbeat. If
+//! the correction is wrong, the node refuses (`not_now`), which costs one message.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,15 +25,16 @@ use crate::prefix_index::PrefixIndex;
 /// The durations of `cfq_proto::timing` that the planner needs, in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannerTiming {
-    /// A node that was not seen for this long is not alive.
+    /// Time after its last heartbeat at which a node counts as not alive.
     pub lease_ttl_ms: u64,
-    /// A placed job that was not accepted for this long is published again.
+    /// Time after which a placed job that was not accepted is published again.
     pub accept_ms: u64,
-    /// A job that gets no answer for this long fails.
+    /// Retry ceiling: time without an answer after which a job fails.
     pub retry_ceiling_ms: u64,
 }
 
-/// An exclusion ends after this many acceptance times even if the ledger does not change.
+/// Maximum duration of an exclusion, as a multiple of `accept_ms`: after it the exclusion ends even if the ledger does
+/// not change.
 const MAX_EXCLUSION_ACCEPT_TIMES: u64 = 10;
 
 /// A job that ended on a node whose last ledger may still count it.
@@ -43,7 +44,7 @@ struct EndedJob {
     ended_ms: i64,
 }
 
-/// Cached rows and what the leader did since it started.
+/// Cached rows, and a record of what the leader has done since it started.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
     pub(crate) timing: PlannerTiming,
@@ -54,7 +55,7 @@ pub struct State {
     /// Nodes that send heartbeats but accept no work.
     unresponsive: BTreeMap<NodeId, (BootId, Exclusion)>,
     pub(crate) explained: BTreeMap<JobId, Explained>,
-    /// Time of the last request to load a model, and the boot it was sent to.
+    /// Last request to load each model on each node: the boot it was sent to, and its time in ms.
     load_requests: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
     pub(crate) prefix_index: PrefixIndex,
 }
@@ -66,7 +67,7 @@ pub(crate) struct Explained {
     pub at_ms: i64,
 }
 
-/// How often a placed attempt was published again.
+/// How often, and when last, a placed attempt was published again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Resends {
     pub lease: LeaseId,
@@ -75,7 +76,7 @@ pub(crate) struct Resends {
 }
 
 impl State {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(timing: PlannerTiming) -> Self {
         Self {
             timing,
@@ -90,7 +91,7 @@ impl State {
         }
     }
 
-    /// Stores the current row of a job that is not over. `changed_ms` is the time of its last write.
+    /// Stores the current row of a job that has not ended. `changed_ms` is the time of the row's last write.
     pub fn on_job_row(&mut self, job: Job, changed_ms: i64) {
         if let Some(before) = self.jobs.get(&job.id) {
             let left_its_node = before.holder().is_some() && before.holder() != job.holder();
@@ -100,7 +101,7 @@ impl State {
             if matches!(job.phase, JobPhase::Running { .. })
                 && let Some((node, _)) = job.holder()
             {
-                // The node accepts work after all.
+                // The node has accepted a job, so it is responsive again.
                 self.unresponsive.remove(node);
             }
         }
@@ -194,8 +195,8 @@ impl State {
         self.load_requests.insert((node, model), (boot, now_ms));
     }
 
-    /// Returns whether this boot of the node was asked to load the model within the acceptance time. The message may be
-    /// lost, so a node that does not start the load is asked again after that.
+    /// Returns whether this boot of the node was asked to load the model within the last `accept_ms`. The message may
+    /// be lost, so a node that does not start the load is asked again after that.
     pub(crate) fn load_requested_recently(&self, node: &NodeId, model: &ModelId, now_ms: i64) -> bool {
         let boot = self.nodes.get(node).map(|n| n.boot);
         self.load_requests
@@ -209,7 +210,7 @@ impl State {
         self.explained.insert(job, Explained { pending, at_ms: now_ms });
     }
 
-    /// Ids of the cached jobs; the shell uses them to find those that ended.
+    /// Ids of the cached jobs; the scheduler service uses them to find the jobs that have ended.
     pub fn job_ids(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.keys().copied()
     }
@@ -219,7 +220,7 @@ impl State {
         self.nodes.keys()
     }
 
-    /// Returns whether the node may be given work for the model now, capacity aside.
+    /// Returns whether the node may be given work for the model now, regardless of its free capacity.
     pub(crate) fn accepts_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
         let max_ms = self.timing.accept_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMES);
         let applies = |exclusion: &Exclusion| exclusion.applies(&node.ledger, now_ms, max_ms);

@@ -1,11 +1,11 @@
 //! Legal transitions between task states (Q15). The store checks them before every write, so a state machine bug in any
-//! component ends in a refused write and never in a resurrected task.
+//! component leads to a refused write and never restarts a task that has ended.
 
 use cfq_proto::task::TaskState;
 
 /// Returns whether a task may change from `from` to `to`. Staying in a state is not a transition.
 ///
-/// `Merged`, `Accepted`, `Failed` and `Cancelled` are terminal: a retry makes a new task. An escalated task holds no
+/// `Merged`, `Accepted`, `Failed` and `Cancelled` are terminal: a retry creates a new task. An escalated task holds no
 /// lease, so any human decision that needs more work leads to `Ready`. A ready task escalates when its deadline passes
 /// while no runner holds it.
 pub fn task_transition_allowed(from: TaskState, to: TaskState) -> bool {

@@ -44,7 +44,7 @@ pub struct HttpConfig {
     pub allowed_hosts: Vec<String>,
 }
 
-/// Values for the fields that a submitted task leaves out.
+/// Default values for the fields that a submitted task leaves out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Defaults {

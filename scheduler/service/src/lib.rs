@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `store` | Postgres: every write is a compare-and-set on its fence; no other crate of cfq uses SQL |
+//! | `store` | Postgres: every write is a compare-and-set on its fence; no other part of cfq uses SQL |
 //! | `lead` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |

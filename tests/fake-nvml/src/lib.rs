@@ -1,8 +1,8 @@
 //! A fake of NVIDIA's management library (NVML) with the true binary interface, for machines without a GPU.
 //!
-//! Found before the real library as `libnvidia-ml.so.1` (by `LD_LIBRARY_PATH`), it implements the functions that cfq
-//! calls; [`scenario`] defines the values it returns. Signatures, structures and return codes are those of nvml.h. A
-//! handle is a GPU's index plus one.
+//! It is installed as `libnvidia-ml.so.1` in a folder of `LD_LIBRARY_PATH`, so that it is found before the real
+//! library. It implements the functions that cfq calls; [`scenario`] defines the values they return. Signatures,
+//! structures and return codes are those of nvml.h. The handle of a GPU is its index plus one.
 #![allow(unsafe_code, reason = "it is a foreign interface from end to end")]
 
 pub mod scenario;
@@ -38,7 +38,8 @@ pub struct Process {
     compute_instance: c_uint,
 }
 
-/// Calls `answer` with the GPU of a handle; returns its error, or the error that the scenario sets for this query.
+/// Calls `answer` with the GPU of a handle. Returns the error that the scenario sets for this query, else that of
+/// `answer`, else success.
 fn query(device: Handle, query: &str, answer: impl FnOnce(&FakeGpu) -> Result<(), c_uint>) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
     let Some(gpu) = (device as usize).checked_sub(1).and_then(|at| scenario.gpus.get(at)) else {

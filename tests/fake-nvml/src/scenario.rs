@@ -1,5 +1,5 @@
-//! The scenario file, which defines the fake GPUs. It is read again for each query, so that a test can change it while
-//! a program runs.
+//! The scenario file, which defines the fake GPUs. The library reads it again for each query, so that a test can change
+//! it while a program runs.
 //!
 //! ```text
 //! init = 0                      return code of nvmlInit; 18 is a driver of another version
@@ -22,17 +22,17 @@
 
 use std::collections::BTreeMap;
 
-/// Environment variable with the file's path.
+/// Environment variable with the path of the scenario file.
 pub const FILE_VARIABLE: &str = "CFQ_FAKE_NVML";
 
-/// The parsed file.
+/// The parsed scenario file.
 pub struct Scenario {
     pub init: u32,
     pub driver: String,
     pub gpus: Vec<FakeGpu>,
 }
 
-/// One `[gpu]` section.
+/// One fake GPU: a `[gpu]` section of the scenario file.
 #[derive(Default)]
 pub struct FakeGpu {
     properties: BTreeMap<String, String>,
@@ -42,7 +42,7 @@ pub struct FakeGpu {
 }
 
 impl Scenario {
-    /// Reads the file; `None` without one, which stands for a machine without a driver.
+    /// Reads the scenario file. `None` if there is no such file, which represents a machine without a driver.
     pub fn read() -> Option<Self> {
         let text = std::fs::read_to_string(std::env::var_os(FILE_VARIABLE)?).ok()?;
         let mut scenario = Self { init: 0, driver: String::new(), gpus: Vec::new() };
@@ -83,7 +83,7 @@ impl FakeGpu {
         Some(())
     }
 
-    /// The return code that the scenario sets for a query, if it fails.
+    /// The error code that the scenario sets for a query; `None` if the query succeeds.
     pub fn error_of(&self, query: &str) -> Option<u32> {
         self.errors.get(query).or_else(|| self.errors.get("all")).copied()
     }

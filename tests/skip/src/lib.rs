@@ -1,7 +1,8 @@
 //! Reports parts of tests that cannot run on this machine.
 //!
-//! libtest has no skip at run time: a test that returns early counts as passed. Such a test calls [`skip`] first.
-//! `.ci/run` lists and counts the skipped parts, and fails for one that `.ci/allowed-skips` does not allow.
+//! With libtest a running test cannot be marked as skipped: a test that returns early counts as passed. Such a test
+//! calls [`skip`] before it returns. `.ci/run` lists and counts the skipped parts, and fails if `.ci/allowed-skips`
+//! does not allow one of them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -16,22 +17,23 @@ pub const FILE_VARIABLE: &str = "CFQ_SKIPS";
 /// # Panics
 /// If the file cannot be written, because a skip must not be lost.
 pub fn skip(id: &str, reason: &str) {
-    // `eprintln!` would be shown for failed tests only.
+    // `eprintln!` would be captured and shown for failed tests only.
     drop(writeln!(io::stderr(), "skipped {id}: {reason}"));
     let Some(file) = std::env::var_os(FILE_VARIABLE) else { return };
-    // cargo sets the name for the tests that it runs.
+    // cargo sets the package name for the tests that it runs.
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "unknown".to_owned());
     let appended = append(Path::new(&file), &line(&package, id, reason));
     assert!(appended.is_ok(), "cannot record a skip in {}: {appended:?}", Path::new(&file).display());
 }
 
-/// The line of a skipped part. White space in the reason, such as that of another program's error, becomes one blank.
+/// The line that reports a skipped part. Each run of white space in the reason (which may be another program's error
+/// message) becomes one blank.
 fn line(package: &str, id: &str, reason: &str) -> String {
     let reason: Vec<&str> = reason.split_whitespace().collect();
     format!("{package}\t{id}\t{}\n", reason.join(" "))
 }
 
-/// Appends with one write: tests of several threads and processes share the file.
+/// Appends the line with a single write, because tests in several threads and processes share the file.
 fn append(file: &Path, line: &str) -> io::Result<()> {
     OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
 }

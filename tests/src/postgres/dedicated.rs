@@ -1,5 +1,5 @@
-//! A Postgres server that one test may kill and freeze. It holds no other test's data, and it starts on a copy of a
-//! data folder, which takes a fraction of the time of `initdb`.
+//! A Postgres server that one test may kill and freeze, because it holds no other test's data. It starts on a copy of a
+//! prepared data folder, which takes a fraction of the time of `initdb`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,8 @@ pub struct DedicatedPostgres {
     process: Mutex<Process>,
 }
 
-/// A data folder of cfq with a migrated database whose server is stopped; created once per run.
+/// Path of the seed folder: a cfq data folder with a migrated database, whose server is stopped. Created once per test
+/// run.
 async fn seed() -> &'static Path {
     static SEED: OnceCell<PathBuf> = OnceCell::const_new();
     SEED.get_or_init(|| async {
@@ -36,7 +37,7 @@ async fn seed() -> &'static Path {
 /// Copies the seed folder to `data`, which must not exist. `cfq up` accepts the copy as a folder it has used before.
 pub async fn copy_seed(data: &Path) {
     let seed = seed().await;
-    // `cp` shares blocks if the file system supports it.
+    // `cp` shares blocks between the copies if the file system supports it.
     let copied = Command::new("cp").arg("-a").arg(seed).arg(data).status().unwrap();
     assert!(copied.success(), "cp -a {} {}", seed.display(), data.display());
 }
@@ -105,7 +106,7 @@ impl Drop for Frozen {
 
 impl Drop for DedicatedPostgres {
     fn drop(&mut self) {
-        // The processes must not write to their folder any more when it is removed.
+        // All processes must have ended before their folder is removed, since they write to it.
         let process = self.process.lock().unwrap_or_else(|e| e.into_inner()).clone();
         if process.exit().is_none() {
             for one in self.stop_all().iter().rev() {

@@ -16,7 +16,7 @@ use super::calls::{End, OpenCall};
 pub(super) struct Chunks {
     texts: VecDeque<String>,
     bytes: usize,
-    /// Number of chunks after the gate, and the gate.
+    /// The gate, and the number of chunks that come after it.
     gate: Option<(usize, Gate)>,
 }
 
@@ -28,14 +28,14 @@ impl Chunks {
 
     pub(super) fn gated(first: &str, rest: &str, gate: Gate) -> Self {
         let (mut all, rest) = (Self::of(first), Self::of(rest));
-        // With an empty rest the gate blocks the end of the stream.
+        // If no text follows the gate, it blocks the end of the stream.
         all.gate = Some((rest.texts.len(), gate));
         all.bytes += rest.bytes;
         all.texts.extend(rest.texts);
         all
     }
 
-    /// The next chunk, after the gate where one blocks it; `None` at the end.
+    /// Returns the next chunk; waits for the gate if it blocks this chunk. `None` at the end.
     async fn next(&mut self) -> Option<String> {
         if let Some((left, gate)) = &self.gate
             && *left == self.texts.len()
@@ -68,7 +68,7 @@ fn frame(text: &str) -> Bytes {
 
 pub(super) fn endless(call: OpenCall) -> Response {
     sse(futures::stream::repeat_with(move || {
-        // Not recorded as sent: the record would grow without bound.
+        // The text is not recorded as sent, because the record would grow without bound.
         let _open = &call;
         Ok(frame("all work and no play "))
     }))

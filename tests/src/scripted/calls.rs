@@ -1,5 +1,5 @@
 //! The scripted model server's record of its calls: the request, the text sent, and how the call ended. The oracle uses
-//! it to check from outside that a text was generated once and that a generation stopped.
+//! the record to check, independently of cfq, that a text was generated once and that a generation stopped.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 pub enum End {
     /// The complete answer was written to the connection.
     Answered,
-    /// Answered with an error status.
+    /// The call was answered with an error status.
     Refused,
     /// The client closed the connection before the answer was complete.
     Disconnected,
@@ -23,11 +23,11 @@ pub struct Call {
     pub messages: Value,
     /// The text written to the connection so far.
     pub sent: String,
-    /// `None` while the call is open.
+    /// How the call ended; `None` while it is open.
     pub end: Option<End>,
 }
 
-/// All calls, in order of arrival.
+/// The record of all calls, in order of arrival.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<Mutex<Vec<Call>>>);
 
@@ -48,8 +48,8 @@ impl Calls {
     }
 }
 
-/// A call that is being answered. Dropped without an end it counts as disconnected: the server drops an answer when the
-/// connection closes.
+/// A call that is being answered. If it is dropped before its end is set, it counts as disconnected, because the server
+/// drops the answer when the connection closes.
 pub(super) struct OpenCall {
     calls: Calls,
     index: usize,

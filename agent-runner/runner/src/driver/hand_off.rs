@@ -132,7 +132,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Holds the hand-off for a human, or ends it if a human has already accepted the result as it is.
     pub(super) async fn hold_or_end_hand_off(&mut self, why: String) -> Result<(), Stopped> {
-        tracing::warn!(task = %self.number, why, "cannot hand off");
+        tracing::warn!(task = %self.number, why, "cannot hand off the result");
         if !self.history.facts.accepted_as_is {
             return self.hold_hand_off(why).await;
         }

@@ -55,7 +55,7 @@ pub fn render(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     lines.join("\n")
 }
 
-/// How to use a larger model: names the largest curated coding model that fits the largest GPU found.
+/// Text on how to use a larger model: names the largest curated coding model that fits the largest GPU found.
 fn suggest_larger_model(devices: &[Device], config: &Config) -> String {
     let card = devices.iter().filter(|d| d.kind == DeviceKind::Cuda).max_by_key(|d| d.memory_total);
     let entry = card.and_then(|card| fitting_models(&[nominal_capacity(card)], config.node.max_sequences).next());

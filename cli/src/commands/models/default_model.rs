@@ -1,6 +1,6 @@
-//! The default model of agents without a configured one, and the message that announces it. A build that runs models on
-//! GPUs uses the curated model that fits the machine's GPUs. Otherwise the small model serves, and the message names
-//! the model that an idle GPU could run.
+//! The default model of agents without a configured model, and the message that announces it. A build that runs models
+//! on GPUs uses the largest curated model that fits the machine's GPUs. Otherwise the small model is used, and the
+//! message names the model that the unused GPUs could run.
 
 use cfq_engine::Bytes;
 use cfq_engine::cuda::CudaUnavailable;
@@ -12,7 +12,7 @@ use cfq_proto::node::Device;
 use super::size;
 use crate::config::{Config, SMALL_MODEL};
 
-/// Chooses the default model of this machine; nothing if any model is configured.
+/// Chooses the default model of this machine. Chooses none if any model is configured.
 pub fn choose(config: &Config) -> DefaultModel {
     if config.names_a_model() {
         return DefaultModel::NoCandidate;
@@ -20,7 +20,8 @@ pub fn choose(config: &Config) -> DefaultModel {
     choose_default_model(config.node.device, config.node.max_sequences)
 }
 
-/// The message about a choice, if it needs one. `present` is whether the model has been fetched already.
+/// Returns the message to the user about a choice; `None` if there is nothing to report. `present` is true if the
+/// chosen model has been fetched already.
 pub fn message(choice: &DefaultModel, present: bool) -> Option<String> {
     match choice {
         DefaultModel::NoCandidate => None,

@@ -19,10 +19,10 @@ use crate::config::{Config, NodeConfig};
 use crate::exit;
 use crate::output;
 
-/// Context lengths that get a row, in tokens; the model's own maximum is appended.
+/// Context lengths for which the report has a row, in tokens. A last row shows the model's maximum length.
 const CONTEXT_LENGTHS: [u64; 7] = [2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
-/// The term that is omitted if it is zero.
+/// Name of the only term that the report omits if its value is zero.
 const OVERHEAD_TERM: &str = "overhead";
 
 #[derive(Serialize)]
@@ -33,14 +33,14 @@ pub struct FitReport {
     file: u64,
     /// Longest sequence, in tokens.
     context: u64,
-    /// The model runs only on the CPU, one sequence at a time.
+    /// True if the model runs only on the CPU, one sequence at a time.
     alone: bool,
     /// The estimate on the CPU.
     terms: MemoryTerms,
-    /// Memory of earlier loads on this machine, measured and predicted.
+    /// Memory that earlier loads on this machine used, and the prediction for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     measured: Option<MeasuredLoad>,
-    /// Why the measurements are not used.
+    /// Reason why the measurements of earlier loads are not used.
     #[serde(skip_serializing_if = "Option::is_none")]
     unmeasured: Option<String>,
     places: Vec<Placement>,
@@ -65,17 +65,17 @@ struct Placement {
     name: String,
     /// Memory that is free for a model, in bytes.
     available: u64,
-    /// Memory for KV offload in addition, in bytes.
+    /// Additional memory for KV offload, in bytes.
     kv_offload_bytes: u64,
-    /// Whether this build runs models there, and the configuration's `device` permits it.
+    /// True if this build can run models on the device and the `device` setting permits it.
     used: bool,
-    /// For GPUs only.
+    /// Estimate for GPUs; `None` for the CPU.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     on_gpus: Option<GpuPlacement>,
     lengths: Vec<LengthFit>,
 }
 
-/// The memory of the model with one sequence of `tokens` tokens.
+/// Memory that the model needs for one sequence of `tokens` tokens.
 #[derive(Serialize)]
 struct LengthFit {
     tokens: u64,
@@ -109,7 +109,7 @@ pub fn fit(store: &ModelStore, config: &Config, model: ModelId) -> anyhow::Resul
     Ok(FitReport { model, path, file, context, alone, terms: cpu.into(), measured: on_cpu, unmeasured, places })
 }
 
-/// The placement on a CPU; `None` for a GPU.
+/// Returns the placement on a CPU; `None` if `device` is a GPU.
 fn on_host(device: &Device, sums: &ModelSummary, node: &NodeConfig) -> Option<Placement> {
     match device.kind {
         DeviceKind::Cpu => {}

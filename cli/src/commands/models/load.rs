@@ -24,9 +24,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 struct LoadResult {
     node: NodeId,
     model: ModelId,
-    /// The node's first reply.
+    /// The node's reply to the request, sent before a load or unload finished.
     reply: ModelReply,
-    /// `None` if the node no longer lists the model, because it could not use it.
+    /// State of the model in the ledger. `None` if the node could not use the model and no longer lists it.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<ModelState>,
 }
@@ -81,7 +81,7 @@ pub async fn unload(out: Output, paths: &Paths, request: ModelRequest) -> anyhow
         _ => Some(
             wait_for_state(&client, &answer, |state| match state.residency {
                 Residency::Available => state.running == 0,
-                // It was being unloaded after the reply, so this is a new load.
+                // The model was being unloaded when the node replied, so it has been loaded again since.
                 Residency::Resident | Residency::Unusable { .. } => true,
                 // Still unloading, or loading again.
                 Residency::Loading => false,
@@ -106,7 +106,7 @@ async fn current_state(client: &Client, answer: &ModelAnswer) -> anyhow::Result<
 }
 
 /// Polls until the node's ledger shows a state that satisfies `is_final`, without a limit, since a load may take long.
-/// The node continues if the user interrupts this.
+/// If the user interrupts the wait, the node continues.
 async fn wait_for_state(
     client: &Client,
     answer: &ModelAnswer,
@@ -121,7 +121,7 @@ async fn wait_for_state(
         let Some(node) = nodes.into_iter().find(|node| node.id == answer.node && node.alive) else {
             anyhow::bail!("{} became unreachable; `cfq nodes` shows when it is back", answer.node);
         };
-        // An older ledger precedes the request.
+        // A ledger of the same process with a lower version was written before the request.
         let fresh = node.boot != answer.boot || node.ledger.version >= version;
         if fresh
             && let Some(state) = node.ledger.models.into_iter().find(|state| state.model == answer.model)

@@ -18,15 +18,15 @@ use super::{fetch, fetch_missing};
 use crate::config::Config;
 use crate::output::Output;
 
-/// Fetch attempts in a row without progress. Fewer than for a configured model: a machine that is never online waits
-/// for them at each start.
+/// Maximum number of consecutive fetch attempts without progress, for the automatically chosen model. Lower than for
+/// models named in the configuration, because an offline machine goes through all of these attempts at every start.
 const MAX_FETCH_ATTEMPTS: u32 = 3;
-/// Longest wait for a fetch to stop. A fetch that waits for another process does not react to the request.
+/// Longest wait for a fetch to stop after it was asked to. A fetch that waits for another process does not react.
 const FETCH_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Chooses the default model and fetches missing models. Returns the configuration with the default model, or `None` if
-/// a signal ended the start. `chosen` is the choice of the process that started this one in the background; that
-/// process has fetched the models too.
+/// a signal ended the start. `chosen` is the default model that `cfq up -d` chose before it started this process in the
+/// background; it has also fetched the models.
 pub async fn prepare_models(
     out: Output,
     paths: &Paths,
@@ -54,8 +54,8 @@ pub async fn prepare_models(
     }
 }
 
-/// Fetches the chosen model. Returns the configuration that uses it, the unchanged one if the fetch failed or was
-/// interrupted, or `None` if a signal ended the start.
+/// Fetches the chosen model. Returns the configuration with that model, the unchanged configuration if the fetch failed
+/// or was interrupted, or `None` if a signal ended the start.
 async fn fetch_default(
     out: Output,
     paths: &Paths,
@@ -98,13 +98,13 @@ async fn fetch_default(
 enum FetchOutcome {
     Complete,
     Failed(anyhow::Error),
-    /// By Ctrl-C: the start continues without the model.
+    /// Stopped by Ctrl-C: the start continues without the model.
     Interrupted,
-    /// By SIGTERM: the start ends.
+    /// Stopped by SIGTERM: the start ends.
     Terminated,
 }
 
-/// Runs a fetch to its end, or stops it at a signal.
+/// Runs a fetch to completion, or stops it when a signal arrives.
 async fn fetch_until_signal(
     fetch: impl Future<Output = anyhow::Result<()>>,
     stopper: &Stopper,

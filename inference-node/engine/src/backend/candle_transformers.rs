@@ -2,8 +2,8 @@
 //!
 //! A candle-transformers model holds the keys and values of one sequence internally and cannot rewind them. So there is
 //! no prefix cache, no speculation and no batching, and each token copies the whole cache: these families run, but
-//! slowly. A family is listed once its logits and its text match those of transformers (see tests/fixtures). Settings
-//! in config.json that candle-transformers would ignore are refused.
+//! slowly. A family is added only when its logits and its text match those of transformers (see tests/fixtures).
+//! Settings in config.json that candle-transformers would ignore are refused.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -31,17 +31,17 @@ enum Family {
 #[derive(Debug, Clone)]
 pub struct CandleTransformersConfig {
     family: Family,
-    /// config.json as candle-transformers reads it.
+    /// config.json in the form that candle-transformers expects: with the limited context and a top-level rope_theta.
     config: Value,
     /// Sizes of the model; the context is limited to the sliding window.
     pub shape: ModelShape,
 }
 
 impl CandleTransformersConfig {
-    /// Reads and checks the configuration; `None` if the file is of another family.
+    /// Reads and checks the configuration; `None` if the model is of another family.
     ///
     /// # Errors
-    /// If a size is missing or inconsistent, or a setting would be ignored.
+    /// If a size is missing or inconsistent, or candle-transformers would ignore a setting.
     pub fn read(file: &ModelFile) -> std::result::Result<Option<Self>, HeaderError> {
         let ModelFile::Folder(folder) = file else { return Ok(None) };
         let family = match file.architecture() {
@@ -85,8 +85,9 @@ impl CandleTransformersConfig {
         Ok(Some(Self { family, config, shape }))
     }
 
-    /// Upper bound of the activations of a pass of `rows` rows, in bytes: each layer repeats the keys and values for
-    /// all heads, and holds the attention scores of all rows three times.
+    /// Upper bound of the activations of a forward pass over `rows` tokens, in bytes. It includes what a layer of
+    /// candle-transformers holds temporarily: the keys and values repeated for every query head, and three copies of
+    /// the attention scores.
     pub fn activation_bytes(&self, rows: u64) -> u64 {
         let s = &self.shape;
         let product = |factors: &[u64]| factors.iter().fold(4u64, |all, factor| all.saturating_mul(*factor));
@@ -95,7 +96,7 @@ impl CandleTransformersConfig {
         s.activations(rows, 1).saturating_add(repeated).saturating_add(scores)
     }
 
-    /// Bytes of the RoPE tables of all positions, temporaries included.
+    /// Memory for the RoPE tables of all positions in bytes, including temporaries while they are computed.
     pub fn rope_table_bytes(&self) -> u64 {
         [4, 4, self.shape.context, self.shape.head_dim].into_iter().fold(1, u64::saturating_mul)
     }
@@ -140,7 +141,7 @@ enum Forward {
     Olmo2(olmo2::Model),
 }
 
-/// A loaded model.
+/// A loaded model of one of these families.
 pub struct CandleModel {
     state: RefCell<State>,
     shape: ModelShape,
@@ -149,7 +150,7 @@ pub struct CandleModel {
 
 struct State {
     forward: Forward,
-    /// Number of tokens whose keys and values it holds.
+    /// Number of tokens whose keys and values the model holds.
     computed: usize,
 }
 
@@ -173,12 +174,12 @@ impl CandleModel {
         Ok(Self { state: RefCell::new(State { forward, computed: 0 }), shape: config.shape, bytes })
     }
 
-    /// Bytes of the weights in memory.
+    /// Actual size of the loaded weights in bytes (not the estimate).
     pub fn stored_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A pool that counts positions only; the keys and values are inside the model.
+    /// Creates a KV pool that only counts positions; the keys and values are inside the model.
     pub fn pool(&self, tokens: u64) -> KvPool<ModelOwnedKv> {
         KvPool::with_memory(ModelOwnedKv, tokens as usize / BLOCK).without_prefix_cache()
     }
@@ -198,7 +199,7 @@ impl State {
         } else if past != self.computed {
             bail!("the sequence has {past} computed tokens, but the model holds {}", self.computed)
         }
-        // The model's state is undefined if the pass fails.
+        // Reset first: if the pass fails, the model's keys and values are undefined.
         self.computed = 0;
         let input = Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?;
         let scores = match &mut self.forward {
@@ -238,7 +239,7 @@ impl ForwardModel for CandleModel {
     }
 }
 
-/// Stands in for the memory of keys and values that are inside the model.
+/// Placeholder for KV memory: the keys and values are inside the model, where they cannot be accessed.
 pub struct ModelOwnedKv;
 
 impl BlockMemory for ModelOwnedKv {

@@ -5,16 +5,16 @@ use cfq_memory::ModelShape;
 
 use crate::kv::{BlockMemory, KvPool, SequenceKv};
 
-/// Maximum number of prompt rows of one forward pass; bounds its activations.
+/// Maximum number of prompt tokens in one forward pass; bounds the size of its activations.
 pub const MAX_PREFILL_ROWS: usize = 512;
-/// Maximum number of rows of drafted tokens of one forward pass, shared by its sequences.
+/// Maximum number of drafted tokens in one forward pass, over all its sequences.
 pub const MAX_DRAFT_ROWS: usize = 32;
 
 /// One sequence's part of a forward pass.
 pub struct BatchEntry<'a> {
-    /// The sequence's KV blocks, grown for `tokens`: see [`KvPool::grow`].
+    /// The sequence's KV blocks; blocks for `tokens` are already allocated by [`KvPool::grow`].
     pub kv: &'a SequenceKv,
-    /// Tokens at the positions after those that `kv` holds.
+    /// New tokens to compute, which follow the positions already in `kv`.
     pub tokens: &'a [u32],
     /// Number of tokens, counted from the last, whose logits are returned.
     pub scored: usize,
@@ -22,11 +22,12 @@ pub struct BatchEntry<'a> {
 
 /// A loaded model on any device.
 pub trait ForwardModel {
-    /// Storage of its keys and values.
+    /// Memory that holds the model's keys and values.
     type Memory: BlockMemory;
 
-    /// Whether a sequence can be rewound: a new sequence can start from another's prefix, and rejected drafts can be
-    /// dropped. Without rewinding, one sequence runs at a time, from its first token on.
+    /// Whether a sequence can be rewound to an earlier position. This allows a new sequence to start from another
+    /// sequence's prefix, and rejected drafts to be dropped. Without it, sequences run one at a time, each from its
+    /// first token on.
     const REWINDS: bool = true;
 
     /// Sizes of the model.
@@ -37,9 +38,10 @@ pub trait ForwardModel {
 
     /// Logits of the scored tokens of all entries, in order: (scored tokens, vocabulary); `None` if there are none.
     ///
-    /// Writes keys and values of the new positions but does not count them: see [`KvPool::advance`]. With
-    /// `batch_invariant`, no bit of a row depends on the other rows, even if that needs slower kernels. The work is
-    /// complete when it returns: the measured latency sizes the next passes.
+    /// Writes the keys and values of the new positions, but leaves the sequences' lengths unchanged: the caller
+    /// advances them with [`KvPool::advance`]. With `batch_invariant`, no bit of a sequence's logits depends on the
+    /// rest of the batch, even if that needs slower kernels. All work on the device is complete when this returns,
+    /// because the measured latency determines the size of the next passes.
     ///
     /// # Errors
     /// candle's error; [`Self::failure`] classifies it.
@@ -61,6 +63,6 @@ pub enum ForwardFailure {
     Pass,
     /// Memory ran out during the pass; earlier results are intact.
     Memory,
-    /// The device failed: none of its contents can be relied on.
+    /// The device failed: everything in its memory must be considered lost.
     Device,
 }

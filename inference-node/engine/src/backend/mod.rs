@@ -1,4 +1,4 @@
-//! Forward passes: the same architecture on the CPU, on NVIDIA GPUs, or in candle-transformers.
+//! Forward passes: our own on the CPU and on NVIDIA GPUs, and those of candle-transformers.
 
 pub(crate) mod candle_transformers;
 pub(crate) mod cpu;

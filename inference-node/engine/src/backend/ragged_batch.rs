@@ -1,4 +1,5 @@
-//! Values that our CPU and GPU forward passes derive from a batch and the architecture in the same way.
+//! Functions shared by our CPU and GPU forward passes: RoPE angles and scored rows of a batch, and sizes of the KV
+//! pool.
 
 use std::ops::Range;
 
@@ -6,16 +7,16 @@ use crate::backend::forward::BatchEntry;
 use crate::kv::KvShape;
 use crate::model::architecture::Architecture;
 
-/// Cosines and sines of a batch's rows for one RoPE, each (rows, pairs).
+/// Cosines and sines that one RoPE applies to the rows of a batch, each (rows, pairs).
 pub struct RopeAngles {
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
-    /// Values per row.
+    /// Number of rotated pairs per head, which is the number of cosines (and of sines) per row.
     pub pairs: usize,
 }
 
-/// Angles of the new positions of all entries. `rope` is an index into [`Architecture::ropes`]; the first one has a
-/// long-context form in some models.
+/// Computes the angles of the new positions of all entries. `rope` is an index into [`Architecture::ropes`]; in some
+/// models, RoPE 0 has a second form for long sequences.
 pub fn rope_angles(architecture: &Architecture, batch: &[BatchEntry<'_>], rope: usize) -> RopeAngles {
     let short = &architecture.ropes[rope];
     let (mut cos, mut sin) = (Vec::new(), Vec::new());
@@ -29,7 +30,7 @@ pub fn rope_angles(architecture: &Architecture, batch: &[BatchEntry<'_>], rope: 
     RopeAngles { cos, sin, pairs: short.frequencies.len() }
 }
 
-/// Rows of each entry whose logits are wanted.
+/// For each entry, the range of rows whose logits are requested ([`BatchEntry::scored`]).
 pub fn scored_rows(batch: &[BatchEntry<'_>]) -> impl Iterator<Item = Range<usize>> {
     let mut end = 0;
     batch.iter().map(move |entry| {
@@ -44,7 +45,8 @@ pub fn kv_shape(architecture: &Architecture) -> KvShape {
     KvShape { layers: s.layers as usize, heads: s.kv_heads as usize, head_dim: s.head_dim as usize }
 }
 
-/// Longest sequence that uses the short-context RoPE, in tokens; `None` if there is one RoPE for all lengths.
+/// Longest sequence that uses the short-context RoPE, in tokens; `None` if the model uses the same RoPE for all
+/// lengths.
 pub fn original_context(architecture: &Architecture) -> Option<u64> {
     architecture.long_rope.as_ref().map(|long| long.original_context as u64)
 }

@@ -1,5 +1,5 @@
-//! Checks of the whole engine on the device: generated texts in a batch and alone, sampled, constrained, resumed, with
-//! a small KV pool, and with offloaded keys and values.
+//! Checks of the whole engine on the device, by the texts it generates: in a batch and alone, greedy and sampled, with
+//! constraints, resumed, cancelled, with a small KV pool, and with offloaded keys and values.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const PROMPTS: [&str; 8] = [
     "{\"key\": [1, 2,",
 ];
 
-/// Checks the texts; [`ParityRow::difference`] is the fraction of wrong texts, and none is allowed.
+/// Runs the checks. [`ParityRow::difference`] is the fraction of wrong texts, which must be zero.
 pub fn check(target: &Target, folder: &Path, progress: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
     progress("texts");
     let rows = with_file(&shapes::engine_model(), folder, |path| rows(target, path).map_err(NotRun::Failed));
@@ -89,7 +89,7 @@ const MIN_KV_TOKENS: u64 = 512;
 /// Interval between two attempts to admit a sequence.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// With `deterministic`, a text does not depend on the batch.
+/// Checks that with `deterministic`, a text does not depend on the batch; returns the fraction of wrong texts.
 async fn batch_invariance(engine: &LocalEngine, sampling: &Sampling) -> Result<f64, String> {
     let batched = texts(engine, &PROMPTS, sampling, &OutputFormat::Text).await?;
     let mut alone = Vec::new();
@@ -99,7 +99,7 @@ async fn batch_invariance(engine: &LocalEngine, sampling: &Sampling) -> Result<f
     Ok(wrong_fraction(batched.iter().zip(&alone).map(|(a, b)| a == b)))
 }
 
-/// With `deterministic`, a text does not depend on the drafted tokens.
+/// Checks that with `deterministic`, a text does not depend on the drafted tokens; returns the fraction of wrong texts.
 async fn prompt_lookup(engine: &LocalEngine) -> Result<f64, String> {
     let with = texts(engine, &PROMPTS, &greedy(true), &OutputFormat::Text).await?;
     let without = texts(engine, &PROMPTS, &greedy(false), &OutputFormat::Text).await?;
@@ -132,7 +132,8 @@ async fn constrained_by_schema(engine: &LocalEngine) -> Result<f64, String> {
 
 async fn constrained_by_grammar(engine: &LocalEngine) -> Result<f64, String> {
     let lark = "start: \"(\" start \")\" | \"x\"".to_owned();
-    // A text that only opens brackets is cut at the token limit, and its beginning still follows the grammar.
+    // A text that only opens brackets is cut at the token limit. It is valid too, because the grammar allows it as a
+    // beginning.
     let texts = texts(engine, &PROMPTS, &greedy(true), &OutputFormat::Grammar { lark }).await?;
     let is_valid = |text: &String| {
         let inside = text.trim_start_matches('(');
@@ -143,7 +144,8 @@ async fn constrained_by_grammar(engine: &LocalEngine) -> Result<f64, String> {
     Ok(wrong_fraction(texts.iter().map(is_valid)))
 }
 
-/// Resumes each text after half of its tokens, as another node does after this one is lost.
+/// Checks that a text that is resumed after half of its tokens, as on another node after the first node is lost, equals
+/// the uninterrupted text.
 async fn resumed(engine: &LocalEngine) -> Result<f64, String> {
     let vocabulary = engine.vocabulary().fingerprint();
     let (mut correct, mut resumed_tokens) = (Vec::new(), 0);
@@ -170,7 +172,7 @@ async fn resumed(engine: &LocalEngine) -> Result<f64, String> {
     Ok(wrong_fraction(correct.into_iter()))
 }
 
-/// Cancels a text that cannot end before that.
+/// Checks that a running generation can be cancelled. The text has 400 letters, so it cannot end before.
 async fn cancelled(engine: &LocalEngine) -> Result<f64, String> {
     let letters = OutputFormat::Regex { pattern: "[a-z]{400}".to_owned() };
     let sampling = Sampling { max_tokens: 400, ..greedy(true) };
@@ -209,7 +211,7 @@ fn sampled() -> Sampling {
     }
 }
 
-/// Texts that together need more than [`MIN_KV_TOKENS`].
+/// Sampling for texts so long that together they exceed the smallest KV pool ([`MIN_KV_TOKENS`]).
 fn long() -> Sampling {
     Sampling { max_tokens: 96, ..greedy(true) }
 }

@@ -1,8 +1,8 @@
-//! Comparison of the memory estimate of a load with the memory it took.
+//! Compares the memory estimate of a model load with the memory that the load took.
 //!
-//! On a GPU, the driver and (if available) NVML are read before and after the load. Both count all processes, so no
-//! other program may start or end on the GPU meanwhile. On the CPU, the resident memory of this process is read; it may
-//! still contain pages that an earlier model freed, so small models may seem to take no memory.
+//! On a GPU, the driver and (if available) NVML are read before and after the load. Both count the memory of all
+//! processes, so no other program may start or end on the GPU meanwhile. On the CPU, the resident memory of this
+//! process is read; it may still contain pages that an earlier model freed, so small models may seem to take no memory.
 
 use std::path::Path;
 
@@ -29,8 +29,9 @@ pub struct MemoryRow {
     pub measured_bytes: u64,
     /// Source of the measurement: `driver`, `nvml` or `process`.
     pub measured_by: &'static str,
-    /// Largest difference that passes, in bytes; `None` if the row cannot fail. Only the driver's count decides: NVML's
-    /// includes memory that the process pools for the next pass, the process's pages of an earlier model.
+    /// Largest difference that passes, in bytes; `None` if the row is only reported and cannot fail. Only rows measured
+    /// by the driver can fail: NVML also counts memory that the process pools for later passes, and the resident memory
+    /// of the process may include pages of an earlier model.
     pub allowed_bytes: Option<u64>,
 }
 
@@ -51,17 +52,17 @@ impl MemoryRow {
         self.allowed_bytes.is_some_and(|allowed| self.predicted_bytes.abs_diff(self.measured_bytes) > allowed)
     }
 
-    /// Both figures in words.
+    /// Predicted and measured memory as text.
     pub fn summary(&self) -> String {
         let (predicted, measured) = (Bytes(self.predicted_bytes), Bytes(self.measured_bytes));
         format!("predicted {predicted}, measured {measured} ({})", self.measured_by)
     }
 }
 
-/// [`MemoryRow::measured_by`] of the GPU driver.
+/// Value of [`MemoryRow::measured_by`] for measurements by the GPU driver.
 const DRIVER: &str = "driver";
 
-/// Loads the models of [`shapes::sizes`] and compares.
+/// Loads the models of [`shapes::sizes`] and compares the estimated with the measured memory of each.
 pub fn check(
     target: &Target,
     quick: bool,
@@ -95,7 +96,7 @@ fn on_gpu(
     nvml_used: &dyn Fn(&str) -> Option<u64>,
 ) -> Result<Vec<MemoryRow>, NotRun> {
     let driver = || {
-        // Frees are asynchronous.
+        // Memory is freed asynchronously; waits until that is done.
         gpu.device.synchronize().ok()?;
         memory(&gpu.device).map(|(free, total)| total.saturating_sub(free))
     };

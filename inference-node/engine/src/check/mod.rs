@@ -22,15 +22,15 @@ pub use crate::check::parity::ParityRow;
 pub use crate::check::speed::{DecodeRow, PrefillRow, SpeedRow};
 use crate::load_error::LoadError;
 
-/// What to check.
+/// Options of the check.
 pub struct CheckOptions<'a> {
-    /// The GPUs to check, opened; empty: the CPU.
+    /// The GPUs to check, already opened; if empty, the CPU is checked.
     pub gpus: Vec<Gpu>,
     /// Name of the processor, for the report.
     pub cpu_name: String,
-    /// Host memory that models may take, in bytes.
+    /// Host memory that the models of the check may take, in bytes.
     pub available_memory: u64,
-    /// Used memory of the GPU with this UUID as NVML reports it, in bytes.
+    /// Function that returns the used memory of the GPU with the given UUID, as NVML reports it, in bytes.
     pub nvml_used: &'a dyn Fn(&str) -> Option<u64>,
     /// Parts of the check that the caller had to leave out, with the reason.
     pub not_run: Vec<String>,
@@ -49,15 +49,15 @@ pub struct CheckReport {
     pub built_for_cuda: bool,
     /// Bandwidth of a copy within the device's memory, in bytes per second; bytes read and bytes written both count.
     pub bandwidth: f64,
-    /// Compared logits and texts.
+    /// Results of comparing logits and texts.
     pub parity: Vec<ParityRow>,
     /// Memory estimates and measurements.
     pub memory: Vec<MemoryRow>,
-    /// Measured rates.
+    /// Measured prefill and decode rates.
     pub speed: Vec<SpeedRow>,
     /// Parts that were skipped, with the reason.
     pub not_run: Vec<String>,
-    /// Parts that failed without a row above, with the reason.
+    /// Parts that failed before they had a row in `parity`, `memory` or `speed`, with the reason.
     pub failures: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ pub enum CheckError {
     },
 }
 
-/// The device target test.
+/// The device that is checked.
 pub(super) enum Target {
     Cpu { available_memory: u64 },
     Gpu(Gpu),
@@ -101,7 +101,7 @@ impl Target {
         }
     }
 
-    /// The target as a GPU: the GPU forward pass also runs on candle's CPU device.
+    /// The target as a GPU. For the CPU, this is candle's CPU device, on which the GPU forward pass also runs.
     fn gpu(&self) -> Gpu {
         match self {
             Self::Cpu { available_memory } => Gpu {
@@ -120,9 +120,9 @@ impl Target {
 
 /// Why a part of the check has no result.
 enum NotRun {
-    /// It does not fit on this machine, or nothing can measure it; not a failure of the check.
+    /// The part cannot run on this machine, for example because a model does not fit; the check does not fail.
     Skipped(String),
-    /// It failed.
+    /// The part failed, and so does the check.
     Failed(String),
 }
 
@@ -153,7 +153,7 @@ impl NotRun {
         if is_out_of_memory(error) { Self::Skipped(error.to_string()) } else { Self::Failed(error.to_string()) }
     }
 
-    /// Adds the reason to the report's list.
+    /// Adds the reason to `not_run` or to `failures`.
     fn record(self, what: &str, not_run: &mut Vec<String>, failures: &mut Vec<String>) {
         match self {
             Self::Skipped(reason) => not_run.push(format!("{what}: {reason}")),
@@ -185,7 +185,7 @@ pub fn check(options: CheckOptions<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     if !found.is_empty() {
         let others: Vec<String> = found.iter().map(Gpu::id).collect();
         not_run.push(format!(
-            "everything but the split of layers on {}: --device {} checks a single GPU",
+            "{}: only the layer split was checked; run with --device {} to check a GPU fully",
             others.join(", "),
             others[0]
         ));
@@ -226,12 +226,12 @@ impl TemporaryFolder {
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // A remainder is left to the system's cleanup of temporary files.
+        // If this fails, the files are left to the system's cleanup of temporary files.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
-/// Calls `work` with a model file of this shape, which is removed afterwards.
+/// Writes a model file of this shape, calls `work` with its path and removes the file.
 fn with_file<T>(
     shape: &crate::model::random::RandomFile,
     folder: &Path,
@@ -287,7 +287,7 @@ mod tests {
         let (gib, mib) = (1 << 30, 1 << 20);
         assert!(passes(row("driver", 10 * gib, 11 * gib + 60 * mib)) && passes(row("driver", 10 * gib, 9 * gib)));
         assert!(!passes(row("driver", 10 * gib, 11 * gib + 70 * mib)) && !passes(row("driver", 10 * gib, 8 * gib)));
-        // These include the memory of other programs, and memory pooled for later.
+        // These measurements include the memory of other programs, and memory pooled for later.
         assert!(passes(row("nvml", gib, 3 * gib)) && passes(row("process", gib, 0)));
     }
 }

@@ -1,4 +1,4 @@
-//! Parity of the GPU forward pass with the CPU's, on the same files.
+//! Compares the logits of the GPU forward pass with those of the CPU forward pass, on the same model files.
 
 use std::path::Path;
 
@@ -15,15 +15,15 @@ use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 use crate::model::random::RandomFile;
 
-/// Blocks of the KV pools: more than the sequences need.
+/// Size of the KV pools, in blocks: more than the sequences need.
 const BLOCKS: usize = 24;
 /// Tolerance of the logits with F32 weights, keys and values, where only the order of sums differs: RMS of the
 /// difference divided by the RMS of the logits.
 const F32_TOLERANCE: f64 = 1e-4;
-/// Tolerance with F16 keys and values, as on a GPU.
+/// Tolerance of the logits with F16 keys and values, as on a GPU.
 const F16_TOLERANCE: f64 = 1e-2;
-/// Tolerance with quantised matrices: both sides quantise activations to 8 bits, in different blocks, and convert some
-/// formats.
+/// Tolerance of the logits with quantised matrices: CPU and GPU quantise the activations to 8 bits in different blocks,
+/// and both convert some formats.
 const QUANTISED_TOLERANCE: f64 = 8e-2;
 
 /// Result of one comparison.
@@ -37,7 +37,7 @@ pub struct ParityRow {
     pub allowed: f64,
     /// Whether it passed.
     pub passed: bool,
-    /// Why there is no difference, if the comparison failed to run.
+    /// Reason why the comparison could not run, if `difference` was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
@@ -108,8 +108,8 @@ struct Sequence {
     kv: SequenceKv,
 }
 
-/// Logits of a scenario: chunked prefill beside decoding sequences, then a prompt that shares a prefix with an earlier
-/// one.
+/// Runs a scenario and returns its logits: chunked prefill while other sequences decode, then a prompt that shares a
+/// prefix with an earlier prompt.
 fn scores<M: ForwardModel>(model: &M, mut pool: KvPool<M::Memory>, vocabulary: usize) -> Result<Vec<f32>> {
     let token = |seed: usize, at: usize| ((seed * 131 + at * 29 + at * at * 7) % vocabulary) as u32;
     let text = |seed: usize, length: usize| (0..length).map(|at| token(seed, at)).collect::<Vec<u32>>();
@@ -118,7 +118,7 @@ fn scores<M: ForwardModel>(model: &M, mut pool: KvPool<M::Memory>, vocabulary: u
         .into_iter()
         .map(|tokens| Sequence { kv: pool.begin(&tokens, false, false), tokens })
         .collect();
-    // Number of tokens of each sequence in each pass.
+    // Number of tokens that each pass computes of each sequence.
     let passes = [[40, 5, 0], [30, 1, 33], [1, 1, 1], [1, 1, 9], [1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]];
     for takes in passes {
         pass(model, &mut pool, &mut running, &takes, &mut all)?;
@@ -145,12 +145,12 @@ fn pass<M: ForwardModel>(
 ) -> Result<()> {
     for (sequence, take) in running.iter_mut().zip(takes) {
         if !pool.grow(&mut sequence.kv, *take) {
-            candle_core::bail!("the pool is too small")
+            candle_core::bail!("the KV pool is too small for this batch")
         }
     }
     let batch = running.iter().zip(takes).filter(|(_, take)| **take > 0).map(|(sequence, take)| {
         let tokens = &sequence.tokens[sequence.kv.len()..][..*take];
-        // Only the last few logits of long chunks.
+        // Of long chunks, only the logits of the last three tokens are computed.
         BatchEntry { kv: &sequence.kv, tokens, scored: tokens.len().min(3) }
     });
     let batch: Vec<BatchEntry<'_>> = batch.collect();

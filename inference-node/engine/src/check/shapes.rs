@@ -1,10 +1,10 @@
-//! The models of the self-check: small ones of each family and format, and common sizes.
+//! The models of the self-check: small models of each family and format, and models of common sizes.
 
 use candle_core::quantized::GgmlDType;
 
 use crate::model::random::RandomFile;
 
-/// Small enough for any machine; its rows are whole k-quant blocks.
+/// A model small enough for any machine, whose matrix rows are whole k-quant blocks.
 const SMALL: RandomFile = RandomFile {
     family: "llama",
     hidden: 256,
@@ -23,8 +23,8 @@ const SMALL: RandomFile = RandomFile {
     random_rows: usize::MAX,
 };
 
-/// A mixture in which every token is routed to all experts: with top-k routing, different rounding could choose a
-/// different one of two experts with similar scores.
+/// A mixture in which every token is routed to all experts: with top-k routing, different rounding could choose
+/// different experts where scores are similar.
 const MIXTURE: RandomFile =
     RandomFile { family: "qwen3moe", feed_forward: 256, experts: Some((4, 4)), head_dim: 64, ..SMALL };
 
@@ -76,12 +76,12 @@ pub fn formats() -> Vec<(String, RandomFile)> {
     .to_vec()
 }
 
-/// The model for checks of the whole engine.
+/// The model for the checks of the whole engine.
 pub fn engine_model() -> RandomFile {
     RandomFile { family: "qwen2", format: GgmlDType::Q4K, embedding: GgmlDType::Q6K, output: None, ..SMALL }
 }
 
-/// The models for memory and speed.
+/// The models for the checks of memory and speed.
 pub fn sizes(quick: bool) -> Vec<(&'static str, RandomFile)> {
     let quantised =
         RandomFile { family: "qwen2", format: GgmlDType::Q4K, embedding: GgmlDType::Q6K, output: None, ..SMALL };

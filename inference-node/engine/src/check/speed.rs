@@ -1,7 +1,7 @@
 //! Prefill and decode rates, and the upper bound that memory bandwidth sets for decoding.
 //!
 //! A decode step reads every weight once, and the keys and values of every sequence. These bytes divided by the
-//! bandwidth of a copy are the shortest time that it can take.
+//! bandwidth of a copy are the shortest time that a step can take.
 
 use std::path::Path;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::kv::{BLOCK, BlockMemory, KvPool, SequenceKv};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 
-/// Cached tokens of each decoding sequence.
+/// Number of cached tokens of each decoding sequence.
 const PAST_TOKENS: usize = 256;
 /// Length of the prefilled prompt, in tokens.
 const PROMPT_TOKENS: usize = 512;
@@ -30,11 +30,11 @@ const BATCH_SIZES: [usize; 3] = [1, 8, 32];
 pub struct SpeedRow {
     /// The measured model.
     pub model: String,
-    /// Bytes of the weights in memory.
+    /// Actual size of the loaded weights in bytes (not the estimate).
     pub weight_bytes: u64,
-    /// Rate of a prompt.
+    /// Prefill rate.
     pub prefill: PrefillRow,
-    /// Rates of decoding, for several batch sizes.
+    /// Decode rates, for several batch sizes.
     pub decode: Vec<DecodeRow>,
 }
 
@@ -43,7 +43,7 @@ pub struct SpeedRow {
 pub struct PrefillRow {
     /// Length of the prompt, in tokens.
     pub prompt_tokens: usize,
-    /// Best of several passes.
+    /// Rate of the fastest of several passes, in tokens per second.
     pub tokens_per_second: f64,
 }
 
@@ -52,13 +52,13 @@ pub struct PrefillRow {
 pub struct DecodeRow {
     /// Number of sequences in the batch.
     pub sequences: usize,
-    /// Total over all sequences, in the best step.
+    /// Rate of the fastest step, in tokens per second over all sequences.
     pub tokens_per_second: f64,
     /// Upper bound of the rate, set by the memory bandwidth.
     pub bandwidth_limit_tokens_per_second: f64,
 }
 
-/// Measures the models of [`shapes::sizes`]; `bandwidth` is that of a copy, in bytes per second.
+/// Measures the models of [`shapes::sizes`]; `bandwidth` is the bandwidth of a copy in memory, in bytes per second.
 pub fn check(
     target: &Target,
     quick: bool,
@@ -85,7 +85,7 @@ pub fn check(
 fn measure(name: &str, path: &Path, target: &Target, bandwidth: f64, steps: usize) -> Result<SpeedRow> {
     let file = ModelFile::read(path).map_err(candle_core::Error::wrap)?;
     let architecture = Architecture::read(&file).map_err(candle_core::Error::wrap)?;
-    // Enough for the largest batch, and for a prompt.
+    // Size of the KV pool: enough for the largest batch, and for a prompt.
     let tokens = BATCH_SIZES[BATCH_SIZES.len() - 1] * (PAST_TOKENS + steps + BLOCK);
     let blocks = tokens.div_ceil(BLOCK).max(PROMPT_TOKENS.div_ceil(BLOCK));
     match target {
@@ -108,9 +108,9 @@ fn measure(name: &str, path: &Path, target: &Target, bandwidth: f64, steps: usiz
 /// The terms of the upper bound on decoding.
 struct BandwidthLimit {
     weight_bytes: u64,
-    /// Bytes of one key or value.
+    /// Size of one element of a key or value vector, in bytes.
     element_bytes: u64,
-    /// Bytes per second.
+    /// Memory bandwidth, in bytes per second.
     bandwidth: f64,
 }
 
@@ -138,7 +138,7 @@ fn rates<M: ForwardModel>(
     for sequences in BATCH_SIZES {
         let mut running = Vec::new();
         for sequence in 0..sequences {
-            // Different tokens, otherwise the sequences would share their blocks.
+            // Each sequence has different tokens, otherwise the sequences would share their blocks.
             let own: Vec<u32> = (0..PAST_TOKENS).map(|at| token(at + 1000 * sequence)).collect();
             let mut kv = pool.begin(&[], false, false);
             grow(&mut pool, &mut kv, PAST_TOKENS + steps + 1)?;

@@ -175,7 +175,7 @@ impl KvOffload {
         self.cache.index().lookup(&self.namespace(salt), tokens)
     }
 
-    /// Whether a whole block that begins with `tokens` is stored after the prefix `node`.
+    /// Whether the block of `tokens`, which fill a whole block, is stored after the prefix `node`.
     pub(super) fn contains(&self, node: OffloadNodeId, tokens: &[u32]) -> bool {
         self.cache.index().longest_match(node, tokens).is_some_and(|(count, _)| count == BLOCK)
     }

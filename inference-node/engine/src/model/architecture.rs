@@ -2,8 +2,8 @@
 //!
 //! A current decoder-only transformer is one forward pass with a few switches. `architecture/family.rs` lists the
 //! switches of each family; sizes, RoPE bases and windows come from the model's own file. A file with metadata or
-//! tensors that this version would have to ignore is rejected by name: a model that runs almost right is worse than one
-//! that does not run.
+//! tensors that this version would have to ignore is rejected with an error that names them: a model that runs almost
+//! right is worse than one that does not run.
 
 mod family;
 mod hyperparameters;
@@ -29,17 +29,17 @@ pub struct Architecture {
     pub shape: ModelShape,
     /// Epsilon of RMSNorm.
     pub epsilon: f32,
-    /// Factor on query-key products.
+    /// Factor applied to query-key products.
     pub attention_scale: f32,
     /// Soft cap of attention scores, cap * tanh(score / cap) (Gemma 2, <https://arxiv.org/abs/2408.00118>).
     pub attention_softcap: Option<f32>,
     /// Soft cap of the output logits.
     pub logit_softcap: Option<f32>,
-    /// Factor on the embeddings.
+    /// Factor applied to the embeddings.
     pub embedding_scale: f32,
-    /// Which values of a head RoPE rotates together.
+    /// Which values of a head form a pair that RoPE rotates.
     pub rope_layout: RopeLayout,
-    /// Whether queries, keys and values are one matrix, and gate and up another.
+    /// Whether one matrix holds the query, key and value projections, and another the gate and up projections.
     pub fused: bool,
     /// Whether each head's query and key are normalised.
     pub head_norms: bool,
@@ -47,15 +47,16 @@ pub struct Architecture {
     pub post_norms: bool,
     /// Whether the activation is GELU (tanh approximation) instead of SiLU.
     pub gelu: bool,
-    /// Added to every norm's weights.
+    /// Offset added to every norm's weights.
     pub norm_offset: f32,
-    /// Whether the output matrix is the embedding's.
+    /// Whether the embedding matrix is also the output matrix (tied weights).
     pub tied: bool,
-    /// One entry per layer.
+    /// Attention parameters of each layer.
     pub layers: Vec<LayerAttention>,
-    /// The RoPEs that layers refer to.
+    /// RoPE variants of the model; layers refer to them by [`LayerAttention::rope`].
     pub ropes: Vec<Rope>,
-    /// The first RoPE for sequences longer than the original context, where the model has one (Phi-3).
+    /// RoPE that replaces the first entry of `ropes` in sequences longer than the original context, in models that have
+    /// one (Phi-3).
     pub long_rope: Option<LongContextRope>,
     /// The mixture of experts; `shape.feed_forward` is then the width of one expert.
     pub experts: Option<Experts>,
@@ -68,14 +69,14 @@ pub struct Experts {
     pub count: u32,
     /// Number of experts that compute each token.
     pub per_token: u32,
-    /// Whether the router's weights of those experts are divided by their sum.
+    /// Whether the router's weights of the chosen experts are divided by their sum.
     pub normalised: bool,
 }
 
-/// What differs between the attention of one layer and another.
+/// Attention parameters that differ between layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerAttention {
-    /// Number of last positions that are attended to, the current one included; `None`: all.
+    /// Sliding window: number of positions that are attended to, the current one included; `None`: all positions.
     pub window: Option<usize>,
     /// Index in [`Architecture::ropes`].
     pub rope: usize,
@@ -85,8 +86,8 @@ impl Architecture {
     /// Reads the architecture and rejects what this version cannot run, before anything is loaded.
     ///
     /// # Errors
-    /// [`HeaderError::Unsupported`] with the value or tensor that is missing or not supported; errors of the tensors
-    /// read here.
+    /// [`HeaderError::Unsupported`] with the value or tensor that is missing or not supported, or an error from reading
+    /// RoPE factor tensors.
     pub fn read(file: &ModelFile) -> Result<Self, HeaderError> {
         let family = family_of(file).ok_or_else(|| {
             file.unsupported(format!(
@@ -146,7 +147,8 @@ impl Architecture {
         Self::name_in(file, self.post_norms, role, layer)
     }
 
-    /// Shape and format of a tensor: of a single expert, where the file's tensor holds all experts of a layer.
+    /// Shape and format of a tensor. If the file has one tensor for all experts of a layer, the shape is that of a
+    /// single expert.
     pub fn tensor_meta(&self, file: &ModelFile, role: TensorRole, layer: u64) -> Option<TensorMeta> {
         let meta = file.tensor(&self.tensor_name(file, role, layer))?;
         match role.expert().filter(|_| file.is_gguf()) {

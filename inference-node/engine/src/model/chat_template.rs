@@ -13,10 +13,10 @@ use crate::model::gguf::HeaderError;
 use crate::model::safetensors::ModelFolder;
 use crate::model::tokenizer::Vocabulary;
 
-/// Maximum number of template instructions per rendering: far beyond any real conversation; it stops endless templates.
+/// Maximum number of template instructions per rendering: far beyond any real conversation, but it stops endless loops.
 const MAX_INSTRUCTIONS: u64 = 10_000_000;
 
-/// A parsed chat template with the names of the tokens it refers to.
+/// A parsed chat template, with the names of the BOS and EOS tokens that it may insert.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,

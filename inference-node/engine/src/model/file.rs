@@ -1,4 +1,4 @@
-//! A model's file or folder in either container, GGUF or the Hugging Face layout, behind one interface to its metadata.
+//! One interface to the metadata of a model in either container: a GGUF file, or a folder in the Hugging Face layout.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use crate::model::safetensors::{self, ModelFolder};
 /// The name of one metadata value in each container.
 #[derive(Debug, Clone, Copy)]
 pub struct MetadataKey {
-    /// Key in a GGUF header, without the architecture's name and dot before it.
+    /// Key in a GGUF header, without its prefix: the architecture's name and a dot.
     pub gguf: &'static str,
-    /// Path in config.json; dots lead into objects.
+    /// Path in config.json; dots separate the keys of nested objects.
     pub config: &'static str,
 }
 
@@ -21,11 +21,11 @@ pub struct MetadataKey {
 pub struct TensorMeta {
     /// Dimensions, rows first.
     pub dims: Vec<u64>,
-    /// `None`: a format without matrix kernels.
+    /// Number format; `None` if there are no matrix kernels for it.
     pub format: Option<Format>,
 }
 
-/// A model whose metadata was read and checked, but not its weights.
+/// A model's file or folder. Its metadata was read and checked; its weights were not read.
 #[derive(Debug)]
 pub enum ModelFile {
     /// A GGUF file.
@@ -47,7 +47,7 @@ impl ModelFile {
         }
     }
 
-    /// The GGUF file, or the folder.
+    /// Path of the GGUF file or of the folder.
     pub fn path(&self) -> &Path {
         match self {
             Self::Gguf(header) => &header.path,
@@ -55,7 +55,7 @@ impl ModelFile {
         }
     }
 
-    /// Bytes of the GGUF file, or of all safetensors files.
+    /// Size of the GGUF file or of all safetensors files, in bytes.
     pub fn size(&self) -> u64 {
         match self {
             Self::Gguf(header) => header.size,
@@ -88,7 +88,8 @@ impl ModelFile {
         }
     }
 
-    /// A value of config.json; dots in `path` lead into objects. Null counts as absent. Always `None` for GGUF.
+    /// A value of config.json; dots in `path` separate the keys of nested objects. Null counts as absent. Always `None`
+    /// for GGUF.
     pub fn config(&self, path: &str) -> Option<&serde_json::Value> {
         match self {
             Self::Gguf(_) => None,
@@ -98,7 +99,7 @@ impl ModelFile {
         }
     }
 
-    /// A non-negative integer; `None` if absent or of another type.
+    /// The value of `key` as a non-negative integer; `None` if absent or of another type.
     pub fn get_u64(&self, key: MetadataKey) -> Option<u64> {
         match self {
             Self::Gguf(header) => header.get_u64(&self.gguf_key(key)),
@@ -106,7 +107,7 @@ impl ModelFile {
         }
     }
 
-    /// A floating-point number; `None` if absent or of another type.
+    /// The value of `key` as a floating-point number; `None` if absent or of another type.
     pub fn get_f32(&self, key: MetadataKey) -> Option<f32> {
         match self {
             Self::Gguf(header) => header.get_f32(&self.gguf_key(key)),

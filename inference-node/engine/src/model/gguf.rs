@@ -40,7 +40,7 @@ pub enum HeaderError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// The contradiction.
+        /// Description of the contradiction.
         what: String,
     },
     /// The file is valid, but this version cannot run the model.
@@ -48,7 +48,7 @@ pub enum HeaderError {
     Unsupported {
         /// The file or folder.
         path: PathBuf,
-        /// What is missing or not supported.
+        /// Description of what is missing or not supported.
         what: String,
     },
 }
@@ -107,7 +107,7 @@ impl Header {
         self.content.metadata.get(key)
     }
 
-    /// A string; `None` if absent or of another type.
+    /// The value of `key` as a string; `None` if absent or of another type.
     pub(crate) fn get_str(&self, key: &str) -> Option<&str> {
         match self.value(key)? {
             gguf_file::Value::String(text) => Some(text),
@@ -115,7 +115,7 @@ impl Header {
         }
     }
 
-    /// A non-negative integer of any width; `None` if absent or of another type.
+    /// The value of `key`, a non-negative integer of any width; `None` if absent or of another type.
     pub(crate) fn get_u64(&self, key: &str) -> Option<u64> {
         use gguf_file::Value as V;
         match self.value(key)? {
@@ -131,7 +131,7 @@ impl Header {
         }
     }
 
-    /// A floating-point number; `None` if absent or of another type.
+    /// The value of `key` as a floating-point number; `None` if absent or of another type.
     pub(crate) fn get_f32(&self, key: &str) -> Option<f32> {
         match self.value(key)? {
             gguf_file::Value::F32(v) => Some(*v),
@@ -140,7 +140,7 @@ impl Header {
         }
     }
 
-    /// A boolean; `None` if absent or of another type.
+    /// The value of `key` as a boolean; `None` if absent or of another type.
     pub(crate) fn get_bool(&self, key: &str) -> Option<bool> {
         match self.value(key)? {
             gguf_file::Value::Bool(v) => Some(*v),
@@ -148,7 +148,7 @@ impl Header {
         }
     }
 
-    /// An array of strings; `None` if absent or of another type.
+    /// The value of `key` as an array of strings; `None` if absent or of another type.
     pub(crate) fn get_strs(&self, key: &str) -> Option<Vec<&str>> {
         let gguf_file::Value::Array(values) = self.value(key)? else { return None };
         values
@@ -160,7 +160,7 @@ impl Header {
             .collect()
     }
 
-    /// An array of floating-point numbers; `None` if absent or of another type.
+    /// The value of `key` as an array of floating-point numbers; `None` if absent or of another type.
     pub(crate) fn get_f32s(&self, key: &str) -> Option<Vec<f32>> {
         let gguf_file::Value::Array(values) = self.value(key)? else { return None };
         values
@@ -173,7 +173,7 @@ impl Header {
             .collect()
     }
 
-    /// An array of integers of any width; `None` if absent or of another type.
+    /// The value of `key`, an array of integers of any width; `None` if absent or of another type.
     pub(crate) fn get_i64s(&self, key: &str) -> Option<Vec<i64>> {
         use gguf_file::Value as V;
         let V::Array(values) = self.value(key)? else { return None };
@@ -194,7 +194,7 @@ impl Header {
     }
 }
 
-/// The format for the memory estimate. `None`: a format without matrix kernels.
+/// Converts candle's type to the format that the memory estimate uses; `None` if there are no matrix kernels for it.
 pub(crate) fn format_of(dtype: GgmlDType) -> Option<Format> {
     Some(match dtype {
         GgmlDType::F32 => Format::F32,

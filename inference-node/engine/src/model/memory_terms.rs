@@ -5,10 +5,11 @@ use cfq_memory::ModelShape;
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 
-/// The shape by which the activations of a forward pass are counted.
+/// Model shape with which the size of a forward pass's activations is calculated.
 pub fn activation_shape(architecture: &Architecture) -> ModelShape {
     let shape = &architecture.shape;
-    // The rows of an expert are gathered before it and scattered after it.
+    // In a mixture of experts, buffers of hidden size are added: the rows of an expert are gathered before it and
+    // scattered after it.
     let feed_forward = match architecture.experts {
         Some(_) => shape.feed_forward.saturating_add(shape.hidden),
         None => shape.feed_forward,
@@ -16,7 +17,7 @@ pub fn activation_shape(architecture: &Architecture) -> ModelShape {
     ModelShape { feed_forward, ..*shape }
 }
 
-/// Bytes of all one-dimensional tensors, norms and biases, held as F32.
+/// Memory for all one-dimensional tensors (norms and biases), in bytes; they are held as F32.
 pub fn vector_bytes(file: &ModelFile) -> u64 {
     let tensors = file.tensor_names().into_iter().filter_map(|name| file.tensor(name));
     let lengths = tensors.filter_map(|tensor| match tensor.dims[..] {

@@ -12,11 +12,11 @@ use crate::model::tokenizer::char_to_byte;
 /// The description of a GGUF file with random weights.
 #[derive(Debug, Clone, Copy)]
 pub struct RandomFile {
-    /// `general.architecture`, one that this crate runs.
+    /// Architecture name (`general.architecture`); must be one that this crate runs.
     pub family: &'static str,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the feed-forward, or of one expert.
+    /// Width of the feed-forward network, or of one expert.
     pub feed_forward: usize,
     /// Number of layers.
     pub layers: usize,
@@ -26,9 +26,9 @@ pub struct RandomFile {
     pub heads: usize,
     /// Number of key-value heads.
     pub kv_heads: usize,
-    /// Values per head.
+    /// Dimension of one attention head.
     pub head_dim: usize,
-    /// Number of tokens: at least the 256 bytes, one merge and the end token.
+    /// Number of tokens in the vocabulary; at least 258 (256 bytes, one merge and the end token).
     pub vocabulary: usize,
     /// Longest sequence, in tokens.
     pub context: usize,
@@ -48,7 +48,7 @@ pub struct RandomFile {
 struct Lcg(u64);
 
 impl Lcg {
-    /// Uniform in [-1, 1).
+    /// Returns the next random number, uniform in [-1, 1).
     fn uniform(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
@@ -83,12 +83,12 @@ pub fn random_matrix(
     qtensor_from_ggml(format, &bytes, vec![rows, cols], &Device::Cpu)
 }
 
-/// The matrix's data with other dimensions.
+/// The data of `matrix` with other dimensions.
 fn reshaped(matrix: &QTensor, dims: Vec<usize>) -> Result<QTensor> {
     qtensor_from_ggml(matrix.dtype(), &matrix.data()?, dims, &Device::Cpu)
 }
 
-/// A vector of random values around 1, as norms and biases have them.
+/// A vector of random values around 1, for norms and biases.
 fn random_vector(length: usize, seed: u64) -> Result<QTensor> {
     let mut random = Lcg(seed);
     let values: Vec<f32> = (0..length).map(|_| 1.0 + random.uniform() / 4.0).collect();
@@ -141,7 +141,8 @@ impl RandomFile {
         }
         put(family_key("attention.layer_norm_rms_epsilon"), Value::F32(1e-6));
         put(family_key("rope.freq_base"), Value::F32(10_000.0));
-        // The bytes in GPT-2's spelling, one merge, the end token, then control tokens up to the vocabulary's size.
+        // Tokens: all bytes in GPT-2's spelling, one merge, the end token, then control tokens up to the vocabulary's
+        // size.
         let map = char_to_byte();
         let bytes = (0..=255u8).filter_map(|byte| map.iter().find(|(_, b)| **b == byte).map(|(c, _)| c.to_string()));
         let mut tokens: Vec<String> = bytes.chain(["!!", "<end>"].map(str::to_owned)).collect();

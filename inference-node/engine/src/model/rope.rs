@@ -1,22 +1,22 @@
 //! Rotary position embedding (RoPE): pairs of a head's values are rotated by angles that grow with the position, each
 //! pair at its own frequency. RoFormer, <https://arxiv.org/abs/2104.09864>.
 //!
-//! Angles are computed for the positions of a step instead of being kept for the whole context: a table for 128
-//! thousand positions costs more memory than the arithmetic costs time.
+//! Angles are computed in each step, for its positions only. A precomputed table for 128 thousand positions would take
+//! much memory, while computing the angles takes little time.
 
 /// Which values of a head form a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeLayout {
-    /// 2i and 2i + 1: Llama's GGUF files (`LLAMA_ROPE_TYPE_NORM` of llama.cpp).
+    /// Values 2i and 2i + 1: Llama's GGUF files (`LLAMA_ROPE_TYPE_NORM` of llama.cpp).
     Interleaved,
-    /// i and i + half: everything else (`LLAMA_ROPE_TYPE_NEOX` of llama.cpp).
+    /// Values i and i + half: all other files (`LLAMA_ROPE_TYPE_NEOX` of llama.cpp).
     HalfSplit,
 }
 
 /// The rotation frequencies of one head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Radians per position, one per pair; pairs beyond the last one are not rotated.
+    /// Rotation frequency of each pair, in radians per position. Values of a head beyond these pairs are not rotated.
     pub frequencies: Vec<f32>,
     /// Factor on both cosine and sine, so that attention scores are scaled by its square. Compensates for the larger
     /// context in YaRN and LongRoPE; 1 otherwise.
@@ -26,9 +26,9 @@ pub struct Rope {
 /// Parameters of YaRN scaling, <https://arxiv.org/abs/2309.00071>.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Yarn {
-    /// Extended context over original context.
+    /// Length of the extended context divided by that of the original context.
     pub factor: f32,
-    /// Positions of the original context.
+    /// Length of the original context, in positions.
     pub original_context: f32,
     /// Pairs with at least this many turns over the original context keep their frequency.
     pub beta_fast: f32,
@@ -176,7 +176,7 @@ mod tests {
         let rope = Rope::new(10_000.0, 16).yarn_scaled(10_000.0, yarn);
         let plain = Rope::new(10_000.0, 16);
         assert_eq!(rope.frequencies[0], plain.frequencies[0]);
-        // From the third pair on, a turn takes more than the 64 positions.
+        // From pair 3 on, a full turn takes more than the 64 positions of the original context.
         for pair in 3..8 {
             assert_eq!(rope.frequencies[pair], plain.frequencies[pair] / 4.0);
         }

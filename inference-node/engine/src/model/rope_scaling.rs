@@ -24,18 +24,18 @@ pub struct LongContextRope {
 pub struct ModelRopes {
     /// The RoPE of layers with full attention, then that of windowed layers where it differs (Gemma 3).
     pub ropes: Vec<Rope>,
-    /// LongRoPE's long-context form of the first.
+    /// LongRoPE's long-context form of the first RoPE, if the model has one.
     pub long: Option<LongContextRope>,
 }
 
 const ROPE_DIMS: MetadataKey = gguf_key("rope.dimension_count");
 
-/// A key that only GGUF has.
+/// A metadata key that exists only in GGUF.
 const fn gguf_key(name: &'static str) -> MetadataKey {
     MetadataKey { gguf: name, config: "(none)" }
 }
 
-/// Reads the model's RoPEs; `windowed` adds a separate one for layers with a sliding window.
+/// Reads the model's RoPEs; `windowed` adds a separate RoPE for layers with a sliding window.
 ///
 /// # Errors
 /// [`HeaderError::Unsupported`] for a scaling that is not implemented, [`HeaderError::Corrupt`] for unreadable factors.
@@ -81,12 +81,12 @@ fn gguf_ropes(
         }
         Some("none") => {}
         Some("linear") => rope = rope.linear_scaled(float("rope.scaling.factor").unwrap_or(1.0)),
-        // Defined by its factor tensors alone, which are read below.
+        // LongRoPE is defined by its factor tensors alone, which are read below.
         Some("longrope") => {}
         Some("yarn") => rope = gguf_yarn(file, shape, rope)?,
         Some(other) => return Err(unsupported_type(file, other)),
     }
-    // Llama 3 scaling, computed by the converter.
+    // Llama 3 scaling, whose factors the converter has computed.
     if let Some(factors) = factors(TensorRole::RopeFactors)? {
         rope = rope.divided_by(&factors);
     }
@@ -109,7 +109,8 @@ fn gguf_ropes(
 
 fn gguf_yarn(file: &ModelFile, shape: &ModelShape, rope: Rope) -> Result<Rope, HeaderError> {
     let float = |name| file.get_f32(gguf_key(name));
-    // The blend between YaRN and linear scaling, and DeepSeek's logarithmic scaling of attention scores.
+    // Two options that are not implemented: the blend between YaRN and linear scaling, and DeepSeek's logarithmic
+    // scaling of attention scores.
     for (name, default) in [("rope.scaling.yarn_ext_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)] {
         if let Some(value) = float(name).filter(|value| *value != default) {
             return Err(file.unsupported(format!("its {name} is {value}, which this version does not support")));
@@ -118,7 +119,7 @@ fn gguf_yarn(file: &ModelFile, shape: &ModelShape, rope: Rope) -> Result<Rope, H
     let factor = float("rope.scaling.factor").filter(|factor| *factor > 0.0);
     let factor = factor.ok_or_else(|| file.unsupported("its yarn rope scaling has no rope.scaling.factor"))?;
     let original = file.get_u64(gguf_key("rope.scaling.original_context_length"));
-    // GGUF holds a factor on the paper's value, under the newer or the older name.
+    // GGUF stores a multiplier of the paper's attention factor, under a newer or an older key.
     let multiplier =
         ["rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"].into_iter().find_map(float).unwrap_or(1.0);
     let yarn = Yarn {
@@ -176,7 +177,7 @@ fn config_rope(
 ) -> Result<(Rope, Option<LongContextRope>), HeaderError> {
     let mut found = objects.iter().filter_map(|path| file.config(path));
     let object = found.next();
-    // Libraries have written both names at once; which one is read does not matter only if their values agree.
+    // Some libraries write both rope_parameters and rope_scaling. That is accepted only if their values agree.
     if let Some(other) = found.find(|other| object.is_some_and(|o| o != *other) && !is_per_layer_type(other)) {
         return Err(file.unsupported(format!("it has conflicting rope parameters: one of them is {other}")));
     }

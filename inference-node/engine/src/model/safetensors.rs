@@ -16,8 +16,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::model::gguf::HeaderError;
 
-/// Maximum size of one file's JSON header, in bytes. The format allows 100 MB; the largest models have 2 MB, and
-/// parsing takes several times that.
+/// Maximum size of one file's JSON header, in bytes. The format allows 100 MB; the headers of the largest models have 2
+/// MB. Parsing takes several times the header's size in memory.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
 /// Maximum number of tensors in one file: a hundred times what the largest models have.
 const MAX_TENSORS: usize = 100_000;
@@ -26,7 +26,7 @@ const MAX_DIMS: usize = 8;
 /// Maximum size of config.json, tokenizer.json and other text files, in bytes.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// One tensor in the JSON header.
+/// Entry of a tensor in the JSON header.
 #[derive(Debug, Clone, Deserialize)]
 struct HeaderEntry {
     dtype: String,
@@ -76,7 +76,7 @@ impl<'de> Deserialize<'de> for HeaderEntries {
     }
 }
 
-/// Shape, format and place of a tensor.
+/// Shape, format and location of a tensor.
 #[derive(Debug, Clone)]
 pub struct StoredTensor {
     /// Number format of its values.
@@ -85,9 +85,9 @@ pub struct StoredTensor {
     pub dims: Vec<u64>,
     /// Index in [`ModelFolder::files`].
     file: usize,
-    /// Offset of the first byte in the file.
+    /// Offset of the tensor's first byte in the file.
     offset: u64,
-    /// Size, in bytes.
+    /// Size of the tensor, in bytes.
     bytes: u64,
 }
 
@@ -98,10 +98,10 @@ pub struct ModelFolder {
     pub path: PathBuf,
     /// Size of all its safetensors files, in bytes.
     pub size: u64,
-    /// config.json.
+    /// Content of config.json.
     pub config: serde_json::Value,
     files: Vec<PathBuf>,
-    /// Its tensors by name.
+    /// The tensors of all files, by name.
     pub tensors: BTreeMap<String, StoredTensor>,
 }
 
@@ -153,7 +153,7 @@ impl ModelFolder {
     /// Reads a tensor and converts it to F32.
     ///
     /// # Errors
-    /// An I/O error, or that there is no such tensor.
+    /// An I/O error, or an error if there is no such tensor.
     pub fn tensor(&self, name: &str) -> candle_core::Result<Tensor> {
         let Some(stored) = self.tensors.get(name) else { candle_core::bail!("tensor {name} is missing") };
         let mut file = File::open(&self.files[stored.file])?;
@@ -214,7 +214,7 @@ fn read_json(path: &Path) -> Result<Option<serde_json::Value>, HeaderError> {
     read_text(path)?.map(parse).transpose()
 }
 
-/// The folder's safetensors files: the single one, or those its index lists.
+/// The folder's safetensors files: model.safetensors, or the files that its index lists.
 fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>, HeaderError> {
     let single = folder.join("model.safetensors");
     if single.exists() {

@@ -27,7 +27,7 @@ pub enum TensorRole {
     ValueBias,
     /// Output projection of attention.
     AttentionOutput,
-    /// Bias of the output projection.
+    /// Bias of the output projection of attention.
     AttentionOutputBias,
     /// Norm of each head's query.
     QueryNorm,
@@ -47,7 +47,7 @@ pub enum TensorRole {
     Down,
     /// Router of a mixture: one score per expert.
     Router,
-    /// Gate projection of one expert. GGUF keeps a layer's experts in one tensor, one after another.
+    /// Gate projection of one expert. GGUF stores all experts of a layer in one tensor.
     ExpertGate(u32),
     /// Up projection of one expert.
     ExpertUp(u32),
@@ -108,8 +108,8 @@ impl TensorRole {
         format!("blk.{layer}.{name}")
     }
 
-    /// The tensor's name in the Hugging Face layout; `post_norms` as in [`super::architecture::Architecture`]. `None`:
-    /// this layout has no such tensor.
+    /// The tensor's name in the Hugging Face layout; `post_norms` as in [`super::architecture::Architecture`]. `None`
+    /// if this layout has no such tensor.
     pub fn hugging_face_name(self, layer: u64, post_norms: bool) -> Option<String> {
         let name = match self {
             Self::Embedding => return Some("model.embed_tokens.weight".to_owned()),
@@ -128,7 +128,7 @@ impl TensorRole {
             Self::AttentionOutputBias => "self_attn.o_proj.bias",
             Self::QueryNorm => "self_attn.q_norm.weight",
             Self::KeyNorm => "self_attn.k_norm.weight",
-            // The same name means two things, depending on the family.
+            // post_attention_layernorm means two different norms, depending on the family.
             Self::PostAttentionNorm => "post_attention_layernorm.weight",
             Self::FeedForwardNorm if post_norms => "pre_feedforward_layernorm.weight",
             Self::FeedForwardNorm => "post_attention_layernorm.weight",

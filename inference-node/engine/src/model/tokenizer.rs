@@ -22,9 +22,9 @@ pub(crate) use crate::model::tokenizer::byte_level::char_to_byte;
 const END_TOKEN_NAMES: [&str; 8] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>", "<end_of_turn>"];
 
-/// An added token, which is found in the text before it is split or merged. Phi-3's added tokens also take the white
-/// space after them (`rstrip` in its tokenizer.json), which GGUF cannot express; llama.cpp has the same list of
-/// exceptions.
+/// Creates an added token. Added tokens are recognised in the text before it is split and merged. Phi-3's added tokens
+/// also take the white space after them (`rstrip` in its tokenizer.json), which GGUF cannot express; llama.cpp has the
+/// same list of exceptions.
 fn added_token(text: &str, kind: i64, phi3: bool) -> AddedToken {
     let rstrip = phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
     AddedToken::from(text.to_owned(), kind != USER_DEFINED).normalized(false).rstrip(rstrip)
@@ -42,7 +42,7 @@ pub struct Vocabulary {
     end_tokens: BTreeSet<u32>,
     eos: u32,
     bos: Option<u32>,
-    /// Inserted before a sequence that does not begin with it.
+    /// BOS token to insert before a sequence that does not begin with it; `None` if the model expects no BOS token.
     sequence_prefix: Option<u32>,
     fingerprint: i64,
 }
@@ -53,7 +53,7 @@ const UNKNOWN: i64 = 2;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
 
-/// The size of the vocabulary, for the memory estimate. Does not build it.
+/// Size of the vocabulary, for the memory estimate. Does not build the tokenizer.
 ///
 /// # Errors
 /// Errors of reading tokenizer.json.
@@ -66,7 +66,8 @@ pub fn vocabulary_size(file: &ModelFile) -> Result<VocabularySize, HeaderError> 
     let text = tokens.iter().map(|t| t.len() as u64).sum();
     let merges = match header.get_strs("tokenizer.ggml.merges") {
         Some(merges) => merges.len(),
-        // SentencePiece: about two, since many pieces can be split in more than one way.
+        // SentencePiece: its merges are derived from the pieces, about two per piece, since many pieces can be split in
+        // more than one way.
         None => tokens.len() * 2,
     };
     Ok(VocabularySize { tokens: tokens.len() as u64, text, merges: merges as u64 })
@@ -76,7 +77,7 @@ impl Vocabulary {
     /// Builds the tokenizer of `file`.
     ///
     /// # Errors
-    /// [`HeaderError::Unsupported`] for a tokenizer of another kind or with missing parts; errors of reading
+    /// [`HeaderError::Unsupported`] for a tokenizer of an unsupported kind or with missing parts; errors of reading
     /// tokenizer.json.
     pub fn read(file: &ModelFile) -> Result<Self, HeaderError> {
         match file {
@@ -182,7 +183,7 @@ impl Vocabulary {
     /// not begin with it.
     ///
     /// # Errors
-    /// As [`Self::encode`].
+    /// The errors of [`Self::encode`].
     pub fn encode_sequence(&self, text: &str) -> Result<Vec<u32>, TokenizeError> {
         let mut ids = self.encode(text)?;
         if let Some(bos) = self.sequence_prefix.filter(|bos| ids.first() != Some(bos)) {
@@ -207,7 +208,7 @@ impl Vocabulary {
         self.bytes.len()
     }
 
-    /// Whether there is no token.
+    /// Whether the vocabulary has no tokens.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

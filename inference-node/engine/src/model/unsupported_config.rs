@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::model::file::{MetadataKey, ModelFile};
 use crate::model::gguf::HeaderError;
 
-/// What the forward pass of the family computes, where config.json may demand something else.
+/// Properties of a family's forward pass that config.json may contradict.
 #[derive(Debug, Clone, Copy)]
 pub struct FamilyConfig {
     /// Whether the activation is GELU (tanh approximation) instead of SiLU.
@@ -28,7 +28,7 @@ pub fn check(file: &ModelFile, family: FamilyConfig) -> Result<(), HeaderError> 
 
 fn check_config(file: &ModelFile, family: FamilyConfig) -> Result<(), HeaderError> {
     let unsupported = |what: String| Err(file.unsupported(format!("{what}, which this version does not support")));
-    // Gemma's files have it under the first name and may have a wrong value under the second.
+    // Gemma's files have the activation under the first name and may have a wrong value under the second.
     let names = if family.gelu { ["hidden_activation", "hidden_act"] } else { ["hidden_act", "hidden_activation"] };
     let activation = names.into_iter().find_map(|name| Some((name, file.config(name)?)));
     if let Some((name, value)) = activation {

@@ -1,5 +1,5 @@
-//! An allocator that counts the bytes of the calling thread, for tests of how much memory a damaged file makes a reader
-//! allocate.
+//! An allocator that counts the bytes allocated by the calling thread, for tests of how much memory is allocated to
+//! read a damaged file.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -8,7 +8,7 @@ use std::cell::Cell;
 struct Counting;
 
 thread_local! {
-    // Without a destructor, so that the allocator may use them until the thread has ended.
+    // The counters have no destructor, so that the allocator may use them until the thread has ended.
     static LIVE: Cell<i64> = const { Cell::new(0) };
     static PEAK: Cell<i64> = const { Cell::new(0) };
 }
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Peak of the bytes that `work` allocated on this thread, and its result.
+/// Returns the peak of the bytes that `work` allocated on this thread, and the result of `work`.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let before = LIVE.get();
     PEAK.set(before);
@@ -45,7 +45,7 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (u64, T) {
     ((PEAK.get() - before).max(0) as u64, result)
 }
 
-/// Bytes that `work` left allocated on this thread, and its result.
+/// Returns the bytes that `work` left allocated on this thread, and the result of `work`.
 pub fn kept<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let before = LIVE.get();
     let result = work();

@@ -1,4 +1,5 @@
-//! Damaged and foreign model files: an error with the reason, no panic, no memory beyond what the file's size explains.
+//! Tests with damaged and unsupported model files: reading one returns an error with the reason, does not panic, and
+//! allocates no more memory than the file's size justifies.
 
 use std::path::Path;
 use std::sync::{Once, OnceLock};
@@ -74,7 +75,8 @@ fn tiny_model() -> &'static [u8] {
 
 const LIMITS: EngineLimits = EngineLimits { memory: 1 << 30, max_sequences: 1 };
 
-/// Reads everything that is read from a header, without loading weights.
+/// Reads everything that the engine reads from a header: metadata, memory estimate, tokenizer and chat template. Does
+/// not load weights.
 fn read_all(path: &Path) -> Result<(), String> {
     let file = ModelFile::read(path).map_err(|e| e.to_string())?;
     estimate(path, LIMITS, 0).map_err(|e| e.to_string())?;
@@ -141,7 +143,7 @@ fn unsupported_files_are_refused_with_the_reason() {
 
 #[test]
 fn absurd_lengths_are_errors_and_allocate_nothing() {
-    // 2^60 tensors, 2^60 entries.
+    // A header that claims 2^60 tensors and 2^60 metadata entries.
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend_from_slice(&(1u64 << 60).to_le_bytes());
     bytes.extend_from_slice(&(1u64 << 60).to_le_bytes());
@@ -175,7 +177,7 @@ proptest! {
             let at = at.index(header);
             bytes[at] = value;
         }
-        // It must return; either result is right.
+        // It must return without a panic; both success and an error are correct.
         let _ = read_all(&file_of(&bytes));
     }
 }
@@ -191,7 +193,7 @@ fn fixtures() -> &'static [Vec<u8>] {
     })
 }
 
-/// Damage to a file.
+/// One way to damage the header of a file.
 #[derive(Debug, Clone)]
 enum Damage {
     Truncate(prop::sample::Index),
@@ -251,8 +253,8 @@ fn header_len(bytes: &[u8]) -> usize {
     content.tensor_data_offset as usize
 }
 
-/// Maximum bytes that reading a header may allocate: its values as they are kept, the tables built from them, and what
-/// any tokenizer takes.
+/// Maximum number of bytes that reading the header of a file of `file` bytes may allocate: parsed values and tables in
+/// proportion to the file, and a constant that every tokenizer takes.
 fn allowed_bytes(file: usize) -> u64 {
     64 * file as u64 + (8 << 20)
 }
@@ -267,8 +269,8 @@ fn load_debug_information() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 700, ..ProptestConfig::default() })]
 
-    /// Damage to the header of any family results in an error or a model, without a panic, and allocates no more than
-    /// the file's size explains.
+    /// A damaged header results in an error or in a model, without a panic, and no more memory is allocated than the
+    /// file's size justifies.
     #[test]
     fn damaged_header_neither_panics_nor_allocates_too_much(
         which in any::<prop::sample::Index>(), damages in proptest::collection::vec(damage(), 1..5),

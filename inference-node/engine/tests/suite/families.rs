@@ -1,4 +1,5 @@
-//! Whole engines on the tiny models of fixtures/models write the text of the transformers library, in any batch.
+//! Tests that the whole engine generates the same text as the Python library transformers from the tiny models of
+//! fixtures/models, in any batch.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -36,7 +37,7 @@ async fn run_together(engine: &LocalEngine, prompts: impl IntoIterator<Item = Pr
     for prompt in prompts {
         admitted.push(engine.admit(prompt).await.unwrap());
     }
-    // All started at once, otherwise a short one may end before the next begins.
+    // All are started at once, otherwise a short generation may end before the next one begins.
     let running: Vec<Generation> = admitted.into_iter().map(Admitted::start).collect();
     let mut done = Vec::new();
     for generation in running {
@@ -48,7 +49,7 @@ async fn run_together(engine: &LocalEngine, prompts: impl IntoIterator<Item = Pr
     done
 }
 
-/// The text of a case's tokens.
+/// Expected text of a case, decoded from its tokens.
 fn expected_text(engine: &LocalEngine, case: &Case) -> String {
     let bytes: Vec<u8> = case.greedy.iter().flat_map(|id| engine.vocabulary().token_bytes(*id)).copied().collect();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -97,14 +98,14 @@ async fn candle_transformers_families_run_one_sequence_and_write_the_reference()
             assert_eq!(done.text, expected_text(&engine, case), "{family}: {:?}", case.text);
             assert_eq!((done.usage.drafted_tokens, done.usage.cached_tokens), (0, 0), "no drafts, no prefix cache");
         }
-        // Resumes after the tokens of another attempt.
+        // Resumes after tokens that another attempt generated.
         let (case, half) = (&cases[2], 32);
         let generated =
             GeneratedTokens { vocabulary: engine.vocabulary().fingerprint(), tokens: case.greedy[..half].to_vec() };
         let admitted = engine.admit_resumed(prompt(case, true), generated).await.unwrap();
         assert_eq!(admitted.resumed() as usize, half - 1);
         assert_eq!(finish(admitted.start()).await.0.unwrap().text, expected_text(&engine, case));
-        // A cancelled sequence leaves nothing behind.
+        // A cancelled sequence must not affect the next one.
         drop(engine.admit(prompt(case, true)).await.unwrap().start());
         let mut deterministic = prompt(case, true);
         deterministic.sampling.deterministic = true;
@@ -161,13 +162,13 @@ async fn preempted_sequences_write_the_same_text() {
     let engine = load(&path, EngineLimits { memory: source.estimate.total(), max_sequences: 16 });
     assert_eq!(engine.state().kv_tokens_free, 512);
     let cases = cases("llama");
-    // Many short answers, so that a short output is expected of the next sequence.
+    // Many short answers, so that the engine expects short outputs of the next sequences too.
     for _ in 0..16 {
         let mut short = prompt(&cases[0], true);
         short.sampling.max_tokens = 2;
         run_together(&engine, [short]).await;
     }
-    // All but the long case: their prompts fit the pool together, their answers do not.
+    // All cases except the long one: together, their prompts fit into the pool, but their answers do not.
     let cases = &cases[..8];
     let done = run_together(&engine, cases.iter().map(|case| prompt(case, true))).await;
     assert!(engine.preemptions() > 0, "8 x 64 tokens and their prompts do not fit into 512");

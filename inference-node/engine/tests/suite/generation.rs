@@ -1,4 +1,4 @@
-//! Properties of the text: independence of the batch, seeds, stop strings, schemas, cancellation.
+//! Tests of generated text: independence of the batch, seeds, stop strings, schemas, cancellation.
 
 use cfq_engine::{Ended, Engine, Event, Refused};
 use cfq_proto::job::{FinishReason, JobFailure, OutputFormat, Sampling};
@@ -33,7 +33,8 @@ async fn ragged_batch_writes_the_same_texts_as_single_sequences() {
     }
     let code = &alone[0];
     assert!(code.contains("```python") && code.contains("def add") && code.contains("return"), "{code}");
-    // Not Paris, but no error: llama.cpp (llama-cpp-python 0.3.36) writes the same greedily from the same file.
+    // The answer is not Paris, but this is no error of the engine: llama.cpp (llama-cpp-python 0.3.36) generates the
+    // same greedy text from the same file.
     assert!(alone[1].starts_with("L'Étoile, la "), "{}", alone[1]);
 }
 
@@ -87,7 +88,7 @@ async fn text_ends_before_the_stop_string() {
     let whole = answer(&engine, prompt.clone()).await;
     assert_eq!(whole.finish, FinishReason::Length, "48 tokens do not complete it");
     assert_eq!(whole.usage.output_tokens, 48);
-    // Spans several tokens.
+    // A stop string that spans several tokens.
     let stop = ":\n    return";
     let at = whole.text.find(stop).expect("a function returns");
     prompt.sampling.stop = vec![stop.to_owned()];

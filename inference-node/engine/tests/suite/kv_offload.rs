@@ -1,5 +1,5 @@
-//! KV offload: Alpha and Beta take turns in a pool that holds one of them; how much is computed again, and how much
-//! returns from host memory.
+//! Tests of KV offload. Two agents, Alpha and Beta, take turns in a KV pool that holds the conversation of only one of
+//! them. The tests measure how many prompt tokens are computed again and how many are restored from host memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,16 +10,17 @@ use cfq_proto::job::{Completion, Prompt};
 use crate::smollm::{answer, user_prompt};
 
 const TURNS: usize = 8;
-/// Repetitions in a first prompt that takes more than half of the smallest pool.
+/// Number of repetitions in a first prompt that takes more than half of the smallest pool.
 const LONG_PROMPT: usize = 24;
-/// Repetitions in a shorter first prompt.
+/// Number of repetitions in a shorter first prompt.
 const SHORT_PROMPT: usize = 9;
 
 fn file(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family)
 }
 
-/// An engine with a large pool, or with the smallest one, which one conversation fits and two do not.
+/// Loads an engine with a large KV pool, or with the smallest possible one, into which one conversation fits but not
+/// two.
 fn load(family: &str, large_pool: bool, cache: Option<Arc<HostKvCache>>) -> LocalEngine {
     let limits = |memory| EngineLimits { memory, max_sequences: 4 };
     let Err(LoadError::DoesNotFit { source, .. }) = estimate(&file(family), limits(0), 0) else {
@@ -40,7 +41,7 @@ fn prompt(agent: &str, repetitions: usize, turn: usize) -> Prompt {
     prompt
 }
 
-/// Prompt tokens that were computed, not found in a cache.
+/// Number of prompt tokens that were computed, not found in a cache.
 fn computed(completions: &[Completion]) -> usize {
     completions.iter().map(|done| (done.usage.prompt_tokens - done.usage.cached_tokens) as usize).sum()
 }
@@ -49,18 +50,22 @@ fn texts(completions: &[Completion]) -> Vec<&str> {
     completions.iter().map(|done| done.text.as_str()).collect()
 }
 
-/// Compares eviction with and without offload to the turns in a large pool, where nothing is computed twice.
+/// Compares the turns in a small pool, with and without offload, with the same turns in a large pool, where no token is
+/// computed twice.
 fn compare(large: &[Completion], evicted: &[Completion], offloaded: &[Completion]) {
     let recomputed = |completions: &[Completion]| computed(completions).saturating_sub(computed(large));
     let (without, with) = (recomputed(evicted), recomputed(offloaded));
-    let context = format!("recomputed {without} without and {with} with offload, {} computed once", computed(large));
+    let context = format!(
+        "prompt tokens recomputed: {without} without offload, {with} with offload; computed in the large pool: {}",
+        computed(large)
+    );
     assert!(without > 2 * computed(large), "eviction alone recomputes most of it: {context}");
     assert!(with * 20 <= without, "{context}");
     assert_eq!(texts(offloaded), texts(evicted));
     assert_eq!(texts(offloaded), texts(large));
 }
 
-/// Both agents on one model.
+/// Runs the turns of both agents on one model.
 async fn on_one_model(engine: &LocalEngine) -> Vec<Completion> {
     let mut done = Vec::new();
     for turn in 0..TURNS {
@@ -84,7 +89,7 @@ async fn turns_on_one_model_recompute_almost_nothing() {
     assert!(cache.bytes() > 0 && cache.bytes() <= cache.capacity());
 }
 
-/// Each agent on its own model, loaded for its turn and unloaded after it.
+/// Runs the turns of each agent on its own model, which is loaded for each turn and unloaded after it.
 async fn on_two_models(cache: Option<Arc<HostKvCache>>) -> Vec<Completion> {
     let mut done = Vec::new();
     for turn in 0..TURNS {

@@ -1,4 +1,4 @@
-//! The engine with a small real model and with tiny models of every family.
+//! Tests of the engine with a small real model and with tiny models of every family.
 
 #[cfg(test)]
 mod allocations;

@@ -1,6 +1,7 @@
-//! The memory estimate compared with the resident memory of a process.
+//! Compares the memory estimate with the resident memory of a process.
 //!
-//! A child process loads the model alone, so that nothing else is in its memory, and prints how it grew.
+//! A child process loads only the model, so that nothing else is in its memory, and prints how much its resident memory
+//! grew.
 
 use cfq_engine::{EngineLimits, LoadError, estimate};
 

@@ -1,4 +1,5 @@
-//! A generation that resumes after the tokens of an earlier attempt ends as an uninterrupted one.
+//! Tests that a generation that resumes after the tokens of an earlier attempt gives the same result as an
+//! uninterrupted one.
 
 use cfq_engine::{Engine, EngineLimits, Event, LocalEngine, Refused, estimate};
 use cfq_proto::early_stop::EarlyStop;
@@ -22,7 +23,7 @@ fn constrained() -> Prompt {
     Prompt { format: OutputFormat::JsonSchema { schema }, ..seeded("Describe a bird as JSON.", 80) }
 }
 
-/// The answer of an uninterrupted generation, and its tokens.
+/// Runs a generation without interruption; returns the answer and its tokens.
 async fn uninterrupted(prompt: Prompt) -> (Completion, Vec<u32>) {
     let mut generation = engine().admit(prompt).await.unwrap().start();
     let mut all = Vec::new();
@@ -42,7 +43,7 @@ async fn text_resumes_at_any_token_also_in_constrained_output() {
     for prompt in [seeded("Tell me a story about a lighthouse.", 40), stopped, constrained()] {
         let (expected, tokens) = uninterrupted(prompt.clone()).await;
         assert_eq!(tokens.len() as u32, expected.usage.output_tokens);
-        // An engine with nothing of it in its prefix cache.
+        // Another engine, whose prefix cache holds nothing of this sequence.
         let other = smollm::load(2);
         let positions = [1, 2, tokens.len() / 3, tokens.len() / 2, tokens.len() - 1, tokens.len()];
         for position in positions.into_iter().filter(|p| *p <= tokens.len()) {
@@ -61,8 +62,8 @@ async fn text_resumes_at_any_token_also_in_constrained_output() {
     }
 }
 
-/// With forced runs, log probabilities and early stops, a text resumes at every position where a journal can end.
-/// Forced runs are delivered as one step, so these positions lie between them.
+/// With forced runs, log probabilities and early stops, a text resumes at every position where a journal can end. A
+/// forced run is delivered as one step, so a journal never ends inside one.
 #[tokio::test]
 async fn text_with_forced_runs_resumes_wherever_a_journal_can_end() {
     let vocabulary = engine().vocabulary().fingerprint();
@@ -129,7 +130,7 @@ async fn text_with_forced_runs_resumes_wherever_a_journal_can_end() {
     assert_eq!(stopped_early, 1, "the one with an early-stop rule");
 }
 
-/// The failure of an attempt that cannot resume after `generated`.
+/// Error message of an attempt that cannot resume after `generated`.
 async fn refusal(engine: &LocalEngine, prompt: &Prompt, generated: GeneratedTokens) -> String {
     match engine.admit_resumed(prompt.clone(), generated).await {
         Err(Refused::Failed(failure @ JobFailure::Engine { .. })) => failure.to_string(),
@@ -182,7 +183,7 @@ async fn delivered_tokens_beyond_the_pool_fail_but_the_prompt_alone_runs() {
     assert_eq!(small.admit(prompt).await.unwrap().resumed(), 0);
 }
 
-/// The least memory that the model fits, to within 1 MiB.
+/// The least memory into which the model fits, in bytes, to within 1 MiB.
 fn smallest_memory() -> u64 {
     let fits = |memory| estimate(&smollm::file(), EngineLimits { memory, max_sequences: 1 }, 0).is_ok();
     let (mut too_little, mut enough) = (0u64, 4 << 30);

@@ -1,5 +1,5 @@
-//! Constrained output for 200 random schemas and random prompts parses and is valid. The model's weights are random, so
-//! that only the constraint makes the text valid.
+//! Tests that constrained output for 200 random schemas and random prompts parses and conforms to the schema. The
+//! model's weights are random, so only the constraint can make the text conform.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::smollm::{answer, finish, user_prompt};
 
 const SCHEMAS: u64 = 200;
-/// Sequences in one batch.
+/// Number of sequences in one batch.
 const BATCH: usize = 8;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): the same schemas in every run.

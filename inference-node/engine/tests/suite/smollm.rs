@@ -44,7 +44,7 @@ pub fn load(max_sequences: u32) -> LocalEngine {
     LocalEngine::builder(id(), &file()).limits(limits).load().unwrap()
 }
 
-/// A prompt of one user message, for at most 48 tokens.
+/// A prompt of one user message, with an output of at most 48 tokens.
 pub fn user_prompt(content: &str) -> Prompt {
     Prompt {
         messages: vec![ChatMessage { role: ChatRole::User, content: content.to_owned() }],
@@ -53,7 +53,7 @@ pub fn user_prompt(content: &str) -> Prompt {
     }
 }
 
-/// The result of a generation, and the text that was streamed.
+/// Waits for the result of a generation; also returns the text that was streamed.
 pub async fn finish(mut generation: Generation) -> (Result<Completion, Ended>, String) {
     let mut streamed = String::new();
     loop {
@@ -64,7 +64,7 @@ pub async fn finish(mut generation: Generation) -> (Result<Completion, Ended>, S
     }
 }
 
-/// Runs a prompt to its end.
+/// Runs a prompt to completion.
 #[allow(dead_code)] // Included by the suites of two crates; each uses a part of it.
 pub async fn answer(engine: &LocalEngine, prompt: Prompt) -> Completion {
     let (result, streamed) = finish(engine.admit(prompt).await.unwrap().start()).await;

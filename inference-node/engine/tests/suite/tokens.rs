@@ -1,7 +1,8 @@
-//! Token ids compared with llama.cpp's.
+//! Compares token ids with those of llama.cpp's tokenizer.
 //!
-//! fixtures/make_token_ids.py made the fixture with llama.cpp's tokenizer on the same file: prose, code in several
-//! languages, blanks, digits, scripts, emoji, control tokens written in text, and random mixtures.
+//! The script fixtures/make_token_ids.py made the fixture with llama.cpp's tokenizer from the same model file. Its
+//! texts are prose, code in several languages, blanks, digits, scripts, emoji, control tokens written in text, and
+//! random mixtures.
 
 use cfq_engine::model::file::ModelFile;
 use cfq_engine::model::tokenizer::{Vocabulary, vocabulary_size};
@@ -41,7 +42,7 @@ fn token_ids_equal_the_reference() {
 }
 
 /// Compares the estimated sizes of the vocabulary (memory estimate) and of the grammars' tries (weight cache) with the
-/// allocator's count.
+/// bytes that the allocator counted.
 #[test]
 fn estimated_sizes_of_tables_match_the_allocator() {
     let file = ModelFile::read(&smollm::file()).unwrap();

@@ -1,10 +1,11 @@
-//! Scenarios, and a property test against the contents that a memory owner would have written.
+//! Tests of single scenarios, and a property test that simulates the contents that the owner of the memory would write.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Computes `tokens` as an engine would. Returns the blocks, and the number of positions that were cached.
+/// Allocates and caches the blocks of a sequence as an engine does. Returns the blocks, and the number of positions
+/// that were cached before.
 fn compute(table: &mut BlockTable, tokens: &[u32]) -> (Vec<BlockId>, usize) {
     let found = table.find_prefix(0, tokens, tokens.len());
     let cached = found.blocks.len() * table.block_size() + found.partial.map_or(0, |(_, count)| count);
@@ -112,7 +113,7 @@ struct Running {
 type Contents = Vec<Vec<u32>>;
 
 impl Running {
-    /// Fills the positions from `from` on. Returns false if the pool is full.
+    /// Fills the positions from `from` to the end of the sequence. Returns false if the pool is full.
     fn fill(&mut self, table: &mut BlockTable, contents: &mut Contents, from: usize) -> bool {
         let size = table.block_size();
         for at in from..self.tokens.len() {

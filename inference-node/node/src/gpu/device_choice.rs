@@ -1,4 +1,4 @@
-//! Which GPUs a node uses: the `device` setting, matched with what CUDA and NVML report.
+//! Selection of the GPUs that a node uses: by the `device` setting, from the GPUs that CUDA and NVML report.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::gpu::device_index::{IndexedGpu, index_gpus};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// GPUs where there are any and a model fits them, else the CPU.
+    /// GPUs if there are any and the model fits them, else the CPU.
     #[default]
     Auto,
     /// The CPU only.
@@ -22,7 +22,7 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
-/// A `device` setting that is none of `auto`, `cpu` and `cuda:N`.
+/// Error for a `device` setting other than `auto`, `cpu` and `cuda:N`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid device {given:?}: expected \"auto\", \"cpu\", or \"cuda:0\" with the index of a GPU")]
 pub struct InvalidDevice {
@@ -69,15 +69,16 @@ impl From<DeviceChoice> for String {
 /// Opens the GPUs that `choice` selects, in the order of their indices.
 ///
 /// # Errors
-/// Why no GPU can be used. [`DeviceChoice::Cpu`] selects none, which is not an error.
+/// [`CudaUnavailable`] if no GPU can be used. With [`DeviceChoice::Cpu`], the result is empty and not an error.
 pub fn open_gpus(choice: DeviceChoice) -> Result<Vec<Gpu>, CudaUnavailable> {
     selected(choice)?.into_iter().map(|gpu| cuda::open(gpu.ordinal, gpu.index, gpu.uuid)).collect()
 }
 
-/// UUIDs of the GPUs that `choice` selects, as far as NVML knows them. Opens none, because that allocates memory on it.
+/// UUIDs of the GPUs that `choice` selects; GPUs that NVML does not know are left out. No GPU is opened, because that
+/// would allocate memory on it.
 ///
 /// # Errors
-/// As [`open_gpus`].
+/// The errors of [`open_gpus`].
 pub fn usable_uuids(choice: DeviceChoice) -> Result<Vec<String>, CudaUnavailable> {
     Ok(selected(choice)?.into_iter().filter_map(|gpu| gpu.uuid).collect())
 }

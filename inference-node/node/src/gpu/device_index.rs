@@ -1,13 +1,13 @@
-//! Which GPU is `cuda:N`.
+//! Mapping of the index N of `cuda:N` to a GPU.
 //!
-//! NVML orders GPUs by PCI bus; CUDA by default puts the fastest first and omits what CUDA_VISIBLE_DEVICES does not
-//! name. People read NVML's indices (`cfq doctor`, `cfq nodes`, nvidia-smi), so `cuda:N` means those, and CUDA's
-//! ordinals are looked up by UUID, which both report.
+//! NVML orders GPUs by PCI bus. CUDA by default orders them by speed, the fastest first, and omits GPUs that
+//! CUDA_VISIBLE_DEVICES does not name. Users see NVML's indices (`cfq doctor`, `cfq nodes`, nvidia-smi), so N is NVML's
+//! index, and CUDA's ordinal is found by the UUID, which both report.
 //!
-//! If any GPU has no match (a MIG slice, which has a UUID of its own; no NVML), all of them keep CUDA's ordinals: a
-//! mixture could give two GPUs the same index.
+//! If any GPU cannot be matched (a MIG slice, which has its own UUID, or a machine without NVML), N is CUDA's ordinal
+//! for all GPUs: a mixture could give two GPUs the same index.
 
-/// A GPU with its index.
+/// A GPU with its CUDA ordinal and its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedGpu {
     /// CUDA's ordinal.
@@ -18,8 +18,8 @@ pub struct IndexedGpu {
     pub uuid: Option<String>,
 }
 
-/// All GPUs in the order of their indices. `visible` holds the UUIDs in CUDA's order, `nvml` NVML's indices and UUIDs.
-/// The second value is false if they could not be matched.
+/// Returns all GPUs in the order of their indices, and whether they could be matched with NVML. `visible` contains the
+/// UUIDs in CUDA's order, `nvml` the indices and UUIDs of NVML.
 pub fn index_gpus(visible: &[Option<[u8; 16]>], nvml: &[(usize, String)]) -> (Vec<IndexedGpu>, bool) {
     let known = |(ordinal, uuid): (usize, &Option<[u8; 16]>)| {
         let uuid = nvml_uuid(&(*uuid)?);
@@ -70,7 +70,7 @@ mod tests {
     fn cuda_index_is_nvmls_index() {
         assert_eq!(pairs(&[Some(FAST), Some(SLOW)], &nvml()), (vec![(0, 1, true), (1, 0, true)], true));
         assert_eq!(pairs(&[Some(SLOW), Some(FAST)], &nvml()), (vec![(0, 0, true), (1, 1, true)], true));
-        // CUDA_VISIBLE_DEVICES names the second only.
+        // CUDA_VISIBLE_DEVICES names only the second GPU.
         assert_eq!(pairs(&[Some(FAST)], &nvml()), (vec![(1, 0, true)], true));
         assert_eq!(pairs(&[], &nvml()), (vec![], true));
     }

@@ -1,4 +1,5 @@
-//! The CPU, and the memory that this process may use: the machine's, or its control group's if that is less.
+//! The CPU, and the host memory that this process may use: that of the machine, or of its control group if that is
+//! less.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,9 @@ pub fn anonymous_memory() -> Option<u64> {
     process_status("RssAnon:")
 }
 
-/// Returns free heap memory of this process to the system. After a model is unloaded, the allocator would keep the
-/// memory of its weights, while another process or the memory estimate of another model needs it.
+/// Returns free heap memory of this process to the system. Called after a model is unloaded: otherwise the allocator
+/// would keep the memory of its weights, and it would not be available to other processes or to the load of another
+/// model.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: malloc_trim of glibc is thread-safe and may be called at any time.
@@ -60,10 +62,11 @@ struct Memory {
 impl Memory {
     fn read() -> Self {
         let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_meminfo(&text));
-        // Without /proc (macOS) a small machine is assumed; memory_limit overrides it.
+        // Without /proc (macOS), 8 GiB of memory are assumed, of which 4 GiB are available; memory_limit overrides
+        // this.
         let (total, available) = machine.unwrap_or((8 << 30, 4 << 30));
         let (mut total, mut available) = (total, available);
-        // A limit of the process (`ulimit -v`) counts mapped memory, not used memory.
+        // The limit of the address space (`ulimit -v`) applies to mapped memory, not to used memory.
         if let Some(limit) = rustix::process::getrlimit(rustix::process::Resource::As).current {
             total = total.min(limit);
             available = available.min(limit.saturating_sub(mapped_memory().unwrap_or(0)));
@@ -100,7 +103,7 @@ fn control_groups() -> Vec<PathBuf> {
     root.join(path).ancestors().take_while(|dir| dir.starts_with(root)).map(Path::to_path_buf).collect()
 }
 
-/// Limit and usage of one group, in bytes. Droppable page cache does not count as usage.
+/// Memory limit and usage of one control group, in bytes. Page cache that the kernel can drop does not count as usage.
 fn group_limit(group: &Path) -> Option<(u64, u64)> {
     let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
     let limit = number("memory.max")?;

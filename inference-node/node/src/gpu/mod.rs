@@ -1,7 +1,7 @@
 //! Inventory of the devices that models can run on: NVIDIA GPUs as NVML reports them, and always the CPU.
 //!
-//! A query never ends the process: no driver, an old driver, and a GPU that fell off the bus are all results. A GPU
-//! that does not answer is left out of the devices and reported as a problem; the others are used.
+//! A query never fails: a missing driver, an old driver, and a lost GPU (fallen off the bus) are reported as results. A
+//! GPU that does not answer is left out of the devices and reported as a problem; the others are used.
 
 mod device_choice;
 mod device_index;
@@ -16,7 +16,7 @@ pub use device_choice::{DeviceChoice, InvalidDevice, open_gpus, usable_uuids};
 pub use host::{anonymous_memory, available_memory, trim_heap};
 pub use nvml::describe as describe_gpu;
 
-/// [`DeviceProblem::device`] of a problem that concerns all GPUs.
+/// Value of [`DeviceProblem::device`] for a problem that affects all GPUs.
 pub const DRIVER: &str = "driver";
 
 /// The devices of this machine.
@@ -24,20 +24,20 @@ pub const DRIVER: &str = "driver";
 pub struct Inventory {
     /// The CPU, followed by the GPUs.
     pub devices: Vec<Device>,
-    /// One line for people: the GPUs, or why none is used.
+    /// Summary in one line for users: the GPUs, or why none is used.
     pub summary: String,
     /// Version of the NVIDIA driver, if one answers.
     pub driver_version: Option<String>,
-    /// Devices that exist and do not answer.
+    /// Problems of devices that exist but do not respond.
     pub problems: Vec<DeviceProblem>,
 }
 
-/// A GPU, or the whole driver, that does not answer.
+/// A problem of a GPU, or of the whole driver, that does not respond.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProblem {
     /// Id of the GPU, as `cuda:1`, or [`DRIVER`].
     pub device: String,
-    /// The problem; continues "DEVICE ".
+    /// The problem, as a predicate that follows the name of the device in a message.
     pub problem: String,
     /// What to do about it.
     pub next_step: String,
@@ -48,7 +48,7 @@ pub fn supports_gpus() -> bool {
     cfg!(feature = "cuda")
 }
 
-/// What this build uses GPUs for; a clause for messages.
+/// A clause for messages that says whether this build runs models on GPUs.
 pub fn gpu_support_text() -> &'static str {
     if supports_gpus() {
         "this build runs models on them where device allows it (`cfq engine check` tests them)"
@@ -57,7 +57,7 @@ pub fn gpu_support_text() -> &'static str {
     }
 }
 
-/// Queries the driver. Takes milliseconds.
+/// Queries the driver for the devices of this machine. Takes milliseconds.
 pub fn inventory() -> Inventory {
     let mut devices = vec![host::device()];
     let (mut driver_version, mut problems) = (None, Vec::new());
@@ -81,8 +81,8 @@ pub fn inventory() -> Inventory {
     Inventory { devices, summary, driver_version, problems }
 }
 
-/// The key of a device in [`crate::models::LoadMeasurements`]: the UUID of a GPU, because the GPU in a slot may change,
-/// and the id of a device without a known UUID (the CPU, a MIG slice, a GPU without NVML).
+/// Key of a device in [`crate::models::LoadMeasurements`]: the UUID of a GPU, because the GPU in a slot may be
+/// replaced, or the id of a device without a known UUID (the CPU, a MIG slice, a GPU without NVML).
 pub fn measurement_key(id: &str, uuid: Option<&str>) -> String {
     uuid.unwrap_or(id).to_owned()
 }

@@ -1,8 +1,7 @@
-//! One GPU as NVML reports it.
+//! Reading of one GPU through NVML.
 //!
 //! Name and memory are required; other values are omitted if the GPU or the driver does not support them, as laptops
-//! and older GPUs do not. A lost GPU returns an error for every query, and is not a device then, whatever it answered
-//! before.
+//! and older GPUs do not. A lost GPU returns an error for every query and is then not reported as a device.
 
 use std::fs;
 
@@ -20,7 +19,7 @@ use super::DeviceProblem;
 /// Reads the GPU with this NVML index.
 ///
 /// # Errors
-/// If it is lost, or has no name or memory.
+/// If the GPU is lost, or does not report its name or memory.
 pub fn read(nvml: &Nvml, index: u32) -> Result<Device, NvmlError> {
     let device = nvml.device_by_index(index)?;
     let memory = device.memory_info()?;
@@ -34,7 +33,7 @@ pub fn read(nvml: &Nvml, index: u32) -> Result<Device, NvmlError> {
         kind: DeviceKind::Cuda,
         name: device.name()?,
         memory_total: memory.total,
-        // The driver's own memory is as unavailable as that of other processes.
+        // Memory of the driver itself counts too, since it is not available either.
         memory_others: memory.total.saturating_sub(memory.free).saturating_sub(own),
         compute_capability: capability,
         temperature_c: optional(device.temperature(TemperatureSensor::Gpu))?,
@@ -50,7 +49,7 @@ fn id(index: u32) -> String {
     format!("cuda:{index}")
 }
 
-/// `None` if this GPU or driver does not support the query. A lost GPU is an error.
+/// Returns `None` if this GPU or driver does not support the query. A lost GPU remains an error.
 fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -62,7 +61,7 @@ fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// The problem of a GPU that does not answer.
+/// Describes the problem of a GPU that does not respond.
 pub fn problem(index: u32, error: &NvmlError) -> DeviceProblem {
     let (problem, next_step) = match error {
         NvmlError::GpuLost => (
@@ -77,7 +76,8 @@ pub fn problem(index: u32, error: &NvmlError) -> DeviceProblem {
     DeviceProblem { device: id(index), problem, next_step: next_step.to_owned() }
 }
 
-/// One entry per process, even if it both computes and draws; sorted by memory, the largest first.
+/// Merges NVML's lists of compute and graphics processes into one entry per process, sorted by memory, the largest
+/// first.
 fn merge_processes(reported: &[ProcessInfo]) -> Vec<DeviceProcess> {
     let mut all: Vec<DeviceProcess> = Vec::new();
     for info in reported {
@@ -86,7 +86,7 @@ fn merge_processes(reported: &[ProcessInfo]) -> Vec<DeviceProcess> {
             UsedGpuMemory::Unavailable => None,
         };
         match all.iter_mut().find(|known| known.pid == info.pid) {
-            // Both lists report the total memory of the process.
+            // Both lists report the total memory of the process, so it is not added.
             Some(known) => known.memory = known.memory.max(memory),
             None => all.push(DeviceProcess {
                 pid: info.pid,
@@ -100,13 +100,14 @@ fn merge_processes(reported: &[ProcessInfo]) -> Vec<DeviceProcess> {
     all
 }
 
-/// The name of a process: readable for other users' processes too, but not across PID namespaces.
+/// Name of a process. It is readable for processes of other users, too, but not for those in another PID namespace.
 fn process_name(pid: u32) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(text.trim_end().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Reasons for throttling. Idleness and application clocks set by the owner do not count.
+/// Reasons why the GPU is throttled. Low clocks because of idleness or because of application clocks set by the owner
+/// do not count.
 fn throttle_reasons(bits: ThrottleReasons) -> Vec<String> {
     [
         (ThrottleReasons::SW_POWER_CAP, "power limit"),
@@ -123,12 +124,12 @@ fn throttle_reasons(bits: ThrottleReasons) -> Vec<String> {
     .collect()
 }
 
-/// Whether a hardware slowdown is reported without its reason.
+/// Whether a hardware slowdown is reported without a specific reason.
 fn is_unexplained(bits: ThrottleReasons) -> bool {
     !bits.intersects(ThrottleReasons::HW_THERMAL_SLOWDOWN | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN)
 }
 
-/// Description for people: memory, other processes, temperature and power.
+/// Description of a GPU for users: memory, other processes, temperature and power.
 pub fn describe(gpu: &Device) -> String {
     let mut parts = vec![Bytes(gpu.memory_total).to_string()];
     if gpu.memory_others > 0 {

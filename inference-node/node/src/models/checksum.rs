@@ -1,6 +1,6 @@
-//! The two checksums by which a hub identifies a file: the SHA-256 of the bytes for large files (LFS), and git's blob
-//! id for small ones, which is the SHA-1 of `blob <size>\0` and the bytes. Both also appear as the entity tag of a
-//! response.
+//! The two kinds of checksum by which a hub identifies a file: the SHA-256 of the bytes for large files (LFS), and
+//! git's blob id for small ones, which is the SHA-1 of `blob <size>\0` and the bytes. Both also appear as the entity
+//! tag of a response.
 
 use std::fmt;
 use std::fs::File;
@@ -26,12 +26,12 @@ fn is_hex(text: &str, length: usize) -> bool {
 }
 
 impl Checksum {
-    /// A SHA-256; `None` if `hex` is not one in lower-case hexadecimal.
+    /// Creates a SHA-256 checksum; `None` if `hex` is not 64 lower-case hexadecimal digits.
     pub fn sha256(hex: &str) -> Option<Self> {
         is_hex(hex, 64).then(|| Self::Sha256(hex.to_owned()))
     }
 
-    /// A git blob id; `None` if `hex` is not one in lower-case hexadecimal.
+    /// Creates a git blob id; `None` if `hex` is not 40 lower-case hexadecimal digits.
     pub fn git_blob(hex: &str) -> Option<Self> {
         is_hex(hex, 40).then(|| Self::GitBlob(hex.to_owned()))
     }
@@ -65,7 +65,7 @@ impl Checksum {
         }
     }
 
-    /// Whether both are of one kind and differ, so that the contents certainly differ.
+    /// Whether both checksums are of the same kind and differ, so that the contents certainly differ.
     pub fn contradicts(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other) && self != other
     }
@@ -103,7 +103,7 @@ pub enum ChecksumHasher {
 }
 
 impl ChecksumHasher {
-    /// A hasher of the kind of `like`, for a file of `size` bytes.
+    /// Creates a hasher of the same kind as `like`, for a file of `size` bytes.
     pub fn new(like: &Checksum, size: u64) -> Self {
         match like {
             Checksum::Sha256(_) => Self::Sha256(Sha256::new()),
@@ -123,7 +123,7 @@ impl ChecksumHasher {
         }
     }
 
-    /// The checksum of all bytes.
+    /// Returns the checksum of all bytes.
     pub fn finish(self) -> Checksum {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect();
         match self {

@@ -1,50 +1,52 @@
-//! Curated coding models by GPU memory, and which of them fit the GPUs of a machine before any of them is fetched: so
-//! that a first good model needs no knowledge of the hub.
+//! Table of curated coding models, and the calculation which of them fit the GPUs of a machine, without fetching them.
+//! It lets users start with a good model without searching the hub.
 //!
-//! Sources, since no hub could be queried when the table was written: repository, file name and size are those that
-//! several independent public projects record for these files and agree on (a pull asks the hub itself and verifies
-//! them). The licences are those of the publisher's model cards, the shapes those of its configurations. None of the
-//! models was run here.
+//! Sources of the table: repository, file name and size were not queried from the hub but taken from several
+//! independent public projects that agree on them; a pull verifies them against the hub. The licences are taken from
+//! the publisher's model cards, the shapes from its configuration files. None of these models has been tested with this
+//! engine.
 //!
-//! Fit is computed from shape and file size by the layout that a load uses ([`cfq_engine::cuda::lay_out_shape`]): on
-//! each GPU alone, else on several together, with a KV pool for sequences of the usual length of a task.
+//! Whether a model fits is computed from its shape and file size in the same way as for a load
+//! ([`cfq_engine::cuda::lay_out_shape`]): on a single GPU, otherwise on several together, with a KV pool for sequences
+//! of the usual length of a task.
 //!
-//! The total memory of a GPU counts, not what is free: a choice means gigabytes on disk and lasts, while a browser or a
-//! game holds memory for an hour, and with free memory each start might choose and fetch another model. What other
-//! programs hold when the model is loaded is handled by the load: its pool gets smaller, or it waits, or the CPU runs
-//! the model. The driver and a desktop always hold some memory of a GPU; a sixteenth is left to them.
+//! The calculation uses the total memory of a GPU, not its free memory: a browser or a game uses memory only for some
+//! time, and with free memory each start might choose another model and download gigabytes. The load itself handles the
+//! memory that other programs use at that time: the KV pool gets smaller, the load waits, or the model runs on the CPU.
+//! The driver and the desktop always use some memory of a GPU; a sixteenth is left to them.
 
 use cfq_engine::cuda::{MIN_TOKENS_PER_SEQUENCE, lay_out_shape};
 use cfq_memory::{GpuCapacity, ModelShape};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Device;
 
-/// One part in this many of a GPU's memory is left to the driver and the desktop.
+/// Memory of a GPU that is left to the driver and the desktop, as a divisor of its total memory: a sixteenth.
 const DESKTOP_SHARE: u64 = 16;
 
 /// A recommended model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct CuratedModel {
-    /// Name for people.
+    /// Display name.
     pub name: &'static str,
     /// The model id.
     pub model: &'static str,
-    /// Size of its file, in bytes.
+    /// Size of the model's file, in bytes.
     pub bytes: u64,
-    /// Name of its licence.
+    /// Name of the model's licence.
     pub licence: &'static str,
-    /// The licence permits any use, so the model may be chosen without asking.
+    /// Whether the licence permits any use, so that the model may be chosen without asking the user.
     #[serde(skip)]
     pub unrestricted_licence: bool,
     /// Memory of the smallest GPU that fits it, in GiB.
     pub min_gpu_gib: u64,
-    /// Its dimensions. The publisher's files have an output matrix besides the embedding, even of models with tied
-    /// weights.
+    /// Dimensions of the model. The publisher's files contain an output matrix in addition to the embedding, even for
+    /// models with tied weights.
     #[serde(skip)]
     pub shape: ModelShape,
 }
 
-/// Shape of a model of the Qwen2.5 family, whose heads have 128 values.
+/// Shape of a model of the Qwen2.5 family, which has a head dimension of 128. `heads` are the numbers of attention
+/// heads and of KV heads.
 const fn qwen(layers: u64, heads: [u64; 2], hidden: u64, feed_forward: u64, vocabulary: u64) -> ModelShape {
     let [heads, kv_heads] = heads;
     ModelShape { layers, heads, kv_heads, head_dim: 128, hidden, feed_forward, vocabulary, context: 32_768 }
@@ -117,7 +119,7 @@ impl CuratedModel {
     }
 }
 
-/// The capacity of a GPU for a choice that lasts: all its memory but the desktop's share.
+/// Capacity of a GPU for choosing a model: its total memory without the share of the driver and the desktop.
 pub fn nominal_capacity(gpu: &Device) -> GpuCapacity {
     let free = gpu.memory_total - gpu.memory_total / DESKTOP_SHARE;
     GpuCapacity { free, bandwidth: 1.0, overhead_per_mille: 0 }
@@ -143,7 +145,8 @@ mod tests {
         assert!(CURATED_MODELS.is_sorted_by_key(|entry| (entry.min_gpu_gib, entry.bytes)));
     }
 
-    /// Two numbers of the table must agree: the bits per weight of these quantisations.
+    /// Checks file size and shape against each other: together they give the bits per weight, which are known for these
+    /// quantisations.
     #[test]
     fn file_sizes_agree_with_the_shapes() {
         for CuratedModel { name, bytes, shape, .. } in CURATED_MODELS {
@@ -161,7 +164,8 @@ mod tests {
         mib.iter().map(|mib| nominal_capacity(&gpu(mib))).collect()
     }
 
-    /// Minimum GPU and size in GB of the largest freely usable model for GPUs of these sizes.
+    /// Minimum GPU in GiB, and file size in GB, of the largest model with an unrestricted licence that fits GPUs with
+    /// these MiB of memory.
     fn best(mib: &[u64]) -> Option<(u64, u64)> {
         let entry = fitting_models(&capacities(mib), 4).find(|entry| entry.unrestricted_licence)?;
         Some((entry.min_gpu_gib, entry.bytes / 1_000_000_000))
@@ -176,7 +180,7 @@ mod tests {
         assert_eq!(best(&[16_376]), Some((12, 8)), "RTX 4080");
         assert_eq!(best(&[24_564]), Some((24, 19)), "RTX 4090");
         assert_eq!(best(&[24_268]), Some((24, 19)), "as some drivers report 24 GB");
-        // The licence of the model between these two is restricted.
+        // The table has a model between these two sizes, but its licence is restricted.
         assert_eq!(best(&[4_096]), Some((3, 1)));
         assert_eq!(best(&[2_048]), None);
         assert_eq!(best(&[]), None);
@@ -191,7 +195,8 @@ mod tests {
         assert_eq!(best(&[12_288, 2_048]), Some((12, 8)));
     }
 
-    /// Drivers report a little less memory than the GPU is sold with.
+    /// Checks each entry with 1.5 % less memory than its minimum GPU nominally has, because drivers report a little
+    /// less.
     #[test]
     fn every_entry_fits_its_minimum_gpu() {
         for entry in CURATED_MODELS {

@@ -1,8 +1,9 @@
-//! Default model of a machine without a configured one: the curated model that its GPUs can run, or why they cannot.
+//! Choice of the default model of a machine without a configured model: a curated model that its GPUs can run, or the
+//! reason why they cannot.
 //!
 //! A model is chosen only if this build and the driver can use the GPUs: downloading gigabytes for a model that then
-//! runs on the CPU would not help. A GPU that cannot be used is reported with the reason. GPUs that the user hid or
-//! excluded are ignored.
+//! runs on the CPU would not help. A GPU that cannot be used is reported with the reason. GPUs that the user has hidden
+//! from CUDA or excluded by the `device` setting are ignored.
 
 use cfq_engine::cuda::CudaUnavailable;
 use cfq_memory::GpuCapacity;
@@ -11,18 +12,18 @@ use cfq_proto::node::{Device, DeviceKind};
 use crate::gpu::{self, DeviceChoice, usable_uuids};
 use crate::models::curated::{CuratedModel, fitting_models, nominal_capacity};
 
-/// Ten times the lowest compute capability that a build's kernels run on, as inference-node/cuda/build sets it.
+/// Minimum compute capability of the kernels in a GPU build, times ten (`80` is 8.0); set by inference-node/cuda/build.
 const MIN_COMPUTE_CAPABILITY: &str = match option_env!("CUDA_COMPUTE_CAP") {
     Some(capability) => capability,
     None => "80",
 };
 
-/// The choice for a machine.
+/// Result of the choice of a default model.
 #[derive(Debug)]
 pub enum DefaultModel {
-    /// There is no GPU to use, or none that fits a curated model.
+    /// There is no usable GPU, or none that fits a curated model.
     NoCandidate,
-    /// These GPUs would fit `entry` but cannot be used.
+    /// GPUs that fit the curated model `entry` exist but cannot be used.
     UnusedGpu {
         /// The largest curated model that would fit.
         entry: &'static CuratedModel,
@@ -31,7 +32,7 @@ pub enum DefaultModel {
         /// Why they cannot be used.
         reason: GpuUnusable,
     },
-    /// A curated model runs on these GPUs.
+    /// A curated model can run on the GPUs.
     Curated {
         /// The model.
         entry: &'static CuratedModel,
@@ -49,13 +50,13 @@ pub enum GpuUnusable {
     /// The compute capability is too low; names the GPU.
     #[error("{0}")]
     UnsupportedCapability(String),
-    /// No GPU of CUDA is one of NVML's.
+    /// None of the GPUs that CUDA reports can be identified with one that NVML reports.
     #[error("CUDA's GPUs cannot be matched with those that NVML reports (a MIG slice, or GPUs without UUIDs)")]
     Unmatched,
 }
 
-/// Chooses the default model for a node with this `device` setting, by the GPUs that NVML reports and those of them
-/// that this build can use.
+/// Chooses the default model for a node with the setting `device` and `sequences` concurrent sequences, from the GPUs
+/// that NVML reports and that this build can use.
 pub fn choose_default_model(device: DeviceChoice, sequences: u32) -> DefaultModel {
     choose(device, sequences, &gpu::inventory().devices, usable_uuids)
 }
@@ -77,7 +78,7 @@ fn choose(
     let all = gpus.clone();
     match usable(device) {
         Ok(uuids) => gpus.retain(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuids.contains(uuid))),
-        // NVML reports some, so the user hid them from CUDA.
+        // NVML reports GPUs but CUDA none, so the user has hidden them from CUDA.
         Err(CudaUnavailable::NoGpus) => return DefaultModel::NoCandidate,
         Err(unavailable) => return unused(all, unavailable.into()),
     }
@@ -95,13 +96,15 @@ fn choose(
     }
 }
 
-/// The largest curated model with an unrestricted licence that fits the GPUs, alone or together: the user is not asked.
+/// The largest curated model with an unrestricted licence that fits the GPUs, alone or together. The licence must be
+/// unrestricted because the user is not asked.
 fn best(sequences: u32, gpus: &[Device]) -> Option<&'static CuratedModel> {
     let capacities: Vec<GpuCapacity> = gpus.iter().map(nominal_capacity).collect();
     fitting_models(&capacities, sequences).find(|entry| entry.unrestricted_licence)
 }
 
-/// Why the kernels of a build for GPUs do not run on this one; `None` if they do, or its compute capability is unknown.
+/// The reason why the kernels of a GPU build do not run on this GPU; `None` if they do, or if its compute capability is
+/// unknown.
 fn unsupported_capability(gpu: &Device) -> Option<String> {
     let minimum: u32 = MIN_COMPUTE_CAPABILITY.parse().unwrap_or(80);
     let reported = gpu.compute_capability.as_deref()?;
@@ -122,17 +125,17 @@ mod tests {
         let mut gpu = gpu::inventory().devices[0].clone();
         (gpu.kind, gpu.name, gpu.memory_total) = (DeviceKind::Cuda, name.to_owned(), gib << 30);
         (gpu.uuid, gpu.compute_capability) = (Some(format!("GPU-{name}")), Some(capability.to_owned()));
-        // Nearly all of it is another program's for now.
+        // Nearly all of its memory is used by another program at present.
         gpu.memory_others = (gib << 30) - 1;
         gpu
     }
 
-    /// All but the one called "hidden".
+    /// UUIDs of the GPUs that CUDA reports: all except the one called "hidden".
     fn visible(_: DeviceChoice) -> Result<Vec<String>, CudaUnavailable> {
         Ok(["a", "b", "old", "tiny"].map(|name| format!("GPU-{name}")).to_vec())
     }
 
-    /// The minimum GPU of the chosen model, in GiB.
+    /// Memory of the chosen model's minimum GPU, in GiB.
     fn chosen(gpus: &[Device]) -> Option<u64> {
         match choose(DeviceChoice::Auto, 4, gpus, visible) {
             DefaultModel::Curated { entry, .. } => Some(entry.min_gpu_gib),

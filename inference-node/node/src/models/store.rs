@@ -17,14 +17,14 @@ use super::model_files::{file_stem, write_json};
 use super::record::{ModelOrigin, ModelRecord, StoredFile};
 use super::{ModelError, file_error, pypi};
 
-/// The model folder and its rules. Cheap to clone.
+/// The model folder, its quota and its hub. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ModelStore {
     /// The folder.
     pub dir: PathBuf,
     /// Maximum size of all fetched models together, in bytes.
     pub quota: Option<u64>,
-    /// Models bound in the configuration, which are never evicted.
+    /// Models named in the configuration, which are never evicted.
     pub bound: Vec<ModelId>,
     /// The hub that models are fetched from.
     pub hub: Hub,
@@ -33,9 +33,9 @@ pub struct ModelStore {
 /// What a pull does besides fetching a missing model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PullOptions {
-    /// Resolves the revision again although the model is present.
+    /// Resolve the revision again even if the model is present.
     pub update: bool,
-    /// Reads present files and verifies their checksums.
+    /// Read files that are present and verify their checksums.
     pub verify: bool,
 }
 
@@ -57,14 +57,14 @@ pub enum InstallState {
 pub struct InstalledModel {
     /// The model.
     pub model: ModelId,
-    /// The file that an engine loads; the partial folder if unfinished.
+    /// The file that an engine loads; for an unfinished model, the folder of the partial download.
     pub path: PathBuf,
     /// Size of all its files when complete, in bytes.
     pub bytes: u64,
-    /// Whether it is complete.
+    /// Whether the model is complete.
     #[serde(flatten)]
     pub state: InstallState,
-    /// Whether it is excluded from eviction.
+    /// Whether the model is excluded from eviction.
     pub pinned: bool,
     /// Whether a process uses it.
     pub in_use: bool,
@@ -72,9 +72,9 @@ pub struct InstalledModel {
     pub used_at: Option<i64>,
     /// Time of the fetch, in seconds since 1970; `None` for models fetched before this was recorded.
     pub fetched_at: Option<i64>,
-    /// Where it was fetched from, for models of a hub.
+    /// Where the model was fetched from; only for models from a hub.
     pub origin: Option<ModelOrigin>,
-    /// Its files.
+    /// Files of the model.
     pub files: Vec<StoredFile>,
 }
 
@@ -90,7 +90,7 @@ pub enum Presence {
     },
 }
 
-/// A model's file. It is not removed while this exists.
+/// Path of a model's file, with a lock that prevents its removal while this value exists.
 #[derive(Debug)]
 pub struct ModelFileLock {
     /// The file.
@@ -98,10 +98,10 @@ pub struct ModelFileLock {
     _lock: Option<FileLock>,
 }
 
-/// The files of one model in the folder.
+/// Location of one model in the model folder.
 struct ModelLocation<'a> {
     source: FetchSource<'a>,
-    /// Contains the `.pull` lock.
+    /// Folder that contains the model and the `.pull` lock.
     folder: PathBuf,
     stem: String,
 }
@@ -145,8 +145,8 @@ impl ModelStore {
         }
     }
 
-    /// The record of a model. One is made up for a package without a record: packages were fetched before there were
-    /// records.
+    /// Reads the record of a model. For a package that was fetched by a version without records, a record is created in
+    /// memory.
     fn record(&self, model: &ModelId, location: &ModelLocation<'_>) -> Result<Option<ModelRecord>, ModelError> {
         if let Some(record) = ModelRecord::read(&location.record_file())? {
             return Ok(Some(record));
@@ -157,8 +157,8 @@ impl ModelStore {
             .map(|meta| ModelRecord::new(model.clone(), None, vec![package.stored(meta.len())], 0)))
     }
 
-    /// The record of a model whose files are complete. The size of a package's file is verified with its checksum
-    /// instead.
+    /// The record of a model whose files are complete. Only for packages the size is not compared, since it is verified
+    /// together with the checksum.
     fn complete_record(
         &self,
         model: &ModelId,
@@ -171,7 +171,7 @@ impl ModelStore {
         Ok(self.record(model, location)?.filter(complete))
     }
 
-    /// Every model here, complete or not, sorted by id.
+    /// Lists all models in the folder, complete or not, sorted by id.
     ///
     /// # Errors
     /// [`ModelError::UnreadableRecord`] or [`ModelError::Io`].
@@ -202,11 +202,11 @@ impl ModelStore {
         Ok(found)
     }
 
-    /// One model of [`Self::list`].
+    /// Returns one model of [`Self::list`].
     ///
     /// # Errors
-    /// [`ModelError::NotInstalled`] if it is not there, the errors of [`Self::list`], and an error for models that are
-    /// never fetched.
+    /// [`ModelError::NotInstalled`] if the model is not in the folder, the errors of [`Self::list`], and an error for
+    /// models that are never fetched.
     pub fn show(&self, model: &ModelId) -> Result<InstalledModel, ModelError> {
         self.location(model)?;
         let not_installed = || ModelError::NotInstalled { model: model.clone() };
@@ -215,7 +215,8 @@ impl ModelStore {
 
     fn installed(&self, record: ModelRecord) -> Result<InstalledModel, ModelError> {
         let lock = self.location(&record.model)?.use_lock();
-        // Without write permission this is unknown; but then this user cannot remove the model either.
+        // Without write permission for the folder, this is reported as not in use; but then this user cannot remove the
+        // model either.
         let in_use = lock.exists() && matches!(FileLock::try_exclusive(&lock), Ok(None));
         let known = |at: i64| (at > 0).then_some(at);
         Ok(InstalledModel {
@@ -251,7 +252,7 @@ impl ModelStore {
     /// Whether a model is on this machine. Makes no request.
     ///
     /// # Errors
-    /// As [`Self::show`], and [`ModelError::Header`] for a local file that does not exist.
+    /// The errors of [`Self::show`], and [`ModelError::Header`] for a local file that does not exist.
     pub fn presence(&self, model: &ModelId) -> Result<Presence, ModelError> {
         if let ModelSource::Path(path) = model.source() {
             let present = Presence::Present;
@@ -285,7 +286,7 @@ impl ModelStore {
     /// Pins a model, which excludes it from eviction, or unpins it.
     ///
     /// # Errors
-    /// As [`Self::show`].
+    /// The errors of [`Self::show`].
     pub fn pin(&self, model: &ModelId, pinned: bool) -> Result<InstalledModel, ModelError> {
         let location = self.location(model)?;
         let _lock = FileLock::exclusive(&self.dir.join(".records"))?;
@@ -296,7 +297,8 @@ impl ModelStore {
         self.installed(record)
     }
 
-    /// Sets the time of the last use to now. `read` is written if there is no record any more.
+    /// Sets the time of the last use to now. `read` is the record that was read before; it is written if the record
+    /// file no longer exists.
     fn mark_used(&self, location: &ModelLocation<'_>, read: ModelRecord) -> Result<(), ModelError> {
         let _lock = FileLock::exclusive(&self.dir.join(".records"))?;
         let mut record = ModelRecord::read(&location.record_file())?.unwrap_or(read);
@@ -360,7 +362,7 @@ mod tests {
         assert!(matches!(store.remove(&model), Err(ModelError::NotInstalled { .. })));
         assert!(store.list().unwrap().is_empty());
         assert!(matches!(store.presence(&model).unwrap(), Presence::Missing { bytes: Some(_) }));
-        // As it was fetched before there were records.
+        // The state left by a version without records.
         let path = folder.path().join(pypi::PACKAGES[0].file());
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, b"GGUF half").unwrap();

@@ -1,8 +1,9 @@
-//! One attempt at a job, from the work order to the committed report.
+//! Execution of one attempt of a job, from the work order to the committed report.
 //!
-//! KV tokens are reserved before the order is accepted, and nothing is computed before the acceptance is committed.
-//! From then on the lease decides: while it is suspended nothing is published, once it is lost everything is dropped.
-//! The result and the lease are kept until the scheduler replies that the result is committed, or not wanted any more.
+//! KV tokens are reserved before the order is accepted, and nothing is computed before the scheduler has committed the
+//! acceptance. After that the lease determines what may be published: nothing while it is suspended; once it is lost,
+//! the attempt is dropped. The result and the lease are kept until the scheduler replies that the result is committed
+//! or no longer wanted.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -23,9 +24,10 @@ use super::error::panic_message;
 use super::journal::JournalWriter;
 use super::model_registry::ModelStatus;
 
-/// Tokens are collected for this long before they are published: short enough to read along, and few messages.
+/// Interval at which generated text is published: short enough for readers to follow, long enough to limit the number
+/// of messages.
 const FRAME_INTERVAL: Duration = Duration::from_millis(75);
-/// Wait before a request is sent again that the scheduler could not serve.
+/// Wait before a request is repeated after the scheduler replied that it was unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) struct Attempt {
@@ -34,11 +36,12 @@ pub(super) struct Attempt {
     pub(super) order: WorkOrder,
 }
 
-/// Result of admission.
+/// Result of the admission of a job.
 enum Admission {
-    /// With the engine's vocabulary, if it reports tokens.
+    /// The sequence is admitted. The second field identifies the vocabulary of the engine's token ids; `None` if it
+    /// reports no tokens.
     Admitted(Admitted, Option<i64>),
-    /// The job is accepted only to report this.
+    /// The job fails: it is accepted only to report this failure.
     Fail(JobFailure),
     Refuse(Refusal),
 }
@@ -54,7 +57,7 @@ impl Attempt {
             Err(error) => match permanent_refusal(&error) {
                 Some(refusal) => Admission::Refuse(refusal),
                 None => {
-                    // The connection is lost: the scheduler places the job again if it is wanted.
+                    // The connection is lost. The scheduler places the job again if it is still wanted.
                     tracing::warn!(job = %fence.job, %error, "prompt cannot be fetched; order dropped");
                     return;
                 }
@@ -62,7 +65,7 @@ impl Attempt {
         };
         let admission = match self.running.stop.reason() {
             None => admission,
-            // Refused, so that the scheduler places it elsewhere at once.
+            // The order is refused, so that the scheduler places the job elsewhere immediately.
             Some(StopReason::Yielded { .. }) => self.refuse_for_now(None, 0),
             Some(reason @ (StopReason::Cancelled | StopReason::Drained | StopReason::LostLease)) => {
                 tracing::debug!(job = %fence.job, %reason, "stopped before it was accepted");
@@ -97,12 +100,12 @@ impl Attempt {
         }
     }
 
-    /// What to report of an accepted job; the error if nothing is to be reported.
+    /// Runs an accepted job and returns the outcome to report; `Err` if nothing may be reported.
     async fn outcome(&mut self, admission: Admission, lease: &LeaseHandle) -> Result<Outcome, StopReason> {
         let (admitted, vocabulary) = match admission {
             Admission::Admitted(admitted, vocabulary) => (admitted, vocabulary),
             Admission::Fail(failure) => return Ok(Outcome::Failed { failure }),
-            // Refused before the acceptance.
+            // Unreachable: refused orders were never accepted.
             Admission::Refuse(_) => return Err(StopReason::Cancelled),
         };
         let journal = JournalWriter::start(&self.context, self.running.fence, vocabulary, admitted.resumed());
@@ -148,17 +151,17 @@ impl Attempt {
         }
     }
 
-    /// Handles a panic before the engine, for example because no thread or no memory is available. The failure is
-    /// reported, so that it is counted, and the node ends; if it were dropped silently, the order would be placed again
-    /// without end.
+    /// Handles a panic during admission, before the engine has the prompt, for example because no thread or no memory
+    /// is available. The failure is reported, so that it counts as an attempt, and the node exits. If it were not
+    /// reported, the job would be placed again indefinitely.
     fn on_admission_panic(&self, panic: &(dyn Any + Send)) -> JobFailure {
         let reason = format!("the node failed before the engine: {}", panic_message(panic));
         self.context.registry.set_fault(&self.order.model, reason.clone());
         JobFailure::Engine { reason }
     }
 
-    /// Repeats the request until the reply is final. `None`: the lease may have expired meanwhile, so the order is
-    /// dropped.
+    /// Repeats a request until the scheduler gives a final reply. `None` if the lease may have expired in the meantime;
+    /// then the order is dropped.
     async fn request_until_final<Q: Serialize>(&mut self, verb: &str, body: &Q) -> Option<FenceReply> {
         let subject = self.context.subject(verb);
         let request = async {
@@ -166,7 +169,7 @@ impl Attempt {
                 match self.context.session.request::<_, FenceReply>(&subject, body).await {
                     Ok(FenceReply::Unavailable { reason }) => tracing::debug!(verb, reason, "request is sent again"),
                     Ok(FenceReply::Refused { reason }) => {
-                        tracing::error!(verb, reason, "the scheduler cannot write this");
+                        tracing::error!(request = verb, reason, "the scheduler refused the request");
                         return FenceReply::Refused { reason };
                     }
                     Ok(reply) => return reply,
@@ -179,7 +182,7 @@ impl Attempt {
         tokio::time::timeout(timing.lease_ttl() + timing.accept(), request).await.ok()
     }
 
-    /// Reads the generation to its end while the lease is held; the error if it was stopped.
+    /// Reads the generation to its end while the lease is held. `Err` if the attempt was stopped.
     async fn generate(
         &mut self,
         mut generation: Generation,
@@ -207,7 +210,7 @@ impl Attempt {
                             Ok(completion) => Ok(Ok(completion)),
                             Err(Ended::Failed(failure)) => Ok(Err(failure)),
                             Err(Ended::Cancelled) => {
-                                // Readers have seen this text, so the next attempt must resume after it.
+                                // Readers have received this text, so the next attempt must resume after it.
                                 journal.close().await;
                                 Err(stopped.unwrap_or(StopReason::Cancelled))
                             }
@@ -224,7 +227,7 @@ impl Attempt {
         }
     }
 
-    /// The outcome with the completion, which is stored first if it is large.
+    /// Returns the outcome that reports the completion. A large completion is first stored as a blob.
     async fn store_completion(&self, completion: Completion, lease: &LeaseHandle) -> Result<Outcome, StopReason> {
         let subject = self.context.subject("blob_put");
         loop {
@@ -244,8 +247,9 @@ impl Attempt {
         }
     }
 
-    /// Repeats the report until it is committed or not wanted, as long as the lease is held. A result that can never be
-    /// written is reported as a failure instead, once: an attempt that kept its lease would look like work without end.
+    /// Repeats the report until it is committed or no longer wanted, as long as the lease is held. If the scheduler
+    /// refuses the result permanently, a failure is reported once in its place: otherwise the attempt would keep its
+    /// lease and look as if it were still running.
     async fn report(&self, outcome: Outcome, lease: &LeaseHandle) {
         let fence = self.running.fence;
         let mut report = JobReport { fence, boot: self.context.boot, outcome };
@@ -257,7 +261,7 @@ impl Attempt {
                 tracing::info!(job = %fence.job, "lease lost before the report was committed");
                 return;
             }
-            // Waiting for the scheduler does not count as a stalled step.
+            // Recorded as progress, so that waiting for the scheduler does not count as a stalled step.
             lease.record_step();
             match self.context.session.request::<_, FenceReply>(&subject, &report).await {
                 Ok(FenceReply::Committed) => {
@@ -289,8 +293,8 @@ impl Attempt {
     }
 }
 
-/// The refusal for a prompt that can never be fetched; `None` if a retry may help. If the lease was lost, the scheduler
-/// replies so to the refusal.
+/// The refusal of an order whose prompt can never be fetched; `None` if a retry may succeed. If the lease is already
+/// lost, the scheduler says so in its reply to the refusal.
 fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
     match error {
         LinkError::Blob { .. } | LinkError::Message { .. } => {
@@ -323,7 +327,7 @@ struct FramePublisher<'a> {
 }
 
 impl FramePublisher<'_> {
-    /// Publishes the collected text if the lease is live; otherwise the text waits.
+    /// Publishes the collected text if the lease is live; otherwise keeps it for the next call.
     async fn publish(&mut self, lease: &LeaseHandle) {
         if self.text.is_empty() || lease.status() != LeaseStatus::Live {
             return;
@@ -335,7 +339,7 @@ impl FramePublisher<'_> {
         self.offset += length;
         let context = &self.attempt.context;
         if let Err(error) = context.session.publish(&subject::tokens(&context.node, order.fence.job), &frame).await {
-            // The result contains the whole text.
+            // A lost frame does no harm: the result contains the whole text.
             tracing::debug!(%error, "frame not published");
         }
         failpoint::hit("node.generating");

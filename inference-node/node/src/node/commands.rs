@@ -1,4 +1,4 @@
-//! Commands of the scheduler to this node.
+//! Handling of the scheduler's commands to this node.
 
 use std::sync::Arc;
 
@@ -42,7 +42,8 @@ pub(super) async fn run(context: Arc<NodeContext>, store: ModelStore, mut comman
     }
 }
 
-/// A model that the configuration does not name is served by command only if it need not be fetched.
+/// Checks that the model is on this machine. A load command for a model that is not in the configuration is refused if
+/// the model would have to be fetched.
 fn check_installed(store: &ModelStore, model: &ModelId) -> Result<(), String> {
     match store.presence(model) {
         Ok(Presence::Present) => Ok(()),

@@ -1,4 +1,4 @@
-//! What the tasks of a node share, and the attempts that run on it.
+//! State that the async tasks of a node share, and the table of running attempts.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,9 +22,9 @@ use super::speculative_prefill::PrefillQueue;
 pub(super) enum StopReason {
     /// The scheduler withdrew the job.
     Cancelled,
-    /// The node stops.
+    /// The node is stopping.
     Drained,
-    /// The node yields to this program.
+    /// The node yields the GPU to the program `to`.
     Yielded { to: String },
     /// The lease expired or was revoked: another node may run the job already, so nothing is reported.
     LostLease,
@@ -46,29 +46,29 @@ impl fmt::Display for StopReason {
 pub(super) struct StopSignal(watch::Receiver<Option<StopReason>>);
 
 impl StopSignal {
-    /// The reason, once there is one.
+    /// The reason; `None` while the attempt may continue.
     pub(super) fn reason(&self) -> Option<StopReason> {
         self.0.borrow().clone()
     }
 
-    /// Waits for the reason.
+    /// Waits until the attempt must stop, and returns the reason.
     pub(super) async fn stopped(&mut self) -> StopReason {
         match self.0.wait_for(Option::is_some).await {
             Ok(reason) => reason.clone().unwrap_or(StopReason::Drained),
-            // The sender is dropped with the attempt only.
+            // Unreachable while the attempt runs: the sender is dropped together with the attempt.
             Err(_) => StopReason::Drained,
         }
     }
 }
 
-/// An attempt in the table.
+/// An attempt in the [`AttemptTable`].
 struct AttemptEntry {
     model: ModelId,
     stop: watch::Sender<Option<StopReason>>,
 }
 
 impl AttemptEntry {
-    /// Stops the attempt; the first reason counts.
+    /// Stops the attempt. If it is stopped more than once, the first reason is kept.
     fn stop(&self, reason: StopReason) {
         self.stop.send_if_modified(|current| {
             let first = current.is_none();
@@ -80,7 +80,7 @@ impl AttemptEntry {
     }
 }
 
-/// What the tasks of a node share.
+/// State that the async tasks of a node share.
 pub(super) struct NodeContext {
     pub(super) node: NodeId,
     pub(super) boot: BootId,
@@ -88,28 +88,29 @@ pub(super) struct NodeContext {
     pub(super) keeper: LeaseKeeper,
     pub(super) registry: Arc<ModelRegistry>,
     pub(super) timing: Timing,
-    /// Notified when the node has to register again.
+    /// Notifier that fires when the node has to register again.
     pub(super) registration_wanted: Notify,
     pub(super) prefill_queue: Arc<PrefillQueue>,
     pub(super) attempts: AttemptTable,
 }
 
-/// The running attempts.
+/// The running attempts of the node.
 #[derive(Default)]
 pub(super) struct AttemptTable(Mutex<HashMap<JobFence, AttemptEntry>>);
 
 impl NodeContext {
     fn attempts(&self) -> MutexGuard<'_, HashMap<JobFence, AttemptEntry>> {
-        // Plain data, consistent even if a holder panicked.
+        // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
         self.attempts.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Subject of this node for the verb.
+    /// NATS subject of this node for requests of the kind `verb`.
     pub(super) fn subject(&self, verb: &str) -> String {
         subject::node(&self.node, verb)
     }
 
-    /// Registers an attempt; `None` if it runs already, as with an order that was delivered twice.
+    /// Adds an attempt to the table; `None` if it is already running, for example because its order was delivered
+    /// twice.
     pub(super) fn begin_attempt(self: &Arc<Self>, order: &WorkOrder) -> Option<RunningAttempt> {
         let fence = order.fence;
         match self.attempts().entry(fence) {
@@ -122,7 +123,7 @@ impl NodeContext {
         }
     }
 
-    /// Stops one attempt; returns whether it runs here.
+    /// Stops one attempt. Returns false if it does not run on this node.
     pub(super) fn stop_attempt(&self, fence: &JobFence, reason: StopReason) -> bool {
         self.attempts().get(fence).map(|attempt| attempt.stop(reason)).is_some()
     }
@@ -132,7 +133,7 @@ impl NodeContext {
         self.attempts().values().for_each(|attempt| attempt.stop(reason.clone()));
     }
 
-    /// Stops the attempts on models that yield, so that their jobs are released.
+    /// Stops the attempts on models that yield to another program, so that their jobs are released.
     pub(super) fn release_jobs(&self) {
         for attempt in self.attempts().values() {
             if let Some(to) = self.registry.yields_to(&attempt.model) {
@@ -142,7 +143,7 @@ impl NodeContext {
     }
 }
 
-/// An attempt in the table of running ones; removed when dropped.
+/// Handle of an attempt in the [`AttemptTable`]; dropping it removes the attempt from the table.
 pub(super) struct RunningAttempt {
     pub(super) fence: JobFence,
     pub(super) stop: StopSignal,

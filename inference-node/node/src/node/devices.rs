@@ -6,8 +6,8 @@ use tokio::sync::watch;
 
 use crate::gpu::{self, DeviceProblem, Inventory};
 
-/// Reads the devices every few heartbeats: temperatures and other programs' memory change slowly, and drivers answer
-/// slowly.
+/// Reads the state of the devices every five heartbeat intervals. That is often enough because temperatures and the
+/// memory of other programs change slowly; drivers are also slow to answer.
 pub(super) async fn run(devices: watch::Sender<Vec<Device>>, mut problems: Vec<DeviceProblem>, timing: Timing) {
     loop {
         tokio::time::sleep(timing.heartbeat() * 5).await;
@@ -18,8 +18,8 @@ pub(super) async fn run(devices: watch::Sender<Vec<Device>>, mut problems: Vec<D
     }
 }
 
-/// Logs each device once when it stops to answer, and when it answers again. Returns the devices that do not answer.
-/// While the driver does not answer, its GPUs are not reported as recovered.
+/// Logs once when a device stops responding and once when it responds again. Returns the problems of the devices that
+/// do not respond. While the driver itself does not respond, its GPUs are not logged as recovered.
 pub(super) fn log_changes(before: &[DeviceProblem], now: &Inventory) -> Vec<DeviceProblem> {
     for problem in now.problems.iter().filter(|problem| !before.contains(problem)) {
         let DeviceProblem { device, problem, next_step } = problem;

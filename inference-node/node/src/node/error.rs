@@ -1,24 +1,25 @@
-//! Why a node ends, and the text of an error with its causes.
+//! Why a node exits, and the formatting of an error with its causes.
 
 use cfq_link::LinkError;
 use cfq_proto::model::ModelId;
 
-/// Why a node ended.
+/// Why a node exited.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the node cannot reach the cluster")]
     Link(#[from] LinkError),
     #[error("the scheduler refuses this node: {reason}")]
     Refused { reason: String },
-    /// The engine's memory cannot be trusted after a panic, and a new process loads the model in seconds.
+    /// An engine is broken. The node exits because memory may be corrupt after a panic, and a new process loads the
+    /// model in seconds.
     #[error("the engine of {model} stopped: {reason}; the node ends, its supervisor starts a new one")]
     Engine { model: ModelId, reason: String },
-    /// The node could neither load nor unload a model.
+    /// The loader thread exited. The node exits because it could no longer load or unload a model.
     #[error("the model loader thread exited: {reason}; the node ends, its supervisor starts a new one")]
     Loader { reason: String },
 }
 
-/// The text of an error, followed by those of its causes that it does not contain.
+/// Formats an error, followed by its causes. A cause that the text already contains is left out.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

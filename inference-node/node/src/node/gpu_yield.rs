@@ -1,9 +1,10 @@
-//! Yields the GPUs to programs of the machine's owner: while a game, a renderer or a training run has a good part of a
-//! GPU, this node's work would slow it down or take its memory.
+//! Yields the GPUs to programs of the machine's owner: while a game, a renderer or a training run uses much of a GPU,
+//! jobs of this node would slow it down or take memory that it needs.
 //!
-//! The running jobs are released with their tokens in the journal, and resume on another node, or here later. Models on
-//! a claimed GPU are unloaded. Models on other GPUs continue to serve. Models on the CPU stay in memory and take no
-//! work, and nothing is loaded, since the program needs the processor too. Models behind endpoints are not affected.
+//! Such a program claims the GPU. The jobs on models that yield are released; their tokens are in the journal, so they
+//! resume on another node, or later on this one. Models on a claimed GPU are unloaded. Models on other GPUs continue to
+//! serve. Models on the CPU stay in memory but take no jobs, and no model is loaded, because the program needs the CPU
+//! as well. Models behind endpoints are not affected.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,25 +22,27 @@ use crate::config::Config;
 use crate::gpu;
 use crate::gpu::DeviceChoice;
 
-/// A program of this name is this node, or another one that shares the GPU by its own ledger.
+/// Name of the node's own program. Models do not yield to it: it is this node, or another node that uses the same GPU.
 const OWN_PROGRAM: &str = "cfq";
 
-/// Default threshold: more than most desktops and browsers take, less than a game, a renderer or a training run.
+/// Default of `yield_bytes`: more GPU memory than most desktops and browsers use, less than a game, a renderer or a
+/// training run.
 const DEFAULT_YIELD_BYTES: u64 = 1_500_000_000;
 
-/// Which programs the machine yields to.
+/// The rules for which programs the machine yields to.
 pub(super) struct YieldPolicy {
-    /// Bytes of a GPU in one process.
+    /// Minimum memory of a GPU that a process must use, in bytes.
     min_bytes: u64,
-    /// Beginnings of the names of ignored programs, in lower case.
+    /// Name prefixes of ignored programs, in lower case.
     ignored: Vec<String>,
-    /// How long the program must be gone: games free their memory between two levels, and programs are restarted.
+    /// How long no program must claim a GPU before models are loaded again: games free their memory between two levels,
+    /// and programs are restarted.
     patience: Duration,
 }
 
 impl YieldPolicy {
-    /// `None` if this machine yields to no program, which is the default where models run on the CPU: a program that
-    /// holds a GPU and does nothing would stop them without reason.
+    /// Creates the policy of a configuration. `None` if this machine never yields, which is the default if models run
+    /// on the CPU: a program that uses a GPU would stop them even if it left the CPU idle.
     pub(super) fn from_config(config: &Config) -> Option<Self> {
         let uses_gpus = gpu::supports_gpus() && config.device != DeviceChoice::Cpu;
         let min_bytes = config.yield_bytes.unwrap_or(if uses_gpus { DEFAULT_YIELD_BYTES } else { 0 });
@@ -47,8 +50,8 @@ impl YieldPolicy {
         (min_bytes > 0).then(|| Self { min_bytes, ignored, patience: config.timing.heartbeat() * 15 })
     }
 
-    /// The claims on the GPUs. Of several programs on one GPU the oldest is named; the one with the most memory would
-    /// change all the time, and every change is reported.
+    /// The claims on the GPUs by other programs. If several programs claim one GPU, the one with the lowest pid is
+    /// named. (The program with the most memory would change often, and every change is logged.)
     fn claims(&self, devices: &[Device]) -> GpuClaims {
         let claim = |device: &Device| {
             let claimants = device.processes.iter().filter(|process| self.is_claimant(process));
@@ -58,7 +61,8 @@ impl YieldPolicy {
         devices.iter().filter(|device| device.kind == DeviceKind::Cuda).filter_map(claim).collect()
     }
 
-    /// A process without a name is in another namespace; in a container the node itself would appear so.
+    /// Whether the machine yields to this process. Processes without a name are ignored: they are in another PID
+    /// namespace, and in a container the node itself has no name.
     fn is_claimant(&self, process: &DeviceProcess) -> bool {
         let Some(name) = process.name.as_deref().filter(|name| !process.own && *name != OWN_PROGRAM) else {
             return false;
@@ -69,10 +73,10 @@ impl YieldPolicy {
     }
 }
 
-/// Yields according to a policy, and reclaims the GPUs afterwards.
+/// Yields the GPUs according to a policy, and reclaims them afterwards.
 struct GpuYield {
     policy: YieldPolicy,
-    /// Models to load again.
+    /// Models that were unloaded for other programs and have to be loaded again.
     unloaded: BTreeSet<ModelId>,
     free_since: Option<Instant>,
 }
@@ -82,7 +86,8 @@ impl GpuYield {
         Self { policy, unloaded: BTreeSet::new(), free_since: None }
     }
 
-    /// Returns whether the jobs on models that yield have to be released.
+    /// Updates the claims from the current list of devices. Returns whether the jobs on models that yield have to be
+    /// released.
     fn update(&mut self, registry: &ModelRegistry, devices: &[Device], now: Instant) -> bool {
         let claims = self.policy.claims(devices);
         if !claims.is_empty() {
@@ -90,7 +95,7 @@ impl GpuYield {
             if let Some(programs) = registry.set_gpu_claims(claims) {
                 tracing::info!(programs, "this machine yields");
             }
-            // Each time: a model that was being loaded may be ready now.
+            // Repeated on every update, because a model that was being loaded may have become ready.
             for model in registry.models_on_claimed_gpus() {
                 registry.unload(&model);
                 self.unloaded.insert(model);
@@ -110,7 +115,7 @@ impl GpuYield {
     }
 }
 
-/// Yields whenever a new list of devices requires it, until the node stops.
+/// Updates the claims whenever the devices are read, until the node stops.
 pub(super) async fn run(context: Arc<NodeContext>, policy: YieldPolicy, mut devices: watch::Receiver<Vec<Device>>) {
     let mut gpu_yield = GpuYield::new(policy);
     loop {
@@ -185,7 +190,7 @@ mod tests {
         assert!(gpu_yield.update(&registry, &busy, start));
         assert_eq!(received(&mut commands), [LoaderCommand::Unload(first.clone())]);
         assert!(registry.yields_to(&cpu).is_some() && registry.yields_to(&second).is_none());
-        // As the loader does it.
+        // The test sets the status that the loader would set.
         registry.set_status(&first, ModelStatus::OnDisk(model_state(&first, Residency::Available)));
         assert!(gpu_yield.update(&registry, &busy, start + PATIENCE * 9), "for hours");
         assert_eq!(received(&mut commands), []);

@@ -1,5 +1,5 @@
 //! The journal of an attempt: its generated tokens are sent to the scheduler every second or every 64 tokens, without
-//! delaying the generation. If the node is lost, only the tokens since then are generated again.
+//! delaying the generation. If the node is lost, only the tokens that were not sent yet are generated again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use tokio::time::{Instant, sleep_until};
 
 use super::context::NodeContext;
 
-/// Maximum age of unsent tokens.
+/// Maximum time before generated tokens are sent.
 const SEND_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of unsent tokens that are sent without waiting.
+/// Number of unsent tokens at which they are sent without waiting for the interval.
 const SEND_TOKENS: usize = 64;
-/// Maximum wait for the last tokens to be sent; a released job waits no longer.
+/// Maximum time that a released job waits for its last tokens to be sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Wait before the last tokens are sent again after a failure.
 const CLOSE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -27,24 +27,24 @@ const CLOSE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 struct TokenBuffer {
     tokens: Mutex<Vec<u32>>,
     appended: Notify,
-    /// No more tokens follow: the rest is sent at once.
+    /// No more tokens follow, so the unsent ones are sent immediately.
     closed: AtomicBool,
 }
 
 impl TokenBuffer {
     fn tokens(&self) -> MutexGuard<'_, Vec<u32>> {
-        // Plain data, consistent even if a holder panicked.
+        // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Writer of a journal. When it is dropped its sender task ends within a second; tokens that were not sent are in the
-/// result or are generated again.
+/// Writer of the journal of one attempt. When it is dropped, its sender task ends within a second. Tokens that were not
+/// sent are part of the result, or are generated again by the next attempt.
 pub(super) struct JournalWriter(Option<(Arc<TokenBuffer>, JoinHandle<()>)>);
 
 impl JournalWriter {
-    /// Starts the sender task. `resumed` is the number of tokens taken over from an earlier attempt. An engine without
-    /// a vocabulary has no journal.
+    /// Starts the sender task. `resumed` is the number of tokens kept from an earlier attempt. If the engine reports no
+    /// token ids (`vocabulary` is `None`), no journal is written.
     pub fn start(context: &Arc<NodeContext>, fence: JobFence, vocabulary: Option<i64>, resumed: u32) -> Self {
         Self(vocabulary.map(|vocabulary| {
             let buffer = Arc::new(TokenBuffer::default());
@@ -60,7 +60,7 @@ impl JournalWriter {
             && !tokens.is_empty()
         {
             let mut all = buffer.tokens();
-            // Tokens beyond the maximum are never sent.
+            // Tokens beyond the maximum journal length are never sent, so they are not collected.
             if all.len() <= MAX_JOURNAL_TOKENS {
                 all.extend_from_slice(tokens);
             }
@@ -69,7 +69,7 @@ impl JournalWriter {
         }
     }
 
-    /// Sends the rest, for at most [`CLOSE_TIMEOUT`].
+    /// Sends the unsent tokens; gives up after [`CLOSE_TIMEOUT`].
     pub async fn close(&mut self) {
         if let Some((buffer, sender)) = self.0.take() {
             buffer.closed.store(true, Ordering::Relaxed);
@@ -81,12 +81,12 @@ impl JournalWriter {
     }
 }
 
-/// What the scheduler did with an entry.
+/// How the scheduler handled a journal entry.
 enum Sent {
     Kept,
-    /// Not kept now; all tokens are sent again.
+    /// Not stored this time; all tokens of the attempt are sent again.
     NotKept,
-    /// The journal is not wanted any more.
+    /// The scheduler does not want the journal any more.
     Unwanted,
 }
 
@@ -101,7 +101,7 @@ impl JournalSender {
     async fn run(self, buffer: Arc<TokenBuffer>) {
         let mut sent = 0;
         let mut due = Instant::now() + SEND_INTERVAL;
-        // Once the writer is dropped the generation is over, and its result has the rest.
+        // Once the writer is dropped, the generation is over, and its result contains the unsent tokens.
         while Arc::strong_count(&buffer) > 1 {
             tokio::select! {
                 () = buffer.appended.notified() => {}
@@ -126,11 +126,11 @@ impl JournalSender {
             let wait = match self.send(sent, &unsent).await {
                 Sent::Kept => {
                     sent += unsent.len();
-                    // Tokens generated meanwhile are sent at once if no more follow.
+                    // Once the buffer is closed, tokens generated in the meantime are sent without waiting.
                     if closed { Duration::ZERO } else { SEND_INTERVAL }
                 }
                 Sent::Unwanted => return,
-                // Lost, or the scheduler has fewer tokens than were sent before.
+                // The entry was lost, or the scheduler has fewer tokens than were sent before.
                 Sent::NotKept => {
                     sent = 0;
                     if closed { CLOSE_RETRY_INTERVAL } else { SEND_INTERVAL }
@@ -140,7 +140,7 @@ impl JournalSender {
         }
     }
 
-    /// Sends tokens that follow the first `sent` ones of this attempt.
+    /// Sends `tokens`, which follow the first `sent` tokens of this attempt.
     async fn send(&self, sent: usize, tokens: &[u32]) -> Sent {
         let Self { context, fence, vocabulary, resumed } = self;
         let generated = GeneratedTokens { vocabulary: *vocabulary, tokens: tokens.to_vec() };

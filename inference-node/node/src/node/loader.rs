@@ -1,9 +1,9 @@
-//! The model loader: owns the engines of models that are files, on a thread of its own, since a load cannot be
-//! interrupted.
+//! The model loader: owns the engines of models that are files. It runs on a thread of its own, because a load cannot
+//! be interrupted.
 //!
 //! [`plan`] decides what is loaded, evicted, kept and retried, and documents the policy; this module observes the
-//! machine and executes the planner's commands. The thread wakes up for a request, for a change of an engine while
-//! models wait or drain, and at the time the planner asks for.
+//! machine and executes the planner's commands. The thread wakes up on a request, on a change of an engine while models
+//! are waiting or draining, and at the time that the planner requests.
 
 mod estimate;
 mod execute;
@@ -35,11 +35,12 @@ use crate::node::model_registry::{LoaderCommand, ModelRegistry};
 /// Loads the pending models of the registry, then serves requests until the registry is closed.
 ///
 /// # Errors
-/// The timer of the thread cannot be created.
+/// If the timer of the thread cannot be created.
 pub fn run(registry: &Arc<ModelRegistry>, config: &Config, commands: mpsc::Receiver<LoaderCommand>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let mut changed = registry.changes().subscribe();
-    // What a GPU has free at start is all that is ever taken of it, so another program must be gone first.
+    // The models never take more of a GPU than was free when it was opened. So if the machine yields to another
+    // program, it must end before the GPUs are opened.
     while registry.is_yielding() && !registry.is_closed() {
         if runtime.block_on(changed.changed()).is_err() {
             break;
@@ -49,6 +50,10 @@ pub fn run(registry: &Arc<ModelRegistry>, config: &Config, commands: mpsc::Recei
     Ok(())
 }
 
+/// Granularity of the free memory that the planner sees of a GPU. Passes of other models change the exact value all the
+/// time, and every new value would need new estimates.
+const GPU_FREE_STEP_BYTES: u64 = 64 << 20;
+
 /// A loaded model.
 struct LoadedEngine {
     engine: Arc<LocalEngine>,
@@ -56,7 +61,7 @@ struct LoadedEngine {
     file: ModelFileLock,
 }
 
-/// Weights that are kept without an engine. Their file may be removed.
+/// Cached weights of an unloaded model. They hold no lock, so the model's file may be removed.
 struct CachedFile {
     weights: CachedWeights,
     stamp: Option<FileStamp>,
@@ -68,7 +73,7 @@ struct Loader {
     store: ModelStore,
     commands: mpsc::Receiver<LoaderCommand>,
     state: LoaderState,
-    /// Keys and values without space in their pool, of all models.
+    /// Cache of the keys and values that all models have offloaded; `None` if KV offload is disabled.
     kv_cache: Option<Arc<HostKvCache>>,
     gpus: Vec<Gpu>,
     engines: BTreeMap<ModelId, LoadedEngine>,
@@ -125,7 +130,7 @@ impl Loader {
 
     async fn wait(&mut self, changed: &mut watch::Receiver<()>) -> Wakeup {
         let deadline = self.state.next_wakeup(Instant::now()).into();
-        // Otherwise nothing depends on an engine.
+        // Changes of engines matter only while a model is waiting or draining.
         let watches_engines = !self.state.waiting.is_empty() || !self.state.draining.is_empty();
         tokio::select! {
             biased;
@@ -153,7 +158,7 @@ impl Loader {
         self.process(Event::LoadTogether(models));
     }
 
-    /// Applies the event, and executes the planner's commands until none is left.
+    /// Passes the event to the planner and executes its commands, until it returns none.
     fn process(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next {
@@ -182,15 +187,16 @@ impl Loader {
         Observation {
             available: gpu::available_memory(),
             kv_cache_unallocated: kv_cache.map_or(0, |cache| cache.capacity().saturating_sub(cache.bytes())),
-            // Nothing is loaded while the machine yields, and the GPUs are left alone.
-            gpu_free: if yielding { Vec::new() } else { self.gpus.iter().map(|gpu| free_of(&gpu.device)).collect() },
+            // While the machine yields, nothing is loaded, so the GPUs are not queried.
+            gpu_free: if yielding { Vec::new() } else { self.gpus.iter().map(free_in_steps).collect() },
             yielding,
             last_use: self.registry.last_uses(),
             engines: self.engines.iter().map(engine).collect(),
         }
     }
 
-    /// True if no sequence runs on any engine, so that nothing but a load changes what the process holds.
+    /// Whether no sequence runs on any engine. Then a load is the only thing that changes the memory of the process, so
+    /// it can be measured.
     fn is_quiet(&self) -> bool {
         self.engines.values().all(|loaded| loaded.engine.state().running == 0)
     }
@@ -198,4 +204,9 @@ impl Loader {
 
 fn capacities(gpus: &[Gpu]) -> Vec<GpuCapacity> {
     gpus.iter().map(|gpu| GpuCapacity { index: gpu.index, bytes: gpu.free }).collect()
+}
+
+/// Free memory of a GPU in bytes, rounded down to [`GPU_FREE_STEP_BYTES`]; `None` if the driver does not report it.
+fn free_in_steps(gpu: &Gpu) -> Option<u64> {
+    free_of(&gpu.device).map(|free| free - free % GPU_FREE_STEP_BYTES)
 }

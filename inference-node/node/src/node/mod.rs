@@ -1,6 +1,7 @@
-//! The node's NATS side: it registers, sends heartbeats, pulls work, and keeps every result until the scheduler has it.
+//! The node's connection to the cluster over NATS: registers, sends heartbeats, pulls work orders, and keeps every
+//! result until the scheduler has committed it.
 //!
-//! This file wires the tasks together; [`context`] is what they share.
+//! This file starts the async tasks; [`context`] contains the state that they share.
 //!
 //! Failpoints, in the order in which an attempt passes them: `node.pulled`, `node.before_accept`, `node.accepted`,
 //! `node.generating` (each published frame), `node.before_report`, `node.reported`.
@@ -40,7 +41,7 @@ use self::speculative_prefill::PrefillQueue;
 use crate::config::Config;
 use crate::gpu;
 
-/// Serves until `shutdown` completes, then releases its jobs.
+/// Runs the node until `shutdown` completes, then releases its jobs.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let boot = BootId::fresh();
     let changes = Arc::new(watch::Sender::new(()));
@@ -105,8 +106,8 @@ async fn serve(
 ) -> Result<(), Error> {
     let (consumer, mut registered) = watch::channel(None);
     let (orders, mut ordered) = mpsc::channel(16);
-    // A task of its own, never cancelled between request and delivery: the server would deliver the next order to a
-    // pull that is not read any more.
+    // A separate task, so that a pull is never cancelled between its request and its delivery: otherwise the server
+    // would deliver the next order to a pull request that is no longer read.
     let puller = tokio::spawn(work_orders::pull(context.clone(), consumer.subscribe(), orders));
     let registration = registration::run(context, devices, consumer);
     let breakdown = breakdown(&context.registry, changed);
@@ -140,9 +141,9 @@ async fn serve(
     served
 }
 
-/// Runs the loader on a thread of its own, since a load cannot be interrupted and the process must be able to end
-/// during it. A panic inside a load makes that model unusable; a panic around it leaves the node without a loader, and
-/// the node ends.
+/// Runs the loader on a thread of its own, because a load cannot be interrupted and the process must be able to exit
+/// during a load. A panic inside a load makes only that model unusable. Any other panic of the loader leaves the node
+/// without a loader, so the node exits.
 fn spawn_loader(registry: &Arc<ModelRegistry>, work: impl FnOnce() -> std::io::Result<()> + Send + 'static) {
     let watched = registry.clone();
     let thread = std::thread::Builder::new().name("loader".to_owned()).spawn(move || {
@@ -159,7 +160,7 @@ fn spawn_loader(registry: &Arc<ModelRegistry>, work: impl FnOnce() -> std::io::R
     }
 }
 
-/// Returns when an engine or the loader cannot work again in this process.
+/// Returns when an engine or the loader fails in a way that only a restart of the process can repair.
 async fn breakdown(registry: &ModelRegistry, mut changed: watch::Receiver<()>) -> Error {
     loop {
         if let Some((model, reason)) = registry.broken_engine() {

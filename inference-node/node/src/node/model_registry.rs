@@ -1,7 +1,8 @@
-//! The node's models: the published status of each, and the ledger made of them.
+//! Registry of the node's models: the published status of each model, and the ledger, which lists them for the
+//! scheduler.
 //!
-//! One table under one mutex, so that the node can report its models from the first second, also while the loader
-//! thread is in the middle of a load. The [`super::loader`] loads and unloads models that are files, and publishes
+//! The registry is one table under one mutex, so that the node can report its models right after the start and also
+//! during a load on the loader thread. The [`super::loader`] loads and unloads models that are files, and publishes
 //! their status here. A load that fails or panics makes the model unusable, with the reason, and the node continues.
 
 mod requests;
@@ -25,19 +26,19 @@ use crate::proxy::{EndpointClient, ProxyEngine};
 pub enum ModelStatus {
     Loading,
     Ready(Arc<dyn Engine>),
-    /// It takes no more sequences; it is on disk when those that run have ended.
+    /// The model takes no more sequences and is unloaded once its running sequences have finished.
     Unloading(Weak<dyn Engine>),
-    /// It could be loaded; with its last or its estimated state.
+    /// The model is not loaded. Its state is the last or the estimated one.
     OnDisk(ModelState),
     Unusable(String),
 }
 
-/// See [`ModelRegistry::idle_status`].
+/// Whether speculative prefill may run on a model, see [`ModelRegistry::idle_status`].
 pub enum IdleStatus {
     /// No sequence runs on the model or on another one that shares a device with it, and no model is being loaded.
     Now(Arc<dyn Engine>),
     Later,
-    /// It is not loaded, or behind an endpoint, or the node stops or yields.
+    /// The model is not loaded or is behind an endpoint, or the node is stopping or yields to another program.
     Never,
 }
 
@@ -46,16 +47,17 @@ pub enum IdleStatus {
 pub enum LoaderCommand {
     Load(ModelId),
     Unload(ModelId),
-    /// Load all models of [`ModelRegistry::pending_loads`], which share the memory as at start.
+    /// Load all models of [`ModelRegistry::pending_loads`] together, so that they share the memory, as at start.
     LoadPending,
 }
 
-/// Maximum number of requests that wait while the loader loads a model.
+/// Maximum number of queued requests to the loader; they wait while it loads a model.
 const MAX_QUEUED_COMMANDS: usize = 64;
 
-/// The models of this node. Shared by all its tasks.
+/// The models of this node. Shared by all async tasks of the node.
 pub struct ModelRegistry {
-    /// The models that the configuration names; any other is reported only while it is of use.
+    /// The models in the configuration. A model that was loaded by a command only is removed from the registry by an
+    /// unload while it is unusable.
     configured: BTreeSet<ModelId>,
     table: Mutex<Table>,
     changes: Arc<Changes>,
@@ -63,21 +65,21 @@ pub struct ModelRegistry {
 
 struct Table {
     statuses: BTreeMap<ModelId, ModelStatus>,
-    /// Number of uses of any model.
+    /// Number of uses so far, of all models together.
     uses: u64,
     /// The value of `uses` at the last use of each model.
     last_use: BTreeMap<ModelId, u64>,
-    /// A panic outside any engine, on behalf of this model.
+    /// The model of a job for which code outside its engine panicked, and the reason.
     fault: Option<(ModelId, String)>,
     /// Why the loader thread exited.
     loader_failure: Option<String>,
     ledger: Ledger,
     gpu_claims: GpuClaims,
-    /// `None` once the node stops.
+    /// Queue of requests to the loader; `None` once the node stops.
     commands: Option<mpsc::Sender<LoaderCommand>>,
 }
 
-/// True if the model is a file, which the loader loads; false if it is behind an endpoint.
+/// Whether the model is a file, which the loader loads, and not behind an endpoint.
 fn is_file(model: &ModelId) -> bool {
     match model.source() {
         ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => true,
@@ -86,8 +88,9 @@ fn is_file(model: &ModelId) -> bool {
 }
 
 impl ModelRegistry {
-    /// All models of the configuration. Models behind endpoints are ready; files are to be loaded by the loader, which
-    /// receives the requests. Also returns the servers to watch.
+    /// Creates the registry with all models of the configuration: models behind endpoints are ready, models that are
+    /// files are pending loads. Also returns the receiver of requests, for the loader, and the clients of the
+    /// endpoints, whose health has to be watched.
     pub fn new(
         config: &Config,
         changes: Arc<Changes>,
@@ -136,11 +139,11 @@ impl ModelRegistry {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Plain data, consistent even if a holder panicked.
+        // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notified when the ledger would read differently.
+    /// Notifier that fires whenever the contents of the ledger change.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.changes
     }
@@ -149,7 +152,7 @@ impl ModelRegistry {
         self.changes.send_replace(());
     }
 
-    /// `None` if the node does not serve the model.
+    /// Status of a model; `None` if the node does not serve it.
     pub fn status(&self, model: &ModelId) -> Option<ModelStatus> {
         self.table().statuses.get(model).cloned()
     }
@@ -160,8 +163,8 @@ impl ModelRegistry {
         self.notify();
     }
 
-    /// Publishes a model that was unusable or unloaded as available. Does nothing if it was requested or removed
-    /// meanwhile.
+    /// Publishes a model whose retry wait is over as available again. Does nothing if it is no longer unusable, because
+    /// it was requested or removed in the meantime.
     pub fn offer_retry(&self, model: &ModelId, state: ModelState) {
         if let Some(status @ ModelStatus::Unusable(_)) = self.table().statuses.get_mut(model) {
             *status = ModelStatus::OnDisk(state);
@@ -169,7 +172,7 @@ impl ModelRegistry {
         self.notify();
     }
 
-    /// Whether speculative work for `model` may run now.
+    /// Whether speculative prefill for `model` may run now.
     pub fn idle_status(&self, model: &ModelId) -> IdleStatus {
         let table = self.table();
         if table.ledger.draining || !is_file(model) || !table.gpu_claims.is_empty() {
@@ -178,7 +181,7 @@ impl ModelRegistry {
         let Some(ModelStatus::Ready(engine)) = table.statuses.get(model) else { return IdleStatus::Never };
         let devices = engine.state().device;
         let is_busy = |(other, status): (&ModelId, &ModelStatus)| match status {
-            // Reading a file and packing its weights takes the processor and the disk.
+            // Loading a file uses the CPU and the disk.
             ModelStatus::Loading => is_file(other),
             ModelStatus::Ready(_) | ModelStatus::Unloading(_) => {
                 let state = status.state(other);
@@ -198,7 +201,7 @@ impl ModelRegistry {
         self.table().statuses.iter().filter(is_pending).map(|(model, _)| model.clone()).collect()
     }
 
-    /// Publishes the bytes that a load may take without an eviction.
+    /// Publishes the number of bytes that a load may take without an eviction.
     pub fn set_free_bytes(&self, bytes: u64) {
         let mut table = self.table();
         if table.ledger.free_bytes != bytes {
@@ -209,7 +212,7 @@ impl ModelRegistry {
         }
     }
 
-    /// Records that a job uses the model now.
+    /// Records that a job uses the model, for the order of eviction.
     pub fn record_use(&self, model: &ModelId) {
         let mut table = self.table();
         table.uses += 1;
@@ -217,7 +220,7 @@ impl ModelRegistry {
         table.last_use.insert(model.clone(), now);
     }
 
-    /// Sequence numbers of the last uses, counted over all models.
+    /// Sequence number of the last use of each model; uses of all models are numbered together.
     pub fn last_uses(&self) -> BTreeMap<ModelId, u64> {
         self.table().last_use.clone()
     }
@@ -244,14 +247,14 @@ impl ModelRegistry {
         self.table().loader_failure.clone()
     }
 
-    /// Records a failure outside the model's engine. The process cannot be trusted after it: its memory may have run
-    /// out.
+    /// Records a failure outside the engine of `model`. The node exits because of it, since the process may be out of
+    /// memory.
     pub fn set_fault(&self, model: &ModelId, reason: String) {
         self.table().fault = Some((model.clone(), reason));
         self.notify();
     }
 
-    /// A model whose engine cannot serve again in this process, and why.
+    /// A model whose engine is broken until the process restarts, and the reason; `None` if there is none.
     pub fn broken_engine(&self) -> Option<(ModelId, String)> {
         let table = self.table();
         if let Some(fault) = table.fault.clone() {
@@ -264,7 +267,7 @@ impl ModelRegistry {
         })
     }
 
-    /// Reports from now on that the node takes no new work.
+    /// Marks the node as draining in the ledger: it takes no new work from now on.
     pub fn drain(&self) {
         let mut table = self.table();
         table.ledger.draining = true;
@@ -301,7 +304,7 @@ impl ModelStatus {
         match self {
             Self::Ready(engine) => engine.state(),
             Self::Unloading(engine) => match engine.upgrade() {
-                // It takes no more sequences; those that run are still reported.
+                // The model takes no more sequences; the running ones are still reported.
                 Some(engine) => {
                     let residency = Residency::Available;
                     ModelState { residency, kv_tokens_free: 0, max_sequences: 0, ..engine.state() }
@@ -315,7 +318,7 @@ impl ModelStatus {
     }
 }
 
-/// State of a model of which nothing but its residency is known.
+/// State of a model of which only the residency is known.
 pub fn model_state(model: &ModelId, residency: Residency) -> ModelState {
     ModelState {
         model: model.clone(),

@@ -7,8 +7,8 @@ use tokio::sync::watch;
 use super::context::NodeContext;
 use super::error::Error;
 
-/// Registers now and whenever it is requested again, and publishes the consumer to pull from. Returns when the
-/// scheduler refuses this node.
+/// Registers the node now and whenever a new registration is requested, and publishes the name of the NATS consumer
+/// from which it pulls work orders. Returns when the scheduler refuses this node.
 pub(super) async fn run(
     context: &NodeContext,
     devices: &watch::Sender<Vec<Device>>,
@@ -20,7 +20,7 @@ pub(super) async fn run(
             Ok(name) => consumer.send_replace(Some(name)),
             Err(error) => return error,
         };
-        // One registration answers all requests so far.
+        // One registration satisfies all requests so far.
         requests.mark_unchanged();
         tokio::select! {
             () = context.registration_wanted.notified() => {}
@@ -33,7 +33,8 @@ pub(super) async fn run(
     }
 }
 
-/// Sends the registration until a scheduler replies; returns the consumer to pull from.
+/// Repeats the registration until a scheduler replies. Returns the name of the NATS consumer from which to pull work
+/// orders.
 async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -> Result<String, Error> {
     loop {
         let body = NodeRegistration {

@@ -1,16 +1,20 @@
-//! Speculative prefill: the expected prompts of critics are computed while the node is idle.
+//! Speculative prefill: prefills the expected prompts of critics while the node is idle.
 //!
-//! A hint arrives while a creator generates, and again as more of its text is known; the call itself is placed later
-//! like any other. It is on by default because it cannot harm: a chunk is computed only while no sequence runs on any
-//! model of the same device and nothing is loaded, so a call waits for the rest of one short pass at most; it reserves
-//! nothing and requests no load, so capacity, ledger and placement are unaffected; it holds an engine no longer than
-//! one chunk, so an unload waits no longer; and it is no job, so it is neither counted nor retried nor reported. It can
-//! cost the least recently used KV blocks if the prediction was wrong and the pool is full, which the call would have
-//! evicted as well; and idle time, with its power.
+//! While a creator generates, the node receives a hint with the beginning of the critic's prompt, and further hints as
+//! more of the creator's text is known. The critic's call is placed later, like any other.
 //!
-//! A call behind an endpoint is not prefilled and does not count as work. If the endpoint is a server on this machine,
-//! the two share the machine and the creator loses what the critic gains; `speculative_prefill = false` is for that
-//! case.
+//! Speculative prefill is on by default because it has almost no cost for other work:
+//! - A chunk is computed only while no sequence runs on any model of the same device and no model is being loaded, so a
+//!   call waits at most for the rest of one short pass.
+//! - It reserves nothing and requests no load, so capacity, ledger and placement are unaffected.
+//! - It holds an engine for one chunk at most, so it delays an unload by no more than that.
+//! - It is not a job, so it is not counted, retried or reported.
+//!
+//! Its costs are energy, and, if the prediction is wrong and the pool is full, the least recently used KV blocks.
+//!
+//! Models behind an endpoint are not prefilled, and sequences on them do not count as running. If the endpoint is a
+//! server on this machine, speculative prefill slows down a creator that runs there; set `speculative_prefill = false`
+//! in this case.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,17 +28,17 @@ use tokio::sync::Notify;
 
 use super::model_registry::{IdleStatus, ModelRegistry};
 
-/// Maximum number of hints, one per task and role; beyond that the oldest is dropped.
+/// Maximum number of queued hints, one per task and role; when it is exceeded, the oldest hint is dropped.
 const MAX_HINTS: usize = 16;
-/// Maximum age of a hint; its call will probably not come.
+/// Maximum age of a hint. After that, its call will probably not arrive.
 const HINT_LIFETIME: Duration = Duration::from_secs(120);
-/// Wait before an engine that refused a chunk although it seemed idle is asked again.
+/// Wait before another chunk is requested from an engine that was busy although the registry reported it as idle.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 struct QueuedHint {
     hint: Arc<PrefillHint>,
     since: Instant,
-    /// Once it was tokenized.
+    /// The tokenized prompt; `None` until the hint has been tokenized.
     prompt: Option<Arc<SpeculativePrompt>>,
 }
 
@@ -44,14 +48,14 @@ impl QueuedHint {
     }
 }
 
-/// Hints whose calls have not come yet, oldest first.
+/// Queue of the hints whose calls have not arrived yet, oldest first.
 pub(super) struct PrefillQueue {
     enabled: bool,
     hints: Mutex<VecDeque<QueuedHint>>,
     added: Notify,
 }
 
-/// A hint that may be computed now.
+/// A hint whose prompt may be prefilled now.
 struct NextPrefill {
     hint: Arc<PrefillHint>,
     prompt: Option<Arc<SpeculativePrompt>>,
@@ -64,7 +68,7 @@ impl PrefillQueue {
     }
 
     fn hints(&self) -> MutexGuard<'_, VecDeque<QueuedHint>> {
-        // Plain data, consistent even if a holder panicked.
+        // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
         self.hints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +92,7 @@ impl PrefillQueue {
         self.hints().retain(|queued| !queued.is_for(task, role));
     }
 
-    /// The oldest hint whose model is idle. Hints that cannot be computed any more are dropped.
+    /// Returns the oldest hint whose model is idle. Drops hints that are too old or whose model cannot be prefilled.
     fn next(&self, registry: &ModelRegistry) -> Option<NextPrefill> {
         let mut next = None;
         self.hints().retain(|queued| {
@@ -107,7 +111,8 @@ impl PrefillQueue {
         next
     }
 
-    /// Records the tokenized prompt of a hint, or with `None` that the hint is done; unless it was replaced meanwhile.
+    /// Stores the tokenized prompt of a hint, or removes the hint if `prompt` is `None`. Does nothing if the hint was
+    /// replaced in the meantime.
     fn update(&self, hint: &Arc<PrefillHint>, prompt: Option<Arc<SpeculativePrompt>>) {
         let mut hints = self.hints();
         let Some(at) = hints.iter().position(|queued| Arc::ptr_eq(&queued.hint, hint)) else { return };
@@ -118,7 +123,7 @@ impl PrefillQueue {
     }
 }
 
-/// Computes the hints of the queue until the node stops.
+/// Prefills the prompts of the queued hints until the node stops.
 pub(super) async fn run(queue: Arc<PrefillQueue>, registry: Arc<ModelRegistry>) {
     let mut changed = registry.changes().subscribe();
     loop {
@@ -166,7 +171,7 @@ mod tests {
     use super::*;
     use crate::node::model_registry::{ModelStatus, model_state};
 
-    /// An engine on these devices, with this many sequences.
+    /// A fake engine on the given devices, with the given number of running sequences.
     struct EngineOn(&'static str, AtomicU32);
 
     impl Engine for EngineOn {
@@ -223,7 +228,7 @@ mod tests {
         engines[1].1.store(1, Ordering::SeqCst);
         assert_eq!(all(), ["later", "later", "now", "never", "never"]);
         engines[1].1.store(0, Ordering::SeqCst);
-        // A sequence behind an endpoint is computed elsewhere.
+        // A sequence on a model behind an endpoint is computed elsewhere and does not count.
         engines[3].1.store(1, Ordering::SeqCst);
         assert_eq!(all(), ["now", "now", "now", "never", "never"]);
         registry.set_status(&"path:/b".parse().unwrap(), ModelStatus::Loading);
@@ -244,7 +249,7 @@ mod tests {
         let old = queue.next(&registry).unwrap().hint;
         queue.add(hint(one, "path:/a", "longer"));
         queue.add(hint(two, "path:/b", "other"));
-        // The end of the earlier hint does not end the later one.
+        // Removing the replaced hint does not remove the newer one.
         queue.update(&old, None);
         assert_eq!(text(queue.next(&registry)), Some("longer".to_owned()));
         // A busy model does not delay the hints for others.

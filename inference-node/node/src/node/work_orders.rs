@@ -1,4 +1,4 @@
-//! Work orders: pulled from the scheduler's stream, and run as attempts.
+//! Work orders: pulls them from the scheduler's stream and runs them as attempts.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use super::attempt::Attempt;
 use super::context::{NodeContext, StopReason};
 
-/// Pulls orders from the consumer and passes them on once they are acknowledged.
+/// Pulls work orders from the consumer, acknowledges them, and sends them to `orders`.
 pub(super) async fn pull(
     context: Arc<NodeContext>,
     mut consumer: watch::Receiver<Option<String>>,
@@ -26,8 +26,8 @@ pub(super) async fn pull(
             Ok(Some(delivery)) => delivery,
             Ok(None) => continue,
             Err(error) => {
-                // There is no such consumer: the stream was lost, or belongs to another boot. A registration creates it
-                // again.
+                // The consumer does not exist: the stream was lost, or the consumer belongs to another boot of the
+                // node. A registration creates it again.
                 tracing::warn!(%error, "cannot pull work");
                 context.registration_wanted.notify_one();
                 tokio::time::sleep(context.timing.heartbeat() / 4).await;
@@ -35,7 +35,7 @@ pub(super) async fn pull(
             }
         };
         if let Err(error) = delivery.double_ack().await {
-            // It may be delivered twice, which changes nothing.
+            // The order may be delivered again, which does no harm: the second delivery is ignored.
             tracing::warn!(%error, "acknowledgement of an order not confirmed");
         }
         match delivery.body {
@@ -50,7 +50,7 @@ pub(super) async fn pull(
     }
 }
 
-/// Starts an attempt for the order, unless it runs already.
+/// Starts an attempt for the order, unless it is already running.
 pub(super) fn start(context: &Arc<NodeContext>, order: WorkOrder, attempts: &mut JoinSet<()>) {
     context.prefill_queue.remove(order.task, order.role);
     match context.begin_attempt(&order) {
@@ -61,7 +61,7 @@ pub(super) fn start(context: &Arc<NodeContext>, order: WorkOrder, attempts: &mut
     }
 }
 
-/// Stops every attempt, and waits until the scheduler has all reports or the drain time is over.
+/// Stops all attempts, and waits until the scheduler has received their reports, at most for the configured drain time.
 pub(super) async fn drain(context: &NodeContext, mut attempts: JoinSet<()>) {
     context.registry.drain();
     context.keeper.heartbeat_now();
@@ -71,7 +71,8 @@ pub(super) async fn drain(context: &NodeContext, mut attempts: JoinSet<()>) {
         tracing::warn!(left = attempts.len(), "attempts not released in time; their leases will expire");
         return;
     }
-    // Sent directly, since the keeper may stop before its next heartbeat; the scheduler places nothing here afterwards.
+    // The last heartbeat is sent directly, since the keeper may stop before its next one. After it, the scheduler
+    // places no more jobs on this node.
     let ledger = Some(context.registry.ledger());
     let last = Heartbeat { boot: context.boot, held: Vec::new(), ledger, devices: None };
     let subject = context.subject("heartbeat");

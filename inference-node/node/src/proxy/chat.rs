@@ -1,4 +1,5 @@
-//! One chat completion: the request, the stream, and whether a failure can be retried.
+//! One chat completion at an endpoint: builds the request, reads the stream, and decides whether a failure can be
+//! retried.
 
 use std::ops::Deref;
 use std::time::Instant;
@@ -13,17 +14,18 @@ use serde_json::{Value, json};
 use crate::proxy::EndpointClient;
 use crate::proxy::sse::EventParser;
 
-/// Maximum bytes read of an error's body.
+/// Maximum bytes that are read of the body of an error response.
 const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
-/// Maximum characters quoted from an endpoint's messages.
+/// Maximum length of a quote from an endpoint's message, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
 /// Maximum bytes of text per requested token; tokens are rarely longer.
 const MAX_TOKEN_BYTES: usize = 32;
-/// Bytes of text that are always accepted, for any number of requested tokens.
+/// Minimum limit of the text of a reply, in bytes, however few tokens are requested.
 const MIN_TEXT_LIMIT_BYTES: usize = 64 << 10;
-/// Maximum ratio of bytes on the wire to bytes of text of a stream: each token has an event of its own.
+/// Maximum ratio of received bytes to bytes of text in a stream. It is high because each token is sent in its own
+/// event.
 const MAX_STREAM_OVERHEAD: usize = 64;
-/// The same ratio for a reply that is not streamed.
+/// Maximum ratio of received bytes to bytes of text in a reply that is not streamed.
 const MAX_JSON_OVERHEAD: usize = 8;
 
 #[derive(Deserialize)]
@@ -104,7 +106,7 @@ fn request_body(remote: &str, prompt: &Prompt) -> Value {
         }
     }
     if !sampling.stop.is_empty() {
-        // OpenAI accepts four; all of them are applied here too.
+        // OpenAI accepts at most four. All stop strings are also applied to the received text.
         set("stop", json!(sampling.stop.iter().take(4).collect::<Vec<_>>()));
     }
     if let OutputFormat::JsonSchema { schema } = &prompt.format {
@@ -172,7 +174,7 @@ pub(super) async fn complete(
     let mut events = EventParser::default();
     let mut whole = Vec::new();
     let mut received = 0usize;
-    // Comments keep a connection alive but not the job: only a parsed chunk is progress.
+    // Only a parsed chunk counts as progress of the job; SSE comments only keep the connection alive.
     let mut last_chunk = Instant::now();
     'reading: while let Some(bytes) = peer.chunk(&mut answer, last_chunk + server.step_timeout).await? {
         received += bytes.len();
@@ -231,7 +233,7 @@ pub(super) async fn complete(
 }
 
 impl Reply {
-    /// Whether a stop string was met; the endpoint may still be generating.
+    /// Whether a stop string was found in the text; the endpoint may still be generating.
     fn is_stopped(&mut self) -> bool {
         self.finish.is_some() && self.stream.push(&[]).stopped
     }
@@ -282,7 +284,7 @@ impl Reply {
     }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes in one line.
 pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -293,14 +295,15 @@ pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The server in messages. Quotes of its messages are limited in length, and an API key that it echoes is masked.
+/// The server, for error messages. Quotes from its replies are limited in length, and the API key is masked if the
+/// server echoes it.
 struct Peer<'a> {
     url: String,
     key: Option<&'a Secret>,
 }
 
 impl Peer<'_> {
-    /// The next bytes of `answer`; fails at `deadline`.
+    /// Reads the next bytes of `answer`; fails if none arrive before `deadline`.
     async fn chunk(
         &self,
         answer: &mut reqwest::Response,
@@ -320,7 +323,7 @@ impl Peer<'_> {
     }
 
     fn quote(&self, text: &str) -> String {
-        // The key is masked first, so that no half of it remains at the cut.
+        // The key is masked before the text is cut, so that no part of the key remains at the end.
         shorten(&self.without_key(text))
     }
 
@@ -333,7 +336,7 @@ impl Peer<'_> {
         JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {what}", self.url) }
     }
 
-    /// The failure that an error status means: a server error, a timeout or a rate limit can be retried.
+    /// Converts an error status into a failure. Server errors, timeouts and rate limits can be retried.
     fn error_status(&self, status: reqwest::StatusCode, body: &[u8]) -> JobFailure {
         let text = match serde_json::from_slice::<Value>(body) {
             Ok(value) => error_message(value.get("error").unwrap_or(&value)),
@@ -354,7 +357,7 @@ fn error_message(error: &Value) -> String {
     message.as_str().map_or_else(|| message.to_string(), str::to_owned)
 }
 
-/// Limits a quote to [`MAX_QUOTE_CHARS`].
+/// Shortens a quote to [`MAX_QUOTE_CHARS`].
 fn shorten(text: &str) -> String {
     match text.char_indices().nth(MAX_QUOTE_CHARS) {
         Some((at, _)) => format!("{}…", &text[..at]),

@@ -25,13 +25,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Assumed maximum sequence length, in tokens: that of current models. Endpoints do not report theirs, and refuse
 /// longer prompts themselves.
 const CONTEXT_TOKENS: u32 = 131_072;
-/// Assumed tokens per byte of a prompt, for the same reason.
+/// Assumed tokens per byte of a prompt, since endpoints do not report it.
 const TOKENS_PER_BYTE: f64 = 0.3;
 /// Timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Heartbeat intervals between two checks of a server that answers. One that does not is checked every interval.
+/// Number of heartbeat intervals between two health checks of a server that is up. Other servers are checked every
+/// interval.
 const HEALTHY_CHECK_INTERVALS: u32 = 5;
-/// Replies with fewer tokens are not used to measure the decode rate.
+/// A reply must have more tokens than this to be used for measuring the decode rate.
 const MIN_MEASURED_TOKENS: u32 = 8;
 
 /// Configuration of one server.
@@ -58,8 +59,8 @@ pub enum EndpointError {
     /// The URL is invalid.
     #[error("endpoint {endpoint}: {url:?} is not an http or https URL")]
     Url { endpoint: String, url: String },
-    /// The URL contains credentials. URLs appear in messages, logs and heartbeats, so they must not; this message omits
-    /// it.
+    /// The URL contains credentials. That is refused, because URLs appear in messages, logs and heartbeats. This
+    /// message does not contain the URL.
     #[error(
         "endpoint {endpoint}: its url contains a user name or password: remove it, and configure the API key with \
          key = \"env:NAME\" or \"file:PATH\""
@@ -87,7 +88,7 @@ enum Health {
     /// Not checked yet.
     Unknown,
     Up,
-    /// It does not answer, with the reason.
+    /// The server does not answer or reports a server error, with the reason.
     Down(String),
 }
 
@@ -97,7 +98,7 @@ pub struct EndpointClient {
     url: String,
     key: Option<Secret>,
     client: reqwest::Client,
-    /// Maximum wait for progress of a reply.
+    /// Maximum time without progress of a reply.
     step_timeout: Duration,
     slots: Arc<Semaphore>,
     max_sequences: u32,
@@ -106,7 +107,7 @@ pub struct EndpointClient {
 }
 
 impl EndpointClient {
-    /// A client of the endpoint `name`. `changes` is notified of changes of the models' state.
+    /// A client of the endpoint `name`. `changes` is notified when the state of a model behind it changes.
     ///
     /// # Errors
     /// [`EndpointError`].
@@ -116,7 +117,8 @@ impl EndpointClient {
         timing: &Timing,
         changes: Arc<Changes>,
     ) -> Result<Arc<Self>, EndpointError> {
-        // Checked first, also for invalid URLs: no message may show a password.
+        // Checked before the URL is parsed, since the message about an invalid URL shows it, and no message may show a
+        // password.
         let authority = endpoint.url.split_once("//").map_or(endpoint.url.as_str(), |(_, rest)| rest);
         if authority.split(['/', '\\', '?', '#']).next().is_some_and(|host| host.contains('@')) {
             return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
@@ -134,7 +136,8 @@ impl EndpointClient {
             .map(Secret::load)
             .transpose()
             .map_err(|source| EndpointError::Key { endpoint: name.to_owned(), source })?;
-        // A longer silence than the limit for one step would lose the lease anyway.
+        // Timeout of the client: without progress for longer than the limit of one step, the job would lose its lease
+        // anyway.
         let client = endpoint_client(timing.job_step())
             .map_err(|source| EndpointError::Client { endpoint: name.to_owned(), source })?;
         let max_sequences = endpoint.max_sequences.max(1);
@@ -155,7 +158,7 @@ impl EndpointClient {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the health, and reports a change.
+    /// Sets the health; logs and notifies a change.
     fn set_health(&self, now: Health) {
         let mut health = self.health();
         if *health != now {
@@ -190,7 +193,7 @@ impl EndpointClient {
         self.set_health(health);
     }
 
-    /// Checks the server forever: frequently while it does not answer, else less often.
+    /// Checks the health of the server in an endless loop: frequently while it is not up, else less often.
     pub async fn watch(self: Arc<Self>, timing: Timing) {
         loop {
             self.check().await;
@@ -211,7 +214,7 @@ impl EndpointClient {
 /// One model behind a server.
 pub struct ProxyEngine {
     model: ModelId,
-    /// Its name on the server.
+    /// Name of the model on the server.
     remote: String,
     server: Arc<EndpointClient>,
     /// Measured decode rate of one sequence, in tokens per second; 0 before the first measurement.
@@ -267,7 +270,7 @@ impl Engine for ProxyEngine {
                     reader
                 }))
             }
-            // The server counts the tokens; only the slots are limited here.
+            // Only the number of requests is limited here, since tokens are counted by the server.
             Err(_) => Err(Refused::NotNow { need: None, have: 0 }),
         };
         async move { admitted }.boxed()
@@ -312,7 +315,7 @@ async fn run(
         }
         Err(Ended::Failed(JobFailure::Unavailable { reason })) => {
             tracing::warn!(endpoint = server.name, reason, "endpoint failed");
-            // One failed reply does not mean that the server is down: the check decides.
+            // A failed reply does not prove that the server is down, so its health is checked.
             server.check().await;
         }
         Err(Ended::Failed(_) | Ended::Cancelled) => {}

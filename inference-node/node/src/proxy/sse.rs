@@ -1,9 +1,11 @@
-//! Parser of server-sent events, as far as chat completions use them: `data:` lines, ended by a blank line
+//! Parser of server-sent events, limited to the part that chat completions use: `data:` lines, ended by a blank line
 //! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>).
 //!
-//! An endpoint is not trusted: a line without end is an error before it fills the memory.
+//! Endpoints are not trusted: the size of an event is limited, so that an endless line is an error and cannot fill the
+//! memory.
 
-/// Maximum size of an event. A token needs a few hundred bytes; the largest real chunks are a whole reply.
+/// Maximum size of an event, in bytes. The event of one token has a few hundred bytes; the largest real events contain
+/// a whole reply.
 const MAX_EVENT_BYTES: usize = 4 << 20;
 
 /// An event exceeds the maximum size.
@@ -11,7 +13,7 @@ const MAX_EVENT_BYTES: usize = 4 << 20;
 #[error("one event is longer than {MAX_EVENT_BYTES} bytes")]
 pub struct EventTooLong;
 
-/// An incremental parser.
+/// Incremental parser of server-sent events.
 #[derive(Debug, Default)]
 pub struct EventParser {
     line: Vec<u8>,
@@ -37,7 +39,7 @@ impl EventParser {
         Ok(done)
     }
 
-    /// The data of a last event without its blank line.
+    /// Returns the data of the last event if the stream ended without the blank line after it.
     pub fn finish(mut self) -> Option<String> {
         let mut done = Vec::new();
         self.end_line(&mut done);

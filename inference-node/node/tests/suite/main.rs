@@ -1,4 +1,5 @@
-//! Tests of the node with a scripted scheduler, and of the proxy engine with scripted model servers.
+//! Tests of the node with a scripted scheduler, and of the proxy engine (models behind endpoints) with scripted model
+//! servers.
 
 #[cfg(test)]
 mod node;

@@ -1,5 +1,6 @@
-//! The node with a scripted scheduler over a real nats-server, which is found or fetched as the product does it. The
-//! scheduler sends what no real one would send in one run: an order twice, a missing blob, a lease that is lost midway.
+//! Tests of the node with a scripted scheduler over a real nats-server, which is found or fetched as in production. The
+//! scheduler produces cases that a real one rarely does: it sends an order twice, refers to a missing blob, and revokes
+//! a lease during an attempt.
 
 use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
@@ -84,7 +85,7 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(WAIT_LIMIT, future).await.expect("in time")
 }
 
-/// What the scheduler received.
+/// Messages that the scheduler has received, and the leases that it reports as lost.
 #[derive(Default)]
 struct Received {
     ledger: Ledger,
@@ -94,7 +95,7 @@ struct Received {
     reports: HashMap<JobId, Outcome>,
     text: HashMap<JobId, String>,
     journals: HashMap<JobId, Vec<u32>>,
-    /// Leases that heartbeats are answered "lost" for.
+    /// Leases that the replies to heartbeats report as lost.
     lost_leases: Vec<LeaseId>,
 }
 
@@ -282,7 +283,7 @@ async fn work_order_becomes_token_frames_and_a_report() {
 
     let mut long = smollm::user_prompt("Count from one to one thousand.");
     long.sampling.max_tokens = 8000;
-    // The schema does not permit an earlier end.
+    // The schema prevents the model from ending the output early.
     long.format = OutputFormat::JsonSchema {
         schema: serde_json::json!({ "type": "array", "items": { "type": "integer" }, "minItems": 5000 }),
     };

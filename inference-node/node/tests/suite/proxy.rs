@@ -1,4 +1,5 @@
-//! The proxy engine with scripted servers, some of which are down, hang, send invalid data or never end.
+//! Tests of the proxy engine with scripted servers, some of which are down, hang, send invalid data or never end a
+//! reply.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::smollm::{finish, user_prompt};
 
-/// What the server does with one connection after it has read the request.
+/// Function that handles one connection after the server has read the request.
 type Script = fn(TcpStream) -> futures::future::BoxFuture<'static, ()>;
 
 /// Starts a server that answers every connection by `script`. Returns its URL and the requests it receives (headers and
@@ -138,7 +139,7 @@ async fn stop_string_cuts_the_text_and_ends_the_request() {
             send(&mut stream, STREAM).await;
             send(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"one ST\"}}]}\n\n").await;
             send(&mut stream, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"OP two\"}}]}\n\n").await;
-            // Does not end by itself.
+            // The server does not end the reply by itself.
             let mut rest = [0; 1];
             let _ = stream.read(&mut rest).await;
         })

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Signal;
 
-/// Interval of the checks while waiting for the end of a process that is not a child.
+/// Polling interval while waiting for a process that is not a child to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Unique identity of a process.
@@ -16,17 +16,18 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct ProcessIdentity {
     /// Process id.
     pub pid: u32,
-    /// Start time, opaque; on Linux the id of the machine's boot and the clock ticks since then.
+    /// Start time as an opaque text; on Linux the machine's boot id and the clock ticks from the boot to the start of
+    /// the process.
     pub started: String,
 }
 
 impl ProcessIdentity {
-    /// Identity of the process with this id; `None` if there is none or it is a zombie.
+    /// Returns the identity of the process with this id; `None` if there is no such process or it is a zombie.
     pub fn of(pid: u32) -> Option<Self> {
         stat(pid).filter(|stat| !stat.zombie).map(|stat| Self { pid, started: stat.started })
     }
 
-    /// Identity of an own child that is not reaped yet and may have ended already.
+    /// Returns the identity of a child of this process that is not reaped yet, even if the child has already ended.
     pub(super) fn of_child(pid: u32) -> Option<Self> {
         stat(pid).map(|stat| Self { pid, started: stat.started })
     }
@@ -36,7 +37,7 @@ impl ProcessIdentity {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
-    /// Waits until this process, which need not be a child, has ended; `false` if it has not after `within`.
+    /// Waits until this process has ended; it need not be a child. Returns `false` if it still runs after `within`.
     pub async fn ended(&self, within: Duration) -> bool {
         let watch = async {
             while self.is_alive() {
@@ -69,7 +70,7 @@ struct Stat {
 }
 
 /// Reads state and start time (field 22) from `/proc/<pid>/stat`. The name in field 2 may contain spaces and
-/// parentheses, so fields are counted from its end.
+/// parentheses, so the other fields are counted from the end of the name.
 #[cfg(target_os = "linux")]
 fn stat(pid: u32) -> Option<Stat> {
     static BOOT: std::sync::OnceLock<String> = std::sync::OnceLock::new();

@@ -1,8 +1,8 @@
-//! Log of a child: one file that it appends to, whose size is limited also while the child runs.
+//! Log file of a child. The child appends to it, and its size is limited even while the child runs.
 //!
 //! The child keeps the file open, so a log that has grown too large is copied to `<log>.1` and truncated in place; the
-//! child continues to append at the new end. What it writes between copy and truncation is lost, which is better than a
-//! full disk.
+//! child continues to append at the new end. Output that the child writes between the copy and the truncation is lost,
+//! which is better than a full disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,13 +12,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Size in bytes above which a log is rotated. One older log is kept, so a process uses about twice this on disk at
-/// most.
+/// Size in bytes above which a log is rotated. One older log is kept, so the logs of one process use at most about
+/// twice this size on disk.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 /// Interval at which the size of a running process's log is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Opens a log for appending; a log of an earlier run that is too large is renamed first.
+/// Opens a log file for appending; a file of an earlier run that is too large is first renamed to `<log>.1`.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     if fs::metadata(path).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES) {
         fs::rename(path, rotated(path))?;
@@ -53,13 +53,13 @@ fn watch(path: &Path, max_bytes: u64, interval: Duration, dropped: &Receiver<()>
 fn copy_and_truncate(path: &Path) -> io::Result<()> {
     let copy = rotated(path);
     if let Err(error) = fs::copy(path, &copy) {
-        // A partial copy is not worth its disk space.
+        // The partial copy is removed to free its disk space.
         return fs::remove_file(&copy).and(Err(error));
     }
     OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
-/// Path of the older log.
+/// Path of the one older log that is kept, `<log>.1`.
 fn rotated(path: &Path) -> PathBuf {
     let mut rotated = path.as_os_str().to_owned();
     rotated.push(".1");

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChildError, ProcessIdentity, Signal};
 
-/// Maximum wait after SIGKILL, for the kernel alone.
+/// Maximum wait for a process to end after SIGKILL; only the kernel can delay it.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Content of a pidfile, as JSON.
@@ -34,7 +34,7 @@ fn read(path: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-/// Removes a pidfile unless it names another process: a later start may have written its own.
+/// Removes a pidfile only if it still names this process: a later start may have replaced it with its own pidfile.
 pub(super) fn remove(path: &Path, identity: &ProcessIdentity) {
     if read(path).is_ok_and(|record| record.identity == *identity)
         && let Err(error) = fs::remove_file(path)
@@ -46,7 +46,7 @@ pub(super) fn remove(path: &Path, identity: &ProcessIdentity) {
 /// A process of an earlier run that is still alive.
 #[derive(Debug, Clone)]
 pub struct Leftover {
-    /// Name in logs and errors.
+    /// Name of the process in logs and errors.
     pub name: String,
     /// Process id with the start time.
     pub identity: ProcessIdentity,
@@ -70,8 +70,8 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
         let alive = match read(&path) {
             Ok(record) => Some(record).filter(|record| record.identity.is_alive()),
             Err(error) => {
-                // Pidfiles are written by rename, so only a power failure leaves a damaged one, and it ended the
-                // process too.
+                // Pidfiles are written by rename, so only a power failure can leave a damaged pidfile, and the power
+                // failure also ended the process.
                 tracing::warn!(path = %path.display(), %error, "unreadable pidfile");
                 None
             }
@@ -87,7 +87,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
 }
 
 impl Leftover {
-    /// Sends the stop signal, SIGKILL if the process has not ended after `grace`, and removes the pidfile.
+    /// Sends the stop signal, then SIGKILL if the process has not ended after `grace`, and removes its pidfile.
     ///
     /// # Errors
     /// [`ChildError::Signal`] if a signal cannot be sent, [`ChildError::Unkillable`] if SIGKILL has no effect.

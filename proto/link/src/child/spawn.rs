@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::pidfile::{self, Record};
 use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Signal, log};
 
-/// User account of a child; only root can choose another one than its own.
+/// User account that a child runs as. Only a supervisor that runs as root can choose an account other than its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     /// User id.
@@ -27,13 +27,13 @@ pub struct Account {
 /// Description of a child to start.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Name in logs and errors.
+    /// Name of the process in logs and errors.
     pub name: String,
     /// Path of the program.
     pub program: PathBuf,
     /// Arguments.
     pub args: Vec<OsString>,
-    /// True to start with an empty environment; `env` is added afterwards.
+    /// True to start with an empty environment, to which `env` is added, instead of the supervisor's environment.
     pub clear_env: bool,
     /// Additional environment variables.
     pub env: Vec<(OsString, OsString)>,
@@ -67,10 +67,10 @@ impl Spec {
     }
 }
 
-/// A child to start, and the channel for its result.
+/// Request to the spawning thread: a child to start, and the channel for the result.
 type Request = (Spec, mpsc::SyncSender<Result<Process, ChildError>>);
 
-/// Starts a child from the spawning thread.
+/// Starts a child process. The child is spawned on the spawning thread, which never ends.
 ///
 /// # Errors
 /// See [`ChildError`].
@@ -119,7 +119,8 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
         rustix::process::setsid()?;
         #[cfg(target_os = "linux")]
         {
-            // Set after the standard library changed the user, because a change of user clears it.
+            // The parent-death signal is set here, after the standard library changed the user, because a change of
+            // user clears it.
             rustix::process::set_parent_process_death_signal(Some(stop_signal.number()))?;
             // The parent may have died before the line above.
             if rustix::process::getppid() != Some(parent) {
@@ -145,7 +146,7 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
     };
     let record = Record { name: name.clone(), identity: identity.clone(), stop_signal };
     if let Err(source) = pidfile::write(&pidfile, &record) {
-        // A process that the next start could not find must not run.
+        // A process without a pidfile must not run, because the next start of the supervisor could not find it.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
             tracing::error!(%pid, %error, "cannot end a process without a pidfile");
         }
@@ -166,7 +167,7 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
     Ok(process)
 }
 
-/// Waits for the end without reaping, then reaps under the lock that [`Process::signal`] takes.
+/// Waits until the child has ended without reaping it, then reaps it under the lock that [`Process::signal`] takes.
 fn reap(inner: &Inner, mut child: Child) -> Exit {
     let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(inner.pid), how) {}

@@ -12,10 +12,11 @@ use crate::session::{LinkError, NatsConfig, Session};
 
 /// Wait between two attempts to connect.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Several changes within this time lead to one heartbeat.
+/// Wait after a change before the heartbeat that reports it, so that several changes within this time share one
+/// heartbeat.
 const COALESCE: Duration = Duration::from_millis(5);
 
-/// Sends heartbeats until it is dropped.
+/// Connects, then sends heartbeats until this future is dropped.
 pub(super) async fn run(
     shared: &Shared,
     nats: NatsConfig,
@@ -39,7 +40,8 @@ pub(super) async fn run(
         let next_deadline = shared.table().suspend_overdue(sent_at);
         let HeartbeatExtras { ledger, devices } = extras();
         let heartbeat = Heartbeat { boot, held: shared.table().held(sent), ledger, devices };
-        // A lost reply must leave time for another heartbeat before the lease expires.
+        // The wait for a reply is so short that, if the reply is lost, another heartbeat can be sent before the lease
+        // expires.
         let reply = async {
             let request = session.request::<_, HeartbeatReply>(&subject, &heartbeat);
             match tokio::time::timeout(timing.lease_ttl() / 2, request).await {
@@ -70,7 +72,8 @@ pub(super) async fn run(
     }
 }
 
-/// Applies the reply to a heartbeat sent at `sent`, on the clock of [`Shared::now`].
+/// Applies the reply to a heartbeat. `sent` is the time at which the heartbeat was sent, on the clock of
+/// [`Shared::now`].
 pub(super) fn apply(shared: &Shared, reply: Result<HeartbeatReply, LinkError>, sent: Instant) {
     match reply {
         Ok(reply) => {

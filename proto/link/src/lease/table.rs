@@ -10,9 +10,10 @@ use tokio::sync::watch;
 use super::LeaseStatus;
 
 struct Entry {
-    /// On the clock that includes the machine's sleep, see [`super::Shared::now`].
+    /// Time at which the lease is suspended, on the clock that includes the machine's sleep (see
+    /// [`super::Shared::now`]).
     deadline: Instant,
-    /// On the clock without the sleep.
+    /// Time of the last completed step, on the monotonic clock that stops while the machine is suspended.
     last_step: Instant,
     status: watch::Sender<LeaseStatus>,
 }
@@ -61,7 +62,7 @@ impl LeaseTable {
         self.entries.get(&lease).map(|entry| entry.deadline)
     }
 
-    /// Leases to list in a heartbeat.
+    /// Returns the leases to list in a heartbeat: all that are not lost, each with the time since its last step.
     pub(super) fn held(&self, now: Instant) -> Vec<HeldLease> {
         self.entries
             .iter()
@@ -73,7 +74,7 @@ impl LeaseTable {
             .collect()
     }
 
-    /// Applies the reply to a heartbeat; extended leases get `deadline`.
+    /// Applies the reply to a heartbeat; leases that it extends get the new `deadline`.
     pub(super) fn apply(&mut self, reply: &HeartbeatReply, deadline: Instant) {
         for lease in &reply.extended {
             if let Some(entry) = self.entries.get_mut(lease) {
@@ -88,7 +89,7 @@ impl LeaseTable {
         }
     }
 
-    /// Suspends leases past their deadline; returns the next deadline of a live one.
+    /// Suspends leases past their deadline; returns the earliest deadline of the leases that are still live.
     pub(super) fn suspend_overdue(&mut self, now: Instant) -> Option<Instant> {
         let mut next = None;
         for entry in self.entries.values() {

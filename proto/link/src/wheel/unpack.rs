@@ -1,5 +1,5 @@
-//! Unpacking of a wheel. It is a zip file from a third party, so sizes and counts are limited by the bytes actually
-//! written, and names may not leave the folder.
+//! Unpacking of a wheel. A wheel is a zip file from a third party, so the number of entries and the bytes actually
+//! written are limited, and no entry may be written outside the folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -10,20 +10,22 @@ use zip::ZipArchive;
 
 use super::{WheelError, file_error, remove_abandoned};
 
-/// Files kept open until they are synced: few descriptors, but enough that one journal commit covers many files.
+/// Number of written files that are kept open and then synced together: few enough for the limit on open files, many
+/// enough that one journal commit of the file system covers many of them.
 const SYNC_BATCH: usize = 128;
 
 /// Limits for unpacking one wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnpackLimits {
-    /// Maximum bytes of all unpacked files.
+    /// Maximum total size of all unpacked files, in bytes.
     pub bytes: u64,
-    /// Maximum entries of the archive.
+    /// Maximum number of entries in the archive.
     pub entries: usize,
 }
 
 /// Unpacks the entries that `wanted` accepts into the new folder `dest`. Files keep their executable bit and are
-/// readable by all users. An existing `dest` is not changed: another process unpacked the same wheel.
+/// readable by all users. An existing `dest` is left unchanged, because another process has then already unpacked the
+/// same wheel.
 ///
 /// # Errors
 /// See [`WheelError`].

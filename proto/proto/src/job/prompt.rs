@@ -31,55 +31,61 @@ impl ChatRole {
 /// One message of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChatMessage {
-    /// Author.
+    /// Author of the message.
     pub role: ChatRole,
-    /// Text.
+    /// Text of the message.
     pub content: String,
 }
 
-/// Sampling parameters of a call. The defaults are greedy decoding.
+/// Sampling parameters of a call. The defaults select greedy decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Sampling {
     /// Softmax temperature; 0 is greedy.
     pub temperature: f32,
-    /// Samples among this many most likely tokens.
+    /// Number of most likely tokens to sample from; `None` for all.
     pub top_k: Option<u32>,
-    /// Samples among the most likely tokens with at least this cumulative probability.
+    /// Nucleus sampling: samples from the smallest set of most likely tokens whose cumulative probability is at least
+    /// this.
     pub top_p: Option<f32>,
-    /// Drops tokens less likely than this share of the most likely one.
+    /// Minimum probability of a token, as a fraction of the most likely token's probability; less likely tokens are
+    /// dropped.
     pub min_p: Option<f32>,
-    /// Divisor of the positive logits (factor of the negative ones) of tokens that occurred; 1 is off.
+    /// Penalty for tokens that already occurred: positive logits are divided by it, negative logits multiplied by it; 1
+    /// is off.
     pub repetition_penalty: f32,
-    /// Subtracted from a token's logit for each time it was generated; 0 is off.
+    /// Penalty subtracted from a token's logit for each time the token was generated; 0 is off.
     pub frequency_penalty: f32,
-    /// Subtracted from a token's logit once it was generated at all; 0 is off.
+    /// Penalty subtracted once from a token's logit if the token was generated at all; 0 is off.
     pub presence_penalty: f32,
     /// Seed of the random numbers.
     pub seed: u64,
-    /// Generation ends before the first of these in the text.
+    /// Stop strings: generation ends before the first of them that occurs in the text.
     pub stop: Vec<String>,
     /// Maximum length of the output, in tokens.
     pub max_tokens: u32,
-    /// Bit-identical text whatever else the engine computes at the same time, also for quantised files. It costs
-    /// nothing in formats that have tiles and uses slower kernels in others (on x86; other processors are untested).
+    /// Guarantees bit-identical text whatever else the engine computes at the same time, also for quantised model
+    /// files. In weight formats with tiled kernels this costs nothing; in others it uses slower kernels (on x86; other
+    /// processors are untested).
     pub deterministic: bool,
-    /// Drafts tokens from the prompt and verifies them together. Only for speed; with `deterministic` the text is
-    /// bit-identical.
+    /// Enables prompt lookup: tokens are drafted from the prompt and verified together. It affects only the speed; with
+    /// `deterministic` the text is bit-identical with and without it.
     pub prompt_lookup: bool,
-    /// Text that the answer may repeat, such as the files it revises: tokens are drafted from it like from the prompt.
-    /// It counts neither as prompt nor as context; in F32 models and with `deterministic` the text is bit-identical.
+    /// Text that the answer may repeat, such as the files that the answer revises: tokens are drafted from it like from
+    /// the prompt. It counts towards neither the prompt nor the context. In F32 models, and with `deterministic`, the
+    /// generated text is bit-identical with and without it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub previous: String,
-    /// Appends tokens that the constraint forces without sampling them, in the tokenizer's own segmentation.
+    /// Enables jump-forward decoding: tokens that the constraint forces are appended without sampling them, split into
+    /// tokens as the tokenizer would split them.
     #[serde(skip_serializing_if = "is_on")]
     pub jump_forward: bool,
-    /// Returns the log probability of each sampled token and of this many most likely alternatives, at most 20. Only
-    /// engines that compute logits themselves support it.
+    /// Number of most likely alternatives, at most 20, whose log probabilities are returned along with that of each
+    /// sampled token; `None` returns no log probabilities. Only engines that compute logits themselves support it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<u8>,
-    /// A JSON answer ends, with finish reason `stop`, once one of these conditions holds. Engines that cannot evaluate
-    /// them generate the whole answer.
+    /// Conditions for ending a JSON answer early: it ends, with finish reason `stop`, once one of them holds. Engines
+    /// that cannot evaluate the conditions generate the whole answer.
     #[serde(alias = "enough", skip_serializing_if = "Vec::is_empty")]
     pub early_stop: Vec<EarlyStop>,
 }
@@ -111,7 +117,7 @@ fn is_on(on: &bool) -> bool {
     *on
 }
 
-/// Constraint on the text.
+/// Constraint on the generated text.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputFormat {
@@ -128,7 +134,7 @@ pub enum OutputFormat {
         /// The regular expression.
         pattern: String,
     },
-    /// A sentence of a context-free grammar.
+    /// Text that matches a context-free grammar.
     Grammar {
         /// The grammar in Lark's notation.
         lark: String,
@@ -142,7 +148,7 @@ pub struct Prompt {
     pub messages: Vec<ChatMessage>,
     /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Constraint on the text.
+    /// Constraint on the generated text.
     #[serde(default)]
     pub format: OutputFormat,
 }

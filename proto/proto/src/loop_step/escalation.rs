@@ -99,7 +99,7 @@ impl ActionKind {
 pub enum EscalationAction {
     /// Retry with another model.
     SwitchLlm {
-        /// Role to rebind.
+        /// Role whose model is replaced.
         target_agent: Agent,
         /// The new model; `None` retries with the same one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +107,7 @@ pub enum EscalationAction {
     },
     /// Retry with additional constraints.
     RetryWithConstraints {
-        /// Constraints to append to the task's.
+        /// Constraints to append to those of the task.
         additional_constraints: Vec<String>,
     },
     /// Accept the best artifact.
@@ -116,7 +116,7 @@ pub enum EscalationAction {
     Abort,
     /// Fail the task.
     Fail {
-        /// Why, as text.
+        /// Reason for the failure, as text.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },

@@ -8,7 +8,7 @@ use crate::ids::LeaseId;
 /// One chunk of a blob to store. The blob exists once all its chunks are stored and the hash matches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlobPut {
-    /// The live lease this is sent under.
+    /// Live lease that permits the request.
     pub lease: LeaseId,
     /// Hash of the whole blob.
     pub hash: BlobHash,
@@ -16,7 +16,7 @@ pub struct BlobPut {
     pub size: u64,
     /// Index of the chunk, from 0; every chunk but the last has [`crate::blob::CHUNK_BYTES`] bytes.
     pub index: u32,
-    /// Base64.
+    /// Bytes of the chunk, in Base64.
     pub data: String,
 }
 
@@ -28,12 +28,12 @@ pub enum BlobPutReply {
     Kept,
     /// The lease is not live, or the bytes do not match the size or the hash; nothing of the blob is kept.
     Refused {
-        /// Which of these it is.
+        /// Which of these reasons applies.
         reason: String,
     },
-    /// It cannot be stored now: the sender repeats the chunk.
+    /// The chunk cannot be stored now: the sender repeats the request.
     Unavailable {
-        /// Why not now.
+        /// Why the request cannot be carried out now.
         reason: String,
     },
 }
@@ -41,7 +41,7 @@ pub enum BlobPutReply {
 /// Request for one chunk of a blob.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlobGet {
-    /// The live lease this is sent under.
+    /// Live lease that permits the request.
     pub lease: LeaseId,
     /// Hash of the whole blob.
     pub hash: BlobHash,
@@ -53,21 +53,21 @@ pub struct BlobGet {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum BlobGetReply {
-    /// The chunk.
+    /// The requested chunk.
     Chunk {
         /// Size of the whole blob, in bytes.
         size: u64,
-        /// Base64.
+        /// Bytes of the chunk, in Base64.
         data: String,
     },
     /// There is no such blob, or the lease may not read it.
     Refused {
-        /// Which of these it is.
+        /// Which of these reasons applies.
         reason: String,
     },
-    /// It cannot be read now: the sender repeats the request.
+    /// The chunk cannot be read now: the sender repeats the request.
     Unavailable {
-        /// Why not now.
+        /// Why the request cannot be carried out now.
         reason: String,
     },
 }

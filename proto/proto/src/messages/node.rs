@@ -14,26 +14,26 @@ use crate::task::Agent;
 /// Registration of one boot of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeRegistration {
-    /// Name of the node; the subject must carry the same one.
+    /// Name of the node; the subject must contain the same name.
     pub node: NodeId,
-    /// This start of the process.
+    /// Id of this start of the node process.
     pub boot: BootId,
     /// cfq version of the node.
     pub version: String,
     /// All devices of the node.
     pub devices: Vec<Device>,
-    /// The ledger at registration.
+    /// Ledger (capacity report) at registration.
     pub ledger: Ledger,
 }
 
-/// Work of one attempt, as published to a node.
+/// Work order: the work of one attempt at a job, as published to a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkOrder {
-    /// The attempt.
+    /// Fence of the attempt.
     pub fence: JobFence,
     /// Task of the job.
     pub task: TaskId,
-    /// Role of the call.
+    /// Role that makes the call.
     pub role: Agent,
     /// Model to run.
     pub model: ModelId,
@@ -47,38 +47,39 @@ pub struct WorkOrder {
 /// Maximum tokens journalled per attempt. After a loss, tokens beyond it are generated again.
 pub const MAX_JOURNAL_TOKENS: usize = 16_384;
 
-/// Tokens that an attempt generated since its last journal message. Idempotent.
+/// Tokens that an attempt generated since its last journal message. The message is idempotent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Journal {
-    /// The attempt.
+    /// Fence of the attempt.
     pub fence: JobFence,
     /// The sender's boot.
     pub boot: BootId,
-    /// Number of tokens the attempt resumed after.
+    /// Number of tokens from earlier attempts after which this attempt resumed.
     pub resumed: u32,
-    /// Number of tokens before these, including the resumed ones.
+    /// Number of output tokens before the first new one, including the resumed tokens.
     pub after: u32,
     /// The new tokens.
     #[serde(alias = "written")]
     pub generated: GeneratedTokens,
 }
 
-/// Acceptance of an order: placed -> running. The node sends it before any work begins and drops the order on `Stale`.
+/// Acceptance of a work order; the job changes from placed to running. The node sends it before it starts any work, and
+/// drops the order if the reply is `Stale`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Accept {
-    /// The attempt.
+    /// Fence of the attempt.
     pub fence: JobFence,
     /// The sender's boot.
     pub boot: BootId,
 }
 
-/// Why a node does not take an order.
+/// Why a node refuses a work order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Refusal {
     /// No capacity for this model now; the node gets no more work for it until its ledger has a later version.
     NotNow {
-        /// Tokens the job needs, where the node counted them.
+        /// Tokens the job needs; `None` if the node did not count them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         need: Option<u64>,
         /// Tokens the KV pool can admit.
@@ -86,28 +87,28 @@ pub enum Refusal {
         /// Version of the ledger that the refusal is based on.
         ledger_version: u64,
     },
-    /// This node can never run the job; counts against the job's requirement.
+    /// This node can never run the job, and the job is not placed on it again.
     Never {
-        /// Why not.
+        /// Why the node can never run the job.
         reason: String,
     },
 }
 
-/// Refusal of an order: placed -> queued.
+/// Refusal of a work order; the job changes from placed back to queued.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Refuse {
-    /// The attempt.
+    /// Fence of the attempt.
     pub fence: JobFence,
     /// The sender's boot.
     pub boot: BootId,
-    /// Why the node does not take it.
+    /// Why the node refuses the order.
     pub refusal: Refusal,
 }
 
 /// Result of an attempt. The node keeps the lease and repeats the report until the reply is `Committed` or `Stale`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
-    /// The attempt.
+    /// Fence of the attempt.
     pub fence: JobFence,
     /// The sender's boot.
     pub boot: BootId,
@@ -115,16 +116,17 @@ pub struct JobReport {
     pub outcome: Outcome,
 }
 
-/// Text as it is generated. Ephemeral: lost frames are not repeated, the result holds the whole text.
+/// Part of the output text, published while it is generated. Lost frames are not repeated; the result of the attempt
+/// holds the whole text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenFrame {
     /// Task of the job.
     pub task: TaskId,
-    /// The attempt.
+    /// Fence of the attempt.
     pub fence: JobFence,
-    /// Role of the call.
+    /// Role that makes the call.
     pub role: Agent,
-    /// Offset of `text` in the output so far, in bytes; it makes a gap visible.
+    /// Offset of `text` in the output so far, in bytes; it lets the receiver detect a lost frame.
     pub offset: u64,
     /// The new text.
     pub text: String,
@@ -134,27 +136,29 @@ pub struct TokenFrame {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum NodeCommand {
-    /// Stop the attempt within one step and report `Released`; it is not current any more.
+    /// Stop the attempt within one step and report `Released`: the attempt is no longer the current one.
     Cancel {
-        /// The attempt.
+        /// Fence of the attempt.
         fence: JobFence,
     },
     /// The scheduler lost its view of the node: register and send a heartbeat now.
     Report,
-    /// Load a model. If sent as a request, the answer is a [`ModelReply`]; the ledger shows how the load ends.
+    /// Load a model. If sent as a request, the node replies with a [`ModelReply`] before the load finishes; the result
+    /// of the load appears later in the ledger.
     Load {
-        /// The model.
+        /// Model to load.
         model: ModelId,
     },
-    /// Unload a model once its running sequences have ended. If sent as a request, the answer is a [`ModelReply`].
+    /// Unload a model once its running sequences have ended. If sent as a request, the node replies with a
+    /// [`ModelReply`].
     Unload {
-        /// The model.
+        /// Model to unload.
         model: ModelId,
     },
-    /// Prefill this prompt while the node is idle. The call itself will be placed like any other.
+    /// Prefill this prompt while the node is idle. The call itself will be placed like any other call.
     #[serde(alias = "warm")]
     Prefill {
-        /// The expected prompt.
+        /// Hint that holds the expected prompt.
         #[serde(alias = "ahead")]
         hint: PrefillHint,
     },
@@ -168,22 +172,22 @@ pub enum ModelReply {
     Loaded,
     /// The model is being loaded, or waits until memory has been freed for it.
     Loading {
-        /// A ledger of this version or a later one shows the load.
+        /// First ledger version that shows the load.
         ledger_version: u64,
     },
     /// The model is not loaded.
     Unloaded,
-    /// The model admits no more sequences and is unloaded when the running ones have ended.
+    /// The model admits no more sequences and is unloaded when the running sequences have ended.
     #[serde(alias = "ending")]
     Unloading {
         /// Number of running sequences.
         running: u32,
-        /// A ledger of this version or a later one shows the unload.
+        /// First ledger version that shows the unload.
         ledger_version: u64,
     },
     /// The command cannot be carried out.
     Refused {
-        /// The memory arithmetic, or what is wrong with the model.
+        /// Reason: the memory needed and the memory available, or what is wrong with the model.
         reason: String,
     },
 }

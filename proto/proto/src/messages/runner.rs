@@ -12,9 +12,9 @@ use crate::task::TaskSpec;
 /// Registration of one boot of a runner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunnerRegistration {
-    /// Name of the runner; the subject must carry the same one.
+    /// Name of the runner; the subject must contain the same name.
     pub runner: RunnerId,
-    /// This start of the process.
+    /// Id of this start of the runner process.
     pub boot: BootId,
     /// cfq version of the runner.
     pub version: String,
@@ -27,16 +27,16 @@ pub enum RunnerCommand {
     /// A task is ready: request a lease.
     #[serde(alias = "work_waits")]
     TaskReady,
-    /// A job changed: get it.
+    /// A job changed: get its current state with [`GetJob`].
     JobChanged {
         /// Task of the job.
         task: TaskId,
         /// The job.
         job: JobId,
     },
-    /// The lease is not the runner's any more (task cancelled, lease swept): stop the task and drop its state.
+    /// The runner no longer holds the lease (task cancelled, or lease expired): stop the task and drop its state.
     Cancel {
-        /// The attempt.
+        /// Fence of the runner's attempt at the task.
         fence: TaskFence,
     },
 }
@@ -51,7 +51,7 @@ pub struct LeaseRequest {
 /// Everything a runner needs to resume a task after its last committed step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Grant {
-    /// The attempt.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
     /// Number of the task.
     pub number: TaskNumber,
@@ -59,7 +59,7 @@ pub struct Grant {
     pub spec: TaskSpec,
     /// Time of submission, in seconds since 1970.
     pub created_at: i64,
-    /// All committed steps, in order; the next `seq` is their count. Artifacts above the inline limit come as blobs.
+    /// All committed steps, in order; the next `seq` is their count. Artifacts above the inline limit are blobs.
     pub steps: Vec<StepRecord>,
 }
 
@@ -67,18 +67,19 @@ pub struct Grant {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LeaseReply {
-    /// The runner holds a task.
+    /// The runner now holds the lease of a task.
     Granted {
-        /// The lease; also outside the grant, because a grant that is a blob is fetched under it.
+        /// Id of the lease. It is also given here, outside the grant, because a grant that is stored as a blob is
+        /// fetched under this lease.
         lease: LeaseId,
-        /// The task.
+        /// The task, with everything needed to resume it.
         grant: Payload<Grant>,
     },
     /// No task is ready.
     None,
     /// No lease can be granted now: the runner asks again.
     Unavailable {
-        /// Why not now.
+        /// Why the request cannot be carried out now.
         reason: String,
     },
 }
@@ -86,9 +87,9 @@ pub enum LeaseReply {
 /// Request to commit one step of the loop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepRequest {
-    /// The attempt.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
-    /// Number of steps before this one.
+    /// Index of the step, from 0.
     pub seq: i32,
     /// The step.
     pub step: Step,
@@ -100,24 +101,26 @@ pub struct StepRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum StepReply {
-    /// It is in Postgres, now or already before with the same body. Only now may the runner act on it.
+    /// The step is committed in Postgres, by this request or by an earlier one with the same body. The runner may act
+    /// on the step only after this reply.
     Committed {
-        /// Seconds since 1970, on the database's clock.
+        /// Time of the commit, in seconds since 1970 on the database's clock.
         at: i64,
-        /// Number of the pull request; with `PrOpened` only.
+        /// Number of the pull request; present only for the step `PrOpened`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pr: Option<i64>,
     },
-    /// Lease, attempt or `seq` are not current: the runner stops and drops the task.
+    /// The lease, the attempt or `seq` is not the current one: the runner stops and drops the task.
     Stale,
-    /// The step is illegal in the loop's state or can never be written: a bug on one side. The task is unchanged.
+    /// The step is illegal in the loop's state or can never be written: a bug in the runner or the scheduler. The task
+    /// is unchanged.
     Illegal {
         /// Why it is illegal.
         reason: String,
     },
-    /// It cannot be written now: the runner repeats it.
+    /// The step cannot be written now: the runner repeats the request.
     Unavailable {
-        /// Why not now.
+        /// Why the request cannot be carried out now.
         reason: String,
     },
 }
@@ -125,18 +128,18 @@ pub enum StepReply {
 /// Submits a job: creates it, or returns the existing one for (task, seq, role, n).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SubmitJob {
-    /// The runner's attempt at the task.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
-    /// Number of steps before the one this job is for.
+    /// Index of the loop step that this job is for, from 0.
     pub seq: i32,
-    /// The call.
+    /// The model call.
     pub request: JobRequest,
 }
 
 /// Gets the state of a submitted job; the prompt is not sent again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GetJob {
-    /// The runner's attempt at the task.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
     /// The job.
     pub job: JobId,
@@ -146,50 +149,51 @@ pub struct GetJob {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobReply {
-    /// The job as it is now.
+    /// The current state of the job.
     Job {
         /// The job.
         job: JobView,
     },
     /// The runner's attempt is not the current one.
     Stale,
-    /// It can never be written or read.
+    /// The job can never be written or read.
     Refused {
-        /// Why not.
+        /// Why the job can never be written or read.
         reason: String,
     },
-    /// It cannot be written or read now: the runner repeats the request.
+    /// The job cannot be written or read now: the runner repeats the request.
     Unavailable {
-        /// Why not now.
+        /// Why the request cannot be carried out now.
         reason: String,
     },
 }
 
-/// Cancels a job (a limit was reached): it ends as cancelled.
+/// Cancels a job, for example because a limit was reached; its state becomes cancelled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CancelJob {
-    /// The runner's attempt at the task.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
     /// The job.
     pub job: JobId,
 }
 
-/// Release of a task by its runner: running -> ready, nothing counted. The runner drains, or the task waits for a job.
+/// Release of a task by its runner, because the runner drains or the task waits for a job. The task changes from
+/// running to ready, and no loss is counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Release {
-    /// The attempt.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
-    /// A job that waits for placement: the task is not granted before the job is placed.
+    /// Job that the task waits for: the task is not granted again until this job is placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<JobId>,
 }
 
-/// Release of a task that the runner cannot drive: running -> ready, counted as a loss, or failed with this reason if
-/// that happened too often.
+/// Release of a task that the runner cannot continue. It counts as a loss: the task changes from running to ready, or,
+/// after too many losses, to failed with this reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Abandon {
-    /// The attempt.
+    /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
-    /// Why the runner cannot drive it.
+    /// Why the runner cannot continue the task.
     pub reason: String,
 }

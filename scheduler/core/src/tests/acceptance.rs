@@ -1,4 +1,4 @@
-//! Placements that a node does not accept.
+//! Tests of placements that a node does not accept.
 
 use cfq_proto::task::Priority;
 

@@ -20,7 +20,7 @@ use crate::{Effect, Job, JobPhase, Node, NodeFailures, PlannerTiming, State, Unp
 pub(crate) const TIMING: PlannerTiming =
     PlannerTiming { lease_ttl_ms: 6_000, accept_ms: 3_000, retry_ceiling_ms: 600_000 };
 
-/// A new id on each call; the sequence is the same in every run.
+/// Returns a new id on each call; the sequence is the same in every run.
 pub(crate) fn new_id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     format!("{:032x}", NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)).parse().unwrap()
@@ -84,7 +84,7 @@ pub(crate) fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> State {
     state
 }
 
-/// Carries a plan out as Postgres would if every write is committed.
+/// Applies a plan to the state as if every write to Postgres were committed.
 pub(crate) fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
     for effect in effects {
         match effect.clone() {

@@ -1,4 +1,5 @@
-//! Which jobs run concurrently: a node that is full for one model, and a job under which nodes were lost.
+//! Tests of which jobs run concurrently: on a node that is full for one model, and with a job that ran on nodes when
+//! they were lost.
 
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;

@@ -1,4 +1,4 @@
-//! Which queued job is placed where.
+//! Tests of which queued job is placed on which node.
 
 use cfq_proto::job::JobFailure;
 use cfq_proto::node::Residency;
@@ -32,7 +32,7 @@ fn capacity_is_corrected_in_both_directions_between_heartbeats() {
     let mut s = state(vec![n.clone()], vec![first.clone(), second.clone()]);
     let effects = plan(&s, 1_000);
     carry_out(&mut s, &effects, 1_000);
-    // Accepted, but the ledger is older: still subtracted.
+    // The job is accepted, but the ledger is older: the job's capacity is still subtracted.
     let running = Job {
         attempt: 1,
         phase: JobPhase::Running { node: n.id.clone(), boot: n.boot, accepted_ms: 1_100 },
@@ -40,15 +40,16 @@ fn capacity_is_corrected_in_both_directions_between_heartbeats() {
     };
     s.on_job_row(running, 1_100);
     assert_eq!(placements(&plan(&s, 1_200)), vec![]);
-    // The ledger of a heartbeat after the acceptance counts it; it is not subtracted again, and there is still no slot.
+    // The ledger of a heartbeat after the acceptance counts the job. Its slot is not subtracted a second time, and no
+    // slot is free.
     let mut counted = n.clone();
     (counted.seen_ms, counted.ledger.version, counted.ledger.models[0].running) = (2_000, 2, 1);
     s.on_node_row(counted.clone());
     assert_eq!(placements(&plan(&s, 2_100)), vec![]);
-    // It has ended: the slot is free although the ledger still counts it.
+    // The job has ended: its slot is free although the ledger still counts the job.
     s.on_job_ended(first.id, 2_500);
     assert_eq!(placements(&plan(&s, 2_500)), vec![(second.id, n.id.clone())]);
-    // After the next heartbeat the slot is not added again.
+    // The ledger of the next heartbeat no longer counts the job: its slot is not added a second time.
     (counted.seen_ms, counted.ledger.version, counted.ledger.models[0].running) = (4_000, 3, 0);
     s.on_node_row(counted);
     assert_eq!(placements(&plan(&s, 4_000)), vec![(second.id, n.id)]);

@@ -1,4 +1,4 @@
-//! The planner's properties over random clusters.
+//! Property tests of the planner on random clusters.
 
 use cfq_proto::ids::JobId;
 use cfq_proto::task::Priority;
@@ -72,8 +72,8 @@ proptest! {
         }
     }
 
-    /// One slot, and a new P0 with an early deadline each time it is free: the P3 is still placed in the documented
-    /// time.
+    /// With one slot, and a new P0 job with an early deadline each time the slot is free, a P3 job is still placed
+    /// within the documented time.
     #[test]
     fn no_job_starves(work_ms in 1_000i64..120_000) {
         let patient = job(Priority::P3, 0);

@@ -1,4 +1,4 @@
-//! When a job that gets no answer, or finds no node with its model, fails.
+//! Tests of when a job fails because it gets no answer or because no node has its model.
 
 use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
@@ -49,7 +49,7 @@ fn recovered_endpoint_restarts_the_ceiling() {
     let effects = plan(&s, 60_000);
     carry_out(&mut s, &effects, 60_000);
     assert_eq!(s.jobs[&waiting.id].first_failure_ms, None);
-    // A failure long after the first one is a new one.
+    // A failure after the recovery starts a new count.
     (n.seen_ms, n.ledger.version) = (700_000, 3);
     n.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
     s.on_node_row(n);
@@ -104,7 +104,7 @@ fn unknown_model_fails_the_job_at_the_ceiling_but_not_without_nodes() {
     assert!(reason.contains("model path:/other.gguf") && reason.contains("models served: path:/m.gguf"), "{reason}");
 }
 
-/// Schedulers die every few minutes, and all nodes are down for an hour in between.
+/// The leader dies every few minutes, and all nodes are down for an hour in between.
 #[test]
 fn new_leaders_and_downtime_neither_stop_nor_advance_the_count() {
     let mut n = node("a", vec![model(4096, 1)], 0);

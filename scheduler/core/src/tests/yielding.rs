@@ -1,4 +1,4 @@
-//! Nodes that yield their GPU to a program of the machine's owner.
+//! Tests of nodes that yield their GPU to a program of the machine's owner.
 
 use cfq_proto::node::Residency;
 use cfq_proto::task::Priority;
@@ -24,7 +24,7 @@ fn yielding_model_gets_no_work_and_its_job_waits_without_a_limit() {
     let other = node("b", vec![model(4096, 1)], 0);
     let effects = plan(&state(vec![yielding.clone(), other], vec![job(Priority::P0, 0)]), 0);
     assert_eq!(placements(&effects).iter().map(|(_, node)| node.as_str()).collect::<Vec<_>>(), ["b"]);
-    // A node that has the model on its disk loads it meanwhile.
+    // While node `a` yields, a node that has the model on disk loads it.
     let mut on_disk = node("b", vec![model(4096, 1)], 0);
     on_disk.ledger.models[0].residency = Residency::Available;
     let effects = plan(&state(vec![yielding.clone(), on_disk], vec![job(Priority::P0, 0)]), 0);

@@ -73,7 +73,7 @@ impl Token {
     }
 }
 
-/// The accepted token and Host headers.
+/// The bearer token and the Host header values that requests must have.
 #[derive(Debug)]
 pub struct Guard {
     token: Token,

@@ -1,4 +1,4 @@
-//! `GET /prs`: internal pull requests.
+//! `GET /prs`: internal pull requests, which exist only in cfq and not on a forge.
 
 use axum::Json;
 use axum::extract::{Path, State};

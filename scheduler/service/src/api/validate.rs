@@ -8,13 +8,13 @@ use serde::de::DeserializeOwned;
 use super::error::ApiError;
 use crate::config::Defaults;
 
-/// Maximum characters of a title, which is the description's first line.
+/// Maximum length of a task's title, in characters. The title is the description's first line.
 const MAX_TITLE_CHARS: usize = 80;
 /// Maximum size of a description, in bytes; longer texts belong in a file of the repository.
 const MAX_DESCRIPTION_BYTES: usize = 200_000;
-/// Maximum entries of each list in a task.
+/// Maximum number of entries of each list in a task.
 const MAX_LIST_ENTRIES: usize = 200;
-/// Digits of a SHA-1 commit id; libgit2 reads only SHA-1 repositories.
+/// Number of hexadecimal digits of a SHA-1 commit id; libgit2 reads only SHA-1 repositories.
 const COMMIT_ID_DIGITS: usize = 40;
 
 /// Parses a request body; the error names the field.

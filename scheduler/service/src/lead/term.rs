@@ -120,7 +120,7 @@ pub async fn run(leader: &Leader, lead: Leadership) {
 }
 
 impl Term<'_> {
-    /// Reads the rows that hints named into the cache.
+    /// Updates the cache with the rows that hints named.
     async fn refresh(&mut self, jobs: &BTreeSet<JobId>, nodes: &BTreeSet<NodeId>) -> Result<(), StoreError> {
         if !nodes.is_empty() {
             self.refresh_nodes().await?;

@@ -1,4 +1,4 @@
-//! A node accepts a work order, or refuses it.
+//! Acceptance or refusal of a work order by its node.
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::JobState;
@@ -14,7 +14,8 @@ use super::tasks::lock_task;
 use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Placed -> running; from here on the lease can expire. A repeated request gets the same reply.
+    /// Moves an accepted job from placed to running. From then on its lease can expire. A repeated request gets the
+    /// same reply.
     pub async fn accept(&self, node: &NodeId, ask: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
@@ -54,8 +55,9 @@ impl Store {
         Ok((FenceReply::Committed, for_changed_job(&task, ask.fence.job)))
     }
 
-    /// Placed -> queued. It counts neither as a failure nor as a loss. The reason is kept: `NotNow` with the node,
-    /// `Never` with the job.
+    /// Moves a refused job from placed back to queued. A refusal counts neither as a failure nor as a loss. `NotNow`
+    /// excludes the node from jobs of this model for now; `Never` is recorded with the job, as the reason why this node
+    /// cannot run it.
     pub async fn refuse(&self, node: &NodeId, ask: &Refuse) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
@@ -114,8 +116,8 @@ impl Store {
     }
 }
 
-/// Excludes the node from this model's jobs until its ledger has a later version. The number of tokens that the node
-/// counted is kept with the job.
+/// Excludes the node from this model's jobs until its ledger has a later version. If the node counted the tokens that
+/// the job needs, the number is stored in the job's row.
 async fn exclude_node(
     connection: &mut PgConnection,
     node: &NodeId,

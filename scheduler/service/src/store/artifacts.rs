@@ -1,4 +1,5 @@
-//! Artifacts with the commits they are based on, and internal pull requests.
+//! Reads artifacts together with the earlier artifacts that they are based on, and internal pull requests (kept in cfq,
+//! not on a forge).
 
 use std::collections::BTreeMap;
 
@@ -12,8 +13,9 @@ use super::error::Doing;
 use super::{Store, StoreError, payload};
 
 impl Store {
-    /// The artifact of an iteration, preceded by the artifacts whose commits it is based on. Without an iteration: the
-    /// best one, else the last one. `None` if there is no such task or artifact.
+    /// The artifact of an iteration, preceded by the earlier artifacts on whose commits it is based, oldest first. If
+    /// `iteration` is `None`, the best iteration is used, or the latest if no iteration is the best yet. `None` if
+    /// there is no such task or artifact.
     pub async fn artifact_chain(
         &self,
         task: TaskId,
@@ -48,7 +50,8 @@ impl Store {
             match chain.last() {
                 None if row.iteration != wanted.iteration => return Ok(None),
                 None => chain.push(artifact),
-                // Replies that made no commit, and commits on another line, are skipped.
+                // Artifacts without a commit, and artifacts whose commit is not the parent of the previous one, are
+                // skipped.
                 Some(child) if artifact.commit.as_deref() == Some(child.parent.as_str()) => chain.push(artifact),
                 Some(_) => {}
             }

@@ -1,5 +1,5 @@
-//! Attempts of jobs, one row each. A repeated or late report is compared with its row; the rows of a dead job are the
-//! evidence of its failure.
+//! The `attempts` table: one row per attempt of a job. A repeated or late report of an outcome is checked against the
+//! row of its attempt. When a job becomes a dead letter, its failure lists the outcomes in these rows.
 
 use cfq_proto::ids::JobId;
 use cfq_proto::messages::JobFence;
@@ -9,7 +9,7 @@ use super::StoreError;
 use super::columns::pg_text;
 use super::error::Doing;
 
-/// Ends the latest attempt of a job, unless it ended before.
+/// Records the outcome of a job's latest attempt, unless that attempt has already ended.
 pub(super) async fn end_current(
     connection: &mut PgConnection,
     job: JobId,
@@ -43,7 +43,7 @@ pub(super) async fn outcome(connection: &mut PgConnection, fence: &JobFence) -> 
     Ok(found.flatten())
 }
 
-/// Outcomes of a job's attempts as text, oldest first: the evidence in the failure of a dead job.
+/// Outcomes of a job's attempts as text, oldest first, for the failure of a job that becomes a dead letter.
 pub(super) async fn history(connection: &mut PgConnection, job: JobId) -> Result<String, StoreError> {
     let rows = sqlx::query!(
         r#"select attempt, node, coalesce(outcome, 'live') as "outcome!", detail from attempts where job = $1 order by attempt"#,

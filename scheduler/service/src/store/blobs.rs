@@ -1,9 +1,10 @@
-//! Content-addressed blobs in chunks. A blob exists once all its chunks are stored and their hash is its name; only a
-//! live lease of a task that the blob belongs to may write or read it.
+//! Content-addressed blobs, stored in chunks. A blob is complete once all its chunks are stored and their hash is the
+//! blob's name. Only the holder of a live lease of a task, or of one of its jobs, may write blobs of that task or read
+//! them.
 //!
-//! A chunk is acknowledged only after its size was checked, the last one only after the hash of the whole blob was
-//! checked. A chunk of a complete blob is acknowledged only if its bytes are the same: a sender that does not have the
-//! bytes gets no right to read the blob.
+//! A chunk is acknowledged only after its size was checked, and the last missing chunk only after the hash of the whole
+//! blob was checked. If the blob is already complete, a chunk is acknowledged only if it equals the stored chunk, so
+//! that a sender that knows only the hash does not get the right to read the blob.
 
 use cfq_link::blobs::MAX_BLOB_BYTES;
 use cfq_proto::blob::{BlobHash, BlobHasher, CHUNK_BYTES};
@@ -23,8 +24,8 @@ pub enum PutOutcome {
 }
 
 impl Store {
-    /// Stores one chunk; the last one completes the blob after its hash was checked. A repeated chunk gets the same
-    /// reply.
+    /// Stores one chunk. The last missing chunk completes the blob after its hash was checked. A repeated chunk gets
+    /// the same reply.
     pub async fn blob_put(
         &self,
         lease: LeaseId,
@@ -61,7 +62,8 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("creating a blob")?;
-        // Locked, so that two senders of the same last chunk do not both count the other's as missing.
+        // The row is locked, so that of two senders of the last missing chunks, at least one sees all chunks and
+        // completes the blob.
         let row = sqlx::query!("select size, complete from blobs where hash = $1 for update", hash.as_str())
             .fetch_one(&mut *tx)
             .await
@@ -142,7 +144,7 @@ impl Store {
     }
 }
 
-/// Writes a chunk; with the last one, checks the hash and completes the blob.
+/// Writes a chunk. If it is the last missing one, checks the hash and completes the blob.
 async fn store_chunk(
     connection: &mut PgConnection,
     hash: &BlobHash,
@@ -167,7 +169,8 @@ async fn store_chunk(
     if stored < chunks {
         return Ok(PutOutcome::Kept);
     }
-    // Chunk by chunk: a whole blob may be larger than the largest value of Postgres, or than this process should hold.
+    // The blob is hashed chunk by chunk: a whole blob may be larger than the largest value in Postgres, or than this
+    // process should hold in memory.
     let mut hasher = BlobHasher::default();
     for index in 0..chunks as i32 {
         let data =
@@ -208,7 +211,7 @@ async fn chunk_matches(
     Ok(same.unwrap_or(false))
 }
 
-/// Lets the leases of a task read a blob.
+/// Records that a blob belongs to a task, so that holders of the task's leases may read it.
 pub(super) async fn add_ref(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<(), StoreError> {
     sqlx::query!("insert into blob_refs (hash, task) values ($1, $2) on conflict do nothing", hash.as_str(), task.0)
         .execute(connection)
@@ -217,7 +220,7 @@ pub(super) async fn add_ref(connection: &mut PgConnection, hash: &BlobHash, task
     Ok(())
 }
 
-/// Whether a blob is complete and belongs to this task; to check before a row refers to it.
+/// Whether a blob is complete and belongs to this task. Checked before writing a row that refers to the blob.
 pub(super) async fn has(connection: &mut PgConnection, hash: &BlobHash, task: TaskId) -> Result<bool, StoreError> {
     let found = sqlx::query_scalar!(
         r#"select true as "found!" from blobs b join blob_refs r on r.hash = b.hash

@@ -1,5 +1,6 @@
-//! Cancel: a task in any state that is not terminal ends as cancelled, once. When a cancel races with a completion, a
-//! grant or a sweep, the task's row lock decides which one is first; the other finds a terminal state or a stale fence.
+//! Cancellation of tasks: a task in any state that is not terminal ends as cancelled. When a cancel races with a
+//! completion, a grant or a sweep, the lock on the task's row decides which one comes first; the later one finds a
+//! terminal state or a stale fence.
 
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::Step;

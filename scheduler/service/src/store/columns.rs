@@ -1,4 +1,4 @@
-//! Conversions between Rust values and columns.
+//! Conversions between Rust values and database columns.
 
 use serde::Serialize;
 use sqlx::encode::IsNull;

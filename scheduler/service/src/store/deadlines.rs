@@ -1,10 +1,11 @@
-//! Wall-clock deadlines of tasks, separate from the limit of working time. The leader checks them by the database's
+//! Wall-clock deadlines of tasks, separate from the limit on working time. The leader checks them by the database's
 //! clock: a runner's clock may be wrong, and a task that no runner holds has a deadline too.
 //!
-//! A task whose loop would call a model next escalates with its results so far (L1: timeout). A task that no runner has
-//! started has no loop to escalate, and fails. An answer to an escalation that is given after the deadline lifts the
-//! deadline, because its author knows the time. As with a cancel, this races with the runner's own steps for the task's
-//! row, and the later one is stale.
+//! When the deadline has passed, a task whose loop would call a model next escalates with its results so far (L1:
+//! timeout). A task that no runner has started yet has no loop that could escalate, and fails. If a user answers an
+//! escalation after the deadline, the deadline no longer applies, because the user knew that it had passed. Ending an
+//! overdue task races with the runner's own steps for the lock on the task's row, as a cancel does; the later of the
+//! two finds a stale fence.
 
 use cfq_convergence::overdue;
 use cfq_proto::ids::TaskId;
@@ -75,8 +76,8 @@ impl Store {
     }
 }
 
-/// Writes the escalation. `None` where the loop does not call a model next: then the existing results are decided
-/// first.
+/// Writes the escalation step of an overdue task. `None` if the loop would not call a model next: it first decides on
+/// the existing results.
 async fn escalate(connection: &mut PgConnection, task: &TaskRow) -> Result<Option<Vec<Hint>>, StoreError> {
     let unreadable = |text: String| StoreError::Unreadable { what: "step", text };
     let history = reclaim::history(connection, task).await?.map_err(unreadable)?;

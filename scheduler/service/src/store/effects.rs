@@ -53,7 +53,7 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
     }
 }
 
-/// The commands that a user can run while a hand-off is held.
+/// Text for users: the commands that they can run while a hand-off is held.
 fn next_commands(task: &TaskRow) -> String {
     let number = task.number;
     let show_pr = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far it got, ")).unwrap_or_default();
@@ -63,7 +63,8 @@ fn next_commands(task: &TaskRow) -> String {
     )
 }
 
-/// Opens a question for an escalation or a held hand-off; closes the open question when a step ends either.
+/// Opens a question when a step escalates the task or holds its hand-off. Closes the open question when a step resolves
+/// or cancels the task.
 pub(super) async fn update_questions(
     connection: &mut PgConnection,
     task: &TaskRow,

@@ -50,7 +50,7 @@ pub enum StoreError {
         #[source]
         source: MigrateError,
     },
-    /// Another scheduler leads now, or none does: this one's plan is void.
+    /// This scheduler is no longer the leader, so its plan must not be applied.
     #[error("this scheduler does not lead any more (generation {generation})")]
     NotLeader { generation: i64 },
 }
@@ -89,7 +89,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the error concerns one row, or the lock on it: other rows can be processed.
+    /// Whether the error concerns only one row, or the lock on it, so that other rows can still be processed.
     pub fn is_row_local(&self) -> bool {
         match self {
             Self::Unavailable { source, .. } => !is_outage(source),
@@ -124,8 +124,9 @@ fn is_transient(error: &sqlx::Error) -> bool {
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
         // A connection cut in the middle of a message.
         sqlx::Error::Protocol(_) => true,
-        // 08 connection, 40 serialisation and deadlock, 53 resources (disk full, too many connections), 55P03 lock not
-        // free, 57 operator intervention (shutdown, starting up, statement timeout), 58 I/O error, 25006 read only.
+        // SQLSTATE classes and codes after which a retry can help: 08 connection, 40 serialisation and deadlock, 53
+        // resources (disk full, too many connections), 55P03 lock not free, 57 operator intervention (shutdown,
+        // starting up, statement timeout), 58 I/O error, 25006 read only.
         sqlx::Error::Database(database) => database.code().is_some_and(|code| {
             ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
                 || code == "55P03"

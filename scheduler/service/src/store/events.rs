@@ -1,9 +1,9 @@
 //! The append-only event record and its two feeds.
 //!
-//! Feed of one task: `task_seq` is assigned under the task's row lock, so rows become visible in its order and a read
-//! "after n" skips no event. Feed of all tasks: ids are drawn before the commit, so a smaller id can become visible
-//! later. This feed is therefore read in (transaction, id) order, and only below the oldest running transaction, where
-//! no row can appear any more.
+//! Feed of one task: `task_seq` is assigned under the lock on the task's row, so events become visible in the order of
+//! `task_seq`, and a read "after n" skips no event. Feed of all tasks: event ids are assigned before the commit, so an
+//! event can become visible after another one with a larger id. This feed is therefore read in (transaction, id) order,
+//! and only up to the oldest running transaction: below it, no further event can appear.
 
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -17,7 +17,7 @@ use super::{Store, StoreError};
 /// Channel of Postgres' `notify` that wakes the feeds; the payload is the task's id.
 pub(crate) const CHANNEL: &str = "cfq_events";
 
-/// Number of events that one read returns at most.
+/// Maximum number of events that one query returns.
 const PAGE_ROWS: i64 = 500;
 
 /// Position in the global feed; its text form is the id of a server-sent event.
@@ -61,8 +61,8 @@ pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &E
 }
 
 impl Store {
-    /// Events of a task with a `task_seq` above `after`, oldest first; at most one page. The next page starts after the
-    /// last `task_seq`.
+    /// Events of a task with a `task_seq` above `after`, oldest first; at most `PAGE_ROWS`. The next page starts after
+    /// the last `task_seq`.
     pub async fn task_events(&self, task: TaskId, after: i64) -> Result<Vec<Event>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, number, task_seq, extract(epoch from at)::float8 as "at!", body as "body: Json<EventBody>"
@@ -85,7 +85,7 @@ impl Store {
         Ok(rows.into_iter().map(|r| event(r.id, r.number, r.task_seq, r.at, r.body)).collect())
     }
 
-    /// Events of all tasks after `cursor`, each with its position; at most one page.
+    /// Events of all tasks after `cursor`, each with its position, at most `PAGE_ROWS`.
     pub async fn all_events(&self, cursor: FeedCursor) -> Result<Vec<(FeedCursor, Event)>, StoreError> {
         let rows = sqlx::query!(
             r#"select xid::text::bigint as "xid!", id, task, number, task_seq, extract(epoch from at)::float8 as "at!",

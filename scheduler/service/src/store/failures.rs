@@ -1,10 +1,10 @@
-//! A failed attempt: the job is requeued with a backoff, or it ends (Q7, N12).
+//! Handling of a failed attempt: the job is requeued with a backoff, or it ends (Q7, N12).
 //!
-//! **What the retry ceiling counts.** The time during which the job was tried without any answer. A first token resets
-//! it: a later failure starts the backoff at its first step again. Time spent waiting for capacity between two tries is
-//! not counted, as everywhere. By that rule a job that always fails in the middle of its answer would be retried
-//! without end, so attempts that failed after their first token are counted, and above the limit the job is dead, with
-//! the attempts as evidence.
+//! **Retry ceiling.** It limits the time during which a job is retried without receiving any token. A first token
+//! resets this time and the backoff. Time spent waiting for capacity between two tries is not counted. Because of the
+//! reset, a job that always fails in the middle of its answer would be retried without end. Attempts that failed after
+//! their first token are therefore counted, and above the limit (`max_interruptions`) the job becomes a dead letter,
+//! whose failure lists the attempts.
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::{JobFailure, JobState};

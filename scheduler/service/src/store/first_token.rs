@@ -1,5 +1,5 @@
-//! The first token of an attempt. It shows that the endpoint answers; the first one of a task starts its working time
-//! (L2).
+//! Recording of the first token of an attempt. It shows that the model answers, so it resets the job's backoff. The
+//! first token of a task also starts the task's working time (L2).
 
 use cfq_proto::ids::TaskId;
 use cfq_proto::messages::JobFence;
@@ -23,8 +23,9 @@ impl Store {
     }
 }
 
-/// Records the first token of a running attempt of a locked task. Its time is now, or `after_ms` after the acceptance,
-/// as the node reports with the result. Resets the backoff and the retry ceiling of earlier failures.
+/// Records the first token of a running attempt of a locked task. The time recorded is now, or `after_ms` after the
+/// acceptance if the node reported that time with the result. Resets the backoff and the retry ceiling of earlier
+/// failures.
 pub(super) async fn record(
     connection: &mut PgConnection,
     task: TaskId,

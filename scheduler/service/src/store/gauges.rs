@@ -18,7 +18,7 @@ pub struct Gauges {
     pub tasks: BTreeMap<String, i64>,
     /// Number of jobs by state.
     pub jobs: BTreeMap<String, i64>,
-    /// Node and time since its last heartbeat, in s.
+    /// Name of each node, with the time since its last heartbeat in s.
     pub nodes: Vec<(String, f64)>,
     /// Devices of the live nodes, with the node's name.
     pub devices: Vec<(String, Device)>,
@@ -26,7 +26,7 @@ pub struct Gauges {
     pub models: Vec<(String, ModelState)>,
     /// Age of the oldest queued job, in s; zero if none is queued.
     pub oldest_queued_job_s: f64,
-    /// Dead tuples of the `jobs` table.
+    /// Number of dead tuples in the `jobs` table.
     pub dead_job_tuples: i64,
     pub open_questions: i64,
 }

@@ -11,14 +11,14 @@ use super::columns::AsJson;
 use super::error::Doing;
 use super::{Store, StoreError};
 
-/// Longest time for writing one heartbeat. One that takes longer is abandoned, so that the next one does not queue
-/// behind it.
+/// Time limit for writing one heartbeat. A heartbeat that takes longer is abandoned, so that the next heartbeat does
+/// not queue behind it.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The leases that a heartbeat lists.
 struct ListedLeases {
     all: Vec<Uuid>,
-    /// Those whose work completed a step recently enough.
+    /// Leases whose holder completed a step within the allowed step time.
     progressing: Vec<Uuid>,
 }
 
@@ -30,8 +30,8 @@ impl ListedLeases {
         Self { all: leases(&|_| true), progressing: leases(&|age| age <= max_step_ms) }
     }
 
-    /// Builds the reply. `live` are the listed leases that the sender still holds; a stalled one is neither extended
-    /// nor lost yet.
+    /// Builds the reply. `live` are the listed leases that the sender still holds. A live lease whose work stalls is
+    /// neither extended nor reported as lost.
     fn reply(self, known: bool, extended: Vec<Uuid>, live: &[Uuid]) -> HeartbeatReply {
         HeartbeatReply {
             extended: extended.into_iter().map(LeaseId).collect(),
@@ -66,8 +66,9 @@ impl Store {
         if listed.all.is_empty() {
             return Ok(listed.reply(known, vec![], &[]));
         }
-        // A statement of its own, so that a heartbeat never waits for a job's row while it holds the node's. Rows are
-        // locked in the order of their ids, as a cancel does.
+        // Separate from the statement that writes the node's row, so that a heartbeat never waits for the lock on a
+        // job's row while it holds the lock on the node's row. Job rows are locked in the order of their ids, as by a
+        // cancel, which avoids deadlocks.
         let mut extended = sqlx::query_scalar!(
             r#"update jobs set lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from jobs
@@ -92,7 +93,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .doing("checking job leases")?;
-        // The lease of a placed job, whose acceptance is still in transit, does not expire yet.
+        // The lease of a placed job does not expire before the job's acceptance arrives, so it is reported as extended.
         extended.extend(live.iter().filter(|l| l.state == "placed").map(|l| l.lease));
         let live: Vec<_> = live.into_iter().map(|l| l.lease).collect();
         Ok(listed.reply(known, extended, &live))
@@ -161,8 +162,8 @@ impl Store {
     }
 }
 
-/// Abandons a heartbeat after [`HEARTBEAT_TIMEOUT`]. Its statements are idempotent, so those that were executed before
-/// do no harm.
+/// Abandons a heartbeat after [`HEARTBEAT_TIMEOUT`]. The statements of a heartbeat are idempotent, so those executed
+/// before the timeout do no harm.
 async fn with_timeout<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     tokio::time::timeout(HEARTBEAT_TIMEOUT, work)
         .await

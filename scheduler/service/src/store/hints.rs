@@ -25,7 +25,7 @@ pub enum Hint {
     CancelTask { runner: RunnerId, fence: TaskFence },
 }
 
-/// The row that the leader's cache should read again.
+/// The row that the leader should read into its cache again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "id", rename_all = "snake_case")]
 pub enum LeaderHint {

@@ -1,4 +1,4 @@
-//! Job rows: submitted, read and cancelled by runners; released and ended by the rest of the store.
+//! Job rows. Runners submit, read and cancel jobs; other modules of the store use this module to release and end them.
 
 use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
@@ -133,7 +133,7 @@ impl Store {
     }
 }
 
-/// A job as its runner sees it.
+/// Reads a job in the form that its runner receives.
 pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<JobView, StoreError> {
     let r = sqlx::query!(
         r#"select j.task, j.seq, j.role, j.n, j.state, j.attempt, j.model, j.node, j.priority,
@@ -200,8 +200,8 @@ pub(super) async fn cancel(
     append_job_changed(connection, task, job, why).await
 }
 
-/// Ends a job's placement: adds its working time on the node, and sets its new state. Working time starts with the
-/// task's first token; what nodes did for the task before that is not counted.
+/// Ends a job's placement: adds the working time of this placement to the job's total, and sets the job's new state.
+/// Working time starts with the task's first token; time that nodes spent on the task before that token is not counted.
 pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: JobState) -> Result<(), StoreError> {
     sqlx::query!(
         r#"update jobs j set state = $2, lease = null, lease_expires = null, node_boot = null, placed_at = null,
@@ -219,8 +219,8 @@ pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: Jo
     Ok(())
 }
 
-/// Ends a job that would otherwise be retried without end, as a dead letter. Its failure lists the attempts as
-/// evidence.
+/// Ends a job as a dead letter, because it would otherwise be retried without end. The job's failure lists the outcomes
+/// of its attempts.
 pub(super) async fn mark_dead(connection: &mut PgConnection, job: JobId, what: &str) -> Result<(), StoreError> {
     leave_node(connection, job, JobState::Dead).await?;
     let evidence = attempts::history(connection, job).await?;

@@ -1,5 +1,6 @@
 //! Journals: the tokens that an attempt has generated so far. After a node is lost, the next attempt of the job resumes
-//! after these tokens. It does not if the attempt itself failed, because the tokens may be the cause.
+//! after these tokens. If the attempt failed, the next attempt starts from the prompt instead, because the tokens may
+//! have caused the failure.
 
 use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::job::GeneratedTokens;
@@ -10,8 +11,8 @@ use super::error::Doing;
 use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Appends to the journal of a running attempt. The commit is asynchronous: what a crash of Postgres loses is sent
-    /// again.
+    /// Appends to the journal of a running attempt. The commit is asynchronous (`synchronous_commit = off`): if a crash
+    /// of Postgres loses tokens, the node sends them again.
     pub async fn journal(&self, node: &NodeId, ask: &Journal) -> Result<FenceReply, StoreError> {
         let tokens: Result<Vec<i32>, _> = ask.generated.tokens.iter().map(|token| i32::try_from(*token)).collect();
         let tokens = match tokens {
@@ -24,8 +25,8 @@ impl Store {
         };
         let mut tx = self.begin().await?;
         sqlx::query!("set local synchronous_commit = off").execute(&mut *tx).await.doing("writing a journal")?;
-        // Only the first message of an attempt truncates the inherited journal: a message that arrives late changes
-        // nothing.
+        // Only the first message of an attempt truncates the inherited journal, to the tokens from which the attempt
+        // resumed. A later message whose tokens are already stored changes nothing.
         let kept = sqlx::query_scalar!(
             r#"update attempts a set vocabulary = $6, journal =
                    case when $4 > $9 and cardinality(a.journal) >= $4 + cardinality($5::int[]) then a.journal
@@ -76,7 +77,7 @@ pub(super) async fn inherit(connection: &mut PgConnection, job: JobId, attempt: 
     Ok(())
 }
 
-/// The tokens that an attempt resumes after; `None` if it starts from the prompt.
+/// The generated tokens after which an attempt resumes; `None` if it starts from the prompt.
 pub(super) async fn resume_tokens(
     connection: &mut PgConnection,
     job: JobId,

@@ -1,6 +1,6 @@
-//! The leader row (generation, holder, expires_at), renewed by compare-and-set on the database's time. Every
-//! transaction of a leader locks it `for share` and compares the generation, so a leader that was paused and replaced
-//! writes nothing.
+//! The leader row (generation, holder, expires_at): the lease that makes a scheduler the leader. It is renewed by
+//! compare-and-set, and expires by the database's clock. Every transaction of a leader locks the row `for share` and
+//! compares the generation, so a leader that was paused and replaced writes nothing.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -19,9 +19,9 @@ pub struct Leadership {
 }
 
 impl Store {
-    /// Acquires the lead if the row has expired; `None` if another scheduler leads. An expiry later than any holder
-    /// could have set was written before the clock was set back, and counts as expired: a live holder renews it at
-    /// once.
+    /// Acquires the leader row if it has expired; `None` if another scheduler holds it. An expiry time later than any
+    /// holder could have set was written before the database's clock was set back, and counts as expired; a live holder
+    /// overwrites it with its next renewal.
     pub async fn acquire_lead(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
         let generation = sqlx::query_scalar!(
             r#"update leader set generation = generation + 1, holder = $1,
@@ -37,7 +37,7 @@ impl Store {
         Ok(generation.map(|generation| Leadership { generation, holder }))
     }
 
-    /// Renews the lead; false once another scheduler leads.
+    /// Renews the leader row; false if another scheduler holds it now.
     pub async fn renew_lead(&self, lead: Leadership) -> Result<bool, StoreError> {
         let done = sqlx::query!(
             r#"update leader set expires_at = now() + $3::float8 * interval '1 millisecond'
@@ -52,7 +52,7 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Releases the lead of a stopping scheduler, so that the next one does not wait for the expiry.
+    /// Releases the leader row of a stopping scheduler, so that the next leader need not wait until it expires.
     pub async fn release_lead(&self, lead: Leadership) -> Result<(), StoreError> {
         sqlx::query!(
             "update leader set expires_at = '-infinity' where holder = $1 and generation = $2",
@@ -77,7 +77,8 @@ impl Store {
     }
 }
 
-/// Locks the leader row and checks that `lead` still leads: the first statement of every transaction of a leader.
+/// Locks the leader row and checks that the holder of `lead` is still the leader. This is the first statement of every
+/// transaction of a leader.
 ///
 /// # Errors
 /// [`StoreError::NotLeader`] if another scheduler leads.

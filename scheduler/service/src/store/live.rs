@@ -1,4 +1,4 @@
-//! Rows of jobs that are not over, for the planner.
+//! Reads the jobs that have not ended, for the planner.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,8 @@ macro_rules! live_rows {
 }
 
 impl Store {
-    /// All jobs that are not over, each with the time of its last change, in ms since 1970: the state that a leader
-    /// starts from. Rows that cannot be read are skipped.
+    /// All jobs that have not ended, each with the time of its last change, in ms since 1970. A leader fills its cache
+    /// with them. Rows that cannot be read are skipped.
     pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
         match self.live_jobs_at_once().await {
             Err(error) if error.is_row_local() && !error.may_retry() => self.live_jobs_one_by_one().await,
@@ -73,8 +73,8 @@ impl Store {
         rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
     }
 
-    /// One job: its row if it is not over, and the time of its last change, in ms since 1970. `None` if there is no
-    /// such job.
+    /// Reads one job: its row, or `None` if it has ended, and the time of its last change, in ms since 1970. `None` if
+    /// there is no such job.
     pub async fn live_job(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
         let row = live_rows!("id = $1", job.0).fetch_optional(&self.pool).await.doing("reading a job")?;
         let Some(row) = row else { return Ok(None) };
@@ -112,7 +112,7 @@ struct LiveRow {
 }
 
 impl LiveRow {
-    /// The job as the planner's type, with the time of its last change; `None` for a job that is over.
+    /// The job as the planner's type, with the time of its last change; `None` if the job has ended.
     fn into_core(self) -> Result<Option<(core::Job, i64)>, StoreError> {
         let state: JobState = parse("job state", &self.state)?;
         let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };

@@ -1,5 +1,6 @@
-//! Postgres, the source of truth. Each function is one transaction (or one statement) that is a compare-and-set on its
-//! fence. Notifications to send after the commit are returned as [`Hint`]s; they may be lost.
+//! The data in Postgres, the source of truth. Each function that writes is one transaction or one statement, which
+//! takes effect only if its fence is still current (compare-and-set). Notifications to send after the commit are
+//! returned as [`Hint`]s; they may be lost.
 
 mod accept;
 mod artifacts;
@@ -59,7 +60,7 @@ use crate::config::{DatabaseConfig, SchedulerLimits};
 use error::Doing;
 use row_backoff::RowBackoff;
 
-/// Access to the database through one connection pool. Clones share the pool and the skipped rows.
+/// Access to the database through one connection pool. Clones share the pool and the set of skipped rows.
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: PgPool,
@@ -81,9 +82,9 @@ impl Store {
         self.repair_transaction_ids().await
     }
 
-    /// Lowers transaction ids that this cluster has not reached yet. Events carry such ids after a restore from another
-    /// cluster, and the global feed would wait for them. A visible row belongs to a finished transaction, so its id may
-    /// be lowered.
+    /// Lowers those transaction ids in the events table that this Postgres cluster has not reached yet. They come from
+    /// a restored dump of another cluster, and the global feed would wait until this cluster reaches them. Lowering
+    /// them is safe, because a visible row belongs to a finished transaction.
     async fn repair_transaction_ids(&self) -> Result<(), StoreError> {
         let done = sqlx::query!("update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())")
             .execute(&self.pool)
@@ -134,7 +135,7 @@ impl Store {
         self.timing.lease_ttl_ms as f64
     }
 
-    /// Longest remaining time of a valid lease, in ms. No heartbeat extends a lease beyond one TTL; the second TTL
+    /// Maximum remaining time of a valid lease, in ms. No heartbeat extends a lease beyond one TTL; the second TTL
     /// allows for a scheduler with another configuration.
     fn longest_lease_ms(&self) -> f64 {
         2.0 * self.lease_ttl_ms()

@@ -17,17 +17,17 @@ use super::{Store, StoreError, attempts, roll_back, sweep};
 /// Result of a node's registration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RegisteredNode {
-    /// The boot differs from the last known one.
+    /// Whether the node's boot id differs from the last registered one.
     pub new_boot: bool,
     pub hints: Vec<Hint>,
 }
 
 impl Store {
-    /// Writes the node's row. A new boot releases the jobs of the previous one at once.
+    /// Writes the node's row. Jobs that earlier boots of the node hold are released at once.
     ///
-    /// `None` if a later boot is up: this registration came late, or two processes use one name. Boot ids are ordered
-    /// by start time; a clock that was set back breaks that order, so a later boot counts only while it sends
-    /// heartbeats.
+    /// `None` if a later boot of the node is alive: this registration arrived late, or two processes use the same name.
+    /// Boot ids are ordered by start time. A clock that was set back breaks this order, so a later boot prevents a
+    /// registration only while it sends heartbeats.
     pub async fn register_node(&self, registration: &NodeRegistration) -> Result<Option<RegisteredNode>, StoreError> {
         let node = &registration.node;
         let before = sqlx::query_scalar!("select boot from nodes where id = $1", node.as_str())
@@ -135,7 +135,8 @@ impl Store {
                     continue;
                 }
             };
-            // Exclusions only save requests: without them a node may be asked once more and refuse again.
+            // Unreadable exclusions are dropped. Exclusions only save requests: without them a node may be asked once
+            // more and refuse again.
             let exclusions = serde_json::from_value(r.exclusions.0).unwrap_or_default();
             nodes.push(core::Node { id, boot: BootId(r.boot), ledger, seen_ms: r.seen_ms, exclusions });
         }

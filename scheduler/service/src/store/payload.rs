@@ -21,7 +21,7 @@ pub(super) async fn load<T: DeserializeOwned>(
     }
 }
 
-/// Makes a payload of a value: inline up to [`INLINE_LIMIT`] bytes of JSON, else as a blob of the task.
+/// Stores a value as a payload: inline up to [`INLINE_LIMIT`] bytes of JSON, else as a blob of the task.
 pub(super) async fn store<T: Serialize>(
     connection: &mut PgConnection,
     task: TaskId,

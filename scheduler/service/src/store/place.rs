@@ -1,5 +1,5 @@
-//! The leader's writes on queued and placed jobs. Each locks the leader row, so the plan of a leader that was replaced
-//! is rejected. Work orders are published only after the commit.
+//! The leader's writes on queued and placed jobs. Each of them locks the leader row, so the plan of a scheduler that is
+//! no longer the leader is rejected. Work orders are published only after the commit.
 
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
@@ -17,7 +17,7 @@ use super::leader::{Leadership, lock_lead};
 use super::tasks::lock_task;
 use super::{Store, StoreError, journal, roll_back};
 
-/// One placement of the plan.
+/// One placement that the planner decided: a job's next attempt and its node.
 #[derive(Debug, Clone)]
 pub struct PlaceOrder {
     pub job: JobId,
@@ -30,8 +30,8 @@ pub struct PlaceOrder {
 }
 
 impl Store {
-    /// Queued -> placed. `None` if the job or the node's boot changed since the plan. Resets what was counted while no
-    /// node could serve the job; the backoff of its own failures stays.
+    /// Moves a job from queued to placed. `None` if the job or the node's boot changed since the plan was made. Resets
+    /// the times counted while no node could serve the job, but not the backoff after failed attempts.
     pub async fn place(&self, lead: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
@@ -109,7 +109,8 @@ impl Store {
         }))
     }
 
-    /// Placed -> queued: the node did not accept it in time. It counts neither as a failure nor as a loss.
+    /// Moves a job from placed back to queued, because its node did not accept it in time or was lost. This counts
+    /// neither as a failure nor as a loss of the job. False if the attempt is not placed any more.
     pub async fn unplace(&self, lead: Leadership, fence: JobFence, why: &str) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
@@ -134,7 +135,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Queued -> failed, for failures that only the planner detects. `None` if the job changed since the plan.
+    /// Moves a job from queued to failed, for failures that only the planner detects. `None` if the job changed since
+    /// the plan was made.
     pub async fn fail_queued(
         &self,
         lead: Leadership,
@@ -164,8 +166,8 @@ impl Store {
         Ok(Some(for_changed_job(&task, job)))
     }
 
-    /// Records that no node that has the model can serve it: from now on the retry ceiling counts. False if the job
-    /// changed since the plan, or the ceiling counted already.
+    /// Records that none of the nodes that have the job's model can serve it, and starts the time that the retry
+    /// ceiling limits. False if the job changed since the plan was made, or if that time had already started.
     pub async fn note_unavailable(
         &self,
         lead: Leadership,
@@ -197,8 +199,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Records why a queued job is pending, for users, and for how long no node had its model, for the next leader.
-    /// False if the job changed since the plan.
+    /// Records why a queued job is pending (shown to users), and for how long no node has had its model (so that the
+    /// next leader continues to count). False if the job changed since the plan was made.
     pub async fn explain(
         &self,
         lead: Leadership,

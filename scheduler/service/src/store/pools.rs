@@ -1,6 +1,6 @@
-//! Connection pools. One database is used through three pools, so that a flood of feeds, blobs or steps, which may use
-//! up the connections for requests, does not delay heartbeats and the leader. Otherwise live holders would lose their
-//! leases under load.
+//! Connection pools. Requests, heartbeats and the leader use the same database through three separate pools: many
+//! feeds, blobs or steps at once can use up the connections for requests, but do not delay heartbeats and the leader.
+//! With a single pool, live holders would lose their leases under load.
 
 use std::time::Duration;
 
@@ -11,18 +11,19 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use super::{Store, StoreError};
 use crate::config::{DatabaseConfig, SchedulerLimits};
 
-/// Longest run time of one statement, in ms. The queue's statements take milliseconds; a statement that is stuck must
-/// not hold a row that heartbeats and the leader need.
+/// Time limit of one SQL statement, in ms. Normal statements take milliseconds; a stuck statement must not keep locks
+/// on rows that heartbeats and the leader need.
 const STATEMENT_TIMEOUT_MS: &str = "5000";
-/// Longest wait for a lock, in ms.
+/// Time limit for waiting for a lock, in ms.
 const LOCK_TIMEOUT_MS: &str = "3000";
-/// Longest idle time inside a transaction, in ms.
+/// Time limit for an idle connection inside a transaction, in ms.
 const IDLE_TRANSACTION_TIMEOUT_MS: &str = "10000";
-/// Longest wait for a free connection of the pool.
+/// Time limit for waiting for a free connection of a pool.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A heartbeat is a few statements of milliseconds; several run at once, because one may wait for a row.
+/// Number of connections for heartbeats. A heartbeat runs a few SQL statements that take milliseconds; several
+/// connections are needed because a heartbeat may wait for a row lock.
 const HEARTBEAT_CONNECTIONS: u32 = 4;
-/// One for renewing the lead, one for the plan, and a spare.
+/// Number of connections for the leader: one renews the leader row, one is for planning and sweeping, one is spare.
 const LEADER_CONNECTIONS: u32 = 3;
 
 /// One [`Store`] per pool, all on the same database.

@@ -1,4 +1,4 @@
-//! Projection of a step to the rows that users read: artifacts, iterations, reviews, pull requests, deliveries. The
+//! Projection of steps onto the rows that users read: artifacts, iterations, reviews, pull requests, deliveries. The
 //! steps are the source of truth; these rows can be rebuilt from them.
 
 use cfq_proto::blob::Payload;
@@ -11,13 +11,13 @@ use super::error::Doing;
 use super::tasks::TaskRow;
 use super::{StoreError, payload};
 
-/// Largest artifact in an event, in bytes; larger ones are shortened. A feed has many live readers, and the full
-/// artifact can be requested.
+/// Maximum size of an artifact in an event, in bytes. Larger artifacts are shortened, because each open feed sends them
+/// to its reader; the full artifact can be requested separately.
 const MAX_EVENT_ARTIFACT_BYTES: usize = 16 * 1024;
 
-/// Result of a projected step.
+/// Result of projecting a step.
 pub(super) struct Projection {
-    /// The step as its event shows it.
+    /// The step in the form that its event contains: an artifact in it may be shortened.
     pub step: Step,
     /// Number of the pull request that the step opened.
     pub pr: Option<i64>,
@@ -251,7 +251,7 @@ fn number(iteration: u32) -> i32 {
     i32::try_from(iteration).unwrap_or(i32::MAX)
 }
 
-/// Removes the files' contents, and cuts the diff at the end of a line, if the artifact is too large for an event.
+/// If the artifact is too large for an event, removes the contents of its files and cuts its diff at the end of a line.
 fn shortened(mut artifact: Artifact) -> Artifact {
     let contents: usize = artifact.files.iter().filter_map(|f| f.content.as_ref()).map(String::len).sum();
     if contents + artifact.diff.len() <= MAX_EVENT_ARTIFACT_BYTES {

@@ -1,8 +1,8 @@
-//! Taking a task back from its runner. The task becomes ready again, or ends if that happened too often without a
-//! committed step in between.
+//! Taking a task back from a runner that is lost, stalled or gave up. The task becomes ready again, or ends if it was
+//! taken back too often without a committed step in between.
 //!
-//! The end is a step like any other, so that the record of the task shows the reason and its results stay usable: a
-//! hand-off is held for a human, a task with a result escalates, and only a task without any result fails.
+//! The task ends by a step of its loop, so that its record shows the reason and its results stay usable: a hand-off is
+//! held for a human, a task with a result escalates, and only a task without any result fails.
 
 use cfq_convergence::{History, abandoned};
 use cfq_proto::blob::Payload;
@@ -22,11 +22,11 @@ use super::{StoreError, effects, payload, steps};
 /// stall again, and each try costs a whole `task_step_ms`.
 const LOSSES_PER_STALL: i32 = 3;
 
-/// How a runner lost its task.
+/// Why a task is taken back from its runner.
 pub(super) enum RunnerLoss {
-    /// The reason, worded to follow the runner's name.
+    /// The runner is lost or gave up. The text is the reason, worded to follow the runner's name.
     Gone(String),
-    /// It sent heartbeats but committed no step for this long.
+    /// The runner sent heartbeats but committed no step for `ms`.
     Stalled { ms: u64 },
 }
 
@@ -39,7 +39,8 @@ impl std::fmt::Display for RunnerLoss {
     }
 }
 
-/// Counts the loss of a locked task's runner, and makes the task ready again, or ends it above `max_losses`.
+/// Counts the loss of a locked task's runner and makes the task ready again, or ends the task if the count exceeds
+/// `max_losses`.
 pub(super) async fn reclaim(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -86,7 +87,7 @@ async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: String)
                 }
             }
         }
-        // No step can follow steps that cannot be read.
+        // No step can be appended to steps that cannot be read.
         Err(unreadable) => {
             tracing::error!(task = %task.number, unreadable, "cannot read a task's steps; it fails without a step");
         }

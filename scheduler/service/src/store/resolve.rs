@@ -1,6 +1,6 @@
-//! The answer to an escalation (L7) or a held hand-off. It is accepted only while the task waits for it, only with an
-//! action that the question offers, and never as best effort for a quarantined result. The answer is a step like any
-//! other, so the runner that takes the task over replays it.
+//! Answers of users to an escalation (L7) or a held hand-off. An answer is accepted only while the task waits for one,
+//! and only with an action that the question offers; `AcceptBestEffort` is refused if the best result is quarantined.
+//! The answer is stored as a step of the loop, so the next runner of the task replays it.
 
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction, Step};

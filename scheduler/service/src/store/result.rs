@@ -1,5 +1,5 @@
-//! The outcome of an attempt, reported by its node. The node repeats the report until the reply is `Committed`; a
-//! repeated report changes nothing, a late one is stale.
+//! Outcomes of attempts, as their nodes report them. A node that receives no reply repeats the report. A repeated
+//! report changes nothing; a report of an attempt that is no longer current gets the reply `Stale`.
 
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{NodeId, TaskId};
@@ -31,7 +31,7 @@ impl Store {
         };
         match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
             Some(JobState::Running) => {}
-            // A node that is stopped before it accepted a job releases the job as well.
+            // A node that stops before it has accepted a placed job reports the job as released, too.
             Some(JobState::Placed) if outcome == "released" => {}
             Some(
                 JobState::Placed
@@ -52,7 +52,8 @@ impl Store {
                     let reason = "the completion's blob is not stored, or not for this task: send it first".into();
                     return roll_back(tx, (FenceReply::Unavailable { reason }, vec![])).await;
                 };
-                // The frame with the first token may have been lost; the usage contains its time too.
+                // The token frame with the first token may have been lost; the usage also contains the time of the
+                // first token.
                 first_token::record(&mut tx, task.id, &ask.fence, Some(usage.first_token_ms)).await?;
                 attempts::end_current(&mut tx, ask.fence.job, outcome, "").await?;
                 leave_node(&mut tx, ask.fence.job, JobState::Done).await?;

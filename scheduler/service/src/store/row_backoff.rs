@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use super::StoreError;
 
-/// Short enough that a repaired row is used soon, long enough to keep the log readable.
+/// Time for which a faulty row is skipped: short enough that a repaired row is used soon, long enough to keep the log
+/// readable.
 const ROW_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Rows that are skipped for now, by id, with the time of their next try. Clones share the same set.
@@ -18,7 +19,7 @@ const ROW_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 pub struct RowBackoff(Arc<Mutex<BTreeMap<Uuid, Instant>>>);
 
 impl RowBackoff {
-    /// Skips a row from now on. `what` is the kind of row, for the log.
+    /// Skips a row for `ROW_RETRY_INTERVAL`. `what` is the kind of row, for the log.
     pub fn defer(&self, what: &'static str, row: Uuid, error: &StoreError) {
         let now = Instant::now();
         let mut rows = self.current(now);

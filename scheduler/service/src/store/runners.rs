@@ -11,8 +11,8 @@ use super::tasks::{TaskRow, lock_task};
 use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Writes the runner's row. A new boot releases the tasks of the previous one at once. `None` if a later boot is
-    /// up, as for a node (see [`Store::register_node`]).
+    /// Writes the runner's row. Tasks that earlier boots of the runner hold are released at once. `None` if a later
+    /// boot of the runner is alive, as for a node (see [`Store::register_node`]).
     pub async fn register_runner(&self, registration: &RunnerRegistration) -> Result<Option<Vec<Hint>>, StoreError> {
         let written = sqlx::query!(
             r#"insert into runners (id, boot, version) values ($1, $2, $3)

@@ -1,5 +1,6 @@
-//! Commit of a step of the loop: a compare-and-set on (attempt, lease, seq). `cfq-convergence` decides whether the step
-//! is legal. All effects on the task's other rows are in the same transaction. The runner acts only on `Committed`.
+//! Commits the steps of a task's loop. Each commit is a compare-and-set on (attempt, lease, seq). `cfq-convergence`
+//! decides whether the step is legal. All effects on the task's other rows are in the same transaction. The runner acts
+//! only on `Committed`.
 
 use cfq_convergence::{Facts, task_state_after, transition};
 use cfq_proto::blob::{BlobHash, BlobRef, Payload};
@@ -72,8 +73,8 @@ impl Store {
     }
 }
 
-/// The reply to a step whose number exists: `Committed` for the same step of the same attempt, whose reply was lost,
-/// else `Stale`.
+/// The reply to a step whose number is already committed: `Committed` if it is the same step of the same attempt, whose
+/// first reply was lost, else `Stale`.
 async fn reply_to_repeat(connection: &mut PgConnection, ask: &StepRequest) -> Result<StepReply, StoreError> {
     let row = sqlx::query!(
         r#"select step as "step: Json<Step>", pr, extract(epoch from at)::bigint as "at!" from steps
@@ -154,7 +155,7 @@ pub(super) async fn write(
     Ok(Ok(WrittenStep { at, pr: projection.pr, to, hints }))
 }
 
-/// The facts in the committed steps, without reading any artifact.
+/// Collects the [`Facts`] about the committed steps without reading any artifact.
 async fn facts(connection: &mut PgConnection, task: TaskId) -> Result<Facts, StoreError> {
     let rows = sqlx::query_scalar!(
         r#"select case when kind in ('generated', 'reviewed') then null else step end as "step: Json<Step>"

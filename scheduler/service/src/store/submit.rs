@@ -1,5 +1,5 @@
-//! Submission of a task. It is acknowledged after the commit of its row and its first event; an idempotency key creates
-//! one task however often it is submitted.
+//! Submission of a task. The submission is acknowledged after the task's row and first event are committed. Submissions
+//! with the same idempotency key create only one task.
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -18,7 +18,7 @@ pub struct NewTask {
     pub title: String,
     pub threshold: f64,
     pub max_iterations: u32,
-    /// Idempotency key.
+    /// Idempotency key of the submission, if the client sent one.
     pub key: Option<String>,
     /// Hash of the client's request body: the same key with another body is an error.
     pub body_hash: String,
@@ -31,13 +31,13 @@ pub enum Submitted {
         id: TaskId,
         number: TaskNumber,
     },
-    /// The key created this task before.
+    /// An earlier submission with the same idempotency key created this task.
     Existing {
         id: TaskId,
         number: TaskNumber,
         state: TaskState,
     },
-    /// The key created a task with another body.
+    /// An earlier submission with the same idempotency key had another request body.
     KeyReused {
         number: TaskNumber,
     },
@@ -46,7 +46,7 @@ pub enum Submitted {
 }
 
 impl Store {
-    /// Creates a task, or finds the one that the key created before.
+    /// Creates a task, or finds the task that an earlier submission with the same idempotency key created.
     pub async fn submit(&self, new: &NewTask) -> Result<Submitted, StoreError> {
         let mut tx = self.begin().await?;
         let number = sqlx::query_scalar!(
@@ -86,7 +86,8 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .doing("finding the task of an idempotency key")?;
-        // An existing task is returned even after its deadline; without one, the deadline was the reason.
+        // No row means that the key has no task yet and that the deadline of the new task has passed. An existing task
+        // is returned even after its deadline.
         let Some(row) = row else { return Ok(Submitted::TooLate) };
         let number = TaskNumber(row.number);
         if row.body_hash != new.body_hash {

@@ -1,10 +1,10 @@
-//! Sweep of expired leases: their jobs and tasks are requeued. Each row is one leader transaction that checks the lease
-//! and its expiry again, so a heartbeat, a completion or a cancel that committed first wins. Rows are independent: a
-//! faulty row does not stop the sweep of the others.
+//! Sweep of expired leases: their jobs and tasks are requeued. Each row is processed in its own leader transaction,
+//! which checks the lease and its expiry again, so a heartbeat, a completion or a cancel that committed first wins.
+//! Rows are independent: a faulty row does not stop the sweep of the others.
 //!
-//! A lease that expires later than any heartbeat could have set was written before the database's clock was set back,
-//! and counts as expired. A live holder renews it within the grace period that follows such a clock step; without this
-//! rule an abandoned lease would seem held for as long as the clock was set back.
+//! A lease whose expiry time is later than any heartbeat could have set was written before the database's clock was set
+//! back, and counts as expired. A live holder renews it within the grace period that follows such a clock step; without
+//! this rule, a lease that has no holder any more would stay valid for as long as the clock was set back.
 
 use cfq_proto::ids::{JobId, LeaseId, TaskId};
 use cfq_proto::job::JobState;
@@ -54,8 +54,8 @@ impl Store {
         Ok((hints, jobs_lost, tasks_lost))
     }
 
-    /// The hints of one processed row, or none if the row failed by an error that concerns it alone, so that the caller
-    /// continues with the next row. Any other error is returned.
+    /// The hints of one processed row, or none if processing failed with an error that concerns only this row, so that
+    /// the caller continues with the next row. Any other error is returned.
     pub(super) fn skip_faulty_row(
         &self,
         what: &'static str,
@@ -136,7 +136,8 @@ impl Store {
     }
 }
 
-/// Counts a lost attempt of a locked, running job. The job is requeued, or dead above `max_losses`.
+/// Counts a lost attempt of a running job whose task is locked. The job is requeued, or becomes a dead letter if the
+/// count exceeds `max_losses`.
 pub(super) async fn count_lost_attempt(
     connection: &mut PgConnection,
     task: &TaskRow,

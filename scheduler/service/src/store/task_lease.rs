@@ -1,4 +1,5 @@
-//! Task leases: a ready task is granted to a runner, which releases it, or abandons it if it cannot drive it.
+//! Task leases. A ready task is granted to a runner. The runner may release the task, or abandon it if it cannot
+//! continue the task's loop.
 
 use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
@@ -17,7 +18,8 @@ use super::steps::committed_steps;
 use super::tasks::{lock_task, move_task};
 use super::{Store, StoreError, payload, roll_back};
 
-/// Longest reason of an abandoned task that is kept, in characters: it comes from another machine.
+/// Maximum length of the stored reason for abandoning a task, in characters. It is limited because the text comes from
+/// another machine.
 const MAX_REASON_CHARS: usize = 2_000;
 
 impl Store {
@@ -28,7 +30,7 @@ impl Store {
         loop {
             let mut picked = None;
             match (self.grant_next(runner, boot, &mut picked).await, picked) {
-                // Otherwise every request would pick the same faulty task.
+                // Skip the faulty task for a while; otherwise every request would pick it again.
                 (Err(error), Some(task)) if error.is_row_local() && !error.may_retry() => {
                     self.row_backoff.defer("task", task, &error);
                 }
@@ -120,8 +122,8 @@ impl Store {
         Ok(LeaseReply::Granted { lease: fence.lease, grant })
     }
 
-    /// Running -> ready. It does not count as a loss. A repeated request gets the same reply until the task is granted
-    /// again.
+    /// Moves a running task back to ready when its runner releases it. This does not count as a loss. A repeated
+    /// request gets the same reply until the task is granted again.
     pub async fn release(&self, runner: &RunnerId, ask: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
@@ -145,9 +147,9 @@ impl Store {
         Ok((FenceReply::Committed, vec![Hint::TaskReady]))
     }
 
-    /// Takes a task from a runner that cannot drive it (a step that it cannot read, or that is illegal). It counts as a
-    /// loss, because another runner, or another version, may be able to; the reason is kept, so that a task that no
-    /// runner can drive fails with the reason and not only with a count.
+    /// Takes a task back from a runner that cannot continue it, because the runner cannot read a step or a step is
+    /// illegal. This counts as a loss, because another runner, or another version, may be able to continue. The reason
+    /// is stored, so that a task that no runner can continue fails with this reason and not only with a count.
     pub async fn abandon(&self, runner: &RunnerId, ask: &Abandon) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence)) else {
@@ -161,7 +163,8 @@ impl Store {
     }
 }
 
-/// Records the job that a task waits for, and returns why the job is pending. `None` if it is not pending any more.
+/// Records the job that a task waits for, and returns why the job is pending. `None` if the job is not pending any
+/// more.
 async fn wait_for_job(connection: &mut PgConnection, task: TaskId, job: JobId) -> Result<Option<String>, StoreError> {
     let placement = sqlx::query_scalar!(
         r#"update tasks set waits_for = jobs.id from jobs

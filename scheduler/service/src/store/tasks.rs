@@ -1,4 +1,5 @@
-//! The task row under its lock. Every fenced write reads it first, and only [`move_task`] changes a task's state.
+//! Task rows, read under a row lock. Every fenced write locks the row of its task first, and only [`move_task`] changes
+//! a task's state.
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId, TaskKey, TaskNumber};

@@ -54,7 +54,7 @@ fn unsigned(n: i32) -> u32 {
 }
 
 impl Store {
-    /// Tasks in a state (`None`: in any), newest first.
+    /// Tasks in the given state (`None`: in any state), newest first.
     pub async fn list_tasks(&self, state: Option<TaskState>, limit: i64) -> Result<Vec<TaskSummary>, StoreError> {
         let rows = sqlx::query_as!(
             SummaryRow,
@@ -86,7 +86,8 @@ impl Store {
         .doing("reading a task")?;
         let Some(summary) = summary else { return Ok(None) };
         let row = sqlx::query!(
-            // The reason of a waiting task is its pending job's: that changes without a write to the task's row.
+            // A task that waits for a pending job shows the job's reason, which changes without a write to the task's
+            // row.
             r#"select spec as "spec: Json<TaskSpec>",
                       coalesce((select case placement when '' then 'waits for free capacity on a node' else placement end
                                 from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued'), reason) as "reason!",

@@ -1,8 +1,8 @@
-//! The memory estimate of a model on the GPUs that NVML lists, by the computation that a load uses for its layout.
+//! Memory estimate of a model on the GPUs that NVML lists, calculated in the same way as when the model is loaded.
 //!
-//! No GPU is opened: that would take memory of the GPU in question, and only a build for GPUs could. The GPUs' speeds
-//! are therefore unknown, and a model that needs several is laid out as if they were equally fast, the one with the
-//! most free memory first; a load puts the fastest first.
+//! No GPU is opened, because opening a GPU takes some of its memory and needs a build with GPU support. The GPUs'
+//! speeds are therefore unknown: a model that needs several GPUs is laid out as if all were equally fast, starting with
+//! the GPU that has the most free memory. A real load starts with the fastest GPU.
 
 use std::path::Path;
 
@@ -22,11 +22,12 @@ use crate::output;
 /// The estimate on one GPU, or on several together.
 #[derive(Serialize)]
 pub struct GpuPlacement {
-    /// The estimate of the layout that a load would choose, term by term, or why no layout is possible.
+    /// Text: the estimate for the layout that a load would choose, term by term, or the reason why no layout is
+    /// possible.
     pub sum: String,
-    /// `None` if no layout is possible and there is no single estimate.
+    /// Terms of the estimate. `None` if no layout is possible and there is no single estimate, as with several GPUs.
     pub terms: Option<MemoryTerms>,
-    /// The share of each GPU, if there are several.
+    /// Layers and memory on each GPU; empty if there is only one GPU.
     pub shares: Vec<LayerShare>,
 }
 
@@ -40,7 +41,7 @@ pub struct LayerShare {
     available: u64,
 }
 
-/// The placements on each GPU alone, then on all of them together.
+/// Returns the placement on each GPU alone, then the placement split over all GPUs.
 pub fn placements(
     devices: &[Device],
     path: &Path,

@@ -14,9 +14,9 @@ use crate::backend::cpu::simd::{LANES, Lanes, add_lanes, exp, multiply_add, tanh
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
 use crate::kv::{BLOCK, KvView};
 
-/// Query rows that share a pass over keys and values: their sums stay in registers.
+/// Number of query rows that share one pass over keys and values; few enough that their sums stay in registers.
 const QUERY_ROWS: usize = 4;
-/// Vectors of a head's dimension that are summed in one pass over the KV blocks.
+/// Number of [`LANES`]-wide vectors of a head that are summed in one pass over the KV blocks.
 const HEAD_CHUNKS: usize = 8;
 /// Number of multiply-adds below which one thread is faster than the pool.
 const MIN_PARALLEL_MULTIPLY_ADDS: usize = 1 << 16;
@@ -31,7 +31,7 @@ pub struct AttentionParams {
     pub past: usize,
     /// Number of new positions; their keys and values are already in the cache.
     pub new: usize,
-    /// Factor of every query-key product.
+    /// Factor applied to every query-key product.
     pub scale: f32,
     /// Soft cap of the scores: score becomes cap x tanh(score / cap).
     pub softcap: Option<f32>,
@@ -47,17 +47,17 @@ impl AttentionParams {
     }
 }
 
-/// One sequence's queries and cache.
+/// Queries and cached keys and values of one sequence.
 #[derive(Clone, Copy)]
 pub struct AttentionInput<'a> {
-    /// (new, heads, head dim).
+    /// Query vectors of the new positions, (new, heads, head dim).
     pub queries: &'a [f32],
     pub kv: KvView<'a>,
     pub params: AttentionParams,
 }
 
-/// Attention of all sequences in one parallel region: (all new positions, heads, head dim), one sequence after the
-/// other.
+/// Computes the attention of all sequences in one parallel region. The result is (all new positions, heads, head dim),
+/// one sequence after the other.
 pub fn attend(inputs: &[AttentionInput<'_>]) -> Vec<f32> {
     let mut out = vec![0.0; inputs.iter().map(|input| input.queries.len()).sum()];
     let slots = DisjointSlice::new(&mut out);
@@ -101,13 +101,14 @@ pub fn attend(inputs: &[AttentionInput<'_>]) -> Vec<f32> {
 #[derive(Default)]
 struct Scratch {
     queries: Vec<Lanes>,
-    /// (rows, positions).
+    /// Attention scores, (rows, positions).
     scores: Vec<f32>,
-    /// (positions, rows).
+    /// Softmax weights, (positions, rows).
     weights: Vec<[f32; QUERY_ROWS]>,
 }
 
-/// Up to [`QUERY_ROWS`] rows of one head, from the new position `first` on; `out` is (rows, head dim).
+/// Attention of up to [`QUERY_ROWS`] query rows of one head. `first` is the index of the first row among the new
+/// positions; `out` is (rows, head dim).
 struct QueryBlock<'a> {
     queries: &'a [f32],
     kv: KvView<'a>,
@@ -121,7 +122,7 @@ struct QueryBlock<'a> {
 impl WithSimd for QueryBlock<'_> {
     type Output = ();
 
-    /// Everything below is inlined into this function and thus compiled for the machine's vectors.
+    /// Everything called from here is inlined into this function and thus compiled for the machine's vector width.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         match self.out.len() / self.params.head_dim {
@@ -138,7 +139,8 @@ impl QueryBlock<'_> {
         let AttentionParams { heads, kv_heads, head_dim, past, scale, .. } = self.params;
         let chunks = head_dim.div_ceil(LANES);
         let kv_head = self.head / (heads / kv_heads);
-        // Positions that any of these rows attends to, from the start of a KV block on.
+        // `begin..end` covers all positions that any of these rows attends to; `begin` is rounded down to the start of
+        // a KV block.
         let begin = self.params.first_attended(past + self.first) / BLOCK * BLOCK;
         let end = past + self.first + rows;
         let span = end - begin;
@@ -193,7 +195,8 @@ impl QueryBlock<'_> {
                 let values: &[Lanes] = self.kv.values(kv_head, from / BLOCK).as_chunks().0;
                 let weights = &weights[from - begin..span.min(from - begin + BLOCK)];
                 for (at, sums) in sums[..count].iter_mut().enumerate() {
-                    // A local copy, which cannot alias: otherwise the sums do not become vector registers.
+                    // A local copy, which cannot alias other data: otherwise the compiler does not keep the sums in
+                    // vector registers.
                     let mut own = *sums;
                     for (value, weights) in values.chunks_exact(chunks).zip(weights) {
                         let (value, weights) = (value[chunk_from + at], *weights);
@@ -269,7 +272,8 @@ mod tests {
         window: None,
     };
 
-    /// A pool with one sequence of `positions` random keys and values, and these as (position, head, head dim).
+    /// A pool with one sequence of `positions` random keys and values; also returns the keys and the values, each as
+    /// (position, head, head dim).
     fn cache(s: AttentionParams, positions: usize) -> (KvPool, SequenceKv, [Vec<f32>; 2]) {
         let shape = KvShape { layers: 1, heads: s.kv_heads, head_dim: s.head_dim };
         let mut pool = KvPool::new(shape, positions.div_ceil(BLOCK));
@@ -283,7 +287,7 @@ mod tests {
         attend(&[AttentionInput { queries, kv, params }])
     }
 
-    /// Attention by its definition, in f64.
+    /// Reference implementation of attention, in f64.
     fn reference(queries: &[f32], [keys, values]: &[Vec<f32>; 2], s: AttentionParams) -> Vec<f64> {
         let mut out = Vec::new();
         for row in 0..s.new {

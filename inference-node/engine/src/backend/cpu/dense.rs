@@ -1,8 +1,9 @@
 //! Batch-invariant GEMM with F32 matrices: every sum has a fixed order.
 //!
 //! A general GEMM chooses its blocking by the number of rows, so a row's last bits depend on the rest of the batch.
-//! Here each value is one dot product in 16 lanes, added pairwise at the end, in any batch: F32 models thus give the
-//! same text in every batch. Two rows of each side are computed at once, so that both are read half as often.
+//! Here each output value is one dot product, summed in 16 lanes that are added pairwise at the end, whatever the
+//! batch: F32 models thus give the same text in every batch. Two input rows and two weight rows are processed together,
+//! so that each is read half as often.
 
 use candle_core::{Result, Tensor};
 use pulp::{Simd, WithSimd};
@@ -10,27 +11,27 @@ use pulp::{Simd, WithSimd};
 use crate::backend::cpu::simd::{LANES, add_lanes, multiply_add, vectorised};
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
 
-/// Weight rows of one chunk of the thread pool.
+/// Number of weight rows in one chunk of work for the thread pool.
 const CHUNK_ROWS: usize = 32;
 /// Number of multiply-adds below which one thread is faster than the pool.
 const MIN_PARALLEL_MULTIPLY_ADDS: usize = 1 << 19;
 
-/// An F32 matrix; see [`Self::multiply`].
+/// An F32 weight matrix.
 pub struct Dense {
-    /// (rows, columns).
+    /// Elements in row-major order, (rows, columns).
     pub weights: Vec<f32>,
     pub rows: usize,
     pub cols: usize,
 }
 
 impl Dense {
-    /// Copies a tensor (rows, columns).
+    /// Creates a matrix from a (rows, columns) tensor.
     pub fn new(values: &Tensor) -> Result<Self> {
         let (rows, cols) = values.dims2()?;
         Ok(Self { weights: values.flatten_all()?.to_vec1()?, rows, cols })
     }
 
-    /// Product with `x`: (n, columns) -> (n, rows).
+    /// Multiplies n input vectors by the matrix: (n, columns) -> (n, rows).
     pub fn multiply(&self, x: &[f32]) -> Vec<f32> {
         let n = x.len() / self.cols.max(1);
         let mut out = vec![0.0; n * self.rows];
@@ -57,7 +58,7 @@ impl Dense {
     }
 }
 
-/// Some rows of the matrix with all rows of the input; `out` is (input rows, rows of the chunk).
+/// Product of some rows of the matrix with all input vectors; `out` is (input vectors, rows of the chunk).
 struct DenseChunk<'a> {
     x: &'a [f32],
     weights: &'a [f32],
@@ -90,7 +91,7 @@ impl WithSimd for DenseChunk<'_> {
     }
 }
 
-/// The four dot products of two rows with two rows.
+/// The four dot products of two input vectors with two weight rows.
 #[inline(always)]
 fn dots<S: Simd>(simd: S, x: [&[f32]; 2], w: [&[f32]; 2]) -> [[f32; 2]; 2] {
     let mut sums = [[[0.0; LANES]; 2]; 2];

@@ -11,8 +11,8 @@ use crate::backend::cpu::thread_pool;
 /// Number of values below which one thread is faster than the pool.
 const MIN_PARALLEL_VALUES: usize = 1 << 15;
 
-/// Calls `work` with the index of the first row and the values of consecutive rows of `width` values; on all threads if
-/// there are enough values.
+/// Splits `values` into groups of consecutive rows of `width` values, and calls `work` with the index of each group's
+/// first row and the group's values. Runs on all threads if there are enough values.
 pub fn parallel_rows(values: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
     if values.len() < MIN_PARALLEL_VALUES {
         work(0, values);
@@ -34,14 +34,14 @@ pub fn rms_norm(values: &[f32], weights: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
-/// Columns `from..from + width` of rows of `row` values.
+/// Copies the columns `from..from + width` of a matrix whose rows have `row` values.
 pub fn columns(all: &[f32], row: usize, from: usize, width: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(all.len() / row * width);
     all.chunks_exact(row).for_each(|row| out.extend_from_slice(&row[from..from + width]));
     out
 }
 
-/// Adds `values` to `to`.
+/// Adds `values` to `to`, element by element.
 pub fn add(to: &mut [f32], values: &[f32]) {
     to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
 }
@@ -109,14 +109,15 @@ impl WithSimd for GatedActivation<'_> {
     }
 }
 
-/// x / (1 + e^-x).
+/// SiLU: x / (1 + e^-x).
 #[inline(always)]
 fn silu(x: f32) -> f32 {
     let t = exp(-x.abs());
     x * (if x < 0.0 { t } else { 1.0 }) / (1.0 + t)
 }
 
-/// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): Hendrycks and Gimpel, <https://arxiv.org/abs/1606.08415>.
+/// Tanh approximation of GELU: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). Hendrycks and Gimpel,
+/// <https://arxiv.org/abs/1606.08415>.
 #[inline(always)]
 fn gelu(x: f32) -> f32 {
     const FACTOR: f32 = 0.797_884_6;

@@ -1,7 +1,7 @@
 //! The feed-forward part of a layer: one gated MLP for all tokens, or a mixture of experts with top-k routing.
 //!
-//! In a mixture each expert runs once, over the rows that are routed to it, in the order of the experts: a row's result
-//! depends on no other row. Qwen3's mixtures: <https://arxiv.org/abs/2505.09388>.
+//! In a mixture, each expert runs once per pass, over the tokens routed to it, in order of expert index: the result of
+//! a token depends on no other token. Qwen3's mixtures: <https://arxiv.org/abs/2505.09388>.
 
 use candle_core::Result;
 
@@ -17,13 +17,13 @@ pub enum FeedForward {
     Mixture(Mixture),
 }
 
-/// Gate and up projections, as the file stores them.
+/// Gate and up projections: one matrix or two, as the file stores them.
 enum GateUp {
     Separate([Linear; 2]),
     Fused(Linear),
 }
 
-/// down(activation(gate(x)) x up(x)).
+/// A gated MLP: down(activation(gate(x)) x up(x)).
 pub struct GatedMlp {
     gate_up: GateUp,
     down: Linear,
@@ -76,7 +76,7 @@ impl FeedForward {
         }
     }
 
-    /// (n, hidden) -> (n, hidden).
+    /// Computes the feed-forward network for n tokens: (n, hidden) -> (n, hidden).
     pub fn forward(&self, x: &[f32], a: &Architecture, batch_invariant: bool) -> Result<Vec<f32>> {
         match self {
             Self::Dense(mlp) => mlp.forward(x, a, batch_invariant),
@@ -112,7 +112,7 @@ impl Mixture {
     fn forward(&self, x: &[f32], a: &Architecture, batch_invariant: bool) -> Result<Vec<f32>> {
         let hidden = a.shape.hidden as usize;
         let scores = self.router.forward(x, batch_invariant)?;
-        // Rows and routing weights of each expert.
+        // For each expert, the rows routed to it, with their routing weights.
         let mut routed: Vec<Vec<(usize, f32)>> = vec![Vec::new(); self.experts.len()];
         for (row, scores) in scores.chunks_exact(self.experts.len()).enumerate() {
             for (expert, weight) in route(scores, self.used, self.normalised) {

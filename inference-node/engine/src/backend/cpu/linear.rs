@@ -1,7 +1,8 @@
 //! A linear projection on the CPU: a weight matrix in the layout of its kernel, and its bias if it has one.
 //!
-//! The layout is that of the memory estimate ([`cfq_memory::cpu_layout`]): tiles for our own kernels if the machine and
-//! the format support them, otherwise the file's blocks for candle's kernels; unquantised matrices are held as F32.
+//! The layout is the one that the memory estimate assumes ([`cfq_memory::cpu_layout`]): tiles for our own kernels if
+//! the machine and the format support them, otherwise the file's blocks for candle's kernels; unquantised matrices are
+//! held as F32.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Result, Tensor};
@@ -15,7 +16,7 @@ use crate::model::file::TensorMeta;
 pub struct Linear {
     weight: Weight,
     cols: usize,
-    /// One value per row.
+    /// Bias, one value per weight row; `None` if the projection has none.
     bias: Option<Vec<f32>>,
 }
 
@@ -29,13 +30,13 @@ pub enum StoredMatrix {
 
 enum Weight {
     Tiles(Tiles),
-    /// The file's blocks, for candle's kernels.
+    /// The file's quantised blocks, for candle's kernels.
     Blocks(QTensor),
-    /// Formats without a quantised kernel, as F32.
+    /// F32 values, for formats without a quantised kernel.
     Dense(Dense),
 }
 
-/// Capabilities of this machine's kernels.
+/// The kernels that this machine supports.
 pub fn kernels() -> CpuKernels {
     CpuKernels { tiles: tiles::available() }
 }
@@ -46,7 +47,7 @@ pub fn plan(meta: &TensorMeta, kernels: CpuKernels) -> Option<MatrixLayout> {
     cpu_layout(Matrix { format: meta.format?, rows, cols }, kernels)
 }
 
-/// candle's name of a format.
+/// candle's type for a format.
 pub fn dtype(format: Format) -> GgmlDType {
     match format {
         Format::F32 => GgmlDType::F32,
@@ -67,7 +68,8 @@ pub fn dtype(format: Format) -> GgmlDType {
     }
 }
 
-/// The tile format that [`Format::tile`] counts with.
+/// Tile format for a file format; `None` if it has no tile kernel. Must agree with [`Format::tile`], which the memory
+/// estimate uses.
 fn tile_format(format: Format) -> Option<TileFormat> {
     match format {
         Format::Q4_0 => Some(TileFormat::Q4_0),
@@ -122,7 +124,7 @@ impl Linear {
         Ok(Self { weight, cols, bias })
     }
 
-    /// Bytes of the matrix in memory.
+    /// Actual size of the matrix in memory, in bytes.
     pub fn stored_bytes(&self) -> usize {
         match &self.weight {
             Weight::Tiles(tiles) => tiles.stored_bytes(),
@@ -131,12 +133,13 @@ impl Linear {
         }
     }
 
-    /// Whether it is held and computed in F32, which makes every result batch-invariant.
+    /// Whether the matrix is held and computed in F32, which makes every result batch-invariant.
     pub fn is_f32(&self) -> bool {
         matches!(self.weight, Weight::Dense(_))
     }
 
-    /// (n, columns) -> (n, rows). With `batch_invariant`, no bit of a row depends on the number of rows.
+    /// Multiplies n input vectors by the weight matrix and adds the bias: (n, columns) -> (n, rows). With
+    /// `batch_invariant`, the result for an input vector is bit-identical for every n.
     pub fn forward(&self, x: &[f32], batch_invariant: bool) -> Result<Vec<f32>> {
         let [out] = forward_shared([self], x, batch_invariant)?;
         Ok(out)
@@ -151,7 +154,7 @@ impl Linear {
         out
     }
 
-    /// Rows of the matrix as F32, for embedding lookup.
+    /// Rows `ids` of the matrix as F32, for embedding lookup.
     pub fn embedding_rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
         let mut rows = Vec::with_capacity(ids.len() * self.cols);
         for id in ids {
@@ -177,7 +180,7 @@ impl Linear {
     }
 }
 
-/// Several projections of the same input; in one parallel region if all of them are tiles.
+/// Computes several projections of the same input; in one parallel region if all matrices are packed into tiles.
 pub fn forward_shared<const N: usize>(
     linears: [&Linear; N],
     x: &[f32],
@@ -194,7 +197,7 @@ pub fn forward_shared<const N: usize>(
             Weight::Blocks(_) | Weight::Dense(_) => None,
         })
         .collect();
-    // Quantised once for all of them.
+    // The input is quantised once for all tile matrices.
     let quantized = (!tiles.is_empty()).then(|| QuantizedInput::new(x, cols));
     let mut outs: Vec<Vec<f32>> = Vec::with_capacity(N);
     if let (Ok(all), Some(input)) = (<[&Tiles; N]>::try_from(tiles), &quantized) {
@@ -216,11 +219,12 @@ pub fn forward_shared<const N: usize>(
     outs.try_into().map_err(|_| candle_core::Error::Msg("expected one output per projection".to_owned()))
 }
 
-/// The product by candle's kernels: (n, columns) -> (n, rows).
+/// Multiplies n input vectors by a matrix with candle's kernels: (n, columns) -> (n, rows).
 fn candle_matmul(blocks: &QTensor, x: &[f32], cols: usize, batch_invariant: bool) -> Result<Vec<f32>> {
     let n = x.len() / cols;
     let (rows, _) = blocks.shape().dims2()?;
-    // A single row is passed twice, to get the kernel for several rows (GEMM) instead of the one for a vector (GEMV).
+    // A single input vector is passed twice, so that candle uses its kernel for several vectors (GEMM) and not the one
+    // for a single vector (GEMV).
     let duplicate = batch_invariant && n == 1 && has_gemv_kernel(blocks.dtype());
     let x = if duplicate {
         Tensor::from_vec([x, x].concat(), (2, cols), &Device::Cpu)?
@@ -232,7 +236,8 @@ fn candle_matmul(blocks: &QTensor, x: &[f32], cols: usize, batch_invariant: bool
     Ok(out)
 }
 
-/// Whether candle sums the product with a single row in another order than with several: its K-quants.
+/// Whether candle sums the product with a single input vector in a different order than with several: true for its
+/// K-quants.
 fn has_gemv_kernel(dtype: GgmlDType) -> bool {
     match dtype {
         GgmlDType::Q2K | GgmlDType::Q3K | GgmlDType::Q4K | GgmlDType::Q5K | GgmlDType::Q6K | GgmlDType::Q8K => true,
@@ -271,7 +276,7 @@ mod tests {
         (0..count).map(|i| ((i * step) % 1009) as f32 / 504.0 - 1.0).collect()
     }
 
-    /// The matrix, its planned layout, and its values as the file has them.
+    /// A test matrix, its planned layout, and its dequantised values.
     fn linear(format: Format, rows: usize, cols: usize, kernels: CpuKernels) -> (Linear, MatrixLayout, Vec<Vec<f32>>) {
         let values = Tensor::from_vec(numbers(rows * cols, 7919), (rows, cols), &Device::Cpu).unwrap();
         let read = QTensor::quantize(&values, dtype(format)).unwrap();
@@ -281,7 +286,8 @@ mod tests {
         (Linear::new(StoredMatrix::Quantized(read), &layout, None).unwrap(), layout, values)
     }
 
-    /// Every format and size, with and without tiles; skips tiles in `test` where this CPU has no kernel for them.
+    /// Every format and size, with and without tiles. Records the tile cases of `test` as skipped if this CPU has no
+    /// kernel for tiles.
     fn all(test: &str) -> impl Iterator<Item = (Format, usize, usize, CpuKernels)> {
         let sizes = [(256, 512), (100, 256), (192, 576)];
         let kernels = [kernels(), CpuKernels::default()];

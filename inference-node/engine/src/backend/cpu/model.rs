@@ -1,9 +1,9 @@
-//! A decoder-only transformer on the CPU, as its [`Architecture`] describes it, run as a ragged batch.
+//! A decoder-only transformer on the CPU, built from its [`Architecture`] and run on ragged batches.
 //!
 //! One forward pass takes any mix of prefill chunks and single decode tokens, each at its own position of its own
 //! sequence. Rows are computed independently: neither the rest of the batch nor the chunking of a prompt changes a bit
-//! of a row's result, as long as the kernels for the two row counts agree. With `batch_invariant`, only kernels that
-//! agree are used.
+//! of a row's result, as long as the kernels for different numbers of rows sum in the same order. With
+//! `batch_invariant`, only such kernels are used.
 
 use candle_core::{Device, Result, Tensor};
 use cfq_memory::{CpuKernels, ModelShape};
@@ -21,7 +21,7 @@ use crate::model::file::ModelFile;
 use crate::model::rope::rotate;
 use crate::model::tensors::TensorRole;
 
-/// Query, key and value projections, as the file stores them.
+/// Query, key and value projections: one matrix or three, as the file stores them.
 enum Projections {
     Separate([Linear; 3]),
     Fused(Linear),
@@ -30,7 +30,7 @@ enum Projections {
 struct Layer {
     attention_norm: Vec<f32>,
     projections: Projections,
-    /// Norms of each head of queries and keys.
+    /// Norm weights for each head of the queries and of the keys.
     head_norms: Option<[Vec<f32>; 2]>,
     output: Linear,
     post_attention_norm: Option<Vec<f32>>,
@@ -45,7 +45,7 @@ pub struct CpuModel {
     embedding: Linear,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// `None` if tied to the embedding.
+    /// Output matrix; `None` if tied to the embedding.
     output: Option<Linear>,
 }
 
@@ -62,12 +62,12 @@ impl CpuModel {
         Ok(Self { embedding, layers, norm, output, architecture })
     }
 
-    /// Shape of its KV pool.
+    /// Shape of the model's KV pool.
     pub fn kv_shape(&self) -> KvShape {
         kv_shape(&self.architecture)
     }
 
-    /// Bytes of all matrices in memory.
+    /// Actual size of all matrices in memory, in bytes.
     pub fn stored_bytes(&self) -> usize {
         self.linears().map(Linear::stored_bytes).sum()
     }
@@ -81,7 +81,8 @@ impl CpuModel {
         self.layers.iter().flat_map(Layer::linears).chain([&self.embedding]).chain(&self.output)
     }
 
-    /// Attention of every entry over its own sequence: (all tokens, heads x head dim).
+    /// Computes the attention of every batch entry over its own sequence. The result is (all new tokens, heads x head
+    /// dim).
     fn attend(
         &self,
         layer: usize,
@@ -197,7 +198,7 @@ impl ForwardModel for CpuModel {
     }
 }
 
-/// The values of a vector of the file.
+/// Elements of a tensor as a flat F32 vector.
 fn to_vec(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.flatten_all()?.to_vec1()
 }
@@ -247,7 +248,7 @@ impl Layer {
         all
     }
 
-    /// Queries, keys and values of every row.
+    /// Computes the queries, keys and values of every row.
     fn project(&self, x: &[f32], query_row: usize, key_row: usize, batch_invariant: bool) -> Result<[Vec<f32>; 3]> {
         match &self.projections {
             Projections::Separate([query, key, value]) => forward_shared([query, key, value], x, batch_invariant),

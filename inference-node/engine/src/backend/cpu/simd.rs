@@ -1,15 +1,16 @@
 //! SIMD arithmetic with a fixed order of every sum.
 //!
-//! Loops over arrays of [`LANES`] values become vector instructions if they are inlined into a function compiled for
-//! them, see [`vectorised`]. Calls into the standard library prevent that, so the few functions needed are here. The
-//! hot loops do not rely on the compiler: they call [`multiply_add`].
+//! The compiler turns loops over arrays of [`LANES`] values into vector instructions if they are inlined into a
+//! function that is compiled for the machine's vector width, see [`vectorised`]. Calls into the standard library
+//! prevent this, so exp and tanh are implemented here. The hottest loops do not rely on the compiler: they call
+//! [`multiply_add`].
 
 use pulp::{Arch, Simd, WithSimd};
 
 /// Number of f32 lanes of a vector; head vectors in the KV cache are zero-padded to a multiple of it.
 pub const LANES: usize = 16;
 
-/// One vector.
+/// One vector of [`LANES`] values.
 pub type Lanes = [f32; LANES];
 
 /// Runs `work` compiled for the widest vectors of this machine. `work` fixes the order of its sums itself, so the
@@ -41,7 +42,7 @@ pub fn add_lanes(lanes: Lanes) -> f32 {
 /// x = n ln 2 + r with |r| <= ln 2 / 2: 2^n goes into the exponent bits, e^r is the polynomial of Cephes' expf.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    // Below this the result would be subnormal.
+    // Below -87 the result would be subnormal.
     let x = if x > -87.0 { x } else { -87.0 };
     // Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;

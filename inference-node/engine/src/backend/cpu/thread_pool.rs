@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 /// How long an idle worker spins before it sleeps: longer than the gap between two regions of a step.
 const SPIN_DURATION: Duration = Duration::from_micros(200);
-/// Spins between two clock reads of an idle worker, or between two yields of a waiting caller.
+/// Number of spins between two clock reads of an idle worker, or between two yields of a waiting caller.
 const SPINS_PER_CHECK: u32 = 64;
-/// Chunks per thread: enough to even out a slow thread, few enough that claiming them costs nothing.
+/// Number of chunks per thread: enough to compensate for a slow thread, few enough that claiming them takes negligible
+/// time.
 const CHUNKS_PER_THREAD: usize = 4;
 
 /// A value on its own cache line, so that threads polling it are not slowed by writes to its neighbours.
@@ -28,9 +29,9 @@ struct CachePadded<T>(T);
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
 struct ThreadPool {
-    /// Number of chunks of the current region in the high half, the next unclaimed one in the low half.
+    /// High half: number of chunks of the current region. Low half: index of the next unclaimed chunk.
     ticket: CachePadded<AtomicU64>,
-    /// Number of finished chunks.
+    /// Number of finished chunks of the current region.
     done: CachePadded<AtomicUsize>,
     /// The current region's function; valid while the region has unfinished chunks.
     work: UnsafeCell<Option<*const Work<'static>>>,
@@ -38,7 +39,7 @@ struct ThreadPool {
     sleepers: AtomicUsize,
     sleep_lock: Mutex<()>,
     wake: Condvar,
-    /// Held during a region: the regions of two models run one after the other.
+    /// Held while a region runs: the regions of two models run one after the other.
     region_lock: Mutex<()>,
     threads: usize,
 }
@@ -53,7 +54,7 @@ unsafe impl Send for ThreadPool {}
 fn pool() -> &'static ThreadPool {
     static POOL: OnceLock<&'static ThreadPool> = OnceLock::new();
     POOL.get_or_init(|| {
-        // rayon's thread count (RAYON_NUM_THREADS), as everything else that computes in this process uses.
+        // rayon's thread count (RAYON_NUM_THREADS), which all other computation in this process also uses.
         let threads = rayon::current_num_threads().max(1);
         let pool: &'static ThreadPool = Box::leak(Box::new(ThreadPool {
             ticket: CachePadded(AtomicU64::new(0)),
@@ -69,7 +70,7 @@ fn pool() -> &'static ThreadPool {
         for at in 1..threads {
             let spawned = std::thread::Builder::new().name(format!("compute-{at}")).spawn(|| pool.worker_loop());
             if let Err(error) = spawned {
-                // The other threads take its chunks.
+                // The other threads compute the chunks instead.
                 tracing::warn!(%error, "a compute thread did not start");
             }
         }
@@ -92,8 +93,8 @@ thread_local! {
     static IN_REGION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `work` once for each of 0..`chunks`, on all threads, and returns when all are done. A panic in a chunk panics
-/// here.
+/// Calls `work` once for each of 0..`chunks`, on all threads, and returns when all are done. If a chunk panics, this
+/// function panics.
 pub fn run(chunks: usize, work: &Work<'_>) {
     if chunks <= 1 || threads() == 1 || IN_REGION.get() || u32::try_from(chunks).is_err() {
         (0..chunks).for_each(work);
@@ -167,7 +168,7 @@ impl ThreadPool {
         assert!(!panicked, "a chunk of a parallel region panicked");
     }
 
-    /// Claims a chunk and runs it. False if all are claimed.
+    /// Claims the next chunk and runs it. Returns false if all chunks are already claimed.
     fn run_next_chunk(&self) -> bool {
         let mut ticket = self.ticket.0.load(Ordering::Acquire);
         loop {
@@ -214,7 +215,8 @@ impl ThreadPool {
             if spins.is_multiple_of(SPINS_PER_CHECK)
                 && idle_since.get_or_insert_with(Instant::now).elapsed() > SPIN_DURATION
             {
-                // Counted before the last check: a region that is published after that check sees the sleeper.
+                // Counted as a sleeper before the last check for work: a region that is published after that check sees
+                // the sleeper and wakes it.
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
                 let mut guard = self.sleep_lock.lock().unwrap_or_else(PoisonError::into_inner);
                 while self.is_idle() {

@@ -41,7 +41,7 @@ impl<'a> WeightReader<'a> {
         }
     }
 
-    /// A matrix of the file; for an expert, its part of the tensor that holds all experts.
+    /// Reads a matrix of the file; for an expert in a GGUF file, its part of the tensor that holds all experts.
     fn read_matrix(&mut self, role: TensorRole, layer: u64, meta: &TensorMeta) -> Result<StoredMatrix> {
         let name = self.architecture.tensor_name(self.file, role, layer);
         let (ModelFile::Gguf(header), Some(reader), Some(expert)) = (self.file, &mut self.reader, role.expert()) else {
@@ -56,14 +56,14 @@ impl<'a> WeightReader<'a> {
         own.read(reader, header.content.tensor_data_offset, &Device::Cpu).map(StoredMatrix::Quantized)
     }
 
-    /// A projection of the CPU forward pass, with its bias if the file has one.
+    /// Reads a projection for the CPU forward pass, with its bias if the file has one.
     pub fn linear(&mut self, role: TensorRole, bias: Option<TensorRole>, layer: u64) -> Result<Linear> {
         let kernels = self.kernels;
         let (stored, layout, bias) = self.matrix(role, bias, layer, |meta| plan(meta, kernels))?;
         Linear::new(stored, &layout, bias)
     }
 
-    /// A matrix as stored, the layout that `plan` gives it, and its bias if the file has one.
+    /// Reads a matrix as stored. Also returns the layout that `plan` chooses for it, and its bias if the file has one.
     pub fn matrix(
         &mut self,
         role: TensorRole,
@@ -90,7 +90,7 @@ impl<'a> WeightReader<'a> {
         }
     }
 
-    /// A norm's weights, with the architecture's offset added.
+    /// Reads a norm's weights and adds the architecture's offset.
     pub fn norm(&mut self, role: TensorRole, layer: u64) -> Result<Tensor> {
         let name = self.architecture.tensor_name(self.file, role, layer);
         let weights = self.vector(&name)?;

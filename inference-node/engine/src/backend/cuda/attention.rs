@@ -1,6 +1,7 @@
-//! Paged attention as a custom candle operation: attention by its definition on the CPU, our own kernel on a GPU.
+//! Paged attention as a custom candle operation: a direct implementation on the CPU, our own kernel on a GPU.
 //!
-//! The CPU implementation serves to test the code around the kernel on machines without a GPU, and the kernel itself.
+//! The CPU implementation is the reference for tests of the kernel, and it allows the code around the kernel to be
+//! tested on machines without a GPU.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
 
@@ -8,19 +9,19 @@ use crate::backend::cuda::paged_kv::LayerPages;
 use crate::backend::cuda::pass::{AttentionShape, Pass, PassIndices, SequenceSpan, contiguous};
 use crate::kv::BLOCK;
 
-/// Attention of the rows of a pass in one layer.
+/// Attention of all rows of a pass in one layer.
 pub struct PagedAttention<'a> {
     pub shape: AttentionShape,
     pub pass: &'a Pass,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read by the CUDA kernel"))]
     pub indices: &'a PassIndices,
-    /// Whether sequences must not be split along the KV length, which changes the order of sums.
+    /// If true, sequences are not split along the KV length, because a split changes the order of sums.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read by the CUDA kernel"))]
     pub batch_invariant: bool,
 }
 
 impl PagedAttention<'_> {
-    /// (rows, heads, head dim) -> (rows, heads, head dim), in F32.
+    /// Computes attention in F32: queries (rows, heads, head dim) -> outputs of the same shape.
     pub fn apply(&self, queries: &Tensor, pages: &LayerPages) -> Result<Tensor> {
         queries.apply_op3_no_bwd(&pages.keys, &pages.values, self)
     }

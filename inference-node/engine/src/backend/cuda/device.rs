@@ -6,32 +6,33 @@
 use candle_core::Device;
 use cfq_memory::GpuCapacity;
 
-/// One opened GPU.
+/// An opened GPU.
 #[derive(Debug, Clone)]
 pub struct Gpu {
-    /// The N of `cuda:N`, chosen by the caller.
+    /// Number N in the GPU's id `cuda:N`, chosen by the caller.
     pub index: usize,
     /// Marketing name, from the driver.
     pub name: String,
-    /// NVML's UUID, if the caller could match it.
+    /// UUID that NVML reports; `None` if the caller could not match this GPU with one of NVML's.
     pub uuid: Option<String>,
     /// candle's device.
     pub device: Device,
-    /// Bytes of memory that were free when it was opened.
+    /// Memory that was free when the GPU was opened, in bytes.
     pub free: u64,
     /// Measured bandwidth of a copy within the GPU, in bytes per second; for ranking GPUs.
     pub bandwidth: f64,
-    /// Measured overhead of earlier loads of the model at hand, in per mille of its weights; 0 if there is none.
+    /// Memory overhead measured in earlier loads of the model that is about to be loaded, in per mille of its weights;
+    /// 0 if it was never measured.
     pub overhead_per_mille: u64,
 }
 
 impl Gpu {
-    /// `cuda:N`.
+    /// Id of the GPU: `cuda:N`.
     pub fn id(&self) -> String {
         format!("cuda:{}", self.index)
     }
 
-    /// Memory available to one of `share_of` models.
+    /// Capacity for one model if `share_of` models share the GPU's free memory equally.
     pub fn capacity(&self, share_of: u64) -> GpuCapacity {
         GpuCapacity {
             free: self.free / share_of.max(1),
@@ -41,12 +42,12 @@ impl Gpu {
     }
 }
 
-/// A GPU in CUDA's numbering.
+/// Identifies a GPU in CUDA's numbering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaDeviceId {
-    /// CUDA's ordinal.
+    /// CUDA's number of the GPU.
     pub ordinal: usize,
-    /// The 16 bytes of its UUID, if the driver reports it.
+    /// UUID of the GPU; `None` if the driver does not report it.
     pub uuid: Option<[u8; 16]>,
 }
 
@@ -65,7 +66,7 @@ pub enum CudaUnavailable {
          {package} and add its folder to LD_LIBRARY_PATH"
     )]
     NoLibrary {
-        /// For example `cuBLAS`.
+        /// Name of the library, for example `cuBLAS`.
         library: &'static str,
         /// The PyPI package that ships it.
         package: &'static str,
@@ -78,7 +79,7 @@ pub enum CudaUnavailable {
     NoSuchGpu {
         /// The requested N of `cuda:N`.
         index: usize,
-        /// The visible ones.
+        /// Indices of the GPUs that this process sees.
         seen: Vec<usize>,
     },
     /// A driver call failed.
@@ -90,8 +91,8 @@ fn listed(indices: &[usize]) -> String {
     indices.iter().map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(" and ")
 }
 
-/// Whether an error means that GPU memory ran out. The errors of the driver, cuBLAS and cuRAND have only these names in
-/// common.
+/// Whether an error means that GPU memory ran out. The error text is searched for these names, because the errors of
+/// the driver, cuBLAS and cuRAND have no common type.
 pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
     let text = error.to_string();
     ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CURAND_STATUS_ALLOCATION_FAILED"]

@@ -37,7 +37,8 @@ pub fn open(ordinal: usize, index: usize, uuid: Option<String>) -> std::result::
 }
 
 fn try_open(ordinal: usize, index: usize, uuid: Option<String>) -> Result<Gpu> {
-    // An explicit stream: the default one differs per thread, and models are loaded by one thread and run by another.
+    // An explicit stream, because the default stream differs per thread, and models are loaded by one thread and run by
+    // another.
     let device = Device::new_cuda_with_stream(ordinal)?;
     let cuda = device.as_cuda_device()?;
     let context = cuda.cuda_stream().context().clone();
@@ -46,7 +47,7 @@ fn try_open(ordinal: usize, index: usize, uuid: Option<String>) -> Result<Gpu> {
     unsafe {
         cuda.disable_event_tracking();
     }
-    // A GPU without memory for the measurement ranks last.
+    // A GPU with too little free memory for the measurement ranks last.
     let bandwidth = copy_bandwidth(&device).unwrap_or(1.0);
     device.synchronize()?;
     keep_freed_memory(&context)?;
@@ -97,7 +98,7 @@ pub fn memory(device: &Device) -> Option<(u64, u64)> {
     Some((free as u64 + pooled_bytes(&context).unwrap_or(0), total as u64))
 }
 
-/// Bytes of the GPU's memory that this process holds in its pool but does not use.
+/// GPU memory that this process holds in its pool but does not use, in bytes.
 fn pooled_bytes(context: &CudaContext) -> Option<u64> {
     let read = |attribute| {
         let mut bytes = 0u64;
@@ -130,7 +131,8 @@ fn copy_bandwidth(device: &Device) -> Result<f64> {
     Ok(best)
 }
 
-/// Checks for the driver and the libraries without which candle panics; searches for the libraries if they are missing.
+/// Checks for the driver and the libraries without which candle panics; if a library is missing, first tries to load it
+/// from other folders.
 fn check_libraries() -> std::result::Result<(), CudaUnavailable> {
     // SAFETY: the calls load NVIDIA's libraries by name and run their initialisers.
     #[allow(unsafe_code)]
@@ -155,8 +157,8 @@ fn check_libraries() -> std::result::Result<(), CudaUnavailable> {
     }
 }
 
-/// Loads CUDA's libraries from the folders of Python packages and toolkits, outside the system's search path. Once
-/// loaded, `dlopen` finds them by their bare names.
+/// Loads CUDA's libraries from the folders of Python packages and toolkits, which are outside the system's search path.
+/// Once loaded, `dlopen` finds them by their bare names.
 fn preload_libraries() {
     #[allow(unsafe_code)]
     unsafe extern "C" {
@@ -164,7 +166,7 @@ fn preload_libraries() {
     }
     const RTLD_NOW_GLOBAL: c_int = 0x2 | 0x100;
     let folders = library_folders();
-    // libcublas depends on libcublasLt, which comes first.
+    // libcublasLt comes first, because libcublas depends on it.
     for stem in ["libcublasLt.so", "libcublas.so", "libcurand.so"] {
         let mut candidates: Vec<PathBuf> = folders
             .iter()
@@ -172,7 +174,7 @@ fn preload_libraries() {
             .map(|entry| entry.path())
             .filter(|path| path.file_name().and_then(|n| n.to_str()).is_some_and(|name| name.starts_with(stem)))
             .collect();
-        // The newest version first.
+        // Tries the newest version first.
         candidates.sort_by(|a, b| b.file_name().cmp(&a.file_name()));
         let opened = candidates.iter().find(|path| {
             let Ok(path) = CString::new(path.as_os_str().as_encoded_bytes()) else { return false };
@@ -186,7 +188,7 @@ fn preload_libraries() {
     }
 }
 
-/// The folders `nvidia/*/lib` of Python packages, and those of CUDA toolkits.
+/// Library folders of CUDA toolkits, and the folders `nvidia/*/lib` of Python packages.
 fn library_folders() -> Vec<PathBuf> {
     let entries = |folder: PathBuf| {
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()

@@ -1,7 +1,7 @@
 //! The feed-forward part of a layer on candle tensors; see [`crate::backend::cpu::feed_forward`].
 //!
-//! Routing runs on the CPU, so each layer of a mixture waits for the router scores from the GPU. The weights of experts
-//! without rows are not read.
+//! Routing runs on the CPU, so each layer of a mixture waits for the router scores from the GPU. Experts to which no
+//! row is routed are skipped, so their weights are not read.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::ops::silu;
@@ -23,7 +23,7 @@ enum GateUp {
     Fused(CudaLinear),
 }
 
-/// down(activation(gate(x)) x up(x)).
+/// A gated MLP: down(activation(gate(x)) x up(x)).
 pub struct GatedMlp {
     gate_up: GateUp,
     down: CudaLinear,
@@ -70,7 +70,7 @@ impl FeedForward {
         }
     }
 
-    /// (n, hidden) -> (n, hidden).
+    /// Computes the feed-forward network for n tokens: (n, hidden) -> (n, hidden).
     pub fn forward(&self, x: &Tensor, a: &Architecture, batch_invariant: bool) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.forward(x, a, batch_invariant),
@@ -106,7 +106,7 @@ impl GatedMlp {
 impl Mixture {
     fn forward(&self, x: &Tensor, a: &Architecture, batch_invariant: bool) -> Result<Tensor> {
         let scores: Vec<Vec<f32>> = self.router.forward(x, batch_invariant)?.to_dtype(DType::F32)?.to_vec2()?;
-        // Rows and routing weights of each expert.
+        // For each expert, the rows routed to it, with their routing weights.
         let mut routed = vec![(Vec::new(), Vec::new()); self.experts.len()];
         for (row, scores) in (0u32..).zip(&scores) {
             for (expert, weight) in route(scores, self.used, self.normalised) {

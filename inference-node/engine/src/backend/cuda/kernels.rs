@@ -1,4 +1,4 @@
-//! Launching the CUDA kernels of paged.cu.
+//! Launches the CUDA kernels of paged.cu.
 //!
 //! All work on one device goes through one stream, in order.
 
@@ -13,15 +13,15 @@ use crate::kv::{BLOCK, KvShape};
 
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/paged.ptx"));
 const MODULE: &str = "cfq_paged";
-/// Threads of a thread block: THREADS in paged.cu.
+/// Number of threads in a thread block; must equal THREADS in paged.cu.
 const THREADS: u32 = 128;
 /// Shared memory that a kernel may use without opting in to more, in bytes.
 const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
-/// Parameters of the layer's attention, the pass, its indices on the device, and whether the result must be
-/// batch-invariant.
+/// Arguments of [`attend`]: parameters of the layer's attention, the pass, its indices on the device, and whether the
+/// result must be batch-invariant.
 pub type AttendArgs<'a> = (AttentionShape, &'a Pass, &'a PassIndices, bool);
-/// The pass, its indices on the device, and the shape of the KV cache.
+/// Arguments of [`write()`]: the pass, its indices on the device, and the shape of the KV cache.
 pub type WriteArgs<'a> = (&'a Pass, &'a PassIndices, KvShape);
 
 fn uints(storage: &Storage) -> Result<&CudaSlice<u32>> {
@@ -64,12 +64,12 @@ fn launch<T: CudaDType + DeviceRepr>(
     let (keys, values) = (keys.as_cuda_slice::<T>()?, values.as_cuda_slice::<T>()?);
     let ((tables, _), (tile_list, _)) = (indices.page_tables.storage_and_layout(), indices.tiles.storage_and_layout());
     let (tables, tile_list) = (uints(&tables)?, uints(&tile_list)?);
-    // Query heads that share a KV head share a thread block, up to its number of queries.
+    // Up to QUERIES query heads that share a KV head are computed by the same thread block.
     let group = (heads / kv_heads).min(QUERIES);
     let groups = (heads / kv_heads).div_ceil(group);
     let longest = pass.sequences.iter().map(|span| span.past + span.new).max().unwrap_or(0);
     let blocks = longest.div_ceil(BLOCK).max(1);
-    // A split of fewer than four blocks is not worth its partial sums.
+    // A KV split of fewer than four blocks is not worth the cost of combining partial sums.
     let max_splits = if batch_invariant { 1 } else { blocks.div_ceil(4).max(1) };
     let splits = TARGET_THREAD_BLOCKS.div_ceil((tiles * kv_heads * groups).max(1)).clamp(1, max_splits);
     let blocks_per_split = blocks.div_ceil(splits);
@@ -80,7 +80,7 @@ fn launch<T: CudaDType + DeviceRepr>(
         129..=256 => 8,
         _ => candle_core::bail!("the attention kernel supports head dimensions up to 256, not {head_dim}"),
     };
-    // SAFETY: the kernels write every value of both buffers that is read.
+    // SAFETY: the kernels write every value of both buffers before it is read.
     #[allow(unsafe_code)]
     let (out, partials) = unsafe {
         let partials = if splits == 1 { 1 } else { rows * heads * splits * (head_dim + 2) };
@@ -124,7 +124,7 @@ fn launch<T: CudaDType + DeviceRepr>(
     Ok(CudaStorage::wrap_cuda_slice(out, device.clone()))
 }
 
-/// Writes new keys or values into their slots.
+/// Writes new keys or values (`rows`) into their slots in `pages`.
 pub fn write(op: WriteArgs<'_>, pages: &mut CudaStorage, rows: &CudaStorage, layout: &Layout) -> Result<()> {
     match pages.dtype() {
         DType::F16 => write_as::<f16>(op, "write_f16", pages, rows, layout),

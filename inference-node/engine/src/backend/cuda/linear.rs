@@ -20,7 +20,7 @@ pub struct CudaLinear {
 
 enum Weight {
     Blocks(Arc<QTensor>),
-    /// (rows, columns).
+    /// Unquantised matrix, (rows, columns).
     Dense(Tensor),
 }
 
@@ -59,7 +59,7 @@ impl CudaLinear {
         Ok(Self { weight, bias })
     }
 
-    /// Bytes of the matrix in memory.
+    /// Actual size of the matrix in memory, in bytes.
     pub fn stored_bytes(&self) -> usize {
         match &self.weight {
             Weight::Blocks(blocks) => blocks.storage_size_in_bytes(),
@@ -67,8 +67,9 @@ impl CudaLinear {
         }
     }
 
-    /// (n, columns) -> (n, rows). With `batch_invariant`, rows are computed one by one, since kernels for several rows
-    /// sum in another order.
+    /// Multiplies n input vectors by the weight matrix and adds the bias: (n, columns) -> (n, rows). With
+    /// `batch_invariant`, each input vector is multiplied separately, because kernels for several vectors sum in a
+    /// different order.
     pub fn forward(&self, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
         let rows = x.dim(0)?;
         let out = if batch_invariant && rows > 1 {
@@ -91,7 +92,7 @@ impl CudaLinear {
         }
     }
 
-    /// Rows of the matrix as F32, for embedding lookup.
+    /// Rows `ids` of the matrix as F32, for embedding lookup.
     pub fn embedding_rows(&self, ids: &Tensor) -> Result<Tensor> {
         match &self.weight {
             Weight::Blocks(blocks) => blocks.embedding(ids),

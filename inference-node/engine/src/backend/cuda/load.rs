@@ -1,4 +1,5 @@
-//! Loading a model onto GPUs: lay it out, load the weights, allocate the KV pool, or refuse with the arithmetic.
+//! Loading a model onto GPUs: assigns the layers to GPUs, loads the weights and allocates the KV pool. If the model
+//! does not fit, the error states the memory it needs, term by term, and the memory available.
 
 use std::path::{Path, PathBuf};
 
@@ -18,37 +19,40 @@ use crate::load_error::{EngineLimits, LoadError};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 
-/// Largest head dimension that the attention kernel's registers hold.
+/// Largest head dimension that the attention kernel supports; its registers hold no more.
 const MAX_HEAD_DIM: u64 = 256;
 
 /// Memory a model takes on one GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuAllocation {
-    /// [`Gpu::index`].
+    /// Index of the GPU ([`Gpu::index`]).
     pub gpu: usize,
-    /// Total, as estimated.
+    /// Total memory, as estimated before the load.
     pub bytes: u64,
-    /// The part that the load does not allocate: scratch memory of passes and the driver's own.
+    /// Part of `bytes` that the load itself does not allocate: scratch memory of forward passes, and the reserve for
+    /// the driver.
     pub later: u64,
-    /// The part for weights.
+    /// Part of `bytes` for the weights, as estimated before the load.
     pub weights: u64,
-    /// The part added for the measured overhead of earlier loads.
+    /// Part of `bytes` added for the overhead measured in earlier loads.
     pub overhead: u64,
 }
 
 impl GpuAllocation {
-    /// Bytes that the weights took, if the whole load took `bytes`: tables and pool are one allocation each and take
-    /// exactly the predicted bytes.
+    /// Bytes that the weights actually took, given that the whole load took `bytes`. Tables and KV pool are assumed to
+    /// take exactly the predicted bytes, because each is a single allocation.
     pub fn measured_weights(&self, bytes: u64) -> u64 {
         let rest = self.bytes.saturating_sub(self.later + self.weights + self.overhead);
         bytes.saturating_sub(rest)
     }
 }
 
-/// Lays a model out over GPUs with the given capacities, without opening one. `gpus` names them in errors.
+/// Assigns the layers of a model to GPUs with the given capacities, without opening a GPU. `gpus` is the list of the
+/// GPUs for error messages.
 ///
 /// # Errors
-/// [`LoadError::NoGpuLayout`] with the arithmetic, [`LoadError::CpuOnly`], or the file's header error.
+/// [`LoadError::NoGpuLayout`] with the memory needed and the memory available, [`LoadError::CpuOnly`], or an error of
+/// the file's header.
 pub fn fit_on_gpus(
     path: &Path,
     gpus: &str,
@@ -62,7 +66,7 @@ pub fn fit_on_gpus(
 /// Memory estimate of a model on these GPUs.
 ///
 /// # Errors
-/// As [`fit_on_gpus`].
+/// The errors of [`fit_on_gpus`].
 pub fn estimate_on_gpus(path: &Path, gpus: &[Gpu], limits: EngineLimits) -> Result<MemoryEstimate, LoadError> {
     let (file, architecture) = read_for_gpus(path)?;
     Ok(lay_out_on(&file, &architecture, gpus, 1, limits)?.estimate)
@@ -71,7 +75,7 @@ pub fn estimate_on_gpus(path: &Path, gpus: &[Gpu], limits: EngineLimits) -> Resu
 /// Reads a model's header and architecture.
 ///
 /// # Errors
-/// [`LoadError::CpuOnly`] if no GPU forward pass runs the architecture; the file's header error.
+/// [`LoadError::CpuOnly`] if no GPU forward pass runs the architecture, or an error of the file's header.
 pub fn read_for_gpus(path: &Path) -> Result<(ModelFile, Architecture), LoadError> {
     let file = ModelFile::read(path)?;
     if CandleTransformersConfig::read(&file)?.is_some() {
@@ -100,7 +104,8 @@ fn lay_out_on(
     lay_out(file, architecture, &ids(gpus.iter()), &capacities, limits.max_sequences, !needs_f32(gpus))
 }
 
-/// The one layout calculation, for loads and for `cfq models fit`. `halves` is false on candle's CPU device only.
+/// Calculates the layout, for loads and for `cfq models fit` alike. `halves`: whether F16 and BF16 matrices keep their
+/// precision; false only on candle's CPU device.
 fn lay_out(
     file: &ModelFile,
     architecture: &Architecture,
@@ -121,7 +126,7 @@ fn lay_out(
     })
 }
 
-/// A model on GPUs with an empty KV pool.
+/// A model loaded onto GPUs, with an empty KV pool.
 pub struct GpuLoad {
     pub forward: CudaModel,
     pub pool: KvPool<PagedKv>,
@@ -129,7 +134,7 @@ pub struct GpuLoad {
     pub error_context: GpuLoadError,
 }
 
-/// What an error message needs to know of a load onto GPUs.
+/// Details of a load onto GPUs, for error messages.
 pub struct GpuLoadError {
     pub path: PathBuf,
     /// The GPUs' ids joined by commas.
@@ -138,7 +143,7 @@ pub struct GpuLoadError {
 }
 
 impl GpuLoadError {
-    /// The load error for a failed GPU operation.
+    /// Converts the error of a failed GPU operation into a [`LoadError`].
     pub fn explain(self, source: candle_core::Error) -> LoadError {
         let Self { path, gpus, estimate } = self;
         if is_out_of_memory(&source) {
@@ -149,8 +154,8 @@ impl GpuLoadError {
     }
 }
 
-/// Loads the weights onto the GPUs where they fit best and allocates the KV pool. The model may take one part in
-/// `share_of` of the free memory, which is [`Gpu::free`] or what the driver reports now, whichever is less.
+/// Loads the weights onto the GPUs that the layout selects and allocates the KV pool. The model may use 1/`share_of` of
+/// the free memory of each GPU. Free memory is the smaller of [`Gpu::free`] and what the driver reports now.
 ///
 /// # Errors
 /// See [`LoadError`].

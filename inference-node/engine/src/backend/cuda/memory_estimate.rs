@@ -17,35 +17,36 @@ use crate::model::gguf::HeaderError;
 use crate::model::memory_terms::{activation_shape, vector_bytes};
 use crate::model::tensors::TensorRole;
 
-/// Bytes of one key or value on a GPU: F16.
+/// Size of one element of a key or value vector on a GPU, in bytes: F16.
 pub const ELEMENT_BYTES: u64 = 2;
 /// Bytes kept free on each GPU: the driver's context, cuBLAS and its workspace, the kernels' code, the allocator's
 /// rounding. Not measured on a GPU yet.
 const RESERVE_BYTES: u64 = 768 << 20;
-/// KV tokens per sequence from which a larger pool is not worth another GPU.
+/// KV tokens per sequence that are enough: another GPU is not used only to make the KV pool larger than this.
 pub const MIN_TOKENS_PER_SEQUENCE: u64 = 8192;
 
 /// A memory estimate and the assignment of layers to GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuLayout {
-    /// Sum over all GPUs.
+    /// Memory estimate, summed over all GPUs.
     pub estimate: MemoryEstimate,
-    /// Layers and bytes of each GPU.
+    /// Layers and memory of each GPU.
     pub map: DeviceMap,
 }
 
-/// Why a model does not fit on the GPUs, with the arithmetic.
+/// Why a model does not fit on the GPUs, with the memory it needs and the memory available.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum NoGpuLayout {
-    /// It does not fit on the only GPU.
+    /// The model does not fit on the only GPU.
     #[error(transparent)]
     One(DoesNotFit),
-    /// It does not fit on the GPUs together.
+    /// The model does not fit on all GPUs together.
     #[error(transparent)]
     Several(NoDeviceMap),
 }
 
-/// Lays a model out over GPUs. `halves`: see [`super::weights::supports_half`].
+/// Assigns the layers of a model to GPUs and estimates the memory. `halves`: see [`super::weights::supports_half`]. The
+/// outer error is that of the file; the inner error says why the model does not fit.
 pub fn layout(
     file: &ModelFile,
     architecture: &Architecture,
@@ -70,7 +71,7 @@ pub fn layout(
         overhead: map.shares.iter().map(|share| share.overhead).sum(),
         tables: terms.tables.saturating_mul(used),
         kv_per_token: terms.kv_per_token,
-        // Whole blocks only.
+        // Rounded down to whole KV blocks.
         kv_tokens: map.kv_tokens / BLOCK as u64 * BLOCK as u64,
         scratch: terms.activations.saturating_mul(used),
         loading: 0,
@@ -79,7 +80,7 @@ pub fn layout(
     Ok(Ok(GpuLayout { estimate, map }))
 }
 
-/// Minimum and maximum size of the KV pool in tokens, and the size from which more is not worth another GPU.
+/// Minimum and maximum size of the KV pool in tokens, and the size that is enough (see [`MIN_TOKENS_PER_SEQUENCE`]).
 fn pool_tokens(context: u64, sequences: u32) -> (RangeInclusive<u64>, u64) {
     let sequences = u64::from(sequences.max(1));
     let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
@@ -87,8 +88,9 @@ fn pool_tokens(context: u64, sequences: u32) -> (RangeInclusive<u64>, u64) {
     (whole(MIN_POOL_TOKENS.min(context))..=whole(max), max.min(MIN_TOKENS_PER_SEQUENCE.saturating_mul(sequences)))
 }
 
-/// Lays out a model of which only the shape and the file size in bytes are known, as a typical 4-bit file: the
-/// embedding is Q4_K, the output Q6_K, and the rest of the file is spread over the layers.
+/// Assigns layers to GPUs for a model of which only the shape and the file size in bytes are known. Assumes a typical
+/// 4-bit file: the embedding is Q4_K, the output matrix Q6_K, and the rest of the file is spread evenly over the
+/// layers.
 ///
 /// # Errors
 /// If no assignment of layers fits.
@@ -112,7 +114,8 @@ pub fn lay_out_shape(
     plan_device_map(&stack, capacities, tokens, sufficient)
 }
 
-/// The bytes of each part of the model, and their sums.
+/// Sizes of the model's parts in bytes: for each layer, as input of the device map, and summed, as terms of the
+/// estimate.
 fn layer_stack(
     file: &ModelFile,
     architecture: &Architecture,
@@ -156,8 +159,8 @@ fn layer_stack(
     Ok((stack, terms))
 }
 
-/// Bytes of the activations of the largest pass, including the partial sums of sequences that are split along the KV
-/// length.
+/// Size of the activations of the largest forward pass in bytes, including the partial sums of sequences that are split
+/// along the KV length.
 fn activations(shape: &ModelShape, sequences: u64) -> u64 {
     let (rows, scored) = (MAX_PREFILL_ROWS as u64 + sequences, sequences + MAX_DRAFT_ROWS as u64);
     let vectors = (TARGET_THREAD_BLOCKS as u64).saturating_mul(2 * QUERIES as u64);
@@ -187,11 +190,11 @@ mod tests {
         let one = lay_out("llama", &[gpu(8 << 30)]).unwrap();
         let smallest = one.estimate.with_kv_tokens(MIN_POOL_TOKENS.min(512));
         assert_eq!(one.estimate.total(), one.map.shares[0].bytes);
-        // Neither GPU holds it alone.
+        // Neither GPU alone has enough memory for the model.
         let raised = GpuCapacity { overhead_per_mille: 100, ..gpu(smallest.total() - 1) };
         let two = lay_out("llama", &[raised, raised]).unwrap();
         assert_eq!(two.map.shares.len(), 2);
-        // They differ by less than a block of the pool.
+        // The sum of the shares exceeds the estimate by less than one KV block.
         let over = two.map.shares.iter().map(|share| share.bytes).sum::<u64>() - two.estimate.total();
         assert!(over < BLOCK as u64 * two.estimate.kv_per_token, "{over}");
         assert!(two.estimate.overhead > two.estimate.weights / 11, "{}", two.estimate);
@@ -212,7 +215,7 @@ mod tests {
         }
     }
 
-    /// They differ by the part of the file besides its weights: header and tokenizer.
+    /// The two estimates differ by at most the part of the file that is not weights: header and tokenizer.
     #[test]
     fn estimate_by_shape_and_size_matches_the_one_by_header() {
         for family in ["llama", "qwen2"] {
@@ -239,7 +242,7 @@ mod tests {
         };
         let (with, gathered) = scratch("qwen3-moe", true);
         let (without, _) = scratch("qwen3-moe", false);
-        // Gathered inputs, the expert's outputs, and weighted outputs.
+        // Three buffers: gathered inputs, the expert's outputs, and weighted outputs.
         assert!(with >= without + 3 * gathered, "{with} and {without}, a row of each {gathered}");
         assert_eq!(scratch("llama", true), scratch("llama", false));
     }

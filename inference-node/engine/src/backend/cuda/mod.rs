@@ -1,7 +1,7 @@
 //! The forward pass on NVIDIA GPUs: candle tensors, with keys and values in pages on the GPU.
 //!
-//! The CPU forward pass works on slices with our own kernels; a GPU needs whole tensors and few kernel launches.
-//! Both run the same [`crate::model::architecture`], and the batcher drives either. All of it except one kernel also
+//! The CPU forward pass works on slices with our own kernels; a GPU needs whole tensors and few kernel launches. Both
+//! run the same [`crate::model::architecture`], and the batcher drives either. Everything except our CUDA kernels also
 //! runs on candle's CPU device, where it is tested against the same references.
 
 mod attention;

@@ -25,7 +25,7 @@ use crate::model::file::ModelFile;
 use crate::model::rope::RopeLayout;
 use crate::model::tensors::TensorRole;
 
-/// Query, key and value projections, as the file stores them.
+/// Query, key and value projections: one matrix or three, as the file stores them.
 enum Projections {
     Separate([CudaLinear; 3]),
     Fused(CudaLinear),
@@ -56,7 +56,7 @@ pub struct CudaModel {
     embedding: CudaLinear,
     layers: Vec<Layer>,
     norm: Tensor,
-    /// On the last device; `None` if tied to the embedding, which is on the first.
+    /// Output matrix, on the last device; `None` if tied to the embedding, which is on the first device.
     output: Option<CudaLinear>,
 }
 
@@ -98,12 +98,12 @@ impl CudaModel {
 
     /// Waits until the devices have finished all launched work. Launches are asynchronous: without this, a pass would
     /// seem to take no time, the latency model would make the next passes longer and longer, and a cancellation would
-    /// only be seen after all of them.
+    /// be noticed only after all launched passes.
     fn synchronize(&self) -> Result<()> {
         self.stages.iter().try_for_each(|stage| stage.device.synchronize())
     }
 
-    /// A KV pool of `blocks` blocks; the pages of each layer are on the layer's device.
+    /// Creates a KV pool of `blocks` blocks; the pages of each layer are on the layer's device.
     pub fn pool(&self, blocks: usize, dtype: DType) -> Result<KvPool<PagedKv>> {
         let devices: Vec<Device> =
             self.stages.iter().flat_map(|stage| stage.layers.clone().map(|_| stage.device.clone())).collect();
@@ -112,7 +112,7 @@ impl CudaModel {
         Ok(KvPool::with_memory(memory, blocks))
     }
 
-    /// Bytes of all matrices in memory.
+    /// Actual size of all matrices in memory, in bytes.
     pub fn stored_bytes(&self) -> usize {
         let layers = self.layers.iter().flat_map(Layer::linears);
         layers.chain([&self.embedding]).chain(&self.output).map(CudaLinear::stored_bytes).sum()
@@ -130,7 +130,7 @@ impl CudaModel {
         Ok(PassTensors { indices: pass.indices(group, device)?, angles })
     }
 
-    /// Attention of every entry over its own sequence: (rows, heads x head dim).
+    /// Computes the attention of every batch entry over its own sequence. The result is (rows, heads x head dim).
     fn attend(
         &self,
         at: usize,
@@ -180,11 +180,11 @@ impl ForwardModel for CudaModel {
         original_context(&self.architecture)
     }
 
-    /// After any error of the driver but a lack of memory, the CUDA context is unusable.
+    /// After any driver error other than out-of-memory, the CUDA context is unusable.
     fn failure(&self, error: &candle_core::Error) -> ForwardFailure {
         match error {
             candle_core::Error::WithBacktrace { inner, .. } => self.failure(inner),
-            // Found before any launch, for example a token without an embedding.
+            // Errors found before any launch, for example a token without an embedding.
             candle_core::Error::Msg(_) => ForwardFailure::Pass,
             error if is_out_of_memory(error) => ForwardFailure::Memory,
             _ => ForwardFailure::Device,
@@ -306,7 +306,7 @@ impl Layer {
         all
     }
 
-    /// Queries, keys and values of every row.
+    /// Computes the queries, keys and values of every row.
     fn project(&self, x: &Tensor, query_row: usize, key_row: usize, batch_invariant: bool) -> Result<[Tensor; 3]> {
         match &self.projections {
             Projections::Separate([query, key, value]) => Ok([

@@ -12,7 +12,7 @@ pub fn devices() -> Result<Vec<CudaDeviceId>, CudaUnavailable> {
     Err(CudaUnavailable::NotBuilt)
 }
 
-/// Opens the GPU with CUDA's `ordinal`; `index` and `uuid` are the names it gets.
+/// Opens the GPU that has the number `ordinal` in CUDA. `index` and `uuid` are copied to the returned [`Gpu`].
 ///
 /// # Errors
 /// The driver's error.
@@ -25,7 +25,8 @@ pub fn memory(_: &Device) -> Option<(u64, u64)> {
     None
 }
 
-/// Returns the memory that this process freed but still pools on a GPU to the driver, for other programs.
+/// Gives memory back to the driver, for other programs: memory on a GPU that this process has freed but keeps in its
+/// pool.
 pub fn trim_memory_pool(_: &Device) {}
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
-// Paged attention for any mix of prefilling and decoding sequences, and the kernel that writes new rows into the pages.
+// Paged attention for any mix of prefilling and decoding sequences, and the kernel that writes new keys and values into
+// the pages.
 //
-// Pages are (block, KV head, BLOCK positions, head dim), for keys and for values. A query tile is a few consecutive new
-// positions of one sequence. One thread block computes one tile, one KV head and one KV split of the sequence: up to
-// QUERIES query vectors, the tile's positions times the query heads that share the KV head, which share every load. The
-// softmax is computed online (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867). If there are too few thread
-// blocks to fill the GPU, sequences are split along the KV length, and `combine` reduces the partial results
-// (Flash-Decoding). A query's result does not depend on the other queries of its tile.
+// Keys and values are in pages: (block, KV head, BLOCK positions, head dim). A query tile is a few consecutive new
+// positions of one sequence. One thread block computes one query tile for one KV head and one KV split of the sequence.
+// It has up to QUERIES query vectors, namely the tile's positions times the query heads that share the KV head, and
+// uses each loaded key or value for all of them. The softmax is computed online (Milakov and Gimelshein,
+// https://arxiv.org/abs/1805.02867). If there are too few thread blocks to fill the GPU, sequences are split along the
+// KV length, and `combine` reduces the partial results (Flash-Decoding). A query's result does not depend on the other
+// queries of its tile.
 //
-// Each warp owns four queries. In the products with keys a lane is a position, in the sums of values a dimension.
+// Each warp computes four query vectors. In the query-key products, each lane computes one position; in the sums of
+// values, each lane computes one dimension of every 32.
 
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
@@ -25,11 +28,11 @@ typedef unsigned int u32;
 
 struct AttentionSizes {
     u32 heads, kv_heads, head_dim;
-    // Query heads of one thread block, and how many thread blocks share a KV head.
+    // Number of query heads per thread block, and of such groups of query heads per KV head.
     u32 group, groups;
-    // KV splits of a sequence, and pages in each.
+    // Number of KV splits of a sequence, and of pages per split.
     u32 splits, blocks_per_split;
-    // Sliding window: positions a query attends to, its own included; 0: all.
+    // Sliding window: number of positions a query attends to, its own included; 0: no window.
     u32 window;
     float scale;
     // Soft cap of the scores; 0: none.
@@ -43,8 +46,8 @@ __device__ __forceinline__ float one(const __half *at) { return __half2float(*at
 __device__ __forceinline__ void put(float *at, float value) { *at = value; }
 __device__ __forceinline__ void put(__half *at, float value) { *at = __float2half(value); }
 
-// Stride of a page's rows in shared memory, in values: padded by four bytes, so that the 32 lanes hit 32 different
-// banks.
+// Stride between a page's positions in shared memory, in elements: padded by four bytes, so that the 32 lanes hit 32
+// different banks.
 template <typename T> __device__ __forceinline__ u32 padded(u32 head_dim) { return head_dim + 4 / sizeof(T); }
 
 template <typename T> __device__ __forceinline__ void load_page(T *to, const T *from, u32 head_dim) {
@@ -66,7 +69,8 @@ template <typename T> __device__ __forceinline__ void load_page(T *to, const T *
     }
 }
 
-// DIMS: dimensions per lane, at least head_dim / 32. Shared memory: QUERIES x head_dim floats, then a padded page.
+// Attention of one thread block. DIMS: dimensions per lane, at least head_dim / 32. Shared memory: the query vectors
+// (QUERIES x head_dim floats), then one padded page.
 template <typename T, int DIMS>
 __device__ void attend(const float *queries, const T *keys, const T *values, float *out, float *partials,
                        const u32 *page_tables, const uint4 *tiles, const AttentionSizes s) {
@@ -74,7 +78,7 @@ __device__ void attend(const float *queries, const T *keys, const T *values, flo
     float *own = reinterpret_cast<float *>(shared);
     T *page = reinterpret_cast<T *>(own + QUERIES * s.head_dim);
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // First row of the pass, number of rows, offset of the page table, position of the first row.
+    // Query tile: first row in the pass, number of rows, offset of the page table, position of the first row.
     const uint4 tile = tiles[blockIdx.x];
     const u32 kv_head = blockIdx.y / s.groups;
     const u32 all = s.heads / s.kv_heads, first_in_group = blockIdx.y % s.groups * s.group;
@@ -132,7 +136,7 @@ __device__ void attend(const float *queries, const T *keys, const T *values, flo
                 for (int step = 16; step > 0; step /= 2) high = fmaxf(high, __shfl_xor_sync(ALL_LANES, high, step));
                 high = fmaxf(high, highest[j]);
                 weight[j] = seen ? expf(score[j] - high) : 0.0f;
-                // No position attended so far: nothing to rescale.
+                // If no position was attended so far, there is nothing to rescale.
                 const float rescale = highest[j] == LOWEST ? 1.0f : expf(highest[j] - high);
                 float sum = weight[j];
 #pragma unroll
@@ -147,7 +151,7 @@ __device__ void attend(const float *queries, const T *keys, const T *values, flo
         load_page(page, values + from, s.head_dim);
         __syncthreads();
         if (works) {
-            // Positions beyond the last one are uninitialised and may be NaN.
+            // Values of positions beyond the last one are uninitialised and may be NaN.
             const u32 filled = min((u32)BLOCK, last + 1 - block * BLOCK);
             for (u32 key = 0; key < filled; key++) {
                 const T *value = page + key * stride;
@@ -191,7 +195,7 @@ __device__ void attend(const float *queries, const T *keys, const T *values, flo
     }
 }
 
-// Reduces the KV splits; one thread block per query vector.
+// Combines the partial results of the KV splits; one thread block per query vector.
 __device__ void combine(const float *partials, float *out, u32 splits, u32 head_dim) {
     const float *own = partials + (size_t)blockIdx.x * splits * (head_dim + 2);
     float high = LOWEST;
@@ -208,7 +212,8 @@ __device__ void combine(const float *partials, float *out, u32 splits, u32 head_
     }
 }
 
-// Writes rows (new, KV heads, head dim) into their slots; a slot is block x BLOCK + position.
+// Writes new keys or values, (rows, KV heads, head dim), into their slots; slot = block x BLOCK + position in the
+// block.
 template <typename T>
 __device__ void write(const float *rows, T *pages, const u32 *slots, u32 count, u32 kv_heads, u32 head_dim) {
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x;

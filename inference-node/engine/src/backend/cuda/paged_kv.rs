@@ -9,13 +9,13 @@ use half::f16;
 use crate::backend::cuda::pass::{Pass, PassIndices, contiguous};
 use crate::kv::{BLOCK, BlockMemory, BlockValues, KvShape};
 
-/// Pages of one layer, each tensor (blocks, KV heads, [`BLOCK`], head dim).
+/// KV pages of one layer; each tensor is (blocks, KV heads, [`BLOCK`], head dim).
 pub struct LayerPages {
     pub keys: Tensor,
     pub values: Tensor,
 }
 
-/// The pages of all layers.
+/// KV pages of all layers.
 pub struct PagedKv {
     shape: KvShape,
     layers: Vec<LayerPages>,
@@ -60,7 +60,7 @@ impl PagedKv {
 impl BlockMemory for PagedKv {
     fn prepare(&mut self, _: BlockId) {}
 
-    /// Copies the whole block: positions beyond `positions` are written before they are read.
+    /// Copies the whole block, not only the requested positions; the others are written before they are read.
     fn copy(&mut self, from: BlockId, to: BlockId, _: usize) -> Result<()> {
         if from == to {
             return Ok(());
@@ -106,7 +106,7 @@ impl BlockMemory for PagedKv {
     }
 }
 
-/// Writes new rows into their slots in the pages of one layer.
+/// The candle operation that writes new keys or values into their slots in the pages of one layer.
 pub struct PagedWrite<'a> {
     pub pass: &'a Pass,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read by the CUDA kernel"))]
@@ -162,7 +162,7 @@ mod tests {
 
     const SHAPE: KvShape = KvShape { layers: 2, heads: 2, head_dim: 4 };
 
-    /// Computes a sequence; keys and values of token t in layer l are t and -t, plus l.
+    /// Fills the KV cache of a sequence. In layer l, every element of token t's key is t + l, and of its value -t + l.
     fn compute(pool: &mut KvPool<PagedKv>, tokens: &[u32]) -> SequenceKv {
         let mut kv = pool.begin(tokens, false, false);
         let rest = &tokens[kv.len()..];

@@ -1,4 +1,4 @@
-//! Parity of the GPU forward pass with transformers, on candle's CPU device.
+//! Tests that the GPU forward pass agrees with the Python library transformers, on candle's CPU device.
 
 use candle_core::{DType, Device};
 
@@ -22,10 +22,10 @@ fn load_stages(path: &std::path::Path, cuts: &[usize]) -> CudaModel {
 const ONE_DEVICE: LoadModel<CudaModel> =
     LoadModel { load: |path| load_stages(path, &[]), pool: |model, blocks| model.pool(blocks, DType::F32).unwrap() };
 
-/// Two devices; the first has one layer.
+/// Two stages, as on two devices; the first stage has one layer.
 const TWO_DEVICES: LoadModel<CudaModel> = LoadModel { load: |path| load_stages(path, &[1]), ..ONE_DEVICE };
 
-/// F16 keys and values, as on a GPU: close logits, but not always the same text.
+/// F16 keys and values, as on a GPU: the logits are close to the reference, but the text is not always the same.
 const HALF_KV: LoadModel<CudaModel> =
     LoadModel { pool: |model, blocks| model.pool(blocks, DType::F16).unwrap(), ..ONE_DEVICE };
 

@@ -6,19 +6,20 @@ use candle_core::{Device, Layout, Result, Tensor};
 use crate::backend::forward::BatchEntry;
 use crate::kv::BLOCK;
 
-/// Query vectors of one thread block: QUERIES in paged.cu.
+/// Number of query vectors per thread block; must equal QUERIES in paged.cu.
 pub const QUERIES: usize = 16;
-/// Thread blocks that fill a large GPU; with fewer, sequences are split along the KV length. Not measured on a GPU yet.
+/// Number of thread blocks that fill a large GPU; if a pass has fewer, its sequences are split along the KV length. Not
+/// measured on a GPU yet.
 pub const TARGET_THREAD_BLOCKS: usize = 1024;
 
-/// One sequence of a pass.
+/// The part of a pass that belongs to one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SequenceSpan {
-    /// Its first row in the pass.
+    /// Index of the sequence's first row in the pass.
     pub row: usize,
     /// Number of new positions.
     pub new: usize,
-    /// Offset of its page table in [`Pass::page_tables`].
+    /// Offset of the sequence's page table in [`Pass::page_tables`].
     pub table: usize,
     /// Number of positions before the new ones.
     pub past: usize,
@@ -33,12 +34,12 @@ pub struct Pass {
     pub slots: Vec<u32>,
 }
 
-/// The index tables on a device.
+/// The index tables of a pass, as tensors on a device.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read by the CUDA kernels"))]
 pub struct PassIndices {
     pub slots: Tensor,
     pub page_tables: Tensor,
-    /// Query tiles: (first row, rows, page table offset, position of the first row) each.
+    /// Query tiles, four numbers each: first row, number of rows, page table offset, position of the first row.
     pub tiles: Tensor,
     pub tile_count: usize,
 }
@@ -63,7 +64,7 @@ impl Pass {
         Ok(pass)
     }
 
-    /// Number of rows.
+    /// Number of rows of the pass: one per new token.
     pub fn rows(&self) -> usize {
         self.slots.len()
     }
@@ -100,7 +101,7 @@ pub struct AttentionShape {
     pub window: Option<usize>,
 }
 
-/// The values of a tensor with a contiguous layout.
+/// Elements of a tensor; its layout must be contiguous.
 pub fn contiguous<'a, T>(all: &'a [T], layout: &Layout) -> Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((from, to)) => Ok(&all[from..to]),

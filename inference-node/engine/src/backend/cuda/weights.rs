@@ -32,7 +32,7 @@ impl<'a> CudaWeightReader<'a> {
         Ok(Self { reader: WeightReader::open(file, architecture, kernels())? })
     }
 
-    /// A projection, with its bias if the file has one.
+    /// Reads a projection onto `device`, with its bias if the file has one.
     pub fn linear(
         &mut self,
         role: TensorRole,
@@ -45,13 +45,13 @@ impl<'a> CudaWeightReader<'a> {
         CudaLinear::new(stored, &layout, bias, device)
     }
 
-    /// A norm's weights as F32.
+    /// Reads a norm's weights onto `device`, as F32.
     pub fn norm(&mut self, role: TensorRole, layer: u64, device: &Device) -> Result<Tensor> {
         self.reader.norm(role, layer)?.flatten_all()?.to_dtype(DType::F32)?.to_device(device)
     }
 }
 
-/// Columns `from..from + width`, as a contiguous tensor.
+/// Copies the columns `from..from + width` into a contiguous tensor.
 pub fn columns(x: &Tensor, from: usize, width: usize) -> Result<Tensor> {
     x.narrow(1, from, width)?.contiguous()
 }

@@ -6,13 +6,13 @@ use crate::model::rope::RopeLayout;
 /// The switches of one family.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// `general.architecture` in GGUF.
+    /// Name of the family in GGUF (`general.architecture`).
     pub gguf: &'static str,
-    /// `model_type` in config.json.
+    /// Names of the family in config.json (`model_type`).
     pub config: &'static [&'static str],
     /// The RoPE layout of the family's GGUF files; the Hugging Face layout is always half-split.
     pub rope_layout: RopeLayout,
-    /// Whether queries, keys and values are one matrix, and gate and up another.
+    /// Whether one matrix holds the query, key and value projections, and another the gate and up projections.
     pub fused: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
@@ -24,8 +24,8 @@ pub(super) struct Family {
     pub gelu: bool,
     /// Whether embeddings are multiplied by sqrt(hidden), and the Hugging Face layout stores norms minus one.
     pub gemma: bool,
-    /// Every n-th layer has full attention and the others a sliding window; 1: all layers have the window, if there is
-    /// one.
+    /// Every n-th layer has full attention and the others a sliding window; 1: all layers have the window, if the file
+    /// sets one.
     pub window_every: u64,
     /// Whether feed-forwards are mixtures of experts.
     pub experts: bool,
@@ -57,10 +57,10 @@ const FAMILIES: [Family; 7] = [
     Family { gguf: "gemma3", config: &["gemma3_text"], head_norms: true, window_every: 6, ..GEMMA },
 ];
 
-/// The families above, for error messages.
+/// Names of the families above, for error messages.
 pub(super) const NATIVE_FAMILIES: &str = "llama (with Mistral, SmolLM2 and DeepSeek-distill), qwen2, qwen3 and its \
     mixtures, phi3, gemma2 and gemma3 (text only: a folder of type gemma3_text, or a GGUF file)";
-/// Families that run in candle-transformers, for error messages.
+/// Names of the families that run in candle-transformers, for error messages.
 pub(super) const CANDLE_TRANSFORMERS_FAMILIES: &str = "starcoder2 and olmo2";
 
 /// The family of `file`; `None` if it is not supported.

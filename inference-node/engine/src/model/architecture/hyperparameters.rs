@@ -22,7 +22,7 @@ const FEED_FORWARD: MetadataKey = key("feed_forward_length", "intermediate_size"
 const CONTEXT: MetadataKey = key("context_length", "max_position_embeddings");
 const WINDOW: MetadataKey = key("attention.sliding_window", "sliding_window");
 const EXPERTS: MetadataKey = key("expert_count", "num_experts");
-/// The name in config.json that newer versions of transformers write.
+/// Number of experts, under the config.json name that newer versions of transformers write.
 const LOCAL_EXPERTS: MetadataKey = key("expert_count", "num_local_experts");
 const EXPERTS_PER_TOKEN: MetadataKey = key("expert_used_count", "num_experts_per_tok");
 const EXPERT_FEED_FORWARD: MetadataKey = key("expert_feed_forward_length", "moe_intermediate_size");
@@ -84,16 +84,17 @@ pub(super) fn read_experts(file: &ModelFile, family: &Family) -> Result<Option<E
         let what = format!("{per_token} of {count} experts per token is not a valid mixture of {}", family.gguf);
         return Err(file.unsupported(what));
     }
-    // llama.cpp's graph for this architecture always normalises.
+    // llama.cpp's graph for this architecture always normalises the routing weights.
     let normalised = file.is_gguf() || file.config("norm_topk_prob").and_then(|v| v.as_bool()) == Some(true);
     Ok(Some(Experts { count: count as u32, per_token: per_token as u32, normalised }))
 }
 
-/// The factor on query-key products: 1 / sqrt(head dim), or what Gemma sets in its place.
+/// Factor applied to query-key products: 1 / sqrt(d), where d is the head dimension or the value that Gemma models use
+/// instead.
 pub(super) fn attention_scale(file: &ModelFile, family: &Family, shape: &ModelShape) -> f32 {
     let divisor = file.config("query_pre_attn_scalar").and_then(|v| v.as_f64()).map(|v| v as f32);
-    // GGUF has no key for it. llama.cpp recognises the 27 B models, which use hidden / heads, by their number of
-    // layers.
+    // GGUF has no key for Gemma's value. It differs from the head dimension only in the 27 B models (hidden / heads),
+    // which llama.cpp recognises by their number of layers.
     let by_hidden = file.is_gguf() && matches!((family.gguf, shape.layers), ("gemma2", 46) | ("gemma3", 62));
     let divisor =
         divisor.unwrap_or(if by_hidden { (shape.hidden / shape.heads) as f32 } else { shape.head_dim as f32 });
@@ -107,7 +108,7 @@ pub(super) fn read_layers(
     shape: &ModelShape,
 ) -> Result<Vec<LayerAttention>, HeaderError> {
     let window = file.get_u64(WINDOW).filter(|w| *w > 0).map(|w| w as usize);
-    // A window of at least the context excludes nothing.
+    // A window at least as long as the context excludes no position.
     let window = window.filter(|w| (*w as u64) < shape.context);
     let types = file.config("layer_types").and_then(|v| v.as_array());
     let enabled = file.config("use_sliding_window").and_then(|v| v.as_bool());

@@ -112,7 +112,7 @@ impl Architecture {
                 expect(role, 0, &[pairs], false)?;
             }
         }
-        // Some exporters store RoPE's frequencies, which are computed here.
+        // Some exporters store RoPE's frequencies. They may be ignored, because they are computed here.
         match file.tensor_names().into_iter().find(|n| !known.contains(*n) && !n.ends_with("rotary_emb.inv_freq")) {
             Some(extra) => {
                 Err(file.unsupported(format!("it has a tensor {extra:?}, which this version would have to ignore")))

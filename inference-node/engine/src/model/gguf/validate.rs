@@ -1,8 +1,8 @@
 //! Checks a GGUF header against the size of its file, in one pass that keeps only the tensors' names and
 //! extents.
 //!
-//! The limits also bound the memory that parsing takes afterwards, since a parsed value takes up to 32 times its bytes
-//! on disk.
+//! The limits below also bound the memory that parsing takes afterwards, since a parsed value takes up to 32 times its
+//! bytes on disk.
 
 use std::io::{Read, Seek};
 
@@ -30,14 +30,14 @@ pub(super) fn validate<R: Read + Seek>(reader: &mut R, size: u64) -> Result<(), 
     HeaderCheck { reader, at: 0, size, values: 0 }.run()
 }
 
-/// One pass over the header, front to back.
+/// State of one pass over the header, from start to end.
 struct HeaderCheck<'a, R> {
     reader: &'a mut R,
     /// Offset of the reader, in bytes.
     at: u64,
     /// Size of the file, in bytes.
     size: u64,
-    /// Number of values so far.
+    /// Number of values read so far.
     values: u64,
 }
 
@@ -87,7 +87,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         Ok(())
     }
 
-    /// Name of the next tensor, its offset in the data section and its size, in bytes.
+    /// Reads the entry of the next tensor: its name, its offset in the data section and its size, both in bytes.
     fn tensor(&mut self) -> Result<(String, u64, u64), HeaderFault> {
         let name = self.name()?;
         let dims = self.u32()?;
@@ -155,7 +155,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         }
     }
 
-    /// A metadata key or a tensor's name.
+    /// Reads a metadata key or a tensor's name.
     fn name(&mut self) -> Result<String, HeaderFault> {
         let length = self.u64()?;
         if length > 65_535 {
@@ -183,7 +183,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
 
     fn skip(&mut self, length: u64) -> Result<(), HeaderFault> {
         self.check_length(length)?;
-        // The check bounds it by MAX_HEADER_BYTES, so it fits.
+        // `check_length` bounds `length` by MAX_HEADER_BYTES, so it fits an i64.
         self.reader.seek_relative(length as i64).map_err(HeaderFault::Io)?;
         self.at += length;
         Ok(())
@@ -206,7 +206,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
     }
 }
 
-/// The format with ggml's type number (`enum ggml_type`); `None`: not supported.
+/// The format that has this type number in ggml (`enum ggml_type`); `None` if it is not supported.
 fn format_from_number(number: u32) -> Option<Format> {
     Some(match number {
         0 => Format::F32,

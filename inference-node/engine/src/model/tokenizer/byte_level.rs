@@ -1,8 +1,8 @@
 //! Byte-level BPE tokenizers, as introduced by GPT-2.
 //!
-//! A GGUF file holds the vocabulary and the merges, but of the pre-tokenizer, the rule that splits text into words
-//! before merging, only its name (`tokenizer.ggml.pre`). A wrong rule gives plausible token ids and worse answers, so
-//! unknown names are rejected. The rules below are those of the models' own tokenizer.json files.
+//! A GGUF file holds the vocabulary and the merges. Of the pre-tokenizer, which is the rule that splits text into words
+//! before merging, it holds only the name (`tokenizer.ggml.pre`). A wrong rule gives plausible token ids and worse
+//! answers, so unknown names are rejected. The rules below are those of the models' own tokenizer.json files.
 
 use tokenizers::Tokenizer;
 use tokenizers::models::bpe::BPE;
@@ -47,8 +47,8 @@ pub(super) fn build(tokens: &[&str], merges: &[&str], pre: &str) -> Result<Token
     Ok(tokenizer)
 }
 
-/// The pre-tokenizer, whether text is normalised to NFC first, and whether a word that is a token as a whole is not
-/// merged.
+/// The pre-tokenizer called `name`; whether text is first normalised to NFC; and whether a word that is itself a token
+/// is taken as a whole instead of being merged from parts.
 fn pre_tokenizer(name: &str) -> Result<(PreTokenizerWrapper, bool, bool), String> {
     let split = |regex: &str| -> Result<PreTokenizerWrapper, String> {
         let split = Split::new(SplitPattern::Regex(regex.to_owned()), SplitDelimiterBehavior::Isolated, false)

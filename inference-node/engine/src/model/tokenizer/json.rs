@@ -10,8 +10,8 @@ use crate::model::gguf::HeaderError;
 use crate::model::safetensors::ModelFolder;
 use crate::model::tokenizer::{Vocabulary, byte_level, sentence_piece};
 
-/// Maximum number of token ids. The table of bytes is as long as the largest id demands; the largest published
-/// vocabularies have 300 thousand tokens.
+/// Maximum number of token ids. The table of token bytes has an entry for every id up to the largest one; the largest
+/// published vocabularies have 300 thousand tokens.
 const MAX_TOKENS: usize = 1 << 22;
 
 /// How the vocabulary spells a token's bytes.
@@ -89,7 +89,7 @@ pub(super) fn size(folder: &ModelFolder) -> Result<VocabularySize, HeaderError> 
     })
 }
 
-/// The spelling that the decoder of a tokenizer.json undoes.
+/// Spelling of the tokens, recognised by the decoder in tokenizer.json; `None` if the decoder is of another kind.
 fn spelling(json: &Value) -> Option<Spelling> {
     let decoder = json.get("decoder")?;
     let steps = decoder.get("decoders").and_then(Value::as_array).cloned().unwrap_or_else(|| vec![decoder.clone()]);

@@ -1,5 +1,6 @@
-//! Settings of a hub: its address, the token, timeouts and retries. The environment variables are those of the hub's
-//! own tools, so that what works with them works here. A token is read when it is needed and never written anywhere.
+//! Settings of a hub: its address, the token, timeouts and retries. The environment variables have the same names as
+//! those of the hub's own tools, so that existing settings apply. A token is read only when it is needed and is never
+//! written to a file or a log.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use super::error::HubError;
 /// Address of the default hub.
 const HUGGING_FACE: &str = "https://huggingface.co";
 
-/// The `[hub]` table.
+/// The `[hub]` table of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HubConfig {
-    /// Address of another hub than Hugging Face's; `HF_ENDPOINT` overrides it.
+    /// Address of the hub, if not Hugging Face; `HF_ENDPOINT` overrides it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// The token, as `env:NAME` or `file:PATH`; `HF_TOKEN` overrides it. The token that `hf auth login` stored is used
@@ -34,21 +35,22 @@ pub struct HubConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HubRetryPolicy {
-    /// Limit for establishing a connection.
+    /// Timeout for establishing a connection, in ms.
     #[serde(alias = "connect_ms")]
     pub connect_timeout_ms: u64,
-    /// A connection that transfers less than `stall_bytes` in this time is replaced.
+    /// Length of the stall window, in ms: a connection that transfers less than `stall_bytes` within it is closed, and
+    /// the transfer is retried.
     #[serde(alias = "stall_ms")]
     pub stall_timeout_ms: u64,
-    /// See `stall_timeout_ms`.
+    /// Minimum number of bytes that a connection must transfer within `stall_timeout_ms`.
     pub stall_bytes: u64,
-    /// Maximum number of attempts in a row that transfer less than `stall_bytes`.
+    /// Maximum number of consecutive attempts that transfer less than `stall_bytes` each.
     #[serde(alias = "tries")]
     pub max_attempts: u32,
-    /// Wait before the second attempt; it doubles from then on, up to `max_backoff_ms`.
+    /// Wait before the second attempt, in ms; it doubles with each further attempt, up to `max_backoff_ms`.
     #[serde(alias = "first_wait_ms")]
     pub initial_backoff_ms: u64,
-    /// Longest wait between two attempts. A fetch fails at once if the hub demands a longer one.
+    /// Maximum wait between two attempts, in ms. A fetch fails immediately if the hub demands a longer wait.
     #[serde(alias = "longest_wait_ms")]
     pub max_backoff_ms: u64,
 }
@@ -81,7 +83,7 @@ impl HubRetryPolicy {
         Duration::from_millis(self.max_backoff_ms)
     }
 
-    /// Wait after the `n`-th failed attempt in a row, from 1.
+    /// Wait after the `n`-th consecutive failed attempt, counted from 1.
     pub(super) fn backoff(&self, n: u32) -> Duration {
         let doubled = self.initial_backoff_ms.saturating_mul(1 << n.saturating_sub(1).min(20));
         Duration::from_millis(doubled).min(self.max_backoff())
@@ -99,15 +101,15 @@ pub struct Hub {
 
 #[derive(Debug, Clone)]
 enum TokenSource {
-    /// From the environment.
+    /// A token from the environment.
     Environment(Secret),
-    /// A reference for [`Secret::load`].
+    /// A reference to a token, for [`Secret::load`].
     Reference(String),
-    /// The file of the hub's own tools, which need not exist.
+    /// The token file of the hub's own tools, which may not exist.
     Login(Option<PathBuf>),
 }
 
-/// A token, and its source for messages.
+/// A token, and a description of its source for messages.
 #[derive(Debug)]
 pub(super) struct Token {
     pub secret: Secret,
@@ -136,12 +138,12 @@ impl Hub {
         Self { endpoint: endpoint.trim_end_matches('/').to_owned(), token, retry: config.retry, stop: None }
     }
 
-    /// As [`Self::new`], with this process's environment.
+    /// Same as [`Self::new`], with the environment of this process.
     pub fn from_environment(config: &HubConfig) -> Self {
         Self::new(config, |name| std::env::var_os(name))
     }
 
-    /// Stops a fetch when `stop` is raised. The partial download is kept, and the next fetch resumes it.
+    /// Sets a signal that stops a running fetch. The partial download is kept, and the next fetch resumes it.
     pub fn with_stop(self, stop: Stop) -> Self {
         Self { stop: Some(stop), ..self }
     }
@@ -160,7 +162,8 @@ impl Hub {
         match &self.token {
             TokenSource::Environment(secret) => Ok(Some(Token { secret: secret.clone(), from: "HF_TOKEN".to_owned() })),
             TokenSource::Reference(reference) => {
-                // Loading fails first for a key written in place of a reference, so no message repeats it.
+                // If a token was written here in place of a reference, loading fails before the value is copied into
+                // `from`, so no message shows it.
                 Ok(Some(Token { secret: load(reference)?, from: reference.clone() }))
             }
             TokenSource::Login(Some(path)) if path.exists() => {

@@ -1,14 +1,14 @@
 //! The requests to a hub, their redirects, and the meaning of each error response.
 //!
-//! - `GET /api/models/{repo}/revision/{rev}?blobs=true`: the commit that a revision means, and the size and checksum of
-//!   each file (`lfs.sha256`, else `blobId`).
+//! - `GET /api/models/{repo}/revision/{rev}?blobs=true`: the commit to which a revision resolves, and the size and
+//!   checksum of each file (`lfs.sha256`, else `blobId`).
 //! - `HEAD` and `GET /{repo}/resolve/{commit}/{file}`: the file, usually by a redirect to signed storage elsewhere. The
 //!   hub's own response before the redirect has its checksum (`X-Linked-ETag`, else `ETag`) and size (`X-Linked-Size`).
 //!
 //! Redirects are followed here and not by the HTTP client, because the token is sent to the hub's own origin only, and
-//! the headers of the responses before a redirect are needed. The status alone is ambiguous (a gated repository answers
-//! 401 without a token and with a wrong one, and so does a missing repository), so `X-Error-Code` decides if it is
-//! present.
+//! the headers of the responses before a redirect are needed. The HTTP status alone is ambiguous (a gated repository
+//! answers 401 without a token and with a wrong one, and so does a missing repository), so `X-Error-Code` decides if it
+//! is present.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,15 +25,15 @@ use crate::models::checksum::Checksum;
 
 /// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 8;
-/// Maximum size of a repository's description; the largest known ones have some ten thousand files.
+/// Maximum size of a repository's description, in bytes; the largest known repositories have some ten thousand files.
 const MAX_DESCRIPTION_BYTES: u64 = 32 << 20;
-/// Maximum number of characters of a reason that the hub gives.
+/// Maximum length of an error reason quoted from the hub, in characters.
 const MAX_REASON_CHARS: usize = 300;
 
 /// A failed request.
 #[derive(Debug)]
 pub(super) enum HubFailure {
-    /// A retry may succeed, not before `wait` if the hub demands one.
+    /// A retry may succeed. `wait` is the minimum wait that the hub demands, if any.
     Retryable { error: HubError, wait: Option<Duration> },
     /// A retry cannot succeed.
     Permanent(HubError),
@@ -45,7 +45,7 @@ impl HubFailure {
     }
 }
 
-/// Size and checksum of a file, as far as the hub provides them.
+/// Size and checksum of a file; `None` if the hub does not provide them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct FileInfo {
     pub size: Option<u64>,
@@ -70,7 +70,7 @@ pub(super) struct RequestTarget<'a> {
 /// The last response of a chain of redirects.
 pub(super) struct HubResponse {
     pub response: Response,
-    /// Whether it is from the hub itself, not from its storage.
+    /// Whether the response is from the hub itself and not from its storage.
     pub from_hub: bool,
     /// Size and checksum from the hub's headers.
     pub info: FileInfo,
@@ -116,7 +116,7 @@ impl Client {
         self.url(target.repo.split('/').chain(["resolve", target.revision]).chain(file.split('/')))
     }
 
-    /// Requests the description of a repository, once.
+    /// Requests the description of a repository, without retries.
     pub async fn describe(&self, target: RequestTarget<'_>) -> Result<Revision, HubFailure> {
         let mut url = self.url(["api", "models"].into_iter().chain(target.repo.split('/')));
         if let Ok(mut path) = url.path_segments_mut() {
@@ -141,7 +141,7 @@ impl Client {
         Ok(Revision { commit: raw.sha, files: files.map(|s| (s.rfilename.clone(), s.info())).collect() })
     }
 
-    /// Requests size and checksum of a file, once, for hubs whose description omits them.
+    /// Requests size and checksum of a file, without retries; for hubs whose repository description omits them.
     pub async fn file_info(&self, target: RequestTarget<'_>) -> Result<FileInfo, HubFailure> {
         let answer = self.request(Method::HEAD, self.resolve(target), None).await?;
         if answer.response.status().is_success() || is_redirect(answer.response.status()) {
@@ -151,7 +151,7 @@ impl Client {
         }
     }
 
-    /// Requests the bytes of a file from offset `from` on, once. The response has status 200, 206 or 416.
+    /// Requests a file from byte offset `from` to its end, without retries. The response status is 200, 206 or 416.
     pub async fn open(&self, target: RequestTarget<'_>, from: u64) -> Result<HubResponse, HubFailure> {
         let answer = self.request(Method::GET, self.resolve(target), (from > 0).then_some(from)).await?;
         match answer.response.status() {
@@ -164,7 +164,7 @@ impl Client {
         let mut info = FileInfo::default();
         for _ in 0..MAX_REDIRECTS {
             let from_hub = url.origin() == self.endpoint.origin();
-            // Sizes and ranges would not match compressed data.
+            // Compression is disabled, because sizes and ranges would not match compressed data.
             let mut request = self.http.request(method.clone(), url.clone()).header(ACCEPT_ENCODING, "identity");
             if let Some(token) = self.token.as_ref().filter(|_| from_hub) {
                 request = request.bearer_auth(token.secret.reveal());
@@ -234,7 +234,7 @@ impl Client {
         }
     }
 
-    /// The failure that an error response means.
+    /// Converts an error response into a failure.
     fn failure(&self, answer: &HubResponse, target: RequestTarget<'_>) -> HubFailure {
         let (status, headers) = (answer.response.status(), answer.response.headers());
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
@@ -298,13 +298,14 @@ fn checksum(headers: &HeaderMap) -> Option<Checksum> {
     Checksum::from_etag(tag.to_str().ok()?)
 }
 
-/// Size of the whole file. The length of a redirect or of a partial response is another.
+/// Size of the whole file. `Content-Length` is used only for status 200: for a redirect or a partial response it is
+/// another length.
 fn size(headers: &HeaderMap, status: StatusCode) -> Option<u64> {
     let own = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::OK);
     headers.get("x-linked-size").or(own)?.to_str().ok()?.parse().ok()
 }
 
-/// `Retry-After: 55`, or the draft standard's `RateLimit: "api";r=0;t=55`.
+/// The wait that the hub demands: from `Retry-After: 55`, or from the draft standard's `RateLimit: "api";r=0;t=55`.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
     let plain = headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok()).and_then(|v| v.trim().parse().ok());
@@ -337,7 +338,7 @@ struct Lfs {
 impl Sibling {
     fn info(self) -> FileInfo {
         match self.lfs {
-            // A large file's blob id is that of its pointer.
+            // The blob id of an LFS file is that of its pointer file, so it is not used.
             Some(lfs) => {
                 FileInfo { size: lfs.size.or(self.size), checksum: lfs.sha256.as_deref().and_then(Checksum::sha256) }
             }

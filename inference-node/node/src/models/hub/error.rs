@@ -1,5 +1,5 @@
-//! Errors of a hub, each with the next step. URLs of the hub's storage are left out: they are signed, and as good as a
-//! key for a while.
+//! Errors of a hub; the messages name the next step for the user. They never contain URLs of the hub's storage: these
+//! are signed and give access to the file for some time.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use cfq_memory::Bytes;
 /// Why a model could not be fetched from a hub. Sizes are in bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The configured address is not one.
+    /// The configured address of the hub is not a valid URL.
     #[error(
         "invalid address of a model hub {endpoint:?}; HF_ENDPOINT, or endpoint under [hub], is like \
          https://huggingface.co"
@@ -63,14 +63,14 @@ pub enum HubError {
         retry_after(*.wait), token_advice(*with_token)
     )]
     RateLimited { wait: Option<Duration>, with_token: bool },
-    /// No connection.
+    /// No connection to the hub.
     #[error("cannot reach {endpoint}")]
     Unreachable {
         endpoint: String,
         #[source]
         source: reqwest::Error,
     },
-    /// The connection broke.
+    /// The connection broke during a transfer.
     #[error("the connection broke at {} of {}", Bytes(*have), Bytes(*size))]
     ConnectionBroken {
         have: u64,
@@ -78,10 +78,10 @@ pub enum HubError {
         #[source]
         source: reqwest::Error,
     },
-    /// The response ended before its end.
+    /// The response ended before the end of the file.
     #[error("the connection ended early, at {} of {}", Bytes(*have), Bytes(*size))]
     TruncatedResponse { have: u64, size: u64 },
-    /// Too few bytes arrived for too long.
+    /// Less than `stall_bytes` arrived within the stall timeout.
     #[error("the connection stalled for {} s, at {} of {}", duration.as_secs_f64(), Bytes(*have), Bytes(*size))]
     Stalled { duration: Duration, have: u64, size: u64 },
     /// All retries failed.
@@ -94,10 +94,10 @@ pub enum HubError {
     /// The caller stopped the fetch.
     #[error("stopped; the partial download is kept, and the same command resumes it")]
     Stopped,
-    /// An HTTP status without a known meaning.
+    /// The HTTP status has no known meaning.
     #[error("the hub answered {status} for {what}")]
     UnexpectedStatus { status: u16, what: String },
-    /// A response that does not follow the protocol.
+    /// The response does not follow the protocol.
     #[error("unexpected response of the hub about {what}: {reason}")]
     UnexpectedResponse { what: String, reason: String },
     /// The hub has no checksum of the file.
@@ -120,7 +120,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the request itself is wrong: a changed request, or another account, may succeed; a retry will not.
+    /// Whether the request itself is the cause: another request or another account may succeed, a retry cannot.
     pub fn is_invalid_request(&self) -> bool {
         match self {
             Self::InvalidEndpoint { .. }

@@ -1,13 +1,14 @@
 //! Models from a hub that speaks Hugging Face's protocol.
 //!
-//! This is a client of our own on the outbound HTTP client, instead of the `hf-hub` crate: version 1.0 brings 221
-//! crates, among them a second crypto provider, which this workspace refuses (one TLS stack, `ring`), and a chunk store
-//! with its own database; it does not resume the download of a killed process, compares no checksum with the received
-//! data, and has no error for a gated repository. Three requests of the protocol are enough. The price: files above 50
-//! GB, which the hub serves over its chunk protocol only, cannot be fetched; split GGUF models are refused anyway.
+//! The client is implemented here, on the workspace's HTTP client, instead of using the `hf-hub` crate. Version 1.0 of
+//! that crate depends on 221 crates, among them a second crypto provider, which this workspace does not permit (one TLS
+//! stack, `ring`), and a chunk store with its own database. It also does not resume the download of a killed process,
+//! does not verify checksums, and has no error for a gated repository. Three requests of the protocol suffice. The
+//! disadvantage: files above 50 GB, which the hub serves only over its chunk protocol, cannot be fetched.
 //!
 //! On disk, below `hf/<org>/<name>/`: `<commit>/<file>` is a complete, verified file; `.partial-<model>/<checksum>` is
-//! a partial download, beside a note of what it is for; `<model>.json` is the record, which makes it a model.
+//! a partial download, next to a note that names its model and total size; `<model>.json` is the record of a complete
+//! model.
 
 mod access;
 mod client;
@@ -35,11 +36,11 @@ use transfer::{FileProgress, Retries, TargetFile, TransferError, file_error};
 const MAIN_BRANCH: &str = "main";
 const NOTE_FILE: &str = "for.json";
 
-/// A model to fetch, and where to.
+/// The model to fetch, and the folder to fetch it into.
 pub(super) struct PullRequest<'a> {
     pub model: &'a ModelId,
     pub repo: &'a str,
-    /// The main branch if absent.
+    /// Requested revision; `None` is the main branch.
     pub revision: Option<&'a str>,
     pub file: &'a str,
     /// The repository's folder.
@@ -48,11 +49,11 @@ pub(super) struct PullRequest<'a> {
     pub known: &'a [(Checksum, PathBuf)],
 }
 
-/// What a partial download is for.
+/// Note in the folder of a partial download: the model, and its size.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PartialNote {
     pub model: ModelId,
-    /// Size of all files when complete.
+    /// Size of all files when complete, in bytes.
     pub bytes: u64,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct PulledModel {
     pub endpoint: String,
     pub revision: String,
     pub commit: String,
-    /// Path, size and checksum; the file that an engine loads is first.
+    /// Path, size and checksum of each file; the file that an engine loads is first.
     pub files: Vec<(PathBuf, u64, Checksum)>,
 }
 
@@ -71,7 +72,7 @@ pub(super) fn partial_folder(folder: &Path, model: &ModelId) -> PathBuf {
     folder.join(format!(".partial-{}", file_stem(model)))
 }
 
-/// Reads a `.partial-` folder: what it is for, and the bytes it has so far.
+/// Reads the folder of a partial download: its note, and the number of bytes fetched so far.
 pub(super) fn unfinished(folder: &Path) -> Option<(PartialNote, u64)> {
     let note: PartialNote = serde_json::from_slice(&fs::read(folder.join(NOTE_FILE)).ok()?).ok()?;
     let files = fs::read_dir(folder).ok()?.flatten().filter(|entry| entry.file_name() != NOTE_FILE);
@@ -79,11 +80,11 @@ pub(super) fn unfinished(folder: &Path) -> Option<(PartialNote, u64)> {
     Some((note, have))
 }
 
-/// Frees space for this many bytes, or returns why it cannot.
+/// Function that frees disk space for a number of bytes; the error says why that is not possible.
 pub(super) type FreeSpace<'a> = dyn FnMut(u64, &mut dyn FnMut(PullProgress)) -> Result<(), ModelError> + 'a;
 
-/// Fetches the missing files. `free_space` is called before the transfer, with the bytes that it adds. Blocks, and must
-/// not be called from asynchronous code.
+/// Fetches the missing files of a model. `free_space` is called before the transfer, with the number of bytes that the
+/// transfer adds. Blocks, and must not be called from asynchronous code.
 pub(super) fn pull(
     hub: &Hub,
     request: &PullRequest<'_>,
@@ -219,8 +220,8 @@ async fn describe(
     }
 }
 
-/// Size and checksum of each file in `list`. They are requested file by file if the repository's description omits
-/// them.
+/// Size and checksum of each file in `list`. If the description of the repository omits them, they are requested file
+/// by file.
 async fn target_files(
     client: &Client,
     request: &PullRequest<'_>,
@@ -251,8 +252,8 @@ fn is_complete(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == size)
 }
 
-/// Provides one file in the snapshot: by a hard link if the same content is on disk under another commit, else from the
-/// hub.
+/// Provides one file in the folder of the commit: by a hard link if the same content is on disk under another commit,
+/// else from the hub.
 async fn fetch_file(
     client: &Client,
     request: &PullRequest<'_>,

@@ -1,4 +1,4 @@
-//! Selection of the files of a repository that a model needs. A GGUF file is complete by itself; safetensors weights
+//! Selection of the files that a model needs from a repository. A GGUF file is complete by itself; safetensors weights
 //! also need the architecture's configuration, the tokenizer, and all the shards that their index names. Nothing else
 //! is fetched.
 
@@ -34,11 +34,12 @@ pub enum SelectionError {
     SplitPart { whole: Option<String> },
     /// The file is not a model.
     NotAModelFile,
-    /// The index of the shards cannot be used, and why.
+    /// The index of the shards cannot be used, for this reason.
     InvalidIndex(String),
 }
 
-/// `file`, followed by the files it is loaded with. The shards of an index come from [`shards`].
+/// Returns `file`, followed by the files with which it is loaded, without the shards of an index, which [`shards`]
+/// returns.
 ///
 /// # Errors
 /// A [`SelectionError`].
@@ -72,7 +73,7 @@ pub fn is_index(file: &str) -> bool {
     file.ends_with(INDEX_SUFFIX)
 }
 
-/// The shards that an index names, each once.
+/// Returns the shards that an index names, each once.
 ///
 /// # Errors
 /// [`SelectionError::InvalidIndex`].

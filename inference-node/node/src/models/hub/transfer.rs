@@ -1,10 +1,10 @@
-//! Download of one file into a partial file, over any number of broken connections.
+//! Download of one file into a partial file, which continues over any number of broken connections.
 //!
-//! The bytes that are there already, from this run or from a killed one, are read and hashed, and the rest is requested
-//! with a range. Partial files are named by their expected checksum, so they can be trusted to be of the same file; if
-//! they are not, the checksum at the end differs, and the file is fetched once more from its first byte. Attempts are
-//! counted since the last one that transferred enough, so that a download over a bad line finishes and one over a dead
-//! line fails.
+//! Bytes that are already in the partial file, from this process or an earlier one, are read and hashed, and the rest
+//! is requested with a range request. A partial file is named by the expected checksum of the whole file, so its bytes
+//! should belong to the same file; if they do not, the checksum at the end differs, and the file is fetched once more
+//! from the beginning. The count of failed attempts is reset by every attempt that transfers enough, so a download over
+//! an unreliable connection finishes, and a download over a dead connection fails.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,7 +19,7 @@ use super::error::HubError;
 use crate::models::PullProgress;
 use crate::models::checksum::{Checksum, ChecksumHasher};
 
-/// Bytes read at once from a partial file.
+/// Size of the chunks in which a partial file is read, in bytes.
 const READ_CHUNK_BYTES: usize = 1 << 20;
 
 /// A file to fetch.
@@ -34,7 +34,7 @@ pub(super) struct TargetFile {
 /// Why a file could not be fetched.
 pub(super) enum TransferError {
     Hub(HubError),
-    /// The hub has other contents under this name now.
+    /// The hub now has different contents under this name.
     FileChanged,
 }
 
@@ -47,7 +47,8 @@ impl From<HubError> for TransferError {
 /// Progress reports of one file.
 pub(super) struct FileProgress<'a> {
     pub report: &'a mut dyn FnMut(PullProgress),
-    /// Size of the files before this one, and of all files together; `None` if the bytes of this file are not reported.
+    /// Total size of the files before this one, and of all files, in bytes; `None` if the progress of this file is not
+    /// reported.
     pub offset: Option<(u64, u64)>,
 }
 
@@ -60,7 +61,7 @@ impl FileProgress<'_> {
     }
 }
 
-/// Count of the failed attempts in a row.
+/// Number of consecutive failed attempts, with the retry policy.
 pub(super) struct Retries<'a> {
     client: &'a Client,
     failed: u32,
@@ -71,10 +72,10 @@ impl<'a> Retries<'a> {
         Self { client, failed: 0 }
     }
 
-    /// Waits for the next attempt.
+    /// Counts a failed attempt and waits until the next one.
     ///
     /// # Errors
-    /// The failure, if it is permanent or was the last attempt.
+    /// The error of `failure` if it is permanent, or if that was the last attempt.
     pub(super) async fn wait_after(
         &mut self,
         failure: HubFailure,
@@ -184,7 +185,7 @@ pub(super) async fn fetch(
             let (repo, file) = (source.repo.to_owned(), target.path.clone());
             return Err(HubError::ChecksumMismatch { repo, file }.into());
         }
-        // The bytes from before may be of another file, or damaged by a power failure.
+        // The bytes of an earlier run may belong to another file, or be damaged by a power failure.
         let reason = format!("{} has a wrong checksum", target.path);
         (progress.report)(PullProgress::Retrying { reason, wait: Duration::ZERO });
         partial.restart(target)?;
@@ -197,7 +198,7 @@ pub(super) async fn fetch(
 enum StreamError {
     /// The request failed.
     Hub(HubFailure),
-    /// The hub has other contents under this name now.
+    /// The hub now has different contents under this name.
     FileChanged,
     /// The partial file could not be written.
     Local(HubError),
@@ -227,8 +228,8 @@ async fn stream(
         range.is_some_and(|r| r.starts_with(&format!("bytes {}-", partial.have)))
     };
     if !resumes && partial.have > 0 {
-        // The server does not support ranges, or not this one: start again, with what it sends now if it sends the
-        // file.
+        // The server does not support ranges, or not this range: start again from the beginning. If this response
+        // contains the whole file, it is used.
         partial.restart(target).map_err(StreamError::Local)?;
         progress.transferred(0);
     }

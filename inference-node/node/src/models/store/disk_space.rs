@@ -1,4 +1,4 @@
-//! Removal of models: on request, or to free disk space for another.
+//! Removal of models: on request, or to free disk space for another model.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::models::quota::{EvictionCandidate, QuotaShortfall, plan_evictions};
 use crate::models::record::ModelRecord;
 use crate::models::{ModelError, PullProgress, file_error};
 
-/// Disk space left free, in bytes: the database and the logs may be on the same disk.
+/// Disk space that a fetch leaves free, in bytes, because the database and the logs may be on the same disk.
 const DISK_RESERVE_BYTES: u64 = 256 << 20;
 
 impl ModelStore {
@@ -35,14 +35,14 @@ impl ModelStore {
         self.remove_locked(model, &location)
     }
 
-    /// As [`Self::remove`], for the holder of the folder's pull lock.
+    /// Same as [`Self::remove`]; the caller holds the pull lock of the folder.
     fn remove_locked(&self, model: &ModelId, location: &ModelLocation<'_>) -> Result<u64, ModelError> {
         let Some(_use_lock) = FileLock::try_exclusive_briefly(&location.use_lock())? else {
             return Err(ModelError::InUse { model: model.clone() });
         };
         let before = used_bytes(&self.dir);
         if let Some(record) = self.record(model, location)? {
-            // The record is removed first: without it the remaining files are not taken for a model.
+            // The record is removed first: without a record, files that remain after a failure do not count as a model.
             if location.record_file().exists() {
                 fs::remove_file(location.record_file()).map_err(file_error("remove", &location.record_file()))?;
             }
@@ -63,7 +63,8 @@ impl ModelStore {
         Ok(before.saturating_sub(used_bytes(&self.dir)))
     }
 
-    /// Removes the files of `removed` that none of the `remaining` records names, and the folders that become empty.
+    /// Removes the files of the record `removed` that no record in `remaining` names, and the folders that become
+    /// empty.
     pub(super) fn remove_files(
         &self,
         removed: &ModelRecord,
@@ -97,7 +98,8 @@ impl ModelStore {
         need: u64,
         report: &mut dyn FnMut(PullProgress),
     ) -> Result<(), ModelError> {
-        // Hard-linked files free less than their size: plan again until nothing more has to be evicted.
+        // The removal of a hard-linked file frees less than its size, so evictions are planned again until no more are
+        // needed.
         while let Some(quota) = self.quota {
             let installed = self.list()?;
             let protected = |i: &InstalledModel| {
@@ -110,7 +112,7 @@ impl ModelStore {
                 protected: protected(i),
             };
             let candidates: Vec<EvictionCandidate> = installed.iter().map(candidate).collect();
-            // Models that are being fetched count with their full size.
+            // Unfinished models count with their full size.
             let remaining: u64 =
                 installed.iter().filter(|i| i.model != *model).map(InstalledModel::remaining_bytes).sum();
             let used = used_bytes(&self.dir) + remaining;

@@ -1,4 +1,5 @@
-//! Fetching of models. One process at a time fetches into a folder; a model with a record is complete and verified.
+//! Fetching of models into the model folder. Only one process at a time fetches into a folder; a model with a record is
+//! complete and verified.
 
 use std::fs;
 use std::io;
@@ -32,7 +33,7 @@ impl ModelStore {
             return Ok(ModelFileLock { path, _lock: None });
         }
         let location = self.location(model)?;
-        // Taken before the record is read, so that the model cannot be removed in between.
+        // The lock is taken before the record is read, so that the model cannot be removed in between.
         let lock = if_writable(FileLock::shared(&location.use_lock()))?;
         let present = self.complete_record(model, &location)?.filter(|_| !options.update && !options.verify);
         let (record, lock) = match present {
@@ -52,10 +53,11 @@ impl ModelStore {
         Ok(ModelFileLock { path, _lock: lock })
     }
 
-    /// Locks the file of a model that was pulled before, without reading it. `None` if it is not present any more.
+    /// Locks the file of a model that was pulled before, without reading the file. `None` if the model is no longer
+    /// present.
     ///
     /// # Errors
-    /// As [`Self::show`].
+    /// The errors of [`Self::show`].
     pub fn lock_present(&self, model: &ModelId) -> Result<Option<ModelFileLock>, ModelError> {
         if let ModelSource::Path(path) = model.source() {
             return Ok(path.exists().then_some(ModelFileLock { path, _lock: None }));
@@ -80,7 +82,7 @@ impl ModelStore {
                 FileLock::exclusive(&location.pull_lock())?
             }
         };
-        // The process that held the lock may have fetched the same model.
+        // Another process, which held the pull lock before, may have fetched the same model.
         let old = self.record(model, location)?;
         if let Some(record) = self.complete_record(model, location)?
             && !options.update
@@ -114,7 +116,7 @@ impl ModelStore {
                     .flat_map(|(_, record)| &record.files)
                     .filter_map(|file| Some((file.checksum.clone()?, self.dir.join(&file.path))))
                     .collect();
-                // A present model stays at the commit it was fetched at, unless an update is requested.
+                // A model that is present stays at its commit unless an update is requested.
                 let kept = old.as_ref().filter(|_| !options.update).and_then(|old| old.origin.as_ref());
                 let revision = kept.map(|origin| origin.commit.clone()).or_else(|| revision.clone());
                 let request = hub::PullRequest {
@@ -178,8 +180,8 @@ impl ModelStore {
     }
 }
 
-/// `None` if the model folder is read-only for this user. Its models can be used without a lock, because this user
-/// cannot remove them either.
+/// Converts the error that the model folder is read-only for this user into `None`. Models there are used without a
+/// lock, because this user cannot remove them either.
 fn if_writable<T>(result: Result<T, ModelError>) -> Result<Option<T>, ModelError> {
     match result {
         Ok(value) => Ok(Some(value)),

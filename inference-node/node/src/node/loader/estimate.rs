@@ -13,7 +13,8 @@ use super::plan::host_estimate::HostEstimate;
 use crate::models::{InstallState, LoadMeasurements, MeasuredLoad};
 use crate::node::error::with_causes;
 
-/// The terms of an estimate, from its smallest and its largest form. `fit` returns the estimate for these bytes.
+/// Derives a [`HostEstimate`] from `fit`, which returns the memory estimate for a number of available bytes: it is
+/// called with no memory and with unlimited memory.
 pub(super) fn host_estimate(fit: impl Fn(u64) -> Result<MemoryEstimate, LoadError>) -> Result<HostEstimate, LoadError> {
     let (path, smallest) = match fit(0) {
         Err(LoadError::DoesNotFit { path, source }) => (path, source.estimate),
@@ -33,7 +34,7 @@ impl Loader {
         let path = match self.installed_path(model) {
             Some(path) => path,
             None if may_fetch => match self.fetch(model) {
-                // It stays where it is; the load holds it again.
+                // The lock on the file is released here; the load takes it again.
                 Ok(held) => held.path.clone(),
                 Err(reason) => return Estimate::FetchFailed { reason },
             },
@@ -59,19 +60,19 @@ impl Loader {
         EngineLimits { memory, max_sequences: self.config.max_sequences }
     }
 
-    /// Where the model's file is, if it need not be fetched.
+    /// Path of the model's file; `None` if the model has to be fetched first.
     fn installed_path(&self, model: &ModelId) -> Option<PathBuf> {
         match model.source() {
             ModelSource::Path(path) => Some(path),
             _ => {
                 let installed = self.store.show(model).ok()?;
-                // The path of an unfinished fetch is the folder of its parts.
+                // Unfinished models are excluded: their path is the folder of the partial download.
                 (installed.state == InstallState::Ready).then_some(installed.path)
             }
         }
     }
 
-    /// Estimate on the GPUs with nothing else on them, if the model fits there.
+    /// Memory estimate on the GPUs if no other model is loaded there; `None` if the model does not fit.
     pub(super) fn estimate_alone_on_gpus(&self, model: &ModelId) -> Option<MemoryEstimate> {
         if self.gpus.is_empty() {
             return None;
@@ -86,7 +87,7 @@ impl Loader {
         self.measured(model).and_then(|measured| measured.on_device("cpu")).map_or(0, MeasuredLoad::overhead_per_mille)
     }
 
-    /// The GPUs with these free bytes, each with the measured overhead of this model's earlier loads there.
+    /// Returns the GPUs with `free` bytes each, and with the overhead measured in earlier loads of this model on them.
     pub(super) fn gpus_with(&self, model: &ModelId, free: &[u64]) -> Vec<Gpu> {
         let measured = self.measured(model);
         let with = |(gpu, free): (&Gpu, &u64)| {
@@ -96,7 +97,7 @@ impl Loader {
         self.gpus.iter().zip(free).map(with).collect()
     }
 
-    /// What earlier loads of the model took.
+    /// Measured memory of earlier loads of the model; `None` if there are no measurements.
     pub(super) fn measured(&self, model: &ModelId) -> Option<LoadMeasurements> {
         self.store.load_measurements(model).unwrap_or_else(|error| {
             tracing::warn!(%model, reason = with_causes(&error), "measurements of earlier loads are not used");

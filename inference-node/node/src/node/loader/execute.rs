@@ -15,7 +15,7 @@ use crate::gpu;
 use crate::node::model_registry::ModelStatus;
 
 impl Loader {
-    /// Performs one command; returns its outcome if it has one.
+    /// Executes one command; returns its outcome, if it has one.
     pub(super) fn execute(&mut self, command: Command) -> Option<Event> {
         match command {
             Command::Estimate { model, request } => {
@@ -61,9 +61,16 @@ impl Loader {
         let Some(LoadedEngine { engine, .. }) = self.engines.get(model) else { return };
         let running = engine.state().running;
         match evicted_for {
-            Some(wanted) if running == 0 => tracing::info!(%model, %wanted, "idle model makes room"),
+            Some(wanted) if running == 0 => {
+                tracing::info!(%model, for_model = %wanted, "unloading idle model for another model");
+            }
             Some(wanted) => {
-                tracing::info!(%model, %wanted, running, "model makes room once its sequences have ended");
+                tracing::info!(
+                    %model,
+                    for_model = %wanted,
+                    running,
+                    "unloading model for another model once its running sequences finish"
+                );
             }
             None => tracing::debug!(%model, running, "unload requested"),
         }
@@ -72,12 +79,13 @@ impl Loader {
         self.registry.set_status(model, ModelStatus::Unloading(engine));
     }
 
-    /// Unloads an idle engine, and keeps its weights; the planner drops them if they are too large.
+    /// Unloads an idle engine and caches its weights; the planner drops them if they exceed the weight cache.
     fn unload(&mut self, model: ModelId) -> Event {
         let Some(LoadedEngine { engine, file }) = self.engines.remove(&model) else {
             return Event::StillShared { model };
         };
-        // A sequence may be admitted right now: then another thread holds the engine, and afterwards a sequence runs.
+        // A sequence may be admitted at this moment. Then another thread holds the engine, and a sequence will run on
+        // it.
         let engine = match engine.state().running {
             0 => Arc::try_unwrap(engine),
             _ => Err(engine),

@@ -1,4 +1,4 @@
-//! One load: from cached weights, onto GPUs, or from the disk.
+//! Loads one model: from cached weights, onto GPUs, or from the disk to the host.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -17,7 +17,7 @@ use crate::models::{MeasuredLoad, ModelFileLock, PullOptions, PullProgress};
 use crate::node::error::with_causes;
 
 impl Loader {
-    /// A panic during the load makes the model unusable.
+    /// Loads a model. A panic during the load makes only this model unusable.
     pub(super) fn load(&mut self, load: &LoadCommand) -> Result<LoadedEngine, LoadFailure> {
         let started = Instant::now();
         let (model, limits) = (&load.model, self.limits(load.host_bytes));
@@ -49,7 +49,8 @@ impl Loader {
         Ok(LoadedEngine { engine: Arc::new(engine), file })
     }
 
-    /// On the GPUs, as one of `share_of` models that share these free bytes. `None`: it runs on the CPU.
+    /// Loads the model onto the GPUs, as one of `share_of` models that share their `free` bytes. `None` if it has to
+    /// run on the CPU.
     fn load_on_gpus(
         &self,
         model: &ModelId,
@@ -96,8 +97,8 @@ impl Loader {
         }
     }
 
-    /// Free bytes by the driver, by [`Gpu::index`]. Empty while a forward pass of another model allocates and frees
-    /// memory, or if no driver reports it.
+    /// Free bytes of each GPU as the driver reports them, by [`Gpu::index`]. Empty while sequences run on another
+    /// model, because their forward passes allocate and free memory, or if no driver reports the free memory.
     fn driver_free(&self, gpus: &[Gpu]) -> BTreeMap<usize, u64> {
         if !self.is_quiet() {
             return BTreeMap::new();
@@ -106,7 +107,8 @@ impl Loader {
         gpus.iter().filter_map(free).collect()
     }
 
-    /// From the disk. The memory it takes is measured if nothing else changes what the process holds.
+    /// Loads the model from the disk to the host. Its memory is measured if no sequence runs, since then nothing else
+    /// changes the memory of the process.
     fn load_on_host(
         &self,
         model: &ModelId,
@@ -133,7 +135,7 @@ impl Loader {
         engine.map_err(|error| self.failure(model, &error))
     }
 
-    /// The planner's form of an error: what would be needed where memory was short.
+    /// Converts an error for the planner: if memory was short, with the estimate of the memory needed.
     fn failure(&self, model: &ModelId, error: &LoadError) -> LoadFailure {
         let reason = with_causes(error);
         let host = match error {
@@ -147,10 +149,10 @@ impl Loader {
         LoadFailure::OutOfMemory { reason, host, gpus }
     }
 
-    /// Fetches the model if it is not installed, and holds its file.
+    /// Fetches the model if it is not installed, and locks its file.
     ///
     /// # Errors
-    /// The reason, with the next step for the user.
+    /// The reason as text, with the next step for the user.
     pub(super) fn fetch(&self, model: &ModelId) -> Result<ModelFileLock, String> {
         let mut logged = 0;
         let mut report = |progress: PullProgress| match progress {
@@ -178,7 +180,8 @@ impl Loader {
 /// Opens the GPUs of the `device` setting; none for the CPU.
 ///
 /// # Errors
-/// The GPU that the setting names cannot be used, which makes all models unusable. With `auto` that is only logged.
+/// If the GPU that the setting names cannot be used, which makes all models unusable. With `auto`, the reason is only
+/// logged.
 pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, String> {
     match (device, open_gpus(device)) {
         (DeviceChoice::Cpu, _) => Ok(Vec::new()),
@@ -191,7 +194,7 @@ pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, String> {
     }
 }
 
-/// What a load took on each GPU whose free memory was read before and after.
+/// Memory that a load used on each GPU whose free memory was read both before and after it.
 fn measured_on_gpus(
     allocations: &[GpuAllocation],
     gpus: &[Gpu],
@@ -211,7 +214,7 @@ pub(super) fn measurement_key(gpu: &Gpu) -> String {
     gpu::measurement_key(&gpu.id(), gpu.uuid.as_deref())
 }
 
-/// The failpoint before every forward pass.
+/// Creates the hook that triggers a failpoint before every forward pass.
 fn failpoint_hook() -> StepHook {
     Arc::new(|| cfq_link::failpoint::panics("node.computing"))
 }

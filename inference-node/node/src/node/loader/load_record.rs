@@ -1,4 +1,4 @@
-//! The record of a load in progress, on disk: if it is still there in a later process, the load ended the earlier one.
+//! The record of a load in progress, on disk. If a later process finds it, the earlier process ended during the load.
 
 use cfq_engine::Bytes;
 use cfq_proto::model::ModelId;
@@ -6,11 +6,11 @@ use cfq_proto::model::ModelId;
 use crate::models::{MeasuredLoad, ModelError, ModelStore};
 use crate::node::error::with_causes;
 
-/// Exists while a load runs; dropping it removes the record and stores the measurements.
+/// Guard of a load in progress. Dropping it removes the record and stores the measurements.
 pub(super) struct LoadRecord<'a> {
     store: &'a ModelStore,
     model: &'a ModelId,
-    /// What the load took on each device where that was measured.
+    /// Measured memory of the load, for each device on which it was measured.
     pub(super) took: Vec<(String, MeasuredLoad)>,
 }
 
@@ -33,7 +33,7 @@ impl Drop for LoadRecord<'_> {
     }
 }
 
-/// A model folder that this user may not write has no records.
+/// Logs a failure to write the record. It is ignored: the user may have no write permission for the model folder.
 fn log_failure(model: &ModelId, written: Result<(), ModelError>) {
     if let Err(error) = written {
         tracing::debug!(%model, reason = with_causes(&error), "load not recorded");

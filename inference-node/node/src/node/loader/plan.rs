@@ -1,24 +1,26 @@
-//! The loader's planner: decides which models are loaded, evicted, kept and retried. It is a pure function over plain
-//! data; the time is a parameter and [`super::Loader`] executes the commands.
+//! The loader's planner: decides which models are loaded, evicted, kept and retried. The planner is a pure function
+//! over plain data: the time is a parameter, and [`super::Loader`] executes its commands.
 //!
-//! [`apply`] takes one event and returns the next commands. The executor performs them, observes the machine again and
-//! applies the outcome or [`Event::Continue`], until no command is left. At most one command of a batch has an outcome,
-//! and it is the last one.
+//! [`apply`] takes one event and returns the next commands. The executor executes them, observes the machine again, and
+//! calls [`apply`] with the outcome or with [`Event::Continue`], until no command is returned. At most one of the
+//! returned commands has an outcome, and it is the last one.
 //!
 //! The policy:
 //!
-//! - All models together may take what was free when the node started, or `memory_limit`. Of a GPU they may take what
-//!   was free when it was opened.
-//! - A model that does not fit beside the others evicts in this order: cached weights, the least recently used idle
-//!   model, the least recently used busy model, which takes no more sequences and is unloaded after its last one.
-//! - Pinned models (`cfq models pin`) stay. An unused model that was loaded a moment ago stays for a grace period,
-//!   since the job that it was loaded for is on its way.
+//! - All models together may use the host memory that was free when the node started, or `memory_limit`. Of a GPU, they
+//!   may use the memory that was free when it was opened.
+//! - For a model that does not fit beside the others, memory is freed in this order: cached weights; the least recently
+//!   used idle model; the least recently used busy model, which takes no more sequences and is unloaded after its last
+//!   one.
+//! - Pinned models (`cfq models pin`) are never evicted. A model that has not been used since its load is not evicted
+//!   for a grace period, because the job for which it was loaded has not arrived yet.
 //! - No model is evicted for one that would not fit even after all permitted evictions.
-//! - A model that can never fit is refused for good. One that does not fit now is retried when it is requested again,
-//!   after a wait that grows with every try.
-//! - A model that waits for memory delays only models that would take that memory. Others are loaded beside it, except
-//!   on a machine with GPUs.
-//! - GPUs come first. Models on them are evicted in the same order, and never for a model that goes to the CPU.
+//! - A model that can never fit is refused permanently. A model that does not fit now is refused for a backoff time
+//!   that grows with every attempt; after it, the next request is tried again.
+//! - A model that waits for memory delays only models that would use that memory. Others are loaded before it
+//!   (backfill), except on a machine with GPUs.
+//! - GPUs are preferred to the CPU. Models on GPUs are evicted in the same order, but never for a model that will run
+//!   on the CPU.
 //! - While the machine yields to another program nothing is loaded, but models are unloaded.
 //!
 //! Tested properties (`properties.rs`): the capacity of the host and of each GPU is never exceeded; a pinned model is
@@ -44,9 +46,10 @@ mod waiting;
 use std::time::Instant;
 
 use self::event::{Command, Event, Status};
+use self::outcome::WAITING_INTERVAL;
 use self::state::{LoaderState, ModelPhase};
 
-/// Applies `event` to the state and returns the next commands; none if nothing is left to do now.
+/// Applies `event` to the state and returns the next commands; no command if nothing has to be done now.
 pub fn apply(state: &mut LoaderState, event: Event, now: Instant) -> Vec<Command> {
     let mut commands = Vec::new();
     state.on_event(event, now, &mut commands);
@@ -60,7 +63,7 @@ impl LoaderState {
             Event::LoadRequested(model) => {
                 self.begin_round();
                 if matches!(self.phase(&model), ModelPhase::Unknown | ModelPhase::OnDisk | ModelPhase::Unusable) {
-                    // The registry has published it when it accepted the request.
+                    // No status is sent: the registry published the model as loading when it accepted the request.
                     self.unloaded.insert(model.clone(), ModelPhase::Loading);
                 }
                 if !self.waiting.contains(&model) {
@@ -78,8 +81,12 @@ impl LoaderState {
             }
             Event::Tick => self.begin_round(),
             Event::EnginesChanged => {
-                // Admissions and outputs are frequent; only a model that became idle or busy changes a decision.
-                if self.busy_models() != self.planned_busy || self.observed.yielding != self.planned_yielding {
+                // Engines change often, but only a model that became idle or busy, a yield, or the time can change a
+                // decision. Frequent changes must not postpone the round that time alone makes due.
+                if self.busy_models() != self.planned_busy
+                    || self.observed.yielding != self.planned_yielding
+                    || self.next_round_at.is_some_and(|at| now >= at)
+                {
                     self.begin_round();
                 }
             }
@@ -109,13 +116,15 @@ impl LoaderState {
         } else if self.plan_start(now, commands) || (self.replan && self.plan_waiting(now, commands)) {
             return;
         }
-        self.replan = false;
-        self.planned_busy = self.busy_models();
-        self.planned_yielding = self.observed.yielding;
+        if std::mem::take(&mut self.replan) {
+            self.planned_busy = self.busy_models();
+            self.planned_yielding = self.observed.yielding;
+            self.next_round_at = Some(now + WAITING_INTERVAL);
+        }
         self.report_free_bytes(commands);
     }
 
-    /// Starts a new round of planning. Answers that may have changed since the last one are dropped.
+    /// Starts a new planning round and discards cached estimates that may be out of date.
     pub(super) fn begin_round(&mut self) {
         self.replan = true;
         for known in self.estimates.values_mut() {
@@ -124,7 +133,7 @@ impl LoaderState {
         }
     }
 
-    /// Publishes models whose wait is over as available again.
+    /// Publishes models whose backoff time is over as available again.
     fn offer_retries(&mut self, now: Instant, commands: &mut Vec<Command>) {
         for (model, state) in self.backoff.take_due(now) {
             if self.phase(&model) == ModelPhase::Unusable {

@@ -1,4 +1,4 @@
-//! The loader step by step, with real small models and GPUs that are candle's CPU device.
+//! Tests that drive the loader step by step, with small real models and with candle's CPU device in place of GPUs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn largest_on_gpu(path: &Path) -> u64 {
     estimate_on_gpus(path, &[gpu_with(u64::MAX)], limits(0)).unwrap().total()
 }
 
-/// Bytes of the smallest GPU that the model fits.
+/// Minimum memory of a GPU that fits the model, in bytes.
 fn smallest_on_gpu(family: &str) -> u64 {
     let (mut low, mut high) = (0, largest_on_gpu(&file(family)));
     while low < high {
@@ -82,7 +82,7 @@ struct TestLoader {
     _folder: tempfile::TempDir,
 }
 
-/// A loader with these bytes of host memory for models, and of one GPU if there is one.
+/// Creates a loader with `host` bytes of host memory for models, and with one GPU of `gpu` bytes, if given.
 fn loader(host: u64, gpu: Option<u64>, accept_ms: u64) -> TestLoader {
     let folder = tempfile::tempdir().unwrap();
     let mut config: Config = serde_json::from_value(serde_json::json!({
@@ -104,7 +104,7 @@ impl TestLoader {
         self.loader.gpus = gpus;
     }
 
-    /// Requests a model as a job does, and executes what the loader's thread would.
+    /// Requests a model as a job does, and performs the work of the loader thread.
     fn request(&mut self, family: &str) -> ModelState {
         self.request_model(&id(family));
         self.state(family)
@@ -121,7 +121,7 @@ impl TestLoader {
         self.loader.process(Event::UnloadRequested(id(family)));
     }
 
-    /// Loads the model with these bytes of host memory, or with what it takes of the GPU.
+    /// Loads the model with `host_bytes` of host memory, or onto the GPU if there is one.
     fn load_with(&mut self, model: &ModelId, host_bytes: u64) {
         self.registry.set_status(model, ModelStatus::Loading);
         self.loader.state.observed = self.loader.observe();
@@ -138,11 +138,11 @@ impl TestLoader {
         assert!(matches!(self.registry.status(model), Some(ModelStatus::Ready(_))), "{:?}", self.registry.ledger());
     }
 
-    /// Installs a fixture as if it had been fetched: a file of the user's own cannot be pinned.
+    /// Installs a fixture as if it had been fetched, because a user's own file cannot be pinned.
     fn install(&self, family: &str) -> ModelId {
         let model: ModelId = format!("hf:den/{family}:model.gguf").parse().unwrap();
         let (store, models) = (self.loader.config.store(), &self.loader.config.model_dir);
-        // The record has the name of the lock.
+        // The name of the lock file gives the name of the record.
         assert!(store.lock_present(&model).unwrap().is_none());
         let folder = models.join("hf/den").join(family);
         let lock = std::fs::read_dir(&folder).unwrap().flatten().map(|e| e.path()).next().unwrap();
@@ -168,12 +168,13 @@ impl TestLoader {
         &self.loader.engines[&id(family)].engine
     }
 
-    /// Uses the model, so that it is not fresh any more.
+    /// Records a use of the model, which ends its grace period.
     fn use_model(&self, family: &str) {
         self.registry.record_use(&id(family));
     }
 
-    /// The model's estimate after `took` was measured on the GPU with this index and UUID.
+    /// Unloads the model and loads it again on a GPU with this index and UUID. Returns its estimated bytes and its
+    /// device.
     fn reloaded_on(&mut self, family: &str, index: usize, uuid: Option<&str>) -> (u64, String) {
         self.unload(family);
         self.set_gpus(vec![Gpu { index, uuid: uuid.map(str::to_owned), ..gpu_with(u64::MAX) }]);
@@ -182,14 +183,15 @@ impl TestLoader {
     }
 }
 
-/// One model is pinned and one is idle; `large` would fit only without the pinned one, by a byte.
+/// Asserts that an idle model is not evicted if that would be useless: one model is pinned, one is idle, and `large`
+/// lacks one byte to fit beside the pinned one.
 fn idle_model_stays_beside_a_pinned_one(mut test: TestLoader, [idle, large]: [&str; 2], memory: [u64; 2]) {
     test.loader.state.backoff = Backoff::new(Duration::from_secs(60));
     let pinned = test.install("llama");
     test.pin(&pinned, true);
     test.load_with(&pinned, memory[0]);
     test.load_with(&id(idle), memory[1]);
-    // Every try is like the first.
+    // Every attempt has the same result.
     for _ in 0..2 {
         let Residency::Unusable { reason } = test.request(large).residency else { panic!("{:?}", test.state(large)) };
         assert!(reason.contains("It is tried again"), "{reason}");
@@ -218,7 +220,7 @@ fn nothing_is_evicted_for_a_model_that_does_not_fit_beside_a_pinned_one() {
     idle_model_stays_beside_a_pinned_one(test, families, [0, 0]);
 }
 
-/// Installed models do not wait for a download; the absent one is fetched when it is first in line.
+/// Installed models do not wait for a download: a missing model is fetched only when it is the first in the queue.
 #[test]
 fn model_that_is_not_installed_is_not_fetched_before_its_turn() {
     let [small, fresh, large] = families_by(smallest_on_host);
@@ -227,11 +229,11 @@ fn model_that_is_not_installed_is_not_fetched_before_its_turn() {
     assert_eq!(test.request(fresh).residency, Residency::Resident);
     test.loader.state.last_bytes.insert(id(large), 0);
     assert_eq!(test.request(large).residency, Residency::Loading);
-    // A fetch would fail at once here, and make it unusable.
+    // A fetch would fail immediately in this test and make the model unusable.
     let absent: ModelId = "hf:den/absent:model.gguf".parse().unwrap();
     test.request_model(&absent);
     assert!(matches!(test.registry.status(&absent), Some(ModelStatus::Loading)));
-    // Its size is unknown, so nothing behind it is loaded.
+    // The size of the missing model is unknown, so no model behind it in the queue is loaded.
     assert_eq!(test.request(small).residency, Residency::Loading);
     assert_eq!(test.loader.state.waiting, [id(large), absent, id(small)]);
     test.loader.state.waiting.remove(1);
@@ -239,12 +241,12 @@ fn model_that_is_not_installed_is_not_fetched_before_its_turn() {
     assert_eq!(test.state(small).residency, Residency::Resident);
 }
 
-/// The first in line waits for a model that was loaded a moment ago, and the memory it will take is reserved.
+/// The first model in the queue waits for one in its grace period, and the memory that it needs is reserved.
 #[test]
 fn model_that_fits_is_loaded_beside_a_waiting_one() {
     let [small, fresh, large] = families_by(smallest_on_host);
     let total = largest_on_host(fresh) + smallest_on_host(large) - 1;
-    // The waiting one needs all memory, or as little as it can do with.
+    // The waiting model needs all memory, or only its minimum.
     for (wanted, fits) in [(total, false), (0, true)] {
         let mut test = loader(total, None, 600_000);
         assert_eq!(test.request(fresh).residency, Residency::Resident);
@@ -263,7 +265,7 @@ fn only_a_model_that_could_fit_later_is_offered_again() {
     assert!(reason.contains("does not fit") && !reason.contains("tried again"), "{reason}");
     assert_eq!(test.loader.state.backoff.next_due(), None);
 
-    // Memory that is lacking now, for example by the driver's count, is a passing reason.
+    // Memory that is short at present, for example as the driver reports it, is a temporary reason.
     let mut test = loader(1 << 40, None, 10);
     let model = id("qwen2");
     let need = estimate(&file("qwen2"), limits(u64::MAX), 0).unwrap();
@@ -288,7 +290,8 @@ fn only_a_model_that_could_fit_later_is_offered_again() {
     assert_eq!(test.state("qwen2"), test.loader.state.state_on_disk(&model, "cpu", &need));
 }
 
-/// The kernel still reports memory as available that a KV pool and the host KV cache will fill.
+/// The kernel reports the unallocated parts of a KV pool and of the host KV cache as available, although they are
+/// promised.
 #[test]
 fn promised_memory_is_not_counted_as_available() {
     let mut test = loader(1 << 40, None, 0);
@@ -308,10 +311,10 @@ fn promised_memory_is_not_counted_as_available() {
     };
     let have = [promised - 1, promised, promised + 1000].map(|a| with_available(a, LoaderState::have));
     assert_eq!(have, [0, 0, 1000]);
-    // After its eviction its own memory is available too, whatever else the machine has.
+    // After the eviction of the model, its memory is available in addition.
     let at_most = [promised, promised + 1000].map(|a| with_available(a, LoaderState::at_most));
     assert_eq!(at_most, [need.total(), need.total() + 1000]);
-    // The ledger reports it in whole steps, up to what is promised to no model.
+    // The ledger reports the free memory in multiples of a step, at most the unpromised memory.
     let step = 64 << 20;
     let reported = [0, promised + step - 1, promised + 3 * step + 1, u64::MAX];
     let reported = reported.map(|a| with_available(a, LoaderState::reported_free));

@@ -1,5 +1,5 @@
-//! Requests to load or unload a model, by a user or by the scheduler for a job. The reply is given at once, with the
-//! version of the ledger that shows the request; later ledgers show how it ended.
+//! Requests to load or unload a model, from a user or, for a job, from the scheduler. The reply is sent before the load
+//! or unload finishes. It contains the version of the ledger that shows the request; a later ledger shows the result.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl ModelRegistry {
             if !is_file(model) {
                 return refused(format!("{model} lives behind an endpoint: name it in this node's configuration"));
             }
-            // Reads the disk, so the table is not locked.
+            // Called without the lock, because it reads the disk.
             if let Err(reason) = is_installed() {
                 return refused(reason);
             }
@@ -52,7 +52,7 @@ impl Table {
             Some(ModelStatus::OnDisk(_) | ModelStatus::Unusable(_)) | None => {
                 self.statuses.insert(model.clone(), ModelStatus::Loading);
             }
-            // It is unloaded first.
+            // The model is unloaded first and then loaded again.
             Some(ModelStatus::Unloading(_)) => {}
         }
         let reply = ModelReply::Loading { ledger_version: self.refresh_ledger().version };
@@ -75,7 +75,7 @@ impl Table {
                 refused(format!("{model} lives behind an endpoint: nothing of it is loaded here"))
             }
             Some(ModelStatus::Ready(engine)) => {
-                // At once, so that the next ledger shows it.
+                // Published immediately, so that the next ledger shows it.
                 self.statuses.insert(model.clone(), ModelStatus::Unloading(Arc::downgrade(&engine)));
                 let running = engine.state().running;
                 let reply = ModelReply::Unloading { running, ledger_version: self.refresh_ledger().version };
@@ -92,7 +92,7 @@ impl Table {
                 ModelReply::Unloading { running, ledger_version: self.refresh_ledger().version }
             }
             Some(ModelStatus::Loading) => refused(format!("{model} is being loaded; ask again when that is done")),
-            // Not configured and not usable: there is nothing more to report about it.
+            // A model that is neither configured nor usable is removed from the registry.
             Some(ModelStatus::Unusable(_)) if !is_configured => {
                 self.statuses.remove(model);
                 ModelReply::Unloaded
@@ -104,7 +104,7 @@ impl Table {
     /// Queues a command for the loader.
     ///
     /// # Errors
-    /// The reply to the request if the queue is full or closed.
+    /// If the queue is full or closed; the error is the reply to the request.
     pub(super) fn send(&self, command: LoaderCommand) -> Result<(), ModelReply> {
         let sent = match &self.commands {
             Some(commands) => commands.try_send(command),

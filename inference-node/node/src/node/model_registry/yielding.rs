@@ -6,7 +6,8 @@ use cfq_proto::model::ModelId;
 
 use super::{LoaderCommand, ModelRegistry, ModelStatus, Table, is_file};
 
-/// GPUs that other programs use: a description of the program by the GPU's id, for example `game on cuda:0`.
+/// GPUs that other programs claim: maps the id of each GPU to a description of the program, for example `game on
+/// cuda:0`.
 pub type GpuClaims = BTreeMap<String, String>;
 
 impl ModelRegistry {
@@ -31,7 +32,7 @@ impl ModelRegistry {
         !self.table().gpu_claims.is_empty()
     }
 
-    /// The program for which the model takes no work now.
+    /// The program to which the model yields, so that it takes no jobs now; `None` if it does not yield.
     pub fn yields_to(&self, model: &ModelId) -> Option<String> {
         let table = self.table();
         table.statuses.get(model)?.yields_to(model, &table.gpu_claims)
@@ -47,8 +48,8 @@ impl ModelRegistry {
         table.statuses.iter().filter(is_on_claimed).map(|(model, _)| model.clone()).collect()
     }
 
-    /// Requests that models unloaded for another program are loaded again, with the memory shared as at start. A model
-    /// that is still being unloaded is loaded when a job needs it.
+    /// Requests that models unloaded for another program are loaded again, sharing the memory as at start. A model that
+    /// is still being unloaded is not included; it is loaded when a job needs it.
     pub fn reclaim(&self, models: &BTreeSet<ModelId>) {
         {
             let mut table = self.table();
@@ -67,7 +68,7 @@ impl ModelRegistry {
 }
 
 impl Table {
-    /// The program to which the machine yields, if loading the model now would start a load.
+    /// The program because of which `model` must not be loaded now; `None` if it may, or is already loaded.
     pub(super) fn load_blocked_by(&self, model: &ModelId) -> Option<String> {
         match self.statuses.get(model) {
             Some(ModelStatus::Ready(_)) => None,
@@ -116,7 +117,7 @@ pub(in crate::node) mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// An engine on these devices.
+    /// A fake engine on the given devices.
     struct EngineOn(&'static str, ModelId);
 
     impl Engine for EngineOn {
@@ -133,7 +134,7 @@ pub(in crate::node) mod tests {
         }
     }
 
-    /// A registry of ready models, one for each of these devices.
+    /// Creates a registry with one ready model on each of the given devices.
     pub fn registry_on<const N: usize>(
         devices: [&'static str; N],
     ) -> (Arc<ModelRegistry>, Receiver<LoaderCommand>, [ModelId; N]) {
@@ -172,7 +173,7 @@ pub(in crate::node) mod tests {
             let refused = registry.load(&model, || Ok(()));
             assert!(matches!(refused, ModelReply::Refused { reason } if reason.contains("game on cuda:0")));
         }
-        // It is being unloaded from another GPU.
+        // A model that is being unloaded from a GPU that is not claimed does not yield.
         let engine: Arc<dyn Engine> = Arc::new(EngineOn("cuda:1", second.clone()));
         registry.set_status(&second, ModelStatus::Unloading(Arc::downgrade(&engine)));
         assert_eq!(registry.yields_to(&second), None);

@@ -39,7 +39,7 @@ async fn overdue_running_task_escalates_and_cancels_its_job_and_runner() {
     assert_eq!(escalation.reason, EscalationReason::TimeoutExceeded);
     assert!(escalation.available_actions.contains(&ActionKind::AcceptBestEffort));
     assert_eq!(state_of(&r.env, r.job.job).await, JobState::Cancelled);
-    // A step that its runner commits later is stale.
+    // A step that the task's runner commits after the escalation is stale.
     let review = ReviewFeedback { quality_score: 99.0, defects: vec![], suggestions: vec![], required_changes: vec![] };
     let late = Step::Reviewed { iteration: 1, review, job: r.job.job, model: MODEL.into() };
     assert_eq!(step(&r.env, r.task, 3, late).await, StepReply::Stale);
@@ -97,7 +97,7 @@ async fn pending_decisions_come_first_and_unreadable_tasks_are_skipped() {
     assert_eq!(states(&env, fences[0]).await.0, TaskState::Running, "its next step needs no model");
     assert_eq!(states(&env, fences[1]).await.0, TaskState::Running, "a gap in its steps");
     assert_eq!(states(&env, fences[2]).await.0, TaskState::Escalated);
-    // Reviewed before the deadline: decided after it by the result.
+    // This task was reviewed before the deadline: it is decided by the review and does not escalate.
     env.submit().await;
     let good = grant(&env, boot).await.fence;
     checked_iteration(&env, good, None).await;

@@ -12,7 +12,7 @@ async fn retry(r: &mut Running) {
     assert_eq!(accept(&r.env, r.job, r.node).await, FenceReply::Committed);
 }
 
-/// Moves all times of the job and its attempts into the past.
+/// Moves all times of the job and its attempts `minutes` into the past.
 async fn minutes_pass(r: &Running, minutes: u32) {
     let earlier = |column: &str| format!("{column} = {column} - interval '{minutes} minutes'");
     let jobs: Vec<String> = ["first_failure_at", "placed_at", "accepted_at"].map(earlier).into();
@@ -46,7 +46,7 @@ async fn first_token_resets_backoff_and_ceiling() {
     retry(&mut r).await;
     assert!(r.env.store.first_token(&r.job).await.unwrap());
     assert!(!r.env.store.first_token(&r.job).await.unwrap(), "recorded before");
-    // It fails after half an hour of output: the backoff starts again.
+    // The attempt fails after half an hour of output. The backoff starts at its first step again.
     minutes_pass(&r, 30).await;
     report(&r.env, r.job, r.node, down()).await;
     let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);

@@ -7,7 +7,8 @@ use crate::testing::new_task;
 
 const TASKS: usize = 12;
 
-/// Writers commit out of order; a reader that follows the feed meanwhile reads every event once, in each task's order.
+/// Writers commit out of order while a reader follows the global feed. The reader must receive every event once, and
+/// the events of each task in order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn global_feed_skips_no_event_under_concurrent_writers() {
     let env = TestEnv::new().await;
@@ -16,7 +17,7 @@ async fn global_feed_skips_no_event_under_concurrent_writers() {
         let store = env.store.clone();
         async move {
             store.submit(&new_task(None)).await.unwrap();
-            // Keeps a transaction open that has drawn an event id, while other writers commit.
+            // Keeps a transaction open that already has an event id, while other writers commit.
             let sql = format!(
                 "begin; insert into events (task, number, task_seq, body) select id, number, 1000 + {n}, '{{\"type\":\"task_submitted\"}}' \
                  from tasks order by number limit 1; select pg_sleep(0.0{}); commit",

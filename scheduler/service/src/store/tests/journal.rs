@@ -36,7 +36,7 @@ async fn next_attempt_resumes_with_the_tokens_of_the_lost_one() {
     assert_eq!(again.generated, Some(expected), "a repeated work order is the same");
     assert_eq!(append(&r, order.fence, 4, &[5]).await, FenceReply::Stale, "not accepted yet");
     accept(&r.env, order.fence, r.node).await;
-    // The node could resume after only a part of them.
+    // The node resumes after only the first two of these tokens, so its first message truncates the journal.
     assert_eq!(append_resumed(&r, order.fence, 2, 2, &[8]).await, FenceReply::Committed);
     assert_eq!(kept(&r).await, 3);
     let released = Outcome::Released { reason: "draining".into() };
@@ -69,7 +69,8 @@ async fn late_journal_message_removes_no_tokens() {
     assert_eq!(append(&r, r.job, 2, &[3, 4, 5]).await, FenceReply::Committed);
     assert_eq!(append(&r, r.job, 2, &[3]).await, FenceReply::Committed, "stored already");
     assert_eq!(kept(&r).await, 5);
-    // The first message arrives late; resent from the start, the journal is complete.
+    // The first message arrives again, late, and truncates the journal. It is complete once the node resends all tokens
+    // from the start.
     append(&r, r.job, 0, &[1, 2]).await;
     assert!(matches!(append(&r, r.job, 5, &[6]).await, FenceReply::Unavailable { .. }));
     assert_eq!(append(&r, r.job, 0, &[1, 2, 3, 4, 5, 6]).await, FenceReply::Committed);

@@ -172,7 +172,7 @@ async fn late_registration_of_an_older_boot_is_refused_while_the_newer_is_live()
     assert_eq!(env.store.register_runner(&runner_registration).await.unwrap(), None);
     assert!(!env.store.node_heartbeat(&node(), &heartbeat(node_boot, &[])).await.unwrap().register_again);
     assert!(!env.store.runner_heartbeat(&runner(), &heartbeat(runner_boot, &[])).await.unwrap().register_again);
-    // The clock was set back and the node restarted: the later boot sends no heartbeats.
+    // The clock was set back, then the node restarted: the boot with the later id sends no heartbeats any more.
     env.store.raw("update nodes set last_seen = now() - interval '1 minute'").await;
     env.store.raw("update runners set last_seen = now() - interval '1 minute'").await;
     assert!(env.store.register_node(&node_registration(old_node)).await.unwrap().is_some());

@@ -30,7 +30,7 @@ fn all_actions() -> Vec<ActionKind> {
     vec![SwitchLlm, RetryWithConstraints, AcceptBestEffort, Abort, Fail]
 }
 
-/// A task granted to the runner, with one reviewed iteration.
+/// Creates a task, grants it to the runner and commits the steps of one reviewed iteration.
 pub(super) async fn reviewed(quarantine: Option<Quarantine>) -> (TestEnv, BootId, TaskFence) {
     let env = TestEnv::new().await;
     let boot = env.join_runner().await;
@@ -158,7 +158,8 @@ async fn best_effort_needs_an_offer_and_a_result_without_quarantine() {
     assert_eq!(detail(&env, next.task).await.summary.state, TaskState::Accepted);
 }
 
-/// A converged task whose pull request is approved; the next step is 9.
+/// Commits the steps until the task has converged and its pull request is approved. Returns the pull request's number;
+/// the next step is number 9.
 async fn approved(env: &TestEnv, fence: TaskFence) -> i64 {
     committed(env, fence, 4, decided(1, Decision::Converged, Some(1))).await;
     let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };

@@ -26,12 +26,14 @@ async fn heartbeat_is_a_heap_only_update() {
             .raw("update jobs set lease_expires = now() + interval '6 seconds'; select pg_stat_force_next_flush()")
             .await;
     }
-    // A full page moves the row now and then; with lease_expires in an index, each of the 20 updates would move it.
+    // An update moves the row only now and then, when its page is full. If lease_expires were in an index, each of the
+    // 20 updates would move it.
     let moved = r.env.store.count(hot).await - before;
     assert!(moved <= 4, "{moved}");
 }
 
-/// Rows of the schema before `0003` are migrated and read, with the values in columns that `0005` renames.
+/// A filled database with the schema before migration `0003` is migrated and read, including the values in columns that
+/// `0005` renames.
 #[tokio::test]
 async fn filled_older_database_is_migrated() {
     let r = running().await;

@@ -30,7 +30,7 @@ use super::{Leadership, PlaceOrder, Store};
 use crate::testing::{MODEL, TestEnv, node, runner};
 
 impl Store {
-    /// Executes a statement that is not part of the product.
+    /// Executes an SQL statement that only tests use.
     pub(crate) async fn raw(&self, sql: &str) {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Tasks that are taken back from their runners, and tasks that wait for a placement without a runner.
+//! Tests of tasks that are taken back from their runners, and of tasks that wait for a placement without a runner.
 
 use cfq_proto::loop_step::{ActionKind, Decision, LoopState};
 use cfq_proto::messages::{Abandon, Heartbeat, HeldLease, Release, RunnerRegistration};
@@ -10,7 +10,7 @@ use super::loops::{decided, reviewed};
 use super::*;
 use crate::store::Hint;
 
-/// Exceeds the task's limit of lost runners.
+/// Makes the task lose one runner more than permitted, and returns the task after that.
 async fn lose_last_runner(env: &TestEnv, fence: TaskFence) -> cfq_proto::http::TaskDetail {
     env.store.raw("update tasks set losses = 1000").await;
     let ask = Abandon { fence, reason: "its disk is broken".into() };
@@ -152,7 +152,7 @@ async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
     let detail = r.env.store.task_detail(r.task.task).await.unwrap().unwrap();
     assert_eq!((detail.summary.state, detail.reason.as_str()), (TaskState::Ready, "waits: no node is up"));
     assert_eq!(r.env.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None);
-    // The reason of its job changes without a write to the task's row.
+    // When the reason of its job changes, the task shows the new reason without a write to the task's row.
     let pending = cfq_scheduler_core::PendingReason::Capacity;
     r.env.store.explain(r.lead, r.job.job, 1, &pending, 0).await.unwrap();
     let detail = r.env.store.task_detail(r.task.task).await.unwrap().unwrap();

@@ -1,7 +1,8 @@
 //! The tile kernel for AVX2: a vector holds four columns of eight rows, so a tile is processed in two halves.
 //!
 //! Without VNNI, pairs of 8-bit products are first added as 16-bit integers. These do not overflow for weights of up to
-//! 6 bits; 8-bit weights are multiplied by their magnitude, and their sign is applied to the activations.
+//! 6 bits; For 8-bit weights, the kernel multiplies by the magnitude of the weight and applies its sign to the
+//! activation.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -11,10 +12,11 @@ use crate::backend::cpu::tiles::layout::code::{self, Q4, Q4K, Q5K, Q6K, Q8};
 use crate::backend::cpu::tiles::layout::{ROWS, TileFormat, for_format, offset, take, unrolled};
 use crate::backend::cpu::tiles::{CACHED_ROWS, TileGemm};
 
-/// Rows of half a tile.
+/// Number of rows in half a tile.
 const HALF_ROWS: usize = 8;
 
-/// Computes the product. Panics if the CPU lacks the instructions, or the tiles do not fit the input's columns.
+/// Computes the product of tiles and input rows. Panics if the CPU lacks the instructions, or the tiles do not fit the
+/// input's columns.
 pub fn multiply(format: TileFormat, gemm: &TileGemm<'_>) {
     let has = std::arch::is_x86_feature_detected!("avx2")
         && std::arch::is_x86_feature_detected!("fma")
@@ -59,8 +61,8 @@ macro_rules! unpack {
             }
         }
         if $k == Q5K {
-            // Byte i of the vector takes bit i of the four bytes: each byte is broadcast to eight, then masked to its
-            // bit.
+            // Byte i of the vector gets bit i of the 32 bits: each of the four bytes is broadcast to eight bytes, and
+            // each of these is masked to its bit.
             let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
             let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
             for (j, weights) in weights.iter_mut().enumerate() {
@@ -111,7 +113,7 @@ macro_rules! unpack {
     }};
 }
 
-/// All tiles with all input rows.
+/// Multiplies all tiles by all input rows.
 ///
 /// # Safety
 /// The CPU has AVX2, FMA and F16C, and the tiles have format `K` and the columns of the input.
@@ -136,10 +138,10 @@ unsafe fn multiply_format<const K: u8>(gemm: &TileGemm<'_>) {
     }
 }
 
-/// One tile with the `N` input rows from `row` on. Returns `N`.
+/// Multiplies one tile by `N` input rows, starting at `row`. Returns `N`.
 ///
 /// # Safety
-/// As for [`multiply_format`], and the rows exist.
+/// The conditions of [`multiply_format`] hold, and the rows exist.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_rows<const K: u8, const N: usize>(
     gemm: &TileGemm<'_>,
@@ -190,7 +192,7 @@ unsafe fn multiply_rows<const K: u8, const N: usize>(
         }
         for (n, total) in totals.into_iter().enumerate() {
             let mut values = [0.0; HALF_ROWS];
-            // SAFETY: eight values.
+            // SAFETY: `values` holds eight f32.
             unsafe { _mm256_storeu_ps(values.as_mut_ptr(), total) };
             // SAFETY: only this chunk writes these columns.
             let out = unsafe { gemm.out.slice((row + n) * gemm.width + from, width) };

@@ -8,11 +8,12 @@ use crate::backend::cpu::tiles::layout::code::{self, Q4, Q4K, Q5K, Q6K, Q8};
 use crate::backend::cpu::tiles::layout::{ROWS, TileFormat, for_format, offset, take, unrolled};
 use crate::backend::cpu::tiles::{CACHED_ROWS, TileGemm};
 
-/// Software prefetch distance: with several rows, each cache line is computed on for too long for the hardware
-/// prefetcher.
+/// Software prefetch distance, in bytes. With several input rows, the computation on each cache line takes too long for
+/// the hardware prefetcher.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Computes the product. Panics if the CPU lacks the instructions, or the tiles do not fit the input's columns.
+/// Computes the product of tiles and input rows. Panics if the CPU lacks the instructions, or the tiles do not fit the
+/// input's columns.
 pub fn multiply(format: TileFormat, gemm: &TileGemm<'_>) {
     let has = std::arch::is_x86_feature_detected!("avx512f")
         && std::arch::is_x86_feature_detected!("avx512bw")
@@ -104,7 +105,7 @@ macro_rules! unpack {
     }};
 }
 
-/// All tiles with all input rows.
+/// Multiplies all tiles by all input rows.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VNNI, and the tiles have format `K` and the columns of the input.
@@ -130,10 +131,10 @@ unsafe fn multiply_format<const K: u8>(gemm: &TileGemm<'_>) {
     }
 }
 
-/// One tile with the `N` input rows from `row` on. Returns `N`.
+/// Multiplies one tile by `N` input rows, starting at `row`. Returns `N`.
 ///
 /// # Safety
-/// As for [`multiply_format`], and the rows exist.
+/// The conditions of [`multiply_format`] hold, and the rows exist.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn multiply_rows<const K: u8, const N: usize>(
     gemm: &TileGemm<'_>,

@@ -6,24 +6,26 @@ use crate::backend::cpu::simd::vectorised;
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
 use crate::backend::cpu::tiles::layout::BLOCK;
 
-/// Number of rows from which quantisation runs on all threads.
+/// Minimum number of rows for which quantisation runs on all threads.
 const MIN_PARALLEL_ROWS: usize = 8;
 
-/// Scale and precomputed sums of a block.
+/// Scale and precomputed sums of a block of activations.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct BlockMeta {
-    /// value = scale x quant.
+    /// Scale of the quants: value = scale x quant.
     pub scale: f32,
     /// Sum of the dequantised values.
     pub sum: f32,
-    /// -128 x the sum of the quants: initial value of a dot product with weights stored plus 128 (Q8_0).
+    /// -128 x the sum of the quants: initial value of a dot product with Q8_0 weights, which tiles store with an offset
+    /// of 128.
     pub q8_correction: i32,
-    /// -32 x the sums of the first and the last 16 quants, for weights stored plus 32 (Q6_K).
+    /// -32 x the sum of the first and of the last 16 quants: initial values of dot products with Q6_K weights, which
+    /// tiles store with an offset of 32.
     pub q6_corrections: [i32; 2],
 }
 
-/// The quants of a block, four per word, the first in the lowest bits: the operand layout of the kernels.
+/// The quants of a block, four per word with the first in the lowest bits, as the kernels need them.
 pub type BlockWords = [i32; BLOCK / 4];
 
 /// Quantised rows of activations.
@@ -70,13 +72,13 @@ impl QuantizedInput {
         self.cols
     }
 
-    /// The blocks of a row.
+    /// Quants and metadata of the blocks of a row.
     pub fn row(&self, row: usize) -> (&[BlockWords], &[BlockMeta]) {
         let blocks = self.cols / BLOCK;
         (&self.quants[row * blocks..][..blocks], &self.meta[row * blocks..][..blocks])
     }
 
-    /// The values after quantisation.
+    /// The quantised activations converted back to F32.
     #[cfg(test)]
     pub fn dequantized(&self) -> Vec<f32> {
         let blocks = self.quants.iter().zip(&self.meta);
@@ -84,12 +86,12 @@ impl QuantizedInput {
     }
 }
 
-/// The quants of a block.
+/// Unpacks the quants of a block.
 pub fn quants(words: &BlockWords) -> [i8; BLOCK] {
     std::array::from_fn(|at| (words[at / 4] >> (at % 4 * 8)) as i8)
 }
 
-/// Quantises whole blocks.
+/// Work for [`vectorised`]: quantises whole blocks.
 struct Quantize<'a> {
     values: &'a [f32],
     quants: &'a mut [BlockWords],
@@ -110,7 +112,8 @@ impl WithSimd for Quantize<'_> {
 
 #[inline(always)]
 fn quantize_block(values: &[f32; BLOCK], words: &mut BlockWords) -> BlockMeta {
-    // The bits of magnitudes order like the floats, and NaN is above all: it propagates into the scale.
+    // As integers, the bit patterns of absolute values have the same order as the values. NaN is the largest, so it
+    // propagates into the scale.
     let mut largest = 0u32;
     for value in values {
         largest = largest.max(value.to_bits() & 0x7fff_ffff);

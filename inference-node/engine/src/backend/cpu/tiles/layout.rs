@@ -1,31 +1,31 @@
 //! The memory layout of a tile.
 //!
-//! A tile is a sequence of steps of 32 columns, or of 256 in the k-quant formats, whose blocks of 32 share a
-//! super-scale. In a block, each vector of 64 bytes holds four columns of every row (byte 4 * row + column), the
-//! operand layout of the dot-product instructions; with 4-bit values, the low nibbles are columns 0 to 15 and the high
-//! ones 16 to 31. Scales are stored as one vector of 16 rows each.
+//! A tile is a sequence of steps. A step has 32 columns; in the k-quant formats it has 256, in eight blocks of 32 that
+//! share a super-scale. In a block, each vector of 64 bytes holds four columns of every row (byte 4 * row + column),
+//! which is the operand layout of the dot-product instructions; with 4-bit values, the low nibbles are columns 0 to 15
+//! and the high nibbles columns 16 to 31. The scales of a block are one vector of 16 values, one per row.
 
 use half::f16;
 
-/// Rows of a tile.
+/// Number of rows of a tile.
 pub const ROWS: usize = 16;
-/// Columns of a block.
+/// Number of columns of a block.
 pub const BLOCK: usize = 32;
 
-/// Format of the values of a tile.
+/// Quantisation format of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TileFormat {
     /// 4 bits; scale and minimum per 32 columns, the minimum computed when packing.
     Q4_0,
     /// 4 bits; scale and minimum per 32 columns.
     Q4_1,
-    /// 8 bits plus 128; scale per 32 columns.
+    /// 8 bits, stored with an offset of 128; scale per 32 columns.
     Q8_0,
     /// 4 bits; scale and minimum of 6 bits per 32 columns, with super-scales per 256.
     Q4K,
-    /// As Q4_K, with 5 bits.
+    /// 5 bits; otherwise the same as Q4_K.
     Q5K,
-    /// 6 bits plus 32; scale of 8 bits per 16 columns, with a super-scale per 256.
+    /// 6 bits, stored with an offset of 32; scale of 8 bits per 16 columns, with a super-scale per 256.
     Q6K,
 }
 
@@ -39,7 +39,7 @@ pub mod code {
     pub const Q5K: u8 = 3;
     pub const Q6K: u8 = 4;
 
-    /// A format with this code.
+    /// A tile format with this code; for the code that Q4_0 and Q4_1 share, Q4_1.
     pub const fn format(code: u8) -> TileFormat {
         match code {
             Q4 => TileFormat::Q4_1,
@@ -53,7 +53,7 @@ pub mod code {
 
 /// Byte offsets within a step.
 pub mod offset {
-    /// One f16 per row.
+    /// Scales, one f16 per row.
     pub const Q4_SCALE: usize = 0;
     pub const Q4_MIN: usize = 32;
     pub const Q4_QUANTS: usize = 64;
@@ -61,21 +61,22 @@ pub mod offset {
     pub const Q8_SCALE: usize = 0;
     pub const Q8_QUANTS: usize = 32;
 
-    /// One f16 per row, for all blocks.
+    /// Super-scales, one f16 per row, shared by all blocks of the step.
     pub const K_SUPER_SCALE: usize = 0;
     pub const K_SUPER_MIN_SCALE: usize = 32;
-    /// One byte per row, block after block.
+    /// Scales, one byte per row, block after block.
     pub const K_SCALES: usize = 64;
     pub const K_MINS: usize = 192;
     pub const K_QUANTS: usize = 320;
     /// The fifth bit of each value: eight words of 64 bits per block.
     pub const K_HIGH_BITS: usize = 2368;
 
-    /// Per block, 256 bytes of nibbles, then two vectors with the upper two bits of columns 0 to 15 and 16 to 31.
+    /// Quants. Per block: 256 bytes of nibbles, then two vectors with the upper two bits of columns 0 to 15 and of
+    /// columns 16 to 31.
     pub const Q6K_QUANTS: usize = 0;
     pub const Q6K_BLOCK_BYTES: usize = 384;
     pub const Q6K_HIGH_BITS: usize = 256;
-    /// One byte per row and 16 columns.
+    /// Scales, one byte per row for every 16 columns.
     pub const Q6K_SCALES: usize = 3072;
     pub const Q6K_SUPER_SCALE: usize = 3328;
 }
@@ -89,7 +90,7 @@ impl TileFormat {
         }
     }
 
-    /// Bytes of a step; the memory estimate counts with the same numbers: [`cfq_memory::Format::tile`].
+    /// Size of a step, in bytes. Must agree with [`cfq_memory::Format::tile`], which the memory estimate uses.
     pub const fn step_bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 => 320,
@@ -100,7 +101,7 @@ impl TileFormat {
         }
     }
 
-    /// Bytes of a tile of `cols` columns; `None` if they do not fill whole steps.
+    /// Size of a tile of `cols` columns, in bytes; `None` if the columns do not fill whole steps.
     pub fn tile_bytes(self, cols: usize) -> Option<usize> {
         let columns = self.step_blocks() * BLOCK;
         cols.is_multiple_of(columns).then_some(cols / columns)?.checked_mul(self.step_bytes())
@@ -142,23 +143,23 @@ macro_rules! for_format {
 }
 pub(super) use for_format;
 
-/// Byte and shift of the low four bits of a column within its block's 256 bytes.
+/// Byte offset and bit shift of the low four bits of a value, within the 256 bytes that its block has for them.
 pub fn nibble(row: usize, col: usize) -> (usize, u32) {
     (col % 16 / 4 * 64 + row * 4 + col % 4, if col < 16 { 0 } else { 4 })
 }
 
-/// Byte of an 8-bit column within its block's 512 bytes.
+/// Byte offset of an 8-bit value within the 512 bytes of its block.
 pub fn byte(row: usize, col: usize) -> usize {
     col / 4 * 64 + row * 4 + col % 4
 }
 
-/// Byte and shift of the fifth bit of a column within its block's 64 bytes.
+/// Byte offset and bit shift of the fifth bit of a value, within the 64 bytes that its block has for fifth bits.
 pub fn fifth_bit(row: usize, col: usize) -> (usize, u32) {
     let bit = row * 4 + col % 4;
     (col / 4 * 8 + bit / 8, (bit % 8) as u32)
 }
 
-/// Byte and shift of the upper two bits of a 6-bit column within its block's 128 bytes.
+/// Byte offset and bit shift of the upper two bits of a 6-bit value, within the 128 bytes that its block has for them.
 pub fn upper_bits(row: usize, col: usize) -> (usize, u32) {
     (col / 16 * 64 + row * 4 + col % 4, (col % 16 / 4 * 2) as u32)
 }
@@ -173,7 +174,7 @@ pub struct TileRow {
 }
 
 impl TileRow {
-    /// Unpacks a row of a block of a step.
+    /// Unpacks row `row` of block `block` of a step.
     pub fn read(format: TileFormat, step: &[u8], block: usize, row: usize) -> Self {
         let half = |at: usize| f16::from_le_bytes([step[at + 2 * row], step[at + 2 * row + 1]]).to_f32();
         let scale = |at: usize| step[at + block * ROWS + row];

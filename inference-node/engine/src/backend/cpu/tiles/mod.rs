@@ -1,8 +1,9 @@
 //! Quantised matrices packed into tiles, and their product with rows of activations.
 //!
-//! A tile is 16 rows; the lanes of a vector are its rows, so sums need no horizontal additions and every weight that is
-//! loaded serves all rows of the batch. The values keep the file's precision: Q4_K, Q5_K and Q6_K keep the scales of
-//! their blocks, Q4_0 and Q4_1 share one layout, Q8_0 has another. Only the tiles are kept in memory.
+//! A tile holds 16 weight rows. Each row is one lane of the vectors, so sums need no horizontal additions, and each
+//! weight is loaded once for all input rows. The weights keep the file's precision: Q4_K, Q5_K and Q6_K keep the scales
+//! of their blocks, Q4_0 and Q4_1 share one layout, Q8_0 has another. Only the tiles are kept in memory, not the file's
+//! blocks.
 //!
 //! Activations are quantised to 8 bits in blocks of 32, see [`input`]. Within a block all sums are integers; blocks are
 //! added in order. No bit of a row's result depends on the batch, the threads or the kernel, except that kernels may
@@ -22,12 +23,13 @@ pub use layout::TileFormat;
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
 use layout::{ROWS, TileRow};
 
-/// Alignment of the tiles: vectors never straddle two cache lines.
+/// Alignment of the tiles, in bytes, so that no vector straddles two cache lines.
 const CACHE_LINE_BYTES: usize = 64;
-/// Input rows whose blocks stay in the cache while the tiles of a chunk are streamed through it.
+/// Number of input rows per pass over the tiles of a chunk: few enough that they stay in the cache while the tiles are
+/// streamed through it.
 const CACHED_ROWS: usize = 64;
 
-/// A packed matrix of `rows` outputs and `cols` inputs.
+/// A weight matrix packed into tiles, with `rows` outputs and `cols` inputs.
 pub struct Tiles {
     format: TileFormat,
     rows: usize,
@@ -78,7 +80,7 @@ impl Tiles {
         Some(Self { format, rows, cols, bytes, start })
     }
 
-    /// Bytes of the tiles.
+    /// Actual size of the tiles in memory, in bytes, without the padding for alignment.
     pub fn stored_bytes(&self) -> usize {
         self.bytes.len() - CACHE_LINE_BYTES
     }
@@ -92,7 +94,7 @@ impl Tiles {
         &self.bytes[self.start + at * length..][..length]
     }
 
-    /// Appends row `at` as F32. False if there is no such row.
+    /// Appends row `at` of the matrix to `to`, as F32. Returns false if there is no such row.
     pub fn row(&self, at: usize, to: &mut Vec<f32>) -> bool {
         if at >= self.rows {
             return false;
@@ -107,7 +109,8 @@ impl Tiles {
     }
 }
 
-/// Products of several matrices with the same input, in one parallel region; each (n, rows).
+/// Multiplies several matrices by the same n input rows, in one parallel region. Each result is (n, rows of the
+/// matrix).
 pub fn multiply<const N: usize>(matrices: [&Tiles; N], x: &QuantizedInput) -> [Vec<f32>; N] {
     let mut outs = matrices.map(|m| vec![0.0f32; x.rows() * m.rows]);
     let slots = outs.each_mut().map(|out| DisjointSlice::new(out));
@@ -132,7 +135,7 @@ struct TileGemm<'a> {
     tiles: &'a [u8],
     tile_bytes: usize,
     x: &'a QuantizedInput,
-    /// (input rows, `width`).
+    /// Output, (input rows, `width`).
     out: &'a DisjointSlice<f32>,
     width: usize,
     /// Columns of the output that are written.
@@ -140,7 +143,7 @@ struct TileGemm<'a> {
 }
 
 impl TileGemm<'_> {
-    /// Whether the tiles have the bytes that the input's columns take in this format.
+    /// Whether the size of the tiles matches the number of input columns in this format.
     fn fits(&self, format: TileFormat) -> bool {
         format.tile_bytes(self.x.cols()) == Some(self.tile_bytes)
     }
@@ -224,7 +227,7 @@ mod tests {
         (stored, tiles)
     }
 
-    /// Sizes with a partial tile, with one step of columns, and with several.
+    /// Matrix sizes (rows, columns): with a partial tile, with one step of columns, and with several steps.
     fn sizes(format: TileFormat) -> [(usize, usize); 4] {
         let least = 32 * format.step_blocks();
         [(1, least), (16, least * 3), (41, least * 2), (64, least * 5)]
@@ -251,7 +254,7 @@ mod tests {
 
     type Kernel = fn(TileFormat, &TileGemm<'_>);
 
-    /// The kernels that this CPU can run; skips the others of `test`.
+    /// The kernels that this CPU can run, with their names. Records the others as skipped in `test`.
     fn kernels(test: &str) -> Vec<(&'static str, Kernel)> {
         let mut all: Vec<(&'static str, Kernel)> = vec![("scalar", scalar)];
         #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@ use crate::backend::cpu::thread_pool;
 use crate::backend::cpu::tiles::layout::{BLOCK, ROWS, TileFormat, byte, fifth_bit, nibble, offset, upper_bits};
 use half::f16;
 
-/// Bytes of a block of the file, which holds as many columns as a step.
+/// Size of a block in the file, in bytes. Such a block has as many columns as a step of a tile.
 const fn block_bytes(format: TileFormat) -> usize {
     match format {
         TileFormat::Q4_0 => 18,
@@ -18,7 +18,7 @@ const fn block_bytes(format: TileFormat) -> usize {
     }
 }
 
-/// Fills `tiles`, which must be zero. `None` if `blocks` are not a matrix of `rows` x `cols`.
+/// Packs `blocks` into `tiles`, which must be zeroed. Returns `None` if `blocks` are not a matrix of `rows` x `cols`.
 pub fn pack(format: TileFormat, blocks: &[u8], rows: usize, cols: usize, tiles: &mut [u8]) -> Option<()> {
     let row_bytes = cols / (format.step_blocks() * BLOCK) * block_bytes(format);
     if rows.checked_mul(row_bytes)? != blocks.len() || row_bytes == 0 {
@@ -39,7 +39,7 @@ pub fn pack(format: TileFormat, blocks: &[u8], rows: usize, cols: usize, tiles: 
 fn pack_block(format: TileFormat, block: &[u8], step: &mut [u8], row: usize) {
     match format {
         TileFormat::Q4_0 => {
-            // value = scale x (quant - 8).
+            // Q4_0: value = scale x (quant - 8), so the minimum is -8 x scale.
             let scale = f16::from_le_bytes([block[0], block[1]]);
             let min = f16::from_f32(-8.0 * scale.to_f32());
             write_half(step, offset::Q4_SCALE, row, scale.to_le_bytes());
@@ -112,7 +112,7 @@ fn write_nibbles(to: &mut [u8], row: usize, quant: impl Fn(usize) -> u8) {
     }
 }
 
-/// Column `col` of 32 in 16 bytes: the low nibbles come first.
+/// The 4-bit value of column `col` of 32 columns in 16 bytes: the low nibbles are columns 0 to 15.
 fn block_nibble(bytes: &[u8], col: usize) -> u8 {
     bytes[col % 16] >> (col / 16 * 4) & 15
 }

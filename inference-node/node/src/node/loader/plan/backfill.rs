@@ -1,4 +1,4 @@
-//! Backfill: loads beside models that wait for memory.
+//! Backfill: loads of later models in the queue, in memory that the models waiting before them do not need.
 
 use std::time::Instant;
 
@@ -8,17 +8,17 @@ use super::event::{EstimateRequest, LoadTarget};
 use super::state::{LoadedModel, LoaderState};
 use super::waiting::Step;
 
-/// The estimate of a model is missing.
+/// Why the estimate of a model is missing.
 enum Missing {
     NotAsked,
-    /// The model would have to be fetched first, and models that are installed would wait for that.
+    /// The model would have to be fetched first, which would delay installed models.
     NotInstalled,
 }
 
 impl LoaderState {
-    /// The step for the model behind `before` others that wait. Nothing is evicted for it, and it takes nothing that
-    /// those need. On a machine with GPUs it waits for its turn, since it is not known yet where the others will be
-    /// placed.
+    /// Next step for a model with `before` other models waiting before it. Nothing is evicted for it, and it does not
+    /// use memory that those need. On a machine with GPUs it always waits, since it is not known yet on which device
+    /// the others will be placed.
     pub(super) fn place_beside(&self, before: usize, model: &ModelId, now: Instant) -> Step {
         if let Some(refusal) = self.unusable_device() {
             return Step::Refuse(refusal);
@@ -53,12 +53,12 @@ impl LoaderState {
         if smallest <= spare { Step::Load { host_bytes: spare, target: LoadTarget::Host } } else { Step::Wait }
     }
 
-    /// Bytes that a waiting model takes at least, without fetching it.
+    /// Minimum bytes of host memory that a waiting model needs, if known without fetching it.
     fn smallest_host_bytes(&self, model: &ModelId) -> Result<u64, Missing> {
         let Some(known) = self.estimates.get(model) else { return Err(Missing::NotAsked) };
         match &known.host {
             Some(Ok(estimate)) => Ok(estimate.smallest_bytes()),
-            // A file that cannot be read takes nothing; the load reports the reason.
+            // A model whose file cannot be read needs no memory; its load reports the reason.
             Some(Err(_)) => Ok(0),
             None if known.not_installed => Err(Missing::NotInstalled),
             None => Err(Missing::NotAsked),

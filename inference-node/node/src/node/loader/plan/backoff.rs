@@ -1,7 +1,8 @@
-//! Waits of models that did not fit, so that they are not tried again and again. The wait grows with every try.
+//! Backoff of models that did not fit: the wait before a model is tried again grows with every attempt.
 //!
-//! During the wait the ledger reports the model as unusable, with the reason; afterwards it is on disk again and the
-//! next job that needs it has it tried. A request by hand (`cfq models load`) is tried at once.
+//! During the wait, the ledger reports the model as unusable, with the reason. Afterwards, it is reported as on disk,
+//! and the next job that needs it triggers another attempt. A request by a user (`cfq models load`) is tried
+//! immediately.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,11 +16,11 @@ const MAX_DOUBLINGS: u32 = 4;
 #[derive(Debug, Clone, PartialEq)]
 struct Entry {
     tries: u32,
-    /// When it may be tried again, and its state from then on; `None` while it is tried.
+    /// End of the wait, and the state that is published then; `None` after the wait has ended.
     due: Option<(Instant, ModelState)>,
 }
 
-/// The waits of all models.
+/// The backoff of all models.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backoff {
     first: Duration,
@@ -31,7 +32,8 @@ impl Backoff {
         Self { first, entries: BTreeMap::new() }
     }
 
-    /// Starts the next wait of the model and returns its length. `state` is returned when it ends.
+    /// Starts the next wait of the model and returns its duration. [`Self::take_due`] returns `state` when the wait is
+    /// over.
     pub fn start(&mut self, model: &ModelId, state: ModelState, now: Instant) -> Duration {
         let entry = self.entries.entry(model.clone()).or_insert(Entry { tries: 0, due: None });
         let wait = self.first * (1 << entry.tries.min(MAX_DOUBLINGS));
@@ -40,17 +42,17 @@ impl Backoff {
         wait
     }
 
-    /// Forgets all tries of the model.
+    /// Resets the backoff of the model: the next wait is the first again.
     pub fn reset(&mut self, model: &ModelId) {
         self.entries.remove(model);
     }
 
-    /// The end of the next wait.
+    /// The earliest end of a wait; `None` if no model waits.
     pub fn next_due(&self) -> Option<Instant> {
         self.entries.values().filter_map(|entry| entry.due.as_ref().map(|(at, _)| *at)).min()
     }
 
-    /// The models whose wait is over; each is returned once.
+    /// Returns the models whose wait is over, each only once, with the states given to [`Self::start`].
     pub fn take_due(&mut self, now: Instant) -> Vec<(ModelId, ModelState)> {
         let due = |(model, entry): (&ModelId, &mut Entry)| {
             let (_, state) = entry.due.take_if(|(at, _)| *at <= now)?;

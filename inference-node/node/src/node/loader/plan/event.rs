@@ -1,4 +1,4 @@
-//! What the planner is told and what it asks for.
+//! Events and commands: the input and the output of the planner.
 
 use cfq_engine::MemoryEstimate;
 use cfq_proto::model::ModelId;
@@ -7,62 +7,64 @@ use cfq_proto::node::ModelState;
 use super::host_estimate::HostEstimate;
 use super::state::{CachedModel, GpuBytes, StartModel};
 
-/// Something that happened.
+/// An event: the input of [`super::apply`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A job or a user requested the model; its published status is `Loading`, or `Unloading` if it is being unloaded.
     LoadRequested(ModelId),
-    /// A user or a yield requested that the model is unloaded.
+    /// The unload of the model was requested by a user, or because the machine yields.
     UnloadRequested(ModelId),
-    /// These models share the memory that is there: all that wait for their first load, at start and after a yield.
+    /// Load these models together, so that they share the free memory: at start and after a yield.
     LoadTogether(Vec<StartModel>),
     /// Outcome of [`Command::Estimate`].
     Estimated { model: ModelId, estimate: Estimate },
     /// Outcome of [`Command::Load`].
     LoadFinished { model: ModelId, result: Result<LoadedSize, LoadFailure> },
-    /// Outcome of [`Command::Unload`]. `cached` describes the weights that the executor keeps.
+    /// Outcome of [`Command::Unload`]. `cached` describes the weights that the executor has kept; `None` if they cannot
+    /// be cached.
     Unloaded { model: ModelId, state: Box<ModelState>, cached: Option<CachedModel> },
-    /// Outcome of [`Command::Unload`] if another thread still holds the engine, for example to admit a sequence.
+    /// Outcome of [`Command::Unload`] if the engine was not unloaded because another thread still holds it, for example
+    /// to admit a sequence.
     StillShared { model: ModelId },
     /// An engine reported a change, for example the end of a sequence.
     EnginesChanged,
-    /// Time has passed.
+    /// The time requested by [`super::state::LoaderState::next_wakeup`] has come.
     Tick,
-    /// The commands of the last batch were performed and had no outcome.
+    /// The last commands were executed, and none of them had an outcome.
     Continue,
 }
 
-/// What an estimate is asked for.
+/// Which memory estimate is requested: for the host or for GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EstimateRequest {
-    /// Host memory. `may_fetch`: a model that is not installed is fetched first.
+    /// Estimate for the host. If `may_fetch` is set, a model that is not installed is fetched first.
     Host { may_fetch: bool },
-    /// Whether it fits GPUs with these free bytes, in the order of [`super::state::PlannerConfig::gpus`]. It is fetched
-    /// first if it is not installed.
+    /// Estimate for GPUs with `free` bytes each, in the order of [`super::state::PlannerConfig::gpus`]. A model that is
+    /// not installed is fetched first.
     Gpus { free: Vec<u64> },
 }
 
-/// Answer to an [`EstimateRequest`].
+/// Result of an [`EstimateRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Estimate {
     Host(HostEstimate),
-    /// The file cannot be read or is not supported.
+    /// The model's file cannot be read or is not supported.
     HostUnreadable {
         reason: String,
     },
-    /// The model is not installed, and was not to be fetched.
+    /// The model is not installed, and the request did not permit a fetch.
     NotInstalled,
     FetchFailed {
         reason: String,
     },
-    /// `Err`: the reason why it does not fit.
+    /// Result for GPUs with `free` bytes each; `fit` is the estimate, or the reason why the model does not fit.
     Gpus {
         free: Vec<u64>,
         fit: Result<MemoryEstimate, String>,
     },
 }
 
-/// Memory of a model that was loaded.
+/// Estimated memory of a model that was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedSize {
     /// Bytes of host memory; 0 on GPUs.
@@ -73,19 +75,19 @@ pub struct LoadedSize {
 /// Why a load failed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LoadFailure {
-    /// Memory was short.
+    /// There was not enough memory.
     OutOfMemory {
         reason: String,
-        /// Smallest estimate on the host, if the host's memory was short.
+        /// Estimate on the host with the smallest KV pool; `None` if host memory was not short.
         host: Option<Box<MemoryEstimate>>,
-        /// Estimate on the GPUs with nothing else on them, if the model fits there.
+        /// Estimate on the GPUs if no other model is loaded there; `None` if the model does not fit.
         gpus: Option<Box<MemoryEstimate>>,
     },
     /// A retry would fail as well.
     Permanent { reason: String },
 }
 
-/// Something the executor does.
+/// A command to the executor: the output of [`super::apply`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     Estimate {
@@ -93,12 +95,13 @@ pub enum Command {
         request: EstimateRequest,
     },
     Load(LoadCommand),
-    /// Lets the engine take no more sequences. `None`: it was requested; else the model it is evicted for.
+    /// The engine takes no more sequences from now on. `evicted_for` is the model for which it is evicted; `None` if
+    /// the unload was requested.
     BeginUnload {
         model: ModelId,
         evicted_for: Option<ModelId>,
     },
-    /// Unloads an engine that takes no more sequences and runs none.
+    /// Unloads an engine that takes no more sequences and has no running sequence.
     Unload {
         model: ModelId,
     },
@@ -109,12 +112,12 @@ pub enum Command {
         model: ModelId,
         status: Status,
     },
-    /// Publishes the bytes that a load may take without an eviction.
+    /// Publishes the number of bytes that a load may take without an eviction.
     SetFreeBytes(u64),
 }
 
 impl Command {
-    /// Whether the executor reports an outcome.
+    /// Whether the executor reports the outcome of this command as an event.
     pub fn has_outcome(&self) -> bool {
         match self {
             Self::Estimate { .. } | Self::Load(_) | Self::Unload { .. } => true,
@@ -126,11 +129,11 @@ impl Command {
     }
 }
 
-/// One load.
+/// Parameters of one load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadCommand {
     pub model: ModelId,
-    /// Bytes of host memory it may take.
+    /// Maximum host memory of the model, in bytes.
     pub host_bytes: u64,
     pub target: LoadTarget,
 }
@@ -138,8 +141,8 @@ pub struct LoadCommand {
 /// Where a model is loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LoadTarget {
-    /// On the GPUs, as one of `share_of` models that share these free bytes of each; on the host if it does not fit
-    /// there and the configuration allows it.
+    /// On the GPUs, as one of `share_of` models that share the `free` bytes of each GPU. If the model does not fit
+    /// there, it is loaded on the host if the configuration permits that.
     Gpus { free: Vec<u64>, share_of: u64 },
     /// On the host.
     Host,
@@ -150,14 +153,14 @@ pub enum LoadTarget {
 pub enum Status {
     Loading,
     Ready,
-    /// `reason`: why it was not loaded, if that was tried.
+    /// The model is on disk; `reason` says why it was not loaded, if a load was attempted.
     OnDisk {
         state: ModelState,
         reason: Option<String>,
     },
-    /// Its wait is over; published only if it is still unusable.
+    /// The backoff time of the model is over: it is available again. Published only if it is still unusable.
     RetryAllowed(ModelState),
-    /// `permanent`: only a request by a user retries it.
+    /// The model cannot be loaded. If `permanent` is set, only a request by a user retries the load.
     Unusable {
         reason: String,
         permanent: bool,

@@ -11,7 +11,7 @@ use super::waiting::{Refusal, Step};
 use crate::gpu::DeviceChoice;
 
 impl LoaderState {
-    /// The next step on the GPUs; `None` if the model goes to the host.
+    /// The next step for `model` on the GPUs; `None` if it has to run on the host.
     pub(super) fn place_on_gpus(&self, model: &ModelId, now: Instant) -> Option<Step> {
         match &self.config.gpus {
             Ok(gpus) if gpus.is_empty() => None,
@@ -20,16 +20,17 @@ impl LoaderState {
         }
     }
 
-    /// The refusal of every model if the configured GPU cannot be used.
+    /// The reason to refuse all models if the configured GPU cannot be used; else `None`.
     pub(super) fn unusable_device(&self) -> Option<Refusal> {
         let reason = self.config.gpus.as_ref().err()?;
         Some(Refusal::Permanent { reason: format!("device = \"{}\": {reason}", self.config.device) })
     }
 
-    /// `Err` is a step that provides a missing estimate.
+    /// Decides the next step on the GPUs: `Ok(None)` if the model has to run on the host; `Err` is a step that provides
+    /// an estimate without which no decision is possible.
     fn place_among_gpus(&self, model: &ModelId, now: Instant) -> Result<Option<Step>, Step> {
         let auto = self.config.device == DeviceChoice::Auto;
-        // Nothing is evicted for a model that does not fit alone.
+        // Nothing is evicted for a model that does not fit even if no other model is loaded.
         let alone = match self.gpu_estimate(model, self.gpu_capacities())? {
             Ok(estimate) => estimate,
             Err(_) if auto => return Ok(None),
@@ -44,7 +45,7 @@ impl LoaderState {
             Err(reason) => reason,
         };
         let not_now = |reason| Some(Step::Refuse(Refusal::NotNow { device: self.gpu_ids(), estimate: alone, reason }));
-        // Nor for one that does not fit beside the models that stay and the memory of other programs.
+        // Nor is anything evicted for a model that would not fit even after all permitted evictions.
         if let Err(reason) = self.gpu_estimate(model, self.gpu_free_at_most())? {
             if auto && self.could_fit_host(model)? {
                 return Ok(None);
@@ -63,7 +64,7 @@ impl LoaderState {
         {
             return Ok(Some(Step::Evict(victim)));
         }
-        // If the CPU can take it, it does not wait.
+        // If the model fits the host, it is loaded there and does not wait for GPU memory.
         if auto && self.could_fit_host(model)? {
             return Ok(None);
         }
@@ -77,7 +78,8 @@ impl LoaderState {
         }
     }
 
-    /// Whether the model fits GPUs with these free bytes; or the step that tells.
+    /// Estimate of the model on GPUs with `free` bytes each, or the reason why it does not fit. `Err` is the step that
+    /// provides a missing estimate.
     pub(super) fn gpu_estimate(&self, model: &ModelId, free: Vec<u64>) -> Result<Result<MemoryEstimate, String>, Step> {
         match self.estimates.get(model).and_then(|known| known.gpus.get(&free)) {
             Some(fit) => Ok(fit.clone()),

@@ -11,11 +11,12 @@ use super::state::{LoadedModel, LoaderState};
 use super::waiting::{Refusal, Step};
 
 impl LoaderState {
-    /// With as much as it took last time, or at least its smallest form.
+    /// The next step for `model` on the host. If possible it gets as much memory as at its last load, otherwise at
+    /// least the smallest KV pool.
     pub(super) fn place_on_host(&self, model: &ModelId, now: Instant) -> Step {
         let (have, last) = (self.have(), self.last_bytes.get(model).copied());
         let cached = self.cached.iter().find(|cached| cached.model == *model);
-        // Its own weights are in memory already.
+        // The cached weights of the model itself are reused, so their memory counts as available.
         let own = cached.map_or(0, |cached| cached.bytes);
         let estimate = match cached {
             Some(cached) => cached.estimate.clone(),
@@ -26,11 +27,11 @@ impl LoaderState {
         };
         let fitting = match estimate.fit(have + own) {
             Ok(fitting) => Some(fitting),
-            // Nothing is evicted for a model that does not fit alone,
+            // Nothing is evicted for a model that does not fit even if no other model is loaded,
             Err(error) if estimate.smallest_bytes() > self.config.host_bytes => {
                 return self.too_large_for_host(model, estimate.refusal(error));
             }
-            // nor for one that does not fit beside the models that stay and the memory of other programs.
+            // nor for a model that would not fit even after all permitted evictions.
             Err(_) if estimate.smallest_bytes() > self.at_most() => return self.refuse_on_host(model, self.at_most()),
             Err(_) => None,
         };
@@ -44,7 +45,7 @@ impl LoaderState {
         if let Some(other) = self.cached.iter().find(|cached| cached.model != *model) {
             return Step::DropCachedWeights(other.model.clone());
         }
-        // A model on GPUs has no host memory to give back.
+        // Unloading a model on GPUs would free no host memory.
         let on_host = |loaded: &LoadedModel| loaded.host_bytes > 0;
         if self.draining.iter().any(|(draining, loaded)| on_host(loaded) && self.is_idle(draining)) {
             return Step::Wait;
@@ -68,7 +69,8 @@ impl LoaderState {
         }
     }
 
-    /// The estimate from the model's file, or the step that provides it.
+    /// The estimate from the model's file. `Err` is the step that provides a missing estimate, or the refusal if the
+    /// file cannot be used.
     pub(super) fn host_estimate(&self, model: &ModelId) -> Result<HostEstimate, Step> {
         match self.estimates.get(model).and_then(|known| known.host.clone()) {
             Some(Ok(estimate)) => Ok(estimate),
@@ -77,7 +79,8 @@ impl LoaderState {
         }
     }
 
-    /// Whether it fits the host after all permitted evictions; or the step that tells.
+    /// Whether the model fits the host after all permitted evictions. `Err` is the step that provides a missing
+    /// estimate.
     pub(super) fn could_fit_host(&self, model: &ModelId) -> Result<bool, Step> {
         match self.host_estimate(model) {
             Ok(estimate) => Ok(estimate.fit(self.at_most()).is_ok()),
@@ -86,7 +89,8 @@ impl LoaderState {
         }
     }
 
-    /// The refusal of a model that does not fit the host even alone; it may fit GPUs that are in use now.
+    /// The step for a model that does not fit the host even alone. The refusal is temporary if the model fits the GPUs
+    /// once they are free.
     fn too_large_for_host(&self, model: &ModelId, reason: String) -> Step {
         if self.gpus().is_empty() {
             return Step::Refuse(Refusal::Permanent { reason });
@@ -98,7 +102,7 @@ impl LoaderState {
         }
     }
 
-    /// The refusal if nothing more may be evicted and there are `have` bytes.
+    /// The step that refuses a model when no further eviction is permitted and `have` bytes are available.
     fn refuse_on_host(&self, model: &ModelId, have: u64) -> Step {
         let estimate = match self.host_estimate(model) {
             Ok(estimate) => estimate,

@@ -1,25 +1,25 @@
-//! Memory estimate of a model on the host as a function of the bytes it may take.
+//! Memory estimate of a model on the host, as a function of the available bytes.
 
 use std::path::PathBuf;
 
 use cfq_engine::{DoesNotFit, LoadError, MemoryEstimate};
 
-/// The terms of a model's estimate: everything but the size of the KV pool, which gets the rest.
+/// The terms of a model's memory estimate except the size of the KV pool, which gets the remaining memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostEstimate {
     /// The model's file.
     pub path: PathBuf,
-    /// With the smallest KV pool.
+    /// The estimate with the smallest KV pool.
     pub smallest: MemoryEstimate,
-    /// Tokens of the largest KV pool.
+    /// Size of the largest KV pool, in tokens.
     pub max_kv_tokens: u64,
 }
 
 impl HostEstimate {
-    /// The estimate with the largest KV pool that fits `bytes`; the calculation of [`cfq_memory::fit_kv_pool`].
+    /// The estimate with the largest KV pool that fits `bytes`; the same calculation as [`cfq_memory::fit_kv_pool`].
     ///
     /// # Errors
-    /// The smallest form does not fit.
+    /// If not even the smallest KV pool fits.
     pub fn fit(&self, bytes: u64) -> Result<MemoryEstimate, DoesNotFit> {
         let smallest = self.smallest;
         if smallest.total() > bytes {
@@ -31,26 +31,26 @@ impl HostEstimate {
         Ok(smallest.with_kv_tokens(tokens.min(self.max_kv_tokens).max(smallest.kv_tokens)))
     }
 
-    /// Bytes of the smallest form.
+    /// Total bytes with the smallest KV pool.
     pub fn smallest_bytes(&self) -> u64 {
         self.smallest.total()
     }
 
-    /// The refusal for a user, with the arithmetic.
+    /// Error message for the user: the model does not fit, with the memory it needs and the memory available.
     pub fn refusal(&self, source: DoesNotFit) -> String {
         LoadError::DoesNotFit { path: self.path.clone(), source }.to_string()
     }
 }
 
-/// Whether `estimate` is enough for a model that took `last` bytes in all last time, where the weights of other models
-/// occupy `cached` bytes.
+/// Whether `estimate` gives a model enough memory, so that nothing more has to be freed for it. `last` is the total
+/// memory of its last load, in bytes; `cached` is the size of the cached weights of other models.
 ///
-/// Cached weights justify a smaller pool, or two models in memory for one would lose their weights at every switch;
-/// half of the last pool is the limit.
+/// To keep the cached weights, a smaller KV pool is accepted, at least half of the last one: otherwise two models that
+/// alternate in the memory of one would lose their cached weights at every switch.
 pub fn is_enough(estimate: &MemoryEstimate, last: u64, cached: u64) -> bool {
     let (total, pool) = (estimate.total(), estimate.kv_bytes());
     let last_pool = last.saturating_sub(total - pool);
-    // Pools consist of whole blocks.
+    // A small difference is tolerated because pools consist of whole blocks.
     let nearly_last = last - last / 64;
     total >= last || (total.saturating_add(cached) >= nearly_last && pool >= last_pool / 2)
 }

@@ -1,9 +1,10 @@
-//! Host memory and GPU memory by three calculations: what is promised to no model, what the machine has of that now,
-//! and what there would be after all permitted evictions.
+//! Three quantities of free memory, for the host and for GPUs: the memory that is promised to no model, the part of it
+//! that the machine has now, and the memory that would be free after all permitted evictions.
 
 use super::state::{GpuBytes, GpuCapacity, LoadedModel, LoaderState};
 
-/// Resolution of [`LoaderState::reported_free`]: a ledger that changed with every page would be sent for every page.
+/// Resolution of [`LoaderState::reported_free`], in bytes. Each change of the ledger is sent to the scheduler, so small
+/// changes of the free memory are not reported.
 const REPORTED_STEP_BYTES: u64 = 64 << 20;
 
 impl LoaderState {
@@ -13,13 +14,13 @@ impl LoaderState {
         self.config.host_bytes.saturating_sub(self.engines().map(|(_, loaded)| loaded.host_bytes).sum())
     }
 
-    /// The part of [`Self::unpromised`] that the machine has now, without the cached weights.
+    /// The part of [`Self::unpromised`] that is available on the machine now. Cached weights do not count as available.
     pub fn have(&self) -> u64 {
         let available = self.observed.available.saturating_sub(self.unallocated_bytes());
         self.unpromised().saturating_sub(self.cached_bytes()).min(available)
     }
 
-    /// Bytes that a load may take without an eviction, for the ledger.
+    /// Bytes that a load may take without evicting a model, for the ledger. Cached weights count as free.
     pub fn reported_free(&self) -> u64 {
         let bytes = self.have().saturating_add(self.cached_bytes()).min(self.unpromised());
         bytes - bytes % REPORTED_STEP_BYTES
@@ -30,15 +31,15 @@ impl LoaderState {
         self.cached.iter().map(|cached| cached.bytes).sum()
     }
 
-    /// Bytes that the machine still reports as available and that are promised: KV pools that are not filled yet, and
-    /// the rest of the host KV cache.
+    /// Bytes that the kernel reports as available although they are promised: the unallocated parts of the KV pools and
+    /// of the host KV cache.
     pub fn unallocated_bytes(&self) -> u64 {
         let engines = self.engines().map(|(model, _)| self.unallocated(model)).sum::<u64>();
         engines.saturating_add(self.observed.kv_cache_unallocated)
     }
 
-    /// Bytes of host memory after all permitted evictions and without cached weights. A model gives back at most what
-    /// it was promised.
+    /// Bytes of host memory that would be free after all permitted evictions and without cached weights. An evicted
+    /// model is assumed to free what it was promised.
     pub fn at_most(&self) -> u64 {
         let (staying, evictable) = self.staying_and_evictable();
         let bytes = |of: &[&LoadedModel]| of.iter().map(|loaded| loaded.host_bytes).fold(0, u64::saturating_add);
@@ -47,7 +48,7 @@ impl LoaderState {
         self.config.host_bytes.saturating_sub(bytes(&staying)).min(there)
     }
 
-    /// Engines that stay whatever is requested, and engines that may be evicted or are already draining.
+    /// Returns the engines that are never evicted (pinned), and those that may be evicted or are already draining.
     fn staying_and_evictable(&self) -> (Vec<&LoadedModel>, Vec<&LoadedModel>) {
         let (mut staying, mut evictable) = (Vec::new(), Vec::new());
         for (model, loaded) in &self.loaded {
@@ -73,10 +74,11 @@ impl LoaderState {
         self.gpu_free_beside(&staying, &evictable)
     }
 
-    /// Free bytes of each GPU beside the engines that stay, once the others have given theirs back.
+    /// Free bytes of each GPU beside the `staying` engines, after the `leaving` engines have been unloaded.
     ///
-    /// Models together may take what was free when the GPU was opened. The driver also reports what is free now;
-    /// scratch memory of the staying models is missing from that only during a pass, so it is subtracted.
+    /// All models together may use the memory that was free when the GPU was opened. The memory that the driver reports
+    /// as free now is a further limit; from it the scratch memory of the staying models is subtracted, since it is
+    /// allocated only during a pass.
     fn gpu_free_beside(&self, staying: &[&LoadedModel], leaving: &[&LoadedModel]) -> Vec<u64> {
         let sum = |of: &[&LoadedModel], gpu: &GpuCapacity, bytes: fn(&GpuBytes) -> u64| {
             let on_gpu = of.iter().flat_map(|loaded| &loaded.gpus).filter(|share| share.gpu == gpu.index);

@@ -1,4 +1,4 @@
-//! Outcomes of commands: what a load, an unload or an estimate came to.
+//! Handling of the outcomes of commands: loads, unloads and estimates.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,15 @@ use super::event::{Command, Estimate, LoadFailure, LoadedSize, Status};
 use super::state::{CachedModel, LoadOrigin, LoadedModel, LoaderState, ModelPhase};
 use super::waiting::Refusal;
 
-/// Wait before an unload is tried again if another thread holds the engine. Threads hold it for the admission of one
-/// sequence or for one chunk of speculative prefill, and do not report when they release it.
+/// Wait before an unload is retried if another thread holds the engine. A thread holds it while it admits a sequence or
+/// runs a chunk of speculative prefill, and releases it without a notification.
 const SHARED_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Interval of checks while models wait: other programs free memory without an event, and grace periods end.
-const WAITING_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks while models wait for memory, since other programs free memory, and grace periods end, without an
+/// event.
+pub(super) const WAITING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum age of the free memory in the ledger.
+/// Maximum age of the value of free memory in the ledger.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
 impl LoaderState {
@@ -52,7 +53,8 @@ impl LoaderState {
         let Some(load) = self.loading.take_if(|load| load.model == *model) else { return };
         let failure = match result {
             Ok(LoadedSize { host_bytes, gpus }) => {
-                // Cached weights may have taken memory that it gets another time.
+                // While cached weights occupy memory, the model may have got less than it will get at another load, so
+                // a larger earlier value is kept.
                 let last = self.last_bytes.get(model).copied().filter(|_| !self.cached.is_empty()).unwrap_or(0);
                 self.last_bytes.insert(model.clone(), host_bytes.max(last));
                 self.backoff.reset(model);
@@ -87,7 +89,8 @@ impl LoaderState {
         }
     }
 
-    /// Whether a failed load may succeed at another time.
+    /// Converts the failure of a load into a refusal: temporary if the model would fit once other models or programs
+    /// free memory, else permanent.
     fn refusal_of(&self, failure: LoadFailure) -> Refusal {
         match failure {
             LoadFailure::Permanent { reason } => Refusal::Permanent { reason },
@@ -103,7 +106,7 @@ impl LoaderState {
         }
     }
 
-    /// Publishes that the model is not loaded, and starts its wait if it may be retried.
+    /// Publishes that the model is unusable, and starts its backoff if the load may be retried.
     pub(super) fn refuse(&mut self, model: &ModelId, refusal: Refusal, now: Instant, commands: &mut Vec<Command>) {
         let status = match refusal {
             Refusal::NotNow { device, estimate, reason } => {
@@ -147,11 +150,11 @@ impl LoaderState {
         }
     }
 
-    /// When the planner has to be called with [`super::Event::Tick`] if no other event comes before.
+    /// Time at which the planner has to be called with [`super::Event::Tick`] if no other event occurs before.
     pub fn next_wakeup(&self, now: Instant) -> Instant {
         let shared = self.draining.iter().filter(|(model, _)| self.is_idle(model));
         let shared = shared.filter_map(|(_, loaded)| loaded.unload_retry_at);
-        let waiting = (!self.waiting.is_empty() && !self.observed.yielding).then_some(now + WAITING_INTERVAL);
+        let waiting = (!self.waiting.is_empty() && !self.observed.yielding).then(|| self.next_round_at.unwrap_or(now));
         let due = shared.chain(waiting).chain(self.backoff.next_due());
         due.min().map_or(now + SAMPLE_INTERVAL, |due| due.min(now + SAMPLE_INTERVAL))
     }

@@ -1,4 +1,4 @@
-//! Properties of the planner over random histories, and the policies one by one.
+//! Property tests of the planner with random histories, and tests of each rule of its policy.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::sim::{FIRST_RETRY, FRESH_GRACE, Sim, SimModel, model_id};
 use super::state::ModelPhase;
 use super::state::StartModel;
 
-/// Something that happens to the machine.
+/// A step of a random history.
 #[derive(Debug, Clone)]
 enum Action {
     Request(usize),
@@ -57,7 +57,7 @@ fn sim_model() -> impl Strategy<Value = SimModel> {
 fn perform(sim: &mut Sim, action: Action) {
     match action {
         Action::Request(model) => {
-            // The registry refuses requests during a yield; those before it are still in the queue.
+            // The registry refuses requests during a yield, but requests made before it may still be in the queue.
             sim.request(&model_id(model));
         }
         Action::Unload(model) => {
@@ -93,7 +93,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     /// [`Sim`] checks each command: capacities, pins, useless evictions, backfill, yields, and that planning twice
-    /// changes nothing. Here every waiting model is also loaded or refused once the running sequences end.
+    /// changes nothing. This test also checks that every waiting model is loaded or refused once the running sequences
+    /// end.
     #[test]
     fn every_history_keeps_the_policy_and_no_model_waits_without_end(
         models in prop::collection::vec(sim_model(), MODELS..=MODELS),
@@ -127,7 +128,8 @@ fn host_model(weights: u64) -> SimModel {
     SimModel { weights, min_kv_tokens, max_kv_tokens, gpu_bytes: None, is_installed: true, is_readable: true }
 }
 
-/// A machine for `host_bytes`, with models of 30 bytes each of which 10 are for the KV pool and scratch memory.
+/// A machine with `host_bytes` for models, and with models of 30 bytes each, of which 10 are for the KV pool and
+/// scratch memory.
 fn sim_of(host_bytes: u64, weight_cache_bytes: u64, models: usize) -> Sim {
     Sim::new(host_bytes, weight_cache_bytes, &[], vec![host_model(20); models])
 }
@@ -156,11 +158,11 @@ fn least_recently_used_idle_model_is_evicted_before_a_busy_one() {
     }
     sim.start_sequence(&model_id(2));
     sim.start_sequence(&model_id(0));
-    // Model 1 is the most recently used idle one, but the only idle one.
+    // Model 1 is the most recently used model, but it is the only idle one, so it is evicted.
     assert_eq!(evictions(&sim.request(&model_id(3))), [1]);
     assert_eq!(sim.state.phase(&model_id(3)), ModelPhase::Ready);
     sim.start_sequence(&model_id(3));
-    // All are busy: the least recently used one takes no more sequences.
+    // All models are busy, so the least recently used one takes no more sequences.
     assert_eq!(evictions(&sim.request(&model_id(4))), [2]);
     assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Draining);
     assert_eq!(sim.state.phase(&model_id(4)), ModelPhase::Loading);

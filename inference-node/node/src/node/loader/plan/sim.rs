@@ -1,4 +1,4 @@
-//! A machine that executes the planner's commands without engines, and checks each of them.
+//! A simulated machine that executes the planner's commands without engines, and checks each command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use super::state::{
 use crate::gpu::DeviceChoice;
 use crate::node::model_registry::model_state;
 
-/// A planner that issues more commands for one event does not come to an end.
+/// Maximum number of commands for one event. A planner that issues more is assumed to loop.
 const MAX_COMMANDS: usize = 1000;
 pub const FRESH_GRACE: Duration = Duration::from_secs(5);
 pub const FIRST_RETRY: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ struct SimEngine {
     running: u32,
 }
 
-/// The machine, its planner and everything that happened.
+/// The simulated machine with its planner.
 pub struct Sim {
     pub state: LoaderState,
     pub now: Instant,
@@ -68,7 +68,7 @@ pub struct Sim {
     pub yielding: bool,
     /// Host memory of other programs.
     pub other_bytes: u64,
-    /// How often an unload finds the engine held by another thread.
+    /// Number of next unloads that find the engine held by another thread.
     pub shared_unloads: u32,
     pub statuses: BTreeMap<ModelId, Status>,
     machine_bytes: u64,
@@ -144,7 +144,7 @@ impl Sim {
         }
     }
 
-    /// Starts a sequence on a model that takes some.
+    /// Starts a sequence on a model, if the model takes sequences now.
     pub fn start_sequence(&mut self, model: &ModelId) {
         if self.yielding || self.state.phase(model) != ModelPhase::Ready {
             return;
@@ -169,7 +169,7 @@ impl Sim {
         self.process(Event::Tick);
     }
 
-    /// Wakes the planner when it asks for that, until `time` has passed.
+    /// Calls the planner at the times that it requests, until `time` has passed.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -264,7 +264,7 @@ impl Sim {
             }),
         };
         if let Ok(size) = &result {
-            // Models that are loaded together share the memory and have no line.
+            // Models that are loaded together at start are not in the queue of waiting models.
             let is_requested = self.state.loading.as_ref().is_some_and(|load| load.origin == LoadOrigin::Requested);
             let waiting = if is_requested { waiting } else { &[] };
             let before = waiting.iter().take_while(|waiting| **waiting != model);
@@ -303,12 +303,12 @@ impl Sim {
             let taken: u64 = shares.map(|share| share.bytes).sum();
             assert!(taken <= gpu.bytes, "GPU {} has {} bytes and {taken} are taken", gpu.index, gpu.bytes);
         }
-        // Weights are kept for a moment before the planner drops what exceeds the cache.
+        // The weights of an unloaded model may exceed the cache until the planner drops them.
         let largest = self.models.values().map(|model| model.weights).max().unwrap_or(0);
         assert!(self.cached.values().sum::<u64>() <= self.state.config.weight_cache_bytes + largest);
     }
 
-    /// The victim is not pinned, and the wanted model fits beside the pinned ones.
+    /// Asserts that the victim is not pinned, and that the wanted model fits beside the pinned models.
     fn check_eviction(&self, victim: &ModelId, wanted: &ModelId) {
         assert!(!self.pinned.contains(victim), "{victim} is pinned");
         let (_, evicted) = self.state.draining.iter().find(|(model, _)| model == victim).unwrap();
@@ -327,7 +327,7 @@ impl Sim {
         }
     }
 
-    /// A model is refused only if it does not fit after all permitted evictions.
+    /// Asserts that a model is refused only if it would not fit even after all permitted evictions.
     fn check_refusal(&self, model: &ModelId) {
         if !self.state.gpus().is_empty() {
             return;
@@ -346,9 +346,9 @@ impl Sim {
         assert!(smallest > at_most, "{model} needs {smallest} and is refused, {at_most} could be had");
     }
 
-    /// A load of `taken` bytes leaves what the models `before` it in line need.
+    /// Asserts that a load of `taken` bytes leaves enough memory for the models `before` it in the queue.
     fn check_backfill(&self, taken: u64, before: &[ModelId]) {
-        // A model that is being unloaded has no turn; the one behind it may be the first.
+        // A waiting model that is still being unloaded is skipped, so the model behind it may be the first.
         if before.is_empty() || !self.state.gpus().is_empty() {
             return;
         }
@@ -380,7 +380,7 @@ impl Sim {
     }
 }
 
-/// The GPU with the most free memory, if the model fits it.
+/// Allocation of the model on the GPU with the most free memory; `None` if it does not fit.
 fn gpu_for(model: &SimModel, free: &[u64]) -> Option<GpuBytes> {
     let (gpu, free) = free.iter().copied().enumerate().max_by_key(|(_, free)| *free)?;
     let bytes = model.gpu_bytes.filter(|bytes| *bytes <= free)?;

@@ -1,7 +1,8 @@
 //! Loads of several models that share the memory: at start, and after a yield.
 //!
-//! Each model gets an even share of what is left, so that the next ones have memory too; a model that needs more may
-//! take all there is. A model that does not fit beside the others is left on disk until it is requested.
+//! Each model gets an equal share of the memory that is left, so that the next models have memory too. If the share is
+//! too small for a model, it may take all memory that is left. A model that does not fit beside the others stays on
+//! disk until it is requested.
 
 use std::time::Instant;
 
@@ -10,11 +11,12 @@ use super::state::StartModel;
 use super::state::{LoadOrigin, LoaderState, ModelPhase};
 use super::waiting::Refusal;
 
-/// One load during which the process ended may be a stop by hand; this many in a row are no accident.
+/// Number of consecutive loads during which the process ended after which the model is not loaded at start. A single
+/// one may be a coincidence, for example a node stopped by its user.
 const MAX_KILLED_LOADS: usize = 2;
 
 impl LoaderState {
-    /// Appends the next load of the start. Returns whether there was one.
+    /// Appends the command for the next model that is loaded at start. Returns whether there was one.
     pub(super) fn plan_start(&mut self, now: Instant, commands: &mut Vec<Command>) -> bool {
         while let Some(StartModel { model, killed_loads }) = self.starting.pop_front() {
             if self.phase(&model) != ModelPhase::Loading {
@@ -41,7 +43,7 @@ impl LoaderState {
         false
     }
 
-    /// On the GPUs, where there are any, as one of `share_of` models.
+    /// Where a model is loaded at start: on the GPUs if there are any, as one of `share_of` models.
     pub(super) fn start_target(&self, share_of: u64) -> LoadTarget {
         match self.gpus().is_empty() {
             true => LoadTarget::Host,
@@ -49,7 +51,7 @@ impl LoaderState {
         }
     }
 
-    /// While the machine yields, the models of the start wait like requested ones.
+    /// Moves the models to be loaded at start to the queue of waiting models; called while the machine yields.
     pub(super) fn starting_models_wait(&mut self) {
         for StartModel { model, .. } in std::mem::take(&mut self.starting) {
             if !self.waiting.contains(&model) {

@@ -1,4 +1,4 @@
-//! The planner's state: plain data, with one owner.
+//! The planner's state: plain data, owned by the loader thread.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -12,87 +12,88 @@ use super::host_estimate::HostEstimate;
 use crate::gpu::DeviceChoice;
 use crate::node::model_registry::model_state;
 
-/// What does not change while the node runs.
+/// The configuration of the planner, which does not change while the node runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannerConfig {
     /// Bytes of host memory for all models together.
     pub host_bytes: u64,
-    /// Maximum bytes of cached weights.
+    /// Size of the weight cache, in bytes.
     pub weight_cache_bytes: u64,
     pub max_sequences: u32,
     pub device: DeviceChoice,
-    /// The GPUs to use, none for the CPU only; or why the configured one cannot be used.
+    /// The GPUs to use (empty for the CPU only), or the reason why the configured GPU cannot be used.
     pub gpus: Result<Vec<GpuCapacity>, String>,
-    /// How long an unused model stays after its load.
+    /// Grace period: how long an unused model is not evicted after its load.
     pub fresh_grace: Duration,
 }
 
-/// A GPU, as the planner knows it.
+/// Index and capacity of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuCapacity {
     /// The N of `cuda:N`.
     pub index: usize,
-    /// Bytes that were free when it was opened.
+    /// Bytes that were free when the GPU was opened; models together use at most these.
     pub bytes: u64,
 }
 
 /// Memory of one model on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuBytes {
-    /// [`GpuCapacity::index`].
+    /// Index of the GPU, see [`GpuCapacity::index`].
     pub gpu: usize,
-    /// Total, as estimated.
+    /// Estimated bytes in total.
     pub bytes: u64,
-    /// The part that passes allocate and free.
+    /// Part of `bytes` that is allocated only during a forward pass (scratch memory).
     pub later: u64,
 }
 
-/// A model to be loaded at start.
+/// A model that is loaded at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartModel {
     pub model: ModelId,
-    /// Number of consecutive loads of it during which the process ended.
+    /// Number of consecutive loads of the model during which the process ended.
     pub killed_loads: usize,
 }
 
-/// What the machine and the engines report, read before every [`super::apply`].
+/// Measurements of the machine and its engines, taken before every [`super::apply`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observation {
     /// Bytes of host memory that the kernel reports as available.
     pub available: u64,
-    /// Bytes of the host KV cache that are not allocated yet.
+    /// Bytes by which the host KV cache may still grow.
     pub kv_cache_unallocated: u64,
-    /// Bytes that the driver reports as free, in the order of [`PlannerConfig::gpus`]; `None` where it does not report
-    /// them.
+    /// Bytes of each GPU that the driver reports as free, in the order of [`PlannerConfig::gpus`]; `None` if it does
+    /// not report them.
     pub gpu_free: Vec<Option<u64>>,
     /// Whether the machine yields to another program.
     pub yielding: bool,
-    /// Sequence numbers of the last uses; models that were never used are missing.
+    /// Sequence number of the last use of each model; models that were never used are missing.
     pub last_use: BTreeMap<ModelId, u64>,
     /// All engines.
     pub engines: BTreeMap<ModelId, EngineObservation>,
 }
 
-/// What one engine reports.
+/// Measurements of one engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineObservation {
     /// Number of running sequences.
     pub running: u32,
-    /// Bytes of its host memory that are not allocated yet.
+    /// Bytes of the engine's promised host memory that are not allocated yet.
     pub unallocated: u64,
     pub pinned: bool,
 }
 
-/// A model with an engine.
+/// A model that has an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedModel {
-    /// Bytes of host memory; 0 on GPUs.
+    /// Host memory promised to the model, in bytes; 0 on GPUs.
     pub host_bytes: u64,
     pub gpus: Vec<GpuBytes>,
     pub loaded_at: Instant,
-    /// Its last use before it was loaded.
+    /// Sequence number of the model's last use before it was loaded; while it is unchanged, the model has not been
+    /// used.
     pub used_before: u64,
-    /// While another thread holds the engine: when the next unload is tried.
+    /// Time of the next attempt to unload, if the last one failed because another thread held the engine.
     pub unload_retry_at: Option<Instant>,
 }
 
@@ -102,27 +103,29 @@ impl LoadedModel {
     }
 }
 
-/// Weights that are kept without an engine.
+/// Cached weights of an unloaded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
     pub model: ModelId,
     pub bytes: u64,
-    /// Estimate of an engine with them.
+    /// Memory estimate of an engine that is started from these weights.
     pub estimate: HostEstimate,
 }
 
-/// What is known of the memory of a model that waits.
+/// Cached memory estimates of a waiting model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KnownEstimates {
-    /// `Err`: its file cannot be used.
+    /// Estimate on the host, or the reason why the model's file cannot be used; `None` if it has not been requested
+    /// yet.
     pub host: Option<Result<HostEstimate, String>>,
-    /// It is not installed, in this round.
+    /// Whether the model was found to be not installed in this planning round.
     pub not_installed: bool,
-    /// By free bytes of each GPU, in this round; `Err`: why it does not fit.
+    /// Estimates on the GPUs in this planning round, by the free bytes of each GPU; `Err` is the reason why the model
+    /// does not fit.
     pub gpus: BTreeMap<Vec<u64>, Result<MemoryEstimate, String>>,
 }
 
-/// A load that the executor performs.
+/// The load that the executor is performing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadInProgress {
     pub model: ModelId,
@@ -135,7 +138,8 @@ pub struct LoadInProgress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadOrigin {
     Requested,
-    /// With the others at start. `may_retry`: it had a share only and may take all there is.
+    /// Loaded together with other models, at start or after a yield. `may_retry`: the model got only its share of the
+    /// memory, so it may be tried again with all memory that is left.
     Start {
         may_retry: bool,
     },
@@ -149,43 +153,45 @@ pub enum ModelPhase {
     /// Requested, waiting, or being loaded.
     Loading,
     Ready,
-    /// Takes no more sequences; unloaded after its last one.
+    /// The model takes no more sequences and is unloaded after its last one.
     Draining,
     Unusable,
 }
 
-/// Everything the planner knows.
+/// The complete state of the planner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoaderState {
     pub config: PlannerConfig,
     pub observed: Observation,
     /// Engines that take sequences.
     pub loaded: BTreeMap<ModelId, LoadedModel>,
-    /// Engines that take no more sequences, in the order in which their unload began.
+    /// Engines that take no more sequences and will be unloaded, in the order in which the unloads were begun.
     pub draining: Vec<(ModelId, LoadedModel)>,
-    /// All other models: `OnDisk`, `Loading` or `Unusable`.
+    /// Phases of all models without an engine: `OnDisk`, `Loading` or `Unusable`.
     pub unloaded: BTreeMap<ModelId, ModelPhase>,
-    /// Least recently used first.
+    /// Weight cache, least recently used weights first.
     pub cached: VecDeque<CachedModel>,
-    /// Models that wait for memory, in the order of their requests.
+    /// Queue of models that wait for memory, in the order of their requests.
     pub waiting: VecDeque<ModelId>,
-    /// Models that are loaded together.
+    /// Models that are still to be loaded together, at start or after a yield.
     pub starting: VecDeque<StartModel>,
     pub loading: Option<LoadInProgress>,
-    /// Bytes of host memory that each model took when it was loaded last.
+    /// Host memory of each model at its last load, in bytes.
     pub last_bytes: BTreeMap<ModelId, u64>,
     pub backoff: Backoff,
     pub(super) estimates: BTreeMap<ModelId, KnownEstimates>,
     pub(super) reported_free_bytes: Option<u64>,
-    /// Whether the waiting models have to be looked at.
+    /// Whether the waiting models have to be planned again.
     pub(super) replan: bool,
-    /// The models that ran sequences when the waiting models were looked at last.
+    /// Models with running sequences when the waiting models were last planned.
     pub(super) planned_busy: BTreeSet<ModelId>,
     pub(super) planned_yielding: bool,
+    /// When a waiting model is planned again without any other event; `None` before the first round.
+    pub(super) next_round_at: Option<Instant>,
 }
 
 impl LoaderState {
-    /// A state without models. `first_retry`: the first wait of a model that did not fit.
+    /// Creates a state without models. `first_retry` is the first backoff time of a model that did not fit.
     pub fn new(config: PlannerConfig, first_retry: Duration) -> Self {
         Self {
             config,
@@ -204,6 +210,7 @@ impl LoaderState {
             replan: false,
             planned_busy: BTreeSet::new(),
             planned_yielding: false,
+            next_round_at: None,
         }
     }
 
@@ -217,7 +224,7 @@ impl LoaderState {
         self.unloaded.get(model).copied().unwrap_or(ModelPhase::Unknown)
     }
 
-    /// The GPUs; none where the configured one cannot be used.
+    /// The GPUs to use; empty if the configured GPU cannot be used.
     pub fn gpus(&self) -> &[GpuCapacity] {
         self.config.gpus.as_deref().unwrap_or_default()
     }
@@ -252,7 +259,7 @@ impl LoaderState {
         self.observed.last_use.get(model).copied().unwrap_or(0)
     }
 
-    /// Loaded within the grace period and not used since.
+    /// Whether the model is in its grace period: loaded recently and not used since.
     pub(super) fn is_fresh(&self, model: &ModelId, loaded: &LoadedModel, now: Instant) -> bool {
         self.last_use(model) == loaded.used_before
             && now.saturating_duration_since(loaded.loaded_at) < self.config.fresh_grace
@@ -262,13 +269,13 @@ impl LoaderState {
         self.engines().map(|(model, _)| model).filter(|model| !self.is_idle(model)).cloned().collect()
     }
 
-    /// The least recently used loaded model of those that `may` be evicted and are not pinned.
+    /// The least recently used loaded model that is not pinned and for which `may` returns true.
     pub(super) fn least_recently_used(&self, may: impl Fn(&ModelId, &LoadedModel) -> bool) -> Option<ModelId> {
         let evictable = self.loaded.iter().filter(|(model, loaded)| may(model, loaded) && !self.is_pinned(model));
         evictable.min_by_key(|(model, _)| self.last_use(model)).map(|(model, _)| model.clone())
     }
 
-    /// State of a model that is not loaded, by its estimate.
+    /// State of a model that is not loaded, computed from its memory estimate.
     pub fn state_on_disk(&self, model: &ModelId, device: &str, estimate: &MemoryEstimate) -> ModelState {
         ModelState {
             device: device.to_owned(),

@@ -1,4 +1,4 @@
-//! The models that wait for memory, in the order of their requests.
+//! Planning of the models that wait for memory, in the order of their requests.
 
 use std::time::Instant;
 
@@ -8,44 +8,44 @@ use cfq_proto::model::ModelId;
 use super::event::{Command, EstimateRequest, LoadCommand, LoadTarget, Status};
 use super::state::{LoadInProgress, LoadOrigin, LoaderState, ModelPhase};
 
-/// What a waiting model needs next.
+/// The next step for a waiting model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
-    /// An answer without which nothing can be decided.
+    /// Request an estimate of this model, without which no decision is possible.
     Ask(EstimateRequest),
-    /// Such an answer about a model that waits before it.
+    /// Request an estimate of another model, which waits before this one.
     AskOf(ModelId, EstimateRequest),
-    /// To be loaded.
+    /// Load the model.
     Load {
         host_bytes: u64,
         target: LoadTarget,
     },
-    /// Another model's cached weights are dropped.
+    /// Drop the cached weights of this other model.
     DropCachedWeights(ModelId),
-    /// Another model is evicted, at once or after its last sequence.
+    /// Evict this other model, immediately or after its last sequence.
     Evict(ModelId),
-    /// Memory becomes free without another decision.
+    /// Wait: memory will become free without a further decision.
     Wait,
     Refuse(Refusal),
 }
 
-/// Why a model is not loaded.
+/// The reason why a model is not loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Refusal {
-    /// It would fit if other models or programs freed memory.
+    /// Temporary: the model would fit if other models or programs freed memory.
     NotNow { device: String, estimate: MemoryEstimate, reason: String },
-    /// A retry would be refused as well.
+    /// Permanent: a retry would be refused as well.
     Permanent { reason: String },
 }
 
 impl LoaderState {
-    /// Appends the next commands for the waiting models. Returns whether there were any, so that planning continues
-    /// after them.
+    /// Appends the next commands for the waiting models. Returns whether there were any; then planning continues after
+    /// them.
     pub(super) fn plan_waiting(&mut self, now: Instant, commands: &mut Vec<Command>) -> bool {
         let mut index = 0;
         while let Some(model) = self.waiting.get(index).cloned() {
             match self.phase(&model) {
-                // It is loaded again once it is unloaded.
+                // The model is still being unloaded; it is loaded again afterwards.
                 ModelPhase::Draining => {
                     index += 1;
                     continue;
@@ -86,12 +86,13 @@ impl LoaderState {
         false
     }
 
-    /// On the GPUs, where there are any that would take it; else on the host.
+    /// The next step for a model: on the GPUs if it fits them, else on the host.
     fn place(&self, model: &ModelId, now: Instant) -> Step {
         self.place_on_gpus(model, now).unwrap_or_else(|| self.place_on_host(model, now))
     }
 
-    /// Lets a loaded model take no more sequences; does nothing if it is not loaded.
+    /// Begins the unload of a loaded model, which takes no more sequences from now on. Does nothing if it is not
+    /// loaded.
     pub(super) fn begin_unload(&mut self, model: &ModelId, evicted_for: Option<ModelId>, commands: &mut Vec<Command>) {
         let Some(loaded) = self.loaded.remove(model) else { return };
         self.draining.push((model.clone(), loaded));
@@ -111,14 +112,14 @@ impl LoaderState {
         origin: LoadOrigin,
         commands: &mut Vec<Command>,
     ) {
-        // The executor uses them or drops them.
+        // The cached weights of the model are removed from the list: the executor uses or drops them in the load.
         self.cached.retain(|cached| cached.model != model);
         let used_before = self.last_use(&model);
         self.loading = Some(LoadInProgress { model: model.clone(), host_bytes, used_before, origin });
         commands.push(Command::Load(LoadCommand { model, host_bytes, target }));
     }
 
-    /// The next engine to unload: it takes no more sequences and runs none.
+    /// The next engine to unload: a draining one without running sequences.
     pub(super) fn next_to_unload(&self, now: Instant) -> Option<ModelId> {
         let may = |(model, loaded): &&(ModelId, super::state::LoadedModel)| {
             self.is_idle(model) && loaded.unload_retry_at.is_none_or(|at| at <= now)

@@ -1,4 +1,4 @@
-//! Models on GPUs, which are candle's CPU device.
+//! Tests of models on GPUs, with candle's CPU device in place of GPUs.
 
 use cfq_proto::node::Residency;
 
@@ -27,7 +27,7 @@ fn idle_models_evict_each_other_on_a_gpu() {
     let second = test.request("qwen2");
     assert_eq!((second.residency, second.device.as_str()), (Residency::Resident, "cuda:0"));
     assert_eq!(test.state("llama").residency, Residency::Available, "on disk");
-    // An unused model that was loaded a moment ago stays, and the next one waits.
+    // A model in its grace period is not evicted, and the next model waits.
     test.loader.state.config.fresh_grace = Duration::from_secs(1200);
     assert_eq!(test.request("llama").residency, Residency::Loading);
     assert_eq!(test.state("qwen2").residency, Residency::Resident);
@@ -49,7 +49,7 @@ fn model_on_a_gpu_is_not_evicted_for_host_memory() {
     assert_eq!(test.state(middle).residency, Residency::Available);
 }
 
-/// candle's CPU device counts nothing, so what an earlier load took is written down as a driver would report it.
+/// candle's CPU device does not report memory, so the test writes the measurement of an earlier load itself.
 #[test]
 fn measured_overhead_on_a_gpu_raises_the_next_estimate_there() {
     let plain = largest_on_gpu(&file("llama"));
@@ -60,7 +60,7 @@ fn measured_overhead_on_a_gpu_raises_the_next_estimate_there() {
     test.loader.store.record_load_end(&id("llama"), &[("cuda:0".to_owned(), took)]).unwrap();
     let (raised, _) = test.reloaded_on("llama", 0, None);
     assert!(raised > plain && raised - plain <= weights / 4, "{raised} after {plain}");
-    // It does not count on another GPU,
+    // The measured overhead does not apply to another GPU,
     assert_eq!(test.reloaded_on("llama", 1, None), (plain, "cuda:1".to_owned()));
     // nor on one with a UUID in the same slot.
     assert_eq!(test.reloaded_on("llama", 0, Some("GPU-a")), (plain, "cuda:0".to_owned()));
@@ -92,7 +92,7 @@ fn models_are_unloaded_for_another_program_and_loaded_together_afterwards() {
     assert_eq!(test.loader.commands.try_recv(), Ok(LoaderCommand::Unload(id("llama"))));
     test.unload("llama");
     assert_eq!(test.state("llama").residency, Residency::Available);
-    // One was requested a moment before, one is configured.
+    // One model was requested just before the yield, the other is configured.
     test.loader.state.waiting.push_back(id("llama"));
     test.registry.set_status(&id("qwen2"), ModelStatus::Loading);
     test.loader.load_pending();

@@ -1,4 +1,4 @@
-//! The loader's thread, and what the registry publishes.
+//! Tests of the loader thread, and of the ledger that the registry publishes.
 
 use cfq_proto::node::{Ledger, Residency};
 
