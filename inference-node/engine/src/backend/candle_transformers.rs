@@ -246,15 +246,15 @@ impl BlockMemory for ModelOwnedKv {
     fn prepare(&mut self, _: BlockId) {}
 
     fn copy(&mut self, _: BlockId, _: BlockId, _: usize) -> Result<()> {
-        bail!("keys and values inside a model cannot be copied")
+        bail!("this backend cannot copy KV blocks: the candle model manages its own KV cache")
     }
 
     fn read_block(&self, _: BlockId) -> Result<BlockValues> {
-        bail!("keys and values inside a model cannot be read")
+        bail!("this backend cannot read KV blocks: the candle model manages its own KV cache")
     }
 
     fn write_block(&mut self, _: BlockId, _: &BlockValues) -> Result<()> {
-        bail!("keys and values inside a model cannot be written")
+        bail!("this backend cannot write KV blocks: the candle model manages its own KV cache")
     }
 }
 

@@ -45,7 +45,7 @@ pub fn families() -> Vec<(String, RandomFile)> {
     .to_vec()
 }
 
-/// Models for splitting layers over `devices` devices; each device has at least one layer.
+/// Models of the self-check whose layers are split over `devices` devices; each has at least one layer per device.
 pub fn split(devices: usize) -> Vec<(String, RandomFile)> {
     let gemma = RandomFile { output: None, window: Some(48), head_dim: 64, family: "gemma2", ..SMALL };
     let shapes = [("llama", SMALL), ("qwen3moe", MIXTURE), ("gemma2", gemma)];

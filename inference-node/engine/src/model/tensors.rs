@@ -1,4 +1,4 @@
-//! The tensors of a decoder-only transformer and their names in each container.
+//! The tensors of a decoder-only transformer, and their names in GGUF files and in Hugging Face model folders.
 
 /// The role of a tensor in the model; for most roles there is one tensor per layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

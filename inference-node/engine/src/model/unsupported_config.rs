@@ -139,7 +139,7 @@ mod tests {
             ("qwen3-moe", "decoder_sparse_step", json!(2), "decoder_sparse_step"),
             ("qwen3-moe", "num_experts_per_tok", json!(9), "9 of 8 experts"),
             ("qwen3-moe", "num_local_experts", json!(7), "expected [7, 64]"),
-            ("qwen3", "num_experts", json!(8), "a mixture of experts of qwen3"),
+            ("qwen3", "num_experts", json!(8), "a mixture-of-experts model of the qwen3 family"),
             ("qwen2", "rope_scaling", json!({ "factor": 4.0 }), "conflicting rope parameters"),
         ] {
             match read_changed(family, name, value) {

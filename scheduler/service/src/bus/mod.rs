@@ -127,10 +127,10 @@ impl Bus {
     }
 }
 
-/// Reply to a message that cannot be decoded, in the verb's reply type. A sender of another version can decode at least
-/// the envelope of the reply. A version mismatch is reported as unavailable where the reply type allows it, because
-/// either side may be upgraded at any time; a malformed message is refused permanently. `None` for heartbeats, because
-/// their reply has no field for a reason.
+/// Reply to a request that cannot be decoded, as JSON of the verb's reply type. A version mismatch is answered with
+/// `unavailable` if the type has it, because either side may be upgraded at any time. A malformed request is refused
+/// permanently, except for `lease`, whose type has only `unavailable`. `None` for heartbeats, because their reply has no
+/// field for a reason.
 fn decode_refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
     let kind = match (verb, error) {
         ("heartbeat", _) => return None,

@@ -180,7 +180,7 @@ impl Term<'_> {
         let asked = Instant::now();
         let read = DatabaseClock::new(store.clock_ms().await?);
         if self.grace.on_clock_reading(self.clock.as_ref(), &read, asked.elapsed()) {
-            tracing::warn!("database clock jumped or answered late, the sweep waits for one lease ttl");
+            tracing::warn!("database clock jumped or answered late: no lease is expired for one lease ttl");
         }
         self.clock = Some(read);
         self.refresh_nodes().await?;
@@ -194,7 +194,7 @@ impl Term<'_> {
             Ok(false) => {}
             Ok(true) => self.ensure_consumers().await,
             Err(error) => {
-                tracing::warn!(%error, "nats does not answer, the sweep waits for one lease ttl");
+                tracing::warn!(%error, "nats does not answer: no lease is expired for one lease ttl");
                 self.grace.renew(Instant::now());
             }
         }

@@ -135,8 +135,8 @@ impl Store {
         self.timing.lease_ttl_ms as f64
     }
 
-    /// Maximum remaining time of a valid lease, in ms. No heartbeat extends a lease beyond one TTL; the second TTL
-    /// allows for a scheduler with another configuration.
+    /// Upper bound of the remaining time of a valid lease, in ms: two TTLs. A heartbeat extends a lease to at most one
+    /// TTL from now; the factor of two covers leases from a scheduler that was configured with a longer TTL.
     fn longest_lease_ms(&self) -> f64 {
         2.0 * self.lease_ttl_ms()
     }

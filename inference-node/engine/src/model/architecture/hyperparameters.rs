@@ -76,7 +76,10 @@ pub(super) fn read_experts(file: &ModelFile, family: &Family) -> Result<Option<E
         return if family.experts { Err(missing(file, EXPERTS)) } else { Ok(None) };
     };
     if !family.experts {
-        let what = format!("it is a mixture of experts of {}, which this version does not support", family.gguf);
+        let what = format!(
+            "it is a mixture-of-experts model of the {} family, and this version supports only dense models of that family",
+            family.gguf
+        );
         return Err(file.unsupported(what));
     }
     let per_token = file.get_u64(EXPERTS_PER_TOKEN).ok_or_else(|| missing(file, EXPERTS_PER_TOKEN))?;

@@ -194,7 +194,7 @@ fn idle_model_stays_beside_a_pinned_one(mut test: TestLoader, [idle, large]: [&s
     // Every attempt has the same result.
     for _ in 0..2 {
         let Residency::Unusable { reason } = test.request(large).residency else { panic!("{:?}", test.state(large)) };
-        assert!(reason.contains("It is tried again"), "{reason}");
+        assert!(reason.contains("The load is retried"), "{reason}");
         assert_eq!(test.state(idle).residency, Residency::Resident, "an eviction would be useless");
         assert!(matches!(test.registry.status(&pinned), Some(ModelStatus::Ready(_))));
     }
@@ -262,7 +262,7 @@ fn model_that_fits_is_loaded_beside_a_waiting_one() {
 fn only_a_model_that_could_fit_later_is_offered_again() {
     let mut test = loader(1 << 20, None, 10);
     let Residency::Unusable { reason } = test.request("llama").residency else { panic!("it fits nowhere") };
-    assert!(reason.contains("does not fit") && !reason.contains("tried again"), "{reason}");
+    assert!(reason.contains("does not fit") && !reason.contains("retried"), "{reason}");
     assert_eq!(test.loader.state.backoff.next_due(), None);
 
     // Memory that is short at present, for example as the driver reports it, is a temporary reason.
@@ -279,7 +279,7 @@ fn only_a_model_that_could_fit_later_is_offered_again() {
         test.loader.execute(command);
     }
     let Residency::Unusable { reason } = test.state("qwen2").residency else { panic!("it waits") };
-    assert!(reason.contains("full. It is tried again"), "{reason}");
+    assert!(reason.contains("full. The load is retried"), "{reason}");
     let due = test.loader.state.backoff.next_due().unwrap();
     for (at, is_offered) in [(due - Duration::from_millis(1), false), (due, true)] {
         for command in plan::apply(&mut test.loader.state, Event::Tick, at) {

@@ -95,8 +95,8 @@ pub enum Command {
         request: EstimateRequest,
     },
     Load(LoadCommand),
-    /// The engine takes no more sequences from now on. `evicted_for` is the model for which it is evicted; `None` if
-    /// the unload was requested.
+    /// Stops the admission of new sequences to the model's engine, before [`Command::Unload`]. `evicted_for` is the
+    /// model that needs the memory; `None` if a client requested the unload.
     BeginUnload {
         model: ModelId,
         evicted_for: Option<ModelId>,

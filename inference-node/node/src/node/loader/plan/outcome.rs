@@ -112,7 +112,8 @@ impl LoaderState {
             Refusal::NotNow { device, estimate, reason } => {
                 let state = self.state_on_disk(model, &device, &estimate);
                 let wait = self.backoff.start(model, state, now);
-                let reason = format!("{reason}. It is tried again when it is wanted after {} s", wait.as_secs().max(1));
+                let reason =
+                    format!("{reason}. The load is retried at the first request after {} s", wait.as_secs().max(1));
                 Status::Unusable { reason, permanent: false }
             }
             Refusal::Permanent { reason } => {
