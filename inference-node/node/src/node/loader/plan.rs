@@ -47,7 +47,7 @@ use std::time::Instant;
 
 use self::event::{Command, Event, Status};
 use self::outcome::WAITING_INTERVAL;
-use self::state::{LoaderState, ModelPhase};
+use self::state::{LoaderState, ModelPhase, StartModel};
 
 /// Applies `event` to the state and returns the next commands; no command if nothing has to be done now.
 pub fn apply(state: &mut LoaderState, event: Event, now: Instant) -> Vec<Command> {
@@ -76,6 +76,9 @@ impl LoaderState {
             }
             Event::LoadTogether(models) => {
                 self.begin_round();
+                // A model that already waits keeps its place in the queue.
+                let models = models.into_iter().filter(|start| !self.waiting.contains(&start.model));
+                let models: Vec<StartModel> = models.collect();
                 self.unloaded.extend(models.iter().map(|start| (start.model.clone(), ModelPhase::Loading)));
                 self.starting.extend(models);
             }

@@ -348,6 +348,10 @@ impl Sim {
 
     /// Asserts that a load of `taken` bytes leaves enough memory for the models `before` it in the queue.
     fn check_backfill(&self, taken: u64, before: &[ModelId]) {
+        // `before` is the queue before the planner was called. A model of it that was loaded together with others meanwhile
+        // waits no more.
+        let before: Vec<&ModelId> =
+            before.iter().filter(|model| self.state.phase(model) != ModelPhase::Ready).collect();
         // A waiting model that is still being unloaded is skipped, so the model behind it may be the first.
         if before.is_empty() || !self.state.gpus().is_empty() {
             return;
@@ -361,9 +365,9 @@ impl Sim {
         let draining = self.state.draining.iter().map(|(_, loaded)| loaded);
         let coming: u64 = fresh.chain(draining).map(|loaded| loaded.host_bytes).sum();
         let reserved = before.iter().map(|model| {
-            let smallest = self.models[model].estimate().smallest_bytes();
-            let smallest = if self.models[model].is_readable { smallest } else { 0 };
-            self.state.last_bytes.get(model).copied().unwrap_or(0).max(smallest)
+            let smallest = self.models[*model].estimate().smallest_bytes();
+            let smallest = if self.models[*model].is_readable { smallest } else { 0 };
+            self.state.last_bytes.get(*model).copied().unwrap_or(0).max(smallest)
         });
         let reserved: u64 = reserved.sum();
         assert!(reserved + taken <= self.unpromised() + coming, "{before:?} need {reserved}, {taken} are taken");
