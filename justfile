@@ -1,4 +1,4 @@
-# What CI runs is exactly this.
+# The commands that CI runs
 
 # Everything: tests, format, lints, licences, demo with both sources of Postgres and NATS
 ci:
@@ -19,30 +19,30 @@ deny:
 demo:
     cargo run -- demo
 
-# For NVIDIA GPUs, in a copy, on any x86-64 Linux: docs/gpu.md
+# Build with CUDA in a copy of the repository, on any x86-64 Linux, also without a GPU (docs/gpu.md)
 cuda-build:
     inference-node/cuda/build
 
-# The same, and what can be known without a card
+# Check the CUDA build without a GPU: kernels in an emulator, build, size, start
 cuda-check:
     inference-node/cuda/check
 
-# After a change to a checked query or a migration
+# Regenerate the data of compile-time checked queries, after a change of a query or a migration
 prepare-sqlx:
     scheduler/prepare-sqlx.sh
 
-# Against a running server: CFQ_URL and CFQ_TOKEN name it; REPO is any git repository
+# Benchmark a running server, given by CFQ_URL and CFQ_TOKEN; REPO is any git repository
 bench REPO:
     cargo build --package cfq --package cfq-benches
     cargo run --package cfq-benches --bin submit_latency -- target/debug/cfq {{REPO}}
     cargo run --package cfq-benches --bin seeds -- {{REPO}} 20
     cargo run --package cfq-benches --bin start_up -- target/debug/cfq
 
-# The engine; benches/engine says what ARGS there are (`--llama-cpp PYTHON` for rates beside llama.cpp's)
+# Benchmark the engine; benches/engine lists ARGS, for example `--llama-cpp PYTHON` to compare with llama.cpp
 bench-engine *ARGS:
     benches/engine {{ARGS}}
 
-# GGUF headers for some seconds, from the small models' own; wants `cargo install cargo-fuzz`
+# Fuzz the GGUF parser for SECONDS, starting from the headers of the small test models; needs `cargo install cargo-fuzz`
 fuzz SECONDS="300":
     mkdir -p inference-node/fuzz/corpus/gguf
     for f in inference-node/engine/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done

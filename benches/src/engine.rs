@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
-use cfq_engine::{Engine, EngineLimits, Event, LocalEngine};
+use cfq_engine::{Engine, EngineLimits, GenerationEvent, LocalEngine};
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
 
 /// Parses `FILE [--threads N]` and restarts the program with that number of threads, see [`restart_with_threads`].
@@ -23,8 +23,9 @@ pub fn file_from_arguments() -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// Runs this program again with this number of threads for its kernels, which read it once at the start, and exits with
-/// the child's status. Returns only in the child.
+/// Runs this program again as a child process whose kernels use this number of threads, and exits with the child's
+/// status. Returns only in the child. The restart is needed because the kernels read the number only once, at the
+/// start.
 pub fn restart_with_threads(threads: &str) -> anyhow::Result<()> {
     if std::env::var_os("CFQ_BENCH_CHILD").is_some() {
         return Ok(());
@@ -40,7 +41,7 @@ pub fn restart_with_threads(threads: &str) -> anyhow::Result<()> {
 
 /// Loads the model file with a memory limit of 12 GiB.
 pub fn load(file: &Path, max_sequences: u32) -> anyhow::Result<LocalEngine> {
-    let limits = EngineLimits { memory: 12 << 30, max_sequences };
+    let limits = EngineLimits { memory_bytes: 12 << 30, max_sequences };
     Ok(LocalEngine::builder("path:bench".parse()?, file).limits(limits).load()?)
 }
 
@@ -53,7 +54,7 @@ pub fn prompt(content: String, sampling: Sampling, format: OutputFormat) -> Prom
 pub async fn finish(engine: &LocalEngine, prompt: Prompt) -> anyhow::Result<Completion> {
     let mut generation = engine.admit(prompt).await?.start();
     loop {
-        if let Event::Done(how) = generation.next().await {
+        if let GenerationEvent::Done(how) = generation.next().await {
             return Ok(how?);
         }
     }

@@ -1,4 +1,4 @@
-//! Benchmarks. Each prints a ratio to a baseline measured in the same run, since machines differ and are noisy.
+//! Benchmarks. Each prints a ratio to a baseline measured in the same run, because machines differ and are noisy.
 //! Measured results and their commands are in docs/benchmarks.md.
 
 pub mod engine;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Creates a client for the running server at `CFQ_URL`, with the token `CFQ_TOKEN`.
 pub fn client() -> anyhow::Result<Client> {
     let url = std::env::var("CFQ_URL").context("set CFQ_URL to a running server")?;
-    let token = std::env::var("CFQ_TOKEN").context("set CFQ_TOKEN to its token")?;
+    let token = std::env::var("CFQ_TOKEN").context("set CFQ_TOKEN to the API token of the server at CFQ_URL")?;
     Ok(Client::new(cfq_link::outbound::api_client()?, &url, token.trim()))
 }
 

@@ -41,7 +41,7 @@ impl LlamaCpp {
         let mut line = String::new();
         self.stdout.read_line(&mut line)?;
         if line.is_empty() {
-            bail!("the llama.cpp process ended; is llama-cpp-python installed there?");
+            bail!("the llama.cpp process ended; is llama-cpp-python installed for the Python given by --llama-cpp?");
         }
         Ok(line.trim().to_owned())
     }

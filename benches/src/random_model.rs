@@ -7,7 +7,7 @@ use anyhow::Context;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use cfq_engine::model::random::random_matrix;
+use cfq_engine::testing::random_matrix;
 use cfq_inference_node::models::{Hub, HubConfig, ModelStore, PullOptions};
 
 /// Shape and formats of a Llama model with random weights.

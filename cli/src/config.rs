@@ -39,7 +39,7 @@ pub struct Config {
     /// The model hub, from which `hf:` models are fetched.
     pub hub: HubConfig,
     pub runner: RunnerConfig,
-    /// Where Postgres and NATS come from; the table was called `engines` in 0.1.
+    /// Origin and paths of the Postgres and NATS programs. The table was called `engines` in 0.1.
     #[serde(alias = "engines")]
     pub services: ServiceOptions,
     pub timing: Timing,
@@ -113,7 +113,7 @@ pub struct NodeConfig {
     /// yielding. The default depends on the device that models run on.
     #[serde(alias = "yield_at")]
     pub yield_bytes: Option<u64>,
-    /// Programs that the models do not yield to.
+    /// Names of programs to which this machine's models do not yield the GPU.
     pub yield_ignores: Vec<String>,
     /// Maximum number of sequences per model that run concurrently.
     pub max_sequences: u32,
@@ -220,7 +220,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether any model of this machine is configured.
+    /// Whether the configuration names a model, for an agent or for the node.
     pub fn names_a_model(&self) -> bool {
         [&self.agents.alpha, &self.agents.beta].iter().any(|agent| agent.model.is_some())
             || !self.node.models.is_empty()
@@ -257,7 +257,7 @@ impl Config {
         }
     }
 
-    /// Every model this machine's node serves.
+    /// All models that this machine's node serves.
     pub fn models(&self) -> Vec<ModelId> {
         let agents = self.agents();
         let mut models: Vec<ModelId> = agents.alpha.model.into_iter().chain(agents.beta.model).collect();
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!((config.hub.retry.max_attempts, config.hub.retry.stall_bytes), (3, 1024));
         assert_eq!(config.runner.concurrency, 3);
         assert_eq!(config.services.postgres_bin, Some("/usr/lib/postgresql/18/bin".into()));
-        assert_eq!((config.timing.lease_ttl_ms, config.timing.drain_ms), (10_000, 30_000));
+        assert_eq!((config.timing.lease_ttl_ms, config.timing.drain_timeout_ms), (10_000, 30_000));
         assert_eq!(config.log.level, "debug");
     }
 
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(config.services.postgres_bin, Some("/usr/lib/postgresql/18/bin".into()));
         assert_eq!(config.services.nats_bin, Some("/usr/bin/nats-server".into()));
         assert_eq!((config.timing.heartbeat_ms, config.timing.leader_renewal_ms), (2001, 2002));
-        assert_eq!((config.timing.slot_wait_ms, config.timing.drain_ms), (60_001, 30_000));
+        assert_eq!((config.timing.slot_wait_ms, config.timing.drain_timeout_ms), (60_001, 30_000));
         assert_eq!(config.log.level, "debug");
     }
 

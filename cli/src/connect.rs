@@ -43,7 +43,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
             }
             Err(_) => {
                 return Err(exit::usage(format!(
-                    "CFQ_URL is {url}, which is not the server of {}: set CFQ_TOKEN to that server's token",
+                    "CFQ_URL is {url}, not the local server of {}: set CFQ_TOKEN to the token of the server at CFQ_URL",
                     data.display()
                 )));
             }
@@ -90,7 +90,7 @@ pub fn describe_error(error: &ClientError) -> String {
     match error {
         ClientError::Unreachable { url, .. } => format!("no server responds at {url}: {HOW_TO_START}"),
         ClientError::Refused { status: 401, .. } => {
-            "the server rejected the token: set CFQ_TOKEN to its token, or run this as the user who started it"
+            "wrong API token: set CFQ_TOKEN to the server's token, or run this as the user who started the server"
                 .to_owned()
         }
         ClientError::Refused { body, .. } => body.message.clone(),

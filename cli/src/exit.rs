@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use cfq_proto::client::ClientError;
 use cfq_proto::task::TaskState;
 
+/// Exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     Done = 0,
@@ -48,10 +49,12 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
     CodedError { code: Code::Usage, message: message.into() }.into()
 }
 
+/// An error because no server responds.
 pub fn unreachable(message: impl Into<String>) -> anyhow::Error {
     CodedError { code: Code::Unreachable, message: message.into() }.into()
 }
 
+/// Any other failure.
 pub fn failed(message: impl Into<String>) -> anyhow::Error {
     CodedError { code: Code::Failed, message: message.into() }.into()
 }

@@ -72,7 +72,8 @@ impl Machine {
         }
     }
 
-    /// Stops everything in order: intake, runner, node, scheduler, NATS, Postgres.
+    /// Removes the server file, so that commands find no server; then stops runner, node, scheduler, NATS and Postgres,
+    /// in this order.
     pub async fn stop(self) -> anyhow::Result<()> {
         remove_server_file(&self.paths);
         self.runner.stop().await;
@@ -83,7 +84,7 @@ impl Machine {
     }
 }
 
-/// Removes the server file: from now on commands report that no server is running.
+/// Removes the server file, so that other commands report that no server is running.
 fn remove_server_file(paths: &Paths) {
     if let Err(error) = std::fs::remove_file(connect::server_file(&paths.data)) {
         tracing::debug!(%error, "no server file to remove");
@@ -98,25 +99,25 @@ async fn start_processes(
     node: &NodeId,
     runner: &RunnerId,
 ) -> anyhow::Result<(SupervisedProcess, SupervisedProcess, SupervisedProcess, Client)> {
-    let facts = stack.facts();
+    let addresses = stack.addresses();
     let token_file = connect::token_file(&paths.data);
     if files::read_if_exists(&token_file)?.is_none() {
         files::write_private(&token_file, files::random_password()?.as_bytes(), None)?;
     }
     let token = std::fs::read_to_string(&token_file).context("cannot read the API token just written")?;
     let timing = config.timing.clone();
-    let grace = timing.drain() + Duration::from_secs(5);
+    let grace = timing.drain_timeout() + Duration::from_secs(5);
     let level = &config.log.level;
 
     let scheduler = cfq_scheduler::Config {
         database: cfq_scheduler::DatabaseConfig {
-            host: facts.postgres.host.to_string_lossy().into_owned(),
-            port: facts.postgres.port,
-            user: facts.postgres.user.clone(),
-            database: facts.postgres.database.clone(),
-            password_file: Some(facts.postgres.password_file.clone()),
+            host: addresses.postgres.host.to_string_lossy().into_owned(),
+            port: addresses.postgres.port,
+            user: addresses.postgres.user.clone(),
+            database: addresses.postgres.database.clone(),
+            password_file: Some(addresses.postgres.password_file.clone()),
         },
-        nats: facts.nats.config(&Identity::Scheduler),
+        nats: addresses.nats.config(&Identity::Scheduler),
         http: cfq_scheduler::HttpConfig { bind, token_file, allowed_hosts: config.server.allowed_hosts.clone() },
         defaults: cfq_scheduler::Defaults {
             agents: config.agents(),
@@ -129,7 +130,7 @@ async fn start_processes(
     };
     let node = cfq_inference_node::Config {
         node: node.clone(),
-        nats: facts.nats.config(&Identity::Node(node.clone())),
+        nats: addresses.nats.config(&Identity::Node(node.clone())),
         models: config.models(),
         endpoints: config.endpoints.clone(),
         model_dir: config.model_dir(paths),
@@ -149,7 +150,7 @@ async fn start_processes(
     };
     let runner = cfq_agent_runner::Config {
         runner: runner.clone(),
-        nats: facts.nats.config(&Identity::Runner(runner.clone())),
+        nats: addresses.nats.config(&Identity::Runner(runner.clone())),
         data_dir: paths.data.join("workstreams"),
         concurrency: config.runner.concurrency,
         timing,
@@ -188,7 +189,7 @@ async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> 
     }
 }
 
-/// Fails if another process holds the data folder. Called before the port is checked, because that process most likely
+/// Fails if another process holds the data folder. Call it before the port is checked, because that process most likely
 /// uses the port too.
 pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
     match DataLock::holder(paths) {

@@ -1,5 +1,5 @@
-//! The cfq binary: the commands, their output, and the supervision of all processes for `cfq up`. It contains no
-//! business rules.
+//! The cfq binary: the commands, their output, and the supervision of all processes for `cfq up`. The rules of tasks
+//! and models are in other crates.
 
 mod args;
 mod commands;
@@ -19,7 +19,7 @@ use cfq_proto::client::ClientError;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, Command};
+use args::{Cli, CliCommand};
 use config::Config;
 use exit::Code;
 use output::Output;
@@ -51,8 +51,7 @@ fn main() -> ExitCode {
             exit::of_error(&error)
         }
     };
-    // At this point all processes have handed over their work; blocking threads, such as a model's, need not be
-    // awaited.
+    // At this point all work has been released; blocking threads, such as a model's, need not be awaited.
     runtime.shutdown_background();
     code.into()
 }
@@ -77,16 +76,16 @@ fn start_logging(default: &str) {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Code> {
-    let serving = matches!(cli.command, Command::Serve { .. });
+    let serving = matches!(cli.command, CliCommand::Serve { .. });
     start_logging(if serving { "info" } else { "error" });
     cfq_link::outbound::install_crypto();
     let out = Output { json: cli.json };
 
     // Commands that need neither paths nor configuration come first, so that they work on a broken set-up.
     let command = match cli.command {
-        Command::Completions { shell } => return commands::completions::run(shell),
-        Command::Serve { process } => return commands::serve::run(process).await,
-        Command::Engine { command } => return commands::engine::run(out, command).await,
+        CliCommand::Completions { shell } => return commands::completions::run(shell),
+        CliCommand::Serve { process } => return commands::serve::run(process).await,
+        CliCommand::Engine { command } => return commands::engine::run(out, command).await,
         command => command,
     };
     let mut paths = Paths::from_environment()?;
@@ -97,40 +96,44 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     let load = || Config::load(file.as_deref(), &paths.config);
 
     match command {
-        Command::Up(args) => commands::up::run(out, &paths, load()?, args, file.as_deref()).await,
-        Command::Down => commands::down::run(out, &paths).await,
-        Command::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
-        Command::Doctor => commands::doctor::run(out, &paths, &load()?).await,
-        Command::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
-        Command::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
-        Command::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
+        CliCommand::Up(args) => commands::up::run(out, &paths, load()?, args, file.as_deref()).await,
+        CliCommand::Down => commands::down::run(out, &paths).await,
+        CliCommand::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
+        CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
+        CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
+        CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
+        CliCommand::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
         command => run_client_command(&connect::client(&paths.data)?, out, command).await,
     }
 }
 
 /// Runs a command that sends requests to a running server.
-async fn run_client_command(client: &cfq_proto::client::Client, out: Output, command: Command) -> anyhow::Result<Code> {
+async fn run_client_command(
+    client: &cfq_proto::client::Client,
+    out: Output,
+    command: CliCommand,
+) -> anyhow::Result<Code> {
     match command {
-        Command::Submit(args) => commands::submit::run(client, out, args).await,
-        Command::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
-        Command::Show { task } => commands::show::run(client, out, task).await,
-        Command::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
-        Command::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
-        Command::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
-        Command::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,
-        Command::Cancel { task, reason } => commands::cancel::run(client, out, task, &reason).await,
-        Command::Resolve(args) => commands::resolve::run(client, out, args).await,
-        Command::Pr { command } => commands::pr::run(client, out, command).await,
-        Command::Nodes => commands::nodes::run(client, out).await,
-        Command::Logs { task: None, .. }
-        | Command::Up(_)
-        | Command::Down
-        | Command::Demo(_)
-        | Command::Doctor
-        | Command::Engine { .. }
-        | Command::Services { .. }
-        | Command::Models { .. }
-        | Command::Completions { .. }
-        | Command::Serve { .. } => Err(exit::usage("this command does not use a server")),
+        CliCommand::Submit(args) => commands::submit::run(client, out, args).await,
+        CliCommand::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
+        CliCommand::Show { task } => commands::show::run(client, out, task).await,
+        CliCommand::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
+        CliCommand::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
+        CliCommand::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
+        CliCommand::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,
+        CliCommand::Cancel { task, reason } => commands::cancel::run(client, out, task, &reason).await,
+        CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
+        CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
+        CliCommand::Nodes => commands::nodes::run(client, out).await,
+        CliCommand::Logs { task: None, .. }
+        | CliCommand::Up(_)
+        | CliCommand::Down
+        | CliCommand::Demo(_)
+        | CliCommand::Doctor
+        | CliCommand::Engine { .. }
+        | CliCommand::Services { .. }
+        | CliCommand::Models { .. }
+        | CliCommand::Completions { .. }
+        | CliCommand::Serve { .. } => Err(exit::usage("this command does not use a server")),
     }
 }

@@ -7,8 +7,11 @@ use git2::Repository;
 
 use crate::exit;
 
+/// Repository and commit that a task starts from.
 pub struct StartPoint {
+    /// Top folder of the repository.
     pub root: PathBuf,
+    /// Id of the base commit.
     pub base: String,
 }
 

@@ -1,6 +1,6 @@
 //! Supervision of the scheduler, node and runner processes: each is restarted when it exits, with exponential backoff,
-//! and stopped in order on request. Restarting is sufficient because the processes keep no state that a crash could
-//! lose.
+//! and stopped on request. A restart is sufficient after a crash, because the processes keep no state in memory that
+//! must not be lost.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 /// Delay before the first restart; it doubles with each further one, up to [`BACKOFF_CAP`].
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
 const BACKOFF_CAP: Duration = Duration::from_secs(10);
-/// Running time after which a process counts as healthy; the backoff is then reset.
-const HEALTHY_AFTER: Duration = Duration::from_secs(30);
+/// Minimum running time of a healthy process: after a longer run, the backoff starts from [`BACKOFF_BASE`] again.
+const MIN_HEALTHY_TIME: Duration = Duration::from_secs(30);
 
 /// A supervised process.
 pub struct SupervisedProcess {
@@ -25,7 +25,7 @@ pub struct SupervisedProcess {
     task: JoinHandle<()>,
 }
 
-/// Writes the process's configuration, with mode 0600 because it names the files of secrets, and starts the process.
+/// Writes the process's configuration, with mode 0600 because it contains the paths of secrets, and starts the process.
 pub fn start<C: Serialize>(
     name: &'static str,
     config: &C,
@@ -74,7 +74,7 @@ async fn supervise(name: &'static str, spec: Spec, first: child::Process, mut st
                 return;
             }
         }
-        if started.elapsed() > HEALTHY_AFTER {
+        if started.elapsed() > MIN_HEALTHY_TIME {
             backoff = BACKOFF_BASE;
         }
         loop {

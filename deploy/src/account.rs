@@ -1,5 +1,5 @@
-//! The user account that Postgres and NATS run as. Postgres refuses to run as root, and neither server needs root, so
-//! under root both run as an account that owns nothing else.
+//! The user account that Postgres and NATS run as. Postgres refuses to run as root, and neither server needs root. If
+//! cfq runs as root, both therefore run as an account that owns nothing else.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,8 @@ pub enum AccountError {
     Missing { passwd: PathBuf },
 }
 
-/// The account to run Postgres and NATS as under root; `None` for an ordinary user, who runs them directly.
+/// Returns the account that Postgres and NATS run as if cfq runs as root; `None` if cfq runs as an ordinary user, whose
+/// account they share.
 pub fn for_services() -> Result<Option<Account>, AccountError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! The checks of `cfq doctor`: everything on this machine that cfq depends on, and the next step for each problem. The
-//! checks change, start and fetch nothing.
+//! The checks of `cfq doctor`: each examines something on this machine that cfq depends on, and names the next step if
+//! there is a problem. The checks change, start and fetch nothing.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -15,14 +15,15 @@ use crate::postgres::{self, Postgres};
 use crate::services::{Finder, ServiceKind, ServiceOptions, ServicesError};
 use crate::status_output::StatusOutput;
 
-/// Free disk space in bytes below which the check warns: enough for a model, the fetched services and some work.
+/// Free disk space, in bytes, below which the check warns: enough for a model, the fetched services and some tasks.
 const RECOMMENDED_FREE_BYTES: u64 = 2 << 30;
-/// Free disk space in bytes below which the check fails, because Postgres would soon stop.
+/// Free disk space, in bytes, below which the check fails, because Postgres would soon stop.
 const MIN_FREE_BYTES: u64 = 256 << 20;
 
+/// Verdict of a check; a later variant is worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum CheckStatus {
     Ok,
     Warn,
     Fail,
@@ -32,25 +33,25 @@ pub enum Status {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     pub name: String,
-    pub status: Status,
-    /// Finding of the check, in words.
+    pub status: CheckStatus,
+    /// What the check found, in words.
     pub what: String,
-    /// What to do about a problem.
+    /// Command or action that fixes the problem; `None` if there is no problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
 }
 
 impl Check {
     fn ok(name: &str, what: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), status: Status::Ok, what: what.into(), next_step: None }
+        Self { name: name.to_owned(), status: CheckStatus::Ok, what: what.into(), next_step: None }
     }
 
-    fn problem(name: &str, status: Status, what: impl Into<String>, next_step: impl Into<String>) -> Self {
+    fn problem(name: &str, status: CheckStatus, what: impl Into<String>, next_step: impl Into<String>) -> Self {
         Self { name: name.to_owned(), status, what: what.into(), next_step: Some(next_step.into()) }
     }
 }
 
-/// Runs all checks: of the folders, of the services, and of the processes that use the data folder.
+/// Runs all checks: of the services' programs, of pip, of the folders, and of the processes that use the data folder.
 pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
     let (pip, own_paths, options) = (wheel::find_pip(), paths.clone(), services.clone());
     let has_pip = pip.is_ok();
@@ -60,7 +61,7 @@ pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
         Ok((_, version)) => Check::ok("pip", version),
         Err(_) => Check::problem(
             "pip",
-            Status::Warn,
+            CheckStatus::Warn,
             "python3 with pip is not installed; cfq needs it to fetch Postgres, NATS and the small model",
             "sudo apt install python3-pip",
         ),
@@ -76,7 +77,7 @@ pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
             if let Some(closed) = closed_parent(&folder, account) {
                 checks.push(Check::problem(
                     "folders above",
-                    Status::Fail,
+                    CheckStatus::Fail,
                     format!(
                         "cfq runs as root and starts Postgres and NATS under another account, which has no access to \
                          {}",
@@ -96,12 +97,12 @@ fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec
     let pinned = postgres::pinned_major(paths);
     let mut checks = Vec::new();
     if let Err(error) = &account {
-        checks.push(Check::problem("account", Status::Fail, error.to_string(), "run cfq as an ordinary user"));
+        checks.push(Check::problem("account", CheckStatus::Fail, error.to_string(), "run cfq as an ordinary user"));
     }
     if let Err(error) = &pinned {
         checks.push(Check::problem(
             "data version",
-            Status::Fail,
+            CheckStatus::Fail,
             error.to_string(),
             "restore the data folder from a backup",
         ));
@@ -117,12 +118,12 @@ fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec
     for (name, kind) in [("postgres", ServiceKind::Postgres), ("nats-server", ServiceKind::Nats)] {
         checks.push(match finder.find(kind) {
             Ok(program) => {
-                let origin = format!("{:?}", program.origin).to_lowercase();
-                Check::ok(name, format!("{} in {} ({origin})", program.version, program.path.display()))
+                let what = format!("{} in {} ({})", program.version, program.path.display(), program.origin);
+                Check::ok(name, what)
             }
             Err(ServicesError::NotPresent { kind, .. }) if has_pip => Check::problem(
                 name,
-                Status::Warn,
+                CheckStatus::Warn,
                 format!("{kind} is not installed; the first `cfq up` fetches it"),
                 "cfq services fetch",
             ),
@@ -140,8 +141,8 @@ fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec
 fn service_problem(name: &str, error: &ServicesError) -> Check {
     let text = error.to_string();
     match text.split_once("\nnext step, one of:\n") {
-        Some((what, steps)) => Check::problem(name, Status::Fail, what, steps.trim()),
-        None => Check::problem(name, Status::Fail, text, "cfq services fetch"),
+        Some((what, steps)) => Check::problem(name, CheckStatus::Fail, what, steps.trim()),
+        None => Check::problem(name, CheckStatus::Fail, text, "cfq services fetch"),
     }
 }
 
@@ -156,7 +157,7 @@ fn check_writable(name: &str, variable: &str, folder: &Path) -> Check {
         Ok(_) => Check::ok(name, folder.display().to_string()),
         Err(error) => Check::problem(
             name,
-            Status::Fail,
+            CheckStatus::Fail,
             format!("cannot write {} ({error})", existing.display()),
             format!("fix its owner and mode, or choose another folder with {variable}"),
         ),
@@ -171,12 +172,12 @@ fn check_free_space(name: &str, variable: &str, folder: &Path) -> Check {
             let free = disk.f_bavail.saturating_mul(disk.f_frsize);
             let what = format!("{} MB free", free >> 20);
             match free {
-                free if free < MIN_FREE_BYTES => Check::problem(&name, Status::Fail, what, next),
-                free if free < RECOMMENDED_FREE_BYTES => Check::problem(&name, Status::Warn, what, next),
+                free if free < MIN_FREE_BYTES => Check::problem(&name, CheckStatus::Fail, what, next),
+                free if free < RECOMMENDED_FREE_BYTES => Check::problem(&name, CheckStatus::Warn, what, next),
                 _ => Check::ok(&name, what),
             }
         }
-        Err(error) => Check::problem(&name, Status::Warn, format!("cannot be read ({error})"), next),
+        Err(error) => Check::problem(&name, CheckStatus::Warn, format!("cannot be read ({error})"), next),
     }
 }
 
@@ -190,7 +191,8 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
                 Check::ok("nats port", format!("{port} is free"))
             } else {
                 let what = format!("{port} is used by another program; the next start picks another port");
-                Check::problem("nats port", Status::Warn, what, "nothing, unless other machines connect to this port")
+                let next = "stop that program if other machines connect to this port; otherwise nothing to do";
+                Check::problem("nats port", CheckStatus::Warn, what, next)
             });
         }
         return checks;
@@ -201,11 +203,11 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
         checks.push(if responds {
             Check::ok("nats port", format!("{port} responds"))
         } else {
-            Check::problem("nats port", Status::Fail, format!("{port} does not respond"), log_hint(paths, "nats"))
+            Check::problem("nats port", CheckStatus::Fail, format!("{port} does not respond"), log_hint(paths, "nats"))
         });
     }
-    let facts = Postgres::facts_of(paths, account::for_services().unwrap_or(None));
-    match facts.durability_settings().await {
+    let address = Postgres::address_of(paths, account::for_services().unwrap_or(None));
+    match address.durability_settings().await {
         Ok(settings) => {
             for setting in settings {
                 let name = format!("postgres {}", setting.name);
@@ -214,8 +216,8 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
                 } else {
                     let what = format!("{}; a power failure can lose accepted tasks", setting.setting);
                     let next =
-                        "stop cfq, remove the setting from postgresql.conf and postgresql.auto.conf, start it again";
-                    Check::problem(&name, Status::Fail, what, next)
+                        "stop cfq, remove the setting from postgresql.conf and postgresql.auto.conf, start cfq again";
+                    Check::problem(&name, CheckStatus::Fail, what, next)
                 });
             }
         }
@@ -223,7 +225,7 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
             checks.push(Check::problem(
                 "postgres",
-                Status::Fail,
+                CheckStatus::Fail,
                 format!("{error}{cause}"),
                 log_hint(paths, "postgres"),
             ));
@@ -232,7 +234,7 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
     let open = std::fs::metadata(paths.keys()).is_ok_and(|meta| meta.mode() & 0o077 != 0);
     checks.push(if open {
         let next = format!("chmod 700 {}", paths.keys().display());
-        Check::problem("keys", Status::Fail, "other users can read passwords and keys", next)
+        Check::problem("keys", CheckStatus::Fail, "other users can read passwords and keys", next)
     } else {
         Check::ok("keys", "private")
     });

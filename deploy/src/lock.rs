@@ -38,14 +38,14 @@ pub struct LockHolder {
     pub command: String,
 }
 
-/// The lock of a data folder, held until this is dropped or the process exits.
+/// The lock of a data folder, held until this value is dropped or the process exits.
 #[derive(Debug)]
 pub struct DataLock {
     file: File,
 }
 
 impl DataLock {
-    /// Takes the lock, or reports its holder. The data folder must exist.
+    /// Takes the lock; fails with [`LockError::Held`] if another process holds it. The data folder must exist.
     pub fn acquire(paths: &Paths) -> Result<Self, LockError> {
         let path = paths.lock();
         let mut file = OpenOptions::new()

@@ -27,7 +27,7 @@ const STOP_GRACE: Duration = Duration::from_secs(20);
 /// Maximum number of start attempts, each on a new port. Another program can take the port between the check and the
 /// server's bind, but three times in a row indicates another cause.
 const PORT_ATTEMPTS: u32 = 3;
-/// Number of bytes from the end of the log that an error message contains.
+/// Size of the log excerpt in an error message, in bytes from the log's end.
 const LOG_TAIL_BYTES: u64 = 1500;
 
 #[derive(Debug, thiserror::Error)]
@@ -58,15 +58,16 @@ fn log_hint(tail: &str) -> &'static str {
     }
 }
 
-/// How to connect to NATS: the server's URL and the clients' keys.
+/// URL of the NATS server, and the folder of its clients' keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NatsFacts {
+pub struct NatsAddress {
     pub url: String,
     /// The folder with the seeds of all identities.
     pub keys: PathBuf,
 }
 
-impl NatsFacts {
+impl NatsAddress {
+    /// File that contains the private key of this identity.
     pub fn seed_file(&self, identity: &Identity) -> PathBuf {
         keys::seed_file(&self.keys, identity)
     }
@@ -88,7 +89,7 @@ pub struct NatsOptions {
     pub store_bytes: u64,
 }
 
-/// A nats-server program with its folder.
+/// A private NATS server: its program, folder, port and options.
 #[derive(Debug, Clone)]
 pub struct Nats {
     program: PathBuf,
@@ -134,8 +135,9 @@ impl Nats {
         Ok(this)
     }
 
-    pub fn facts(&self) -> NatsFacts {
-        NatsFacts { url: format!("nats://127.0.0.1:{}", self.port), keys: self.keys.clone() }
+    /// Address and credentials of this server.
+    pub fn address(&self) -> NatsAddress {
+        NatsAddress { url: format!("nats://127.0.0.1:{}", self.port), keys: self.keys.clone() }
     }
 
     /// Starts the server and waits until it responds. If another program has taken the stored port, a new one is
@@ -157,13 +159,14 @@ impl Nats {
         Err(NatsError::PortTaken { port: self.port })
     }
 
-    /// Restarts the server at the same port, because its clients reconnect to that port. Fails if another program has
-    /// taken the port meanwhile.
+    /// Restarts the server at the same port, because its clients reconnect to that port. Fails if another program
+    /// uses the port by now.
     pub async fn restart(&self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
         if is_port_free(self.port) { self.try_start().await } else { Err(NatsError::PortTaken { port: self.port }) }
     }
 
+    /// Stops the server; kills it if it does not exit in time.
     pub async fn stop(process: &Process) -> Result<Exit, NatsError> {
         Ok(process.stop(STOP_GRACE).await?)
     }

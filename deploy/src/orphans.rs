@@ -1,16 +1,18 @@
 //! Orphaned Postgres and NATS processes that no pidfile names, found by their command line, which every user may read.
 //!
-//! They are left by a kill in the few microseconds between a start and its pidfile, or are backends that outlive a
-//! killed postmaster for a moment. Two servers on one folder would destroy it, so every start searches for them.
+//! An orphan remains if cfq is killed in the few microseconds between the start of a server and the write of its
+//! pidfile, or if a Postgres backend outlives its killed postmaster for a moment. Two servers on one folder would
+//! destroy the data in it, so every start searches for orphans.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cfq_link::child::{ProcessIdentity, Signal};
 
-/// Time to exit after the first signal, before SIGKILL.
-const GRACE: Duration = Duration::from_secs(20);
+/// Time that an orphan gets to exit after each signal; SIGKILL follows the first signal.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Error: a process left by an earlier run does not exit, even after SIGKILL.
 #[derive(Debug, thiserror::Error)]
 #[error("process {pid} uses {folder} and does not exit; stop it by hand, for example with `kill -9 {pid}`")]
 pub struct OrphanError {
@@ -19,7 +21,7 @@ pub struct OrphanError {
 }
 
 /// Terminates every process whose arguments satisfy `matches`; `folder` is the folder that these processes use and
-/// appears only in messages. Sends `first_signal`, then SIGKILL after [`GRACE`].
+/// appears only in messages. Sends `first_signal`, then SIGKILL after [`EXIT_TIMEOUT`].
 pub async fn terminate(
     folder: &Path,
     first_signal: Signal,
@@ -32,14 +34,14 @@ pub async fn terminate(
         // A suspended process acts on a signal only after SIGCONT.
         signal(orphan, Signal::Continue);
     }
-    let deadline = tokio::time::Instant::now() + GRACE;
+    let deadline = tokio::time::Instant::now() + EXIT_TIMEOUT;
     for orphan in &orphans {
         if !orphan.ended(deadline.saturating_duration_since(tokio::time::Instant::now())).await {
             signal(orphan, Signal::Kill);
         }
     }
     for orphan in &orphans {
-        if !orphan.ended(GRACE).await {
+        if !orphan.ended(EXIT_TIMEOUT).await {
             return Err(OrphanError { pid: orphan.pid, folder: folder.to_owned() });
         }
     }
@@ -48,11 +50,11 @@ pub async fn terminate(
 
 fn signal(orphan: &ProcessIdentity, signal: Signal) {
     if let Err(error) = orphan.signal(signal) {
-        tracing::warn!(pid = orphan.pid, %error, "cannot signal");
+        tracing::warn!(pid = orphan.pid, %error, "cannot send a signal to the process");
     }
 }
 
-/// Processes whose arguments satisfy `matches`, without this one; empty on systems without /proc.
+/// Processes other than this one whose arguments satisfy `matches`; empty on systems without /proc.
 fn find(matches: &impl Fn(&[&[u8]]) -> bool) -> Vec<ProcessIdentity> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries

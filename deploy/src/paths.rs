@@ -1,6 +1,6 @@
-//! The locations of cfq's files. An ordinary user gets the XDG folders; root gets the system's, never below /root,
-//! because Postgres and NATS then run as another user that must be able to enter the folders. `CFQ_DATA`, `CFQ_CACHE`
-//! and `CFQ_CONFIG` override both.
+//! The locations of cfq's files: the XDG folders for an ordinary user, the system's folders for root. The folders of
+//! root are never below /root, because Postgres and NATS then run as another user that must be able to enter them.
+//! `CFQ_DATA`, `CFQ_CACHE` and `CFQ_CONFIG` override all of them.
 
 use std::env;
 use std::ffi::OsString;
@@ -117,7 +117,7 @@ impl Paths {
     }
 }
 
-/// The topmost folder above `path`, with links resolved, that `account` may not enter.
+/// The topmost folder above `path`, with links resolved, that `account` may not enter; `None` if it may enter all.
 pub fn closed_parent(path: &Path, account: Account) -> Option<PathBuf> {
     // Only existing folders are checked; missing ones will be created with the right mode.
     let real = path.parent()?.ancestors().find_map(|folder| folder.canonicalize().ok())?;

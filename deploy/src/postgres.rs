@@ -20,14 +20,15 @@ use crate::paths::Paths;
 use crate::services::ServiceProgram;
 pub use connect::Setting;
 
-/// Port number, used only in the socket's file name. The socket's folder is private, so no TCP port has to be free.
-const PORT: u16 = 5432;
-/// The role that the scheduler connects as: it owns the database and may create others, nothing more.
-const USER: &str = "cfq";
+/// Port number, which is only part of the socket's file name: the server listens on no TCP port.
+const SOCKET_PORT: u16 = 5432;
+/// Role that the scheduler connects as. It owns the database and may create others; it is not a superuser.
+const SCHEDULER_ROLE: &str = "cfq";
 const DATABASE: &str = "cfq";
-/// Time to exit after a stop request: a fast shutdown writes a checkpoint, which takes a while on a slow disk.
+/// Time that the server gets to exit after a stop request. A fast shutdown writes a checkpoint, which is slow on a slow
+/// disk.
 const STOP_GRACE: Duration = Duration::from_secs(60);
-/// Number of bytes from the end of the log that an error message contains.
+/// Size of the log excerpt in an error message, in bytes from the log's end.
 const LOG_TAIL_BYTES: u64 = 1500;
 
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +40,7 @@ pub enum PostgresError {
     #[error(transparent)]
     Orphan(#[from] OrphanError),
     #[error("initdb failed ({exit}){}\n{tail}", log_hint(tail))]
-    Initialise { exit: Exit, tail: String },
+    Initialize { exit: Exit, tail: String },
     #[error("Postgres exited while starting ({exit}){}; the end of {log}:\n{tail}", log_hint(tail))]
     Exited { exit: Exit, log: PathBuf, tail: String },
     #[error("Postgres did not respond within {within:?}; its log is {log}")]
@@ -72,9 +73,9 @@ fn query_hint(error: &sqlx::Error) -> &'static str {
     if disk_full { NO_SPACE } else { "" }
 }
 
-/// How to connect to the database.
+/// Socket, role and password file of the scheduler's database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PostgresFacts {
+pub struct PostgresAddress {
     /// The folder of the socket.
     pub host: PathBuf,
     pub port: u16,
@@ -111,7 +112,7 @@ fn remove_stale_lock(lock: &Path) -> Result<(), PostgresError> {
     Ok(())
 }
 
-/// A Postgres program with one data folder.
+/// A private Postgres server: its programs, and one data folder.
 #[derive(Debug, Clone)]
 pub struct Postgres {
     bin: PathBuf,
@@ -145,27 +146,28 @@ impl Postgres {
             data,
         };
         if pinned_major(paths)?.is_none() {
-            this.initialise(paths).await?;
+            this.initialize(paths).await?;
         }
         Ok(this)
     }
 
-    pub fn facts(&self) -> PostgresFacts {
-        PostgresFacts {
+    /// Address and credentials of this server.
+    pub fn address(&self) -> PostgresAddress {
+        PostgresAddress {
             host: self.socket.clone(),
-            port: PORT,
-            user: USER.to_owned(),
+            port: SOCKET_PORT,
+            user: SCHEDULER_ROLE.to_owned(),
             database: DATABASE.to_owned(),
             password_file: self.password_file(),
         }
     }
 
-    /// Returns how to connect to a server that runs on these folders. Starts and creates nothing.
-    pub fn facts_of(paths: &Paths, account: Option<Account>) -> PostgresFacts {
-        PostgresFacts {
+    /// Address and credentials of the server that runs on these folders. The function starts and creates nothing.
+    pub fn address_of(paths: &Paths, account: Option<Account>) -> PostgresAddress {
+        PostgresAddress {
             host: socket::folder(paths, account),
-            port: PORT,
-            user: USER.to_owned(),
+            port: SOCKET_PORT,
+            user: SCHEDULER_ROLE.to_owned(),
             database: DATABASE.to_owned(),
             password_file: password_file(&paths.keys()),
         }
@@ -192,6 +194,7 @@ impl Postgres {
         }
     }
 
+    /// Stops the server; kills it if it does not exit in time.
     pub async fn stop(process: &Process) -> Result<Exit, PostgresError> {
         Ok(process.stop(STOP_GRACE).await?)
     }
@@ -205,7 +208,7 @@ impl Postgres {
                 || args.windows(2).any(|pair| pair[0] == b"-D" && pair[1] == data)
         })
         .await?;
-        let socket_lock = self.socket.join(format!(".s.PGSQL.{PORT}.lock"));
+        let socket_lock = self.socket.join(format!(".s.PGSQL.{SOCKET_PORT}.lock"));
         for lock in [self.data.join("postmaster.pid"), socket_lock] {
             remove_stale_lock(&lock)?;
         }
@@ -216,7 +219,7 @@ impl Postgres {
         let mut spec = self.program_spec("postgres", &self.bin.join("postgres"), &self.log, &self.pidfile);
         spec.args = vec!["-D".into(), self.data.clone().into()];
         let socket = format!("unix_socket_directories={}", quoted(&self.socket));
-        let port = format!("port={PORT}");
+        let port = format!("port={SOCKET_PORT}");
         let cluster = format!("cluster_name={}", self.cluster);
         let settings = [
             "listen_addresses=",

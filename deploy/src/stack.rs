@@ -13,18 +13,19 @@ use tokio::time::{Instant, sleep};
 
 use crate::account::{self, AccountError};
 use crate::lock::{DataLock, LockError};
-use crate::nats::{Nats, NatsError, NatsFacts, NatsOptions};
+use crate::nats::{Nats, NatsAddress, NatsError, NatsOptions};
 use crate::paths::{Paths, PathsError};
-use crate::postgres::{self, Postgres, PostgresError, PostgresFacts};
+use crate::postgres::{self, Postgres, PostgresAddress, PostgresError};
 use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, ServicesError};
 use crate::status_output::StatusOutput;
 
-/// Time for a leftover process to exit: cfq's processes hand over their work when asked to stop.
+/// Time that a leftover process gets to exit, because cfq's processes hand over their work when asked to stop.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(15);
+/// Delay before the second restart attempt; it doubles with each further one, up to [`BACKOFF_CAP`].
 const BACKOFF_BASE: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(10);
-/// Running time after which a service counts as healthy: if it exits later than that, it is restarted without delay.
-const HEALTHY_AFTER: Duration = Duration::from_secs(60);
+/// Minimum running time of a healthy service: if a service runs longer before it exits, it is restarted without delay.
+const MIN_HEALTHY_TIME: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
@@ -46,7 +47,7 @@ pub enum StackError {
     StopPostgres(#[source] PostgresError),
     #[error("the private NATS does not stop")]
     StopNats(#[source] NatsError),
-    #[error("the search for Postgres and NATS was interrupted")]
+    #[error("the search for the Postgres and NATS programs was interrupted")]
     Interrupted,
 }
 
@@ -76,11 +77,11 @@ impl Default for StackOptions {
     }
 }
 
-/// How to reach the started services, and the programs they run.
+/// Addresses and credentials of the started services, and the programs that they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Facts {
-    pub postgres: PostgresFacts,
-    pub nats: NatsFacts,
+pub struct StackAddresses {
+    pub postgres: PostgresAddress,
+    pub nats: NatsAddress,
     pub programs: Vec<ServiceProgram>,
 }
 
@@ -93,6 +94,7 @@ pub struct Restarted {
     pub attempt: u32,
 }
 
+/// Failure of one restart attempt; the next call of [`Stack::supervise`] makes the next attempt.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind} exited ({exit}) and could not be restarted (attempt {attempt}); the next attempt is in {next:?}")]
 pub struct RestartError {
@@ -104,6 +106,7 @@ pub struct RestartError {
     pub source: StackError,
 }
 
+/// The process of one service, with its restart attempts.
 #[derive(Debug)]
 struct RunningService {
     process: Process,
@@ -120,7 +123,7 @@ impl RunningService {
     /// Waits until the process exits, then for the backoff before its restart.
     async fn restart_due(&mut self) -> Exit {
         let exit = self.process.ended().await;
-        if self.since.elapsed() > HEALTHY_AFTER {
+        if self.since.elapsed() > MIN_HEALTHY_TIME {
             self.attempt = 0;
         }
         sleep(self.backoff()).await;
@@ -139,7 +142,7 @@ impl RunningService {
 /// parent-death signal or the next start terminates them.
 #[derive(Debug)]
 pub struct Stack {
-    facts: Facts,
+    addresses: StackAddresses,
     run: PathBuf,
     postgres: Postgres,
     nats: Nats,
@@ -183,9 +186,9 @@ impl Stack {
         };
         let ((postgres, postgres_process), (nats, nats_process)) = (postgres, nats);
         Ok(Self {
-            facts: Facts {
-                postgres: postgres.facts(),
-                nats: nats.facts(),
+            addresses: StackAddresses {
+                postgres: postgres.address(),
+                nats: nats.address(),
                 programs: vec![postgres_program, nats_program],
             },
             run: paths.run(),
@@ -197,8 +200,8 @@ impl Stack {
         })
     }
 
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn addresses(&self) -> &StackAddresses {
+        &self.addresses
     }
 
     /// Waits until a service exits and restarts it at the same address, with a backoff that grows with each failure.
@@ -244,7 +247,7 @@ impl Stack {
     }
 }
 
-/// Finds the programs of Postgres and NATS, in this order, and fetches the missing ones where permitted.
+/// Finds the programs of Postgres and NATS, returned in this order; fetches missing ones if the options permit it.
 pub async fn find_programs(
     paths: &Paths,
     options: &StackOptions,

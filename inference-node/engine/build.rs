@@ -1,9 +1,9 @@
 //! Build script. With the `cuda` feature, it compiles our kernels to PTX and links CUDA's static runtime; without, it
 //! does nothing.
 //!
-//! PTX for compute capability 8.0 runs on all later GPUs, because the driver translates it. candle's kernels link to the
-//! shared libcudart; a linker script of that name redirects them to the static library, so that the program starts on
-//! machines without CUDA.
+//! PTX for compute capability 8.0 runs on all later GPUs, because the driver translates it. candle's kernels link to
+//! the shared libcudart; a linker script of that name redirects them to the static library, so that the program starts
+//! on machines without CUDA.
 
 use std::path::PathBuf;
 use std::process::Command;

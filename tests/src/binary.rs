@@ -17,9 +17,9 @@ pub fn cfq() -> PathBuf {
         if folder.ends_with("release") {
             build.arg("--release");
         }
-        // `cargo test` sets these variables for the package under test. Build scripts that depend on them (such as
-        // ring's) would run again, and every crate that depends on theirs would be rebuilt, now and again at the next
-        // cargo command in a shell.
+        // `cargo test` sets these variables for the package under test. With them, build scripts that read them (such
+        // as that of ring) would run again and cause a rebuild of all dependent crates, both here and at the next cargo
+        // command in a shell, which does not set them.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
                 build.env_remove(name);

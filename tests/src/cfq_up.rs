@@ -82,7 +82,7 @@ impl Up {
                 .map_err(|e| format!("{e}: {}", tail(&self.log)))?;
             let server: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
             if server["pid"] != self.child.id() {
-                return Err(format!("of another process: {server}"));
+                return Err(format!("run/server.json is of another process: {server}"));
             }
             let token = std::fs::read_to_string(self.data.join("keys/api.token")).map_err(|e| e.to_string())?;
             let http = cfq_link::outbound::api_client().unwrap();

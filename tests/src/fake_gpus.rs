@@ -1,5 +1,5 @@
-//! Fake GPUs: installs the fake NVML library of `tests/fake-nvml`, and the scenario file that it reads, in a folder of
-//! the test.
+//! Fake GPUs for a test: the fake NVML library of `tests/fake-nvml` and the scenario file that it reads, installed in a
+//! folder of the test.
 
 use std::path::{Path, PathBuf};
 

@@ -7,8 +7,9 @@ pub struct Tensor {
     /// Dimensions in the order of the file: columns first.
     pub dims: Vec<u64>,
     pub kind: u32,
-    /// Byte offset, in the file, of the tensor's first dimension; `offset_at` is that of its data offset field.
+    /// Byte offset, in the file, of the tensor's first dimension.
     pub dims_at: usize,
+    /// Byte offset, in the file, of the field with the offset of the tensor's data.
     pub offset_at: usize,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use cfq_deploy::Paths;
 use cfq_deploy::account;
-use cfq_deploy::nats::{Nats, NatsFacts, NatsOptions};
+use cfq_deploy::nats::{Nats, NatsAddress, NatsOptions};
 use cfq_deploy::services::ServiceKind;
 use cfq_link::NatsConfig;
 use cfq_link::child::{Process, Signal};
@@ -19,7 +19,7 @@ pub struct Server {
     nats: Nats,
     store: std::path::PathBuf,
     process: Mutex<Process>,
-    facts: NatsFacts,
+    address: NatsAddress,
     nodes: [NodeId; 2],
     runner: RunnerId,
 }
@@ -36,8 +36,8 @@ impl Server {
         let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
         let mut nats = Nats::prepare(&paths, &program, account, options).unwrap();
         let process = Mutex::new(nats.start().await.unwrap());
-        let facts = nats.facts();
-        Self { store: paths.nats().join("store"), nats, process, facts, nodes: nodes.clone(), runner: runner.clone() }
+        let address = nats.address();
+        Self { store: paths.nats().join("store"), nats, process, address, nodes: nodes.clone(), runner: runner.clone() }
     }
 
     /// Connection settings of a service's identity.
@@ -49,7 +49,7 @@ impl Server {
             "runner" => Identity::Runner(self.runner.clone()),
             other => panic!("unknown service {other}"),
         };
-        self.facts.config(&identity)
+        self.address.config(&identity)
     }
 
     /// Kills the server, removes everything it stored, and starts it again on the same port.

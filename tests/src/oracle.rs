@@ -40,8 +40,8 @@ impl Cluster {
         self.models.script("beta", vec![Reply::Text(review(95, &[]))]);
         let repo = UserRepo::with_uncommitted_changes();
         let task = TaskKey::Id(self.submit_with_retries(&self.spec(&repo), "fresh").await.id);
-        let detail = self.wait_until_resting(task).await;
-        assert_eq!(detail.summary.state, TaskState::Merged, "a fresh task: {}", detail.reason);
+        let detail = self.wait_until_settled(task).await;
+        assert_eq!(detail.summary.state, TaskState::Merged, "a new task after the fault: {}", detail.reason);
         self.run_oracle(task, &repo).await;
     }
 
@@ -91,16 +91,16 @@ fn every_call_belongs_to_an_attempt(jobs: &[JobRow], calls: &[Call]) {
 /// Asserts that the attempts of each job are numbered without a gap and have ended, and that each completed job has one
 /// result, one event, and a completed model call with its text.
 fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
-    assert!(!rows.jobs.is_empty(), "a task at rest that called no model");
+    assert!(!rows.jobs.is_empty(), "a settled task that called no model");
     for job in &rows.jobs {
         let outcomes: Vec<Option<&str>> = job.attempts.iter().map(|a| a.outcome.as_deref()).collect();
         let count = |outcome: &str| outcomes.iter().filter(|o| **o == Some(outcome)).count();
         let numbers: Vec<i32> = job.attempts.iter().map(|a| a.attempt).collect();
         assert_eq!(numbers, (1..=job.attempt).collect::<Vec<_>>(), "attempts of {job:?}");
-        assert!(!outcomes.contains(&None), "an attempt is still open although the task is at rest: {job:?}");
+        assert!(!outcomes.contains(&None), "an attempt is still open although the task is settled: {job:?}");
         assert_eq!((count("lost"), count("failed")), (job.losses as usize, job.failures as usize), "{job:?}");
         let done = usize::from(job.state == "done");
-        assert_eq!(count("done"), done, "as many attempts with a result as results: {job:?}");
+        assert_eq!(count("done"), done, "each result belongs to one attempt: {job:?}");
         let events = rows.events.iter().filter(|e| e.is_job(&job.id, "done")).count();
         assert_eq!(events, done, "one event for a result: {job:?}");
         let text = job.completion.as_ref().map(|c| c["inline"]["text"].as_str().expect("tests keep results small"));
@@ -115,7 +115,7 @@ fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
 
 /// Asserts that steps are numbered without a gap and match the rows of iterations, reviews and pull requests.
 fn steps_have_no_gap(rows: &TaskRows) {
-    assert!(!rows.steps.is_empty(), "a task at rest without a step");
+    assert!(!rows.steps.is_empty(), "a settled task without a step");
     let seqs: Vec<i32> = rows.steps.iter().map(|s| s.seq).collect();
     assert_eq!(seqs, (0..rows.steps.len() as i32).collect::<Vec<_>>(), "steps");
     let count = |kind: &str| rows.steps.iter().filter(|s| s.kind == kind).count();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn consistent_state_passes() {
+    fn consistent_state_is_accepted() {
         every_call_belongs_to_an_attempt(&[job()], &[call()]);
         jobs_were_done_once(&rows(vec![job()]), &[call()]);
         steps_have_no_gap(&rows(vec![job()]));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "called no model")]
-    fn empty_job_list_fails() {
+    fn empty_job_list_is_detected() {
         jobs_were_done_once(&rows(vec![]), &[call()]);
     }
 

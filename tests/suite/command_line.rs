@@ -51,7 +51,7 @@ fn usage_errors_name_the_next_step() {
     refused(&cfq(dir, &["pr", "show", "x"], &[]), 2, &["cfq pr ls"]);
     refused(&cfq(dir, &["models", "pull", "gpt"], &[]), 2, &["pypi:"]);
     assert_eq!(cfq(dir, &["--help"], &[]).status.code(), Some(0));
-    assert_eq!(cfq(dir, &["down"], &[]).status.code(), Some(0), "nothing to stop is not an error");
+    assert_eq!(cfq(dir, &["down"], &[]).status.code(), Some(0), "`cfq down` succeeds if nothing runs");
     assert_eq!(cfq(dir, &["completions", "bash"], &[]).status.code(), Some(0));
 }
 

@@ -9,7 +9,7 @@ use cfq_proto::node::{Device, DeviceKind};
 use cfq_tests::hub::{Fault, HubServer};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn default_model_for_a_12_gb_gpu_downloads_over_a_flaky_line() {
+async fn default_model_for_a_12_gb_gpu_downloads_over_failing_connections() {
     let mut gpu_device: Device = gpu::inventory().devices[0].clone();
     (gpu_device.kind, gpu_device.memory_total) = (DeviceKind::Cuda, 12 << 30);
     let entry = fitting_models(&[nominal_capacity(&gpu_device)], 4).find(|entry| entry.unrestricted_licence).unwrap();

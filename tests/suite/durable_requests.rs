@@ -1,5 +1,5 @@
-//! Tests in which the scheduler crashes while it commits a client's request or its own lease sweep. After a retry, the
-//! effect must exist exactly once.
+//! Tests in which the scheduler crashes while it commits a client's request or expires leases (a lease sweep). After a
+//! retry, the effect must exist exactly once.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn cancel_survives(failpoint: &str) {
     });
     let (reply, ()) = tokio::join!(request, cluster.restart_after_failpoint());
     assert_eq!(reply.state, TaskState::Cancelled);
-    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Cancelled);
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Cancelled);
     cluster.wait_until_nodes_idle().await;
     assert_eq!(times_entered(&cluster, task, TaskState::Cancelled).await, 1);
     cluster.run_oracle(task, &repo).await;
@@ -67,12 +67,13 @@ async fn resolve_survives(failpoint: &str, committed: bool) {
     let mut spec = cluster.spec(&repo);
     spec.max_iterations = Some(1);
     let task = cluster.submit(&spec).await;
-    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Escalated);
-    // A client whose connection broke repeats the request. If the answer was committed, no question is open any more.
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Escalated);
+    // A client whose connection broke repeats the request. If the answer was committed, the task has nothing left to
+    // resolve.
     let request = wait::until("the resolve to be answered", WAIT_LIMIT, || async {
         match cluster.client.resolve(task, EscalationAction::AcceptBestEffort).await {
             Ok(_) => Ok(false),
-            Err(error) if error.to_string().contains("has something to resolve") => Ok(true),
+            Err(error) if error.to_string().contains("can be resolved") => Ok(true),
             Err(error) => Err(error.to_string()),
         }
     });
@@ -101,14 +102,14 @@ async fn lease_sweep_survives(failpoint: &str) {
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
     cluster.wait_until_generating(task).await;
-    // The runner is restarted only after the sweep, because its registration would otherwise reclaim the task before
-    // it.
+    // The runner is restarted only after the lease sweep. An earlier start would not test the sweep, because the
+    // registration of the restarted runner ends the leases of the killed one.
     cluster.kill9("runner");
     cluster.restart_after_failpoint().await;
     cluster.start_service("runner");
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
-    assert_eq!(times_entered(&cluster, task, TaskState::Ready).await, 1, "once, by the sweep");
+    assert_eq!(times_entered(&cluster, task, TaskState::Ready).await, 1, "the lease sweep made the task ready, once");
     assert_eq!(cluster.models.call_count("alpha"), 1, "the job continued meanwhile");
     cluster.run_oracle(task, &repo).await;
     cluster.finish().await;

@@ -38,7 +38,7 @@ async fn survives_crash_at(service: &str, failpoint: &str) {
     let again = cluster.submit_with_retries(&spec, "the-one").await;
     assert_eq!(again.id, reply.id, "one key, one task");
     let task = cfq_proto::ids::TaskKey::Id(reply.id);
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     let detail = cluster.run_oracle(task, &repo).await;
     assert_eq!(detail.iterations.len(), 2);
@@ -103,7 +103,7 @@ async fn all_services_killed_during_generation_resume() {
         cluster.start_service(service);
     }
     cluster.wait_until_ready().await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     cluster.run_oracle(task, &repo).await;
     cluster.assert_fresh_task_succeeds().await;
@@ -120,7 +120,7 @@ async fn suspended_runner_resuming_after_lease_expiry_has_no_effect() {
     cluster.signal("runner", libc::SIGSTOP);
     cluster.wait_until_lease_swept(task).await;
     cluster.signal("runner", libc::SIGCONT);
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     let detail = cluster.run_oracle(task, &repo).await;
     assert!(detail.attempt >= 2, "another attempt took the task over");
@@ -136,7 +136,7 @@ async fn wiped_nats_store_loses_no_work() {
     let task = cluster.submit(&cluster.spec(&repo)).await;
     cluster.wait_until_generating(task).await;
     cluster.nats.restart_wiped().await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     cluster.run_oracle(task, &repo).await;
     cluster.assert_fresh_task_succeeds().await;

@@ -1,5 +1,9 @@
-//! Tests with a full file system under the data folder, from the start or while tasks run. Accepted tasks are kept,
-//! other submissions are refused with the reason, and work continues when there is space again.
+//! Tests with a full file system, from the start or while tasks run.
+//!
+//! If the file system of Postgres and NATS is full, accepted tasks are kept, other submissions are refused with the
+//! reason, and work continues when there is space again. If the runner's file system is full, its tasks escalate. The
+//! two cases have separate tests, with the runner's folder on another file system, because with a common file system
+//! it depends on timing which of the two a task meets.
 
 use std::io::Write;
 use std::path::Path;
@@ -42,8 +46,14 @@ async fn disk_too_small_at_start_is_reported_with_the_next_step() {
 }
 
 /// Time for which the disk is full: longer than a lease and longer than the generation, so that the result arrives
-/// while nothing can be written.
+/// while the database cannot be written.
 const FULL_FOR: Duration = Duration::from_secs(4);
+
+/// Moves the runner's folder below the data folder `data` to `target`, by a symbolic link.
+fn link_runner_folder(data: &Path, target: &Path) {
+    std::fs::create_dir(data).unwrap();
+    std::os::unix::fs::symlink(target, data.join("workstreams")).unwrap();
+}
 
 /// Writes until the file system is full.
 fn fill(path: &Path) {
@@ -64,11 +74,11 @@ fn spec(repo: &UserRepo, more: &str) -> TaskSpec {
     .unwrap()
 }
 
-async fn wait_until_resting(up: &Up, api: &Client, task: TaskId) -> TaskDetail {
-    wait::until("an accepted task to rest", WAIT_LIMIT, || async {
+async fn wait_until_settled(up: &Up, api: &Client, task: TaskId) -> TaskDetail {
+    wait::until("an accepted task to end or wait for a human", WAIT_LIMIT, || async {
         let detail = api.task(TaskKey::Id(task)).await.map_err(|e| e.to_string())?;
-        let resting = detail.summary.state.is_resting();
-        if resting { Ok(detail) } else { Err(format!("{:?}\n{}", detail.summary, up.diagnostics())) }
+        let settled = detail.summary.state.is_settled();
+        if settled { Ok(detail) } else { Err(format!("{:?}\n{}", detail.summary, up.diagnostics())) }
     })
     .await
 }
@@ -80,9 +90,12 @@ async fn disk_full_during_work_loses_no_accepted_task() {
     std::fs::create_dir(&disk).unwrap();
     let test = "disk_full_during_work_loses_no_accepted_task";
     let Some(mount) = MountNamespace::with_tmpfs(test, &disk, 160) else { return };
+    let runner_folder = home.path("workstreams");
+    std::fs::create_dir(&runner_folder).unwrap();
     home.models.script("alpha", vec![Reply::Slow(file("add.py", ADD), Duration::from_millis(100))]);
     home.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let data = disk.join("data");
+    link_runner_folder(&mount.path(&data), &runner_folder);
     let up = Up::start(&home, Some(mount.command(&binary::cfq())), &data, mount.path(&data));
     let api = up.client().await;
     let repo = UserRepo::with_uncommitted_changes();
@@ -118,19 +131,43 @@ async fn disk_full_during_work_loses_no_accepted_task() {
     .await;
     accepted.push(again.id);
     for id in &accepted {
-        let mut detail = wait_until_resting(&up, &api, *id).await;
-        if detail.summary.state == TaskState::Escalated {
-            // The runner could not write the task's files either, and has stopped retrying. The task is escalated with
-            // this reason, and a human resolves it now that there is space.
-            assert!(detail.reason.contains("No space left"), "{}", detail.reason);
-            let action =
-                EscalationAction::RetryWithConstraints { additional_constraints: vec!["no imports".to_owned()] };
-            api.resolve(TaskKey::Id(*id), action).await.unwrap();
-            detail = wait_until_resting(&up, &api, *id).await;
-        }
+        let detail = wait_until_settled(&up, &api, *id).await;
         assert_eq!(detail.summary.state, TaskState::Merged, "{}: {}", detail.summary.number, detail.reason);
     }
     assert_eq!(api.tasks(None, 500).await.unwrap().tasks.len(), accepted.len(), "no task was created twice");
+    assert_eq!(repo.fingerprint(), before);
+    let status = up.stop().await;
+    assert!(status.success(), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn full_runner_folder_escalates_and_resolve_continues() {
+    let home = Home::new().await;
+    let disk = home.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let test = "full_runner_folder_escalates_and_resolve_continues";
+    let Some(mount) = MountNamespace::with_tmpfs(test, &disk, 8) else { return };
+    home.models.script("alpha", vec![Reply::Text(file("add.py", ADD))]);
+    home.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let data = home.path("data");
+    link_runner_folder(&data, &disk);
+    let up = Up::start(&home, Some(mount.command(&binary::cfq())), &data, data.clone());
+    let api = up.client().await;
+    let repo = UserRepo::with_uncommitted_changes();
+    let before = repo.fingerprint();
+
+    let ballast = mount.path(&disk.join("ballast"));
+    fill(&ballast);
+    let task = api.submit(&spec(&repo, ""), None).await.unwrap().id;
+    let detail = wait_until_settled(&up, &api, task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    assert!(detail.reason.contains("No space left"), "{}", detail.reason);
+
+    std::fs::remove_file(&ballast).unwrap();
+    let action = EscalationAction::RetryWithConstraints { additional_constraints: vec!["no imports".to_owned()] };
+    api.resolve(TaskKey::Id(task), action).await.unwrap();
+    let detail = wait_until_settled(&up, &api, task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     assert_eq!(repo.fingerprint(), before);
     let status = up.stop().await;
     assert!(status.success(), "{status}");

@@ -31,7 +31,7 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
         yield_bytes: Some(GIB),
         ..Options::default()
     };
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     // The node polls the GPUs with each heartbeat; this interval is short enough for a text that a fast machine
     // generates in a second.
     options.timing.heartbeat_ms = 40;
@@ -43,7 +43,7 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
         UserRepo::with_uncommitted_changes(),
     );
     let uncut = cluster.submit(&long_generation_spec(&cluster, &repo)).await;
-    let uncut = cluster.wait_until_resting(uncut).await;
+    let uncut = cluster.wait_until_settled(uncut).await;
     assert_eq!(uncut.summary.state, TaskState::Escalated, "{}", uncut.reason);
 
     // Now `n1` is the only running node, and it is in the middle of a generation.
@@ -72,7 +72,7 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
 
     // The other node finishes the text from the journal.
     cluster.start_service("second_node");
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     let job = alpha_job(&detail);
     assert_eq!((job.losses, job.failures, job.node.as_ref().unwrap().as_str()), (0, 0, "n2"), "{job:?}");
@@ -89,7 +89,7 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
     drop(game);
     gpus.set_scenario(&rtx_3090());
     let task = cluster.submit(&long_generation_spec(&cluster, &third)).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(alpha_job(&detail).node.as_ref().unwrap().as_str(), "n1");
     cluster.start_service("second_node");

@@ -80,8 +80,8 @@ fn with_free(free: u64) -> String {
     format!("{}used = {}\n", rtx_3060(), 12 * GIB - GIB / 4 - free)
 }
 
-/// `models fit` uses the estimate with which loads onto GPUs are planned: a model that would fit by the estimate for
-/// the CPU does not fit on the GPU.
+/// Tests that `models fit` uses the memory estimate for GPUs, as the loader does: the model does not fit on the GPU,
+/// although it would fit by the estimate for the CPU.
 #[test]
 fn fit_reports_each_gpu_and_all_gpus_together() {
     let home = tempfile::tempdir().unwrap();
@@ -193,7 +193,7 @@ async fn node_reports_a_lost_gpu_and_keeps_working() {
     assert_eq!((first.compute_capability.as_deref(), first.temperature_c), (Some("8.6"), Some(45)));
     assert_eq!((first.power_mw, first.power_limit_mw), (Some(110_000), Some(350_000)));
     assert_eq!(first.memory_total, 24 * GIB);
-    assert_eq!(first.memory_others, GIB + GIB / 4, "the node's own memory is not counted as others', the driver's is");
+    assert_eq!(first.memory_others, GIB + GIB / 4, "used by other programs and the driver");
     let processes: Vec<_> = first.processes.iter().map(|p| (p.own, p.memory, p.name.as_deref())).collect();
     assert_eq!(processes, [(true, Some(2 * GIB), Some("cfq")), (false, Some(GIB), Some("sleep"))]);
     let page = metrics(&cluster).await;
@@ -225,7 +225,7 @@ async fn node_reports_a_lost_gpu_and_keeps_working() {
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
-    cluster.wait_until_resting(task).await;
+    cluster.wait_until_settled(task).await;
     cluster.run_oracle(task, &repo).await;
 
     // The driver stops answering, and later answers again with both GPUs.

@@ -131,7 +131,7 @@ async fn small_model_is_pulled_from_a_hub_and_generates() {
         hub: nowhere,
         ..Options::default()
     };
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     let cluster = Cluster::start_with(options).await;
     refused(&run(home.path(), &server, &["models", "rm", &model]).await, &["in use"]);
     cluster.models.script("beta", vec![rejection()]);
@@ -140,7 +140,7 @@ async fn small_model_is_pulled_from_a_hub_and_generates() {
     spec.max_iterations = Some(1);
     spec.agents.alpha.max_tokens = Some(200);
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, model);
     cluster.finish().await;

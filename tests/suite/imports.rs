@@ -1,8 +1,11 @@
-//! Tests of the workspace's structure: which crate may depend on which, and what pure crates must not contain.
+//! Tests of the workspace's structure: which crate may depend on which, and what the code of pure crates and of the
+//! engine must not contain.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+mod cycles;
 
 /// For each crate, the workspace crates that it may depend on, not counting dev-dependencies. A crate that is not
 /// listed may depend on any crate.
@@ -39,6 +42,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// Crates without I/O, and their source folders.
 const PURE: &[(&str, &str)] = &[
     ("cfq-scheduler-core", "scheduler/core/src"),
     ("cfq-memory", "inference-node/memory/src"),
@@ -46,9 +50,11 @@ const PURE: &[(&str, &str)] = &[
     ("cfq-transformer", "agent-runner/transformer/src"),
 ];
 
+/// Dependencies that a pure crate must not have.
 const IMPURE_CRATES: &[&str] =
     &["tokio", "sqlx", "async-nats", "git2", "rand", "reqwest", "axum", "cfq-link", "candle-core", "libc"];
 
+/// Text that must not occur in the code of a pure crate.
 const IMPURE_WORDS: &[&str] = &[
     "std::time",
     "SystemTime",
@@ -64,6 +70,9 @@ const IMPURE_WORDS: &[&str] = &[
     "async fn",
     "async-nats",
 ];
+
+/// Words of the cluster that must not occur in the code of the inference engine.
+const NOT_IN_ENGINE: &[&str] = &["nats", "ledger", "lease", "scheduler", "postgres"];
 
 /// Dependencies of each workspace crate, and whether each is a normal one (not for tests or builds).
 fn packages() -> BTreeMap<String, Vec<(String, bool)>> {
@@ -138,7 +147,40 @@ fn pure_crates_stay_pure() {
     }
 }
 
-fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
+#[test]
+fn engine_code_does_not_name_the_cluster() {
+    let sources = rust_files(Path::new("../inference-node/engine/src"));
+    assert!(!sources.is_empty());
+    for path in sources {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for word in words(line) {
+                assert!(!NOT_IN_ENGINE.contains(&word.as_str()), "{}: {word} in {line:?}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn identifiers_are_split_into_words() {
+    let found = words("let free_bytes = LeaseHandle::new(release);");
+    assert_eq!(found, ["let", "free", "bytes", "lease", "handle", "new", "release"]);
+}
+
+/// The words of a line in lower case; identifiers are split at `_` and before capitals.
+fn words(line: &str) -> Vec<String> {
+    let mut split = String::new();
+    for letter in line.chars() {
+        if letter.is_uppercase() && split.ends_with(char::is_lowercase) {
+            split.push(' ');
+        }
+        split.push(if letter.is_alphanumeric() { letter } else { ' ' });
+    }
+    split.split_whitespace().map(str::to_lowercase).collect()
+}
+
+/// The Rust files in a folder and its subfolders.
+pub fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -149,153 +191,4 @@ fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
         }
     }
     found
-}
-
-/// Source folders whose modules must not have import cycles.
-const LAYERED: &[&str] = &[
-    "proto/proto/src",
-    "proto/link/src",
-    "scheduler/core/src",
-    "scheduler/service/src",
-    "inference-node/memory/src",
-    "inference-node/engine/src",
-    "inference-node/node/src",
-    "agent-runner/convergence/src",
-    "agent-runner/transformer/src",
-    "agent-runner/runner/src",
-    "deploy/src",
-    "cli/src",
-];
-
-/// Within a crate, modules have no import cycles, except that a module and its own submodules may use each other. Test
-/// modules may import anything.
-#[test]
-fn modules_import_without_circles() {
-    for folder in LAYERED {
-        let imports = module_imports(&Path::new("..").join(folder));
-        assert!(!imports.is_empty(), "{folder}");
-        let circle = find_circle(&imports);
-        assert!(circle.is_none(), "{folder}: {}", circle.unwrap_or_default().join(" -> "));
-    }
-}
-
-#[test]
-fn circle_detection_finds_circles() {
-    let imports = |edges: &[(&str, &str)]| {
-        let mut imports = BTreeMap::<String, BTreeSet<String>>::new();
-        for (from, to) in edges {
-            imports.entry((*from).to_owned()).or_default().insert((*to).to_owned());
-        }
-        imports
-    };
-    assert_eq!(find_circle(&imports(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
-    assert_eq!(find_circle(&imports(&[("a", "b"), ("b", "c"), ("c", "b")])).unwrap(), ["b", "c", "b"]);
-    let use_list = "a::{b, c::{d, self}, e as f}";
-    assert_eq!(use_paths(use_list), ["a::b", "a::c::d", "a::c::self", "a::e"]);
-}
-
-/// For each module, the modules of the same crate that it imports, without its own submodules. A module's name is its
-/// path, such as `a::b`; the name of the crate's root is empty.
-fn module_imports(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
-    let module = |path: &Path| {
-        let relative = path.strip_prefix(folder).unwrap().with_extension("");
-        let mut parts: Vec<String> = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
-        if ["mod", "lib", "main"].contains(&parts.last().unwrap().as_str()) {
-            parts.pop();
-        }
-        parts
-    };
-    let modules: BTreeMap<Vec<String>, std::path::PathBuf> = rust_files(folder)
-        .into_iter()
-        .map(|path| (module(&path), path))
-        .filter(|(parts, _)| !parts.iter().any(|part| part.starts_with("test")))
-        .collect();
-    let mut imports = BTreeMap::new();
-    for (own, path) in &modules {
-        let text = std::fs::read_to_string(path).unwrap();
-        // Test modules stand at the end of a file.
-        let code = text.split("#[cfg(test)]\nmod ").next().unwrap();
-        let code: String =
-            code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
-        let mut found = BTreeSet::new();
-        for (position, _) in code.match_indices("use ") {
-            if !code[..position].ends_with(['\n', ' ', '\t', ')']) && position > 0 {
-                continue;
-            }
-            let Some((list, _)) = code[position + 4..].split_once(';') else { continue };
-            for path in use_paths(list) {
-                let Some(mut target) = resolve(own, &path, &modules) else { continue };
-                while !modules.contains_key(&target) {
-                    target.pop();
-                }
-                if target != *own && !target.is_empty() && !target.starts_with(own) {
-                    found.insert(target.join("::"));
-                }
-            }
-        }
-        imports.insert(own.join("::"), found);
-    }
-    imports
-}
-
-/// The paths of a `use` declaration, one for each leaf of its braces.
-fn use_paths(list: &str) -> Vec<String> {
-    let Some((prefix, rest)) = list.split_once('{') else {
-        return vec![list.split(" as ").next().unwrap().trim().to_owned()];
-    };
-    let inside = &rest[..rest.rfind('}').unwrap_or(rest.len())];
-    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
-    for (at, letter) in inside.char_indices() {
-        match letter {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(&inside[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&inside[start..]);
-    let parts = parts.into_iter().filter(|part| !part.trim().is_empty());
-    parts.flat_map(use_paths).map(|path| format!("{}{path}", prefix.trim())).collect()
-}
-
-/// Resolves `path`, as written in module `own`, to a path from the crate's root; `None` if it belongs to another crate.
-fn resolve(own: &[String], path: &str, modules: &BTreeMap<Vec<String>, std::path::PathBuf>) -> Option<Vec<String>> {
-    let parts: Vec<String> = path.split("::").map(|part| part.trim().to_owned()).collect();
-    match parts[0].as_str() {
-        "crate" => Some(parts[1..].to_vec()),
-        "self" => Some([own, &parts[1..]].concat()),
-        "super" => {
-            let up = parts.iter().take_while(|part| *part == "super").count();
-            Some([&own[..own.len().checked_sub(up)?], &parts[up..]].concat())
-        }
-        _ => modules.contains_key(&[own, &parts[..1]].concat()).then(|| [own, &parts[..]].concat()),
-    }
-}
-
-/// Returns an import cycle, if there is one, with its first module repeated at the end.
-fn find_circle(imports: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
-    fn visit(
-        module: &str,
-        imports: &BTreeMap<String, BTreeSet<String>>,
-        way: &mut Vec<String>,
-        done: &mut BTreeSet<String>,
-    ) -> Option<Vec<String>> {
-        if let Some(at) = way.iter().position(|visited| visited == module) {
-            let mut circle = way[at..].to_vec();
-            circle.push(module.to_owned());
-            return Some(circle);
-        }
-        if !done.insert(module.to_owned()) {
-            return None;
-        }
-        way.push(module.to_owned());
-        let circle = imports.get(module).into_iter().flatten().find_map(|next| visit(next, imports, way, done));
-        way.pop();
-        circle
-    }
-    let mut done = BTreeSet::new();
-    imports.keys().find_map(|module| visit(module, imports, &mut Vec::new(), &mut done))
 }

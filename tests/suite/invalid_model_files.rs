@@ -64,7 +64,7 @@ fn damaged_files(folder: &Path, whole: &[u8], layout: &Layout) -> Vec<InvalidFil
     let blocks = gguf::value_of(whole, layout, "llama.block_count");
     vec![
         change("magic", "not a GGUF file", 0, b"GGML"),
-        change("version", "versions 2 and 3", 4, &9u32.to_le_bytes()),
+        change("version", "version 2 or 3", 4, &9u32.to_le_bytes()),
         change("tensor count", corrupt, 8, &u64::MAX.to_le_bytes()),
         change("pair count", corrupt, 16, &(1u64 << 40).to_le_bytes()),
         change("length of a key", corrupt, layout.pairs.start, &(1u64 << 50).to_le_bytes()),
@@ -132,7 +132,7 @@ async fn invalid_model_files_are_rejected_and_the_node_keeps_serving() {
     let files = files.await.unwrap();
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: SMALL_MODEL.into(), ..Options::default() };
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     let cluster = Cluster::start_with(options).await;
     let boot = cluster.client.nodes().await.unwrap()[0].boot;
     for file in &files {
@@ -157,7 +157,7 @@ async fn invalid_model_files_are_rejected_and_the_node_keeps_serving() {
     spec.max_iterations = Some(1);
     spec.agents.alpha.max_tokens = Some(60);
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, SMALL_MODEL);
     cluster.finish().await;

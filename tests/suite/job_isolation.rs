@@ -32,8 +32,8 @@ async fn job_states(cluster: &Cluster, tasks: &[TaskKey]) -> Result<Vec<JobState
     Ok(states)
 }
 
-/// The test kills the node whenever it calls one model, as if an engine aborted on one prompt. Other jobs on the node
-/// are lost with it; they must run again and must not become dead letters.
+/// The test kills the node whenever the poison job's model is called, as if an engine aborted on that job's prompt.
+/// Other jobs on the node are lost with it; they must run again and must not become dead letters.
 #[tokio::test(flavor = "multi_thread")]
 async fn poison_job_ends_alone_in_the_dead_letter() {
     let cluster = Cluster::start().await;
@@ -49,7 +49,7 @@ async fn poison_job_ends_alone_in_the_dead_letter() {
     loop {
         let ended = wait::until("a call of the poison job, or its end", WAIT_LIMIT, || async {
             let detail = cluster.client.task(poison).await.map_err(|e| e.to_string())?;
-            match (detail.summary.state.is_resting(), cluster.models.call_count("alpha2") > crashes) {
+            match (detail.summary.state.is_settled(), cluster.models.call_count("alpha2") > crashes) {
                 (true, _) => Ok(true),
                 (false, true) => Ok(false),
                 (false, false) => Err(format!("{:?}", detail.jobs)),
@@ -75,11 +75,11 @@ async fn poison_job_ends_alone_in_the_dead_letter() {
     assert_eq!(evidence.summary.state, TaskState::Escalated, "{}", evidence.reason);
     assert!(evidence.reason.contains("lost its node 4 times"), "{}", evidence.reason);
     assert_eq!((evidence.jobs.len(), evidence.jobs[0].state, evidence.jobs[0].losses), (1, JobState::Dead, 4));
-    let detail = cluster.wait_until_resting(innocent).await;
+    let detail = cluster.wait_until_settled(innocent).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     let detail = cluster.run_oracle(innocent, &good).await;
     let losses: Vec<i32> = detail.jobs.iter().map(|j| j.losses).collect();
-    assert_eq!(losses, [2, 0], "only while both ran at once");
+    assert_eq!(losses, [2, 0], "the innocent job was lost only while both jobs ran at once");
     cluster.finish().await;
 }
 
@@ -99,7 +99,7 @@ async fn task_waiting_for_a_model_holds_no_runner_slot() {
     for task in &waiting {
         wait::until("a task whose reason names the model", WAIT_LIMIT, || async {
             let detail = cluster.client.task(*task).await.map_err(|e| e.to_string())?;
-            let named = detail.reason.contains("no node that is up has the model openai:scripted/absent");
+            let named = detail.reason.contains("no running node has the model openai:scripted/absent");
             match (detail.summary.state, named) {
                 (TaskState::Ready, true) => Ok(()),
                 _ => Err(format!("{} {}", detail.summary.state, detail.reason)),
@@ -108,12 +108,12 @@ async fn task_waiting_for_a_model_holds_no_runner_slot() {
         .await;
     }
     let task = cluster.submit(&cluster.spec(&repos[2])).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     for task in waiting {
         assert_eq!(cluster.client.task(task).await.unwrap().summary.state, TaskState::Ready, "still waiting");
         cluster.client.cancel(task, "enough").await.unwrap();
-        assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Cancelled);
+        assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Cancelled);
     }
     cluster.finish().await;
 }
@@ -125,7 +125,7 @@ async fn unwritable_result_fails_with_the_reason() {
     cluster.database.raw("alter table jobs add constraint no_results check (completion is null)").await;
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert!(detail.reason.contains("the result could not be written"), "{}", detail.reason);
     assert_eq!(
         cluster.models.call_count("alpha"),
@@ -144,11 +144,11 @@ async fn unwritable_step_escalates_with_the_database_error() {
     cluster.database.raw("alter table steps add constraint no_checks check (kind <> 'checked')").await;
     let (bad, good) = (UserRepo::with_uncommitted_changes(), UserRepo::with_uncommitted_changes());
     let task = cluster.submit(&cluster.spec(&bad)).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert!(detail.reason.contains("Postgres refused a statement (writing a step)"), "{}", detail.reason);
     cluster.database.raw("alter table steps drop constraint no_checks").await;
     let task = cluster.submit(&cluster.spec(&good)).await;
-    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Merged, "the runner still works");
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged, "the runner still works");
     cluster.finish().await;
 }

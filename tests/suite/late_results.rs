@@ -99,7 +99,7 @@ async fn late_result_of_a_suspended_node_is_refused() {
     assert_eq!(late.submit().await, FenceReply::Stale, "while the job waits for its next attempt");
     assert_eq!(only_job(&cluster).await.completion, None);
     cluster.signal("node", libc::SIGCONT);
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     assert_eq!(late.submit().await, FenceReply::Stale, "after the task has ended");
 
@@ -157,7 +157,7 @@ async fn late_result_is_refused_while_the_next_attempt_runs() {
     );
 
     gate.open();
-    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Merged);
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged);
     let detail = cluster.run_oracle(task, &repo).await;
     assert!(!repo.show(&detail.delivered_branch.unwrap(), "add.py").unwrap().contains(LATE_TEXT));
     cluster.assert_fresh_task_succeeds().await;

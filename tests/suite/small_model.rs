@@ -12,12 +12,12 @@ fn options(alpha: &str, beta: &str) -> Options {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: alpha.into(), beta: beta.into(), ..Options::default() };
     // On two busy cores a real model needs longer for its first token than the cluster's default limit.
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     options
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn small_model_takes_a_task_to_its_end() {
+async fn task_with_the_small_model_as_both_agents_ends() {
     let cluster = Cluster::start_with(options(SMALL_MODEL, SMALL_MODEL)).await;
     let repo = UserRepo::with_uncommitted_changes();
     let before = repo.fingerprint();
@@ -26,12 +26,12 @@ async fn small_model_takes_a_task_to_its_end() {
     spec.agents.alpha.max_tokens = Some(200);
     spec.agents.beta.max_tokens = Some(300);
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_state_follows_review(&detail);
     assert!(detail.jobs.iter().all(|j| j.failures == 0 && j.losses == 0), "{:?}", detail.jobs);
     // Every review has a report that parses, since decoding is constrained to its schema.
     for iteration in detail.iterations.iter().filter(|i| i.quarantine.is_none()) {
-        let review = iteration.review.as_ref().expect("a review");
+        let review = iteration.review.as_ref().expect("every parsed artifact has a review");
         assert!((0.0..=100.0).contains(&review.quality_score));
     }
     assert_eq!(repo.fingerprint(), before);
@@ -48,7 +48,7 @@ async fn endpoint_writes_and_small_model_reviews() {
     spec.max_iterations = Some(2);
     spec.agents.beta.max_tokens = Some(300);
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_state_follows_review(&detail);
     assert_eq!(detail.iterations[0].reviewer_model.as_deref(), Some(SMALL_MODEL));
     assert!(cluster.models.call_count("alpha") >= 1);
@@ -64,7 +64,7 @@ async fn small_model_writes_and_endpoint_reviews() {
     spec.max_iterations = Some(2);
     spec.agents.alpha.max_tokens = Some(200);
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.iterations[0].model, SMALL_MODEL);
     cluster.finish().await;
@@ -84,7 +84,7 @@ async fn run_with_and_without_fault(cluster: &Cluster, small: Agent) -> [(JobSum
         if fault {
             cluster.restart_after_failpoint().await;
         }
-        let detail = cluster.wait_until_resting(task).await;
+        let detail = cluster.wait_until_settled(task).await;
         assert_state_follows_review(&detail);
         cluster.run_oracle(task, &repo).await;
         let job = detail.jobs.iter().find(|j| j.role == small).unwrap().clone();
@@ -144,7 +144,7 @@ async fn unresumable_journal_fails_the_attempt_and_restarts_the_text() {
     let mut connection = cluster.database.connect().await;
     let change = "update attempts set vocabulary = vocabulary + 1 where journal <> '{}'";
     assert_eq!(sqlx::query(change).execute(&mut connection).await.unwrap().rows_affected(), 1);
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     let job = detail.jobs.iter().find(|j| j.role == Agent::Alpha).unwrap();
     assert_eq!((job.losses, job.failures), (1, 1), "{job:?}");
@@ -176,7 +176,9 @@ async fn engine_panic_restarts_the_node_and_counts_as_a_job_failure() {
     assert_eq!((panicked.attempt, panicked.losses, panicked.failures), (2, 0, 1), "{panicked:?}");
     assert_eq!((reference.attempt, reference.losses, reference.failures), (1, 0, 0), "{reference:?}");
     let log = std::fs::read_to_string(cluster.log("node")).unwrap();
-    for event in ["a panic at the armed failpoint node.computing", "the node ends, its supervisor starts a new one"] {
+    for event in
+        ["a panic at the armed failpoint node.computing", "the node exits, and its supervisor starts a new one"]
+    {
         assert!(log.contains(event), "{event:?} is not in {log}");
     }
     cluster.finish().await;
@@ -196,7 +198,7 @@ async fn revision_is_placed_by_its_cached_prefix() {
     let alpha = &mut spec.agents.alpha;
     (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(200), Some(7), Some(true));
     let task = cluster.submit(&spec).await;
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     let jobs: Vec<_> = detail.jobs.iter().filter(|job| job.role == Agent::Alpha).collect();
     assert_eq!(jobs.len(), 2, "{:#?}", detail.jobs);
     assert!(!jobs[0].placement.contains(" cached)"), "{:?}", jobs[0]);

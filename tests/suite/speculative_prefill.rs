@@ -12,7 +12,7 @@ use cfq_tests::small_model::SMALL_MODEL;
 use cfq_tests::wait;
 
 /// Upper estimate of the bytes per token, so that the expected token counts are lower bounds.
-const BYTES_PER_TOKEN: usize = 5;
+const MAX_BYTES_PER_TOKEN: usize = 5;
 
 /// A task and the creator's reply, whose first part is sent at once and the rest after the gate is opened.
 struct Script {
@@ -53,7 +53,7 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, beta: SMALL_MODEL.into(), speculative_prefill, ..Options::default() };
     // On two busy cores a real model needs longer for its first token than the cluster's default limit.
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     let cluster = Cluster::start_with(options).await;
     let mut reviews = Vec::new();
     let gates = [Gate::closed(), Gate::closed()];
@@ -74,7 +74,7 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
         if speculative_prefill {
             // Lower bound of the tokens known in advance: the creator's text so far, except the end that the next
             // prefill hint would send.
-            let known = ((script.description.len() + script.first.len() - 512) / BYTES_PER_TOKEN) as u64;
+            let known = ((script.description.len() + script.first.len() - 512) / MAX_BYTES_PER_TOKEN) as u64;
             wait::until("the speculative prefill", WAIT_LIMIT, || async {
                 let now = tokens_in_pool(&cluster).await?;
                 if now >= before + known { Ok(()) } else { Err(format!("{now} of {known} tokens, {before} before")) }
@@ -82,7 +82,7 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
             .await;
         }
         gate.open();
-        let detail = cluster.wait_until_resting(task).await;
+        let detail = cluster.wait_until_settled(task).await;
         assert_state_follows_review(&detail);
         // There was only one attempt: a second one would find its own prompt in the cache.
         let job = detail.jobs.iter().find(|job| job.role == Agent::Beta).unwrap();
@@ -100,10 +100,10 @@ async fn critic_reuses_prefill_computed_during_generation() {
     let (cold, warm) = (reviews(false).await, reviews(true).await);
     for (((cold, cost), (warm, less)), script) in cold.iter().zip(&warm).zip(scripts()) {
         let known = script.description.len() + if script.first_kept { script.first.len() - 512 } else { 0 };
-        let context = format!("{} tokens known; {cost:?} cold, {less:?} warm", known / BYTES_PER_TOKEN);
+        let context = format!("{} tokens known; {cost:?} cold, {less:?} warm", known / MAX_BYTES_PER_TOKEN);
         assert_eq!((less.prompt_tokens, less.output_tokens), (cost.prompt_tokens, cost.output_tokens), "{context}");
-        assert!(cost.cached_tokens < 64, "more than the common beginning of all prompts: {context}");
-        assert!(less.cached_tokens as usize >= known / BYTES_PER_TOKEN, "{context}");
+        assert!(cost.cached_tokens < 64, "without it, only the common beginning is cached: {context}");
+        assert!(less.cached_tokens as usize >= known / MAX_BYTES_PER_TOKEN, "{context}");
         assert!(less.cached_tokens < less.prompt_tokens, "{context}");
         // If the predicted prompt was wrong, its cache is usable up to the first wrong token.
         assert!(script.first_kept || less.cached_tokens < less.prompt_tokens / 2 + 256, "{context}");

@@ -89,6 +89,6 @@ async fn ctrl_c_ends_watch_and_not_the_task() {
     let notice = rows.iter().position(|row| row.contains("no longer watching")).unwrap();
     assert!(rows[notice - 1].starts_with("        |") || rows[notice - 1].starts_with("  alpha |"), "{all}");
     assert!(!has_status(&all) && !all.contains("^C"), "{all}");
-    assert_eq!(cluster.wait_until_resting(task).await.summary.state, TaskState::Merged);
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged);
     cluster.finish().await;
 }

@@ -15,7 +15,7 @@ async fn cluster() -> Cluster {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: SMALL_MODEL.into(), second_node: true, ..Options::default() };
     // On two busy cores a real model needs longer for its first token than the cluster's default limit.
-    options.timing.job_step_ms = 60_000;
+    options.timing.job_step_timeout_ms = 60_000;
     // Only the leader knows the nodes' cached prefixes, and a busy machine must not depose it during the test.
     let slow = Timing::default();
     (options.timing.leader_renewal_ms, options.timing.leader_ttl_ms) = (slow.leader_renewal_ms, slow.leader_ttl_ms);
@@ -42,12 +42,12 @@ async fn second_node_finishes_the_text_of_a_killed_node() {
     cluster.models.script("beta", vec![rejection()]);
     let (repo, other) = (UserRepo::with_uncommitted_changes(), UserRepo::with_uncommitted_changes());
     let uncut = cluster.submit(&long_generation_spec(&cluster, &repo)).await;
-    let uncut = cluster.wait_until_resting(uncut).await;
+    let uncut = cluster.wait_until_settled(uncut).await;
     assert_eq!(uncut.summary.state, TaskState::Escalated, "{}", uncut.reason);
     let task = cluster.submit(&long_generation_spec(&cluster, &other)).await;
     let killed = wait_for_first_journal(&cluster, task).await;
     cluster.kill9(service(&killed));
-    let detail = cluster.wait_until_resting(task).await;
+    let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     cluster.start_service(service(&killed));
     cluster.run_oracle(task, &other).await;
@@ -96,7 +96,7 @@ async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
         })
         .await;
         gate.open();
-        let detail = cluster.wait_until_resting(task).await;
+        let detail = cluster.wait_until_settled(task).await;
         let jobs = alpha_jobs(&detail);
         assert_eq!(jobs.len(), 2, "{:#?}", detail.jobs);
         for job in &jobs[1..] {

@@ -167,7 +167,7 @@ impl RunningTask {
     async fn assert_merged_once(&self) -> TaskDetail {
         let detail = wait::until("the task to end", WAIT_LIMIT, || async {
             let detail = self.api.task(self.task).await.map_err(|e| e.to_string())?;
-            if detail.summary.state.is_resting() { Ok(detail) } else { Err(format!("{:?}", detail.summary)) }
+            if detail.summary.state.is_settled() { Ok(detail) } else { Err(format!("{:?}", detail.summary)) }
         })
         .await;
         assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
@@ -204,7 +204,7 @@ async fn task_finishes_after_kill_9_of_everything_and_restart() {
     run.up.wait().unwrap();
     run.base.kill_all_processes();
 
-    // The files that the dead server left do not mislead a client: it reports that no server answers.
+    // With the files of the dead server, a client reports that no server answers.
     let output = run.base.run("data", &["ls"]);
     assert_eq!(output.status.code(), Some(5), "{output:?}");
 
@@ -277,7 +277,7 @@ async fn idle_gpu_is_reported_once_and_background_serves_the_choice() {
         .await
     };
     let stderr = up(&[]);
-    for word in ["the small default model", "RTX 3060 (12.0 GiB)", "Coder 14B", "on the CPU only", "docs/gpu.md"] {
+    for word in ["the small default model", "RTX 3060 (12.0 GiB)", "Coder 14B", "for the CPU only", "docs/gpu.md"] {
         assert_eq!(stderr.matches(word).count(), 1, "{word} in {stderr}");
     }
     assert!(!stderr.contains("fetching hf:"), "{stderr}");
@@ -366,6 +366,7 @@ async fn demo_delivers_a_branch_and_leaves_readable_data() {
     base.succeeds("data/demo", &["up", "-d", "--bind", "127.0.0.1:0"]);
     let detail: TaskDetail = serde_json::from_str(&base.succeeds("data/demo", &["--json", "show", "t1"])).unwrap();
     assert_state_follows_review(&detail);
+    // Two exit codes are valid, because a real model decides: 0 if the task is merged, 3 if it is escalated.
     let code = if detail.summary.state == TaskState::Merged { 0 } else { 3 };
     assert_eq!(output.status.code(), Some(code), "{}\n{stdout}\n{stderr}", detail.reason);
     assert!(base.succeeds("data/demo", &["diff", "t1"]).contains("+def "));

@@ -153,32 +153,32 @@ async fn run_cfq(addr: SocketAddr, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn task_resting_between_two_replies_ends_watch() {
-    for (rest, code) in [(Merged, 0), (Escalated, 3), (Failed, 4)] {
+async fn task_that_ends_between_two_replies_ends_watch() {
+    for (end, code) in [(Merged, 0), (Escalated, 3), (Failed, 4)] {
         // The task is running at the first request of the task, and has ended at the request of its events.
-        let script = Script { states: vec![Running, rest], pages: vec![2], events: vec![Running, rest], feed: 2 };
+        let script = Script { states: vec![Running, end], pages: vec![2], events: vec![Running, end], feed: 2 };
         let (api, addr) = FakeApi::serve(script).await;
         let (exit_code, output) = run_cfq(addr, &["watch", "t1"]).await;
         assert_eq!(exit_code, Some(code), "{output}");
-        assert!(output.contains(&format!("t1 is {rest}")), "{output}");
+        assert!(output.contains(&format!("t1 is {end}")), "{output}");
         assert_eq!(api.requests.lock().unwrap().details, 2, "the state was requested again");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn task_resting_again_at_once_ends_watch_of_its_resolve() {
+async fn escalation_after_a_resolve_ends_its_watch() {
     let events = vec![Running, Escalated, Ready, Running, Escalated];
     let script = Script { states: vec![Running, Escalated], pages: vec![2, 5], events, feed: 5 };
     let (api, addr) = FakeApi::serve(script).await;
     let args = ["resolve", "t1", "--action", "retry_with_constraints", "--constraint", "be short", "--watch"];
     let (exit_code, output) = run_cfq(addr, &args).await;
     assert_eq!(exit_code, Some(3), "{output}");
-    assert_eq!(output.matches("is escalated").count(), 1, "the rest before the resolve is not reported: {output}");
+    assert_eq!(output.matches("is escalated").count(), 1, "the first escalation is not reported again: {output}");
     assert_eq!(api.requests.lock().unwrap().pages, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rest_resolved_meanwhile_does_not_end_watch() {
+async fn escalation_that_is_already_resolved_does_not_end_watch() {
     let events = vec![Running, Escalated, Ready, Running, Merged];
     let script = Script { states: vec![Running, Ready], pages: vec![2], events, feed: 5 };
     let (api, addr) = FakeApi::serve(script).await;
@@ -189,7 +189,7 @@ async fn rest_resolved_meanwhile_does_not_end_watch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rest_after_the_event_page_is_in_the_feed() {
+async fn escalation_after_the_event_page_ends_watch() {
     let script = Script { states: vec![Running], pages: vec![1], events: vec![Running, Escalated], feed: 2 };
     let (api, addr) = FakeApi::serve(script).await;
     let (exit_code, output) = run_cfq(addr, &["watch", "t1"]).await;

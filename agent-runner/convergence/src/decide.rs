@@ -51,8 +51,9 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     let used = window.len();
     let score = match (last.quarantine, last.score()) {
         (Some(Quarantine::Dangerous), _) => {
-            let why = last.findings.first().map_or_else(|| "the change is dangerous".to_owned(), |f| f.message.clone());
-            return Ok(escalate(history, EscalationReason::DangerousOutputDetected, why));
+            let finding = last.findings.first();
+            let explanation = finding.map_or_else(|| "the change is dangerous".to_owned(), |f| f.message.clone());
+            return Ok(escalate(history, EscalationReason::DangerousOutputDetected, explanation));
         }
         (Some(Quarantine::Unparsable | Quarantine::Syntax), _) => None,
         (None, None) => return Err(NotDecidable::Unreviewed(number)),
@@ -61,50 +62,52 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     let critical = last.review.as_ref().is_some_and(|r| r.has_critical());
 
     if let Some(score) = score.filter(|s| *s >= limits.threshold && !critical) {
-        let why = format!("score {score:.0} meets the threshold of {:.0} and no defect is critical", limits.threshold);
-        return Ok(with_best(history, Decision::Converged, why));
+        let threshold = limits.threshold;
+        let explanation = format!("score {score:.0} meets the threshold of {threshold:.0} and no defect is critical");
+        return Ok(with_best(history, Decision::Converged, explanation));
     }
     if used >= limits.max_iterations as usize {
         let unmet = match score {
             Some(score) if critical && score >= limits.threshold => "a critical defect is open".to_owned(),
             Some(_) | None => format!("the threshold of {:.0} is not met", limits.threshold),
         };
-        let why = format!("{used} of {} iterations are used, {unmet}", limits.max_iterations);
-        return Ok(escalate(history, EscalationReason::MaxIterationsReached, why));
+        let explanation = format!("{used} of {} iterations are used, {unmet}", limits.max_iterations);
+        return Ok(escalate(history, EscalationReason::MaxIterationsReached, explanation));
     }
     if let Some(earlier) = repeated_iteration(window) {
-        let why = format!("iteration {number} has the same content as iteration {earlier}");
-        return Ok(escalate(history, EscalationReason::OscillationDetected, why));
+        let explanation = format!("iteration {number} has the same content as iteration {earlier}");
+        return Ok(escalate(history, EscalationReason::OscillationDetected, explanation));
     }
     if stagnant_iterations(window, limits.min_gain) >= limits.stagnation_after && score.is_some() {
-        let why = format!(
+        let explanation = format!(
             "the best score did not rise by {:.0} points in {} consecutive iterations",
             limits.min_gain, limits.stagnation_after
         );
-        return Ok(escalate(history, EscalationReason::StagnationDetected, why));
+        return Ok(escalate(history, EscalationReason::StagnationDetected, explanation));
     }
     let worked = history.active_ms.saturating_sub(history.window_active_ms);
     if worked >= limits.timeout_ms {
-        let why = format!("{} s of working time are used, the limit is {} s", worked / 1000, limits.timeout_ms / 1000);
-        return Ok(escalate(history, EscalationReason::TimeoutExceeded, why));
+        let (worked_s, limit_s) = (worked / 1000, limits.timeout_ms / 1000);
+        let explanation = format!("{worked_s} s of working time are used, the limit is {limit_s} s");
+        return Ok(escalate(history, EscalationReason::TimeoutExceeded, explanation));
     }
-    let why = match score {
+    let explanation = match score {
         None => "the findings of the checks must be fixed first".to_owned(),
         Some(score) if critical => format!("score {score:.0}, but a critical defect is open"),
         Some(score) => format!("score {score:.0} is below the threshold of {:.0}", limits.threshold),
     };
-    Ok(with_best(history, Decision::Revise, why))
+    Ok(with_best(history, Decision::Revise, explanation))
 }
 
 /// Returns an escalation with the actions that may answer it (L7). Also used for reasons outside an iteration, such as
 /// a job that took too long or a model that cannot answer.
-pub fn escalate(history: &History, reason: EscalationReason, why: String) -> Decided {
+pub fn escalate(history: &History, reason: EscalationReason, explanation: String) -> Decided {
     let mut available_actions = vec![ActionKind::SwitchLlm, ActionKind::RetryWithConstraints];
     if history.best().is_some() {
         available_actions.push(ActionKind::AcceptBestEffort);
     }
     available_actions.extend([ActionKind::Abort, ActionKind::Fail]);
-    with_best(history, Decision::Escalate { reason, available_actions }, why)
+    with_best(history, Decision::Escalate { reason, available_actions }, explanation)
 }
 
 /// Returns the escalation that replaces the next model call once the task's wall-clock deadline has passed. `None` if
@@ -134,10 +137,8 @@ pub fn abandoned(history: &History, reason: String) -> Option<Step> {
             }
         }
         LoopState::Converged if history.facts.hand_off_held => None,
-        LoopState::Converged if history.facts.can_end_hand_off() => Some(Step::HandedOff { why: reason }),
-        LoopState::Converged => {
-            Some(Step::HandOffHeld { why: reason, available_actions: history.facts.held_actions() })
-        }
+        LoopState::Converged if history.facts.can_end_hand_off() => Some(Step::HandedOff { reason }),
+        LoopState::Converged => Some(Step::HandOffHeld { reason, available_actions: history.facts.held_actions() }),
     }
 }
 
@@ -146,9 +147,10 @@ pub fn fail(history: &History, reason: String) -> Decided {
     with_best(history, Decision::Fail { reason: reason.clone() }, reason)
 }
 
-fn with_best(history: &History, decision: Decision, why: String) -> Decided {
+fn with_best(history: &History, decision: Decision, explanation: String) -> Decided {
     let best = history.best();
-    Decided { decision, why, best_iteration: best.map(|b| b.iteration), best_score: best.and_then(|b| b.score) }
+    let (best_iteration, best_score) = (best.map(|b| b.iteration), best.and_then(|b| b.score));
+    Decided { decision, explanation, best_iteration, best_score }
 }
 
 /// Returns the number of an earlier iteration of the window whose content equals that of the last iteration.
@@ -236,7 +238,7 @@ mod tests {
         });
         let decided = decide(&LoopLimits::default(), &records.history()).unwrap();
         assert_eq!(decided.decision, Decision::Revise);
-        assert!(decided.why.contains("critical"), "{}", decided.why);
+        assert!(decided.explanation.contains("critical"), "{}", decided.explanation);
     }
 
     #[test]
@@ -315,12 +317,12 @@ mod tests {
         assert_eq!(overdue_at(&Records::default()), None, "nothing has started");
         assert_eq!(overdue_at(&Records::started()), timeout);
         let generated = Step::Generated { artifact: cfq_proto::blob::Payload::Inline(artifact(1, "a")) };
-        assert_eq!(overdue_at(&Records::started().then(generated)), None, "it is checked first");
+        assert_eq!(overdue_at(&Records::started().then(generated)), None, "the artifact is checked first");
         let made = Records::started().made(1, "a", None);
         assert_eq!(overdue_at(&made), timeout, "unreviewed");
         assert!(matches!(overdue(&made.history()).unwrap().best_iteration, Some(1)), "the artifact may be accepted");
         let broken = Records::started().made(1, "a", Some(Quarantine::Syntax));
-        assert_eq!(overdue_at(&broken), None, "it is decided without a model");
+        assert_eq!(overdue_at(&broken), None, "the iteration is decided without a model call");
         assert_eq!(overdue_at(&Records::started().made(1, "a", Some(Quarantine::Dangerous))), None);
         let good = made.reviewed(1, 90.0);
         assert_eq!(overdue_at(&good), None);

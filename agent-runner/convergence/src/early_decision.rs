@@ -1,11 +1,11 @@
-//! Early decision: determines from which part of a review the decision is already certain before the review is
-//! complete.
+//! Early decision: determines when the generated part of a review makes the decision certain, so that the rest need not
+//! be generated.
 //!
 //! A decision depends only on a review's score and on whether a defect is critical. The decision can therefore change
 //! only at a few scores (the threshold, and the gain that ends a stagnation); in each range of scores between them, all
-//! reviews without a critical defect lead to the same decision. If that decision is to converge, the rest of the review
-//! need not be generated. A revision is never decided early, because its feedback is the rest of the review. Nor is an
-//! escalation, because a human may answer it with another iteration.
+//! reviews without a critical defect lead to the same decision. If that decision is to converge, the review may end
+//! early. A revision is never decided early, because the creator needs the rest of the review as feedback. Neither is
+//! an escalation, because a human may answer it with another iteration.
 
 use cfq_proto::loop_step::Decision;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};

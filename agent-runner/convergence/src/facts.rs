@@ -103,8 +103,8 @@ mod tests {
 
     #[test]
     fn accepting_a_held_hand_off_does_not_make_it_best_effort() {
-        let held = Step::HandOffHeld { why: "conflict".into(), available_actions: vec![] };
-        let closed = Step::PrMoved { to: PrState::Closed, why: "conflict".into() };
+        let held = Step::HandOffHeld { reason: "conflict".into(), available_actions: vec![] };
+        let closed = Step::PrMoved { to: PrState::Closed, reason: "conflict".into() };
         let facts = Facts::of(&[started(), generated(1), merge_intent(), closed, held]);
         assert!(facts.hand_off_held && facts.pr_closed && !facts.merge_intended && !facts.can_end_hand_off());
         assert_eq!(facts.held_actions(), [ActionKind::AcceptBestEffort, ActionKind::Abort]);

@@ -67,7 +67,7 @@ pub struct Base {
 pub struct History {
     /// State of the loop.
     pub state: LoopState,
-    /// Facts that the legality of the next step depends on.
+    /// Facts that, with `state`, determine which next steps are legal.
     pub facts: Facts,
     /// Number of committed steps, which is the `seq` of the next one.
     pub next_seq: i32,
@@ -75,7 +75,7 @@ pub struct History {
     pub base: Option<Base>,
     /// Iterations in order; the first has the number 1.
     pub iterations: Vec<Iteration>,
-    /// Index into `iterations` of the first iteration of the current window.
+    /// Index in `iterations` of the current window's first iteration.
     pub window_start: usize,
     /// Working time of the task at the start of the current window, in ms.
     pub window_active_ms: u64,
@@ -94,7 +94,7 @@ pub struct History {
 }
 
 impl History {
-    /// Folds all committed steps of a task, oldest first.
+    /// Returns the history that results from all committed steps of a task, given oldest first.
     ///
     /// # Errors
     /// See [`History::push`].
@@ -160,10 +160,10 @@ impl History {
                 self.hand_off.pr_head = Some(head.clone());
                 self.hand_off.pr_state = Some(PrState::PendingQc);
             }
-            Step::PrMoved { to, why } => {
+            Step::PrMoved { to, reason } => {
                 self.hand_off.pr_state = Some(*to);
                 if *to == PrState::Closed {
-                    self.hand_off.closed = Some(why.clone());
+                    self.hand_off.closed = Some(reason.clone());
                 }
             }
             Step::MergeIntent { old, new, commit_time } => {
@@ -186,7 +186,7 @@ impl History {
         Ok(())
     }
 
-    /// Number of the iteration that the creator's next reply starts.
+    /// Number of the iteration that begins with the creator's next reply.
     pub fn next_iteration(&self) -> u32 {
         u32::try_from(self.iterations.len()).unwrap_or(u32::MAX).saturating_add(1)
     }
@@ -219,27 +219,27 @@ impl History {
         self.iterations.get(usize::try_from(number).ok()?.checked_sub(1)?)
     }
 
-    /// Returns the iteration with the best score among those with a presentable artifact
-    /// ([`Iteration::is_presentable`]), the earliest on ties. If none of these was reviewed, returns the last of them.
+    /// Returns the iteration with the best score among those with a deliverable artifact
+    /// ([`Iteration::is_deliverable`]), the earliest on ties. If none of these was reviewed, returns the last of them.
     pub fn best(&self) -> Option<BestIteration> {
-        let presentable = || self.iterations.iter().filter(|i| i.is_presentable());
+        let deliverable = || self.iterations.iter().filter(|i| i.is_deliverable());
         let mut best: Option<(u32, f64)> = None;
-        for (iteration, score) in presentable().filter_map(|i| Some((i.artifact.iteration, i.score()?))) {
+        for (iteration, score) in deliverable().filter_map(|i| Some((i.artifact.iteration, i.score()?))) {
             if best.is_none_or(|(_, highest)| score > highest) {
                 best = Some((iteration, score));
             }
         }
         match best {
             Some((iteration, score)) => Some(BestIteration { iteration, score: Some(score) }),
-            None => presentable().next_back().map(|i| BestIteration { iteration: i.artifact.iteration, score: None }),
+            None => deliverable().next_back().map(|i| BestIteration { iteration: i.artifact.iteration, score: None }),
         }
     }
 
     /// Returns the iteration that is handed off: the best iteration if a human accepted a best effort, otherwise the
-    /// last iteration. `None` if its artifact is not presentable.
+    /// last iteration. `None` if its artifact is not deliverable.
     pub fn result(&self) -> Option<&Iteration> {
         let number = if self.facts.best_effort { self.best()?.iteration } else { self.last()?.artifact.iteration };
-        self.iteration(number).filter(|i| i.is_presentable())
+        self.iteration(number).filter(|i| i.is_deliverable())
     }
 
     /// Model that an answer of a human set for `agent`, if any.
@@ -362,7 +362,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn best_is_the_best_reviewed_or_else_the_last_presentable() {
+    fn best_is_the_best_reviewed_or_else_the_last_deliverable() {
         let one = Records::started().made(1, "a", None);
         assert_eq!(one.history().best(), Some(BestIteration { iteration: 1, score: None }));
         let one = one.reviewed(1, 70.0);
@@ -374,9 +374,9 @@ pub(crate) mod tests {
     #[test]
     fn illegal_or_misplaced_step_is_refused() {
         let mut history = Records::started().history();
-        let late = StepRecord { seq: 5, step: Step::HandedOff { why: String::new() }, active_ms: 0, at: 0 };
+        let late = StepRecord { seq: 5, step: Step::HandedOff { reason: "".into() }, active_ms: 0, at: 0 };
         assert_eq!(history.push(&late), Err(HistoryError::Gap { expected: 1, found: 5 }));
-        let wrong = StepRecord { seq: 1, step: Step::HandedOff { why: String::new() }, active_ms: 0, at: 0 };
+        let wrong = StepRecord { seq: 1, step: Step::HandedOff { reason: "".into() }, active_ms: 0, at: 0 };
         assert!(matches!(history.push(&wrong), Err(HistoryError::Illegal { seq: 1, .. })));
         let generated = Step::Generated { artifact: Payload::Inline(artifact(2, "x")) };
         let wrong = StepRecord { seq: 1, step: generated, active_ms: 0, at: 0 };
@@ -389,7 +389,8 @@ pub(crate) mod tests {
         let made = Records::started().made(1, "a", None);
         assert_eq!(made.history().current_iteration(), 1);
         assert_eq!(Records::started().made(1, "a", Some(Quarantine::Dangerous)).history().current_iteration(), 1);
-        let revise = Decided { decision: Decision::Revise, why: String::new(), best_iteration: None, best_score: None };
+        let decision = Decision::Revise;
+        let revise = Decided { decision, explanation: String::new(), best_iteration: None, best_score: None };
         assert_eq!(made.reviewed(1, 10.0).decided(1, revise).history().current_iteration(), 2);
     }
 }

@@ -12,17 +12,17 @@ pub struct Iteration {
     pub checked: bool,
     /// Findings of the checks.
     pub findings: Vec<Finding>,
-    /// Reason why the checks exclude the artifact from review and use; `None` if they do not.
+    /// Reason why the artifact is quarantined, that is, excluded from review and delivery; `None` if it is not.
     pub quarantine: Option<Quarantine>,
-    /// The critic's review; `None` before it.
+    /// The critic's review; `None` until it is recorded.
     pub review: Option<ReviewFeedback>,
-    /// Decision about this iteration; `None` before it.
+    /// Decision about this iteration; `None` until it is recorded.
     pub decided: Option<Decided>,
 }
 
 impl Iteration {
-    /// Whether the artifact may be returned, accepted or merged: it has a commit, is checked, and is not quarantined.
-    pub fn is_presentable(&self) -> bool {
+    /// Whether the artifact may be accepted, merged or delivered: it has a commit, is checked, and is not quarantined.
+    pub fn is_deliverable(&self) -> bool {
         self.checked && self.quarantine.is_none() && self.artifact.commit.is_some()
     }
 
@@ -32,11 +32,11 @@ impl Iteration {
     }
 }
 
-/// Best iteration of a task, whose artifact is returned however the task ends (L6).
+/// Best iteration of a task. Its artifact is kept and can be pulled, however the task ends (L6).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BestIteration {
     /// Number of the iteration, from 1.
     pub iteration: u32,
-    /// Score out of 100. `None` if no presentable artifact was reviewed.
+    /// Score out of 100. `None` if no deliverable artifact was reviewed.
     pub score: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! Limits that end a loop (L2, L3), taken from the loop's declaration and the task.
+//! Limits that end a loop (L2, L3), taken from the loop declaration (the file that configures a loop) and the task.
 
 use serde::{Deserialize, Serialize};
 

@@ -22,10 +22,10 @@ pub fn recommendation(reason: EscalationReason, best_score: Option<f64>, thresho
             "Revisions do not raise the score: switch the creator's model, or retry with more precise constraints."
         }
         EscalationReason::OscillationDetected => {
-            "The creator repeats itself: switch its model, or retry with the missing constraint."
+            "The creator repeats an earlier result: switch its model, or retry with the missing constraint."
         }
         EscalationReason::TimeoutExceeded => {
-            "Its time limit is reached: accept the result so far, or retry with a smaller task or a faster model."
+            "The time limit is reached: accept the result so far, or retry with a smaller task or a faster model."
         }
         EscalationReason::DangerousOutputDetected => {
             "Read the quarantined change first; then retry with a constraint that rules it out, or abort."

@@ -207,7 +207,7 @@ pub(crate) mod tests {
     }
 
     pub fn decided(iteration: u32, decision: Decision) -> Step {
-        let decided = Decided { decision, why: String::new(), best_iteration: None, best_score: None };
+        let decided = Decided { decision, explanation: String::new(), best_iteration: None, best_score: None };
         Step::Decided { iteration, decided }
     }
 
@@ -220,11 +220,11 @@ pub(crate) mod tests {
     }
 
     pub fn held() -> Step {
-        Step::HandOffHeld { why: "a conflict".into(), available_actions: vec![ActionKind::Abort] }
+        Step::HandOffHeld { reason: "a conflict".into(), available_actions: vec![ActionKind::Abort] }
     }
 
     pub fn handed_off() -> Step {
-        Step::HandedOff { why: String::new() }
+        Step::HandedOff { reason: "".into() }
     }
 
     pub fn resolved(action: EscalationAction) -> Step {
@@ -259,7 +259,7 @@ pub(crate) mod tests {
             resolved(EscalationAction::Abort),
             resolved(EscalationAction::Fail { reason: None }),
             Step::PrOpened { head: "h".into(), base: "b".into(), branch: "w".into() },
-            Step::PrMoved { to: PrState::QcApproved, why: String::new() },
+            Step::PrMoved { to: PrState::QcApproved, reason: "".into() },
             merge_intent(),
             Step::Merged { commit: "n".into() },
             Step::Delivered { branch: "cfq/t42-x".into(), commit: "n".into() },

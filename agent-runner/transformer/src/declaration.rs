@@ -1,9 +1,9 @@
-//! Types of a loop's declaration. Scores in declarations are out of 10.
+//! Types of a loop declaration, the file that configures a loop. Scores in loop declarations are out of 10.
 
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-/// A loop, as declared in a `transformer.yaml`.
+/// A loop declaration: the content of a `transformer.yaml`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Declaration {
@@ -64,8 +64,8 @@ pub struct Methodology {
     pub mode: Mode,
     /// Order in which several critics review.
     pub critic_execution: CriticExecution,
-    /// Whether a review may end where the rest of it cannot change the decision. It saves time; in exchange, a human
-    /// who answers an escalation sees less of the review.
+    /// Whether a review may end as soon as the rest of it cannot change the decision. An early end saves time, but a
+    /// human who later reads the review sees only a part of it.
     #[serde(default)]
     pub early_stop: bool,
     /// Iteration cap.

@@ -1,8 +1,8 @@
-//! Errors of declarations. Each one names file, line and column, in the form that editors can jump to.
+//! Errors in loop declarations. Each error names file, line and column, in the form that editors can jump to.
 
 use serde_saphyr::Location;
 
-/// Error: the text is not a valid declaration. Lines and columns count from 1.
+/// Error: the text is not a valid loop declaration. Lines and columns count from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum DeclarationError {
     /// The text is not YAML, a field is unknown or missing, or a value has the wrong type.

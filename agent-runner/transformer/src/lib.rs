@@ -1,8 +1,9 @@
-//! Parses and validates declarations of loops; it does not run them. A declaration is a `transformer.yaml`; the
-//! built-in ones have the same format and are compiled in. The runner derives the limits of a loop from its
-//! declaration; the rules of the loop are in `cfq-convergence`.
+//! Parses and validates loop declarations; this crate does not run loops. A loop declaration is a `transformer.yaml`,
+//! the file that configures a loop; built-in declarations have the same format and are compiled in. The runner derives
+//! the limits of a loop from its declaration; the rules of the loop are in `cfq-convergence`.
 //!
-//! Only the fields that the dual-agent loop needs are supported, at the same places as in the full format.
+//! Only the fields that the dual-agent loop needs are supported, each under the same path as in the full
+//! `transformer.yaml` format.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Parsing and validation of declarations.
+//! Parsing and validation of loop declarations.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::error::DeclarationError;
 
 const DUAL_AGENT: &str = include_str!("dual-agent.yaml");
 
-/// Built-in loop of one creator (Alpha) and one critic (Beta).
+/// Returns the built-in declaration of the loop with one creator (Alpha) and one critic (Beta).
 ///
 /// # Errors
 /// [`DeclarationError`] if the compiled-in file is invalid; a test checks that it is valid.
@@ -17,7 +17,7 @@ pub fn dual_agent() -> Result<Declaration, DeclarationError> {
     parse("dual-agent.yaml", DUAL_AGENT)
 }
 
-/// Parses and validates the text of a declaration. `file` is its name in error messages.
+/// Parses and validates the text of a loop declaration. `file` is its name in error messages.
 ///
 /// # Errors
 /// [`DeclarationError::Malformed`] if `text` is not YAML of the format, [`DeclarationError::InvalidValue`] if a value

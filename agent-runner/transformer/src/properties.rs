@@ -1,5 +1,6 @@
-//! Property tests of the parser: a valid declaration is parsed to the values that were written, an accepted declaration
-//! satisfies the rules, an error names its location, and no text makes the parser panic or run without bound.
+//! Property tests of the parser of loop declarations: a valid declaration is parsed to the values that were written, an
+//! accepted declaration satisfies the rules, an error names its location, and no text makes the parser panic or run
+//! without bound.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! A declaration written for 0.1 loads with the same values.
+//! Tests that a loop declaration written for cfq 0.1 loads with the same values.
 #![allow(clippy::unwrap_used)]
 
 use cfq_transformer::{AgentDeclaration, CriticExecution, Mode, parse};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use cfq_benches::engine::{file_from_arguments, load, median_f64, prompt};
-use cfq_engine::{Ended, Engine, Event, Generation, LocalEngine};
+use cfq_engine::{Ended, Engine, Generation, GenerationEvent, LocalEngine};
 use cfq_proto::job::{OutputFormat, Sampling};
 
 const ROUNDS: usize = 15;
@@ -68,16 +68,17 @@ async fn cancel(
         pass = began.elapsed();
     }
     if !reading {
-        // Without reading events, waits until the middle of a forward pass, where the cancel is sent.
+        // No events are read here. The wait of one and a half passes ends in the middle of a forward pass, so that the
+        // cancel is sent there.
         tokio::time::sleep(pass.mul_f64(1.5)).await;
     }
     let began = Instant::now();
     generation.cancel();
     loop {
         match generation.next().await {
-            Event::Step { .. } => {}
-            Event::Done(Err(Ended::Cancelled)) => return Ok((began.elapsed(), pass)),
-            Event::Done(how) => bail!("the sequence ended before the cancel: {how:?}"),
+            GenerationEvent::Step { .. } => {}
+            GenerationEvent::Done(Err(Ended::Cancelled)) => return Ok((began.elapsed(), pass)),
+            GenerationEvent::Done(how) => bail!("the sequence ended before the cancel: {how:?}"),
         }
     }
 }
@@ -86,12 +87,12 @@ async fn cancel(
 async fn step(generation: &mut Generation, decoding: bool) -> anyhow::Result<()> {
     loop {
         match generation.next().await {
-            Event::Step { tokens, .. } if decoding && tokens.is_empty() => {}
-            Event::Step { tokens, .. } => {
+            GenerationEvent::Step { tokens, .. } if decoding && tokens.is_empty() => {}
+            GenerationEvent::Step { tokens, .. } => {
                 ensure!(decoding || tokens.is_empty(), "the prefill ended before the cancel");
                 return Ok(());
             }
-            Event::Done(how) => bail!("the sequence ended too early: {how:?}"),
+            GenerationEvent::Done(how) => bail!("the sequence ended too early: {how:?}"),
         }
     }
 }

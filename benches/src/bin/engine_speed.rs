@@ -15,7 +15,7 @@ use cfq_benches::engine::{load, median_f64, prompt, restart_with_threads};
 use cfq_benches::llama_cpp::LlamaCpp;
 use cfq_benches::random_model::file_or_random_model;
 use cfq_benches::require_ratio;
-use cfq_engine::{Engine, Event, LocalEngine};
+use cfq_engine::{Engine, GenerationEvent, LocalEngine};
 use cfq_proto::job::{OutputFormat, Prompt, Sampling, Usage};
 
 const ROUNDS: usize = 5;
@@ -61,8 +61,8 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
         let memory_use = memory(&y.pid().to_string());
         println!("llama.cpp, built {amx} AMX: loaded in {:.2} s, {memory_use}; {}", y.load_seconds, y.system);
     }
-    // Name of each measurement, and that of llama.cpp's corresponding one. Deterministic rates have no counterpart in
-    // llama.cpp: they are compared with the engine's non-deterministic rates.
+    // Each element is the name of a measurement, and llama.cpp's request for the corresponding measurement.
+    // Deterministic rates have no counterpart in llama.cpp: they are compared with the engine's other rates.
     let measures = [
         ("prefill 512", Some("prefill 512")),
         ("decode, 1 sequence", Some("decode 1 64")),
@@ -124,7 +124,7 @@ async fn run(engine: &LocalEngine, prompts: Vec<Prompt>) -> anyhow::Result<Vec<U
     let mut done = Vec::new();
     for mut generation in running {
         loop {
-            if let Event::Done(how) = generation.next().await {
+            if let GenerationEvent::Done(how) = generation.next().await {
                 done.push(how?.usage);
                 break;
             }

@@ -15,7 +15,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use cfq_engine::{Bytes, Engine, EngineLimits, Event, HostKvCache, KvOffloadFormat, LoadError, LocalEngine, estimate};
+use cfq_engine::{
+    Engine, EngineLimits, GenerationEvent, HostKvCache, KvOffloadFormat, LoadError, LocalEngine, estimate_memory,
+};
+use cfq_memory::Bytes;
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
 
 const TURNS: usize = 6;
@@ -93,12 +96,12 @@ async fn bench(file: &Path) -> anyhow::Result<()> {
 fn report(name: &str, run: &Run, baseline: &Run, plain: Option<&Run>) {
     let again = |run: &Run| f64::from(run.computed) - f64::from(baseline.computed);
     let share = plain
-        .map_or_else(String::new, |plain| format!(" = {:.1} % of plain eviction", again(run) / again(plain) * 100.0));
+        .map_or_else(String::new, |plain| format!(" ({:.1} % of plain eviction)", again(run) / again(plain) * 100.0));
     let same = run.texts.iter().zip(&baseline.texts).filter(|(a, b)| a == b).count();
     let mut first_token_ms = run.first_token_ms.clone();
     first_token_ms.sort_by(f64::total_cmp);
     println!(
-        "  {name}: {} tokens computed, {} again{share}; first token after {:.0} ms; {} offloaded; \
+        "  {name}: {} prompt tokens computed, {} of them again{share}; first token after {:.0} ms; {} offloaded; \
          {same} of {} texts identical",
         run.computed,
         again(run),
@@ -110,15 +113,15 @@ fn report(name: &str, run: &Run, baseline: &Run, plain: Option<&Run>) {
 
 /// Total memory of the model with the smallest possible KV pool, in bytes.
 fn min_memory(file: &Path) -> anyhow::Result<u64> {
-    match estimate(file, EngineLimits { memory: 0, max_sequences: 2 }, 0) {
+    match estimate_memory(file, EngineLimits { memory_bytes: 0, max_sequences: 2 }, 0) {
         Err(LoadError::DoesNotFit { source, .. }) => Ok(source.estimate.total()),
         Err(error) => Err(error.into()),
-        Ok(_) => bail!("the model fits into zero bytes"),
+        Ok(_) => bail!("the memory estimate of the model is zero bytes"),
     }
 }
 
 fn load(file: &Path, model: &str, memory: u64, host_cache: Option<Arc<HostKvCache>>) -> anyhow::Result<LocalEngine> {
-    let limits = EngineLimits { memory, max_sequences: 2 };
+    let limits = EngineLimits { memory_bytes: memory, max_sequences: 2 };
     Ok(LocalEngine::builder(model.parse()?, file).limits(limits).kv_cache(host_cache).load()?)
 }
 
@@ -160,7 +163,7 @@ async fn answer(engine: &LocalEngine, agent: &str, turn: usize) -> anyhow::Resul
     let messages = vec![ChatMessage { role: ChatRole::User, content }];
     let mut generation = engine.admit(Prompt { messages, sampling, format: OutputFormat::Text }).await?.start();
     loop {
-        if let Event::Done(how) = generation.next().await {
+        if let GenerationEvent::Done(how) = generation.next().await {
             return Ok(how?);
         }
     }

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use cfq_benches::median;
 use cfq_benches::random_model::file_or_random_model;
-use cfq_engine::{Bytes, EngineLimits, LocalEngine};
+use cfq_engine::{EngineLimits, LocalEngine};
+use cfq_memory::Bytes;
 
 const ROUNDS: usize = 7;
 
 fn main() -> anyhow::Result<()> {
     let file = file_or_random_model(std::env::args().nth(1))?;
-    let limits = EngineLimits { memory: 12 << 30, max_sequences: 4 };
+    let limits = EngineLimits { memory_bytes: 12 << 30, max_sequences: 4 };
     let (mut disk, mut unload, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     let mut bytes = 0;
     for _ in 0..ROUNDS {
@@ -27,13 +28,13 @@ fn main() -> anyhow::Result<()> {
         let engine = LocalEngine::builder("path:bench".parse()?, &file).limits(limits).load()?;
         disk.push(began.elapsed());
         let began = Instant::now();
-        let weights = engine.into_cached_weights().context("the engine broke")?;
+        let weights = engine.into_cached_weights().context("the engine returned no weights to cache")?;
         unload.push(began.elapsed());
         bytes = weights.bytes();
         let began = Instant::now();
         let engine = weights.start(limits, Arc::default())?;
         memory.push(began.elapsed());
-        drop(engine.into_cached_weights().context("the engine broke")?);
+        drop(engine.into_cached_weights().context("the engine returned no weights to cache")?);
     }
     let seconds = |times: &mut Vec<Duration>| median(times).as_secs_f64();
     let (disk, unload, memory) = (seconds(&mut disk), seconds(&mut unload), seconds(&mut memory));

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, bail, ensure};
 use candle_core::quantized::GgmlDType as F;
 use cfq_benches::random_model::RandomModel;
-use cfq_engine::{Engine, EngineLimits, Event, LocalEngine};
+use cfq_engine::{Engine, EngineLimits, GenerationEvent, LocalEngine};
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling};
 
 struct CountingAllocator;
@@ -155,7 +155,7 @@ async fn child(file: &Path) -> anyhow::Result<()> {
     let before = LIVE.load(Ordering::Relaxed);
     let counted = |what: &AtomicU64| what.load(Ordering::Relaxed).saturating_sub(before);
     PEAK.store(before, Ordering::Relaxed);
-    let limits = EngineLimits { memory: 8 << 30, max_sequences: 1 };
+    let limits = EngineLimits { memory_bytes: 8 << 30, max_sequences: 1 };
     let engine = LocalEngine::builder("path:random".parse()?, file).limits(limits).load()?;
     let loading = counted(&PEAK);
     PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -167,7 +167,7 @@ async fn child(file: &Path) -> anyhow::Result<()> {
         Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format: OutputFormat::Text };
     let mut generation = engine.admit(prompt).await?.start();
     let usage = loop {
-        if let Event::Done(how) = generation.next().await {
+        if let GenerationEvent::Done(how) = generation.next().await {
             break how?.usage;
         }
     };

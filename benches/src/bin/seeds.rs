@@ -19,7 +19,7 @@ async fn main() -> anyhow::Result<()> {
     let client = client()?;
     let copies = std::env::temp_dir().join(format!("cfq-seeds-{}", std::process::id()));
     std::fs::create_dir_all(&copies)?;
-    let (mut right, mut merged, mut escalated) = (0, 0, 0);
+    let (mut right, mut merged, mut escalated, mut iterations) = (0, 0, 0, 0);
     let start = Instant::now();
     for seed in 1..=seeds {
         // A separate clone for each task, because tasks that change the same lines of one repository would conflict.
@@ -35,7 +35,7 @@ async fn main() -> anyhow::Result<()> {
         let task = TaskKey::Id(client.submit(&spec, None).await?.id);
         let detail = loop {
             let detail = client.task(task).await?;
-            if detail.summary.state.is_resting() {
+            if detail.summary.state.is_settled() {
                 break detail;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -52,6 +52,7 @@ async fn main() -> anyhow::Result<()> {
             }
         };
         right += u64::from(defines);
+        iterations += detail.iterations.len();
         match detail.summary.state {
             cfq_proto::task::TaskState::Merged => merged += 1,
             cfq_proto::task::TaskState::Escalated => escalated += 1,
@@ -66,7 +67,8 @@ async fn main() -> anyhow::Result<()> {
         );
     }
     println!(
-        "{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.1} s per task",
+        "{right} of {seeds} right; {merged} merged, {escalated} escalated; {:.2} iterations and {:.1} s per task",
+        iterations as f64 / seeds as f64,
         start.elapsed().as_secs_f64() / seeds as f64
     );
     Ok(())

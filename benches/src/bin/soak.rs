@@ -27,7 +27,7 @@ const TASK_TIMEOUT: Duration = Duration::from_secs(600);
 const WARM_UP_SHARE: f64 = 0.4;
 /// Length of each of the two sampling periods (after the warm-up, and at the end of the run), as a share of the run.
 const SAMPLE_SHARE: f64 = 0.25;
-/// Relative growth of resident memory between the two sampling periods. A process that exceeds this and
+/// Maximum relative growth of resident memory between the two sampling periods. A process that exceeds both this and
 /// `MAX_GROWTH_BYTES` counts as leaking.
 const MAX_GROWTH_SHARE: f64 = 0.05;
 const MAX_GROWTH_BYTES: u64 = 16 << 20;
@@ -82,7 +82,7 @@ async fn main() -> anyhow::Result<()> {
     }
     println!("{ends:?}");
     let count: u64 = ends.values().sum();
-    ensure!(count > 0, "no task came to rest");
+    ensure!(count > 0, "no task finished or stopped for a human");
     println!("{count} tasks in {:.0} min, none stuck", began.elapsed().as_secs_f64() / 60.0);
     require_no_sequences(&load.client).await?;
     require_no_growth(&samples, duration)
@@ -137,7 +137,7 @@ async fn task(client: &Client, kind: Kind, seed: u64, repo: &Path) -> anyhow::Re
     let mut cancelled = false;
     loop {
         let state = client.task(key).await?.summary.state;
-        if state.is_resting() {
+        if state.is_settled() {
             return Ok(state);
         }
         if kind == Kind::Cancelled && !cancelled && began.elapsed() >= cancel_at {

@@ -106,7 +106,7 @@ async fn bench(engine: Arc<LocalEngine>) -> anyhow::Result<()> {
     let (cold, warm) = (median_f64(&mut cold), median_f64(&mut warm));
     println!("review of {tokens} tokens, {cached} of them prefilled speculatively, medians of {ROUNDS}:");
     println!(
-        "  time to first token: {cold:.0} ms without, {warm:.0} ms with prefill, ratio {:.1}",
+        "  time to first token: {cold:.0} ms without speculative prefill, {warm:.0} ms with it, ratio {:.1}",
         cold / warm.max(1.0)
     );
     let (all, longest) = (median_f64(&mut all), median_f64(&mut longest));

@@ -54,7 +54,7 @@ async fn main() -> anyhow::Result<()> {
 
 /// Starts Postgres and NATS, and stops them again. Returns the time until both were ready.
 async fn services(folder: &Path) -> anyhow::Result<Duration> {
-    let paths = Paths { data: folder.join("engines"), ..Paths::from_environment()? };
+    let paths = Paths { data: folder.join("services"), ..Paths::from_environment()? };
     let start = Instant::now();
     let stack = Stack::start(&paths, StackOptions::default()).await?;
     let took = start.elapsed();

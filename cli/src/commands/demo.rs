@@ -89,7 +89,7 @@ async fn run_task(
         }
     };
     if args.quiet {
-        wait_until_at_rest(client, TaskKey::Id(task)).await?;
+        wait_until_settled(client, TaskKey::Id(task)).await?;
     } else {
         watch::follow(client, out, TaskKey::Number(number), 0, true).await?;
     }
@@ -97,9 +97,9 @@ async fn run_task(
     // A result that did not converge may still be useful: deliver its branch too.
     if detail.delivered_branch.is_none() && detail.best_iteration.is_some() {
         let repo = PathBuf::from(&detail.spec.repo);
-        let delivery = pull::create_branch(client, &detail, &repo, detail.best_iteration).await?;
-        detail.delivered_branch = Some(delivery.branch);
-        detail.delivered_commit = Some(delivery.commit);
+        let delivered = pull::create_branch(client, &detail, &repo, detail.best_iteration).await?;
+        detail.delivered_branch = Some(delivered.branch);
+        detail.delivered_commit = Some(delivered.commit);
     }
     Ok(detail)
 }
@@ -107,7 +107,7 @@ async fn run_task(
 /// Returns the unfinished task of an interrupted demo with the same seed and model. That task continues in any case,
 /// and a second task would only compete with it.
 async fn find_unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<TaskDetail>> {
-    for summary in client.tasks(None, 20).await?.tasks.iter().filter(|task| !task.state.is_resting()) {
+    for summary in client.tasks(None, 20).await?.tasks.iter().filter(|task| !task.state.is_settled()) {
         let detail = client.task(TaskKey::Id(summary.id)).await?;
         let alpha = &detail.spec.agents.alpha;
         let same_model = args.model.is_none() || alpha.model == args.model;
@@ -145,8 +145,8 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
     })
 }
 
-async fn wait_until_at_rest(client: &Client, task: TaskKey) -> anyhow::Result<()> {
-    while !client.task(task).await?.summary.state.is_resting() {
+async fn wait_until_settled(client: &Client, task: TaskKey) -> anyhow::Result<()> {
+    while !client.task(task).await?.summary.state.is_settled() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `cfq doctor`
 
 use cfq_deploy::Paths;
-use cfq_deploy::doctor::{self, Check, Status};
+use cfq_deploy::doctor::{self, Check, CheckStatus};
 use cfq_inference_node::gpu::{self, DeviceProblem};
 use cfq_inference_node::models::Presence;
 use cfq_inference_node::models::default_model::DefaultModel;
@@ -18,7 +18,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     checks.extend(check_models(config, paths));
     out.print(&checks, |checks| render(checks))?;
     let worst = checks.iter().map(|c| c.status).max();
-    Ok(if worst == Some(Status::Fail) { Code::Failed } else { Code::Done })
+    Ok(if worst == Some(CheckStatus::Fail) { Code::Failed } else { Code::Done })
 }
 
 fn render(checks: &[Check]) -> String {
@@ -28,9 +28,9 @@ fn render(checks: &[Check]) -> String {
 
 fn line(check: &Check, width: usize) -> String {
     let mark = match check.status {
-        Status::Ok => "ok  ",
-        Status::Warn => "warn",
-        Status::Fail => "FAIL",
+        CheckStatus::Ok => "ok  ",
+        CheckStatus::Warn => "warn",
+        CheckStatus::Fail => "FAIL",
     };
     let mut text = format!("{mark}  {:width$}  {}", check.name, check.what);
     if let Some(step) = &check.next_step {
@@ -47,15 +47,15 @@ fn check_devices() -> Vec<Check> {
             DeviceKind::Cuda => format!("{}, {}", d.name, gpu::describe_gpu(d)),
         };
         let (status, next_step) = if d.throttled.is_empty() {
-            (Status::Ok, None)
+            (CheckStatus::Ok, None)
         } else {
-            (Status::Warn, Some("it runs below its full speed: check its cooling and its power limit".to_owned()))
+            (CheckStatus::Warn, Some("the GPU runs below full speed: check its cooling and its power limit".to_owned()))
         };
         Check { name: d.id.clone(), status, what, next_step }
     };
     let problem = |p: &DeviceProblem| Check {
         name: p.device.clone(),
-        status: Status::Warn,
+        status: CheckStatus::Warn,
         what: p.problem.clone(),
         next_step: Some(p.next_step.clone()),
     };
@@ -65,7 +65,7 @@ fn check_devices() -> Vec<Check> {
     let summary = if inventory.devices.len() > 1 { gpu::gpu_support_text() } else { &inventory.summary };
     checks.push(Check {
         name: "gpu".to_owned(),
-        status: Status::Ok,
+        status: CheckStatus::Ok,
         what: format!("{summary}{driver}"),
         next_step: None,
     });
@@ -85,14 +85,15 @@ fn check_models(config: &Config, paths: &Paths) -> Vec<Check> {
         .into_iter()
         .map(|model| {
             let (status, what, next_step) = match store.presence(&model) {
-                _ if model.endpoint().is_some() => (Status::Ok, "behind an endpoint".to_owned(), None),
-                Ok(Presence::Present) => (Status::Ok, "fetched".to_owned(), None),
+                _ if model.endpoint().is_some() => (CheckStatus::Ok, "behind an endpoint".to_owned(), None),
+                Ok(Presence::Present) => (CheckStatus::Ok, "fetched".to_owned(), None),
                 Ok(Presence::Missing { bytes }) => {
                     let size = bytes.map_or_else(String::new, |bytes| format!(", {:.0} MB", bytes as f64 / 1e6));
                     let what = format!("not fetched yet{size}");
-                    (Status::Warn, what, Some(format!("cfq models pull {model} (`cfq up` does this automatically)")))
+                    let next_step = format!("cfq models pull {model} (`cfq up` does this automatically)");
+                    (CheckStatus::Warn, what, Some(next_step))
                 }
-                Err(error) => (Status::Fail, error.to_string(), Some("change [agents] in cfq.toml".to_owned())),
+                Err(error) => (CheckStatus::Fail, error.to_string(), Some("change [agents] in cfq.toml".to_owned())),
             };
             Check { name: "model".to_owned(), status, what: format!("{model}: {what}"), next_step }
         })

@@ -1,15 +1,15 @@
 //! `cfq engine check`
 
-use cfq_engine::Bytes;
 use cfq_engine::check::CheckReport;
 use cfq_inference_node::check_engine;
+use cfq_memory::Bytes;
 
-use crate::args::EngineCommand;
+use crate::args::CliEngineCommand;
 use crate::exit::{self, Code};
 use crate::output::{self, Output, table};
 
-pub async fn run(out: Output, command: EngineCommand) -> anyhow::Result<Code> {
-    let EngineCommand::Check { device, quick } = command;
+pub async fn run(out: Output, command: CliEngineCommand) -> anyhow::Result<Code> {
+    let CliEngineCommand::Check { device, quick } = command;
     let check = move || check_engine(device, quick, &mut |what| out.status(&format!("{what} ...")));
     let report = tokio::task::spawn_blocking(check).await?.map_err(|error| exit::failed(error.to_string()))?;
     out.print(&report, render)?;

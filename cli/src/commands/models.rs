@@ -78,7 +78,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
     Ok(Code::Done)
 }
 
-/// Converts a model error: to a usage error if the user's request is wrong, else to a failure.
+/// Returns a usage error if the user's request is wrong, else a failure.
 fn model_error(error: ModelError) -> anyhow::Error {
     match error {
         ModelError::UnsupportedSource { .. }
@@ -174,20 +174,20 @@ fn details(m: &InstalledModel) -> String {
 
 fn suggestions(config: &Config) -> Vec<Suggestion> {
     let devices = gpu::inventory().devices;
-    let cards = devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
-    let rooms: Vec<GpuCapacity> = cards.map(nominal_capacity).collect();
-    let fitting: Vec<&curated::CuratedModel> = fitting_models(&rooms, config.node.max_sequences).collect();
+    let gpus = devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
+    let capacities: Vec<GpuCapacity> = gpus.map(nominal_capacity).collect();
+    let fitting: Vec<&curated::CuratedModel> = fitting_models(&capacities, config.node.max_sequences).collect();
     curated::CURATED_MODELS.into_iter().map(|entry| Suggestion { fits: fitting.contains(&&entry), entry }).collect()
 }
 
 fn render_suggestions(list: &[Suggestion]) -> String {
     let row = |s: &Suggestion| {
         let fits = if s.fits { "yes" } else { "" };
-        let card = format!("{} GB", s.entry.min_gpu_gib);
-        vec![s.entry.model.to_owned(), size(s.entry.bytes), card, fits.into(), s.entry.licence.into()]
+        let gpu_memory = format!("{} GB", s.entry.min_gpu_gib);
+        vec![s.entry.model.to_owned(), size(s.entry.bytes), gpu_memory, fits.into(), s.entry.licence.into()]
     };
     let table = output::table(
-        &["MODEL", "SIZE", "GPU FROM", "FITS HERE", "LICENCE"],
+        &["MODEL", "SIZE", "MIN GPU MEMORY", "FITS HERE", "LICENCE"],
         &list.iter().map(row).collect::<Vec<_>>(),
     );
     format!(
@@ -195,8 +195,8 @@ fn render_suggestions(list: &[Suggestion]) -> String {
     )
 }
 
-/// Fetches the configured models that are missing, with visible progress. A failure is only reported: the node then
-/// lists the model as unusable, with the reason, and serves the other models.
+/// Fetches the configured models that are missing, with visible progress. A failure is only reported, because the node
+/// can serve the other models; it lists the missing one as unusable, with the reason.
 pub async fn fetch_missing(out: Output, config: &Config, paths: &Paths) {
     let store = config.store(paths);
     for model in config.models() {
@@ -225,10 +225,10 @@ pub async fn fetch_required(out: Output, config: &Config, paths: &Paths) -> anyh
 async fn fetch(out: Output, store: &ModelStore, model: ModelId, pull: PullOptions) -> anyhow::Result<()> {
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     let store = store.clone();
-    // The result's lock on the model is dropped: every process that uses the model takes its own lock.
+    // The result holds a lock on the model, which is dropped: every process that uses the model takes its own lock.
     tokio::task::spawn_blocking(move || {
         let bar = status.progress_bar("  model", 0);
-        let mut tell = |step: PullProgress| match step {
+        let mut report = |step: PullProgress| match step {
             PullProgress::Started { bytes, have, .. } => {
                 bar.set_length(bytes);
                 let from = if have > 0 { format!(", resuming at {}", size(have)) } else { String::new() };
@@ -250,7 +250,7 @@ async fn fetch(out: Output, store: &ModelStore, model: ModelId, pull: PullOption
                 bar.suspend(|| status.print(&format!("removed {model} to free space, {} freed", size(bytes))));
             }
         };
-        let pulled = store.pull(&model, pull, &mut tell).map(drop);
+        let pulled = store.pull(&model, pull, &mut report).map(drop);
         bar.finish_and_clear();
         pulled
     })

@@ -28,7 +28,8 @@ fn render(nodes: &[NodeView]) -> String {
             (true, true) => "draining",
             (false, _) => "unreachable",
         };
-        lines.push(format!("{}  {state}  cfq {}  {} running", node.id, node.version, node.running));
+        let jobs = output::count(node.running as usize, "running job");
+        lines.push(format!("{}  {state}  cfq {}  {jobs}", node.id, node.version));
         for device in &node.devices {
             let what = match device.kind {
                 DeviceKind::Cpu => gib(device.memory_total),

@@ -38,7 +38,7 @@ fn show(pr: &PrView) -> String {
     if let Some(commit) = &pr.merge_commit {
         lines.push(format!("  merged as {commit}"));
     }
-    lines.extend(pr.history.iter().map(|m| format!("    {:20} {}", m.to.as_str(), output::sanitize(&m.why))));
+    lines.extend(pr.history.iter().map(|m| format!("    {:20} {}", m.to.as_str(), output::sanitize(&m.reason))));
     lines.push(format!("  view the changes: cfq diff {}", pr.task));
     lines.join("\n")
 }

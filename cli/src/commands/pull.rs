@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cfq_agent_runner::workstream::{self, Delivery};
+use cfq_agent_runner::workstream::{self, DeliveredBranch};
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
@@ -33,14 +33,14 @@ pub async fn run(
         Some(dir) => repo::resolve(&dir, None)?.root,
         None => PathBuf::from(&detail.spec.repo),
     };
-    let delivery = create_branch(client, &detail, &repo, iteration).await?;
+    let delivered = create_branch(client, &detail, &repo, iteration).await?;
     if detail.summary.state == TaskState::WaitingOnHuman {
         let task = detail.summary.number;
         out.status(&format!(
-            "{task} still waits for a human: `cfq resolve {task} --action accept_best_effort` closes it"
+            "{task} still waits for a human; to end the task: cfq resolve {task} --action accept_best_effort"
         ));
     }
-    out.print(&Pulled { branch: delivery.branch, commit: delivery.commit, repo }, |p| {
+    out.print(&Pulled { branch: delivered.branch, commit: delivered.commit, repo }, |p| {
         format!("branch {0} in {1}\nview it:  git diff HEAD...{0}\nmerge it: git merge {0}", p.branch, p.repo.display())
     })?;
     Ok(Code::Done)
@@ -52,7 +52,7 @@ pub async fn create_branch(
     detail: &TaskDetail,
     repo: &Path,
     iteration: Option<u32>,
-) -> anyhow::Result<Delivery> {
+) -> anyhow::Result<DeliveredBranch> {
     let task = detail.summary.number;
     let chain = client.artifacts(TaskKey::Number(task), iteration).await?;
     let Some(requested) = chain.artifacts.last().map(|a| a.iteration) else {

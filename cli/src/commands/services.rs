@@ -23,5 +23,24 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ServicesC
 }
 
 fn line(program: &ServiceProgram) -> String {
-    format!("{} {}  {}  ({:?})", program.kind, program.version, program.path.display(), program.origin).to_lowercase()
+    let name = program.kind.to_string().to_lowercase();
+    format!("{name} {}  {}  ({})", program.version, program.path.display(), program.origin)
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_deploy::services::{ServiceKind, ServiceOrigin, Version};
+
+    use super::*;
+
+    #[test]
+    fn path_is_printed_in_its_own_case() {
+        let program = ServiceProgram {
+            kind: ServiceKind::Postgres,
+            path: "/Applications/Postgres.app/Contents/Versions/18/bin".into(),
+            version: Version::new(18, 6, 0),
+            origin: ServiceOrigin::Found,
+        };
+        assert_eq!(line(&program), "postgres 18.6  /Applications/Postgres.app/Contents/Versions/18/bin  (found)");
+    }
 }

@@ -29,7 +29,7 @@ pub fn render(detail: &TaskDetail) -> String {
         push(format!("  base        {base}"));
     }
     push(format!(
-        "  loop        {}, iteration {} of at most {}, best {} of {:.0}, {} of work",
+        "  loop        {}, iteration {} of at most {}, best score {}, threshold {:.0}, working time {}",
         s.loop_state,
         s.iteration,
         s.max_iterations,
@@ -56,7 +56,7 @@ pub fn render(detail: &TaskDetail) -> String {
         }
         if let Some(usage) = &job.usage {
             line += &format!(
-                ", {} + {} tokens in {}, first token after {}",
+                ", {} prompt tokens and {} output tokens in {}, first token after {}",
                 usage.prompt_tokens,
                 usage.output_tokens,
                 output::duration(usage.total_ms),
@@ -67,7 +67,7 @@ pub fn render(detail: &TaskDetail) -> String {
             line += &format!(", {}", output::sanitize(&job.placement));
         }
         if job.losses > 0 || job.failures > 0 {
-            line += &format!(", {} lost, {} failed", job.losses, job.failures);
+            line += &format!(", attempts: {} lost, {} failed", job.losses, job.failures);
         }
         if let Some(failure) = &job.failure {
             line += &format!(": {failure}");
@@ -112,12 +112,12 @@ fn iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(
             Decision::Escalate { reason, .. } => format!("escalate ({reason})"),
             Decision::Fail { reason } => format!("fail ({reason})"),
         };
-        push(format!("    decided {word}: {}", decided.why));
+        push(format!("    decided {word}: {}", decided.explanation));
     }
 }
 
 fn escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
-    push(format!("  needs a human: {}", escalation.why));
+    push(format!("  needs a human: {}", escalation.explanation));
     push(format!("  {}", escalation.recommendation));
     for action in &escalation.available_actions {
         let with = match action {

@@ -43,7 +43,7 @@ pub async fn run(
     }
     let start = Instant::now();
     let services = config::service_options(&config.services, &args.services)?;
-    // Checked first, so that gigabytes are not fetched in vain.
+    // Checked before models are fetched, which may take long.
     machine::check_data_folder_is_free(paths)?;
     // The signal handlers are installed before readiness is reported, so that from then on a signal stops everything in
     // order.
@@ -85,8 +85,8 @@ fn interrupted(out: Output) -> ! {
     std::process::exit(INTERRUPTED_CODE);
 }
 
-/// Fetches what is missing in the foreground, where the progress is visible; then starts the same command without `-d`
-/// in the background.
+/// Fetches missing programs and models in the foreground, where the progress is visible; then starts the same command
+/// without `-d` in the background.
 async fn detach(
     out: Output,
     paths: &Paths,

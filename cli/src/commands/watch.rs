@@ -21,10 +21,10 @@ use crate::output::{self, Output};
 
 /// Time without a connection after which watching ends with an error.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time without events after which the server is asked why a call is still queued.
+/// Time without events after which the reason why a call is still queued is requested from the server.
 const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs [`follow`] until the task finishes or waits for a human, or until a signal ends the watching. A signal does not
+/// Runs [`follow`] until the task finishes or waits for a human, or until a signal ends the watch. The signal does not
 /// affect the task.
 pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
     let code = tokio::select! {
@@ -70,7 +70,7 @@ pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, toke
 }
 
 /// Watches over one connection. Returns the state in which the task finished or waits for a human, or `None` if the
-/// connection ended before.
+/// connection ended earlier.
 async fn watch_connection(
     client: &Client,
     task: TaskKey,
@@ -90,14 +90,14 @@ async fn watch_connection(
         }
         view.on_event(&event);
     }
-    if detail.summary.state.is_resting() {
+    if detail.summary.state.is_settled() {
         return Ok(Some(detail.summary.state));
     }
     // The task finished, or began to wait for a human, between the two responses: the event is among the past events,
     // and the feed does not repeat it.
-    if state.is_resting() {
+    if state.is_settled() {
         let now = view.screen.redraw_while(client.task(task)).await?.summary.state;
-        if now.is_resting() {
+        if now.is_settled() {
             return Ok(Some(now));
         }
     }
@@ -121,7 +121,7 @@ async fn watch_connection(
             Frame::Event(event) if event.task_seq > view.read => {
                 view.on_event(&event);
                 if let EventBody::TaskStateChanged { to, .. } = &event.body
-                    && to.is_resting()
+                    && to.is_settled()
                 {
                     return Ok(Some(*to));
                 }
@@ -222,7 +222,7 @@ impl PrintedText {
     }
 }
 
-/// A byte range of the output, relative to a text that starts at offset `start` of the output.
+/// Converts a byte range of the job's output to a range of a text that starts at offset `start` of that output.
 fn relative(bytes: &Range<u64>, start: u64) -> Range<usize> {
     let at = |byte: u64| usize::try_from(byte.saturating_sub(start)).unwrap_or(usize::MAX);
     at(bytes.start)..at(bytes.end)
@@ -289,14 +289,14 @@ fn describe_step(step: &Step) -> Option<String> {
             format!("reviewed: {:.0}/100, {}", review.quality_score, output::count(review.defects.len(), "defect"))
         }
         Step::Decided { decided, .. } => match &decided.decision {
-            Decision::Converged => format!("converged: {}", decided.why),
-            Decision::Revise => format!("revising: {}", decided.why),
-            Decision::Escalate { reason, .. } => format!("escalated ({reason}): {}", decided.why),
+            Decision::Converged => format!("converged: {}", decided.explanation),
+            Decision::Revise => format!("revising: {}", decided.explanation),
+            Decision::Escalate { reason, .. } => format!("escalated ({reason}): {}", decided.explanation),
             Decision::Fail { reason } => format!("failed: {reason}"),
         },
         Step::Resolved { action, by } => format!("resolved by {by}: {}", action.kind().as_str()),
         Step::PrOpened { branch, .. } => format!("opened an internal pull request from {branch}"),
-        Step::PrMoved { to, why } => format!("pull request {to}: {why}"),
+        Step::PrMoved { to, reason } => format!("pull request {to}: {reason}"),
         Step::MergeIntent { .. } => return None,
         Step::Merged { commit } => format!("merged as {}", commit.get(..12).unwrap_or(commit)),
         Step::Delivered { branch, .. } => format!("delivered as branch {branch}"),

@@ -26,6 +26,7 @@ pub struct ModelCall {
     pub phase: Phase,
 }
 
+/// Phase of a model call.
 #[derive(Debug)]
 pub enum Phase {
     Queued,
@@ -65,7 +66,7 @@ impl ModelCall {
         name.rsplit('/').next().unwrap_or(name).to_owned()
     }
 
-    /// The current phase, for display. `pending_reason` is why the call is not placed, if known.
+    /// The current phase, for display. `pending_reason` is the reason why the call is not placed; empty if unknown.
     pub fn describe(&self, pending_reason: &str, bytes_per_token: Option<f64>, now: Duration) -> String {
         match &self.phase {
             Phase::Queued if pending_reason.is_empty() => "waiting for a node".to_owned(),

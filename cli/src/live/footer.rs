@@ -1,15 +1,15 @@
 //! The footer of the terminal: a few rows below the scrolled output that are redrawn in place.
 //!
 //! Progress bar crates fill a row up to its last column. If the terminal then echoes anything (`^C`, a key), the echo
-//! starts a new row, and the next redraw leaves fragments behind. This footer leaves the last columns free. The rows to
-//! erase are counted with the terminal's width at that time, because a terminal that was made narrower meanwhile has
-//! wrapped them.
+//! starts a new row, and the next redraw leaves fragments behind. This footer leaves the last columns free. The number
+//! of rows to erase is computed from the terminal's current width, because a terminal that was made narrower after the
+//! footer was drawn has wrapped the rows.
 
 use std::io::IsTerminal;
 
 use console::{Term, measure_text_width};
 
-/// Free columns at the end of a row: an echoed `^C`, and the last column.
+/// Columns left free at the end of a row: two for an echoed `^C`, and the last column.
 const MARGIN_COLUMNS: usize = 3;
 const MIN_COLUMNS: usize = 8;
 

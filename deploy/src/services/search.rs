@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::ServiceKind;
 
+/// Folders in which packages install programs, searched after PATH.
 const PROGRAM_FOLDERS: &[&str] = &["/usr/local/bin", "/usr/bin", "/usr/sbin", "/opt/homebrew/bin", "/snap/bin"];
 
-/// Folders that contain one subfolder per Postgres version, the prefix of the subfolders' names, and the folder of the
-/// programs in each.
+/// Folders that contain one subfolder per Postgres version. Each entry consists of the folder, the prefix of the
+/// subfolders' names, and the path of the programs inside a subfolder.
 const VERSIONED_FOLDERS: &[(&str, &str, &str)] = &[
     ("/usr/lib/postgresql", "", "bin"),
     ("/usr", "pgsql-", "bin"),

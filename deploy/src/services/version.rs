@@ -1,10 +1,11 @@
 //! Version check of a service's program, by running it with `--version`. A file of the right name may be built for
-//! another machine, lack a library, or be inaccessible to the user it will run as; only running it shows that.
+//! another processor, lack a library, or be inaccessible to the account that runs it; only a run detects that.
 
 use std::fmt;
+use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
 
 use cfq_link::child::Account;
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,8 @@ impl Version {
         Self { major, minor, patch }
     }
 
-    /// Parses the first word that starts like a version: `postgres (PostgreSQL) 15.18 (Debian)`, `nats-server:
-    /// v2.15.1`.
+    /// Parses the first word that begins like a version, for example in `postgres (PostgreSQL) 15.18 (Debian)` and
+    /// `nats-server: v2.15.1`.
     fn parse(text: &str) -> Option<Self> {
         text.split_ascii_whitespace().find_map(|word| {
             let mut numbers = word.trim_start_matches('v').split('.').map(|part| {
@@ -49,49 +50,79 @@ impl fmt::Display for Version {
     }
 }
 
-/// The version of the service's program at `path`, or why it cannot be used.
-pub fn probe(kind: ServiceKind, path: &Path, account: Option<Account>) -> Result<Version, String> {
+/// Reason why a program cannot be used for a service.
+#[derive(Debug, thiserror::Error)]
+pub enum UnusableProgram {
+    #[error("{program} is a folder")]
+    Folder { program: PathBuf },
+    /// The account that runs the program cannot enter `folder`, a folder above the program.
+    #[error(
+        "cfq runs as root and starts {program} under another account, which cannot enter {folder}: run \
+         `chmod o+x {folder}`"
+    )]
+    ClosedFolder { program: PathBuf, folder: PathBuf },
+    #[error("{program} does not run ({error})")]
+    DoesNotRun { program: PathBuf, error: io::Error },
+    #[error("`{program} --version` failed ({status}){}", after_space(stderr))]
+    VersionFailed { program: PathBuf, status: ExitStatus, stderr: String },
+    #[error("`{program} --version` printed {output:?}, which has no version")]
+    NoVersion { program: PathBuf, output: String },
+    #[error("its postgres is version {postgres}, but its initdb is version {initdb}")]
+    MixedVersions { postgres: Version, initdb: Version },
+    #[error("it is version {version}, older than {min}")]
+    TooOld { version: Version, min: Version },
+    #[error("its version is {version}, but the data folder needs Postgres {pinned}")]
+    OtherMajor { version: Version, pinned: u32 },
+}
+
+fn after_space(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" {text}") }
+}
+
+/// Returns the version of the service's program at `path`.
+pub fn probe(kind: ServiceKind, path: &Path, account: Option<Account>) -> Result<Version, UnusableProgram> {
     let version = match kind {
         ServiceKind::Nats => run(path, account)?,
         ServiceKind::Postgres => {
-            let (server, initdb) = (run(&path.join("postgres"), account)?, run(&path.join("initdb"), account)?);
-            if server.major != initdb.major {
-                return Err(format!("its postgres is version {server}, but its initdb is version {initdb}"));
+            let (postgres, initdb) = (run(&path.join("postgres"), account)?, run(&path.join("initdb"), account)?);
+            if postgres.major != initdb.major {
+                return Err(UnusableProgram::MixedVersions { postgres, initdb });
             }
-            server
+            postgres
         }
     };
     let min = kind.min_version();
     if version < min {
-        return Err(format!("it is version {version}, older than {min}"));
+        return Err(UnusableProgram::TooOld { version, min });
     }
     Ok(version)
 }
 
-fn run(program: &Path, account: Option<Account>) -> Result<Version, String> {
-    let name = program.display();
-    if program.is_dir() {
-        return Err(format!("{name} is a folder"));
+fn run(path: &Path, account: Option<Account>) -> Result<Version, UnusableProgram> {
+    let program = path.to_owned();
+    if path.is_dir() {
+        return Err(UnusableProgram::Folder { program });
     }
-    let mut command = Command::new(program);
+    let mut command = Command::new(path);
     command.arg("--version").env_clear().current_dir("/").stdin(Stdio::null());
     if let Some(account) = account {
         command.uid(account.uid).gid(account.gid);
     }
-    let output =
-        command.output().map_err(|error| match account.and_then(|account| closed_parent(program, account)) {
-            Some(folder) => format!(
-                "the unprivileged user that runs it under root cannot run {name}, because other users cannot enter {}",
-                folder.display()
-            ),
-            None => format!("{name} does not run ({error})"),
-        })?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            return Err(match account.and_then(|account| closed_parent(path, account)) {
+                Some(folder) => UnusableProgram::ClosedFolder { program, folder },
+                None => UnusableProgram::DoesNotRun { program, error },
+            });
+        }
+    };
     if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("`{name} --version` failed ({}) {}", output.status, stderr.trim()).trim().to_owned());
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(UnusableProgram::VersionFailed { program, status: output.status, stderr });
     }
-    Version::parse(&text).ok_or_else(|| format!("`{name} --version` printed {:?}, which has no version", text.trim()))
+    let text = String::from_utf8_lossy(&output.stdout);
+    Version::parse(&text).ok_or_else(|| UnusableProgram::NoVersion { program, output: text.trim().to_owned() })
 }
 
 #[cfg(test)]
@@ -99,6 +130,11 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+
+    /// True if the file could not be run because it is open for writing.
+    fn is_busy(reason: &UnusableProgram) -> bool {
+        matches!(reason, UnusableProgram::DoesNotRun { error, .. } if error.kind() == io::ErrorKind::ExecutableFileBusy)
+    }
 
     #[test]
     fn versions_are_parsed_from_program_output() {
@@ -120,13 +156,17 @@ mod tests {
             fs::write(&program, text).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
             let mut reason = probe(ServiceKind::Nats, &program, None).unwrap_err();
-            while reason.contains("Text file busy") {
+            while is_busy(&reason) {
                 reason = probe(ServiceKind::Nats, &program, None).unwrap_err();
             }
             reason
         };
-        assert!(script("#!/bin/sh\necho nats-server: v2.9.10").contains("older than 2.10"));
-        assert!(script("#!/bin/sh\necho lost >&2; exit 3").contains("lost"));
-        assert!(script("#!/bin/sh\necho hello").contains("has no version"));
+        let old = script("#!/bin/sh\necho nats-server: v2.9.10");
+        assert!(matches!(old, UnusableProgram::TooOld { .. }) && old.to_string().contains("older than 2.10"), "{old}");
+        let failing = script("#!/bin/sh\necho lost >&2; exit 3");
+        assert!(matches!(&failing, UnusableProgram::VersionFailed { stderr, .. } if stderr == "lost"), "{failing}");
+        assert!(failing.to_string().ends_with(") lost"), "{failing}");
+        let other = script("#!/bin/sh\necho hello");
+        assert!(matches!(&other, UnusableProgram::NoVersion { output, .. } if output == "hello"), "{other}");
     }
 }

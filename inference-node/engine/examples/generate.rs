@@ -11,8 +11,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context;
-use cfq_engine::{Engine, EngineLimits, Event, LocalEngine};
-use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
+use cfq_engine::{
+    ChatMessage, ChatRole, Completion, Engine, EngineLimits, GenerationEvent, LocalEngine, OutputFormat, Prompt,
+    Sampling,
+};
 
 const USAGE: &str = "\
 usage: generate MODEL PROMPT
@@ -42,7 +44,7 @@ fn run(path: &Path, prompt: &str) -> anyhow::Result<()> {
     let name = format!("path:{}", path.display()).parse()?;
     let started = Instant::now();
     // One sequence may use all memory: the KV pool's blocks are allocated at their first use.
-    let limits = EngineLimits { memory: u64::MAX, max_sequences: 1 };
+    let limits = EngineLimits { memory_bytes: u64::MAX, max_sequences: 1 };
     let engine = LocalEngine::builder(name, path).limits(limits).load()?;
     eprintln!("loaded in {:.1} s: {}", started.elapsed().as_secs_f64(), engine.estimate());
     // The batcher has its own thread; the runtime tokenizes the prompt and waits for the text.
@@ -65,10 +67,10 @@ async fn answer(engine: &LocalEngine, prompt: &str) -> anyhow::Result<Completion
     let mut stdout = std::io::stdout();
     loop {
         match generation.next().await {
-            Event::Step { text, .. } => {
+            GenerationEvent::Step { text, .. } => {
                 stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")?;
             }
-            Event::Done(result) => {
+            GenerationEvent::Done(result) => {
                 writeln!(stdout).context("cannot write to stdout")?;
                 return Ok(result?);
             }

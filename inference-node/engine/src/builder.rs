@@ -12,10 +12,10 @@ use crate::backend::cpu::linear;
 use crate::backend::cpu::model::CpuModel;
 use crate::backend::cuda::{Gpu, GpuLoadError, load_on_gpus};
 use crate::backend::forward::ForwardModel;
-use crate::batch::admission::{Changes, EngineStats};
+use crate::batch::admission::{EngineStats, StateChanged};
 use crate::batch::batcher::StepHook;
 use crate::batch::calibration::calibrate;
-use crate::kv::{BLOCK, HostKvCache, KvOffload, KvPool};
+use crate::kv::{HostKvCache, KV_BLOCK_TOKENS, KvOffload, KvPool};
 use crate::load_error::{EngineLimits, LoadError};
 use crate::local_engine::{DevicePlacement, EngineParts, IntoCachedWeights, LocalEngine};
 use crate::memory_estimate::MemoryPlan;
@@ -31,7 +31,7 @@ pub struct EngineBuilder {
     path: PathBuf,
     limits: EngineLimits,
     overhead_per_mille: u64,
-    changes: Arc<Changes>,
+    changes: Arc<StateChanged>,
     kv_cache: Option<Arc<HostKvCache>>,
     before_step: Option<StepHook>,
 }
@@ -43,7 +43,7 @@ impl LocalEngine {
         EngineBuilder {
             model,
             path: path.to_owned(),
-            limits: EngineLimits { memory: u64::MAX, max_sequences: 8 },
+            limits: EngineLimits { memory_bytes: u64::MAX, max_sequences: 8 },
             overhead_per_mille: 0,
             changes: Arc::default(),
             kv_cache: None,
@@ -68,7 +68,7 @@ impl OpenedModel {
         if vocabulary.len() as u64 > embedding_rows {
             let tokens = vocabulary.len();
             return Err(file
-                .unsupported(format!("it names {tokens} tokens and has {embedding_rows} embeddings"))
+                .unsupported(format!("it has {tokens} tokens, but its embedding matrix has {embedding_rows} rows"))
                 .into());
         }
         let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
@@ -77,7 +77,7 @@ impl OpenedModel {
 }
 
 /// Loaded weights and an empty KV pool.
-struct LoadedModel<M: ForwardModel> {
+struct LoadedWeights<M: ForwardModel> {
     forward: M,
     pool: KvPool<M::Memory>,
     estimate: MemoryEstimate,
@@ -102,7 +102,7 @@ impl EngineBuilder {
     }
 
     /// Sets the notifier that fires whenever the result of [`crate::Engine::state`] changes.
-    pub fn changes(self, changes: Arc<Changes>) -> Self {
+    pub fn changes(self, changes: Arc<StateChanged>) -> Self {
         Self { changes, ..self }
     }
 
@@ -136,7 +136,7 @@ impl EngineBuilder {
             let forward = CandleModel::load(&opened.file, &config).map_err(weights)?;
             let (weight_bytes, pool) = (forward.stored_bytes() as u64, forward.pool(estimate.kv_tokens));
             let placement = DevicePlacement::cpu();
-            let loaded = LoadedModel { forward, pool, estimate, weight_bytes, is_f32: true, placement, plan: None };
+            let loaded = LoadedWeights { forward, pool, estimate, weight_bytes, is_f32: true, placement, plan: None };
             let limits = EngineLimits { max_sequences: 1, ..self.limits };
             return Self { limits, kv_cache: None, ..self }.start(opened, loaded);
         }
@@ -148,27 +148,27 @@ impl EngineBuilder {
         tracing::info!(%model, %estimate, "loading model");
         let forward = CpuModel::load(&opened.file, architecture, linear::kernels()).map_err(weights)?;
         let weight_bytes = forward.stored_bytes() as u64;
-        let pool = KvPool::new(forward.kv_shape(), estimate.kv_tokens as usize / BLOCK);
+        let pool = KvPool::new(forward.kv_shape(), estimate.kv_tokens as usize / KV_BLOCK_TOKENS);
         let (is_f32, placement) = (forward.is_f32(), DevicePlacement::cpu());
-        let loaded = LoadedModel { forward, pool, estimate, weight_bytes, is_f32, placement, plan: Some(plan) };
+        let loaded = LoadedWeights { forward, pool, estimate, weight_bytes, is_f32, placement, plan: Some(plan) };
         self.start(opened, loaded)
     }
 
-    /// Loads the model on those of the GPUs that the device map selects, and starts its batcher thread. The model may
-    /// take 1/`share_of` of their free memory, which is [`Gpu::free`], or less if the driver reports less now.
-    /// [`EngineLimits::memory`] does not apply.
+    /// Loads the model on GPUs, which the device map selects from `gpus`, and starts its batcher thread. The model may
+    /// take 1/`sharers` of their free memory, which is [`Gpu::free_bytes`], or less if the driver reports less now.
+    /// [`EngineLimits::memory_bytes`] does not apply.
     ///
     /// # Errors
     /// See [`LoadError`].
-    pub fn load_on_gpus(self, gpus: &[Gpu], share_of: u64) -> Result<LocalEngine, LoadError> {
+    pub fn load_on_gpus(self, gpus: &[Gpu], sharers: u64) -> Result<LocalEngine, LoadError> {
         let started = Instant::now();
         let (file, architecture) = crate::backend::cuda::read_for_gpus(&self.path)?;
         let opened = OpenedModel::read(file, architecture.shape.vocabulary, started)?;
-        let loaded = load_on_gpus(&self.model, &opened.file, architecture, gpus, share_of, self.limits)?;
+        let loaded = load_on_gpus(&self.model, &opened.file, architecture, gpus, sharers, self.limits)?;
         let GpuLoadError { path, gpus, estimate } = loaded.error_context;
         let explain = |source| GpuLoadError { path: path.clone(), gpus: gpus.clone(), estimate }.explain(source);
         let placement = DevicePlacement { device: gpus.clone(), allocations: loaded.allocations };
-        let loaded = LoadedModel {
+        let loaded = LoadedWeights {
             weight_bytes: loaded.forward.stored_bytes() as u64,
             forward: loaded.forward,
             pool: loaded.pool,
@@ -178,20 +178,20 @@ impl EngineBuilder {
             plan: None,
         };
         self.start(opened, loaded).map_err(|error| match error {
-            // The first pass allocates scratch memory.
+            // Calibration failed. Its first pass allocates scratch memory, so GPU memory may have run out.
             LoadError::Weights { source, .. } => explain(source),
             other => other,
         })
     }
 
     /// Calibrates the loaded model and starts its batcher thread.
-    fn start<M>(self, opened: OpenedModel, loaded: LoadedModel<M>) -> Result<LocalEngine, LoadError>
+    fn start<M>(self, opened: OpenedModel, loaded: LoadedWeights<M>) -> Result<LocalEngine, LoadError>
     where
         M: ForwardModel<Memory: Send> + IntoCachedWeights + Send + 'static,
     {
         let Self { model, limits, changes, kv_cache, before_step, .. } = self;
         let OpenedModel { started, file, vocabulary, template } = opened;
-        let LoadedModel { forward, pool, estimate, weight_bytes, is_f32, placement, plan } = loaded;
+        let LoadedWeights { forward, pool, estimate, weight_bytes, is_f32, placement, plan } = loaded;
         let load_rate = file.size() as f64 / started.elapsed().as_secs_f64();
         let stats = EngineStats::new(load_rate, changes.clone());
         let kv_offload =

@@ -1,8 +1,8 @@
-//! The trait every engine implements, in this process or behind a model server.
+//! The trait that every engine implements, in this process or behind a model server.
 //!
-//! A sequence starts in two steps. [`Engine::admit`] reserves KV tokens and a sequence slot, so that a node knows that
-//! it can run a job before it accepts it. [`Admitted::start`] then starts the generation; dropping the [`Admitted`]
-//! instead releases the reservation.
+//! A sequence starts in two steps. [`Engine::admit`] reserves KV tokens and a sequence slot, so that the caller knows
+//! that the prompt can run before it promises an answer. [`Admitted::start`] then starts the generation; dropping the
+//! [`Admitted`] instead releases the reservation.
 
 use std::sync::Arc;
 
@@ -11,16 +11,17 @@ use cfq_proto::node::ModelState;
 use futures::future::BoxFuture;
 
 use crate::batch::speculative_prefill::{PrefillProgress, SpeculativePrompt};
+use crate::engine_failure::EngineFailure;
 use crate::generation::Generation;
 
 /// One model, ready to take sequences. Cheap to share; every method may be called concurrently.
 pub trait Engine: Send + Sync {
-    /// Snapshot for the node's ledger: residency, free KV tokens and measured rates.
+    /// Snapshot of the model's state: residency, free KV tokens and measured rates.
     fn state(&self) -> ModelState;
 
-    /// Why the engine can no longer serve until the process restarts; `None` while it works or may recover without a
-    /// restart.
-    fn broken(&self) -> Option<String> {
+    /// The failure after which the engine cannot serve until the process restarts; `None` while it works or may recover
+    /// without a restart.
+    fn failure(&self) -> Option<EngineFailure> {
         None
     }
 
@@ -82,7 +83,7 @@ impl std::fmt::Debug for Admitted {
 }
 
 impl Admitted {
-    /// Wraps the function that starts the generation.
+    /// Creates an admitted sequence; `start` starts its generation.
     pub fn new(start: impl FnOnce() -> Generation + Send + 'static) -> Self {
         Self { resumed: 0, start: Box::new(start) }
     }

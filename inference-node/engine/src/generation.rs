@@ -1,7 +1,7 @@
 //! One generation: a mailbox between the engine, which appends, and one reader.
 //!
-//! The reader takes everything that has accumulated since its last read, so a slow reader never blocks the engine, and
-//! memory is bounded by the length of the text.
+//! The reader takes everything that has accumulated since its last read, so the engine needs no backpressure: a slow
+//! reader never blocks it, and memory is bounded by the length of the text.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cfq_proto::job::{Completion, JobFailure};
 use tokio::sync::Notify;
 
-/// What happened since the last read.
+/// One event of a generation: a step, or the end. Steps that were not read are merged into one event.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum GenerationEvent {
     /// At least one step (a prefill chunk or tokens) was computed.
     Step {
         /// New text that is final; may be empty.
@@ -19,7 +19,7 @@ pub enum Event {
         /// Ids of the new tokens; empty if the engine reports none.
         tokens: Vec<u32>,
     },
-    /// The generation has ended. If it succeeded, the completion contains the whole text.
+    /// The generation ended. If it succeeded, the completion contains the whole text.
     Done(Result<Completion, Ended>),
 }
 
@@ -70,18 +70,24 @@ impl std::fmt::Debug for Generation {
 }
 
 impl Generation {
-    /// Waits for the next event. After [`Event::Done`] it never completes.
-    pub async fn next(&mut self) -> Event {
+    /// Creates a generation: the engine's half and the reader's half.
+    pub fn channel() -> (Outbox, Self) {
+        let mailbox = Arc::new(Mailbox::default());
+        (Outbox { mailbox: mailbox.clone(), ended: false }, Self { mailbox })
+    }
+
+    /// Waits for the next event. After [`GenerationEvent::Done`] it never completes.
+    pub async fn next(&mut self) -> GenerationEvent {
         loop {
             {
                 let mut unread = self.mailbox.unread();
                 if unread.stepped {
                     unread.stepped = false;
                     let (text, tokens) = (std::mem::take(&mut unread.text), std::mem::take(&mut unread.tokens));
-                    return Event::Step { text, tokens };
+                    return GenerationEvent::Step { text, tokens };
                 }
                 if let Some(done) = unread.done.take() {
-                    return Event::Done(done);
+                    return GenerationEvent::Done(done);
                 }
             }
             self.mailbox.changed.notified().await;
@@ -106,12 +112,6 @@ impl Drop for Generation {
 pub struct Outbox {
     mailbox: Arc<Mailbox>,
     ended: bool,
-}
-
-/// Creates one generation and returns its engine half and its reader half.
-pub fn generation() -> (Outbox, Generation) {
-    let mailbox = Arc::new(Mailbox::default());
-    (Outbox { mailbox: mailbox.clone(), ended: false }, Generation { mailbox })
 }
 
 impl Outbox {
@@ -169,20 +169,20 @@ mod tests {
 
     #[tokio::test]
     async fn unread_steps_are_merged_and_the_end_comes_last() {
-        let (outbox, mut reader) = generation();
+        let (outbox, mut reader) = Generation::channel();
         outbox.step("a");
         outbox.step("b");
         outbox.end(Err(Ended::Cancelled));
-        assert_eq!(reader.next().await, Event::Step { text: "ab".into(), tokens: vec![] });
-        assert_eq!(reader.next().await, Event::Done(Err(Ended::Cancelled)));
+        assert_eq!(reader.next().await, GenerationEvent::Step { text: "ab".into(), tokens: vec![] });
+        assert_eq!(reader.next().await, GenerationEvent::Done(Err(Ended::Cancelled)));
     }
 
     #[tokio::test]
     async fn dropped_outbox_is_a_failure_and_dropped_reader_a_cancellation() {
-        let (outbox, mut reader) = generation();
+        let (outbox, mut reader) = Generation::channel();
         drop(outbox);
-        assert!(matches!(reader.next().await, Event::Done(Err(Ended::Failed(JobFailure::Engine { .. })))));
-        let (outbox, reader) = generation();
+        assert!(matches!(reader.next().await, GenerationEvent::Done(Err(Ended::Failed(JobFailure::Engine { .. })))));
+        let (outbox, reader) = Generation::channel();
         assert!(!outbox.is_cancelled());
         drop(reader);
         outbox.cancelled().await;

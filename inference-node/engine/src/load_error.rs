@@ -11,7 +11,7 @@ use crate::model::gguf::HeaderError;
 #[derive(Debug, Clone, Copy)]
 pub struct EngineLimits {
     /// Maximum host memory, in bytes. Ignored for a model on GPUs.
-    pub memory: u64,
+    pub memory_bytes: u64,
     /// Maximum number of sequences in one batch.
     pub max_sequences: u32,
 }
@@ -25,7 +25,7 @@ pub enum LoadError {
     /// The estimate exceeds the host memory limit.
     #[error("{path} does not fit: it {source}. Free memory, raise memory_limit, or use a smaller model")]
     DoesNotFit {
-        /// The model's file.
+        /// Path of the model's file or folder.
         path: PathBuf,
         /// The estimate, term by term, and the available memory.
         source: DoesNotFit,
@@ -33,7 +33,7 @@ pub enum LoadError {
     /// Reading or converting the weights failed.
     #[error("cannot load {path}")]
     Weights {
-        /// The model's file.
+        /// Path of the model's file or folder.
         path: PathBuf,
         /// candle's error.
         #[source]
@@ -42,13 +42,13 @@ pub enum LoadError {
     /// The engine has only a CPU forward pass for this architecture.
     #[error("{path} cannot run on a GPU: its architecture runs on the CPU only, one sequence at a time")]
     CpuOnly {
-        /// The model's file.
+        /// Path of the model's file or folder.
         path: PathBuf,
     },
     /// No assignment of layers to GPUs fits.
     #[error("{path} does not fit on {gpus}: it {source}")]
     NoGpuLayout {
-        /// The model's file.
+        /// Path of the model's file or folder.
         path: PathBuf,
         /// The GPUs, for example `cuda:0,cuda:1`.
         gpus: String,
@@ -58,7 +58,7 @@ pub enum LoadError {
     /// The estimate fitted, but the GPU's memory ran out during the load.
     #[error("out of GPU memory while loading {path} on {gpus}, although the estimate fitted ({estimate})")]
     GpuMemoryExhausted {
-        /// The model's file.
+        /// Path of the model's file or folder.
         path: PathBuf,
         /// The GPUs, for example `cuda:0,cuda:1`.
         gpus: String,

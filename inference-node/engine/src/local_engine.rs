@@ -15,17 +15,18 @@ use crate::backend::candle_transformers::CandleModel;
 use crate::backend::cpu::model::CpuModel;
 use crate::backend::cuda::{CudaModel, GpuAllocation};
 use crate::backend::forward::ForwardModel;
-use crate::batch::admission::{Admission, Changes, EngineStats};
+use crate::batch::admission::{Admission, EngineStats, StateChanged};
 use crate::batch::batcher::{Batcher, StepHook};
 use crate::batch::calibration;
-use crate::batch::command::Command;
+use crate::batch::command::EngineCommand;
 use crate::batch::prepare::{PreparedPrompt, prepare, stable_prefix};
 use crate::batch::resume::{ResumeConflict, ResumeError};
 use crate::batch::sequence::SequenceRequest;
 use crate::batch::speculative_prefill::{ChunkSlot, PrefillChunk, PrefillProgress, SpeculativePrompt};
 use crate::engine::{Admitted, Engine, ExpectedPrompt, Refused};
-use crate::generation::generation;
-use crate::kv::{BLOCK, KvOffload, KvPool};
+use crate::engine_failure::EngineFailure;
+use crate::generation::Generation;
+use crate::kv::{KV_BLOCK_TOKENS, KvOffload, KvPool};
 use crate::load_error::{EngineLimits, LoadError};
 use crate::memory_estimate::MemoryPlan;
 use crate::model::chat_template::ChatTemplate;
@@ -110,12 +111,12 @@ impl EngineParts {
         estimate: MemoryEstimate,
         weight_bytes: u64,
         limits: EngineLimits,
-        changes: Arc<Changes>,
+        changes: Arc<StateChanged>,
     ) -> Result<LocalEngine, LoadError>
     where
         M: ForwardModel<Memory: Send> + IntoCachedWeights + Send + 'static,
     {
-        let tokens = estimate.kv_tokens / BLOCK as u64 * BLOCK as u64;
+        let tokens = estimate.kv_tokens / KV_BLOCK_TOKENS as u64 * KV_BLOCK_TOKENS as u64;
         let admission = Admission::new(tokens, limits.max_sequences as usize, changes);
         // The channel never fills: each queued sequence holds one of the `max_sequences` slots, and speculative prefill
         // queues at most one chunk.
@@ -132,14 +133,14 @@ impl EngineParts {
     }
 }
 
-/// A loaded model.
+/// An engine that runs one loaded model in this process.
 pub struct LocalEngine {
     parts: EngineParts,
     estimate: MemoryEstimate,
     /// Actual size of the weights in memory, in bytes (not the estimate).
     weight_bytes: u64,
     admission: Arc<Admission>,
-    commands: SyncSender<Command>,
+    commands: SyncSender<EngineCommand>,
     chunk_slot: ChunkSlot,
     /// The batcher thread. It exits once `commands` is dropped and the last sequence has ended, and returns the
     /// weights, or `None` if they cannot be cached.
@@ -196,7 +197,7 @@ impl LocalEngine {
     /// Predicted memory right after the load and its calibration, in bytes: weights, tables and the KV blocks that
     /// calibration uses.
     pub fn predicted_bytes(&self) -> u64 {
-        let calibrated = (calibration::PROMPT_TOKENS.next_multiple_of(BLOCK) + BLOCK) as u64;
+        let calibrated = (calibration::PROMPT_TOKENS.next_multiple_of(KV_BLOCK_TOKENS) + KV_BLOCK_TOKENS) as u64;
         self.estimate.weights
             + self.estimate.tables
             + self.estimate.kv_per_token * calibrated.min(self.estimate.kv_tokens)
@@ -231,7 +232,7 @@ impl LocalEngine {
     async fn admit_prepared(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<Admitted, Refused> {
         let PreparedPrompt { init, lookup, bytes, sampling } = self.prepare(prompt, generated).await?;
         if sampling.deterministic && !self.parts.rewinds {
-            let reason = format!("{} cannot be deterministic here: it runs in candle-transformers", self.parts.model);
+            let reason = format!("{} runs in candle-transformers, which has no deterministic output", self.parts.model);
             return Err(Refused::Never { reason });
         }
         self.parts.stats.record_tokenized(init.prompt_len, bytes);
@@ -242,16 +243,16 @@ impl LocalEngine {
         }
         let capacity = self.admission.capacity();
         if count + 1 > capacity && prompt < capacity {
-            // The prompt fits but not the prompt with its delivered tokens: they were generated on a node with a larger
-            // pool.
+            // The prompt fits but not the prompt with its delivered tokens: they were generated with a larger KV pool.
             let error = ResumeError::Conflict { tokens: resumed as usize, conflict: ResumeConflict::PoolTooSmall };
             return Err(Refused::Failed(JobFailure::Engine { reason: error.to_string() }));
         }
         if count + 1 > capacity {
-            let reason = format!("the prompt has {count} tokens, this node's KV pool {capacity}: {}", self.estimate);
+            let estimate = &self.estimate;
+            let reason = format!("the prompt has {count} tokens, but the KV pool holds only {capacity}: {estimate}");
             return Err(Refused::Never { reason });
         }
-        if self.parts.stats.snapshot().broken.is_some() {
+        if self.parts.stats.snapshot().failure.is_some() {
             return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
         }
         let requested = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.parts.context);
@@ -259,19 +260,19 @@ impl LocalEngine {
         let long_context = self.parts.original_context.is_some_and(|original| requested > original);
         let expected = count + self.admission.expected_output(max_len.saturating_sub(count));
         // Sequences are allocated whole blocks.
-        let expected = expected.next_multiple_of(BLOCK as u64).min(capacity);
+        let expected = expected.next_multiple_of(KV_BLOCK_TOKENS as u64).min(capacity);
         let permit = self
             .admission
             .reserve(expected)
             .map_err(|full| Refused::NotNow { need: Some(full.requested), have: full.free })?;
         let commands = self.commands.clone();
         Ok(Admitted::new(move || {
-            let (outbox, reader) = generation();
+            let (outbox, reader) = Generation::channel();
             let max_len = max_len as usize;
             let request = SequenceRequest { init, lookup, sampling, max_len, long_context, permit, outbox };
             // If the thread has exited, the request is dropped, which reports an engine failure to the reader.
-            if commands.try_send(Command::Sequence(Box::new(request))).is_err() {
-                tracing::warn!("the batcher thread accepts no more work");
+            if commands.try_send(EngineCommand::Sequence(Box::new(request))).is_err() {
+                tracing::warn!("cannot queue a sequence: the batcher thread has exited");
             }
             reader
         })
@@ -298,7 +299,7 @@ impl LocalEngine {
     async fn run_prefill_chunk(&self, prompt: Arc<SpeculativePrompt>) -> PrefillProgress {
         let Some(slot) = self.chunk_slot.take() else { return PrefillProgress::Busy };
         let (chunk, result) = PrefillChunk::new(prompt, slot);
-        match self.commands.try_send(Command::PrefillChunk(chunk)) {
+        match self.commands.try_send(EngineCommand::PrefillChunk(chunk)) {
             Ok(()) => result.await.unwrap_or(PrefillProgress::Done),
             Err(_) => PrefillProgress::Busy,
         }
@@ -308,8 +309,8 @@ impl LocalEngine {
 impl Engine for LocalEngine {
     fn state(&self) -> ModelState {
         let stats = self.parts.stats.snapshot();
-        let residency = match stats.broken {
-            Some(reason) => Residency::Unusable { reason: format!("the engine stopped: {reason}") },
+        let residency = match stats.failure {
+            Some(failure) => Residency::Unusable { reason: format!("the engine stopped: {failure}") },
             None => Residency::Resident,
         };
         ModelState {
@@ -332,8 +333,8 @@ impl Engine for LocalEngine {
         }
     }
 
-    fn broken(&self) -> Option<String> {
-        self.parts.stats.snapshot().broken
+    fn failure(&self) -> Option<EngineFailure> {
+        self.parts.stats.snapshot().failure
     }
 
     fn vocabulary(&self) -> Option<i64> {
@@ -353,8 +354,7 @@ impl Engine for LocalEngine {
     }
 }
 
-/// Rounds to two significant digits, so that measurement noise does not change the ledger (a changed ledger is sent as
-/// a heartbeat).
+/// Rounds to two significant digits, so that measurement noise does not change the reported state.
 fn two_digits(rate: f64) -> f64 {
     if rate <= 0.0 || !rate.is_finite() {
         return 0.0;

@@ -8,7 +8,7 @@ use crate::backend::candle_transformers::CandleTransformersConfig;
 use crate::backend::cpu::linear;
 use crate::backend::cpu::simd::LANES;
 use crate::backend::forward::{MAX_DRAFT_ROWS, MAX_PREFILL_ROWS};
-use crate::kv::{BLOCK, MIN_POOL_TOKENS};
+use crate::kv::{KV_BLOCK_TOKENS, MIN_POOL_TOKENS};
 use crate::load_error::{EngineLimits, LoadError};
 use crate::model::architecture::Architecture;
 use crate::model::file::{ModelFile, TensorMeta};
@@ -19,7 +19,7 @@ use crate::model::tokenizer::vocabulary_size;
 
 /// Bytes of one element of a key or value vector: the KV pool on the CPU is F32.
 const KV_ELEMENT_BYTES: u64 = 4;
-/// Reserve for everything in the process that the estimate does not itemise, in bytes: the async runtime, message
+/// Reserve for everything in the process that the estimate does not itemize, in bytes: the async runtime, message
 /// buffers, the chat template, the tables of constrained decoding, and the attention scores of each thread.
 const RESERVE_BYTES: u64 = 256 << 20;
 
@@ -28,7 +28,11 @@ const RESERVE_BYTES: u64 = 256 << 20;
 ///
 /// # Errors
 /// [`LoadError::DoesNotFit`] if the model does not fit within `limits`, or the file's header error.
-pub fn estimate(path: &Path, limits: EngineLimits, overhead_per_mille: u64) -> Result<MemoryEstimate, LoadError> {
+pub fn estimate_memory(
+    path: &Path,
+    limits: EngineLimits,
+    overhead_per_mille: u64,
+) -> Result<MemoryEstimate, LoadError> {
     let file = ModelFile::read(path)?;
     let plan = match CandleTransformersConfig::read(&file)? {
         Some(model) => MemoryPlan::of_candle_transformers(&file, &model)?,
@@ -41,7 +45,7 @@ pub fn estimate(path: &Path, limits: EngineLimits, overhead_per_mille: u64) -> R
 #[derive(Debug, Clone, Copy)]
 pub struct ModelSummary {
     /// File size, in bytes.
-    pub file: u64,
+    pub file_bytes: u64,
     /// Longest sequence, in tokens.
     pub context: u64,
     /// Memory estimate on the CPU.
@@ -55,16 +59,16 @@ pub struct ModelSummary {
 ///
 /// # Errors
 /// The file's header error, or [`LoadError::DoesNotFit`] if a term of the estimate overflows.
-pub fn summarise(path: &Path, max_sequences: u32) -> Result<ModelSummary, LoadError> {
+pub fn summarize_model(path: &Path, max_sequences: u32) -> Result<ModelSummary, LoadError> {
     let file = ModelFile::read(path)?;
-    let limits = EngineLimits { memory: u64::MAX, max_sequences: 1 };
+    let limits = EngineLimits { memory_bytes: u64::MAX, max_sequences: 1 };
     if let Some(model) = CandleTransformersConfig::read(&file)? {
         let cpu = MemoryPlan::of_candle_transformers(&file, &model)?.fit(limits)?;
-        return Ok(ModelSummary { file: file.size(), context: model.shape.context, cpu, single_sequence: true });
+        return Ok(ModelSummary { file_bytes: file.size(), context: model.shape.context, cpu, single_sequence: true });
     }
     let architecture = Architecture::read(&file)?;
     let cpu = MemoryPlan::of(&file, &architecture, max_sequences)?.fit(limits)?;
-    Ok(ModelSummary { file: file.size(), context: architecture.shape.context, cpu, single_sequence: false })
+    Ok(ModelSummary { file_bytes: file.size(), context: architecture.shape.context, cpu, single_sequence: false })
 }
 
 /// The terms of a model's memory estimate that do not depend on the memory available.
@@ -133,16 +137,16 @@ impl MemoryPlan {
         let max_tokens = self.context.saturating_mul(sequences).min(1 << 40);
         // Rounded up to whole blocks, because the pool allocates whole blocks: otherwise it would hold fewer tokens
         // than the estimate says.
-        let whole_blocks = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
+        let whole_blocks = |tokens: u64| tokens.next_multiple_of(KV_BLOCK_TOKENS as u64);
         let range = whole_blocks(MIN_POOL_TOKENS.min(self.context))..=whole_blocks(max_tokens);
-        fit_kv_pool(self.terms, range, limits.memory)
+        fit_kv_pool(self.terms, range, limits.memory_bytes)
             .map_err(|source| LoadError::DoesNotFit { path: self.path.clone(), source })
     }
 }
 
 fn terms(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Result<EstimateTerms, HeaderError> {
-    let weights =
-        weight_sum(file, architecture).ok_or_else(|| file.unsupported("its matrices have sizes no kernel takes"))?;
+    let weights = weight_sum(file, architecture)
+        .ok_or_else(|| file.unsupported("its matrices have sizes that no kernel supports"))?;
     let shape = &architecture.shape;
     // Key and value vectors are padded to a multiple of the SIMD width.
     let padded = ModelShape { head_dim: shape.head_dim.next_multiple_of(LANES as u64), ..*shape };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::backend::cpu::linear::kernels;
 use crate::backend::cpu::model::CpuModel;
 use crate::backend::forward::{BatchEntry, ForwardModel};
-use crate::kv::{BLOCK, KvPool, SequenceKv};
+use crate::kv::{KV_BLOCK_TOKENS, KvPool, SequenceKv};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 use crate::model::tokenizer::Vocabulary;
@@ -33,7 +33,7 @@ const CPU: LoadModel<CpuModel> = LoadModel {
 
 impl<M: ForwardModel> LoadModel<M> {
     fn new_pool(&self, model: &M) -> KvPool<M::Memory> {
-        (self.pool)(model, 4096 / BLOCK)
+        (self.pool)(model, 4096 / KV_BLOCK_TOKENS)
     }
 }
 
@@ -59,15 +59,20 @@ fn files() -> impl Iterator<Item = (PathBuf, Vec<Case>)> {
     })
 }
 
-struct Sequence {
+struct ParitySequence {
     tokens: Vec<u32>,
     kv: SequenceKv,
 }
 
-fn begin<M: ForwardModel>(model: &M, pool: &mut KvPool<M::Memory>, case: &Case, batch_invariant: bool) -> Sequence {
+fn begin<M: ForwardModel>(
+    model: &M,
+    pool: &mut KvPool<M::Memory>,
+    case: &Case,
+    batch_invariant: bool,
+) -> ParitySequence {
     let longest = case.ids.len() + case.greedy.len();
     let long = model.original_context().is_some_and(|original| longest as u64 > original);
-    Sequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, batch_invariant) }
+    ParitySequence { tokens: case.ids.clone(), kv: pool.begin(&case.ids, long, batch_invariant) }
 }
 
 /// Runs one pass over up to `chunk` tokens of each sequence. Returns, for each sequence, its logits if all its tokens
@@ -75,7 +80,7 @@ fn begin<M: ForwardModel>(model: &M, pool: &mut KvPool<M::Memory>, case: &Case, 
 fn pass<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,
-    sequences: &mut [Sequence],
+    sequences: &mut [ParitySequence],
     chunk: usize,
     batch_invariant: bool,
 ) -> Vec<Option<Vec<f32>>> {
@@ -83,7 +88,7 @@ fn pass<M: ForwardModel>(
     for (sequence, take) in sequences.iter_mut().zip(&takes) {
         assert!(pool.grow(&mut sequence.kv, *take));
     }
-    let ends = |s: &Sequence, take: usize| s.kv.len() + take == s.tokens.len();
+    let ends = |s: &ParitySequence, take: usize| s.kv.len() + take == s.tokens.len();
     let batch: Vec<BatchEntry<'_>> = sequences
         .iter()
         .zip(&takes)
@@ -119,7 +124,7 @@ fn greedy<M: ForwardModel>(
     cases: &[Case],
     chunk: usize,
 ) -> (Vec<Vec<u32>>, usize) {
-    let mut sequences: Vec<Sequence> = cases.iter().map(|case| begin(model, pool, case, false)).collect();
+    let mut sequences: Vec<ParitySequence> = cases.iter().map(|case| begin(model, pool, case, false)).collect();
     let cached = sequences.iter().map(|s| s.kv.len()).sum();
     while sequences.iter().zip(cases).any(|(s, c)| s.tokens.len() < c.ids.len() + c.greedy.len()) {
         let scored = pass(model, pool, &mut sequences, chunk, false);
@@ -161,7 +166,7 @@ pub fn assert_logits_match<M: ForwardModel>(loader: &LoadModel<M>, tolerance: f3
         for batch_size in [1, cases.len()] {
             for cases in cases.chunks(batch_size) {
                 let mut pool = loader.new_pool(&model);
-                let mut sequences: Vec<Sequence> =
+                let mut sequences: Vec<ParitySequence> =
                     cases.iter().map(|case| begin(&model, &mut pool, case, false)).collect();
                 let scored = pass(&model, &mut pool, &mut sequences, usize::MAX, false);
                 for (scores, case) in scored.into_iter().zip(cases) {
@@ -207,7 +212,7 @@ pub fn assert_batch_invariant<M: ForwardModel>(loader: &LoadModel<M>, batch_inva
         let model = (loader.load)(&path);
         let run = |cases: &[Case], chunk: usize| -> Vec<Vec<f32>> {
             let mut pool = loader.new_pool(&model);
-            let mut sequences: Vec<Sequence> =
+            let mut sequences: Vec<ParitySequence> =
                 cases.iter().map(|case| begin(&model, &mut pool, case, batch_invariant)).collect();
             let mut last: Vec<Option<Vec<f32>>> = vec![None; cases.len()];
             while last.iter().any(Option::is_none) {

@@ -13,8 +13,8 @@ use cfq_memory::MemoryEstimate;
 use cfq_proto::model::ModelId;
 
 use crate::backend::cpu::model::CpuModel;
-use crate::batch::admission::Changes;
-use crate::kv::{BLOCK, KvPool};
+use crate::batch::admission::StateChanged;
+use crate::kv::{KV_BLOCK_TOKENS, KvPool};
 use crate::load_error::{EngineLimits, LoadError};
 use crate::local_engine::{EngineParts, LocalEngine};
 use crate::memory_estimate::MemoryPlan;
@@ -56,17 +56,17 @@ impl CachedWeights {
     ///
     /// # Errors
     /// [`LoadError::DoesNotFit`] or [`LoadError::Thread`].
-    pub fn start(self, limits: EngineLimits, changes: Arc<Changes>) -> Result<LocalEngine, LoadError> {
+    pub fn start(self, limits: EngineLimits, changes: Arc<StateChanged>) -> Result<LocalEngine, LoadError> {
         let estimate = self.estimate(limits)?;
         let weight_bytes = self.weights.stored_bytes() as u64;
-        let pool = KvPool::new(self.weights.kv_shape(), estimate.kv_tokens as usize / BLOCK);
+        let pool = KvPool::new(self.weights.kv_shape(), estimate.kv_tokens as usize / KV_BLOCK_TOKENS);
         let pool = pool.with_offload(self.parts.kv_offload.clone());
         self.parts.start(self.weights, pool, estimate, weight_bytes, limits, changes)
     }
 }
 
 impl LocalEngine {
-    /// Stops the engine after its last sequence and returns its weights; `None` if the engine is broken or its weights
+    /// Stops the engine after its last sequence and returns its weights; `None` if the engine failed or its weights
     /// cannot be cached (on a GPU).
     pub fn into_cached_weights(self) -> Option<CachedWeights> {
         let (parts, weights) = self.shut_down();

@@ -6,10 +6,8 @@
 use std::io::{Seek, Write};
 use std::sync::{LazyLock, Mutex};
 
-use cfq_engine::model::chat_template::ChatTemplate;
-use cfq_engine::model::file::ModelFile;
-use cfq_engine::model::tokenizer::Vocabulary;
-use cfq_engine::{EngineLimits, estimate};
+use cfq_engine::testing::ChatTemplate;
+use cfq_engine::{EngineLimits, ModelFile, Vocabulary, estimate_memory};
 use libfuzzer_sys::fuzz_target;
 use tempfile::NamedTempFile;
 
@@ -25,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     file.as_file().set_len(0).unwrap();
     file.rewind().unwrap();
     file.write_all(bytes).unwrap();
-    let _ = estimate(file.path(), EngineLimits { memory: 1 << 30, max_sequences: 2 }, 0);
+    let _ = estimate_memory(file.path(), EngineLimits { memory_bytes: 1 << 30, max_sequences: 2 }, 0);
     if let Ok(model) = ModelFile::read(file.path())
         && let Ok(vocabulary) = Vocabulary::read(&model)
     {

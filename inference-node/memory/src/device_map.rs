@@ -36,15 +36,15 @@ impl GpuCapacity {
 /// Sizes of the parts of a model, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerStack {
-    /// Weights of each layer.
+    /// Size of each layer's weights.
     pub layers: Vec<u64>,
-    /// Embedding matrix, which is on the GPU of the first layer.
+    /// Size of the embedding matrix, which is on the GPU of the first layer.
     pub embedding: u64,
-    /// Output matrix, which is on the GPU of the last layer.
+    /// Size of the output matrix, which is on the GPU of the last layer.
     pub output: u64,
-    /// Scratch memory and reserve of each GPU that is used.
+    /// Size of scratch memory and reserve on each GPU that is used.
     pub per_gpu: u64,
-    /// Keys and values of one token in one layer.
+    /// Size of the keys and values of one token in one layer.
     pub kv_per_token_layer: u64,
 }
 
@@ -75,18 +75,18 @@ pub struct DeviceMap {
 /// The GPUs are too small for the model; the message lists the terms of the estimate. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "needs {} for its layers, {} for embedding and output, {} on each GPU and {} for a KV pool of {tokens} tokens; \
-     the GPUs have {}",
+    "needs {} for its layers, {} for embedding and output, {} of scratch memory and reserve on each GPU, and {} for a \
+     KV pool of {tokens} tokens; the GPUs have {}",
     Bytes(*layers), Bytes(*ends), Bytes(*per_gpu), Bytes(*kv), list(free)
 )]
 pub struct NoDeviceMap {
-    /// Weights of all layers.
+    /// Size of the weights of all layers.
     pub layers: u64,
-    /// Embedding and output matrix.
+    /// Size of embedding and output matrix together.
     pub ends: u64,
-    /// Scratch memory and reserve of each GPU.
+    /// Size of scratch memory and reserve on each GPU.
     pub per_gpu: u64,
-    /// Smallest useful KV pool, in bytes.
+    /// Size of the smallest useful KV pool, in bytes.
     pub kv: u64,
     /// Size of the smallest useful KV pool, in tokens.
     pub tokens: u64,
@@ -276,8 +276,8 @@ mod tests {
         let refused = plan_device_map(&stack(40, GIB), &gpus, 2048..=4096, 2048).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "needs 40.0 GiB for its layers, 768.0 MiB for embedding and output, 512.0 MiB on each GPU and 320.0 MiB \
-             for a KV pool of 2048 tokens; the GPUs have 12.0 GiB and 8.0 GiB"
+            "needs 40.0 GiB for its layers, 768.0 MiB for embedding and output, 512.0 MiB of scratch memory and \
+             reserve on each GPU, and 320.0 MiB for a KV pool of 2048 tokens; the GPUs have 12.0 GiB and 8.0 GiB"
         );
         let refused = plan_device_map(&stack(1, 1), &[], 1..=1, 1).unwrap_err();
         assert!(refused.to_string().ends_with("the GPUs have nothing"));

@@ -1,7 +1,7 @@
 //! Layout of a weight matrix in GPU memory.
 //!
 //! candle's CUDA kernels take the file's blocks unchanged; Q8_1 and Q8_K, which elsewhere hold only intermediate
-//! results, have no kernel and become Q8_0. Unquantised matrices keep the precision of their file. No matrix is held
+//! results, have no kernel and become Q8_0. Unquantized matrices keep the precision of their file. No matrix is held
 //! twice on the GPU; temporary buffers of a load are in host memory.
 
 use crate::weights::{Format, Matrix, MatrixLayout};

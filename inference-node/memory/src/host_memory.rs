@@ -9,9 +9,9 @@ const MAX_DEFAULT_KV_OFFLOAD_BYTES: u64 = 4 << 30;
 /// Division of host memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostMemorySplit {
-    /// For all models together.
+    /// Memory for all models together.
     pub models: u64,
-    /// For offloaded keys and values.
+    /// Memory for offloaded keys and values.
     pub kv_offload: u64,
 }
 

@@ -12,11 +12,11 @@ pub struct Reservation(u64);
 
 /// The pool has too few free tokens now; a later request may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("needs {requested} tokens of KV, {free} of {capacity} are free")]
+#[error("the sequence needs {requested} KV tokens, but only {free} of {capacity} are free")]
 pub struct KvPoolFull {
-    /// Tokens requested.
+    /// Number of KV tokens that the sequence needs.
     pub requested: u64,
-    /// Tokens free.
+    /// Number of KV tokens that are free.
     pub free: u64,
     /// Size of the whole pool, in tokens.
     pub capacity: u64,

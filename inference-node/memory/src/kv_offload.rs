@@ -27,7 +27,7 @@ pub struct OffloadNodeId(u64);
 
 /// Estimated memory of a node without its tokens, in bytes: the node, its table entry and its entry in the parent's
 /// list of children.
-const NODE_BYTES: u64 = 192;
+const OFFLOAD_NODE_BYTES: u64 = 192;
 
 #[derive(Debug)]
 struct OffloadedBlock<C> {
@@ -38,7 +38,7 @@ struct OffloadedBlock<C> {
 }
 
 #[derive(Debug)]
-struct Node<C> {
+struct OffloadNode<C> {
     root: OffloadNodeId,
     /// The parent node; for a root, the node itself.
     parent: OffloadNodeId,
@@ -48,9 +48,9 @@ struct Node<C> {
     block: Option<OffloadedBlock<C>>,
 }
 
-impl<C> Node<C> {
+impl<C> OffloadNode<C> {
     fn bytes(&self) -> u64 {
-        NODE_BYTES + 4 * self.tokens.len() as u64
+        OFFLOAD_NODE_BYTES + 4 * self.tokens.len() as u64
     }
 }
 
@@ -63,7 +63,7 @@ pub struct OffloadIndex<C> {
     roots: HashMap<CacheNamespace, OffloadNodeId>,
     /// Number of tokens in the blocks stored below each root.
     tokens_by_root: HashMap<OffloadNodeId, u64>,
-    nodes: HashMap<OffloadNodeId, Node<C>>,
+    nodes: HashMap<OffloadNodeId, OffloadNode<C>>,
     /// Nodes with a block, by [`OffloadedBlock::last_used`].
     lru: BTreeMap<u64, OffloadNodeId>,
     next_id: u64,
@@ -106,8 +106,13 @@ impl<C> OffloadIndex<C> {
         let id = OffloadNodeId(self.next_id);
         self.next_id += 1;
         let root = parent.and_then(|parent| self.nodes.get(&parent)).map_or(id, |parent| parent.root);
-        let node =
-            Node { root, parent: parent.unwrap_or(id), tokens: tokens.to_vec(), children: Vec::new(), block: None };
+        let node = OffloadNode {
+            root,
+            parent: parent.unwrap_or(id),
+            tokens: tokens.to_vec(),
+            children: Vec::new(),
+            block: None,
+        };
         // Roots are not counted: there are few of them, and they are never removed.
         if let Some(parent) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
             parent.children.push(id);
@@ -144,7 +149,7 @@ impl<C> OffloadIndex<C> {
     /// larger than the capacity or already stored.
     pub fn insert(&mut self, namespace: &CacheNamespace, tokens: &[u32], contents: C, bytes: u64) -> bool {
         let depth = tokens.len().div_ceil(self.block_size) as u64;
-        let path = depth.saturating_mul(NODE_BYTES).saturating_add(4 * tokens.len() as u64);
+        let path = depth.saturating_mul(OFFLOAD_NODE_BYTES).saturating_add(4 * tokens.len() as u64);
         if tokens.is_empty() || bytes.saturating_add(path) > self.capacity || self.touch(namespace, tokens) {
             return false;
         }
@@ -301,7 +306,7 @@ mod tests {
                 }
             }
             let own = |tokens: &Vec<u32>| ((tokens.len() - 1) % SIZE + 1) as u64;
-            let nodes: u64 = nodes.iter().map(|(_, tokens)| NODE_BYTES + 4 * own(tokens)).sum();
+            let nodes: u64 = nodes.iter().map(|(_, tokens)| OFFLOAD_NODE_BYTES + 4 * own(tokens)).sum();
             nodes + self.0.iter().map(|(.., bytes)| bytes).sum::<u64>()
         }
 

@@ -44,12 +44,12 @@ impl ModelShape {
         let sum = |parts: &[u64]| parts.iter().fold(0u64, |all, part| all.saturating_add(*part));
         let (queries, keys) = (self.heads.saturating_mul(self.head_dim), self.kv_heads.saturating_mul(self.head_dim));
         let heads = sum(&[queries, keys, keys]);
-        // The residual stream and a normalised copy of it.
+        // The residual stream and a normalized copy of it.
         let stream = self.hidden.saturating_mul(2);
         let project = sum(&[stream, product_input(self.hidden), heads, heads]);
         // The last term is a growing vector: 32 bytes per four rows of each head.
         let attend = sum(&[stream, heads, queries, self.heads.saturating_mul(6)]);
-        // The output of attention, and the residual stream with a normalised copy.
+        // The output of attention, and the residual stream with a normalized copy.
         let mixed = sum(&[stream, queries, stream]);
         let output = mixed.saturating_add(product_input(queries));
         let wide = self.feed_forward.saturating_mul(2);
@@ -65,9 +65,9 @@ impl ModelShape {
     }
 }
 
-/// Temporary memory of a product with a quantised matrix, in F32 elements per row of its input of `width` elements: a
-/// copy of the row, and the row quantised to 8 bits with scales and sums. candle's kernels need both; the engine's own
-/// kernels need only the latter.
+/// Temporary memory of a product with a quantized matrix for each input row of `width` elements, in units of one F32
+/// element: a copy of the row, and the row quantized to 8 bits with scales and sums. candle's kernels need both; the
+/// engine's own kernels need only the quantized row.
 fn product_input(width: u64) -> u64 {
     width.saturating_add(width.div_ceil(2))
 }
@@ -79,21 +79,21 @@ pub const MAX_OVERHEAD_PER_MILLE: u64 = 500;
 /// Memory of one model on one device, by term, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryEstimate {
-    /// Weights in the layout in which the engine holds them.
+    /// Size of the weights in the layout in which the engine holds them.
     pub weights: u64,
-    /// Norms, biases, and the tokenizer's tables.
+    /// Size of norms, biases, and the tokenizer's tables.
     pub tables: u64,
     /// Measured overhead: memory that earlier loads used in addition to the predicted weights and tables.
     pub overhead: u64,
-    /// Keys and values of one token in all layers.
+    /// Size of the keys and values of one token in all layers.
     pub kv_per_token: u64,
     /// Size of the KV pool, in tokens.
     pub kv_tokens: u64,
-    /// Activations of the largest forward pass.
+    /// Scratch memory: activations of the largest forward pass.
     pub scratch: u64,
     /// Largest temporary memory during the load; it is freed before the KV pool is used.
     pub loading: u64,
-    /// Reserve for everything else in the process.
+    /// Reserve for all other memory of the process.
     pub reserve: u64,
 }
 
@@ -160,7 +160,7 @@ impl fmt::Display for MemoryEstimate {
 
 /// A model does not fit; the message lists the terms of its estimate and the available memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("needs {}, {} are available: {estimate}", Bytes(estimate.total()), Bytes(*available))]
+#[error("needs {}, but only {} are available: {estimate}", Bytes(estimate.total()), Bytes(*available))]
 pub struct DoesNotFit {
     /// Estimate with the smallest useful KV pool.
     pub estimate: MemoryEstimate,
@@ -171,17 +171,17 @@ pub struct DoesNotFit {
 /// Terms of a memory estimate without the size of the KV pool, in bytes unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EstimateTerms {
-    /// Weights in the layout in which the engine holds them.
+    /// Size of the weights in the layout in which the engine holds them.
     pub weights: WeightSum,
-    /// Norms, biases, and the tokenizer's tables.
+    /// Size of norms, biases, and the tokenizer's tables.
     pub tables: u64,
     /// Measured overhead, in per mille, see [`MemoryEstimate::with_overhead`].
     pub overhead_per_mille: u64,
-    /// Keys and values of one token in all layers.
+    /// Size of the keys and values of one token in all layers.
     pub kv_per_token: u64,
-    /// Activations of the largest forward pass.
+    /// Size of the activations of the largest forward pass.
     pub activations: u64,
-    /// Reserve for everything else in the process.
+    /// Reserve for all other memory of the process.
     pub reserve: u64,
 }
 
@@ -264,7 +264,7 @@ mod tests {
         let refusal = fit_kv_pool(terms, 2048..=8192, 256 << 20).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "needs 368.0 MiB, 256.0 MiB are available: weights 200.0 MiB + tables 4.0 MiB + KV 2048 \
+            "needs 368.0 MiB, but only 256.0 MiB are available: weights 200.0 MiB + tables 4.0 MiB + KV 2048 \
              tokens x 45.0 KiB = 90.0 MiB + scratch 10.0 MiB + reserve 64.0 MiB = 368.0 MiB"
         );
         let heavy = EstimateTerms { weights: WeightSum { transient: 300 << 20, ..sum }, ..terms };

@@ -77,7 +77,7 @@ impl PrefixTree {
         self.known[block.index()].is_some()
     }
 
-    /// The prefix that ends with `block`.
+    /// The prefix that ends with `block`; `None` if the block's contents are not known.
     pub(crate) fn prefix(&self, block: BlockId) -> Option<PrefixId> {
         self.known[block.index()].as_ref().map(|known| known.prefix)
     }

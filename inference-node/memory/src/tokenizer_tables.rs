@@ -21,7 +21,7 @@ const STRING_BYTES: u64 = 24;
 const WORD_CACHE_ENTRIES: u64 = 10_000;
 
 impl VocabularySize {
-    /// Memory of the tables, in bytes.
+    /// Estimated memory of the tokenizer's tables for this vocabulary, in bytes.
     pub fn bytes(&self) -> u64 {
         let words = table_bytes(self.tokens, STRING_BYTES + 4 + 4)
             .saturating_mul(2)

@@ -6,7 +6,7 @@
 //! the file's blocks unchanged, except for the formats that candle has no fast kernel for. Both the load and the memory
 //! estimate use this layout, so they cannot disagree.
 
-/// A tensor format of the GGUF family.
+/// Number format of a tensor, as ggml defines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Format {
     /// 32-bit floating point.

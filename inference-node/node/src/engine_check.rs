@@ -14,10 +14,10 @@ pub enum EngineCheckError {
     Device {
         /// The `--device` option.
         device: DeviceChoice,
-        /// Why it cannot be used.
+        /// Why the GPU cannot be used.
         source: CudaUnavailable,
     },
-    /// The check itself could not start.
+    /// The self-check could not start.
     #[error(transparent)]
     Check(#[from] CheckError),
 }

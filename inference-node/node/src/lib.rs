@@ -13,5 +13,5 @@ pub mod proxy;
 
 pub use config::{Config, default_weight_cache_bytes, default_yield_ignores, thread_environment};
 pub use engine_check::{EngineCheckError, check_engine};
-pub use node::{Error, run};
+pub use node::{Error, LoaderFailure, ModelFault, run};
 pub use proxy::Endpoint;

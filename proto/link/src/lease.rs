@@ -212,7 +212,7 @@ impl LeaseHandle {
     pub async fn lost(&self) {
         let mut status = self.status.clone();
         if status.wait_for(|s| *s == LeaseStatus::Lost).await.is_err() {
-            tracing::debug!("lease keeper gone");
+            tracing::debug!("lease keeper dropped");
         }
     }
 

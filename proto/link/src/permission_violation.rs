@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 
 /// Maximum number of violations buffered per receiver. A receiver that lags behind misses some of them, and its request
 /// then ends by its own timeout.
-const BACKLOG: usize = 64;
+const VIOLATION_CHANNEL_CAPACITY: usize = 64;
 
 /// One publication or subscription that the server rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,13 +45,16 @@ pub(crate) struct Violations(broadcast::Sender<PermissionViolation>);
 
 impl Violations {
     pub(crate) fn new() -> Self {
-        Self(broadcast::Sender::new(BACKLOG))
+        Self(broadcast::Sender::new(VIOLATION_CHANNEL_CAPACITY))
     }
 
     /// Handles an error message of the server; true if it was a violation.
     pub(crate) fn handle(&self, message: &str) -> bool {
         let Some(violation) = PermissionViolation::parse(message) else { return false };
-        tracing::error!(?violation, "the nats server rejected this: its permissions do not match this version of cfq");
+        tracing::error!(
+            ?violation,
+            "the nats server rejected an operation: its permissions do not match this version of cfq"
+        );
         // Sending fails only if there is no receiver, and then nothing has to be done.
         drop(self.0.send(violation));
         true

@@ -120,7 +120,7 @@ impl Session {
         let client = options
             .name(name)
             .custom_inbox_prefix(identity.inbox_prefix())
-            .request_timeout(Some(timing.request()))
+            .request_timeout(Some(timing.request_timeout()))
             .connection_timeout(CONNECT_TIMEOUT)
             .ping_interval(Duration::from_secs(10))
             .max_reconnects(None)
@@ -142,7 +142,7 @@ impl Session {
                 }
                 _ => LinkError::Connect { url: config.url.clone(), source },
             })?;
-        Ok(Self { client, request_timeout: timing.request(), violations })
+        Ok(Self { client, request_timeout: timing.request_timeout(), violations })
     }
 
     /// Returns a receiver of the permission violations that this session's server reports from now on.
@@ -321,7 +321,8 @@ pub struct Incoming<T> {
 }
 
 impl<T: DeserializeOwned> Incoming<T> {
-    /// Waits for the next message, including one that cannot be decoded; `None` once the connection is closed for good.
+    /// Waits for the next message, including one that cannot be decoded; `None` once the connection is closed
+    /// permanently.
     pub async fn next(&mut self) -> Option<Received<T>> {
         let message = self.subscriber.next().await?;
         Some(Received { body: envelope::decode(&message.payload), message, session: self.session.clone() })

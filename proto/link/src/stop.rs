@@ -12,7 +12,7 @@ pub enum StopSignal {
     Interrupt,
 }
 
-/// Receiver of SIGTERM and SIGINT. Once it exists, they do not end the process any more.
+/// Receiver of SIGTERM and SIGINT. Once a receiver exists, these signals no longer end the process.
 #[derive(Debug)]
 pub struct Signals {
     term: Signal,

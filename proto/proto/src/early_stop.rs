@@ -1,6 +1,6 @@
 //! Early stop: a condition on a partial JSON answer. In a JSON report that starts with its verdict, the first fields
-//! may already fix the caller's decision. The caller sends the condition for this with the request, as data, and the
-//! node stops generating once the condition holds.
+//! may already fix the caller's decision. The caller describes this case as a condition in the request, and the node
+//! stops generating once the condition holds.
 //!
 //! Only complete values count: an unfinished number may still get another digit, an unfinished list another entry. A
 //! field is complete once a comma or the object's end follows it.

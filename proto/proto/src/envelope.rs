@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the protocol in this build.
-pub const VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 1;
 
 /// A message as it is sent: the body with the protocol version.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,8 @@ pub struct Envelope<T> {
 pub enum EnvelopeError {
     /// The message has another protocol version than this build.
     #[error(
-        "message has protocol version {found}, this build supports {VERSION}: install the same cfq version on both sides"
+        "message has protocol version {found}, but this build supports {PROTOCOL_VERSION}: install the same version of \
+         cfq on both sides"
     )]
     Version {
         /// Version of the message.
@@ -44,7 +45,7 @@ struct VersionOnly {
 /// # Errors
 /// [`EnvelopeError::Malformed`] if the body cannot be written as JSON.
 pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, EnvelopeError> {
-    serde_json::to_vec(&Envelope { v: VERSION, body }).map_err(EnvelopeError::Malformed)
+    serde_json::to_vec(&Envelope { v: PROTOCOL_VERSION, body }).map_err(EnvelopeError::Malformed)
 }
 
 /// Decodes a message; the version is checked before the body.
@@ -53,7 +54,7 @@ pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, EnvelopeError> {
 /// [`EnvelopeError::Version`] for another version, [`EnvelopeError::Malformed`] for a body that is not a `T`.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EnvelopeError> {
     let version: VersionOnly = serde_json::from_slice(bytes).map_err(EnvelopeError::Malformed)?;
-    if version.v != VERSION {
+    if version.v != PROTOCOL_VERSION {
         return Err(EnvelopeError::Version { found: version.v });
     }
     let envelope: Envelope<T> = serde_json::from_slice(bytes).map_err(EnvelopeError::Malformed)?;

@@ -81,7 +81,7 @@ pub enum EventBody {
         runner: String,
         /// Number of the runner's attempt, from 1.
         attempt: i32,
-        /// What happened to the runner's lease of the task, as text.
+        /// Change of the runner's lease of the task, as text.
         what: String,
     },
 }

@@ -86,9 +86,9 @@ pub struct IterationView {
     pub reviewer_model: Option<String>,
     /// Decision after the review; `None` before it.
     pub decided: Option<Decided>,
-    /// Tokens of the creator's prompt.
+    /// Length of the creator's prompt, in tokens.
     pub prompt_tokens: u32,
-    /// Tokens of the creator's reply.
+    /// Length of the creator's reply, in tokens.
     pub output_tokens: u32,
 }
 
@@ -100,7 +100,8 @@ pub struct EscalationView {
     /// Why the loop escalated.
     pub reason: EscalationReason,
     /// The reason as text, with the numbers behind it.
-    pub why: String,
+    #[serde(alias = "why")]
+    pub explanation: String,
     /// Actions that `resolve` accepts.
     pub available_actions: Vec<ActionKind>,
     /// The critic's last review.
@@ -120,7 +121,7 @@ pub struct TaskDetail {
     pub reason: String,
     /// All iterations of the task, in order.
     pub iterations: Vec<IterationView>,
-    /// Iteration of the best artifact that may be returned.
+    /// Iteration of the best artifact that is committed, checked and not quarantined; `None` if there is none.
     pub best_iteration: Option<u32>,
     /// The open question and its actions, if the task waits for a human.
     pub escalation: Option<EscalationView>,
@@ -128,7 +129,7 @@ pub struct TaskDetail {
     pub pr: Option<i64>,
     /// Branch in the user's repository that holds the result, once it is delivered.
     pub delivered_branch: Option<String>,
-    /// Commit at the head of that branch.
+    /// Commit at the head of the delivered branch.
     pub delivered_commit: Option<String>,
     /// All jobs of the task, in order.
     pub jobs: Vec<JobSummary>,
@@ -211,7 +212,7 @@ pub struct ArtifactChain {
     pub artifacts: Vec<crate::loop_step::Artifact>,
 }
 
-/// An internal pull request.
+/// An internal pull request: merges a task's result into cfq's own mirror of the repository; it is not on a forge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PrView {
     /// Number of the pull request.
@@ -240,12 +241,13 @@ pub struct PrMove {
     /// State after the change.
     pub to: PrState,
     /// Reason for the change, as text.
-    pub why: String,
+    #[serde(alias = "why")]
+    pub reason: String,
     /// Time of the change, in seconds since 1970.
     pub at: f64,
 }
 
-/// A node.
+/// A registered node with its latest ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeView {
     /// Name of the node.
@@ -283,7 +285,7 @@ pub struct ModelRequest {
 pub struct ModelAnswer {
     /// Node that replied.
     pub node: NodeId,
-    /// Boot of that node.
+    /// Id of the process start (boot) of the node that replied.
     pub boot: BootId,
     /// Model of the request.
     pub model: ModelId,
@@ -320,7 +322,7 @@ pub struct ErrorReply {
     pub error: ErrorBody,
 }
 
-/// An error.
+/// Details of an error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
     /// Kind of the error.

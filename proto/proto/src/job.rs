@@ -46,7 +46,7 @@ pub enum JobState {
     Running,
     /// Finished: the generated text is complete.
     Done,
-    /// Failed for good, for another reason than lost nodes.
+    /// Failed permanently, but not because nodes were lost (see `Dead`).
     Failed,
     /// Dead letter: too many attempts were lost with their nodes. The job is kept, with the records of its attempts.
     Dead,
@@ -59,7 +59,7 @@ impl JobState {
     pub const ALL: [Self; 7] =
         [Self::Queued, Self::Placed, Self::Running, Self::Done, Self::Failed, Self::Dead, Self::Cancelled];
 
-    /// The name in JSON and SQL.
+    /// Returns the state's name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -72,7 +72,7 @@ impl JobState {
         }
     }
 
-    /// True if the state never changes any more.
+    /// True if a job in this state never changes again.
     pub fn is_terminal(self) -> bool {
         match self {
             Self::Done | Self::Failed | Self::Dead | Self::Cancelled => true,
@@ -102,7 +102,7 @@ impl FromStr for JobState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended it, or a stop string or early-stop condition was met.
+    /// The model ended its answer, or a stop string or early-stop condition was met.
     Stop,
     /// `max_tokens` or the model's context was reached.
     Length,
@@ -112,11 +112,11 @@ pub enum FinishReason {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Length of the prompt, in tokens.
     pub prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u32,
-    /// Tokens of the output.
+    /// Length of the output, in tokens.
     pub output_tokens: u32,
     /// Output tokens that this attempt did not generate but took from the journal of an earlier attempt whose node was
     /// lost.
@@ -133,7 +133,7 @@ pub struct Usage {
     pub drafted_tokens: u32,
     /// Drafted tokens that were accepted.
     pub accepted_tokens: u32,
-    /// Time from the start of the work on the node to the first sampled token, in milliseconds.
+    /// Time to first token: from the start of the work on the node to the first sampled token, in milliseconds.
     pub first_token_ms: u64,
     /// Time from the start to the end of the work on the node, in milliseconds.
     pub total_ms: u64,
@@ -207,7 +207,7 @@ pub enum JobFailure {
     /// node, with backoff.
     #[error("{reason}")]
     Unavailable {
-        /// What happened.
+        /// What failed, as text.
         reason: String,
     },
     /// The prompt does not fit the model's context.
@@ -218,16 +218,16 @@ pub enum JobFailure {
         /// Tokens of the model's context.
         have: u64,
     },
-    /// A retry would fail the same way: bad request, unknown model, wrong key.
+    /// The call was rejected, and a retry would be rejected too: bad request, unknown model, wrong key.
     #[error("{reason}")]
     Rejected {
-        /// What is wrong.
+        /// Why the call was rejected, as text.
         reason: String,
     },
     /// The engine failed during the call, for example out of memory or with a numeric fault.
     #[error("{reason}")]
     Engine {
-        /// What happened.
+        /// What failed in the engine, as text.
         reason: String,
     },
 }
@@ -256,12 +256,41 @@ pub enum Outcome {
         /// Why the call failed.
         failure: JobFailure,
     },
-    /// The attempt was cancelled, or the node drains or yields. It counts neither as a failure nor as a loss of the
-    /// job.
+    /// The attempt was cancelled, or the node drains or yields. A release counts neither as a failure nor as a loss of
+    /// the job.
     Released {
         /// Why the attempt was released.
-        reason: String,
+        reason: ReleaseReason,
     },
+}
+
+/// Why a node released an attempt. An attempt whose lease was lost is not reported at all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReleaseReason {
+    /// The scheduler cancelled the attempt.
+    Cancelled,
+    /// The node is stopping.
+    Drained,
+    /// The node yields the GPU to another program.
+    Yielded {
+        /// Program and device, such as `game on cuda:0`.
+        to: String,
+    },
+    /// Reason as free text, which nodes of cfq 0.1 report.
+    #[serde(untagged)]
+    Other(String),
+}
+
+impl fmt::Display for ReleaseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled => f.write_str("cancelled by the scheduler"),
+            Self::Drained => f.write_str("its node stops"),
+            Self::Yielded { to } => write!(f, "its node yields to {to}"),
+            Self::Other(text) => f.write_str(text),
+        }
+    }
 }
 
 /// A job as its runner sees it.
@@ -288,7 +317,7 @@ pub struct JobView {
     /// Priority, taken from the task.
     pub priority: Priority,
     /// Time that nodes worked on the job in all attempts, in milliseconds, without the time before the task's first
-    /// token. It counts towards the task's time limit.
+    /// token. This time counts towards the task's time limit.
     pub running_ms: u64,
     /// Generated text; present only in state `Done`.
     pub completion: Option<Payload<Completion>>,

@@ -1,14 +1,16 @@
 //! Shared vocabulary of cfq: typed ids, tasks, jobs, nodes, reviews, events, the NATS messages with their subjects and
-//! envelope, the HTTP types with the Rust client, and prefix hashing.
+//! envelope, the HTTP types with the Rust client (feature `client`), and prefix hashing.
 //!
-//! This crate decides nothing. Rules live in the pure crates (`cfq-scheduler-core`, `cfq-convergence`, `cfq-memory`,
-//! `cfq-transformer`); I/O beyond the HTTP client lives in `cfq-link` and the services.
+//! This crate contains data and no decision rules. The rules live in the pure crates (`cfq-scheduler-core`,
+//! `cfq-convergence`, `cfq-memory`, `cfq-transformer`); I/O beyond the HTTP client lives in `cfq-link` and the
+//! services.
 //!
 //! Names in JSON change only with a `serde` alias: messages and rows of cfq 0.1 must load (`tests/compatibility.rs`).
 
 #![warn(missing_docs)]
 
 pub mod blob;
+#[cfg(feature = "client")]
 pub mod client;
 pub mod early_stop;
 pub mod envelope;

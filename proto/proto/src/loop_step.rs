@@ -29,7 +29,7 @@ pub enum LoopState {
     Reviewing,
     /// The creator revises the artifact.
     Revising,
-    /// The artifact is good enough; the hand-off follows.
+    /// The artifact is good enough; the hand-off (merge and delivery) follows.
     Converged,
     /// A human must decide.
     Escalated,
@@ -42,7 +42,7 @@ impl LoopState {
     pub const ALL: [Self; 7] =
         [Self::Idle, Self::Generating, Self::Reviewing, Self::Revising, Self::Converged, Self::Escalated, Self::Failed];
 
-    /// The name in JSON and SQL.
+    /// Returns the state's name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -97,7 +97,7 @@ pub struct Artifact {
     pub parent: String,
     /// Author and committer date of the commit, in seconds since 1970; recorded so that the commit can be recreated.
     pub commit_time: i64,
-    /// Message of the commit; for a reply that could not be parsed into files, why not.
+    /// Message of the commit; if the reply could not be parsed into files, the reason for that.
     pub commit_message: String,
     /// Changed files.
     pub files: Vec<ArtifactFile>,
@@ -117,9 +117,10 @@ pub struct Artifact {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Decision {
-    /// The artifact is good enough.
+    /// The loop converges: the artifact is good enough.
     Converged,
-    /// The creator revises; its feedback is derived from the findings and the review of this iteration.
+    /// The creator revises the artifact; the creator's feedback is derived from the findings and the review of this
+    /// iteration.
     Revise,
     /// A human must decide.
     Escalate {
@@ -128,7 +129,7 @@ pub enum Decision {
         /// Actions the human may choose from.
         available_actions: Vec<ActionKind>,
     },
-    /// The endpoint was down for longer than the retry ceiling, or a human failed the task.
+    /// The loop fails: an endpoint was down for longer than the retry ceiling, or a human failed the task.
     Fail {
         /// Why the loop failed, as text.
         reason: String,
@@ -140,11 +141,12 @@ pub enum Decision {
 pub struct Decided {
     /// The decision.
     pub decision: Decision,
-    /// The reason as text, for users.
-    pub why: String,
-    /// Iteration of the best artifact so far; `None` if none may be returned.
+    /// Explanation of the decision as text, for users.
+    #[serde(alias = "why")]
+    pub explanation: String,
+    /// Iteration of the best artifact so far that is committed, checked and not quarantined; `None` if there is none.
     pub best_iteration: Option<u32>,
-    /// Score of the best artifact, out of 100.
+    /// Score of the artifact of `best_iteration`, out of 100.
     pub best_score: Option<f64>,
 }
 
@@ -164,7 +166,8 @@ pub enum Step {
         /// The artifact.
         artifact: Payload<Artifact>,
     },
-    /// cfq's own checks ran: generating, revising -> reviewing, unless dangerous (then only an escalation may follow).
+    /// cfq's own checks ran. The state changes from generating or revising to reviewing. Exception: dangerous output
+    /// leaves the state unchanged, and only an escalation may follow.
     Checked {
         /// Iteration of the artifact.
         iteration: u32,
@@ -184,15 +187,16 @@ pub enum Step {
         /// Model of the critic.
         model: String,
     },
-    /// Decision: reviewing -> converged, revising, escalated or failed; generating, revising -> escalated or failed.
+    /// The loop's next state was decided: reviewing -> converged, revising, escalated or failed; generating, revising
+    /// -> escalated or failed.
     Decided {
         /// Iteration that the decision is about.
         iteration: u32,
         /// The decision.
         decided: Decided,
     },
-    /// A human answered the open question; the scheduler writes this step for a client: escalated -> revising,
-    /// generating, converged, idle or failed; for a hand-off that is held, converged -> converged or idle.
+    /// A human answered the open question; the scheduler writes this step for a client. After an escalation: escalated
+    /// -> revising, generating, converged, idle or failed. If the hand-off was held: converged -> converged or idle.
     Resolved {
         /// The answer.
         action: EscalationAction,
@@ -205,7 +209,7 @@ pub enum Step {
         head: String,
         /// Commit the branch is based on.
         base: String,
-        /// The branch.
+        /// Name of the branch to merge.
         branch: String,
     },
     /// The pull request changed its state.
@@ -213,9 +217,10 @@ pub enum Step {
         /// State after the change.
         to: PrState,
         /// Reason for the change, as text.
-        why: String,
+        #[serde(alias = "why")]
+        reason: String,
     },
-    /// Intent to merge, recorded before the mirror's main branch moves from `old` to `new`.
+    /// Intent to merge, recorded before the main branch of cfq's mirror moves from `old` to `new`.
     MergeIntent {
         /// Commit of the main branch before the merge.
         old: String,
@@ -224,14 +229,14 @@ pub enum Step {
         /// Date of the merge commit, in seconds since 1970.
         commit_time: i64,
     },
-    /// The mirror's main branch holds the result.
+    /// The main branch of cfq's mirror holds the result.
     Merged {
         /// Commit of the merge.
         commit: String,
     },
     /// The result is a branch in the user's repository.
     Delivered {
-        /// The branch.
+        /// Name of the branch.
         branch: String,
         /// Commit at the head of the branch.
         commit: String,
@@ -240,15 +245,16 @@ pub enum Step {
     /// task waits for the human.
     HandOffHeld {
         /// What prevents the hand-off.
-        why: String,
+        #[serde(alias = "why")]
+        reason: String,
         /// Actions the human may choose from.
         available_actions: Vec<ActionKind>,
     },
     /// The hand-off is complete: converged -> idle; the task is merged or accepted.
     HandedOff {
-        /// Where the result is, and what was not done with it, as text for users.
-        #[serde(default, skip_serializing_if = "String::is_empty")]
-        why: String,
+        /// Where the result is and, if it was not merged or not delivered, why not; as text for users.
+        #[serde(default, alias = "why", skip_serializing_if = "String::is_empty")]
+        reason: String,
     },
     /// The task was cancelled; the scheduler writes this step for a client: any active state -> idle.
     Cancelled {
@@ -258,7 +264,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Name of the step's kind in JSON.
+    /// Returns the name of the step's kind in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Started { .. } => "started",

@@ -32,6 +32,7 @@
 
 mod blob;
 mod node;
+mod reason;
 mod runner;
 
 pub use blob::{BlobGet, BlobGetReply, BlobPut, BlobPutReply};
@@ -39,6 +40,7 @@ pub use node::{
     Accept, JobReport, Journal, MAX_JOURNAL_TOKENS, ModelReply, NodeCommand, NodeRegistration, Refusal, Refuse,
     TokenFrame, WorkOrder,
 };
+pub use reason::{RefusedReason, UnavailableReason};
 pub use runner::{
     Abandon, CancelJob, GetJob, Grant, JobReply, LeaseReply, LeaseRequest, Release, RunnerCommand, RunnerRegistration,
     StepReply, StepRequest, SubmitJob,
@@ -52,8 +54,8 @@ use crate::model::ModelId;
 use crate::node::{Device, Ledger};
 use crate::task::Agent;
 
-/// Fence of one attempt at a job: identifies the attempt in a request. The scheduler rejects the request if the attempt
-/// or its lease is not the current one.
+/// Fence (fencing token) of one attempt at a job: identifies the attempt in a request. The scheduler rejects the
+/// request if the attempt or its lease is not the current one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct JobFence {
     /// Id of the job.
@@ -80,7 +82,8 @@ pub struct TaskFence {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum RegisterReply {
-    /// The boot is known. For a node: its stream and consumer exist and it may pull.
+    /// The boot is registered. For a node: the work stream and the node's consumer exist, so the node may pull work
+    /// orders.
     #[serde(alias = "welcome")]
     Registered {
         /// Name of the consumer on [`crate::subject::WORK_STREAM`]; empty for a runner.
@@ -88,7 +91,7 @@ pub enum RegisterReply {
     },
     /// The boot is not accepted, for example because its version is too old.
     Refused {
-        /// What is wrong, and what to do next.
+        /// Why the boot is refused, and what the user should do next.
         reason: String,
     },
 }
@@ -138,15 +141,15 @@ pub enum FenceReply {
     Committed,
     /// The attempt or lease is not the current one: nothing was changed; the sender drops the work.
     Stale,
-    /// The request can never be written: repeating it does not help.
+    /// The write can never be committed: repeating the request does not help.
     Refused {
-        /// Why it cannot be written.
-        reason: String,
+        /// Why the write can never be committed.
+        reason: RefusedReason,
     },
-    /// The request cannot be written now (no leader, database unreachable): the sender repeats it.
+    /// The write cannot be committed now (no leader, database unreachable): the sender repeats the request.
     Unavailable {
-        /// Why it cannot be written now.
-        reason: String,
+        /// Why the write cannot be committed now.
+        reason: UnavailableReason,
     },
 }
 

@@ -17,15 +17,15 @@ const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:
 /// Parsed form of a [`ModelId`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModelSource {
-    /// A file on the node.
+    /// Path of a file on the node.
     Path(PathBuf),
     /// A file of a repository on the Hugging Face hub.
     Hub {
-        /// `org/name`.
+        /// Name of the repository, as `org/name`.
         repo: String,
         /// Branch, tag or commit; `None` is the main branch.
         revision: Option<String>,
-        /// Path in the repository.
+        /// Path of the file in the repository.
         file: String,
     },
     /// A Python package that ships a GGUF file.
@@ -75,8 +75,8 @@ impl ModelId {
     }
 }
 
-/// True for a valid half (`org` or `name`) of a repository's name, by the hub's own rule. It is used as a folder name
-/// on disk.
+/// True for a valid half (`org` or `name`) of a repository's name, by the hub's own rule. Such a half is used as a
+/// folder name on disk.
 fn is_hub_name(text: &str) -> bool {
     (1..=96).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))

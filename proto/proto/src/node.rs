@@ -91,7 +91,7 @@ pub enum Residency {
 pub struct ModelState {
     /// The model.
     pub model: ModelId,
-    /// Whether it can serve calls.
+    /// Whether the model can serve calls.
     pub residency: Residency,
     /// Device that the model is or would be loaded on; `proxy` for a model behind an endpoint.
     pub device: String,
@@ -99,7 +99,7 @@ pub struct ModelState {
     pub need_bytes: u64,
     /// Maximum length of a sequence, prompt and output, in tokens.
     pub context_tokens: u32,
-    /// Tokens the KV pool can still admit; for a proxy: context times free slots.
+    /// Tokens the KV pool can still admit; for a proxy: the context length times the number of free slots.
     pub kv_tokens_free: u64,
     /// Tokens whose keys and values are cached for reuse. Placement assumes that the most recent prompts on this node
     /// are cached, up to this many tokens.
@@ -109,7 +109,7 @@ pub struct ModelState {
     pub running: u32,
     /// Maximum number of running sequences.
     pub max_sequences: u32,
-    /// Measured prefill rate, in tokens per second; 0 if unknown.
+    /// Measured prefill rate (throughput while prompts are computed), in tokens per second; 0 if unknown.
     pub prefill_rate: f64,
     /// Measured decode rate, in tokens per second; 0 if unknown.
     pub decode_rate: f64,

@@ -1,4 +1,5 @@
-//! Internal pull request, which merges a task's branch into the mirror's main branch.
+//! Internal pull request: merges a task's branch into the main branch of the mirror, which is cfq's own copy of the
+//! user's repository.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,13 +13,13 @@ use crate::ids::IdError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PrState {
-    /// Opened; waits for quality control.
+    /// Opened; waits for quality control, that is, for the result of the loop's review.
     PendingQc,
     /// Quality control passed.
     QcApproved,
     /// Quality control failed.
     QcRejected,
-    /// Waits for the coordinator.
+    /// Waits for approval by the coordinator, the runner that executes the hand-off.
     PendingCoordinator,
     /// The coordinator approved; it may be merged.
     Approved,
@@ -40,7 +41,7 @@ impl PrState {
         Self::Closed,
     ];
 
-    /// The name in JSON and SQL.
+    /// Returns the state's name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PendingQc => "pending_qc",

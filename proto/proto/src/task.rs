@@ -12,19 +12,19 @@ use crate::model::ModelId;
 /// Priority of a task. P0 is scheduled first; a waiting task of lower priority rises with its age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Priority {
-    /// Highest.
+    /// Highest priority.
     P0,
-    /// Above the default.
+    /// Priority above the default.
     P1,
-    /// Default.
+    /// Default priority.
     #[default]
     P2,
-    /// Lowest.
+    /// Lowest priority.
     P3,
 }
 
 impl Priority {
-    /// The number in SQL; 0 is the highest priority.
+    /// Returns the priority's number in SQL; 0 is the highest priority.
     pub fn as_i16(self) -> i16 {
         match self {
             Self::P0 => 0,
@@ -78,7 +78,7 @@ pub enum Agent {
 }
 
 impl Agent {
-    /// The name in JSON and SQL.
+    /// Returns the role's name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Alpha => "alpha",
@@ -165,7 +165,7 @@ impl AgentBindings {
     }
 }
 
-/// Task as submitted: the dual-agent task specification with its repository and limits.
+/// Specification of a task as submitted: the work to do, the repository, the models and the limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskSpec {
@@ -253,7 +253,7 @@ impl TaskState {
         Self::Cancelled,
     ];
 
-    /// The name in JSON and SQL.
+    /// Returns the state's name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -270,7 +270,7 @@ impl TaskState {
         }
     }
 
-    /// True if the state never changes any more.
+    /// True if a task in this state never changes again.
     pub fn is_terminal(self) -> bool {
         match self {
             Self::Merged | Self::Accepted | Self::Failed | Self::Cancelled => true,
@@ -284,8 +284,9 @@ impl TaskState {
         }
     }
 
-    /// True if the task is terminal or waits for a human; `submit --watch` ends in these states.
-    pub fn is_resting(self) -> bool {
+    /// True if the task has ended or waits for a human, so that no runner works on it; `submit --watch` ends in these
+    /// states.
+    pub fn is_settled(self) -> bool {
         self.is_terminal() || matches!(self, Self::Escalated | Self::WaitingOnHuman | Self::Paused)
     }
 }

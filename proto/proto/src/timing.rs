@@ -17,7 +17,8 @@ pub struct Timing {
     /// expired.
     pub lease_margin_ms: u64,
     /// Time after which a placed job that its node has not accepted is sent again or placed elsewhere.
-    pub accept_ms: u64,
+    #[serde(alias = "accept_ms")]
+    pub accept_timeout_ms: u64,
     /// Interval at which the leader renews its row in Postgres.
     #[serde(alias = "leader_beat_ms")]
     pub leader_renewal_ms: u64,
@@ -29,9 +30,11 @@ pub struct Timing {
     pub poll_ms: u64,
     /// Time without a step (a new token or prefill chunk) after which a generation counts as stuck, even if heartbeats
     /// arrive.
-    pub job_step_ms: u64,
+    #[serde(alias = "job_step_ms")]
+    pub job_step_timeout_ms: u64,
     /// Time without a completed step after which a runner loses its task.
-    pub task_step_ms: u64,
+    #[serde(alias = "task_step_ms")]
+    pub task_step_timeout_ms: u64,
     /// Time that a task's job may wait for placement before the runner releases the task, to use its slot for a task
     /// that can proceed.
     pub slot_wait_ms: u64,
@@ -42,9 +45,11 @@ pub struct Timing {
     /// Time for which an endpoint may be down before the task fails.
     pub retry_ceiling_ms: u64,
     /// Timeout of one request over NATS.
-    pub request_ms: u64,
+    #[serde(alias = "request_ms")]
+    pub request_timeout_ms: u64,
     /// Time a stopping process may take to release its work.
-    pub drain_ms: u64,
+    #[serde(alias = "drain_ms")]
+    pub drain_timeout_ms: u64,
 }
 
 impl Default for Timing {
@@ -53,21 +58,21 @@ impl Default for Timing {
             heartbeat_ms: 2_000,
             lease_ttl_ms: 6_000,
             lease_margin_ms: 1_000,
-            accept_ms: 3_000,
+            accept_timeout_ms: 3_000,
             leader_renewal_ms: 1_000,
             leader_ttl_ms: 3_000,
             sweep_ms: 1_000,
             poll_ms: 2_000,
             // Covers the first token of a long prompt on a slow machine: prefill chunks count as steps too.
-            job_step_ms: 120_000,
+            job_step_timeout_ms: 120_000,
             // The longest single step is a clone of a large repository; waiting for a model counts as steps.
-            task_step_ms: 600_000,
+            task_step_timeout_ms: 600_000,
             slot_wait_ms: 60_000,
             backoff_base_ms: 1_000,
             backoff_cap_ms: 256_000,
             retry_ceiling_ms: 600_000,
-            request_ms: 5_000,
-            drain_ms: 10_000,
+            request_timeout_ms: 5_000,
+            drain_timeout_ms: 10_000,
         }
     }
 }
@@ -87,19 +92,19 @@ durations! {
     heartbeat_ms => heartbeat,
     lease_ttl_ms => lease_ttl,
     lease_margin_ms => lease_margin,
-    accept_ms => accept,
+    accept_timeout_ms => accept_timeout,
     leader_renewal_ms => leader_renewal,
     leader_ttl_ms => leader_ttl,
     sweep_ms => sweep,
     poll_ms => poll,
-    job_step_ms => job_step,
-    task_step_ms => task_step,
+    job_step_timeout_ms => job_step_timeout,
+    task_step_timeout_ms => task_step_timeout,
     slot_wait_ms => slot_wait,
     backoff_base_ms => backoff_base,
     backoff_cap_ms => backoff_cap,
     retry_ceiling_ms => retry_ceiling,
-    request_ms => request,
-    drain_ms => drain,
+    request_timeout_ms => request_timeout,
+    drain_timeout_ms => drain_timeout,
 }
 
 impl Timing {
@@ -110,19 +115,19 @@ impl Timing {
             heartbeat_ms: f(self.heartbeat_ms),
             lease_ttl_ms: f(self.lease_ttl_ms),
             lease_margin_ms: f(self.lease_margin_ms),
-            accept_ms: f(self.accept_ms),
+            accept_timeout_ms: f(self.accept_timeout_ms),
             leader_renewal_ms: f(self.leader_renewal_ms),
             leader_ttl_ms: f(self.leader_ttl_ms),
             sweep_ms: f(self.sweep_ms),
             poll_ms: f(self.poll_ms),
-            job_step_ms: f(self.job_step_ms),
-            task_step_ms: f(self.task_step_ms),
+            job_step_timeout_ms: f(self.job_step_timeout_ms),
+            task_step_timeout_ms: f(self.task_step_timeout_ms),
             slot_wait_ms: f(self.slot_wait_ms),
             backoff_base_ms: f(self.backoff_base_ms),
             backoff_cap_ms: f(self.backoff_cap_ms),
             retry_ceiling_ms: f(self.retry_ceiling_ms),
-            request_ms: self.request_ms,
-            drain_ms: f(self.drain_ms),
+            request_timeout_ms: self.request_timeout_ms,
+            drain_timeout_ms: f(self.drain_timeout_ms),
         }
     }
 }
@@ -133,7 +138,14 @@ mod tests {
 
     #[test]
     fn names_of_0_1_still_load() {
-        let timing: Timing = serde_json::from_str(r#"{"beat_ms": 1, "leader_beat_ms": 2}"#).unwrap();
+        let json = r#"{
+            "beat_ms": 1, "leader_beat_ms": 2, "accept_ms": 3, "request_ms": 4, "drain_ms": 5, "job_step_ms": 6,
+            "task_step_ms": 7
+        }"#;
+        let timing: Timing = serde_json::from_str(json).unwrap();
         assert_eq!((timing.heartbeat_ms, timing.leader_renewal_ms), (1, 2));
+        let timeouts = (timing.accept_timeout_ms, timing.request_timeout_ms, timing.drain_timeout_ms);
+        assert_eq!(timeouts, (3, 4, 5));
+        assert_eq!((timing.job_step_timeout_ms, timing.task_step_timeout_ms), (6, 7));
     }
 }

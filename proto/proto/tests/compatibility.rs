@@ -16,6 +16,7 @@ use cfq_proto::http::{
     ArtifactChain, CancelRequest, ErrorReply, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply,
     SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
 };
+use cfq_proto::job::{Outcome, ReleaseReason};
 use cfq_proto::loop_step::Step;
 use cfq_proto::messages::{
     Abandon, Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, CancelJob, FenceReply, GetJob, Heartbeat,
@@ -60,13 +61,17 @@ fn current(name: &str, renamed: &[(&str, &str)]) -> String {
 /// Replaces the names of 0.1 in a JSON value by the current names.
 fn with_current_names(value: Value) -> Value {
     match value {
-        Value::Object(fields) => fields
-            .into_iter()
-            .map(|(name, value)| match value {
+        Value::Object(fields) => {
+            // The field `why` of 0.1 is `explanation` beside a typed reason, and `reason` elsewhere.
+            let has_typed_reason = fields.contains_key("reason") || fields.contains_key("decision");
+            let text_field = if has_typed_reason { "explanation" } else { "reason" };
+            let renamed = fields.into_iter().map(|(name, value)| match value {
                 Value::String(tag) if name == "type" => (name, Value::String(current(&tag, &RENAMED_TAGS))),
+                text if name == "why" => (text_field.to_owned(), text),
                 value => (current(&name, &RENAMED_FIELDS), with_current_names(value)),
-            })
-            .collect(),
+            });
+            Value::Object(renamed.collect())
+        }
         Value::Array(items) => items.into_iter().map(with_current_names).collect(),
         other => other,
     }
@@ -170,6 +175,24 @@ fn http_bodies_of_0_1_load() {
             ("tokens", on_http::<TokensData>),
         ],
     );
+}
+
+/// 0.1 reports the reason of a released attempt as free text.
+#[test]
+fn release_reason_loads_as_a_variant_or_as_free_text() {
+    let reason = |json: &str| serde_json::from_str::<ReleaseReason>(json).unwrap();
+    assert_eq!(reason(r#""its node stops""#), ReleaseReason::Other("its node stops".into()));
+    for reason in [
+        ReleaseReason::Cancelled,
+        ReleaseReason::Drained,
+        ReleaseReason::Yielded { to: "game on cuda:0".into() },
+        ReleaseReason::Other("drains".into()),
+    ] {
+        let outcome = Outcome::Released { reason };
+        let json = serde_json::to_string(&outcome).unwrap();
+        assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome, "{json}");
+    }
+    assert_eq!(serde_json::to_value(ReleaseReason::Drained).unwrap(), "drained");
 }
 
 /// Tags of all variants of an enum, taken from its JSON schema.

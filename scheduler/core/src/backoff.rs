@@ -23,7 +23,7 @@ const MAX_CREDIBLE_WAIT_MS: u64 = 3_600_000;
 impl BackoffPolicy {
     /// Wait after the `failures`-th failure (counted from 1), in ms: the base, doubled for each earlier failure up to
     /// the cap, less a jitter of at most a quarter. The jitter keeps jobs that failed together from being retried
-    /// together. It is a hash of the job id and the number of failures, so a replay gives the same wait.
+    /// together. The jitter is a hash of the job id and the number of failures, so a replay gives the same wait.
     pub fn wait_ms(self, job: JobId, failures: u32) -> u64 {
         let doublings = failures.saturating_sub(1).min(40);
         let step_ms = self.base_ms.saturating_mul(1u64 << doublings).min(self.cap_ms.max(1));

@@ -4,7 +4,7 @@ use cfq_proto::node::{ModelState, Residency};
 
 use crate::job::Job;
 use crate::node::Node;
-use crate::state::State;
+use crate::state::PlannerState;
 
 /// A node together with its state of the job's model.
 pub(crate) type Candidate<'a> = (&'a Node, &'a ModelState);
@@ -12,7 +12,7 @@ pub(crate) type Candidate<'a> = (&'a Node, &'a ModelState);
 /// The live nodes that have a job's model, in three sets, each a subset of the one before.
 #[derive(Debug)]
 pub(crate) struct Candidates<'a> {
-    /// True if at least one live node has the model and all such nodes rejected the job for good.
+    /// True if at least one live node has the model and all such nodes rejected the job permanently.
     pub all_rejected: bool,
     /// Nodes that have the model and did not reject the job.
     pub able: Vec<Candidate<'a>>,
@@ -23,7 +23,7 @@ pub(crate) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    pub fn of(state: &'a State, job: &'a Job, now_ms: i64) -> Self {
+    pub fn of(state: &'a PlannerState, job: &'a Job, now_ms: i64) -> Self {
         let listing: Vec<Candidate<'a>> = state.live_nodes_with(&job.model, now_ms).collect();
         let able: Vec<Candidate<'a>> =
             listing.iter().copied().filter(|(n, _)| !job.rejected_by.contains_key(&n.id)).collect();
@@ -38,6 +38,6 @@ impl<'a> Candidates<'a> {
 }
 
 /// Returns whether the node accepts work for the job's model and is not in backoff for the job.
-pub(crate) fn accepts(state: &State, job: &Job, node: &Node, now_ms: i64) -> bool {
+pub(crate) fn accepts(state: &PlannerState, job: &Job, node: &Node, now_ms: i64) -> bool {
     !job.node_failures.blocks(&node.id, now_ms) && state.accepts_work(node, &job.model, now_ms)
 }

@@ -27,8 +27,8 @@ impl ModelCapacity {
     }
 
     /// Tokens to reserve for a job of this cost, or `None` if it does not fit. An idle model admits a job whose
-    /// estimate exceeds the whole pool as long as the prompt itself fits. Otherwise the job would wait forever. The
-    /// node counts the tokens exactly, and refuses the job if it does not fit.
+    /// estimate exceeds the whole pool as long as the prompt itself fits, because such a job would otherwise wait
+    /// forever. The node counts the tokens exactly, and refuses the job if it does not fit.
     pub fn reservation_for(self, cost: &PlacementCost) -> Option<u64> {
         if self.slots == 0 {
             None

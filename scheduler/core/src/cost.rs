@@ -1,6 +1,6 @@
-//! Estimated cost of a call on a node, as a time: load + prefill of the tokens that are not cached + decode. Costs are
-//! compared only between nodes with free capacity, so the wait for capacity is zero for every candidate. A job without
-//! a candidate waits in the queue, where a later P0 can still pass it.
+//! Placement cost: the estimated time of a call on a node, as load + prefill of the tokens that are not cached +
+//! decode. Costs are compared only between nodes with free capacity, so the wait for capacity is zero for every
+//! candidate. A job without a candidate waits in the queue, where a later P0 can still pass it.
 //!
 //! Rates that a node has not measured yet default to those of a slow processor. A node without measurements is
 //! therefore chosen only where no measured node is better, and its first job provides the measurements.
@@ -64,7 +64,7 @@ pub fn tokens_per_block(model: &ModelState) -> f64 {
 /// KV cache tokens to reserve for the job. A sequence ends at the model's context length, so it never reserves more
 /// than that. The node decides whether the prompt alone is too long, because the node counts the tokens exactly.
 pub fn kv_reservation(job: &Job, model: &ModelState) -> u64 {
-    let wanted = job.known_need.unwrap_or_else(|| prompt_tokens(job, model) + u64::from(job.max_tokens));
+    let wanted = job.counted_tokens.unwrap_or_else(|| prompt_tokens(job, model) + u64::from(job.max_tokens));
     if model.context_tokens == 0 { wanted } else { wanted.min(u64::from(model.context_tokens)) }
 }
 
@@ -131,9 +131,9 @@ mod tests {
         let mut job = job(Priority::P2, 0);
         let model = model(4096, 2);
         assert_eq!(kv_reservation(&job, &model), prompt_tokens(&job, &model) + u64::from(job.max_tokens));
-        job.known_need = Some(777);
+        job.counted_tokens = Some(777);
         assert_eq!(kv_reservation(&job, &model), 777);
-        job.known_need = Some(1 << 40);
+        job.counted_tokens = Some(1 << 40);
         assert_eq!(kv_reservation(&job, &model), u64::from(model.context_tokens));
     }
 }

@@ -1,5 +1,6 @@
 //! The effects that a plan proposes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
@@ -67,8 +68,8 @@ pub enum Effect {
         job: JobId,
         /// Number of the current attempt.
         attempt: i32,
-        /// What the nodes report.
-        reason: String,
+        /// Text that each node reports.
+        reports: BTreeMap<NodeId, String>,
     },
     /// Ask the node to load the model that the job waits for; the node evicts idle models if it has to. Writes no row.
     Load {

@@ -34,7 +34,7 @@ pub struct Job {
     pub max_tokens: u32,
     /// Exact number of tokens for prompt and output, counted by a node that refused the job; `None` if no node counted
     /// them.
-    pub known_need: Option<u64>,
+    pub counted_tokens: Option<u64>,
     /// Nodes that can never run the job, with the reason each gave.
     pub rejected_by: BTreeMap<NodeId, String>,
     /// Failed attempts and the backoff after them, by node.
@@ -85,9 +85,10 @@ pub enum JobPhase {
 const LOSSES_BEFORE_ISOLATION: u32 = 2;
 
 impl Job {
-    /// Returns whether the job is suspect: more than one node was lost while it ran the job. The job may be the cause,
-    /// or may only have run concurrently with the cause. Running it alone shows which, and puts no other job at risk.
-    pub fn is_suspect(&self) -> bool {
+    /// Returns whether the job may be a poison job: more than one node was lost while it ran the job. The job may be
+    /// the cause, or may only have run concurrently with the cause. Running it alone shows which, and puts no other job
+    /// at risk.
+    pub fn may_be_poison(&self) -> bool {
         self.losses >= LOSSES_BEFORE_ISOLATION
     }
 

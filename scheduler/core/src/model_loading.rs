@@ -21,12 +21,12 @@ use crate::cost::{load_ms, placement_cost};
 use crate::job::{Job, JobPhase};
 use crate::node::Node;
 use crate::prefix_index::PrefixIndex;
-use crate::state::State;
+use crate::state::PlannerState;
 
 /// Loads of one node in the plan that is being computed.
 #[derive(Debug, Default)]
 pub struct NodeLoads<'a> {
-    /// Free memory of the node in bytes, less the memory promised to planned loads.
+    /// Free memory of the node in bytes, less the memory reserved for planned loads.
     free_bytes: u64,
     /// True if no model may be evicted for another load now.
     pub eviction_blocked: bool,
@@ -50,7 +50,7 @@ impl NodeLoads<'_> {
 
 /// Returns the free memory of each node, and whether evictions are blocked there: on a node that is loading or
 /// unloading a model, or that has not yet accepted a placement.
-pub fn node_loads(state: &State) -> BTreeMap<&NodeId, NodeLoads<'_>> {
+pub fn node_loads(state: &PlannerState) -> BTreeMap<&NodeId, NodeLoads<'_>> {
     let mut loads: BTreeMap<&NodeId, NodeLoads<'_>> = state.nodes.values().map(|n| (&n.id, NodeLoads::of(n))).collect();
     for job in state.jobs.values().filter(|job| matches!(job.phase, JobPhase::Placed { .. })) {
         if let Some(loads) = job.holder().and_then(|(node, _)| loads.get_mut(node)) {
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(load_requests(&effects)[0].0.as_str(), "b");
     }
 
-    /// Two models, memory for one: no model is evicted before the highest-ranked job is served.
+    /// Two models, but memory for only one: no model is evicted before the highest-ranked job is served.
     #[test]
     fn two_models_with_memory_for_one_take_turns() {
         let first = job(Priority::P1, 0);

@@ -1,37 +1,37 @@
-//! Decides which jobs a node runs concurrently. A suspect job (more than one node was lost while it ran the job) shares
-//! its node with no other job.
+//! Decides which jobs a node runs concurrently. A job that may be poison (more than one node was lost while it ran the
+//! job) shares its node with no other job.
 
 use std::collections::BTreeMap;
 
 use cfq_proto::ids::NodeId;
 
 use crate::job::Job;
-use crate::state::State;
+use crate::state::PlannerState;
 
-/// Occupancy of a node by jobs, for the isolation of suspect jobs.
+/// Occupancy of a node by jobs, for the isolation of possible poison jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct NodeOccupancy {
     /// Number of jobs that are placed or running on the node.
     pub jobs: u32,
-    /// True if the node runs a suspect job or is reserved for one.
+    /// True if the node runs a possible poison job or is reserved for one.
     pub exclusive: bool,
 }
 
 impl NodeOccupancy {
     /// Returns whether the job may run concurrently with the jobs already on the node.
     pub fn admits(self, job: &Job) -> bool {
-        !self.exclusive && (self.jobs == 0 || !job.is_suspect())
+        !self.exclusive && (self.jobs == 0 || !job.may_be_poison())
     }
 
     /// Counts the job as one of the node's.
     pub fn add(&mut self, job: &Job) {
         self.jobs += 1;
-        self.exclusive |= job.is_suspect();
+        self.exclusive |= job.may_be_poison();
     }
 }
 
 /// Returns each node's occupancy by placed and running jobs. Nodes without such a job are absent from the map.
-pub(crate) fn node_occupancies(state: &State) -> BTreeMap<&NodeId, NodeOccupancy> {
+pub(crate) fn node_occupancies(state: &PlannerState) -> BTreeMap<&NodeId, NodeOccupancy> {
     let mut occupancies: BTreeMap<&NodeId, NodeOccupancy> = BTreeMap::new();
     for job in state.jobs.values() {
         if let Some((node, _)) = job.holder() {

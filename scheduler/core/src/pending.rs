@@ -10,15 +10,21 @@ use cfq_proto::node::Residency;
 use crate::candidates::{Candidate, Candidates};
 use crate::effect::Effect;
 use crate::job::Job;
-use crate::pending_reason::{PendingReason, join_by_node};
-use crate::state::State;
+use crate::pending_reason::PendingReason;
+use crate::state::PlannerState;
 
 /// Number of writes of `no_node_ms` per retry ceiling: it is written each time it has grown by this fraction of the
-/// ceiling. A scheduler that dies loses at most one such fraction of the count, and a waiting job causes few writes.
+/// ceiling. A scheduler that exits unexpectedly loses at most one such fraction of the count, and a waiting job causes
+/// few writes.
 const NO_NODE_WRITES_PER_CEILING: u64 = 20;
 
 /// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct.
-pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'_>, now_ms: i64) -> Option<Effect> {
+pub(crate) fn pending_effect(
+    state: &PlannerState,
+    job: &Job,
+    candidates: &Candidates<'_>,
+    now_ms: i64,
+) -> Option<Effect> {
     let fail =
         |reason| Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
     let ceiling_ms = state.timing.retry_ceiling_ms;
@@ -33,7 +39,7 @@ pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'
     {
         let last = job.last_failure.as_ref().map(ToString::to_string).unwrap_or_default();
         let minutes = minutes(ceiling_ms);
-        return fail(format!("tried for {minutes:.1} minutes without an answer; the last failure: {last}"));
+        return fail(format!("no answer in {minutes:.1} minutes of tries; the last failure: {last}"));
     }
     let pending = match candidates.able.is_empty() {
         true if state.models_of_live_nodes(now_ms).is_none() => PendingReason::NoNodeUp,
@@ -47,8 +53,7 @@ pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'
         return fail(no_node_failure(state, model, now_ms));
     }
     if let (PendingReason::Unusable { reasons }, None) = (&pending, job.first_failure_ms) {
-        let reason = join_by_node(reasons);
-        return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reason });
+        return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reports: reasons.clone() });
     }
     let recorded = state.explained.get(&job.id).map(|e| &e.pending);
     let ends_a_count = pending.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
@@ -70,10 +75,10 @@ pub(crate) fn pending_effect(state: &State, job: &Job, candidates: &Candidates<'
     (is_news || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, pending, no_node_ms })
 }
 
-/// Time in which nodes were live but none had the model, in ms. It is stored with the job, so that it survives a change
-/// of leader and the job cannot wait forever. Time in which no node or no scheduler was up is not evidence about the
-/// model and is not counted. Once a node has the model, the count restarts at zero.
-fn no_node_ms(state: &State, job: &Job, pending: &PendingReason, now_ms: i64) -> u64 {
+/// Time in which nodes were live but none had the model, in ms. This time is stored with the job, so that it survives a
+/// change of leader and the job cannot wait forever. Time in which no node or no scheduler was up is not evidence about
+/// the model and is not counted. Once a node has the model, the count restarts at zero.
+fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: i64) -> u64 {
     let since_recorded = state
         .explained
         .get(&job.id)
@@ -92,12 +97,12 @@ fn no_node_ms(state: &State, job: &Job, pending: &PendingReason, now_ms: i64) ->
 
 /// Returns the failure message for a job whose model no node lists. Such a model is most often misspelt or was never
 /// set up, so the job would wait forever and keep its runner occupied.
-fn no_node_failure(state: &State, model: &ModelId, now_ms: i64) -> String {
+fn no_node_failure(state: &PlannerState, model: &ModelId, now_ms: i64) -> String {
     let minutes = minutes(state.timing.retry_ceiling_ms);
     let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().flatten().map(ModelId::as_str).collect();
     let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
     format!(
-        "no node that is up has had the model {model} for {minutes:.1} minutes; models served: {served}. Use one of \
+        "for {minutes:.1} minutes, no running node has had the model {model}; models served: {served}. Use one of \
          those, or add {model} to a node's configuration ([node] models, and [endpoints] if an endpoint serves it) and \
          restart that node"
     )
@@ -128,7 +133,7 @@ fn reason_with_able_nodes(job: &Job, candidates: &Candidates<'_>) -> PendingReas
     }
     match candidates.open.is_empty() {
         true if !job.node_failures.0.is_empty() => PendingReason::Backoff,
-        false if job.is_suspect() => PendingReason::ExclusiveNode,
+        false if job.may_be_poison() => PendingReason::ExclusiveNode,
         true | false => PendingReason::Capacity,
     }
 }

@@ -35,7 +35,7 @@ pub enum PendingReason {
         /// Reports of the nodes that have the model but cannot serve it.
         unusable: BTreeMap<NodeId, String>,
     },
-    /// A suspect job waits for a node that runs nothing else.
+    /// A job that may be poison waits for a node that runs nothing else.
     ExclusiveNode,
     /// No node has enough free capacity, or higher-ranked jobs wait for it.
     Capacity,
@@ -55,8 +55,8 @@ impl PendingReason {
 impl fmt::Display for PendingReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoNodeHasModel { model } => write!(f, "waits: no node that is up has the model {model}"),
-            Self::NoNodeUp => f.write_str("waits: no node is up"),
+            Self::NoNodeHasModel { model } => write!(f, "waits: no running node has the model {model}"),
+            Self::NoNodeUp => f.write_str("waits: no node is running"),
             Self::Loading { model } => write!(f, "waits: {model} is not loaded yet"),
             Self::Unusable { reasons } => write!(f, "waits: {}", join_by_node(reasons)),
             Self::Yielding { programs, unusable } => {
@@ -75,7 +75,7 @@ impl fmt::Display for PendingReason {
 }
 
 /// Joins the reasons to `a: reason; b: reason`, in the order of the nodes' names.
-pub(crate) fn join_by_node(reasons: &BTreeMap<NodeId, String>) -> String {
+pub fn join_by_node(reasons: &BTreeMap<NodeId, String>) -> String {
     let reasons: Vec<String> = reasons.iter().map(|(node, reason)| format!("{node}: {reason}")).collect();
     reasons.join("; ")
 }

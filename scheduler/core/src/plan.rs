@@ -6,8 +6,8 @@
 //! - a node loads the model of the highest-ranked job that needs a load there, and no other model is evicted for it
 //!   while a job of higher rank waits on the node: two models with capacity for one take turns, and neither is evicted
 //!   before it has served;
-//! - a suspect job (more than one node was lost while it ran the job) runs alone on its node, and while it waits, one
-//!   node is reserved for it.
+//! - a job that may be poison (more than one node was lost while it ran the job) runs alone on its node, and while it
+//!   waits, one node is reserved for it.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ use crate::occupancy::{NodeOccupancy, node_occupancies};
 use crate::pending::pending_effect;
 use crate::pending_reason::join_by_node;
 use crate::priority::rank;
-use crate::state::State;
+use crate::state::PlannerState;
 
 /// Maximum number of times that a placed attempt is published again to a node that sends heartbeats but does not accept
 /// the attempt.
@@ -35,7 +35,7 @@ const MAX_RESENDS: u32 = 2;
 
 /// Capacity that remains on each node after the placements and loads planned so far.
 struct Remaining<'a> {
-    /// Remaining capacity by node and model. Where an entry is missing, [`State::capacity`] still applies.
+    /// Remaining capacity by node and model. Where an entry is missing, [`PlannerState::capacity`] still applies.
     capacities: BTreeMap<(&'a NodeId, &'a ModelId), ModelCapacity>,
     occupancies: BTreeMap<&'a NodeId, NodeOccupancy>,
     loads: BTreeMap<&'a NodeId, NodeLoads<'a>>,
@@ -54,9 +54,9 @@ impl<'a> Remaining<'a> {
     }
 
     /// Reserves the capacity that the job waits for, so that lower-ranked jobs do not take it: the job's model on all
-    /// open nodes, or, for a suspect job, the whole node with the fewest jobs.
+    /// open nodes, or, for a job that may be poison, the whole node with the fewest jobs.
     fn reserve_for(&mut self, job: &'a Job, open: &[Candidate<'a>]) {
-        if job.is_suspect() {
+        if job.may_be_poison() {
             if let Some((node, _)) = open.iter().min_by_key(|(node, _)| self.occupancy(&node.id).jobs) {
                 self.occupancies.entry(&node.id).or_default().exclusive = true;
             }
@@ -69,7 +69,7 @@ impl<'a> Remaining<'a> {
     }
 
     /// Stops placements on the models that have to be evicted for a load.
-    fn close_models_to_evict(&mut self, state: &State, request: LoadRequest<'a>) {
+    fn close_models_to_evict(&mut self, state: &PlannerState, request: LoadRequest<'a>) {
         let node = request.node;
         let planned =
             |model: &ModelState| self.capacities.get(&(&node.id, &model.model)).map(|capacity| capacity.concurrent);
@@ -82,7 +82,7 @@ impl<'a> Remaining<'a> {
 }
 
 /// Returns the effects to carry out next, in order. A pure function: the same state and time give the same effects.
-pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
+pub fn plan(state: &PlannerState, now_ms: i64) -> Vec<Effect> {
     let mut effects: Vec<Effect> =
         state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
     let mut queued: Vec<&Job> = state.jobs.values().filter(|j| matches!(j.phase, JobPhase::Queued)).collect();
@@ -103,7 +103,7 @@ pub fn plan(state: &State, now_ms: i64) -> Vec<Effect> {
 }
 
 /// Returns the effect that resends or ends a placement that the node has not accepted in time.
-fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
+fn overdue_acceptance(state: &PlannerState, job: &Job, now_ms: i64) -> Option<Effect> {
     let JobPhase::Placed { node, boot, lease, placed_ms } = &job.phase else { return None };
     let unplace = |reason: UnplaceReason| {
         Some(Effect::Unplace { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), reason })
@@ -116,7 +116,7 @@ fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
     let since = resends.map_or(*placed_ms, |r| r.last_ms);
     // A placement far in the future was written before the database's clock was set back. How long it has waited is
     // unknown, so it counts as overdue.
-    if now_ms.abs_diff(since) < state.timing.accept_ms {
+    if now_ms.abs_diff(since) < state.timing.accept_timeout_ms {
         return None;
     }
     if resends.is_some_and(|r| r.count >= MAX_RESENDS) {
@@ -126,7 +126,7 @@ fn overdue_acceptance(state: &State, job: &Job, now_ms: i64) -> Option<Effect> {
 }
 
 /// Returns the effect for a queued job: its placement, or what to do if it cannot be placed now.
-fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, remaining: &mut Remaining<'a>) -> Option<Effect> {
+fn place<'a>(state: &'a PlannerState, job: &'a Job, now_ms: i64, remaining: &mut Remaining<'a>) -> Option<Effect> {
     let candidates = Candidates::of(state, job, now_ms);
     if candidates.all_rejected {
         let reason = format!("no node can run it: {}", join_by_node(&job.rejected_by));
@@ -159,7 +159,7 @@ fn place<'a>(state: &'a State, job: &'a Job, now_ms: i64, remaining: &mut Remain
 /// Returns the cheapest open node with enough capacity (the first on ties), the job's cost there, and the node's
 /// remaining capacity. `reserved_tokens` of the cost is the number of tokens to reserve.
 fn cheapest<'a>(
-    state: &'a State,
+    state: &'a PlannerState,
     job: &'a Job,
     open: &[Candidate<'a>],
     remaining: &mut Remaining<'a>,

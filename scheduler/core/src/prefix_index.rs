@@ -89,9 +89,9 @@ mod tests {
 
     use super::*;
     use crate::tests::{job, model, model_id, new_id, node, placements, state};
-    use crate::{Effect, Job, JobPhase, State, plan};
+    use crate::{Effect, Job, JobPhase, PlannerState, plan};
 
-    /// Two equal nodes, each with this many reusable tokens.
+    /// Two equal nodes, each with `tokens` reusable tokens.
     fn two_nodes(tokens: u64) -> [Node; 2] {
         let kv_tiers = KvTiers { device: tokens / 2, offloaded: tokens - tokens / 2 };
         ["a", "b"].map(|name| node(name, vec![ModelState { kv_tiers, ..model(65_536, 4) }], 0))
@@ -102,13 +102,13 @@ mod tests {
         Job { prompt_bytes, prefix: blocks.collect(), ..job(Priority::P2, 0) }
     }
 
-    fn run_to_end(state: &mut State, job: &Job, on: &Node) {
+    fn run_to_end(state: &mut PlannerState, job: &Job, on: &Node) {
         let phase = JobPhase::Running { node: on.id.clone(), boot: on.boot, accepted_ms: -1 };
         state.on_job_row(Job { phase, ..job.clone() }, 0);
         state.on_job_ended(job.id, 0);
     }
 
-    fn placement_of(mut state: State, job: Job) -> (NodeId, String) {
+    fn placement_of(mut state: PlannerState, job: Job) -> (NodeId, String) {
         state.on_job_row(job, 0);
         match plan(&state, 0).as_slice() {
             [Effect::Place { node, reason, .. }] => (node.clone(), reason.clone()),
@@ -149,7 +149,7 @@ mod tests {
     fn least_recently_used_blocks_and_those_of_an_old_boot_do_not_count() {
         let [a, b] = two_nodes(3_100);
         let mut s = state(vec![a, b.clone()], vec![]);
-        let cached = |s: &State, blocks: std::ops::Range<u64>| {
+        let cached = |s: &PlannerState, blocks: std::ops::Range<u64>| {
             let node = &s.nodes[&b.id];
             s.prefix_index.cached_blocks(node, &node.ledger.models[0], &blocks.collect::<Vec<_>>())
         };

@@ -12,11 +12,11 @@ use cfq_proto::prefix::chain;
 
 use crate::cost::prefill_hint_cost;
 use crate::job::Job;
-use crate::state::State;
+use crate::state::PlannerState;
 
 /// Returns the node on which the hinted prompt should be computed. `None` if no node could start now, or if the task
 /// has no live job.
-pub fn prefill_node(state: &State, hint: &PrefillHint, now_ms: i64) -> Option<NodeId> {
+pub fn prefill_node(state: &PlannerState, hint: &PrefillHint, now_ms: i64) -> Option<NodeId> {
     // Only a task with a call in progress may have prompts computed.
     if !state.jobs.values().any(|job| job.task == hint.task) {
         return None;

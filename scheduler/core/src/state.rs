@@ -28,13 +28,13 @@ pub struct PlannerTiming {
     /// Time after its last heartbeat at which a node counts as not alive.
     pub lease_ttl_ms: u64,
     /// Time after which a placed job that was not accepted is published again.
-    pub accept_ms: u64,
+    pub accept_timeout_ms: u64,
     /// Retry ceiling: time without an answer after which a job fails.
     pub retry_ceiling_ms: u64,
 }
 
-/// Maximum duration of an exclusion, as a multiple of `accept_ms`: after it the exclusion ends even if the ledger does
-/// not change.
+/// Maximum duration of an exclusion, as a multiple of `accept_timeout_ms`: after it the exclusion ends even if the
+/// ledger does not change.
 const MAX_EXCLUSION_ACCEPT_TIMES: u64 = 10;
 
 /// A job that ended on a node whose last ledger may still count it.
@@ -46,7 +46,7 @@ struct EndedJob {
 
 /// Cached rows, and a record of what the leader has done since it started.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
+pub struct PlannerState {
     pub(crate) timing: PlannerTiming,
     pub(crate) jobs: BTreeMap<JobId, Job>,
     pub(crate) nodes: BTreeMap<NodeId, Node>,
@@ -75,7 +75,7 @@ pub(crate) struct Resends {
     pub last_ms: i64,
 }
 
-impl State {
+impl PlannerState {
     /// Creates an empty cache.
     pub fn new(timing: PlannerTiming) -> Self {
         Self {
@@ -195,13 +195,13 @@ impl State {
         self.load_requests.insert((node, model), (boot, now_ms));
     }
 
-    /// Returns whether this boot of the node was asked to load the model within the last `accept_ms`. The message may
-    /// be lost, so a node that does not start the load is asked again after that.
+    /// Returns whether this boot of the node was asked to load the model within the last `accept_timeout_ms`. The
+    /// message may be lost, so a node that does not start the load is asked again after that.
     pub(crate) fn load_requested_recently(&self, node: &NodeId, model: &ModelId, now_ms: i64) -> bool {
         let boot = self.nodes.get(node).map(|n| n.boot);
         self.load_requests
             .get(&(node.clone(), model.clone()))
-            .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.timing.accept_ms)
+            .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.timing.accept_timeout_ms)
     }
 
     /// Records that an [`Effect::Explain`](crate::Effect::Explain) was carried out. Call it after the job's row was
@@ -222,7 +222,7 @@ impl State {
 
     /// Returns whether the node may be given work for the model now, regardless of its free capacity.
     pub(crate) fn accepts_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
-        let max_ms = self.timing.accept_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMES);
+        let max_ms = self.timing.accept_timeout_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMES);
         let applies = |exclusion: &Exclusion| exclusion.applies(&node.ledger, now_ms, max_ms);
         let unresponsive = self.unresponsive.get(&node.id).is_some_and(|(_, exclusion)| applies(exclusion));
         node.alive(now_ms, self.timing.lease_ttl_ms)

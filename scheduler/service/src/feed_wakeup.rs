@@ -16,7 +16,10 @@ use crate::store::Store;
 
 /// Capacity of each channel, in messages. A feed that falls further behind misses token frames; the gap is visible in
 /// the frames' offsets.
-const BUFFERED: usize = 4_096;
+const CHANNEL_CAPACITY: usize = 4_096;
+/// Maximum number of attempts whose first token is remembered as recorded. When it is exceeded, the set is cleared, and
+/// the next frame of each attempt records the first token again, which changes nothing.
+const MAX_RECORDED_LEASES: usize = 4_096;
 /// Wait before a failed Postgres listener or NATS subscription is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -31,7 +34,7 @@ pub struct FeedWakeup {
 
 impl Default for FeedWakeup {
     fn default() -> Self {
-        Self { events: broadcast::Sender::new(BUFFERED), tokens: broadcast::Sender::new(BUFFERED) }
+        Self { events: broadcast::Sender::new(CHANNEL_CAPACITY), tokens: broadcast::Sender::new(CHANNEL_CAPACITY) }
     }
 }
 
@@ -57,7 +60,7 @@ impl FeedWakeup {
                 () = stop.raised() => return,
             };
             if let Err(error) = listened {
-                tracing::debug!(%error, "cannot listen for event notifications, feeds poll until then");
+                tracing::debug!(%error, "cannot listen for event notifications; feeds only poll for now");
             }
             tokio::select! {
                 () = tokio::time::sleep(RETRY_INTERVAL) => {}
@@ -100,7 +103,7 @@ impl FeedWakeup {
         let mut recorded: HashSet<LeaseId> = HashSet::new();
         // Leases of attempts whose first token could not be recorded. The next frame of such an attempt triggers
         // another try.
-        let (failed, mut failures) = tokio::sync::mpsc::channel(BUFFERED);
+        let (failed, mut failures) = tokio::sync::mpsc::channel(CHANNEL_CAPACITY);
         loop {
             let frame = tokio::select! {
                 next = frames.next() => match next { Some(frame) => frame, None => return },
@@ -111,7 +114,7 @@ impl FeedWakeup {
                 () = stop.raised() => return,
             };
             let Ok(frame) = frame.body else { continue };
-            if recorded.len() > BUFFERED {
+            if recorded.len() > MAX_RECORDED_LEASES {
                 recorded.clear();
             }
             if recorded.insert(frame.fence.lease) {

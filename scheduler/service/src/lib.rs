@@ -3,12 +3,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `store` | Postgres: every write is a compare-and-set on its fence; no other part of cfq uses SQL |
+//! | `store` | Postgres: every write is a compare-and-set on its fence |
 //! | `lead` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
 //!
+//! Outside of tests, only `store` reads and writes cfq's tables; `deploy` uses SQL to create the role and the database.
 //! The service runs no models and does not use git.
 
 mod api;

@@ -255,11 +255,11 @@ mod tests {
         gauges.tasks.insert("ready".into(), 1);
         gauges.jobs.insert("queued".into(), 1);
         gauges.nodes.push(("den".into(), 0.5));
-        let card = serde_json::json!({
-            "id": "cuda:0", "kind": "cuda", "name": "a card", "memory_total": 8, "memory_others": 1,
+        let gpu = serde_json::json!({
+            "id": "cuda:0", "kind": "cuda", "name": "a GPU", "memory_total": 8, "memory_others": 1,
             "temperature_c": 51, "power_mw": 120_500, "power_limit_mw": 350_000,
         });
-        gauges.devices.push(("den".into(), serde_json::from_value(card).unwrap()));
+        gauges.devices.push(("den".into(), serde_json::from_value(gpu).unwrap()));
         let tiers = cfq_proto::node::KvTiers { device: 640, offloaded: 96 };
         let model = "path:/m.gguf".parse().unwrap();
         let state = crate::testing::node_registration(cfq_proto::ids::BootId::fresh()).ledger.models.remove(0);

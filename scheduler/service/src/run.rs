@@ -25,7 +25,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot listen on {bind}, another program may use this address: set http.bind to a free address")]
+    #[error("cannot listen on {bind}: another program may use this address; set http.bind to a free address")]
     Bind {
         bind: SocketAddr,
         #[source]
@@ -44,8 +44,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    #[error("a background task of the scheduler ended unexpectedly: {reason}")]
-    Part { reason: String },
+    #[error("a background task of the scheduler panicked")]
+    TaskPanicked {
+        #[source]
+        source: tokio::task::JoinError,
+    },
+    #[error("a background task of the scheduler ended although the scheduler was not stopped")]
+    TaskEnded,
 }
 
 /// Migrates a database to this build's schema, then closes its connections.
@@ -79,36 +84,36 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         stop.clone(),
     );
     let router = api.router(config.limits.body_bytes);
-    let mut parts: JoinSet<Result<(), Error>> = JoinSet::new();
+    let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
     let mut http_stop = stop.clone();
-    parts.spawn(async move {
+    tasks.spawn(async move {
         let served = axum::serve(listener, router).with_graceful_shutdown(async move { http_stop.raised().await });
         served.await.map_err(|source| Error::Http { source })
     });
-    parts.spawn(serve_backends(config.clone(), stores.clone(), link, wakeup, metrics, stop.clone()));
+    tasks.spawn(serve_backends(config.clone(), stores.clone(), link, wakeup, metrics, stop.clone()));
     tokio::pin!(shutdown);
     let mut failed = None;
     tokio::select! {
         () = &mut shutdown => {}
-        ended = parts.join_next() => failed = ended.and_then(|ended| part_result(ended).err()),
+        ended = tasks.join_next() => failed = ended.and_then(|ended| task_result(ended).err()),
     }
     stopper.stop();
-    let drained = tokio::time::timeout(config.timing.drain(), async {
-        while let Some(ended) = parts.join_next().await {
-            failed = failed.take().or(part_result(ended).err());
+    let drained = tokio::time::timeout(config.timing.drain_timeout(), async {
+        while let Some(ended) = tasks.join_next().await {
+            failed = failed.take().or(task_result(ended).err());
         }
     });
     if drained.await.is_err() {
-        tracing::warn!("drain time is over, unfinished requests are aborted");
-        parts.shutdown().await;
+        tracing::warn!("drain timeout reached, aborting unfinished requests");
+        tasks.shutdown().await;
     }
     stores.close().await;
     tracing::info!("stopped");
     failed.map_or(Ok(()), Err)
 }
 
-fn part_result(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), Error> {
-    ended.unwrap_or_else(|join| Err(Error::Part { reason: join.to_string() }))
+fn task_result(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), Error> {
+    ended.unwrap_or_else(|source| Err(Error::TaskPanicked { source }))
 }
 
 /// Starts and supervises everything except the HTTP server: migrates the database, connects to NATS, then starts the
@@ -125,16 +130,16 @@ async fn serve_backends(
     if !migrate_until_done(&store, stop.clone()).await? {
         return Ok(());
     }
-    let mut parts: JoinSet<Result<(), Error>> = JoinSet::new();
+    let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
     let events = wakeup.clone().follow_events(store.clone(), stop.clone());
-    parts.spawn(async move {
+    tasks.spawn(async move {
         events.await;
         Ok(())
     });
     let Some(session) = connect_until_done(&config, stop.clone()).await? else { return Ok(()) };
     link.set(session.clone());
     let tokens = wakeup.follow_tokens(session.clone(), store.clone(), stop.clone());
-    parts.spawn(async move {
+    tasks.spawn(async move {
         tokens.await;
         Ok(())
     });
@@ -147,17 +152,17 @@ async fn serve_backends(
         concurrency: config.limits.concurrency,
     };
     let bus_stop = stop.clone();
-    parts.spawn(async move { bus.run(bus_stop).await.map_err(Error::from) });
+    tasks.spawn(async move { bus.run(bus_stop).await.map_err(Error::from) });
     let leader = Leader { store: leader, link, session, metrics };
     let lead_stop = stop.clone();
-    parts.spawn(async move {
+    tasks.spawn(async move {
         leader.run(lead_stop).await;
         Ok(())
     });
-    while let Some(ended) = parts.join_next().await {
-        part_result(ended)?;
+    while let Some(ended) = tasks.join_next().await {
+        task_result(ended)?;
         if !stop.is_raised() {
-            return Err(Error::Part { reason: "it returned before the scheduler was stopped".to_owned() });
+            return Err(Error::TaskEnded);
         }
     }
     Ok(())

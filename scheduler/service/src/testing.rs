@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
-use cfq_deploy::stack::Facts;
+use cfq_deploy::stack::StackAddresses;
 use cfq_deploy::{Paths, Stack, StackOptions};
 use cfq_proto::ids::{BootId, NodeId, RunnerId, TaskId, TaskNumber};
 use cfq_proto::messages::{NodeRegistration, RunnerRegistration};
@@ -21,7 +21,7 @@ pub const MODEL: &str = "openai:box/m";
 
 /// The running Postgres and NATS. Dropping it stops them.
 struct TestServices {
-    facts: Facts,
+    addresses: StackAddresses,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -62,12 +62,12 @@ fn start_services() -> TestServices {
         runtime.block_on(async {
             let options = StackOptions { identities, ..StackOptions::default() };
             let stack = Stack::start(&paths, options).await.unwrap();
-            ready.send(stack.facts().clone()).unwrap();
+            ready.send(stack.addresses().clone()).unwrap();
             let _dropped = stopped.await;
             stack.stop().await.unwrap();
         });
     });
-    TestServices { facts: started.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+    TestServices { addresses: started.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
 }
 
 /// One test's database, and the services that it uses.
@@ -89,13 +89,13 @@ impl TestEnv {
     }
 
     async fn over(services: Arc<TestServices>, timing: Timing) -> Self {
-        let facts = &services.facts.postgres;
+        let address = &services.addresses.postgres;
         let mut database = DatabaseConfig {
-            host: facts.host.to_str().unwrap().to_owned(),
-            port: facts.port,
-            user: facts.user.clone(),
-            database: facts.database.clone(),
-            password_file: Some(facts.password_file.clone()),
+            host: address.host.to_str().unwrap().to_owned(),
+            port: address.port,
+            user: address.user.clone(),
+            database: address.database.clone(),
+            password_file: Some(address.password_file.clone()),
         };
         let name = format!("test_{}", uuid::Uuid::now_v7().simple());
         let admin = Store::new(&database, timing.clone(), SchedulerLimits::default()).unwrap();
@@ -108,11 +108,11 @@ impl TestEnv {
     }
 
     pub fn nats(&self, identity: &Identity) -> cfq_link::NatsConfig {
-        self.services.facts.nats.config(identity)
+        self.services.addresses.nats.config(identity)
     }
 
     pub async fn lead(&self) -> Leadership {
-        self.store.acquire_lead(uuid::Uuid::now_v7()).await.unwrap().unwrap()
+        self.store.acquire_leadership(uuid::Uuid::now_v7()).await.unwrap().unwrap()
     }
 
     pub async fn submit(&self) -> (TaskId, TaskNumber) {

@@ -314,8 +314,8 @@ async fn silent_node_loses_its_job_across_a_scheduler_restart() {
     let job = cluster.submit_job(fence).await;
     let order = cluster.pull().await;
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
-    // A second scheduler takes over while the job is on the node. It need not wait for the leader row to expire,
-    // because the first scheduler releases the row when it stops.
+    // A second scheduler takes over while the job is on the node. The second scheduler need not wait for the leader row
+    // to expire, because the first scheduler releases the row when it stops.
     cluster.stop().await;
     cluster.service = Some(serve(&cluster.config));
     ready(&cluster.client).await;

@@ -1,9 +1,9 @@
-//! A fake of NVIDIA's management library (NVML) with the true binary interface, for machines without a GPU.
+//! A fake of NVIDIA's management library (NVML) with the same binary interface, for machines without a GPU.
 //!
 //! It is installed as `libnvidia-ml.so.1` in a folder of `LD_LIBRARY_PATH`, so that it is found before the real
 //! library. It implements the functions that cfq calls; [`scenario`] defines the values they return. Signatures,
 //! structures and return codes are those of nvml.h. The handle of a GPU is its index plus one.
-#![allow(unsafe_code, reason = "it is a foreign interface from end to end")]
+#![allow(unsafe_code, reason = "the whole crate is a foreign interface")]
 
 pub mod scenario;
 
@@ -19,9 +19,9 @@ const DRIVER_NOT_LOADED: c_uint = 9;
 
 type Handle = *mut c_void;
 
-/// nvmlMemory_v2_t
+/// The structure `nvmlMemory_v2_t` of nvml.h: memory of a GPU, in bytes.
 #[repr(C)]
-pub struct Memory {
+pub struct NvmlMemory {
     version: c_uint,
     total: c_ulonglong,
     reserved: c_ulonglong,
@@ -29,17 +29,17 @@ pub struct Memory {
     used: c_ulonglong,
 }
 
-/// nvmlProcessInfo_v2_t, which is what the functions of version 3 fill.
+/// The structure `nvmlProcessInfo_v2_t` of nvml.h, which the functions with the suffix `_v3` fill.
 #[repr(C)]
-pub struct Process {
+pub struct NvmlProcess {
     pid: c_uint,
     used_gpu_memory: c_ulonglong,
     gpu_instance: c_uint,
     compute_instance: c_uint,
 }
 
-/// Calls `answer` with the GPU of a handle. Returns the error that the scenario sets for this query, else that of
-/// `answer`, else success.
+/// Calls `answer` with the GPU of a handle. Returns the error code that the scenario sets for this query, else the
+/// error code of `answer`, else `SUCCESS`.
 fn query(device: Handle, query: &str, answer: impl FnOnce(&FakeGpu) -> Result<(), c_uint>) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
     let Some(gpu) = (device as usize).checked_sub(1).and_then(|at| scenario.gpus.get(at)) else {
@@ -69,7 +69,7 @@ unsafe fn put_text(text: &str, to: *mut c_char, length: c_uint) -> Result<(), c_
 /// `to` points to a number.
 unsafe fn put_number(gpu: &FakeGpu, key: &str, to: *mut c_uint) -> Result<(), c_uint> {
     let number = gpu.number(key).and_then(|n| c_uint::try_from(n).ok()).ok_or(NOT_SUPPORTED)?;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { *to = number };
     Ok(())
 }
@@ -89,7 +89,7 @@ pub extern "C" fn nvmlShutdown() -> c_uint {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
-    // SAFETY: the caller's buffer.
+    // SAFETY: the caller guarantees the buffer and its length.
     unsafe { put_text(&scenario.driver, version, length) }.err().unwrap_or(SUCCESS)
 }
 
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_uint {
     let Some(scenario) = Scenario::read() else { return DRIVER_NOT_LOADED };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { *count = scenario.gpus.len() as c_uint };
     SUCCESS
 }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_uint {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Handle) -> c_uint {
     let handle = (index as usize + 1) as Handle;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { *device = handle };
     query(handle, "handle", |_| Ok(()))
 }
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *m
 /// `name` points to at least `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetName(device: Handle, name: *mut c_char, length: c_uint) -> c_uint {
-    // SAFETY: the caller's buffer.
+    // SAFETY: the caller guarantees the buffer and its length.
     query(device, "name", |gpu| unsafe { put_text(gpu.text("name").ok_or(NOT_SUPPORTED)?, name, length) })
 }
 
@@ -125,20 +125,20 @@ pub unsafe extern "C" fn nvmlDeviceGetName(device: Handle, name: *mut c_char, le
 /// `uuid` points to at least `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: *mut c_char, length: c_uint) -> c_uint {
-    // SAFETY: the caller's buffer.
+    // SAFETY: the caller guarantees the buffer and its length.
     query(device, "uuid", |gpu| unsafe { put_text(gpu.text("uuid").ok_or(NOT_SUPPORTED)?, uuid, length) })
 }
 
 /// # Safety
 /// `memory` points to the structure of version 2.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory) -> c_uint {
+pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut NvmlMemory) -> c_uint {
     query(device, "memory", |gpu| {
         let total = gpu.number("total").ok_or(NOT_SUPPORTED)?;
         let (reserved, used) = (gpu.number("reserved").unwrap_or(0), gpu.number("used").unwrap_or(0));
-        // SAFETY: the caller's structure, whose version it set.
+        // SAFETY: the caller guarantees a structure of this type, and has set its version.
         let memory = unsafe { &mut *memory };
-        if memory.version != (size_of::<Memory>() | 2 << 24) as c_uint {
+        if memory.version != (size_of::<NvmlMemory>() | 2 << 24) as c_uint {
             return Err(INVALID_ARGUMENT);
         }
         let free = total.saturating_sub(reserved + used);
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut
 }
 
 /// # Safety
-/// Both point to numbers.
+/// `major` and `minor` point to numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     device: Handle,
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
 ) -> c_uint {
     query(device, "capability", |gpu| {
         let (a, b) = gpu.text("capability").and_then(|text| text.split_once('.')).ok_or(NOT_SUPPORTED)?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             *major = a.parse().map_err(|_| NOT_SUPPORTED)?;
             *minor = b.parse().map_err(|_| NOT_SUPPORTED)?;
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
 /// `celsius` points to a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(device: Handle, _sensor: c_uint, celsius: *mut c_uint) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     query(device, "temperature", |gpu| unsafe { put_number(gpu, "temperature", celsius) })
 }
 
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperature(device: Handle, _sensor: c_uin
 /// `milliwatts` points to a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mut c_uint) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     query(device, "power", |gpu| unsafe { put_number(gpu, "power", milliwatts) })
 }
 
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mu
 /// `milliwatts` points to a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: Handle, milliwatts: *mut c_uint) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     query(device, "limit", |gpu| unsafe { put_number(gpu, "limit", milliwatts) })
 }
 
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(
     reasons: *mut c_ulonglong,
 ) -> c_uint {
     query(device, "throttle", |gpu| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { *reasons = gpu.number("throttle").unwrap_or(0) };
         Ok(())
     })
@@ -208,8 +208,8 @@ pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(
 ///
 /// # Safety
 /// `count` points to a number, and `to` is null or points to that many elements.
-unsafe fn put_processes(all: &[(u32, u64)], count: *mut c_uint, to: *mut Process) -> Result<(), c_uint> {
-    // SAFETY: the caller's number.
+unsafe fn put_processes(all: &[(u32, u64)], count: *mut c_uint, to: *mut NvmlProcess) -> Result<(), c_uint> {
+    // SAFETY: guaranteed by the caller.
     let capacity = unsafe { std::mem::replace(&mut *count, all.len() as c_uint) } as usize;
     if all.is_empty() {
         return Ok(());
@@ -219,7 +219,7 @@ unsafe fn put_processes(all: &[(u32, u64)], count: *mut c_uint, to: *mut Process
     }
     for (at, (pid, bytes)) in all.iter().enumerate() {
         let none = c_uint::MAX;
-        let process = Process { pid: *pid, used_gpu_memory: *bytes, gpu_instance: none, compute_instance: none };
+        let process = NvmlProcess { pid: *pid, used_gpu_memory: *bytes, gpu_instance: none, compute_instance: none };
         // SAFETY: within the array.
         unsafe { to.add(at).write(process) };
     }
@@ -232,9 +232,9 @@ unsafe fn put_processes(all: &[(u32, u64)], count: *mut c_uint, to: *mut Process
 pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     device: Handle,
     count: *mut c_uint,
-    processes: *mut Process,
+    processes: *mut NvmlProcess,
 ) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     query(device, "compute", |gpu| unsafe { put_processes(&gpu.compute, count, processes) })
 }
 
@@ -244,8 +244,8 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
 pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     device: Handle,
     count: *mut c_uint,
-    processes: *mut Process,
+    processes: *mut NvmlProcess,
 ) -> c_uint {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     query(device, "graphics", |gpu| unsafe { put_processes(&gpu.graphics, count, processes) })
 }

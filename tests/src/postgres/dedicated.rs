@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use cfq_deploy::postgres::{Postgres, PostgresFacts};
+use cfq_deploy::postgres::{Postgres, PostgresAddress};
 use cfq_link::child::{Process, ProcessIdentity};
 use tokio::sync::OnceCell;
 
@@ -25,8 +25,8 @@ async fn seed() -> &'static Path {
     SEED.get_or_init(|| async {
         let data = scratch().join("seed");
         let (postgres, process) = start(&data).await;
-        let facts = postgres.facts();
-        cfq_scheduler::migrate(&config(&facts, &facts.database)).await.unwrap();
+        let address = postgres.address();
+        cfq_scheduler::migrate(&config(&address, &address.database)).await.unwrap();
         let exit = Postgres::stop(&process).await.unwrap();
         assert!(exit.is_success(), "{exit}");
         data
@@ -51,11 +51,11 @@ impl DedicatedPostgres {
         Self { postgres, process: Mutex::new(process) }
     }
 
-    pub fn facts(&self) -> PostgresFacts {
-        self.postgres.facts()
+    pub fn address(&self) -> PostgresAddress {
+        self.postgres.address()
     }
 
-    /// Sends SIGKILL to the postmaster and to all its children, and waits until all of them ended.
+    /// Sends SIGKILL to the postmaster and to all its children, and waits until they have ended.
     pub async fn kill9(&self) {
         let process = self.process.lock().unwrap().clone();
         let all = self.stop_all();
@@ -74,8 +74,8 @@ impl DedicatedPostgres {
         *self.process.lock().unwrap() = process;
     }
 
-    /// Sends SIGSTOP to all its processes, so that connections stay open without answers. Dropping the returned guard
-    /// resumes them.
+    /// Sends SIGSTOP to all processes of the server, so that connections stay open without answers. Dropping the
+    /// returned guard resumes the processes.
     pub fn freeze(&self) -> Frozen {
         Frozen(self.stop_all())
     }

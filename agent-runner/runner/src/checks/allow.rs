@@ -4,7 +4,7 @@
 //! [[allow]]
 //! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop or dynamic_code
 //! paths = ["plugins/", "tools/load.py"]   # a folder with everything in it, or a file
-//! why = "plugins are loaded by name"
+//! reason = "plugins are loaded by name"
 //! ```
 //!
 //! Only the file in the base commit is used, so a change cannot allow itself. A change of the file is reported as
@@ -32,8 +32,8 @@ struct AllowRule {
     /// Paths that the rule applies to: files, and folders with a trailing `/`.
     paths: Vec<String>,
     /// Justification for human readers.
-    #[serde(default, rename = "why")]
-    _why: String,
+    #[serde(default, rename = "reason", alias = "why")]
+    _reason: String,
 }
 
 impl AllowList {

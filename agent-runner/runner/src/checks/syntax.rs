@@ -9,7 +9,7 @@ use super::language::Language;
 pub struct SyntaxError {
     /// Line number, from 1.
     pub line: u32,
-    /// What is wrong, with an excerpt of the line.
+    /// Description of the error, with an excerpt of the line.
     pub message: String,
 }
 

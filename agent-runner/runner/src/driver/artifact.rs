@@ -8,12 +8,12 @@ use cfq_proto::job::{Completion, FinishReason};
 use cfq_proto::loop_step::Artifact;
 use cfq_proto::task::TaskSpec;
 
-use crate::edits::{ReplyProblem, Target, apply, parse, target};
+use crate::edits::{ReplyProblem, ReplyTarget, apply, parse, target_file};
 use crate::pipeline::is_revision_base;
 use crate::workstream::{CommitPlan, GitError, Mirror, Snapshot, content_hash, unified};
 
 /// Maximum length of the first line of a commit message, in characters: git's own tools show about this much.
-const MAX_TITLE_CHARS: usize = 64;
+const MAX_COMMIT_TITLE_CHARS: usize = 64;
 
 /// Reply of the creator, with the job and the model that produced it.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub(super) struct CreatorReply {
 /// Returns the first line of a description, shortened to a commit title.
 pub(super) fn commit_title(description: &str) -> String {
     let line = description.trim().lines().next().unwrap_or_default().trim();
-    match line.char_indices().nth(MAX_TITLE_CHARS) {
+    match line.char_indices().nth(MAX_COMMIT_TITLE_CHARS) {
         None => line.to_owned(),
         Some((end, _)) => {
             let end = line[..end].rfind(' ').unwrap_or(end);
@@ -36,10 +36,10 @@ pub(super) fn commit_title(description: &str) -> String {
 }
 
 /// Returns the target file of a reply: the file that its content belongs to if the reply gives no file name.
-pub(super) fn reply_target(spec: &TaskSpec, history: &History) -> Target {
+pub(super) fn reply_target(spec: &TaskSpec, history: &History) -> ReplyTarget {
     let previous: Vec<String> =
         revision_base(history).map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
-    target(spec, &previous)
+    target_file(spec, &previous)
 }
 
 /// Returns the iteration whose files the next iteration revises.
@@ -47,11 +47,11 @@ pub(super) fn revision_base(history: &History) -> Option<&Iteration> {
     history.iterations.iter().rev().find(|i| is_revision_base(i))
 }
 
-/// Returns the parent of a new commit: the last presentable commit, else the base. A quarantined commit is thus never
-/// an ancestor of a result.
+/// Returns the parent of a new commit: the commit of the last deliverable iteration, else the base. A quarantined
+/// commit is thus never an ancestor of a result.
 fn parent_commit<'h>(history: &'h History, base: &'h Base) -> &'h str {
-    let presentable = history.iterations.iter().rev().find(|i| i.is_presentable());
-    presentable.and_then(|i| i.artifact.commit.as_deref()).unwrap_or(&base.commit)
+    let deliverable = history.iterations.iter().rev().find(|i| i.is_deliverable());
+    deliverable.and_then(|i| i.artifact.commit.as_deref()).unwrap_or(&base.commit)
 }
 
 /// Creates the artifact of the next iteration. A reply that cannot be turned into files gives an artifact without a
@@ -138,7 +138,7 @@ mod tests {
     fn commit_title_is_one_short_line() {
         assert_eq!(commit_title("  Add a parser\nwith tests"), "Add a parser");
         let long = commit_title(&"word ".repeat(40));
-        assert!(long.ends_with("word...") && long.len() <= MAX_TITLE_CHARS + 3, "{long}");
+        assert!(long.ends_with("word...") && long.len() <= MAX_COMMIT_TITLE_CHARS + 3, "{long}");
         assert_eq!(commit_title(""), "");
     }
 }

@@ -14,14 +14,14 @@ use cfq_proto::loop_step::Step;
 use cfq_proto::pr::PrState;
 
 use super::artifact::artifact_chain;
-use super::port::{Stopped, TaskPort};
+use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{MergeOutcome, MergeState, branch_name, deliver};
+use crate::workstream::{DeliveredBranch, MergeOutcome, MergeState, branch_name, deliver};
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Returns the iteration to hand off, and its commit.
     fn result(&self) -> Result<(Iteration, String), Stopped> {
-        let none = || Stopped::Refused { reason: "there is no artifact that can be handed off".to_owned() };
+        let none = || Stopped::CannotDrive(DriveError::NothingToHandOff);
         let result = self.history.result().ok_or_else(none)?.clone();
         let commit = result.artifact.commit.clone().ok_or_else(none)?;
         Ok((result, commit))
@@ -52,10 +52,10 @@ impl<P: TaskPort> TaskDriver<P> {
             MergeOutcome::Planned(plan) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time },
             // The conflict may not matter to the user: the mirror's `main` contains only cfq's merges, and the user may
             // have discarded the other task's branch, or may have seen neither branch. So the result is delivered as a
-            // separate branch before a human is asked.
+            // separate branch before the hand-off is held for a human.
             MergeOutcome::Conflict { paths } => {
-                let why = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
-                Step::PrMoved { to: PrState::Closed, why }
+                let reason = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
+                Step::PrMoved { to: PrState::Closed, reason }
             }
         };
         Ok(self.commit_step(step, 0).await?)
@@ -109,8 +109,8 @@ impl<P: TaskPort> TaskDriver<P> {
                 tokio::task::spawn_blocking(move || deliver(&repository, &branch, &base, &artifacts)).await?;
             failpoint::hit("runner.after_deliver");
             match delivered {
-                Ok(delivery) => {
-                    let step = Step::Delivered { branch: delivery.branch, commit: delivery.commit };
+                Ok(DeliveredBranch { branch, commit }) => {
+                    let step = Step::Delivered { branch, commit };
                     return Ok(self.commit_step(step, 0).await?);
                 }
                 Err(error) if error.is_transient() && waited < ceiling => {
@@ -122,8 +122,8 @@ impl<P: TaskPort> TaskDriver<P> {
                     tokio::time::sleep(wait).await;
                 }
                 Err(error) => {
-                    let why = format!("cannot create the branch in {}: {}", self.spec.repo, error.with_causes());
-                    return Ok(self.hold_or_end_hand_off(why).await?);
+                    let reason = format!("cannot create the branch in {}: {}", self.spec.repo, error.with_causes());
+                    return Ok(self.hold_or_end_hand_off(reason).await?);
                 }
             }
         }
@@ -131,29 +131,29 @@ impl<P: TaskPort> TaskDriver<P> {
     }
 
     /// Holds the hand-off for a human, or ends it if a human has already accepted the result as it is.
-    pub(super) async fn hold_or_end_hand_off(&mut self, why: String) -> Result<(), Stopped> {
-        tracing::warn!(task = %self.number, why, "cannot hand off the result");
+    pub(super) async fn hold_or_end_hand_off(&mut self, reason: String) -> Result<(), Stopped> {
+        tracing::warn!(task = %self.number, reason, "cannot hand off the result");
         if !self.history.facts.accepted_as_is {
-            return self.hold_hand_off(why).await;
+            return self.hold_hand_off(reason).await;
         }
-        let why = format!("accepted as it is: {why}; `cfq pull {}` brings the result into a clone", self.number);
-        self.commit_step(Step::HandedOff { why }, 0).await
+        let reason = format!("accepted as it is: {reason}; `cfq pull {}` brings the result into a clone", self.number);
+        self.commit_step(Step::HandedOff { reason }, 0).await
     }
 
     /// Holds the hand-off until a human answers.
-    pub(super) async fn hold_hand_off(&mut self, why: String) -> Result<(), Stopped> {
+    pub(super) async fn hold_hand_off(&mut self, reason: String) -> Result<(), Stopped> {
         let available_actions = self.history.facts.held_actions();
-        self.commit_step(Step::HandOffHeld { why, available_actions }, 0).await
+        self.commit_step(Step::HandOffHeld { reason, available_actions }, 0).await
     }
 
     /// Ends the hand-off of a delivered result.
     pub(super) async fn finish_hand_off(&mut self) -> Result<(), Stopped> {
         let hand_off = &self.history.hand_off;
-        let why = match (&hand_off.delivered, &hand_off.closed) {
+        let reason = match (&hand_off.delivered, &hand_off.closed) {
             (Some((branch, _)), None) => format!("delivered as branch {branch}"),
             (Some((branch, _)), Some(closed)) => format!("delivered as branch {branch}, not merged: {closed}"),
             (None, _) => String::new(),
         };
-        self.commit_step(Step::HandedOff { why }, 0).await
+        self.commit_step(Step::HandedOff { reason }, 0).await
     }
 }

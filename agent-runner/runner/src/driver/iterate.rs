@@ -8,7 +8,7 @@ use cfq_proto::review::{CheckKind, Finding, Quarantine};
 use cfq_proto::task::Agent;
 
 use super::artifact::{CreatorReply, make_artifact, reply_target};
-use super::port::{Stopped, TaskPort};
+use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
 use crate::checks::check;
 use crate::pipeline::{
@@ -96,7 +96,6 @@ impl<P: TaskPort> TaskDriver<P> {
             let read = if last_try { salvage_review } else { parse_review };
             read(&completion.text, completion.finish)
                 .or_else(|error| early_stopped_review(&completion.text, &conditions).ok_or(error))
-                .map_err(|error| error.to_string())
         };
         let Some(answer) = self.request_answer(Agent::Beta, review_format(), prompt, read).await? else {
             return Ok(());
@@ -107,14 +106,13 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Decides whether the last iteration converged, must be revised or is escalated, and records the decision.
     pub(super) async fn decide(&mut self) -> Result<(), ActionError> {
-        let refused = |error: cfq_convergence::NotDecidable| Stopped::Refused { reason: error.to_string() };
         // The decision depends on the records alone, so that it can be replayed. Whether the result can be merged into
         // the mirror's `main` is determined later, at the merge, and does not change the result.
-        let decided = decide(&self.limits, &self.history).map_err(refused)?;
+        let decided = decide(&self.limits, &self.history).map_err(|error| Stopped::CannotDrive(error.into()))?;
         Ok(self.commit_decision(decided, 0).await?)
     }
 
     fn last(&self) -> Result<&Iteration, Stopped> {
-        self.history.last().ok_or_else(|| Stopped::Refused { reason: "there is no artifact".to_owned() })
+        self.history.last().ok_or(Stopped::CannotDrive(DriveError::NoArtifact))
     }
 }

@@ -15,12 +15,12 @@ use tokio::task::JoinHandle;
 
 use super::port::{PrefillPredictor, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::pipeline::{Budget, early_stops, max_tokens, previous_as_reply, sampling};
+use crate::pipeline::{Budget, UnreadableReview, early_stops, max_tokens, previous_as_reply, sampling};
 
 /// Maximum number of repeated requests after an answer that cannot be parsed (L11).
-const MAX_REPEATS: u32 = 2;
+const MAX_REPEATED_REQUESTS: u32 = 2;
 /// Maximum number of times that a prompt is shortened because it exceeds the model's context.
-const MAX_SHRINKS: u32 = 3;
+const MAX_PROMPT_SHRINKS: u32 = 3;
 
 /// A parsed answer.
 pub(super) struct Answer<T> {
@@ -32,15 +32,15 @@ pub(super) struct Answer<T> {
     pub spent_ms: u64,
 }
 
-/// Task that renders a prompt. It runs on a blocking thread, because it reads files.
+/// Tokio task that renders a prompt, on a blocking thread because it reads files.
 pub(super) type PromptTask = JoinHandle<Result<Vec<ChatMessage>, ActionError>>;
 
 /// Outcome of one job.
 enum JobOutcome {
     Done(Completion),
     Failed(JobFailure),
-    /// The job ended without a result, for this reason: it became a dead letter, or it was cancelled, but not by this
-    /// runner.
+    /// The job ended without a result. The string is the reason: the job became a dead letter, or it was cancelled, but
+    /// not by this runner.
     Unusable(String),
     /// The working time is used up.
     TimedOut,
@@ -55,12 +55,13 @@ impl<P: TaskPort> TaskDriver<P> {
         agent: Agent,
         format: OutputFormat,
         prompt: impl Fn(Budget) -> PromptTask,
-        parse: impl Fn(&Completion, bool) -> Result<T, String>,
+        parse: impl Fn(&Completion, bool) -> Result<T, UnreadableReview>,
     ) -> Result<Option<Answer<T>>, ActionError> {
         let binding = self.spec.agents.of(agent).clone();
         let Some(model) = self.bound_model(agent) else {
-            let why =
-                format!("no model is bound to {agent}: switch to one, or set [agents.{agent}] in the configuration");
+            let why = format!(
+                "no model is configured for {agent}: choose one (switch_llm), or set `model` in [agents.{agent}] of cfq.toml"
+            );
             self.commit_escalation(EscalationReason::AgentError, why, 0).await?;
             return Ok(None);
         };
@@ -82,18 +83,21 @@ impl<P: TaskPort> TaskDriver<P> {
             let (view, outcome) = self.run_job((agent, n), &model, prompt, spent_ms, predictor.as_ref()).await?;
             spent_ms += view.running_ms;
             let why = match outcome {
-                JobOutcome::Done(completion) => match parse(&completion, repeats == MAX_REPEATS) {
+                JobOutcome::Done(completion) => match parse(&completion, repeats == MAX_REPEATED_REQUESTS) {
                     Ok(value) => {
                         return Ok(Some(Answer { value, completion, job: view.id, model: view.model, spent_ms }));
                     }
-                    Err(why) if repeats < MAX_REPEATS => {
-                        tracing::info!(task = %self.number, %agent, why, "cannot parse an answer, requesting another");
+                    Err(why) if repeats < MAX_REPEATED_REQUESTS => {
+                        tracing::info!(task = %self.number, %agent, %why, "cannot parse an answer, requesting another");
                         repeats += 1;
                         continue;
                     }
-                    Err(why) => format!("{agent}'s answer could not be parsed in {} tries: {why}", MAX_REPEATS + 1),
+                    Err(why) => {
+                        let tries = MAX_REPEATED_REQUESTS + 1;
+                        format!("{agent}'s answer could not be parsed in {tries} tries: {why}")
+                    }
                 },
-                JobOutcome::Failed(JobFailure::TooLong { have, .. }) if shrinks < MAX_SHRINKS => {
+                JobOutcome::Failed(JobFailure::TooLong { have, .. }) if shrinks < MAX_PROMPT_SHRINKS => {
                     tracing::info!(task = %self.number, %agent, have, "the prompt exceeds the context, shortening it");
                     shrinks += 1;
                     budget = budget.shrunk(have);

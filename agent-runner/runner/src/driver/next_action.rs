@@ -23,7 +23,7 @@ pub enum NextAction {
     /// Open the internal pull request.
     OpenPr,
     /// Move the pull request to another state.
-    MovePr { to: PrState, why: String },
+    MovePr { to: PrState, reason: String },
     /// Compute the merge and record it as an intent.
     PlanMerge,
     /// Carry out the recorded merge intent.
@@ -31,7 +31,7 @@ pub enum NextAction {
     /// Create the branch in the user's repository.
     Deliver,
     /// Hold the hand-off: the result is delivered, but a human must accept it unmerged.
-    HoldHandOff { why: String },
+    HoldHandOff { reason: String },
     /// End the hand-off.
     FinishHandOff,
     /// No action for a runner: the task waits for a human, or it has ended.
@@ -82,21 +82,21 @@ fn hand_off_action(history: &History) -> NextAction {
             return NextAction::FinishHandOff;
         }
         let closed = hand_off.closed.as_deref().unwrap_or("the pull request is not merged");
-        return NextAction::HoldHandOff { why: format!("delivered as branch {branch}, not merged: {closed}") };
+        return NextAction::HoldHandOff { reason: format!("delivered as branch {branch}, not merged: {closed}") };
     }
-    let moved = |to, why: &str| NextAction::MovePr { to, why: why.to_owned() };
+    let moved = |to, reason: &str| NextAction::MovePr { to, reason: reason.to_owned() };
     let accepted = history.facts.best_effort;
     match hand_off.pr_state {
         None => NextAction::OpenPr,
         Some(PrState::PendingQc) => {
             let score = history.result().and_then(|i| i.score());
-            let why = match (accepted, score) {
+            let reason = match (accepted, score) {
                 (true, Some(score)) => format!("accepted by a human with a score of {score:.0}"),
                 (true, None) => "accepted by a human, unreviewed".to_owned(),
                 (false, Some(score)) => format!("the critic's score is {score:.0}, no critical defect is open"),
                 (false, None) => "the loop converged".to_owned(),
             };
-            NextAction::MovePr { to: PrState::QcApproved, why }
+            NextAction::MovePr { to: PrState::QcApproved, reason }
         }
         Some(PrState::QcRejected) => moved(PrState::PendingQc, "resubmitted"),
         Some(PrState::QcApproved) => moved(PrState::PendingCoordinator, "quality control passed"),
@@ -136,13 +136,13 @@ mod tests {
         ["OpenPr", "MovePr", "MovePr", "MovePr", "PlanMerge", "Merge", "Deliver", "FinishHandOff", "NothingToDo"];
 
     #[test]
-    fn convergence_in_the_first_iteration() {
+    fn converged_first_iteration_is_handed_off() {
         let steps = Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().handed_off();
         assert_eq!(actions(&steps), [&["Start", "Create", "Check", "Review", "Decide"][..], &HAND_OFF].concat());
     }
 
     #[test]
-    fn revision_after_a_review_and_after_a_syntax_error() {
+    fn failed_review_and_syntax_error_are_followed_by_a_revision() {
         let steps = Steps::started().made(1, "a", None).reviewed(1, 50.0).decided();
         let steps =
             steps.made(2, "b", Some(Quarantine::Syntax)).decided().made(3, "c", None).reviewed(3, 95.0).decided();
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(next(&stagnant().resolved(EscalationAction::Fail { reason: None })), NextAction::NothingToDo);
         let accepted = stagnant().resolved(EscalationAction::AcceptBestEffort);
         assert_eq!(next(&accepted), NextAction::OpenPr);
-        assert_eq!(accepted.history().result().unwrap().artifact.iteration, 3, "the best, not the last");
+        assert_eq!(accepted.history().result().unwrap().artifact.iteration, 3, "the best iteration, not the last");
         assert!(actions(&accepted.handed_off()).ends_with(&HAND_OFF.map(str::to_owned)));
     }
 
@@ -223,14 +223,14 @@ mod tests {
     fn closed_pull_request_is_delivered_and_then_held() {
         let closed = |open: Steps| {
             open.approved()
-                .then(Step::PrMoved { to: PrState::Closed, why: "conflict in a.py".into() })
+                .then(Step::PrMoved { to: PrState::Closed, reason: "conflict in a.py".into() })
                 .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })
         };
         let converged = Steps::started().made(1, "a", None).reviewed(1, 90.0).decided();
         let delivered = closed(converged);
-        let NextAction::HoldHandOff { why } = next(&delivered) else { panic!("held") };
-        assert!(why.contains("cfq/t1") && why.contains("conflict in a.py"), "{why}");
-        let held = delivered.then(Step::HandOffHeld { why, available_actions: vec![] });
+        let NextAction::HoldHandOff { reason } = next(&delivered) else { panic!("held") };
+        assert!(reason.contains("cfq/t1") && reason.contains("conflict in a.py"), "{reason}");
+        let held = delivered.then(Step::HandOffHeld { reason, available_actions: vec![] });
         assert_eq!(next(&held), NextAction::NothingToDo);
         assert_eq!(next(&held.resolved(EscalationAction::AcceptBestEffort)), NextAction::FinishHandOff);
         // A human who accepted the best effort is not asked again.
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn new_merge_intent_replaces_the_old_one() {
         let open = || Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().approved();
-        let closed = open().then(Step::PrMoved { to: PrState::Closed, why: "conflict".into() });
+        let closed = open().then(Step::PrMoved { to: PrState::Closed, reason: "conflict".into() });
         assert_eq!(next(&closed), NextAction::Deliver);
         let intent = |new: &str| Step::MergeIntent { old: "o".into(), new: new.into(), commit_time: 1 };
         let NextAction::Merge(now) = next(&open().then(intent("n1")).then(intent("n2"))) else { panic!("a merge") };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cfq_convergence::{HistoryError, NotDecidable};
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
@@ -10,7 +11,7 @@ use cfq_proto::loop_step::{Artifact, Step};
 use cfq_proto::messages::PrefillHint;
 use tokio::task::AbortHandle;
 
-/// Reason why a driver stops before its task waits for a human or ends.
+/// Reason why a driver stops before its task ends or waits for a human.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
     /// The task has another lease holder or is cancelled: drop all work on it.
@@ -20,15 +21,37 @@ pub enum Stopped {
     /// another task.
     #[error("job {job} is waiting for placement")]
     WaitingForPlacement { job: JobId },
-    /// The scheduler and this runner disagree about which step is valid, or a record cannot be parsed: a bug on one of
-    /// the two sides. The task is abandoned with the reason. That counts as a failure of the task, so that it is not
-    /// retried forever.
-    #[error("the task cannot be driven: {reason}")]
-    Refused { reason: String },
+    /// The task is abandoned with this reason. That counts as a failure of the task, so that it is not retried forever.
+    #[error("the task cannot be driven: {0}")]
+    CannotDrive(DriveError),
 }
 
-/// Predicts the next prompt from the part of a reply that is generated so far. The function reads files: do not call it
-/// on an async thread.
+/// Reason why a task cannot be driven. The scheduler and this runner disagree about which step is valid, or a record
+/// cannot be parsed: a bug on one of the two sides.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DriveError {
+    /// The scheduler refused a request for this reason.
+    #[error("{reason}")]
+    RefusedByScheduler { reason: String },
+    /// A blob could not be uploaded or downloaded; `error` is the text of the link's error.
+    #[error("{error}")]
+    Blob { error: String },
+    /// The recorded steps do not form a legal history.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// The last iteration is not ready for a decision.
+    #[error(transparent)]
+    NotDecidable(#[from] NotDecidable),
+    #[error("the task has not started")]
+    NotStarted,
+    #[error("there is no artifact")]
+    NoArtifact,
+    #[error("there is no artifact that can be handed off")]
+    NothingToHandOff,
+}
+
+/// Function that predicts the next prompt from the part of a reply that is generated so far. It reads files: do not
+/// call it on an async thread.
 pub type PrefillPredictor = Arc<dyn Fn(&str) -> Option<PrefillHint> + Send + Sync>;
 
 /// Guard of a background task that follows a job's tokens. Dropping it aborts the task.
@@ -48,8 +71,8 @@ impl Drop for FollowGuard {
     }
 }
 
-/// Requests that a driver sends to the scheduler. Every call waits for its reply, and sends only while the lease is
-/// live.
+/// Requests that a driver sends to the scheduler. Each call sends its request only while the lease is live, and waits
+/// for the reply.
 pub trait TaskPort: Send + Sync + 'static {
     /// Commits a step. Returns its commit time, in seconds since 1970 on the database's clock.
     fn commit_step(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
@@ -70,7 +93,7 @@ pub trait TaskPort: Send + Sync + 'static {
     /// Returns the completion in `payload`; fetches it first if it is stored as a blob.
     fn load_completion(&self, payload: Payload<Completion>)
     -> impl Future<Output = Result<Completion, Stopped>> + Send;
-    /// Returns once the lease is live. Called before every effect outside the database (commits, refs, branches).
+    /// Waits until the lease is live. Call it before every effect outside the database (commits, refs, branches).
     fn wait_for_lease(&self) -> impl Future<Output = Result<(), Stopped>> + Send;
     /// Records that the work on the task made progress.
     fn record_progress(&self);

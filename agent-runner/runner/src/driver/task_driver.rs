@@ -1,4 +1,4 @@
-//! Driver loop: performs the [`next_action`] of a task until nothing is left for a runner to do.
+//! Driver loop: performs the [`next_action`] of a task until the task ends or waits for a human.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use cfq_proto::timing::Timing;
 
 use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
-use super::port::{Stopped, TaskPort};
+use super::port::{DriveError, Stopped, TaskPort};
 use crate::pipeline::PromptError;
 use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
 const MAX_TRIES: u32 = 3;
-/// Maximum number of tries of an action in the hand-off before a human is asked. The waits between the tries add up to
-/// about nine minutes, as long as the wait for an unavailable endpoint. More tries than in the loop, because the result
-/// already exists and only a disk or a repository has to become available again.
+/// Maximum number of tries of an action in the hand-off before the hand-off is held for a human. The waits between the
+/// tries add up to about nine minutes, as long as the wait for an unavailable endpoint. The number is higher than in
+/// the loop, because the result already exists and only a disk or a repository has to become available again.
 const MAX_HAND_OFF_TRIES: u32 = 10;
 
 /// Error of an action that the driver performed.
@@ -89,7 +89,7 @@ pub struct TaskDriver<P> {
     data_dir: PathBuf,
     worktrees: Worktrees,
     pub(super) timing: Timing,
-    /// The mirror; set once it contains everything that the history refers to.
+    /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
 }
 
@@ -107,7 +107,7 @@ impl<P: TaskPort> TaskDriver<P> {
         Self { port, task, number, attempt, spec, limits, history, worker, data_dir, worktrees, timing, prepared: None }
     }
 
-    /// Performs actions until nothing is left for a runner to do. Returns the history at that point.
+    /// Performs actions until the task ends or waits for a human. Returns the history at that point.
     ///
     /// # Errors
     /// [`Stopped`] if the driver has to stop before that.
@@ -138,21 +138,22 @@ impl<P: TaskPort> TaskDriver<P> {
             NextAction::Review => self.review().await,
             NextAction::Decide => self.decide().await,
             NextAction::EscalateTimeout => {
-                let why = format!("the working time limit of {} s is reached", self.limits.timeout_ms / 1000);
-                Ok(self.commit_escalation(EscalationReason::TimeoutExceeded, why, 0).await?)
+                let explanation = format!("the working time limit of {} s is reached", self.limits.timeout_ms / 1000);
+                Ok(self.commit_escalation(EscalationReason::TimeoutExceeded, explanation, 0).await?)
             }
             NextAction::OpenPr => self.open_pr().await,
-            NextAction::MovePr { to, why } => Ok(self.commit_step(Step::PrMoved { to, why }, 0).await?),
+            NextAction::MovePr { to, reason } => Ok(self.commit_step(Step::PrMoved { to, reason }, 0).await?),
             NextAction::PlanMerge => self.plan_merge().await,
             NextAction::Merge(intent) => self.merge(&intent).await,
             NextAction::Deliver => self.deliver().await,
-            NextAction::HoldHandOff { why } => Ok(self.hold_hand_off(why).await?),
+            NextAction::HoldHandOff { reason } => Ok(self.hold_hand_off(reason).await?),
             NextAction::FinishHandOff => Ok(self.finish_hand_off().await?),
             NextAction::NothingToDo => Ok(()),
         }
     }
 
-    /// Handles a failed action: waits before the next try, or, after the last try, asks a human or ends the task.
+    /// Handles a failed action: waits before the next try, or, after the last try, escalates, holds the hand-off or
+    /// ends the task.
     async fn recover(&mut self, error: ActionError, tries: u32) -> Result<(), Stopped> {
         use cfq_proto::loop_step::LoopState;
         let why = error.with_causes();
@@ -198,18 +199,18 @@ impl<P: TaskPort> TaskDriver<P> {
         let at = self.port.commit_step(seq, sent, active_ms).await?;
         failpoint::hit(&format!("runner.after_step.{kind}"));
         self.port.record_progress();
-        let refused = |error: cfq_convergence::HistoryError| Stopped::Refused { reason: error.to_string() };
-        self.history.push(&StepRecord { seq, step: kept, active_ms, at }).map_err(refused)
+        let pushed = self.history.push(&StepRecord { seq, step: kept, active_ms, at });
+        pushed.map_err(|error| Stopped::CannotDrive(error.into()))
     }
 
     /// Commits an escalation.
     pub(super) async fn commit_escalation(
         &mut self,
         reason: EscalationReason,
-        why: String,
+        explanation: String,
         spent_ms: u64,
     ) -> Result<(), Stopped> {
-        let decided = escalate(&self.history, reason, why);
+        let decided = escalate(&self.history, reason, explanation);
         self.commit_decision(decided, spent_ms).await
     }
 
@@ -246,8 +247,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Base commit and branch of the task.
     pub(super) fn base(&self) -> Result<Base, Stopped> {
-        let missing = || Stopped::Refused { reason: "the task has not started".to_owned() };
-        self.history.base.clone().ok_or_else(missing)
+        self.history.base.clone().ok_or(Stopped::CannotDrive(DriveError::NotStarted))
     }
 
     /// Returns the mirror with everything that the history refers to. Missing objects are rebuilt from the records.
@@ -272,8 +272,8 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.prepared.insert(mirror).clone())
     }
 
-    /// Moves the task's branch and worktree to `commit`, the last one. Both only show the history, so an error is
-    /// logged and otherwise ignored.
+    /// Moves the task's branch and worktree to `commit`, the newest commit of the task. Users only look at both, and no
+    /// step depends on them, so an error is logged and otherwise ignored.
     pub(super) async fn update_worktree(&self, mirror: &Mirror, commit: String) -> Result<(), ActionError> {
         let branch = self.base()?.branch;
         let (mirror, worktrees, number, attempt) = (mirror.clone(), self.worktrees.clone(), self.number, self.attempt);

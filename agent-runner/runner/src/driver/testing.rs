@@ -78,7 +78,7 @@ impl Steps {
     }
 
     pub fn approved(self) -> Self {
-        let moved = |to| Step::PrMoved { to, why: String::new() };
+        let moved = |to| Step::PrMoved { to, reason: "".into() };
         self.then(Step::PrOpened { head: "h".into(), base: "base".into(), branch: "worker-1/task-1".into() })
             .then(moved(PrState::QcApproved))
             .then(moved(PrState::PendingCoordinator))
@@ -90,6 +90,6 @@ impl Steps {
             .then(Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 })
             .then(Step::Merged { commit: "n".into() })
             .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })
-            .then(Step::HandedOff { why: String::new() })
+            .then(Step::HandedOff { reason: "".into() })
     }
 }

@@ -70,7 +70,7 @@ fn with_line_endings_of(old: &str, new: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edits::{Hunk, Target, parse};
+    use crate::edits::{Hunk, ReplyTarget, parse};
     use crate::workstream::testing::{UserRepo, file};
 
     fn write(path: &str, content: &str) -> Edit {
@@ -113,7 +113,7 @@ mod tests {
     fn hunks_apply_to_the_previous_artifact() {
         with_base(&[("a.py", "x = 1\n")], |base| {
             let reply = "a.py\n<<<<<<< SEARCH\nx = 2\n=======\nx = 3\n>>>>>>> REPLACE";
-            let edits = parse(reply, &Target { path: "a.py".into(), language: None }, false).unwrap();
+            let edits = parse(reply, &ReplyTarget { path: "a.py".into(), language: None }, false).unwrap();
             assert!(apply(&edits, &[], base).is_err());
             assert_eq!(apply(&edits, &[file("a.py", "x = 2\n")], base).unwrap(), [file("a.py", "x = 3\n")]);
         });

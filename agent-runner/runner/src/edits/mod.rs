@@ -2,8 +2,8 @@
 //!
 //! A reply contains fenced code blocks. Each names its file in the info string, on the line above, or in its first
 //! line; a block of search/replace hunks edits an existing file. One unlabelled block is assigned to the task's target
-//! file ([`Target`]), because small models forget the name. Nothing else is guessed: a reply that cannot be parsed goes
-//! back to the creator with a [`ReplyProblem`].
+//! file ([`ReplyTarget`]), because small models forget the name. Nothing else is guessed: if a reply cannot be parsed,
+//! the creator gets the [`ReplyProblem`] as a finding.
 
 mod apply;
 mod fence;
@@ -15,11 +15,11 @@ mod target;
 pub use apply::{MAX_FILE_BYTES, apply};
 pub use parse::{Edit, parse};
 pub use replace::Hunk;
-pub use target::{Target, is_single, target};
+pub use target::{ReplyTarget, is_single_file, target_file};
 
 use crate::workstream::{FileProblem, PathProblem};
 
-/// Why a reply was rejected. The message goes back to the creator, so it states what to send instead.
+/// Reason why a reply was rejected. The message is sent to the creator, so it states what to send instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyProblem {
     #[error("the reply has no code block: send each file whole, in a fenced code block with its path above")]

@@ -4,7 +4,7 @@ use super::ReplyProblem;
 use super::fence::{FencedBlock, blocks};
 use super::label::{block_label, path_in_line};
 use super::replace::{Hunk, hunks, is_search_marker};
-use super::target::Target;
+use super::target::ReplyTarget;
 use crate::checks::{Language, extension, syntax_error};
 use crate::workstream::repo_path;
 
@@ -27,12 +27,12 @@ impl Edit {
 }
 
 /// Parses a creator's reply. Every path in the result is a valid repository path. If the reply is `truncated` at its
-/// maximum length, only blocks with a closing fence are accepted: half a file may parse, and its missing end would go
-/// unnoticed.
+/// maximum length, only blocks with a closing fence are accepted: half a file may parse, so its missing end would not
+/// be detected.
 ///
 /// # Errors
 /// A [`ReplyProblem`] if the reply has no usable block, an invalid path, an incomplete hunk or a truncated file.
-pub fn parse(reply: &str, target: &Target, truncated: bool) -> Result<Vec<Edit>, ReplyProblem> {
+pub fn parse(reply: &str, target: &ReplyTarget, truncated: bool) -> Result<Vec<Edit>, ReplyProblem> {
     let reply = without_reasoning(reply);
     let check_closed = |block: &FencedBlock<'_>, path: &str| match truncated && !block.closed {
         true => Err(ReplyProblem::Truncated { path: path.to_owned() }),
@@ -98,7 +98,7 @@ fn label_of(block: &FencedBlock<'_>) -> Option<(String, bool)> {
 }
 
 /// The block to assign to the target file: the first in the target's language, else the first that is not auxiliary.
-fn unlabelled_block<'b, 't>(blocks: &'b [FencedBlock<'t>], target: &Target) -> Option<&'b FencedBlock<'t>> {
+fn unlabelled_block<'b, 't>(blocks: &'b [FencedBlock<'t>], target: &ReplyTarget) -> Option<&'b FencedBlock<'t>> {
     let wanted = target.path.rsplit_once('.').map_or("", |(_, e)| e);
     let of_language =
         blocks.iter().find(|b| !b.lines.is_empty() && extension(&language_of(b)).is_some_and(|e| e == wanted));
@@ -170,8 +170,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn target() -> Target {
-        Target { path: "add.py".into(), language: Some(Language::Python) }
+    fn target() -> ReplyTarget {
+        ReplyTarget { path: "add.py".into(), language: Some(Language::Python) }
     }
 
     fn files(reply: &str) -> Vec<(String, String)> {

@@ -1,13 +1,13 @@
-//! Target file of a task: the file for a block that the reply does not label.
+//! Target file of a task: the file that a reply's unlabelled code block is written to.
 
 use cfq_proto::task::TaskSpec;
 
 use super::label::is_path;
 use crate::checks::{Language, extension};
 
-/// The file that an unlabelled block is assigned to.
+/// The file that an unlabelled code block is written to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct ReplyTarget {
     /// Path in the repository; not validated.
     pub path: String,
     /// Language of the path, if a grammar exists.
@@ -16,7 +16,7 @@ pub struct Target {
 
 /// Determines the target file: the only file of the previous artifact (`previous` are its paths), else the only path in
 /// the description, else a file named after the function that the description asks for.
-pub fn target(spec: &TaskSpec, previous: &[String]) -> Target {
+pub fn target_file(spec: &TaskSpec, previous: &[String]) -> ReplyTarget {
     let path = match (previous, mentioned_paths(&spec.description).as_slice()) {
         ([one], _) => one.clone(),
         (_, [one]) => one.clone(),
@@ -26,12 +26,12 @@ pub fn target(spec: &TaskSpec, previous: &[String]) -> Target {
             format!("{stem}.{}", extension(&spec.language).unwrap_or_else(|| guess_extension(&spec.description)))
         }
     };
-    Target { language: Language::of_path(&path), path }
+    ReplyTarget { language: Language::of_path(&path), path }
 }
 
 /// True if the task apparently needs only one file: no context files, and at most one path in the description and in
 /// the previous artifact.
-pub fn is_single(spec: &TaskSpec, previous: &[String]) -> bool {
+pub fn is_single_file(spec: &TaskSpec, previous: &[String]) -> bool {
     let mentioned = mentioned_paths(&spec.description);
     spec.context_files.is_empty() && previous.len() <= 1 && mentioned.len() <= 1
 }
@@ -121,12 +121,12 @@ mod tests {
             ("Say hello, e.g. in Node.js", "", "solution.txt"),
             ("Move a.py to b.py", "python", "solution.py"),
         ] {
-            assert_eq!(target(&spec(description, language), &[]).path, path, "{description}");
+            assert_eq!(target_file(&spec(description, language), &[]).path, path, "{description}");
         }
     }
 
     #[test]
     fn target_of_a_revision_is_the_previous_file() {
-        assert_eq!(target(&spec("Write add(a, b)", "python"), &["x/y.py".into()]).path, "x/y.py");
+        assert_eq!(target_file(&spec("Write add(a, b)", "python"), &["x/y.py".into()]).path, "x/y.py");
     }
 }

@@ -3,18 +3,19 @@
 //! requested again.
 
 /// Assumed bytes per token, a low estimate. Used only to divide a budget, never to refuse a prompt.
-const BYTES_PER_TOKEN: u64 = 3;
+const PROMPT_BYTES_PER_TOKEN: u64 = 3;
 /// Tokens of the prompt templates without the values inserted into them.
 const TEMPLATE_TOKENS: u64 = 350;
 
 /// Maximum sizes of the parts of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// All context files of the task together, in bytes.
+    /// Maximum size of all context files of the task together, in bytes.
     pub context: usize,
-    /// All files of the artifact under revision or review together, in bytes; in a review, half of it is for the diff.
+    /// Maximum size of all files of the artifact under revision or review together, in bytes. In a review, the diff
+    /// gets half of it.
     pub artifact: usize,
-    /// Findings of the checks and of the review, in bytes.
+    /// Maximum size of the findings of the checks and of the review together, in bytes.
     pub feedback: usize,
     /// Maximum reply length, in tokens.
     pub reply_tokens: u32,
@@ -32,7 +33,7 @@ impl Budget {
         // At most a third of the context is for the reply; the rest, less the templates, is for the files and findings.
         let reply = u64::from(self.reply_tokens).min(have / 3).max(64);
         let tokens = have.saturating_sub(reply + TEMPLATE_TOKENS);
-        let available = usize::try_from(tokens * BYTES_PER_TOKEN).unwrap_or(usize::MAX);
+        let available = usize::try_from(tokens * PROMPT_BYTES_PER_TOKEN).unwrap_or(usize::MAX);
         let total = self.context + self.artifact + self.feedback;
         // Each part is at least halved, so that the number of tries is bounded.
         let part = |bytes: usize| (bytes.saturating_mul(available.min(total / 2)) / total.max(1)).min(bytes);
@@ -67,7 +68,7 @@ mod tests {
     fn small_context_shrinks_all_parts() {
         let small = Budget::first(2048).shrunk(2048);
         assert_eq!(small.reply_tokens, 682);
-        assert!((small.context + small.artifact + small.feedback) as u64 / BYTES_PER_TOKEN + 682 < 2048);
+        assert!((small.context + small.artifact + small.feedback) as u64 / PROMPT_BYTES_PER_TOKEN + 682 < 2048);
     }
 
     #[test]

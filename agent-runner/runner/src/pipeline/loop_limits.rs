@@ -1,12 +1,14 @@
-//! Limits of one task's review loop: the values of the declaration, overridden by the values in the task.
+//! Limits of one task's review loop: the values of the loop declaration (the file that configures a loop), overridden
+//! by the values in the task.
 
 use cfq_convergence::LoopLimits;
 use cfq_proto::task::TaskSpec;
 use cfq_transformer::Declaration;
 
-/// Factor from a declaration's scores (out of 10) to the scores of tasks and of the dual-agent interface (out of 100).
+/// Factor from the scores in a loop declaration (out of 10) to the scores of tasks and of the dual-agent interface (out
+/// of 100).
 const SCORE_SCALE: f64 = 10.0;
-const MINUTE_MS: f64 = 60_000.0;
+const MS_PER_MINUTE: f64 = 60_000.0;
 
 /// Returns the limits of a task: each value from `spec` if it has one, else from `declaration`.
 pub fn loop_limits(spec: &TaskSpec, declaration: &Declaration) -> LoopLimits {
@@ -17,7 +19,7 @@ pub fn loop_limits(spec: &TaskSpec, declaration: &Declaration) -> LoopLimits {
         threshold: spec.threshold.unwrap_or(declaration.quality.thresholds.pass.value * SCORE_SCALE),
         max_iterations: spec.max_iterations.unwrap_or(declaration.methodology.iteration.max_cycles.value).max(1),
         // The cast saturates: a value that is too large means no limit.
-        timeout_ms: minutes.map_or(u64::MAX, |m| (m * MINUTE_MS) as u64),
+        timeout_ms: minutes.map_or(u64::MAX, |m| (m * MS_PER_MINUTE) as u64),
         min_gain: guards.stagnation.as_ref().map_or(defaults.min_gain, |s| s.min_gain.value * SCORE_SCALE),
         early_stop: declaration.methodology.early_stop,
         stagnation_after: guards.stagnation.as_ref().map_or(defaults.stagnation_after, |s| s.cycles.value),

@@ -16,7 +16,7 @@ use super::budget::{Budget, truncate};
 use super::context::{ContextFile, context_files};
 use super::feedback::feedback;
 use super::render::{PromptError, comment_prefix, fenced, render};
-use crate::edits::{Target, is_single};
+use crate::edits::{ReplyTarget, is_single_file};
 use crate::workstream::Snapshot;
 
 const SYSTEM: &str = "You are a software engineer on a team. Follow the instructions at the end exactly.";
@@ -44,7 +44,7 @@ impl From<ContextFile> for ShownFile {
 pub fn creator_prompt(
     spec: &TaskSpec,
     history: &History,
-    target: &Target,
+    target: &ReplyTarget,
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
@@ -56,7 +56,7 @@ pub fn creator_prompt(
     let files = Value::from(Serde(&files));
     let paths: Vec<String> =
         before.map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
-    let single = is_single(spec, &paths);
+    let single = is_single_file(spec, &paths);
     let values = context! { files, feedback, example, single, target => target.path.as_str() };
     let part = render("creator", CREATOR, values)?;
     messages("creator", spec, history, base, budget, &part)
@@ -68,7 +68,7 @@ pub fn previous_as_reply(spec: &TaskSpec, history: &History) -> String {
     let Some(before) = history.iterations.iter().rev().find(|i| is_revision_base(i)) else { return String::new() };
     let files = &before.artifact.files;
     let paths: Vec<String> = files.iter().map(|f| f.path.clone()).collect();
-    let single = is_single(spec, &paths);
+    let single = is_single_file(spec, &paths);
     let blocks = files.iter().filter_map(|file| {
         let block = fenced(file.content.as_deref()?, Some(&file.path));
         Some(if single { block } else { format!("{}\n{block}", file.path) })
@@ -189,7 +189,7 @@ fn shown_files(files: &[ArtifactFile], bytes: usize) -> Vec<ShownFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edits::{Edit, parse, target};
+    use crate::edits::{Edit, parse, target_file};
     use crate::workstream::testing::{UserRepo, artifact, file};
     use cfq_proto::prefix::{chain, shared_len};
     use cfq_proto::review::{CheckKind, Defect, Finding, Severity};
@@ -249,7 +249,7 @@ mod tests {
         fn creator(&self, history: &History) -> Vec<ChatMessage> {
             let repository = self.user.repo();
             let base = Snapshot::of(&repository, &self.user.base).unwrap();
-            creator_prompt(&self.spec, history, &target(&self.spec, &[]), &base, &Budget::first(100)).unwrap()
+            creator_prompt(&self.spec, history, &target_file(&self.spec, &[]), &base, &Budget::first(100)).unwrap()
         }
 
         fn critic(&self, history: &History) -> Vec<ChatMessage> {
@@ -274,7 +274,7 @@ mod tests {
         let history = f.reviewed();
         let sent = previous_as_reply(&f.spec, &history);
         assert_eq!(sent, "add.py\n```python\ndef add(a, b):\n    return a - b\n```");
-        let edits = parse(&sent, &target(&f.spec, &[]), false).unwrap();
+        let edits = parse(&sent, &target_file(&f.spec, &[]), false).unwrap();
         assert_eq!(
             edits,
             [Edit::Write { path: "add.py".into(), content: "def add(a, b):\n    return a - b\n".into() }]
@@ -344,7 +344,7 @@ mod tests {
     fn reply_in_the_requested_form_is_parsed() {
         let f = fixture();
         let asked = &f.creator(&History::default())[1].content;
-        let edits = parse(&asked[asked.find("# Instructions").unwrap()..], &target(&f.spec, &[]), false).unwrap();
+        let edits = parse(&asked[asked.find("# Instructions").unwrap()..], &target_file(&f.spec, &[]), false).unwrap();
         assert_eq!(edits, [Edit::Write { path: "add.py".into(), content: "# the code of add.py\n".into() }]);
     }
 
@@ -373,6 +373,6 @@ mod tests {
         }
         assert_eq!(schema["properties"]["quality_score"]["maximum"], 100);
         let order: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
-        assert_eq!(order[..2], ["quality_score", "defects"], "the deciding fields come first");
+        assert_eq!(order[..2], ["quality_score", "defects"], "the fields that determine the decision come first");
     }
 }

@@ -1,5 +1,5 @@
 //! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text. A reply without a
-//! score is not a review. An incomplete review is an error, and the critic is asked again ([`parse_review`]). If no try
+//! score is not a review. An incomplete review is an error, and another one is requested ([`parse_review`]). If no try
 //! gives a complete review, the readable part is kept for the creator ([`salvage_review`]). A critical defect is added
 //! that states what is missing, because the missing part may contain the finding that must prevent convergence.
 
@@ -9,7 +9,7 @@ use cfq_proto::review::{Defect, ReviewFeedback, Severity};
 use serde_json::Value;
 
 /// Maximum number of entries kept per list, for servers that do not enforce the schema's limits.
-const MAX_ITEMS: usize = 32;
+const MAX_REVIEW_ENTRIES: usize = 32;
 /// Maximum number of characters kept per text, for servers that do not enforce the schema's limits.
 const MAX_TEXT_CHARS: usize = 1000;
 
@@ -114,7 +114,7 @@ fn first_object(text: &str, finish: FinishReason) -> Option<(Value, bool)> {
         .filter(|(_, c)| matches!(c, '}' | ']' | '"' | ','))
         .map(|(i, c)| if c == ',' { i } else { i + c.len_utf8() })
         .collect();
-    ends.iter().rev().take(MAX_ITEMS * 8).find_map(|end| {
+    ends.iter().rev().take(MAX_REVIEW_ENTRIES * 8).find_map(|end| {
         let head = &text[..*end];
         let value: Value = serde_json::from_str(&format!("{head}{}", closing_brackets(head)?)).ok()?;
         value.is_object().then_some((value, false))
@@ -210,9 +210,9 @@ fn limited(mut review: ReviewFeedback) -> ReviewFeedback {
     review.quality_score = if review.quality_score.is_nan() { 0.0 } else { review.quality_score.clamp(0.0, 100.0) };
     // Sorted before truncation, so that a critical defect is dropped last.
     review.defects.sort_by_key(|d| d.severity);
-    review.defects.truncate(MAX_ITEMS);
-    review.suggestions.truncate(MAX_ITEMS);
-    review.required_changes.truncate(MAX_ITEMS);
+    review.defects.truncate(MAX_REVIEW_ENTRIES);
+    review.suggestions.truncate(MAX_REVIEW_ENTRIES);
+    review.required_changes.truncate(MAX_REVIEW_ENTRIES);
     for defect in &mut review.defects {
         short(&mut defect.description);
         short(&mut defect.location);
@@ -308,7 +308,7 @@ mod tests {
         let all: Vec<String> = (0..50).map(|_| one("info")).chain([one("critical")]).collect();
         let review =
             parse_review(&format!("{{\"quality_score\": 95, \"defects\": [{}]}}", all.join(",")), Stop).unwrap();
-        assert!(review.has_critical() && review.defects.len() == MAX_ITEMS);
+        assert!(review.has_critical() && review.defects.len() == MAX_REVIEW_ENTRIES);
     }
 
     fn conditions() -> [EarlyStop; 2] {

@@ -1,5 +1,5 @@
-//! Follows a job's token stream and publishes prefill hints. A hint is the beginning of the next call's prompt: the
-//! part that the text generated so far determines. Delivery is best effort: token frames and hints may be lost.
+//! Follows a job's token stream and publishes prefill hints. A hint is the beginning of the next call's prompt, as far
+//! as the text generated so far determines it. Delivery is best effort: token frames and hints may be lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) async fn follow_tokens(context: Arc<RunnerContext>, job: JobId, predi
         Ok(frames) => frames,
         Err(error) => return tracing::debug!(%job, %error, "cannot follow the token stream"),
     };
-    // Flush, so that the server knows the subscription before the first frame is published.
+    // Flushed, so that the NATS server has the subscription before the first frame is published.
     if let Err(error) = context.session.flush().await {
         return tracing::debug!(%job, %error, "cannot follow the token stream");
     }

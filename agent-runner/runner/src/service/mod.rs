@@ -95,7 +95,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let mut workers: JoinSet<usize> = JoinSet::new();
     let mut lease_request: Option<LeaseRequestTask> = None;
     let mut next_request = Wake::now();
-    // True if a hint (a task may be available) arrived during a lease request: the reply may be older than the hint.
+    // True if a hint that a task may be available arrived during a lease request. The reply to that request may be
+    // older than the hint.
     let mut hinted = false;
     loop {
         if lease_request.is_none() && slots.has_free() && next_request <= Wake::now() {
@@ -121,7 +122,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
                     Some((_, LeaseReply::None)) if hinted => next_request = Wake::now(),
                     Some((_, LeaseReply::None)) | None => next_request = Wake::now() + context.config.timing.poll(),
                     Some((_, LeaseReply::Unavailable { reason })) => {
-                        tracing::info!(reason, "cannot lease a task now");
+                        tracing::info!(%reason, "cannot lease a task now");
                         next_request = Wake::now() + context.config.timing.poll();
                     }
                 }
@@ -161,8 +162,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     tracing::info!(tasks = workers.len(), "releasing tasks");
     slots.drain();
     let released = async { while workers.join_next().await.is_some() {} };
-    if tokio::time::timeout(context.config.timing.drain(), released).await.is_err() {
-        tracing::warn!("some tasks were not released in time; their leases will expire");
+    if tokio::time::timeout(context.config.timing.drain_timeout(), released).await.is_err() {
+        tracing::warn!("some tasks were not released in time, their leases will expire");
     }
     keeper.stop();
     Ok(())
@@ -202,10 +203,11 @@ async fn register(context: &RunnerContext) -> Result<(), Error> {
     }
 }
 
-/// A lease request in progress. Yields the time at which it was sent and the reply; `None` if there was no reply.
+/// A lease request in progress. Its result is the time at which it was sent and the reply; `None` if there was no
+/// reply.
 type LeaseRequestTask = JoinHandle<Option<(Instant, LeaseReply)>>;
 
-/// Requests a lease once, in its own task, so that an unavailable scheduler does not delay commands.
+/// Requests a lease once, in a separate Tokio task, so that an unavailable scheduler does not delay commands.
 fn request_lease(context: &Arc<RunnerContext>) -> LeaseRequestTask {
     let context = context.clone();
     tokio::spawn(async move {

@@ -10,7 +10,9 @@ use cfq_proto::blob::Payload;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::loop_step::{Artifact, Step};
-use cfq_proto::messages::{CancelJob, FenceReply, GetJob, JobReply, StepReply, StepRequest, SubmitJob, TaskFence};
+use cfq_proto::messages::{
+    CancelJob, FenceReply, GetJob, JobReply, StepReply, StepRequest, SubmitJob, TaskFence, UnavailableReason,
+};
 use cfq_proto::subject;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,9 +20,9 @@ use tokio::sync::Notify;
 
 use super::RunnerContext;
 use super::follow::follow_tokens;
-use crate::driver::{FollowGuard, PrefillPredictor, Stopped, TaskPort};
+use crate::driver::{DriveError, FollowGuard, PrefillPredictor, Stopped, TaskPort};
 
-/// Wait before a request is repeated because no leader or no database was available.
+/// Wait before a request is repeated after a failure, for example because the scheduler has no leader or no database.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Connection of one task's driver to the scheduler.
@@ -38,7 +40,7 @@ enum ReplyOutcome<T> {
     /// The fence is stale: the lease is lost.
     Stale,
     /// The scheduler cannot answer now, with the reason.
-    Retry(String),
+    Retry(UnavailableReason),
 }
 
 impl NatsTaskPort {
@@ -60,7 +62,7 @@ impl NatsTaskPort {
                 Ok(reply) => match interpret(reply)? {
                     ReplyOutcome::Done(value) => return Ok(value),
                     ReplyOutcome::Stale => return Err(Stopped::LeaseLost),
-                    ReplyOutcome::Retry(reason) => tracing::debug!(verb, reason, "scheduler unavailable, retrying"),
+                    ReplyOutcome::Retry(reason) => tracing::debug!(verb, %reason, "scheduler unavailable, retrying"),
                 },
                 Err(LinkError::NoReply { .. }) => tracing::debug!(verb, "no reply, retrying"),
                 Err(error) => {
@@ -75,7 +77,7 @@ impl NatsTaskPort {
     async fn upload<T: Serialize>(&self, value: T) -> Result<Payload<T>, Stopped> {
         self.wait_for_lease().await?;
         let subject = subject::runner(&self.context.config.runner, "blob_put");
-        blobs::put(&self.context.session, &subject, self.fence.lease, value).await.map_err(blob_refused)
+        blobs::put(&self.context.session, &subject, self.fence.lease, value).await.map_err(blob_failed)
     }
 
     /// Returns the value of a payload; downloads it if it is stored as a blob.
@@ -92,21 +94,26 @@ pub(super) async fn fetch_payload<T: DeserializeOwned>(
     payload: Payload<T>,
 ) -> Result<T, Stopped> {
     let subject = subject::runner(&context.config.runner, "blob_get");
-    blobs::get(&context.session, &subject, lease.id(), payload).await.map_err(blob_refused)
+    blobs::get(&context.session, &subject, lease.id(), payload).await.map_err(blob_failed)
+}
+
+fn refused_by_scheduler(reason: String) -> Stopped {
+    Stopped::CannotDrive(DriveError::RefusedByScheduler { reason })
 }
 
 fn job_outcome(reply: JobReply) -> Result<ReplyOutcome<JobView>, Stopped> {
     Ok(match reply {
         JobReply::Job { job } => ReplyOutcome::Done(job),
         JobReply::Stale => ReplyOutcome::Stale,
-        JobReply::Refused { reason } => return Err(Stopped::Refused { reason }),
+        JobReply::Refused { reason } => return Err(refused_by_scheduler(reason.to_string())),
         JobReply::Unavailable { reason } => ReplyOutcome::Retry(reason),
     })
 }
 
-/// Error of a refused blob request. The usual cause is a lease that just ended, which the lease keeper reports as well.
-fn blob_refused(error: LinkError) -> Stopped {
-    Stopped::Refused { reason: error.to_string() }
+/// Converts the error of a failed blob request. The usual cause is a lease that just ended, which the lease keeper
+/// reports as well.
+fn blob_failed(error: LinkError) -> Stopped {
+    Stopped::CannotDrive(DriveError::Blob { error: error.to_string() })
 }
 
 impl TaskPort for NatsTaskPort {
@@ -115,7 +122,7 @@ impl TaskPort for NatsTaskPort {
         self.request("step", &request, |reply| match reply {
             StepReply::Committed { at, .. } => Ok(ReplyOutcome::Done(at)),
             StepReply::Stale => Ok(ReplyOutcome::Stale),
-            StepReply::Illegal { reason } => Err(Stopped::Refused { reason }),
+            StepReply::Illegal { reason } => Err(refused_by_scheduler(reason)),
             StepReply::Unavailable { reason } => Ok(ReplyOutcome::Retry(reason)),
         })
         .await
@@ -140,7 +147,7 @@ impl TaskPort for NatsTaskPort {
         self.request("job_cancel", &request, |reply| match reply {
             FenceReply::Committed => Ok(ReplyOutcome::Done(())),
             FenceReply::Stale => Ok(ReplyOutcome::Stale),
-            FenceReply::Refused { reason } => Err(Stopped::Refused { reason }),
+            FenceReply::Refused { reason } => Err(refused_by_scheduler(reason.to_string())),
             FenceReply::Unavailable { reason } => Ok(ReplyOutcome::Retry(reason)),
         })
         .await

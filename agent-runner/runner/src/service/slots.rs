@@ -7,12 +7,12 @@ use cfq_proto::ids::{LeaseId, TaskId};
 use cfq_proto::messages::RunnerCommand;
 use tokio::sync::{Notify, watch};
 
-/// Reason for which a task's driver must stop.
+/// Reason why the driver of a task must stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StopReason {
+pub(super) enum TaskStop {
     /// The scheduler withdrew the lease, or the task has ended.
     Cancelled,
-    /// This process stops: release the task.
+    /// The runner process is stopping: release the task.
     Drain,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct SlotSignals {
     /// Notified when a job of the task changed.
     pub job_changed: Arc<Notify>,
     /// Set when the driver must stop.
-    pub stop: watch::Receiver<Option<StopReason>>,
+    pub stop: watch::Receiver<Option<TaskStop>>,
     task: Arc<std::sync::OnceLock<TaskId>>,
 }
 
@@ -41,7 +41,7 @@ struct OccupiedSlot {
     lease: LeaseId,
     task: Arc<std::sync::OnceLock<TaskId>>,
     job_changed: Arc<Notify>,
-    stop: watch::Sender<Option<StopReason>>,
+    stop: watch::Sender<Option<TaskStop>>,
 }
 
 /// All slots of the runner; `None` is a free slot.
@@ -57,8 +57,8 @@ impl TaskSlots {
         self.0.iter().any(Option::is_none)
     }
 
-    /// Occupies a free slot for `lease`. `make` gets the worker number (from 1) and the slot's signals; returns its
-    /// result and the slot's index.
+    /// Occupies a free slot for `lease`. `make` gets the worker number (from 1) and the slot's signals. Returns the
+    /// result of `make` and the slot's index.
     pub fn occupy<W>(&mut self, lease: LeaseId, make: impl FnOnce((usize, SlotSignals)) -> W) -> (W, usize) {
         let slot = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
             // A lease is requested only while a slot is free. If no slot is free anyway, an extra slot is better than a
@@ -91,7 +91,7 @@ impl TaskSlots {
     /// Signals every driver to release its task and stop.
     pub fn drain(&self) {
         for occupied in self.0.iter().flatten() {
-            occupied.stop.send_replace(Some(StopReason::Drain));
+            occupied.stop.send_replace(Some(TaskStop::Drain));
         }
     }
 
@@ -105,7 +105,7 @@ impl TaskSlots {
             }
             Ok(RunnerCommand::Cancel { fence }) => {
                 for occupied in self.0.iter().flatten().filter(|o| o.lease == fence.lease) {
-                    occupied.stop.send_replace(Some(StopReason::Cancelled));
+                    occupied.stop.send_replace(Some(TaskStop::Cancelled));
                 }
             }
             Ok(RunnerCommand::TaskReady) => {}
@@ -132,10 +132,10 @@ mod tests {
         assert_eq!(number, 2);
         assert!(!slots.has_free());
         slots.on_command(Ok(RunnerCommand::Cancel { fence: TaskFence { task: task_two, attempt: 1, lease: two } }));
-        assert_eq!((*signals_one.stop.borrow(), *signals_two.stop.borrow()), (None, Some(StopReason::Cancelled)));
+        assert_eq!((*signals_one.stop.borrow(), *signals_two.stop.borrow()), (None, Some(TaskStop::Cancelled)));
         slots.on_command(Ok(RunnerCommand::JobChanged { task: task_one, job: JobId::fresh() }));
         slots.drain();
-        assert_eq!(*signals_one.stop.borrow(), Some(StopReason::Drain));
+        assert_eq!(*signals_one.stop.borrow(), Some(TaskStop::Drain));
         slots.free(slot);
         assert!(slots.has_free());
     }

@@ -11,7 +11,7 @@ use cfq_proto::subject;
 
 use super::RunnerContext;
 use super::nats_port::{NatsTaskPort, fetch_payload};
-use super::slots::{SlotSignals, StopReason};
+use super::slots::{SlotSignals, TaskStop};
 use crate::driver::{Assignment, Stopped, TaskDriver};
 use crate::pipeline::loop_limits;
 use crate::workstream::Worktrees;
@@ -31,7 +31,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// `number` is the worker number (from 1) and `signals` the receiving side of its slot.
+    /// Creates the driver of a granted task. `number` is its worker number, from 1, and `signals` the receiving side of
+    /// its slot.
     pub fn new(context: Arc<RunnerContext>, granted: GrantedTask, (number, signals): (usize, SlotSignals)) -> Self {
         Self { context, granted, number, signals }
     }
@@ -46,7 +47,7 @@ impl Worker {
         let grant = match grant {
             Ok(grant) => grant,
             Err(stopped) => {
-                return tracing::warn!(lease = %lease.id(), %stopped, "cannot load the grant, dropping the lease");
+                return tracing::warn!(lease = %lease.id(), %stopped, "cannot load the leased task, dropping the lease");
             }
         };
         let (fence, task) = (grant.fence, grant.number);
@@ -55,20 +56,20 @@ impl Worker {
         let driven = drive(context.clone(), lease.clone(), grant, number, signals.job_changed.clone());
         tokio::select! {
             ended = driven => match ended {
-                Ok(history) => tracing::info!(%task, state = %history.state, "task rests"),
+                Ok(history) => tracing::info!(%task, state = %history.state, "task ended or waits for a human"),
                 Err(Stopped::LeaseLost) => tracing::info!(%task, "lease lost, task dropped"),
                 Err(Stopped::WaitingForPlacement { job }) => {
                     release(&context, Release { fence, waits_for: Some(job) }).await
                 }
-                Err(Stopped::Refused { reason }) => {
-                    tracing::error!(%task, reason, "cannot drive the task, abandoning it");
-                    abandon(&context, &lease, Abandon { fence, reason }).await;
+                Err(Stopped::CannotDrive(reason)) => {
+                    tracing::error!(%task, %reason, "cannot drive the task, abandoning it");
+                    abandon(&context, &lease, Abandon { fence, reason: reason.to_string() }).await;
                 }
             },
             () = lease.lost() => tracing::info!(%task, "lease lost, task dropped"),
             stop = stop_requested(&mut signals) => match stop {
-                StopReason::Cancelled => tracing::info!(%task, "task cancelled by the scheduler"),
-                StopReason::Drain => release(&context, Release { fence, waits_for: None }).await,
+                TaskStop::Cancelled => tracing::info!(%task, "task cancelled by the scheduler"),
+                TaskStop::Drain => release(&context, Release { fence, waits_for: None }).await,
             },
         }
         drop(lease);
@@ -82,11 +83,11 @@ impl Worker {
 }
 
 /// Waits until the driver must stop.
-async fn stop_requested(signals: &mut SlotSignals) -> StopReason {
+async fn stop_requested(signals: &mut SlotSignals) -> TaskStop {
     match signals.stop.wait_for(Option::is_some).await {
-        Ok(reason) => reason.unwrap_or(StopReason::Drain),
+        Ok(reason) => reason.unwrap_or(TaskStop::Drain),
         // The slots were dropped: the process stops.
-        Err(_) => StopReason::Drain,
+        Err(_) => TaskStop::Drain,
     }
 }
 
@@ -102,7 +103,7 @@ async fn drive(
     let mut history = History::default();
     for record in steps {
         let record = with_inline_artifact(&port, record).await?;
-        history.push(&record).map_err(|error| Stopped::Refused { reason: error.to_string() })?;
+        history.push(&record).map_err(|error| Stopped::CannotDrive(error.into()))?;
     }
     let limits = loop_limits(&spec, &context.declaration);
     let assignment =
@@ -126,8 +127,9 @@ async fn release(context: &RunnerContext, request: Release) {
     match context.session.request_until_answered::<_, FenceReply>(&subject, &request).await {
         Ok(FenceReply::Committed) => tracing::info!(task = %fence.task, "task released"),
         Ok(FenceReply::Stale) => tracing::info!(task = %fence.task, "task not released, the lease is stale"),
-        Ok(FenceReply::Refused { reason } | FenceReply::Unavailable { reason }) => {
-            tracing::warn!(task = %fence.task, reason, "cannot release the task")
+        Ok(FenceReply::Refused { reason }) => tracing::warn!(task = %fence.task, %reason, "cannot release the task"),
+        Ok(FenceReply::Unavailable { reason }) => {
+            tracing::warn!(task = %fence.task, %reason, "cannot release the task")
         }
         Err(error) => tracing::warn!(task = %fence.task, %error, "cannot release the task"),
     }
@@ -143,10 +145,10 @@ async fn abandon(context: &RunnerContext, lease: &LeaseHandle, request: Abandon)
             match context.session.request::<_, FenceReply>(&subject, &request).await {
                 Ok(FenceReply::Committed | FenceReply::Stale) => return,
                 Ok(FenceReply::Refused { reason }) => {
-                    return tracing::error!(reason, "scheduler refused to abandon the task");
+                    return tracing::error!(%reason, "scheduler refused to abandon the task");
                 }
                 Ok(FenceReply::Unavailable { reason }) => {
-                    tracing::debug!(reason, "cannot abandon the task yet, retrying")
+                    tracing::debug!(%reason, "cannot abandon the task yet, retrying")
                 }
                 Err(error) => tracing::debug!(%error, "cannot abandon the task yet, retrying"),
             }

@@ -15,12 +15,12 @@ const MAX_SLUG_BYTES: usize = 40;
 /// Number of names tried if the branch name is taken: the name itself, then with the suffixes `-2`, `-3`, ...
 const MAX_BRANCH_NAMES: u32 = 50;
 
-/// A delivery branch and the commit it points at.
+/// A branch that was created in the user's repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delivery {
+pub struct DeliveredBranch {
     /// Short branch name, without `refs/heads/`.
     pub branch: String,
-    /// Commit id.
+    /// Id of the commit that the branch points at.
     pub commit: String,
 }
 
@@ -53,14 +53,19 @@ pub fn branch_name(number: TaskNumber, description: &str) -> String {
 /// # Errors
 /// A [`GitError`] if the repository cannot be opened or written, if the commits cannot be rebuilt
 /// (see [`rebuild`]), or if no branch name is free.
-pub fn deliver(repository: &Path, branch: &str, base: &str, artifacts: &[Artifact]) -> Result<Delivery, GitError> {
+pub fn deliver(
+    repository: &Path,
+    branch: &str,
+    base: &str,
+    artifacts: &[Artifact],
+) -> Result<DeliveredBranch, GitError> {
     let opened = open_source_repository(repository)?;
     let recorded = artifacts.last().and_then(|a| a.commit.clone());
     let mut rebuilt = None;
     for n in 1..=MAX_BRANCH_NAMES {
         let branch = if n == 1 { branch.to_owned() } else { format!("{branch}-{n}") };
         match branch_tip(&opened, &branch)? {
-            Some(tip) if Some(&tip) == recorded.as_ref() => return Ok(Delivery { branch, commit: tip }),
+            Some(tip) if Some(&tip) == recorded.as_ref() => return Ok(DeliveredBranch { branch, commit: tip }),
             Some(_) => continue,
             None => {}
         }
@@ -69,7 +74,7 @@ pub fn deliver(repository: &Path, branch: &str, base: &str, artifacts: &[Artifac
             None => rebuilt.insert(rebuild(&opened, base, artifacts)?).clone(),
         };
         if create_branch(repository, &opened, &branch, &commit)? {
-            return Ok(Delivery { branch, commit });
+            return Ok(DeliveredBranch { branch, commit });
         }
     }
     Err(GitError::BranchNamesTaken { path: repository.to_owned(), branch: branch.to_owned() })
@@ -134,11 +139,11 @@ mod tests {
         mirror.fetch_base(&user.base).unwrap();
         let made = artifact(&mirror.repository().unwrap(), &user.base, &user.base, 1, vec![file("b.py", "y = 1\n")]);
         let before = user.capture_state();
-        let delivery = deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap();
-        assert_eq!(delivery, Delivery { branch: "cfq/t1-b".into(), commit: made.commit.clone().unwrap() });
-        assert_eq!(deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap(), delivery);
+        let delivered = deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap();
+        assert_eq!(delivered, DeliveredBranch { branch: "cfq/t1-b".into(), commit: made.commit.clone().unwrap() });
+        assert_eq!(deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap(), delivered);
         let mut after = user.capture_state();
-        assert_eq!(after.remove("refs/heads/cfq/t1-b").unwrap(), delivery.commit.into_bytes());
+        assert_eq!(after.remove("refs/heads/cfq/t1-b").unwrap(), delivered.commit.into_bytes());
         assert_eq!(after, before);
     }
 

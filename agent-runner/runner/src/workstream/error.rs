@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
     /// The path does not exist.
-    #[error("{path} does not exist, or this machine's runner cannot see it")]
+    #[error("{path} does not exist, or the runner on this machine has no access to it")]
     PathNotFound { path: PathBuf },
     /// The process lacks read permission.
     #[error("{path} cannot be read by the runner: give its user read access to the folder and everything in .git")]
@@ -24,7 +24,7 @@ pub enum GitError {
         "{path} belongs to another user: run cfq as its owner, or `git config --global --add safe.directory {path}`"
     )]
     WrongOwner { path: PathBuf },
-    /// HEAD has no commit to start from.
+    /// The repository has no commit to start from.
     #[error("{path} has no commits yet: commit something first, for example `git commit --allow-empty -m start`")]
     NoCommits { path: PathBuf },
     /// The history is incomplete.
@@ -39,7 +39,7 @@ pub enum GitError {
     /// A rebuilt commit has another id than the recorded one.
     #[error("the rebuilt commit has id {rebuilt}, but the recorded id is {recorded}")]
     NotReproduced { rebuilt: String, recorded: String },
-    /// No name is left for the delivery branch.
+    /// All names that were tried for the delivery branch are taken.
     #[error(
         "branch {branch} and its numbered variants already exist in {path} at other commits: delete or rename some"
     )]
@@ -86,13 +86,11 @@ impl GitError {
         }
     }
 
-    /// True if the same call may succeed later without a change of the request (full disk, busy lock).
+    /// True if the same call may succeed later without a change by the user (full disk, busy lock).
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Git { source, .. } => !is_permission_error(source),
-            Self::Io { source, .. } => {
-                !matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
-            }
+            Self::Git { source, .. } => !os_error_kind(source).is_some_and(is_permission_error),
+            Self::Io { source, .. } => !is_permission_error(source.kind()),
             Self::PathNotFound { .. }
             | Self::Unreadable { .. }
             | Self::NotARepository { .. }
@@ -119,12 +117,24 @@ impl GitError {
     }
 }
 
-/// True for a permission error, which a retry does not fix. libgit2 has no error code for it, so the message of the
-/// operating system is matched.
-fn is_permission_error(error: &git2::Error) -> bool {
-    let message = error.message();
-    error.class() == git2::ErrorClass::Os
-        && (message.contains("Permission denied") || message.contains("Read-only file system"))
+/// True for a missing write permission, which a retry does not fix.
+fn is_permission_error(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+}
+
+/// Kind of the operating system's error that caused an error of libgit2; `None` for kinds other than those of
+/// [`is_permission_error`].
+/// libgit2 discards the error number and only appends the text of `strerror` to its message. That text is in English,
+/// because this process sets no locale.
+fn os_error_kind(error: &git2::Error) -> Option<ErrorKind> {
+    if error.class() != git2::ErrorClass::Os {
+        return None;
+    }
+    match error.message().rsplit_once(": ")?.1 {
+        "Permission denied" => Some(ErrorKind::PermissionDenied),
+        "Read-only file system" => Some(ErrorKind::ReadOnlyFilesystem),
+        _ => None,
+    }
 }
 
 /// Adds the name of the failed operation, as in "cannot {operation}", to an error of libgit2.

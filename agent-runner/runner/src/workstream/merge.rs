@@ -1,8 +1,8 @@
 //! Merge into the mirror's `main`: planned, recorded as an intent, then one compare-and-swap of the ref.
 //!
-//! After a crash the next attempt compares the ref with the recorded intent. If `main` is at the old commit, it is
-//! swapped; if `main` contains the new commit, the merge is done; otherwise another task merged first and the merge is
-//! planned again.
+//! After a crash the next attempt compares the ref with the recorded intent. If `main` is at the old commit, the ref is
+//! updated; if `main` contains the new commit, the merge is already done; otherwise another task merged first, and the
+//! merge is planned again.
 
 use git2::{ErrorCode, MergeOptions, Oid, Repository};
 

@@ -101,7 +101,8 @@ impl Mirror {
         let _lock = self.lock("cfq-fetch.lock")?;
         self.copy_objects(&source, &repository, id)?;
         git_context(format!("find {commit} in the mirror"), repository.find_commit(id))?;
-        git_context(format!("keep {commit}"), repository.reference(&name, id, true, "cfq: base")).map(drop)
+        let created = repository.reference(&name, id, true, "cfq: base");
+        git_context(format!("create a ref for commit {commit}"), created).map(drop)
     }
 
     /// Copies one pack with all objects that `id` reaches and that no previously fetched base reaches. libgit2's local
@@ -156,7 +157,7 @@ impl Mirror {
     pub fn set_branch(&self, branch: &str, commit: &str) -> Result<(), GitError> {
         let repository = self.repository()?;
         let set = repository.reference(&format!("refs/heads/{branch}"), parse_oid(commit)?, true, "cfq: workstream");
-        git_context(format!("set {branch}"), set).map(drop)
+        git_context(format!("move the branch {branch}"), set).map(drop)
     }
 }
 

@@ -20,7 +20,7 @@ mod tree;
 mod worktree;
 
 pub use commit::{CommitPlan, rebuild};
-pub use deliver::{Delivery, branch_name, deliver};
+pub use deliver::{DeliveredBranch, branch_name, deliver};
 pub use diff::unified;
 pub use error::GitError;
 pub use merge::{MergeOutcome, MergePlan, MergeState};

@@ -16,7 +16,7 @@ const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 pub struct FileProblem {
     /// The offending path.
     pub path: String,
-    /// Why it cannot be written.
+    /// Reason why the path cannot be written.
     pub reason: NotWritableReason,
 }
 
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Snapshot<'_> {
 impl<'r> Snapshot<'r> {
     pub(crate) fn of(repository: &'r Repository, commit: &str) -> Result<Self, GitError> {
         let commit = git_context(format!("find commit {commit}"), repository.find_commit(parse_oid(commit)?))?;
-        Ok(Self { repository, tree: git_context("read its tree", commit.tree())? })
+        Ok(Self { repository, tree: git_context(format!("read the tree of commit {}", commit.id()), commit.tree())? })
     }
 
     pub(crate) fn tree(&self) -> &Tree<'r> {

@@ -40,7 +40,7 @@ pub fn render(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     lines.push(String::new());
     if config.models().iter().any(|m| m.as_str() == config::SMALL_MODEL) {
         lines.push(
-            "The demo's model has 135 million parameters: it shows that the system works, its scores mean nothing."
+            "The demo's model has 135 million parameters: it shows that the system works; its scores are meaningless."
                 .to_owned(),
         );
         lines.push(match default_model::choose(config) {
@@ -57,15 +57,15 @@ pub fn render(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
 
 /// Text on how to use a larger model: names the largest curated coding model that fits the largest GPU found.
 fn suggest_larger_model(devices: &[Device], config: &Config) -> String {
-    let card = devices.iter().filter(|d| d.kind == DeviceKind::Cuda).max_by_key(|d| d.memory_total);
-    let entry = card.and_then(|card| fitting_models(&[nominal_capacity(card)], config.node.max_sequences).next());
-    let why = match card {
+    let gpu = devices.iter().filter(|d| d.kind == DeviceKind::Cuda).max_by_key(|d| d.memory_total);
+    let entry = gpu.and_then(|gpu| fitting_models(&[nominal_capacity(gpu)], config.node.max_sequences).next());
+    let found = match gpu {
         None => "no GPU was found".to_owned(),
-        Some(card) => format!("{} with {} GiB", card.name, card.memory_total >> 30),
+        Some(gpu) => format!("{} with {} GiB", gpu.name, gpu.memory_total >> 30),
     };
     let choice = match entry {
-        Some(entry) => format!("{why}: {} fits; licence: {}", entry.name, entry.licence),
-        None => format!("{why}; `cfq models suggest` lists some"),
+        Some(entry) => format!("{found}: {} fits; licence: {}", entry.name, entry.licence),
+        None => format!("{found}; `cfq models suggest` lists some"),
     };
     let model = entry.map_or("hf:ORG/REPO:FILE.gguf", |entry| entry.model);
     format!(

@@ -1,18 +1,18 @@
 //! The default model of agents without a configured model, and the message that announces it. A build that runs models
-//! on GPUs uses the largest curated model that fits the machine's GPUs. Otherwise the small model is used, and the
+//! on GPUs uses the largest curated model that fits the machine's GPUs. Any other build uses the small model, and the
 //! message names the model that the unused GPUs could run.
 
-use cfq_engine::Bytes;
 use cfq_engine::cuda::CudaUnavailable;
 use cfq_inference_node::models::{
     default_model::DefaultModel, default_model::GpuUnusable, default_model::choose_default_model,
 };
+use cfq_memory::Bytes;
 use cfq_proto::node::Device;
 
 use super::size;
 use crate::config::{Config, SMALL_MODEL};
 
-/// Chooses the default model of this machine. Chooses none if any model is configured.
+/// Returns the default model of this machine; [`DefaultModel::NoCandidate`] if any model is configured.
 pub fn choose(config: &Config) -> DefaultModel {
     if config.names_a_model() {
         return DefaultModel::NoCandidate;
@@ -79,8 +79,8 @@ mod tests {
     use super::*;
 
     fn gpus() -> Vec<Device> {
-        let card = gpu::inventory().devices[0].clone();
-        vec![Device { name: "RTX 3060".to_owned(), memory_total: 12 << 30, ..card }]
+        let device = gpu::inventory().devices[0].clone();
+        vec![Device { name: "RTX 3060".to_owned(), memory_total: 12 << 30, ..device }]
     }
 
     #[test]
@@ -95,17 +95,17 @@ mod tests {
     }
 
     #[test]
-    fn idle_gpu_is_reported_with_the_reason() {
-        let idle = |reason| {
+    fn unused_gpu_is_reported_with_the_reason() {
+        let unused = |reason| {
             message(&DefaultModel::UnusedGpu { entry: &CURATED_MODELS[4], gpus: gpus(), reason }, true).unwrap()
         };
-        let not_built = idle(CudaUnavailable::NotBuilt.into());
+        let not_built = unused(CudaUnavailable::NotBuilt.into());
         let words =
-            ["the small default model", "14B", "on the CPU only", "docs/gpu.md", "OpenAI-compatible", "automatically"];
+            ["the small default model", "14B", "for the CPU only", "docs/gpu.md", "OpenAI-compatible", "automatically"];
         for word in words {
             assert!(not_built.contains(word), "{word} is not in {not_built}");
         }
-        let old = idle(GpuUnusable::UnsupportedCapability("it is too old".to_owned()));
+        let old = unused(GpuUnusable::UnsupportedCapability("it is too old".to_owned()));
         assert!(old.contains("but it is too old.") && !old.contains("automatically"), "{old}");
         assert_eq!(message(&DefaultModel::NoCandidate, false).map(|_| ()), None);
     }

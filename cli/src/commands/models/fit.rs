@@ -4,11 +4,11 @@ mod gpus;
 
 use std::path::PathBuf;
 
-use cfq_engine::{Bytes, LoadError, MemoryEstimate, ModelSummary, summarise};
+use cfq_engine::{LoadError, ModelSummary, summarize_model};
 use cfq_inference_node::gpu;
 use cfq_inference_node::gpu::DeviceChoice;
 use cfq_inference_node::models::{MeasuredLoad, ModelError, ModelStore};
-use cfq_memory::{HostMemorySplit, split_host_memory};
+use cfq_memory::{Bytes, HostMemorySplit, MemoryEstimate, split_host_memory};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
@@ -89,7 +89,7 @@ pub fn fit(store: &ModelStore, config: &Config, model: ModelId) -> anyhow::Resul
         _ if model.endpoint().is_some() => return Err(model_error(ModelError::BehindEndpoint { model })),
         _ => store.show(&model).map_err(model_error)?.path,
     };
-    let mut sums = summarise(&path, config.node.max_sequences).map_err(|error| match error {
+    let mut sums = summarize_model(&path, config.node.max_sequences).map_err(|error| match error {
         // The file is not a supported model.
         LoadError::Header(source) => exit::usage(format!("{:#}", anyhow::Error::from(source))),
         error => error.into(),
@@ -105,7 +105,7 @@ pub fn fit(store: &ModelStore, config: &Config, model: ModelId) -> anyhow::Resul
     if !sums.single_sequence {
         places.extend(gpus::placements(&devices, &path, sums.context, measured.as_ref(), &config.node)?);
     }
-    let ModelSummary { file, context, cpu, single_sequence: alone } = sums;
+    let ModelSummary { file_bytes: file, context, cpu, single_sequence: alone } = sums;
     Ok(FitReport { model, path, file, context, alone, terms: cpu.into(), measured: on_cpu, unmeasured, places })
 }
 
@@ -166,7 +166,7 @@ pub fn render(fit: &FitReport) -> String {
     .collect();
     lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
     if fit.alone {
-        lines.push("\nits architecture runs only on the CPU, in 32 bits, one sequence at a time".to_owned());
+        lines.push("\nthis model's architecture runs only on the CPU, in 32 bits, one sequence at a time".to_owned());
     }
     if let Some(load) = &fit.measured {
         lines.push(format!(

@@ -1,10 +1,10 @@
-//! `cfq models load` and `unload`: sends the request to a running node and waits until the node's ledger shows the
+//! `cfq models load` and `unload`: send the request to a running node, and wait until the node's ledger shows the
 //! result.
 
 use std::time::Duration;
 
 use cfq_deploy::Paths;
-use cfq_engine::Bytes;
+use cfq_memory::Bytes;
 use cfq_proto::client::Client;
 use cfq_proto::http::{ModelAnswer, ModelRequest};
 use cfq_proto::ids::NodeId;
@@ -17,7 +17,7 @@ use crate::connect;
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
-/// Poll interval of the ledger, which changes with the node's heartbeats.
+/// Interval at which the node's ledger is read. The ledger itself changes with the node's heartbeats.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct LoadResult {
     model: ModelId,
     /// The node's reply to the request, sent before a load or unload finished.
     reply: ModelReply,
-    /// State of the model in the ledger. `None` if the node could not use the model and no longer lists it.
+    /// State of the model in the node's ledger; `None` if the ledger does not list the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<ModelState>,
 }
@@ -70,7 +70,7 @@ pub async fn unload(out: Output, paths: &Paths, request: ModelRequest) -> anyhow
         ModelReply::Unloading { running, .. } if *running > 0 => {
             let what = if *running == 1 { "1 sequence is".to_owned() } else { format!("{running} sequences are") };
             out.status(&format!(
-                "{what} running on {}; it accepts no new ones and is unloaded when they finish",
+                "{what} running on {}; the model accepts no new sequences and is unloaded when the running ones finish",
                 answer.model
             ));
         }

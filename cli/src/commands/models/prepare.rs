@@ -21,12 +21,13 @@ use crate::output::Output;
 /// Maximum number of consecutive fetch attempts without progress, for the automatically chosen model. Lower than for
 /// models named in the configuration, because an offline machine goes through all of these attempts at every start.
 const MAX_FETCH_ATTEMPTS: u32 = 3;
-/// Longest wait for a fetch to stop after it was asked to. A fetch that waits for another process does not react.
+/// Longest wait for a fetch to stop after a stop was requested. A fetch that waits for another process does not
+/// react to the stop.
 const FETCH_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Chooses the default model and fetches missing models. Returns the configuration with the default model, or `None` if
 /// a signal ended the start. `chosen` is the default model that `cfq up -d` chose before it started this process in the
-/// background; it has also fetched the models.
+/// background; if it is set, all models are fetched already.
 pub async fn prepare_models(
     out: Output,
     paths: &Paths,

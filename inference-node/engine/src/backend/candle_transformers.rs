@@ -15,22 +15,22 @@ use cfq_memory::{BlockId, ModelShape};
 use serde_json::Value;
 
 use crate::backend::forward::{BatchEntry, ForwardFailure, ForwardModel};
-use crate::kv::{BLOCK, BlockMemory, BlockValues, KvPool};
+use crate::kv::{BlockMemory, BlockValues, KV_BLOCK_TOKENS, KvPool};
 use crate::model::file::ModelFile;
 use crate::model::gguf::HeaderError;
 use crate::model::safetensors::ModelFolder;
 use crate::model::unsupported_config;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
+enum CandleFamily {
     StarCoder2,
     Olmo2,
 }
 
-/// Configuration of a model of one of these families, from config.json.
+/// Configuration of a model that runs in candle-transformers, from config.json.
 #[derive(Debug, Clone)]
 pub struct CandleTransformersConfig {
-    family: Family,
+    family: CandleFamily,
     /// config.json in the form that candle-transformers expects: with the limited context and a top-level rope_theta.
     config: Value,
     /// Sizes of the model; the context is limited to the sliding window.
@@ -45,8 +45,8 @@ impl CandleTransformersConfig {
     pub fn read(file: &ModelFile) -> std::result::Result<Option<Self>, HeaderError> {
         let ModelFile::Folder(folder) = file else { return Ok(None) };
         let family = match file.architecture() {
-            "starcoder2" => Family::StarCoder2,
-            "olmo2" => Family::Olmo2,
+            "starcoder2" => CandleFamily::StarCoder2,
+            "olmo2" => CandleFamily::Olmo2,
             _ => return Ok(None),
         };
         let number = |key: &str, max: u64| {
@@ -103,7 +103,7 @@ impl CandleTransformersConfig {
 }
 
 /// Refuses settings that candle-transformers would ignore.
-fn check_config(family: Family, file: &ModelFile, folder: &ModelFolder) -> std::result::Result<(), HeaderError> {
+fn check_config(family: CandleFamily, file: &ModelFile, folder: &ModelFolder) -> std::result::Result<(), HeaderError> {
     unsupported_config::check_common(file)?;
     for key in ["rope_scaling", "rope_parameters"] {
         for (name, value) in file.config(key).and_then(Value::as_object).into_iter().flatten() {
@@ -120,14 +120,14 @@ fn check_config(family: Family, file: &ModelFile, folder: &ModelFolder) -> std::
     }
     let tied = file.config("tie_word_embeddings").and_then(Value::as_bool);
     match family {
-        Family::StarCoder2 if tied == Some(false) => {
+        CandleFamily::StarCoder2 if tied == Some(false) => {
             let what = "its output matrix is not tied to its embedding, which is not supported for this architecture";
             Err(folder.unsupported(what))
         }
-        Family::Olmo2 if file.config("clip_qkv").is_some() => {
+        CandleFamily::Olmo2 if file.config("clip_qkv").is_some() => {
             Err(folder.unsupported("clip_qkv is not supported for this architecture"))
         }
-        Family::StarCoder2 | Family::Olmo2 => Ok(()),
+        CandleFamily::StarCoder2 | CandleFamily::Olmo2 => Ok(()),
     }
 }
 
@@ -141,14 +141,14 @@ enum Forward {
     Olmo2(olmo2::Model),
 }
 
-/// A loaded model of one of these families.
+/// A loaded model that runs in candle-transformers.
 pub struct CandleModel {
-    state: RefCell<State>,
+    state: RefCell<CandleState>,
     shape: ModelShape,
     bytes: usize,
 }
 
-struct State {
+struct CandleState {
     forward: Forward,
     /// Number of tokens whose keys and values the model holds.
     computed: usize,
@@ -160,7 +160,7 @@ impl CandleModel {
     /// # Errors
     /// candle's error.
     pub fn load(file: &ModelFile, config: &CandleTransformersConfig) -> Result<Self> {
-        let ModelFile::Folder(folder) = file else { bail!("the model is not a folder of safetensors") };
+        let ModelFile::Folder(folder) = file else { bail!("the model is not a folder of safetensors files") };
         let names = folder.tensors.keys().cloned();
         let tensors: HashMap<String, Tensor> =
             names.map(|name| folder.tensor(&name).map(|tensor| (name, tensor))).collect::<Result<_>>()?;
@@ -168,10 +168,10 @@ impl CandleModel {
         let weights = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
         let json = config.config.clone();
         let forward = match config.family {
-            Family::StarCoder2 => Forward::StarCoder2(starcoder2::Model::new(&parse(json)?, weights)?),
-            Family::Olmo2 => Forward::Olmo2(olmo2::Model::new(&parse(json)?, weights)?),
+            CandleFamily::StarCoder2 => Forward::StarCoder2(starcoder2::Model::new(&parse(json)?, weights)?),
+            CandleFamily::Olmo2 => Forward::Olmo2(olmo2::Model::new(&parse(json)?, weights)?),
         };
-        Ok(Self { state: RefCell::new(State { forward, computed: 0 }), shape: config.shape, bytes })
+        Ok(Self { state: RefCell::new(CandleState { forward, computed: 0 }), shape: config.shape, bytes })
     }
 
     /// Actual size of the loaded weights in bytes (not the estimate).
@@ -181,7 +181,7 @@ impl CandleModel {
 
     /// Creates a KV pool that only counts positions; the keys and values are inside the model.
     pub fn pool(&self, tokens: u64) -> KvPool<ModelOwnedKv> {
-        KvPool::with_memory(ModelOwnedKv, tokens as usize / BLOCK).without_prefix_cache()
+        KvPool::with_memory(ModelOwnedKv, tokens as usize / KV_BLOCK_TOKENS).without_prefix_cache()
     }
 }
 
@@ -189,7 +189,7 @@ fn parse<T: serde::de::DeserializeOwned>(config: Value) -> Result<T> {
     serde_json::from_value(config).map_err(|error| candle_core::Error::wrap(error).context("config.json"))
 }
 
-impl State {
+impl CandleState {
     fn compute(&mut self, tokens: &[u32], past: usize) -> Result<Tensor> {
         if past == 0 {
             match &mut self.forward {
@@ -197,7 +197,7 @@ impl State {
                 Forward::Olmo2(model) => model.clear_kv_cache(),
             }
         } else if past != self.computed {
-            bail!("the sequence has {past} computed tokens, but the model holds {}", self.computed)
+            bail!("the sequence has {past} computed tokens, but the model's KV cache holds {}", self.computed)
         }
         // Reset first: if the pass fails, the model's keys and values are undefined.
         self.computed = 0;
@@ -229,12 +229,12 @@ impl ForwardModel for CandleModel {
     }
 
     fn forward(&self, _: &mut KvPool<ModelOwnedKv>, batch: &[BatchEntry<'_>], _: bool) -> Result<Option<Tensor>> {
-        let [entry] = batch else { bail!("a batch of {} sequences for a model that runs one", batch.len()) };
+        let [entry] = batch else { bail!("a batch has {} sequences, but this model runs one at a time", batch.len()) };
         let scores = self.state.borrow_mut().compute(entry.tokens, entry.kv.len())?;
         match entry.scored {
             0 => Ok(None),
             1 => Ok(Some(scores)),
-            more => bail!("{more} scored tokens requested of a pass that scores one"),
+            more => bail!("the logits of {more} tokens are needed, but a pass of this model returns those of one"),
         }
     }
 }
@@ -319,7 +319,7 @@ mod tests {
         pool.advance(&mut first, ids, 20);
         compute(&second, &ids[..5], &mut pool).unwrap();
         let error = compute(&first, &ids[..1], &mut pool).unwrap_err();
-        assert!(error.contains("the sequence has 20 computed tokens, but the model holds 5"), "{error}");
+        assert!(error.contains("the sequence has 20 computed tokens, but the model's KV cache holds 5"), "{error}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub trait ForwardModel {
     /// first token on.
     const REWINDS: bool = true;
 
-    /// Sizes of the model.
+    /// Number and sizes of the model's layers, heads and matrices.
     fn shape(&self) -> &ModelShape;
 
     /// Longest sequence that uses the short-context RoPE frequencies, in tokens; `None` if the model has one set only.
@@ -39,9 +39,9 @@ pub trait ForwardModel {
     /// Logits of the scored tokens of all entries, in order: (scored tokens, vocabulary); `None` if there are none.
     ///
     /// Writes the keys and values of the new positions, but leaves the sequences' lengths unchanged: the caller
-    /// advances them with [`KvPool::advance`]. With `batch_invariant`, no bit of a sequence's logits depends on the
-    /// rest of the batch, even if that needs slower kernels. All work on the device is complete when this returns,
-    /// because the measured latency determines the size of the next passes.
+    /// advances them with [`KvPool::advance`]. With `batch_invariant`, the pass is batch-invariant: no bit of a
+    /// sequence's logits depends on the rest of the batch, even if that needs slower kernels. All work on the device is
+    /// complete when this returns, because the measured latency determines the size of the next passes.
     ///
     /// # Errors
     /// candle's error; [`Self::failure`] classifies it.

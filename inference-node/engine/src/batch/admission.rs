@@ -1,5 +1,5 @@
 //! Admission of sequences to one model, and the model's measured rates. Both are updated by the batcher thread and by
-//! the threads that admit sequences; the node reports them in its ledger.
+//! the threads that admit sequences.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,14 +10,15 @@ use tokio::sync::watch;
 
 use crate::batch::latency_model::{BatchWork, LatencyModel};
 use crate::batch::prompt_lookup::PassCost;
+use crate::engine_failure::EngineFailure;
 
 /// Notifier that fires whenever the result of [`crate::Engine::state`] changes.
-pub type Changes = watch::Sender<()>;
+pub type StateChanged = watch::Sender<()>;
 
 /// Number of most recent outputs from which the expected output length is estimated.
-const OUTPUT_HISTORY: usize = 64;
+const MAX_OUTPUT_LENGTHS: usize = 64;
 /// Minimum number of recorded outputs for an estimate; with fewer, the maximum output is assumed.
-const MIN_OUTPUT_HISTORY: usize = 16;
+const MIN_OUTPUT_LENGTHS: usize = 16;
 
 /// Admission control of one model: KV tokens and sequence slots.
 pub struct Admission {
@@ -25,15 +26,15 @@ pub struct Admission {
     /// Lengths of the last finished outputs, in tokens.
     output_lengths: Mutex<VecDeque<u64>>,
     max_sequences: usize,
-    changes: Arc<Changes>,
+    changes: Arc<StateChanged>,
 }
 
 impl Admission {
     /// Creates the admission control of a pool of `tokens` KV tokens, with at least one sequence slot.
-    pub fn new(tokens: u64, max_sequences: usize, changes: Arc<Changes>) -> Arc<Self> {
+    pub fn new(tokens: u64, max_sequences: usize, changes: Arc<StateChanged>) -> Arc<Self> {
         Arc::new(Self {
             kv: Mutex::new(KvAdmission::new(tokens)),
-            output_lengths: Mutex::new(VecDeque::with_capacity(OUTPUT_HISTORY)),
+            output_lengths: Mutex::new(VecDeque::with_capacity(MAX_OUTPUT_LENGTHS)),
             max_sequences: max_sequences.max(1),
             changes,
         })
@@ -46,7 +47,7 @@ impl Admission {
     /// Records the output length, in tokens, of a sequence that finished normally (neither cancelled nor failed).
     pub fn record_output(&self, tokens: usize) {
         let mut lengths = self.output_lengths();
-        if lengths.len() == OUTPUT_HISTORY {
+        if lengths.len() == MAX_OUTPUT_LENGTHS {
             lengths.pop_front();
         }
         lengths.push_back(tokens as u64);
@@ -56,7 +57,7 @@ impl Admission {
     /// recorded outputs, at most `max_tokens`.
     pub fn expected_output(&self, max_tokens: u64) -> u64 {
         let mut lengths: Vec<u64> = self.output_lengths().iter().copied().collect();
-        if lengths.len() < MIN_OUTPUT_HISTORY {
+        if lengths.len() < MIN_OUTPUT_LENGTHS {
             return max_tokens;
         }
         lengths.sort_unstable();
@@ -117,10 +118,10 @@ impl Drop for Permit {
     }
 }
 
-/// Measured rates of one engine, and whether it is broken.
+/// Measured rates of one engine, and its failure if it cannot continue.
 pub struct EngineStats {
     stats: Mutex<StatsSnapshot>,
-    changes: Arc<Changes>,
+    changes: Arc<StateChanged>,
 }
 
 /// The values of [`EngineStats`] at one moment. A rate is zero until it is measured.
@@ -140,13 +141,13 @@ pub struct StatsSnapshot {
     pub preemptions: u64,
     /// Number of tokens whose keys and values are in the pool.
     pub kv_tokens: u64,
-    /// Why the engine is broken; `None` while it works.
-    pub broken: Option<String>,
+    /// Why the engine cannot continue; `None` while it works.
+    pub failure: Option<EngineFailure>,
 }
 
 impl EngineStats {
     /// Creates the stats of an engine before its first pass; `load_rate` is in bytes of the model file per second.
-    pub fn new(load_rate: f64, changes: Arc<Changes>) -> Arc<Self> {
+    pub fn new(load_rate: f64, changes: Arc<StateChanged>) -> Arc<Self> {
         // 0.3 tokens per byte until the first prompt is tokenized: typical for English and code.
         let stats = StatsSnapshot { load_rate, tokens_per_byte: 0.3, ..StatsSnapshot::default() };
         Arc::new(Self { stats: Mutex::new(stats), changes })
@@ -212,9 +213,9 @@ impl EngineStats {
         self.lock().kv_tokens = kv_tokens;
     }
 
-    /// Marks the engine as broken and notifies the node.
-    pub fn set_broken(&self, reason: String) {
-        self.lock().broken = Some(reason);
+    /// Records that the engine cannot continue, and fires the notifier of state changes.
+    pub fn set_failure(&self, failure: EngineFailure) {
+        self.lock().failure = Some(failure);
         self.changes.send_replace(());
     }
 }

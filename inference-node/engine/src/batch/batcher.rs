@@ -29,14 +29,15 @@ use self::plan::{MAX_PREFILL_TIME, prefill_rows};
 use crate::backend::forward::{BatchEntry, ForwardFailure, ForwardModel};
 use crate::batch::admission::{Admission, EngineStats};
 use crate::batch::chunked_prefill::MIN_CHUNK_ROWS;
-use crate::batch::command::Command;
+use crate::batch::command::EngineCommand;
 use crate::batch::latency_model::BatchWork;
 use crate::batch::oom_backoff::BatchLimit;
 use crate::batch::prompt_lookup::PassCost;
-use crate::batch::sequence::{Sequence, SequenceRequest, TokenOutcome, engine_failure};
+use crate::batch::sequence::{Sequence, SequenceRequest, TokenOutcome, failed_by_engine};
 use crate::batch::speculative_prefill::{self, PrefillProgress, SpeculativePrompt};
+use crate::engine_failure::EngineFailure;
 use crate::generation::Ended;
-use crate::kv::{BLOCK, KvPool, SequenceKv};
+use crate::kv::{KV_BLOCK_TOKENS, KvPool, SequenceKv};
 use crate::model::tokenizer::Vocabulary;
 
 /// A sequence in the batch. The keys and values of its first `kv.len()` tokens are computed.
@@ -54,7 +55,7 @@ impl Running {
     }
 }
 
-/// Called on the batcher thread before every forward pass.
+/// A function that is called on the batcher thread before every forward pass.
 pub type StepHook = Arc<dyn Fn() + Send + Sync>;
 
 /// The continuous-batching scheduler of one model; runs on the model's batcher thread.
@@ -62,7 +63,7 @@ pub struct Batcher<M: ForwardModel> {
     model: M,
     pool: KvPool<M::Memory>,
     vocabulary: Arc<Vocabulary>,
-    commands: Receiver<Command>,
+    commands: Receiver<EngineCommand>,
     admission: Arc<Admission>,
     stats: Arc<EngineStats>,
     /// Function that estimates the cost of a pass over a number of decoding sequences, from which the number of draft
@@ -74,16 +75,13 @@ pub struct Batcher<M: ForwardModel> {
     /// Sequences without KV blocks that wait to resume or to start, oldest first.
     preempted: VecDeque<Sequence>,
     limit: BatchLimit,
-    /// Device failure that occurred during speculative prefill; the next step breaks the engine with this reason.
-    device_failure: Option<String>,
+    /// Device failure that occurred during speculative prefill; the next step ends the engine with it.
+    device_failure: Option<EngineFailure>,
     /// Arrival number of the next sequence.
     next_arrival: u64,
     steps: u64,
     before_step: Option<StepHook>,
 }
-
-/// The reason why the engine cannot continue.
-struct Broken(String);
 
 impl<M: ForwardModel> Batcher<M> {
     /// Creates a batcher without sequences. Nothing is computed before [`Self::run`] is called.
@@ -91,7 +89,7 @@ impl<M: ForwardModel> Batcher<M> {
         model: M,
         pool: KvPool<M::Memory>,
         vocabulary: Arc<Vocabulary>,
-        commands: Receiver<Command>,
+        commands: Receiver<EngineCommand>,
         admission: Arc<Admission>,
         stats: Arc<EngineStats>,
         pass_cost: fn(&EngineStats, usize) -> PassCost,
@@ -120,8 +118,8 @@ impl<M: ForwardModel> Batcher<M> {
     }
 
     /// Runs until every sender of commands is dropped, offloads the cached keys and values, and returns the model. A
-    /// panic or an unusable device ends the engine early: all sequences fail, then the reason is published in the stats
-    /// for the node, and the result is `None`.
+    /// panic or an unusable device ends the engine early: all sequences fail, then the failure is recorded in the
+    /// stats, and the result is `None`.
     pub fn run(mut self) -> Option<M> {
         let stats = self.stats.clone();
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -129,24 +127,25 @@ impl<M: ForwardModel> Batcher<M> {
                 self.step()?;
             }
             self.pool.offload_all();
-            Ok(())
+            Ok::<(), EngineFailure>(())
         }));
         let Self { model, pool, commands, running, preempted, .. } = self;
-        let reason = match &outcome {
+        let failure = match outcome {
             Ok(Ok(())) => None,
-            Ok(Err(Broken(reason))) => Some(reason.as_str()),
-            Err(panic) => Some(panic_message(panic.as_ref())),
+            Ok(Err(failure)) => Some(failure),
+            Err(panic) => Some(EngineFailure::Panic { message: panic_message(panic.as_ref()).to_owned() }),
         };
-        let Some(reason) = reason else {
+        let Some(failure) = failure else {
             drop((running, preempted, commands, pool));
             return Some(model);
         };
         for sequence in running.into_iter().map(|running| running.sequence).chain(preempted) {
-            sequence.end(Err(engine_failure(format!("the engine stopped: {reason}"))));
+            sequence.end(Err(failed_by_engine(format!("the engine stopped: {failure}"))));
         }
         drop((commands, pool));
+        let reason = failure.to_string();
         tracing::error!(reason, "inference engine stopped");
-        stats.set_broken(reason.to_owned());
+        stats.set_failure(failure);
         None
     }
 
@@ -162,8 +161,8 @@ impl<M: ForwardModel> Batcher<M> {
                 false => self.commands.try_recv(),
             };
             match next {
-                Ok(Command::Sequence(request)) => self.enqueue(*request),
-                Ok(Command::PrefillChunk(requested)) => chunk = Some(requested),
+                Ok(EngineCommand::Sequence(request)) => self.enqueue(*request),
+                Ok(EngineCommand::PrefillChunk(requested)) => chunk = Some(requested),
                 Err(empty_or_gone) => {
                     // The chunk is handled last, so that sequences queued together with it take precedence.
                     if let Some(chunk) = chunk.take() {
@@ -194,7 +193,7 @@ impl<M: ForwardModel> Batcher<M> {
         }
         let rows_after = |past: usize| {
             let short = prefill_rows(&self.stats, speculative_prefill::CHUNK_TIME, past);
-            short.max(BLOCK.min(prefill_rows(&self.stats, MAX_PREFILL_TIME, past)))
+            short.max(KV_BLOCK_TOKENS.min(prefill_rows(&self.stats, MAX_PREFILL_TIME, past)))
         };
         match speculative_prefill::run_chunk(&self.model, &mut self.pool, prompt, rows_after) {
             Ok(progress) => {
@@ -202,9 +201,9 @@ impl<M: ForwardModel> Batcher<M> {
                 progress
             }
             Err(error) => {
-                tracing::warn!(%error, "speculative prefill failed; the call it was for is not affected");
+                tracing::warn!(%error, "speculative prefill failed; the expected call is not affected");
                 if let ForwardFailure::Device = self.model.failure(&error) {
-                    self.device_failure = Some(format!("the GPU cannot be used any more: {error}"));
+                    self.device_failure = Some(EngineFailure::DeviceLost { error: error.to_string() });
                 }
                 PrefillProgress::Done
             }
@@ -219,7 +218,7 @@ impl<M: ForwardModel> Batcher<M> {
         match sequence.begin(&self.vocabulary) {
             TokenOutcome::Continue => {}
             TokenOutcome::Finished(finish) => return sequence.end(Ok(finish)),
-            TokenOutcome::Failed(reason) => return sequence.end(Err(engine_failure(reason))),
+            TokenOutcome::Failed(reason) => return sequence.end(Err(failed_by_engine(reason))),
         }
         // Preempted sequences resume before new ones start.
         if self.preempted.is_empty() && self.running.len() < self.limit.rows() {
@@ -255,9 +254,9 @@ impl<M: ForwardModel> Batcher<M> {
     }
 
     /// Computes one forward pass over the running sequences and applies its scores.
-    fn step(&mut self) -> Result<(), Broken> {
-        if let Some(reason) = self.device_failure.take() {
-            return Err(Broken(reason));
+    fn step(&mut self) -> Result<(), EngineFailure> {
+        if let Some(failure) = self.device_failure.take() {
+            return Err(failure);
         }
         self.remove_cancelled();
         self.steps += 1;
@@ -297,7 +296,7 @@ impl<M: ForwardModel> Batcher<M> {
                     let result = match outcome {
                         TokenOutcome::Continue => continue,
                         TokenOutcome::Finished(finish) => Ok(finish),
-                        TokenOutcome::Failed(reason) => Err(engine_failure(reason)),
+                        TokenOutcome::Failed(reason) => Err(failed_by_engine(reason)),
                     };
                     let running = self.running.remove(at);
                     self.finish(running, result);
@@ -315,8 +314,8 @@ impl<M: ForwardModel> Batcher<M> {
             Err(Ended::Failed(_)) => self.pool.discard(kv),
             Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
         }
-        // Published only when blocks are released, not with every token, because each change of the state sends a
-        // heartbeat.
+        // Published only when blocks are released, not with every token, because each change of the state wakes its
+        // listeners.
         self.stats.set_kv_tokens(self.pool.tokens());
         if result.is_ok() {
             self.admission.record_output(sequence.tokens.len() - sequence.prompt_len);

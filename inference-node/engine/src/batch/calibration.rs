@@ -1,14 +1,14 @@
 //! Calibration: measures the speed of a loaded model with its first forward passes.
 //!
 //! These passes also trigger all allocations that happen at first use, so that no sequence waits for them. The measured
-//! rates let the scheduler compare a node that has just started with nodes that have run for hours.
+//! rates make a model that was just loaded comparable with models that have run for hours.
 
 use std::time::{Duration, Instant};
 
 use crate::backend::forward::{BatchEntry, ForwardModel};
 use crate::batch::admission::EngineStats;
 use crate::batch::latency_model::BatchWork;
-use crate::kv::{BLOCK, BlockMemory, KvPool, SequenceKv};
+use crate::kv::{BlockMemory, KV_BLOCK_TOKENS, KvPool, SequenceKv};
 
 /// Length of the calibration prompt, in tokens.
 pub const PROMPT_TOKENS: usize = 64;
@@ -26,7 +26,7 @@ pub fn calibrate<M: ForwardModel>(
     pool: &mut KvPool<M::Memory>,
     stats: &EngineStats,
 ) -> candle_core::Result<()> {
-    let prompt = PROMPT_TOKENS.min(pool.available() * BLOCK);
+    let prompt = PROMPT_TOKENS.min(pool.available() * KV_BLOCK_TOKENS);
     let tokens: Vec<u32> = (0..prompt as u64).map(|i| (i * 37 % model.shape().vocabulary) as u32).collect();
     // The first pass allocates memory, so only the second is measured.
     for round in 0..2 {
@@ -49,9 +49,9 @@ pub fn calibrate<M: ForwardModel>(
     Ok(())
 }
 
-/// Measures `tokens` after [`LONG_PAST_TOKENS`] cached tokens, or after fewer if the context is shorter. The block
-/// table of these cached tokens repeats the blocks of `written`: attention does the same work, and no further blocks
-/// are needed.
+/// Measures the prefill of `tokens` after [`LONG_PAST_TOKENS`] cached tokens, or after fewer if the context is shorter.
+/// The block table of these cached tokens repeats the blocks of `written`: attention does the same work as with
+/// different blocks, and no further blocks are needed.
 fn measure_long_past<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,
@@ -60,7 +60,7 @@ fn measure_long_past<M: ForwardModel>(
     stats: &EngineStats,
 ) -> candle_core::Result<()> {
     let context = usize::try_from(model.shape().context).unwrap_or(usize::MAX);
-    let past = LONG_PAST_TOKENS.min(context.saturating_sub(PROMPT_TOKENS)) / BLOCK * BLOCK;
+    let past = LONG_PAST_TOKENS.min(context.saturating_sub(PROMPT_TOKENS)) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     if !M::REWINDS || past <= PROMPT_TOKENS || tokens.len() < PROMPT_TOKENS {
         return Ok(());
     }
@@ -74,7 +74,7 @@ fn allocate<B: BlockMemory>(pool: &mut KvPool<B>, positions: usize) -> candle_co
     let mut kv = pool.begin(&[], false, false);
     match pool.grow(&mut kv, positions) {
         true => Ok(kv),
-        false => candle_core::bail!("the KV pool has no room for the {positions} tokens of the calibration"),
+        false => candle_core::bail!("the KV pool is too small for the {positions} tokens of the calibration"),
     }
 }
 

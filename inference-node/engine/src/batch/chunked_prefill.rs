@@ -9,7 +9,7 @@
 /// Minimum number of rows of a prefill chunk; smaller chunks are inefficient.
 pub const MIN_CHUNK_ROWS: usize = 8;
 
-/// What one sequence needs from the next pass.
+/// A sequence's demand for rows of the next pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillDemand {
     /// Number of tokens that are not computed yet; a decoding sequence has one.

@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 /// Factor by which the weight of all earlier passes decays with each new one.
-const DECAY: f64 = 0.95;
+const PASS_WEIGHT_DECAY: f64 = 0.95;
 /// Weight of the previous value of `per_attended` in a fit, as a number of attended tokens per row: passes that attend
 /// to more tokens per row than this outweigh the previous value.
-const PRIOR_ATTENDED: f64 = 64.0;
+const PRIOR_ATTENDED_PER_ROW: f64 = 64.0;
 
 /// The work of one forward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -55,7 +55,7 @@ impl LatencyModel {
     pub fn record(&mut self, work: BatchWork, took: Duration) {
         let BatchWork { rows, attended } = work;
         let took = took.as_secs_f64();
-        let add = |sum: &mut f64, new: f64| *sum = DECAY * *sum + new;
+        let add = |sum: &mut f64, new: f64| *sum = PASS_WEIGHT_DECAY * *sum + new;
         add(&mut self.rows_rows, rows * rows);
         add(&mut self.rows_attended, rows * attended);
         add(&mut self.attended_attended, attended * attended);
@@ -64,10 +64,10 @@ impl LatencyModel {
         self.fit();
     }
 
-    /// Solves the normal equations of time = per_row * rows + per_attended * attended, regularised towards the previous
+    /// Solves the normal equations of time = per_row * rows + per_attended * attended, regularized towards the previous
     /// value of `per_attended`.
     fn fit(&mut self) {
-        let prior = self.rows_rows * PRIOR_ATTENDED * PRIOR_ATTENDED;
+        let prior = self.rows_rows * PRIOR_ATTENDED_PER_ROW * PRIOR_ATTENDED_PER_ROW;
         let (bb, bt) = (self.attended_attended + prior, self.attended_time + prior * self.per_attended);
         let determinant = self.rows_rows * bb - self.rows_attended * self.rows_attended;
         if determinant <= 0.0 {
@@ -91,8 +91,8 @@ impl LatencyModel {
         Some(2.0 * time / (first + (first * first + 2.0 * self.per_attended * time).sqrt()))
     }
 
-    /// Prefill rate of a whole prompt of `tokens` tokens, in tokens per second. It is comparable between nodes, since
-    /// it does not depend on the lengths of the measured prompts. `None` before the first measurement.
+    /// Prefill rate of a whole prompt of `tokens` tokens, in tokens per second. It is comparable between machines,
+    /// since it does not depend on the lengths of the measured prompts. `None` before the first measurement.
     pub fn prefill_rate(&self, tokens: f64) -> Option<f64> {
         let seconds = self.per_row + self.per_attended * tokens / 2.0;
         (seconds > 0.0).then(|| 1.0 / seconds)

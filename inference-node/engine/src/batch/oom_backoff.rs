@@ -20,7 +20,7 @@ pub struct BatchLimit {
 }
 
 impl BatchLimit {
-    /// No limit.
+    /// The limit that allows any batch size.
     pub const UNLIMITED: Self = Self { rows: usize::MAX, slow_start_threshold: usize::MAX, last_failed: false };
 
     /// Maximum number of rows, and of sequences, of the next pass. The smallest prefill chunk may exceed it.

@@ -10,7 +10,7 @@ use crate::sampling::grammar::{GrammarError, Grammars};
 
 /// A prompt ready for admission.
 pub struct PreparedPrompt {
-    /// Tokens, grammar and detokenizer.
+    /// Initial state of the sequence: its tokens, grammar and detokenizer.
     pub init: SequenceInit,
     /// Source of draft tokens.
     pub lookup: PromptLookup,
@@ -49,7 +49,7 @@ pub fn prepare(
         true => {
             let previous = truncate_previous(&prompt.sampling.previous);
             let mut previous = vocabulary.encode(previous).map_err(|e| rejected(e.to_string()))?;
-            // The output cannot repeat more of it than `max_tokens`.
+            // The output has at most `max_tokens` tokens, so it cannot repeat more of the previous text.
             previous.truncate(prompt.sampling.max_tokens as usize);
             PromptLookup::new(previous, init.prompt_len).indexed(&init.tokens)
         }

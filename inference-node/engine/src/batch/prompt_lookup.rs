@@ -90,7 +90,7 @@ impl PromptLookup {
         self
     }
 
-    /// Number of tokens drafted and accepted in all steps.
+    /// Number of draft tokens, and how many of them were accepted, in all steps so far.
     pub fn counts(&self) -> (u64, u64) {
         (self.drafted, self.accepted)
     }
@@ -183,7 +183,7 @@ impl PromptLookup {
 mod tests {
     use super::*;
 
-    /// Rows cost almost nothing compared with the pass.
+    /// Cost of a pass in which a row costs almost nothing compared with the pass itself.
     const CHEAP_ROWS: PassCost = PassCost { fixed: 1.0, per_row: 0.01 };
 
     /// Simulates the decoding of `text`, of which the first `known` tokens are the prompt; returns the number of

@@ -22,25 +22,25 @@ pub enum ResumeError {
     Conflict {
         /// Number of delivered tokens.
         tokens: usize,
-        /// Why they cannot be continued.
+        /// Why the output cannot continue after the delivered tokens.
         conflict: ResumeConflict,
     },
 }
 
-/// Why delivered tokens cannot be continued.
+/// Why an output cannot continue after the delivered tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeConflict {
-    /// Their ids belong to another vocabulary than that of the loaded model.
-    #[error("they belong to another vocabulary")]
+    /// The ids of the delivered tokens belong to another vocabulary than that of the loaded model.
+    #[error("they belong to another vocabulary than the model's")]
     Vocabulary,
-    /// They exceed `max_tokens`.
-    #[error("they are more than the request allows")]
+    /// There are more delivered tokens than `max_tokens`.
+    #[error("they are more than the request allows (max_tokens)")]
     TooMany,
-    /// The grammar rejects them, or they contain an end token or a stop string.
-    #[error("they do not match the request")]
+    /// The grammar rejects the delivered tokens, or they contain an end token or a stop string.
+    #[error("they do not match the request: its output format forbids them, or one of them already ends the output")]
     Mismatch,
     /// The KV pool holds the prompt, but not the prompt and the delivered tokens.
-    #[error("this node's KV pool has no room for them beside the prompt")]
+    #[error("the KV pool is too small for the prompt together with them")]
     PoolTooSmall,
 }
 
@@ -62,7 +62,7 @@ impl SequenceInit {
     /// Compiles the grammar and replays the `generated` tokens.
     ///
     /// # Errors
-    /// [`ResumeError`]: the grammar is unusable, or the tokens cannot be continued.
+    /// [`ResumeError`]: the grammar is unusable, or the output cannot continue after the tokens.
     pub fn new(
         prompt: Vec<u32>,
         sampling: &Sampling,

@@ -23,8 +23,8 @@ pub struct SequenceRequest {
     pub sampling: Sampling,
     /// Maximum length of prompt and output, in tokens.
     pub max_len: usize,
-    /// Whether RoPE uses the long-context frequencies. Depends on the requested length and not on this node's memory,
-    /// so that every node computes the same text.
+    /// Whether RoPE uses the long-context frequencies. Depends on the requested length and not on this machine's
+    /// memory, so that every machine computes the same text.
     pub long_context: bool,
     pub permit: Permit,
     pub outbox: Outbox,
@@ -32,7 +32,7 @@ pub struct SequenceRequest {
 
 /// An admitted sequence, in the batch or preempted.
 pub struct Sequence {
-    /// Order of arrival.
+    /// Arrival number; sequences that arrived later have larger numbers.
     pub arrival: u64,
     /// Tokens of the prompt and of the output so far.
     pub tokens: Vec<u32>,
@@ -170,7 +170,7 @@ impl Sequence {
             TokenOutcome::Continue => self.append_forced(&mut output, vocabulary),
             ended => ended,
         };
-        // Consecutive forced tokens are delivered in one step, so that the journal of delivered tokens never ends
+        // Consecutive forced tokens are delivered in one step, so that a record of the delivered tokens never ends
         // between them.
         self.flush(&output);
         outcome
@@ -265,6 +265,6 @@ struct StepOutput {
 }
 
 /// Creates the result of a generation that fails because of the engine, not because of its request.
-pub fn engine_failure(reason: String) -> Ended {
+pub fn failed_by_engine(reason: String) -> Ended {
     Ended::Failed(JobFailure::Engine { reason })
 }

@@ -18,7 +18,7 @@ use candle_core::Result;
 use tokio::sync::oneshot;
 
 use crate::backend::forward::{BatchEntry, ForwardModel};
-use crate::kv::{BLOCK, KvPool};
+use crate::kv::{KV_BLOCK_TOKENS, KvPool};
 
 /// Target duration of a chunk, which is the delay of a sequence that arrives while the chunk runs: about a quarter of
 /// the delay that the prompt of another sequence may cause. If it is too short for one block, the chunk takes longer,
@@ -108,11 +108,11 @@ pub fn run_chunk<M: ForwardModel>(
 ) -> Result<PrefillProgress> {
     let SpeculativePrompt { tokens, long_context, batch_invariant } = prompt;
     // The last token is never prefilled: the call has to compute it to get its scores.
-    let target = tokens.len().saturating_sub(1) / BLOCK * BLOCK;
+    let target = tokens.len().saturating_sub(1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     let mut kv = pool.begin(tokens, *long_context, *batch_invariant);
     let from = kv.len();
     let rows = rows_after(from);
-    let end = if rows < BLOCK { from + rows } else { (from + rows) / BLOCK * BLOCK };
+    let end = if rows < KV_BLOCK_TOKENS { from + rows } else { (from + rows) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS };
     let to = end.min(target);
     if from >= to || !pool.grow(&mut kv, to - from) {
         pool.end(kv, tokens);

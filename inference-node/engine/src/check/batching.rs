@@ -10,9 +10,9 @@ use cfq_proto::model::ModelId;
 
 use crate::backend::cuda::Gpu;
 use crate::check::parity::ParityRow;
-use crate::check::{NotRun, Target, shapes, with_file};
+use crate::check::{CheckTarget, NotRun, shapes, with_file};
 use crate::engine::{Engine, Refused};
-use crate::generation::{Ended, Event, Generation};
+use crate::generation::{Ended, Generation, GenerationEvent};
 use crate::kv::{HostKvCache, KvOffloadFormat};
 use crate::load_error::EngineLimits;
 use crate::local_engine::LocalEngine;
@@ -29,16 +29,16 @@ const PROMPTS: [&str; 8] = [
 ];
 
 /// Runs the checks. [`ParityRow::difference`] is the fraction of wrong texts, which must be zero.
-pub fn check(target: &Target, folder: &Path, progress: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
+pub fn check(target: &CheckTarget, folder: &Path, progress: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
     progress("texts");
     let rows = with_file(&shapes::engine_model(), folder, |path| rows(target, path).map_err(NotRun::Failed));
     rows.unwrap_or_else(|reason| vec![ParityRow::new("texts".to_owned(), 0.0, Err(reason.into_reason()))])
 }
 
-fn rows(target: &Target, path: &Path) -> Result<Vec<ParityRow>, String> {
+fn rows(target: &CheckTarget, path: &Path) -> Result<Vec<ParityRow>, String> {
     let gpu = target.gpu();
     let load = |gpu: &Gpu, kv_cache: Option<Arc<HostKvCache>>| {
-        let limits = EngineLimits { memory: 2 << 30, max_sequences: PROMPTS.len() as u32 };
+        let limits = EngineLimits { memory_bytes: 2 << 30, max_sequences: PROMPTS.len() as u32 };
         let model = "path:check".parse::<ModelId>().map_err(|error| error.to_string())?;
         LocalEngine::builder(model, path)
             .limits(limits)
@@ -64,7 +64,7 @@ fn rows(target: &Target, path: &Path) -> Result<Vec<ParityRow>, String> {
     // With the smallest pool, not all sequences fit at once.
     let min_bytes = engine.estimate().with_kv_tokens(MIN_KV_TOKENS).total();
     drop(engine);
-    let small_pool = load(&Gpu { free: min_bytes, ..gpu.clone() }, None)
+    let small_pool = load(&Gpu { free_bytes: min_bytes, ..gpu.clone() }, None)
         .and_then(|engine| runtime.block_on(texts(&engine, &PROMPTS, &long(), &OutputFormat::Text)));
     let compare = |other: Vec<String>| wrong_fraction(expected.iter().zip(&other).map(|(a, b)| a == b));
     rows.push(row("8 texts with a small KV pool", small_pool.map(compare)));
@@ -144,8 +144,8 @@ async fn constrained_by_grammar(engine: &LocalEngine) -> Result<f64, String> {
     Ok(wrong_fraction(texts.iter().map(is_valid)))
 }
 
-/// Checks that a text that is resumed after half of its tokens, as on another node after the first node is lost, equals
-/// the uninterrupted text.
+/// Checks that a text that is resumed after half of its tokens, as by another engine after the first one is lost,
+/// equals the uninterrupted text.
 async fn resumed(engine: &LocalEngine) -> Result<f64, String> {
     let vocabulary = engine.vocabulary().fingerprint();
     let (mut correct, mut resumed_tokens) = (Vec::new(), 0);
@@ -154,8 +154,8 @@ async fn resumed(engine: &LocalEngine) -> Result<f64, String> {
         let mut tokens = Vec::new();
         let expected = loop {
             match generation.next().await {
-                Event::Step { tokens: new, .. } => tokens.extend(new),
-                Event::Done(result) => break result.map_err(|ended| ended.to_string())?.text,
+                GenerationEvent::Step { tokens: new, .. } => tokens.extend(new),
+                GenerationEvent::Done(result) => break result.map_err(|ended| ended.to_string())?.text,
             }
         };
         tokens.truncate(tokens.len() / 2);
@@ -180,7 +180,7 @@ async fn cancelled(engine: &LocalEngine) -> Result<f64, String> {
     generation.next().await;
     generation.cancel();
     loop {
-        if let Event::Done(result) = generation.next().await {
+        if let GenerationEvent::Done(result) = generation.next().await {
             return Ok(wrong_fraction([matches!(result, Err(Ended::Cancelled))].into_iter()));
         }
     }
@@ -239,7 +239,7 @@ async fn start(
 
 async fn completion(mut generation: Generation) -> Result<Completion, String> {
     loop {
-        if let Event::Done(result) = generation.next().await {
+        if let GenerationEvent::Done(result) = generation.next().await {
             return result.map_err(|ended| ended.to_string());
         }
     }

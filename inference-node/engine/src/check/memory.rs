@@ -11,7 +11,7 @@ use cfq_proto::model::ModelId;
 use serde::Serialize;
 
 use crate::backend::cuda::{Gpu, memory};
-use crate::check::{NotRun, Target, shapes, with_file};
+use crate::check::{CheckTarget, NotRun, shapes, with_file};
 use crate::load_error::EngineLimits;
 use crate::local_engine::LocalEngine;
 
@@ -20,7 +20,7 @@ use crate::local_engine::LocalEngine;
 pub struct MemoryRow {
     /// The loaded model.
     pub model: String,
-    /// The estimate, as `cfq models fit` prints it.
+    /// The memory estimate, term by term.
     pub estimate: String,
     /// Bytes predicted to be allocated by the load: weights, tables and KV pool (on the CPU, the pool is allocated on
     /// use).
@@ -64,7 +64,7 @@ const DRIVER: &str = "driver";
 
 /// Loads the models of [`shapes::sizes`] and compares the estimated with the measured memory of each.
 pub fn check(
-    target: &Target,
+    target: &CheckTarget,
     quick: bool,
     nvml_used: &dyn Fn(&str) -> Option<u64>,
     folder: &Path,
@@ -75,8 +75,8 @@ pub fn check(
     for (name, shape) in shapes::sizes(quick) {
         progress(&format!("memory of {name}"));
         let done = with_file(&shape, folder, |path| match target {
-            Target::Cpu { available_memory } => on_cpu(name, path, *available_memory),
-            Target::Gpu(gpu) => on_gpu(name, path, gpu, nvml_used),
+            CheckTarget::Cpu { available_memory } => on_cpu(name, path, *available_memory),
+            CheckTarget::Gpu(gpu) => on_gpu(name, path, gpu, nvml_used),
         });
         match done {
             Ok(found) => rows.extend(found),
@@ -103,7 +103,7 @@ fn on_gpu(
     let meters: [(&'static str, &dyn Fn() -> Option<u64>); 2] =
         [(DRIVER, &driver), ("nvml", &|| nvml_used(gpu.uuid.as_deref()?))];
     let before = meters.map(|(by, read)| (by, read, read()));
-    let limits = EngineLimits { memory: u64::MAX, max_sequences: MAX_SEQUENCES };
+    let limits = EngineLimits { memory_bytes: u64::MAX, max_sequences: MAX_SEQUENCES };
     let model = "path:check".parse::<ModelId>().map_err(|error| NotRun::Failed(error.to_string()))?;
     let engine = LocalEngine::builder(model, path)
         .limits(limits)
@@ -124,7 +124,7 @@ fn on_gpu(
 fn on_cpu(name: &str, path: &Path, available_memory: u64) -> Result<Vec<MemoryRow>, NotRun> {
     let unknown = || NotRun::Skipped("this system does not report the resident memory of a process".to_owned());
     let before = resident().ok_or_else(unknown)?;
-    let limits = EngineLimits { memory: available_memory, max_sequences: MAX_SEQUENCES };
+    let limits = EngineLimits { memory_bytes: available_memory, max_sequences: MAX_SEQUENCES };
     let model = "path:check".parse::<ModelId>().map_err(|error| NotRun::Failed(error.to_string()))?;
     let loaded = LocalEngine::builder(model, path).limits(limits).load();
     let engine = loaded.map_err(|error| NotRun::from_load_error(&error))?;

@@ -22,7 +22,7 @@ pub use crate::check::parity::ParityRow;
 pub use crate::check::speed::{DecodeRow, PrefillRow, SpeedRow};
 use crate::load_error::LoadError;
 
-/// Options of the check.
+/// Options of the self-check.
 pub struct CheckOptions<'a> {
     /// The GPUs to check, already opened; if empty, the CPU is checked.
     pub gpus: Vec<Gpu>,
@@ -38,7 +38,7 @@ pub struct CheckOptions<'a> {
     pub quick: bool,
 }
 
-/// Results of the check.
+/// Results of the self-check.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
     /// `cpu`, or the GPU's id, for example `cuda:0`.
@@ -74,7 +74,7 @@ impl CheckReport {
     }
 }
 
-/// Why the check could not start.
+/// Why the self-check could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// The random models cannot be written.
@@ -82,18 +82,18 @@ pub enum CheckError {
     Write {
         /// The temporary folder.
         folder: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         reason: String,
     },
 }
 
 /// The device that is checked.
-pub(super) enum Target {
+pub(super) enum CheckTarget {
     Cpu { available_memory: u64 },
     Gpu(Gpu),
 }
 
-impl Target {
+impl CheckTarget {
     fn device(&self) -> Device {
         match self {
             Self::Cpu { .. } => Device::Cpu,
@@ -109,7 +109,7 @@ impl Target {
                 name: "the CPU as a GPU".to_owned(),
                 uuid: None,
                 device: Device::Cpu,
-                free: *available_memory,
+                free_bytes: *available_memory,
                 bandwidth: 1.0,
                 overhead_per_mille: 0,
             },
@@ -162,23 +162,24 @@ impl NotRun {
     }
 }
 
-/// Parts of the engine that this check does not cover.
+/// Parts of the engine that the self-check does not cover, with the reason.
 const NOT_COVERED: [&str; 2] = [
-    "top-k expert routing and RoPE scaling: rounding may choose other experts, and the contexts here are short",
+    "top-k expert routing and RoPE scaling: rounding may choose other experts, and the test prompts are short",
     "safetensors, the tokenizers of real models, StarCoder2 and OLMo 2: not part of this check",
 ];
 
-/// Runs the whole check; `progress` receives the name of each part as it starts. Takes seconds if quick, else minutes.
+/// Runs the self-check; `progress` receives the name of each part as it starts. Takes seconds if quick, else minutes.
 ///
 /// # Errors
 /// [`CheckError::Write`] if the random models cannot be written. A failed comparison is part of the report.
 pub fn check(options: CheckOptions<'_>, progress: &mut dyn FnMut(&str)) -> Result<CheckReport, CheckError> {
     let CheckOptions { gpus: mut found, cpu_name, available_memory, nvml_used, mut not_run, quick } = options;
     let mut several: Vec<Device> = found.iter().map(|gpu| gpu.device.clone()).collect();
-    let target = if found.is_empty() { Target::Cpu { available_memory } } else { Target::Gpu(found.remove(0)) };
+    let target =
+        if found.is_empty() { CheckTarget::Cpu { available_memory } } else { CheckTarget::Gpu(found.remove(0)) };
     if several.len() < 2 {
         several = vec![target.device(); 2];
-        if matches!(target, Target::Gpu(_)) {
+        if matches!(target, CheckTarget::Gpu(_)) {
             not_run.push("layers split over several GPUs: there is one GPU, which was used as two devices".to_owned());
         }
     }
@@ -193,8 +194,8 @@ pub fn check(options: CheckOptions<'_>, progress: &mut dyn FnMut(&str)) -> Resul
     let folder = TemporaryFolder::new()?;
     progress("memory bandwidth");
     let (device, name, bandwidth) = match &target {
-        Target::Cpu { .. } => ("cpu".to_owned(), cpu_name, speed::host_bandwidth()),
-        Target::Gpu(gpu) => (gpu.id(), gpu.name.clone(), gpu.bandwidth),
+        CheckTarget::Cpu { .. } => ("cpu".to_owned(), cpu_name, speed::host_bandwidth()),
+        CheckTarget::Gpu(gpu) => (gpu.id(), gpu.name.clone(), gpu.bandwidth),
     };
     let mut failures = Vec::new();
     let mut parity = parity::check(&target, &several, &folder.path, progress);

@@ -9,22 +9,22 @@ use crate::backend::cpu::linear::kernels;
 use crate::backend::cpu::model::CpuModel;
 use crate::backend::cuda::{CudaModel, Stage};
 use crate::backend::forward::{BatchEntry, ForwardModel};
-use crate::check::{NotRun, Target, shapes, with_file};
+use crate::check::{CheckTarget, NotRun, shapes, with_file};
 use crate::kv::{KvPool, SequenceKv};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 use crate::model::random::RandomFile;
 
 /// Size of the KV pools, in blocks: more than the sequences need.
-const BLOCKS: usize = 24;
+const POOL_BLOCKS: usize = 24;
 /// Tolerance of the logits with F32 weights, keys and values, where only the order of sums differs: RMS of the
 /// difference divided by the RMS of the logits.
 const F32_TOLERANCE: f64 = 1e-4;
 /// Tolerance of the logits with F16 keys and values, as on a GPU.
 const F16_TOLERANCE: f64 = 1e-2;
-/// Tolerance of the logits with quantised matrices: CPU and GPU quantise the activations to 8 bits in different blocks,
+/// Tolerance of the logits with quantized matrices: CPU and GPU quantize the activations to 8 bits in different blocks,
 /// and both convert some formats.
-const QUANTISED_TOLERANCE: f64 = 8e-2;
+const QUANTIZED_TOLERANCE: f64 = 8e-2;
 
 /// Result of one comparison.
 #[derive(Debug, Clone, Serialize)]
@@ -35,7 +35,7 @@ pub struct ParityRow {
     pub difference: f64,
     /// Largest difference that passes.
     pub allowed: f64,
-    /// Whether it passed.
+    /// Whether the difference is at most `allowed`.
     pub passed: bool,
     /// Reason why the comparison could not run, if `difference` was not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,14 +52,19 @@ impl ParityRow {
 }
 
 /// Compares all families and formats on the target, and some models with their layers split over `several` devices.
-pub fn check(target: &Target, several: &[Device], folder: &Path, progress: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
-    let on_gpu = matches!(target, Target::Gpu(_));
+pub fn check(
+    target: &CheckTarget,
+    several: &[Device],
+    folder: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Vec<ParityRow> {
+    let on_gpu = matches!(target, CheckTarget::Gpu(_));
     let f32_weights = if on_gpu { F16_TOLERANCE } else { F32_TOLERANCE };
-    let f16_weights = if on_gpu { QUANTISED_TOLERANCE } else { F32_TOLERANCE };
+    let f16_weights = if on_gpu { QUANTIZED_TOLERANCE } else { F32_TOLERANCE };
     let one = [target.device()];
     let families = shapes::families().into_iter().map(|(name, file)| (name, file, f32_weights, &one[..]));
     let formats = shapes::formats().into_iter().map(|(name, file)| {
-        let allowed = if file.format.block_size() == 1 { f16_weights } else { QUANTISED_TOLERANCE };
+        let allowed = if file.format.block_size() == 1 { f16_weights } else { QUANTIZED_TOLERANCE };
         (name, file, allowed, &one[..])
     });
     let split = shapes::split(several.len()).into_iter().map(|(name, file)| (name, file, f32_weights, several));
@@ -89,21 +94,25 @@ fn compare(shape: &RandomFile, path: &Path, devices: &[Device]) -> Result<f64> {
     };
     let (file, architecture) = read()?;
     let cpu = CpuModel::load(&file, architecture.clone(), kernels())?;
-    let want = scores(&cpu, KvPool::new(cpu.kv_shape(), BLOCKS), shape.vocabulary)?;
+    let want = scores(&cpu, KvPool::new(cpu.kv_shape(), POOL_BLOCKS), shape.vocabulary)?;
     let gpu = CudaModel::load(&file, architecture, stages(shape.layers, devices))?;
     let precision = if devices.iter().all(Device::is_cpu) { DType::F32 } else { DType::F16 };
-    let got = scores(&gpu, gpu.pool(BLOCKS, precision)?, shape.vocabulary)?;
+    let got = scores(&gpu, gpu.pool(POOL_BLOCKS, precision)?, shape.vocabulary)?;
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
     let differences = &mut want.iter().zip(&got).map(|(a, b)| f64::from(a - b));
     let difference = (square(differences) / square(&mut want.iter().map(|v| f64::from(*v)))).sqrt();
     if want.len() != got.len() || !difference.is_finite() {
-        candle_core::bail!("{} logits instead of {}, or some are not finite", got.len(), want.len())
+        candle_core::bail!(
+            "the GPU forward pass returned {} logits, expected {}; or some logits are not finite",
+            got.len(),
+            want.len()
+        )
     }
     Ok(difference)
 }
 
 /// One sequence of the scenario.
-struct Sequence {
+struct CheckSequence {
     tokens: Vec<u32>,
     kv: SequenceKv,
 }
@@ -114,9 +123,9 @@ fn scores<M: ForwardModel>(model: &M, mut pool: KvPool<M::Memory>, vocabulary: u
     let token = |seed: usize, at: usize| ((seed * 131 + at * 29 + at * at * 7) % vocabulary) as u32;
     let text = |seed: usize, length: usize| (0..length).map(|at| token(seed, at)).collect::<Vec<u32>>();
     let mut all = Vec::new();
-    let mut running: Vec<Sequence> = [text(1, 82), text(2, 17), text(3, 53)]
+    let mut running: Vec<CheckSequence> = [text(1, 82), text(2, 17), text(3, 53)]
         .into_iter()
-        .map(|tokens| Sequence { kv: pool.begin(&tokens, false, false), tokens })
+        .map(|tokens| CheckSequence { kv: pool.begin(&tokens, false, false), tokens })
         .collect();
     // Number of tokens that each pass computes of each sequence.
     let passes = [[40, 5, 0], [30, 1, 33], [1, 1, 1], [1, 1, 9], [1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]];
@@ -127,9 +136,9 @@ fn scores<M: ForwardModel>(model: &M, mut pool: KvPool<M::Memory>, vocabulary: u
         pool.end(sequence.kv, &sequence.tokens);
     }
     let tokens = [&text(1, 60)[..], &text(4, 12)].concat();
-    let again = Sequence { kv: pool.begin(&tokens, false, false), tokens };
+    let again = CheckSequence { kv: pool.begin(&tokens, false, false), tokens };
     if again.kv.len() < 60 {
-        candle_core::bail!("{} of 60 positions were found in the prefix cache", again.kv.len())
+        candle_core::bail!("only {} of 60 positions were found in the prefix cache", again.kv.len())
     }
     let rest = again.tokens.len() - again.kv.len();
     pass(model, &mut pool, &mut [again], &[rest], &mut all)?;
@@ -139,7 +148,7 @@ fn scores<M: ForwardModel>(model: &M, mut pool: KvPool<M::Memory>, vocabulary: u
 fn pass<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,
-    running: &mut [Sequence],
+    running: &mut [CheckSequence],
     takes: &[usize],
     all: &mut Vec<f32>,
 ) -> Result<()> {

@@ -28,7 +28,7 @@ const SMALL: RandomFile = RandomFile {
 const MIXTURE: RandomFile =
     RandomFile { family: "qwen3moe", feed_forward: 256, experts: Some((4, 4)), head_dim: 64, ..SMALL };
 
-/// One unquantised model of each family.
+/// One unquantized model of each family.
 pub fn families() -> Vec<(String, RandomFile)> {
     let gemma = RandomFile { output: None, window: Some(48), head_dim: 64, ..SMALL };
     [
@@ -83,12 +83,12 @@ pub fn engine_model() -> RandomFile {
 
 /// The models for the checks of memory and speed.
 pub fn sizes(quick: bool) -> Vec<(&'static str, RandomFile)> {
-    let quantised =
+    let quantized =
         RandomFile { family: "qwen2", format: GgmlDType::Q4K, embedding: GgmlDType::Q6K, output: None, ..SMALL };
     if quick {
-        return vec![("small", RandomFile { context: 8192, ..quantised })];
+        return vec![("small", RandomFile { context: 8192, ..quantized })];
     }
-    let large = RandomFile { layers: 28, head_dim: 128, context: 32_768, random_rows: 16, ..quantised };
+    let large = RandomFile { layers: 28, head_dim: 128, context: 32_768, random_rows: 16, ..quantized };
     vec![
         (
             "1.5 B",

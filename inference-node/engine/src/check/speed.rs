@@ -13,8 +13,8 @@ use crate::backend::cpu::linear::kernels;
 use crate::backend::cpu::model::CpuModel;
 use crate::backend::cuda::{CudaModel, ELEMENT_BYTES, Stage};
 use crate::backend::forward::{BatchEntry, ForwardModel};
-use crate::check::{NotRun, Target, shapes, with_file};
-use crate::kv::{BLOCK, BlockMemory, KvPool, SequenceKv};
+use crate::check::{CheckTarget, NotRun, shapes, with_file};
+use crate::kv::{BlockMemory, KV_BLOCK_TOKENS, KvPool, SequenceKv};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 
@@ -60,7 +60,7 @@ pub struct DecodeRow {
 
 /// Measures the models of [`shapes::sizes`]; `bandwidth` is the bandwidth of a copy in memory, in bytes per second.
 pub fn check(
-    target: &Target,
+    target: &CheckTarget,
     quick: bool,
     bandwidth: f64,
     folder: &Path,
@@ -82,20 +82,20 @@ pub fn check(
     rows
 }
 
-fn measure(name: &str, path: &Path, target: &Target, bandwidth: f64, steps: usize) -> Result<SpeedRow> {
+fn measure(name: &str, path: &Path, target: &CheckTarget, bandwidth: f64, steps: usize) -> Result<SpeedRow> {
     let file = ModelFile::read(path).map_err(candle_core::Error::wrap)?;
     let architecture = Architecture::read(&file).map_err(candle_core::Error::wrap)?;
     // Size of the KV pool: enough for the largest batch, and for a prompt.
-    let tokens = BATCH_SIZES[BATCH_SIZES.len() - 1] * (PAST_TOKENS + steps + BLOCK);
-    let blocks = tokens.div_ceil(BLOCK).max(PROMPT_TOKENS.div_ceil(BLOCK));
+    let tokens = BATCH_SIZES[BATCH_SIZES.len() - 1] * (PAST_TOKENS + steps + KV_BLOCK_TOKENS);
+    let blocks = tokens.div_ceil(KV_BLOCK_TOKENS).max(PROMPT_TOKENS.div_ceil(KV_BLOCK_TOKENS));
     match target {
-        Target::Cpu { .. } => {
+        CheckTarget::Cpu { .. } => {
             let model = CpuModel::load(&file, architecture, kernels())?;
             let pool = KvPool::new(model.kv_shape(), blocks);
             let weight_bytes = model.stored_bytes() as u64;
             rates(name, &model, pool, BandwidthLimit { weight_bytes, element_bytes: 4, bandwidth }, steps)
         }
-        Target::Gpu(gpu) => {
+        CheckTarget::Gpu(gpu) => {
             let stage = Stage { device: gpu.device.clone(), layers: 0..architecture.layers.len() };
             let model = CudaModel::load(&file, architecture, vec![stage])?;
             let pool = model.pool(blocks, DType::F16)?;
@@ -105,7 +105,7 @@ fn measure(name: &str, path: &Path, target: &Target, bandwidth: f64, steps: usiz
     }
 }
 
-/// The terms of the upper bound on decoding.
+/// Terms from which the upper bound of the decode rate is calculated.
 struct BandwidthLimit {
     weight_bytes: u64,
     /// Size of one element of a key or value vector, in bytes.
@@ -125,7 +125,7 @@ fn rates<M: ForwardModel>(
     let token = |at: usize| (at as u64 * 7919 % shape.vocabulary) as u32;
     let prompt: Vec<u32> = (0..PROMPT_TOKENS).map(token).collect();
     let mut prefill = f64::MAX;
-    // The first pass includes one-time initialisation.
+    // The first pass includes one-time initialization.
     for _ in 0..3 {
         let mut kv = pool.begin(&[], false, false);
         grow(&mut pool, &mut kv, PROMPT_TOKENS)?;

@@ -6,7 +6,7 @@ use cfq_memory::BlockId;
 /// Storage of a pool's blocks, all of the same size. The forward pass accesses the storage directly, not through this
 /// trait.
 pub trait BlockMemory {
-    /// Called for an allocated block before anything is written into it.
+    /// Prepares an allocated block; must be called before anything is written into it.
     fn prepare(&mut self, block: BlockId);
 
     /// Copies the first `positions` positions of all layers from one block to another.

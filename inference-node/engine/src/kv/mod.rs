@@ -2,12 +2,13 @@
 //!
 //! [`cfq_memory::BlockTable`] decides which block holds what; [`KvPool`] applies its decisions to the storage of the
 //! blocks ([`BlockMemory`]; in host memory [`HostBlocks`]). Whole blocks are shared. If only the first positions of a
-//! block match, these are copied into a new block, which is far cheaper than computing them. Evicted blocks can be
-//! offloaded to a second tier in host memory ([`KvOffload`]) and are read back when a sequence begins with the same
-//! tokens.
+//! block match, these are copied into a new block (copy-on-write), which is far cheaper than computing them. Evicted
+//! blocks can be offloaded to a second tier in host memory ([`KvOffload`]) and are read back when a sequence begins
+//! with the same tokens.
 
 mod block_memory;
 mod host;
+mod host_view;
 mod offload;
 mod pool;
 #[cfg(test)]
@@ -17,13 +18,14 @@ use cfq_memory::{BlockId, PrefixId};
 
 use crate::backend::cpu::simd::LANES;
 pub use crate::kv::block_memory::{BlockMemory, BlockValues};
-pub use crate::kv::host::{HostBlocks, KvView};
+pub use crate::kv::host::HostBlocks;
+pub use crate::kv::host_view::KvView;
 pub use crate::kv::offload::{HostKvCache, KvOffload, KvOffloadFormat};
 pub use crate::kv::pool::KvPool;
 
-/// Number of positions in a block: small enough that most of a common prefix consists of whole blocks, which can be
-/// shared; large enough that iterating over the blocks costs attention no noticeable time.
-pub const BLOCK: usize = 32;
+/// Number of positions (tokens) in a KV block: small enough that most of a common prefix consists of whole blocks,
+/// which can be shared; large enough that iterating over the blocks costs attention no noticeable time.
+pub const KV_BLOCK_TOKENS: usize = 32;
 /// Smallest useful KV pool, in tokens: enough for a prompt with one file and the output.
 pub const MIN_POOL_TOKENS: u64 = 2048;
 
@@ -47,7 +49,7 @@ impl KvShape {
 
     /// Number of elements in one block, keys and values of all layers together.
     fn values(&self) -> usize {
-        2 * self.layers * self.heads * BLOCK * self.stride()
+        2 * self.layers * self.heads * KV_BLOCK_TOKENS * self.stride()
     }
 }
 
@@ -85,7 +87,7 @@ impl SequenceKv {
     /// repeating the blocks of this sequence. It holds no references to the blocks. A pass over it overwrites the keys
     /// and values of this sequence, so neither may be used for anything else afterwards.
     pub fn repeated(&self, len: usize, new: usize) -> Self {
-        let blocks = self.blocks.iter().copied().cycle().take((len + new).div_ceil(BLOCK)).collect();
+        let blocks = self.blocks.iter().copied().cycle().take((len + new).div_ceil(KV_BLOCK_TOKENS)).collect();
         Self { len, blocks, cached: 0, prefix: self.prefix, long_context: self.long_context }
     }
 }

@@ -1,9 +1,9 @@
 //! KV offload: keys and values of evicted blocks in host memory.
 //!
-//! A node has one [`HostKvCache`]. Every pool stores its evicted blocks in it, and looks there for the prefix of a new
-//! sequence before computing it again. Blocks that must stay bit-exact (of F32 models and of deterministic sequences)
-//! are stored unchanged; others are stored in a smaller format if one is configured. While a block is moved between a
-//! pool and the cache, neither counts it.
+//! All models share one [`HostKvCache`]. Every pool stores its evicted blocks in it, and looks there for the prefix of
+//! a new sequence before computing it again. Blocks that must stay bit-exact (of F32 models and of deterministic
+//! sequences) are stored unchanged; others are stored in a smaller format if one is configured. While a block is moved
+//! between a pool and the cache, neither counts it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
 
-use crate::kv::{BLOCK, BlockValues};
+use crate::kv::{BlockValues, KV_BLOCK_TOKENS};
 
 /// Storage format of offloaded keys and values that need not stay bit-exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl PackedBlock {
     }
 }
 
-/// The node's cache of offloaded KV blocks, shared by all its models.
+/// The cache of offloaded KV blocks in host memory, shared by all models of a process.
 #[derive(Debug)]
 pub struct HostKvCache {
     index: Mutex<OffloadIndex<PackedBlock>>,
@@ -102,7 +102,7 @@ pub struct HostKvCache {
 impl HostKvCache {
     /// Creates a cache of at most `bytes` bytes; `None` if `bytes` is zero.
     pub fn new(bytes: u64, format: KvOffloadFormat) -> Option<Arc<Self>> {
-        (bytes > 0).then(|| Arc::new(Self { index: Mutex::new(OffloadIndex::new(bytes, BLOCK)), format }))
+        (bytes > 0).then(|| Arc::new(Self { index: Mutex::new(OffloadIndex::new(bytes, KV_BLOCK_TOKENS)), format }))
     }
 
     fn index(&self) -> MutexGuard<'_, OffloadIndex<PackedBlock>> {
@@ -166,7 +166,7 @@ impl KvOffload {
                 let bytes = packed.bytes();
                 self.cache.index().insert(&namespace, &key.tokens, packed, bytes);
             }
-            Err(error) => tracing::warn!(%error, "cannot offload evicted keys and values; they are lost"),
+            Err(error) => tracing::warn!(%error, "cannot offload an evicted KV block; it is computed again if needed"),
         }
     }
 
@@ -177,7 +177,7 @@ impl KvOffload {
 
     /// Whether the block of `tokens`, which fill a whole block, is stored after the prefix `node`.
     pub(super) fn contains(&self, node: OffloadNodeId, tokens: &[u32]) -> bool {
-        self.cache.index().longest_match(node, tokens).is_some_and(|(count, _)| count == BLOCK)
+        self.cache.index().longest_match(node, tokens).is_some_and(|(count, _)| count == KV_BLOCK_TOKENS)
     }
 
     /// Removes the block that holds `tokens` after the prefix `node`; returns its index node and its contents.

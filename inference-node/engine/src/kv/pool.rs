@@ -2,7 +2,7 @@
 
 use cfq_memory::{BlockId, BlockTable};
 
-use crate::kv::{BLOCK, BlockMemory, HostBlocks, KvOffload, KvShape, SequenceKv};
+use crate::kv::{BlockMemory, HostBlocks, KV_BLOCK_TOKENS, KvOffload, KvShape, SequenceKv};
 
 /// Minimum number of matching positions of a partial block that are copied; fewer are computed instead.
 const MIN_COPIED_POSITIONS: usize = 4;
@@ -28,7 +28,7 @@ impl KvPool {
 impl<B: BlockMemory> KvPool<B> {
     /// Creates a pool of `blocks` blocks, which are stored in `memory`.
     pub fn with_memory(memory: B, blocks: usize) -> Self {
-        Self { table: BlockTable::new(blocks, BLOCK), memory, offload: None, prefix_cache: true }
+        Self { table: BlockTable::new(blocks, KV_BLOCK_TOKENS), memory, offload: None, prefix_cache: true }
     }
 
     /// Sets the cache to which evicted blocks are offloaded; `None` disables offload.
@@ -55,15 +55,20 @@ impl<B: BlockMemory> KvPool<B> {
         let tokens = &tokens[..searched];
         let found = self.table.find_prefix(salt, tokens, tokens.len());
         let cached = found.blocks.len();
-        let mut sequence =
-            SequenceKv { len: cached * BLOCK, blocks: found.blocks, cached, prefix: found.prefix, long_context };
+        let mut sequence = SequenceKv {
+            len: cached * KV_BLOCK_TOKENS,
+            blocks: found.blocks,
+            cached,
+            prefix: found.prefix,
+            long_context,
+        };
         let offloaded = self.offload.clone().and_then(|offload| {
             let node = offload.node_of(salt, &tokens[..sequence.len])?;
             Some((offload, node))
         });
         let mut partial = found.partial;
         if let Some((offload, mut node)) = offloaded {
-            while let Some(chunk) = tokens.get(sequence.len..sequence.len + BLOCK)
+            while let Some(chunk) = tokens.get(sequence.len..sequence.len + KV_BLOCK_TOKENS)
                 && offload.contains(node, chunk)
             {
                 // A whole block replaces the partial match. The partial block is released first, since it may be the
@@ -73,7 +78,9 @@ impl<B: BlockMemory> KvPool<B> {
                 else {
                     break;
                 };
-                if !self.append_block(&mut sequence, BLOCK, |memory, block| memory.write_block(block, &values)) {
+                if !self
+                    .append_block(&mut sequence, KV_BLOCK_TOKENS, |memory, block| memory.write_block(block, &values))
+                {
                     break;
                 }
                 self.cache_block(&mut sequence, chunk);
@@ -154,7 +161,7 @@ impl<B: BlockMemory> KvPool<B> {
     /// Allocates blocks for `new` more positions. Returns false if no block is left; blocks allocated before that are
     /// kept.
     pub fn grow(&mut self, sequence: &mut SequenceKv, new: usize) -> bool {
-        while sequence.blocks.len() * BLOCK < sequence.len + new {
+        while sequence.blocks.len() * KV_BLOCK_TOKENS < sequence.len + new {
             let Some(block) = self.allocate() else { return false };
             sequence.blocks.push(block);
         }
@@ -165,9 +172,9 @@ impl<B: BlockMemory> KvPool<B> {
     /// Blocks that are now full are added to the prefix cache.
     pub fn advance(&mut self, sequence: &mut SequenceKv, tokens: &[u32], new: usize) {
         sequence.len += new;
-        while (sequence.cached + 1) * BLOCK <= sequence.len {
+        while (sequence.cached + 1) * KV_BLOCK_TOKENS <= sequence.len {
             let at = sequence.cached;
-            self.cache_block(sequence, &tokens[at * BLOCK..(at + 1) * BLOCK]);
+            self.cache_block(sequence, &tokens[at * KV_BLOCK_TOKENS..(at + 1) * KV_BLOCK_TOKENS]);
         }
     }
 
@@ -185,7 +192,7 @@ impl<B: BlockMemory> KvPool<B> {
         if !self.prefix_cache {
             return self.discard(sequence);
         }
-        let (from, to) = (sequence.cached * BLOCK, sequence.len.min(tokens.len()));
+        let (from, to) = (sequence.cached * KV_BLOCK_TOKENS, sequence.len.min(tokens.len()));
         if let Some(last) = sequence.blocks.get(sequence.cached).copied().filter(|_| from < to) {
             sequence.blocks[sequence.cached] = self.table.cache_block(last, sequence.prefix, &tokens[from..to]).1;
         }
@@ -209,7 +216,7 @@ impl<B: BlockMemory> KvPool<B> {
 
     /// Number of positions in all blocks with contents, cached blocks included.
     pub fn tokens(&self) -> u64 {
-        (self.table.occupied() * BLOCK) as u64
+        (self.table.occupied() * KV_BLOCK_TOKENS) as u64
     }
 }
 
@@ -238,8 +245,8 @@ mod tests {
     }
 
     fn key(pool: &KvPool, kv: &SequenceKv, head: usize, position: usize) -> [f32; 2] {
-        let keys = pool.view(kv, 1).keys(head, position / BLOCK);
-        let at = position % BLOCK * LANES;
+        let keys = pool.view(kv, 1).keys(head, position / KV_BLOCK_TOKENS);
+        let at = position % KV_BLOCK_TOKENS * LANES;
         [keys[at], keys[at + 1]]
     }
 
@@ -269,7 +276,7 @@ mod tests {
         let (kv, _) = compute(&mut pool, &(0..32).collect::<Vec<_>>());
         let values = pool.memory.read_block(kv.block_table()[0]).unwrap();
         let mut other = pool.begin(&[], false, false);
-        assert!(pool.grow(&mut other, BLOCK));
+        assert!(pool.grow(&mut other, KV_BLOCK_TOKENS));
         let target = other.block_table()[0];
         pool.memory.write_block(target, &values).unwrap();
         assert_eq!(key(&pool, &other, 1, 31), [31.0, 1.0]);

@@ -8,7 +8,7 @@ use cfq_memory::BlockId;
 use proptest::prelude::*;
 
 use crate::kv::pool::BATCH_INVARIANT_SALT;
-use crate::kv::{BLOCK, HostKvCache, KvOffload, KvOffloadFormat, KvPool, KvShape, SequenceKv};
+use crate::kv::{HostKvCache, KV_BLOCK_TOKENS, KvOffload, KvOffloadFormat, KvPool, KvShape, SequenceKv};
 
 const SHAPE: KvShape = KvShape { layers: 1, heads: 2, head_dim: 2 };
 const BLOCKS: usize = 7;
@@ -30,7 +30,7 @@ enum Op {
     Finish {
         which: usize,
     },
-    /// The computed values may be wrong.
+    /// Ends a sequence without caching its blocks, as if its computed values may be wrong.
     Discard {
         which: usize,
     },
@@ -88,7 +88,7 @@ impl Running {
     fn check(&self, pool: &KvPool) {
         let view = pool.view(&self.kv, 0);
         for at in 0..self.kv.len() {
-            let (block, from) = (at / BLOCK, at % BLOCK * SHAPE.stride());
+            let (block, from) = (at / KV_BLOCK_TOKENS, at % KV_BLOCK_TOKENS * SHAPE.stride());
             let own = value(self.model, self.salt, &self.tokens[..=at]);
             assert_eq!(view.keys(1, block)[from..from + 2], [own, 1.0], "position {at}");
             assert_eq!(view.values(0, block)[from..from + 2], [-own, 0.0], "position {at}");
@@ -120,10 +120,10 @@ impl World {
     /// nothing was evicted from the host KV cache.
     fn begin(&mut self, model: usize, long_context: bool, batch_invariant: bool, tokens: Vec<u32>) -> (usize, usize) {
         let salt = u8::from(long_context) | (u8::from(batch_invariant) * BATCH_INVARIANT_SALT);
-        let whole = (0..tokens.len() / BLOCK + 1).rev().map(|blocks| blocks * BLOCK);
+        let whole = (0..tokens.len() / KV_BLOCK_TOKENS + 1).rev().map(|blocks| blocks * KV_BLOCK_TOKENS);
         let expected = whole.filter(|len| *len < tokens.len());
         let expected = expected.into_iter().find(|len| self.computed.contains(&(model, salt, tokens[..*len].to_vec())));
-        let available = self.pools[model].available() * BLOCK;
+        let available = self.pools[model].available() * KV_BLOCK_TOKENS;
         let kv = self.pools[model].begin(&tokens, long_context, batch_invariant);
         let cached = kv.len();
         assert!(cached < tokens.len());
@@ -141,8 +141,8 @@ impl World {
     }
 
     fn record(&mut self, running: &Running) {
-        for blocks in 1..=running.tokens.len() / BLOCK {
-            self.computed.insert((running.model, running.salt, running.tokens[..blocks * BLOCK].to_vec()));
+        for blocks in 1..=running.tokens.len() / KV_BLOCK_TOKENS {
+            self.computed.insert((running.model, running.salt, running.tokens[..blocks * KV_BLOCK_TOKENS].to_vec()));
         }
     }
 
@@ -199,7 +199,7 @@ proptest! {
                     }
                 }
                 Op::Finish { which } if !world.running.is_empty() => world.finish(which % world.running.len()),
-                // Not with the large cache, for which the test asserts that nothing is lost.
+                // Nothing is discarded with the large cache, for which the test asserts that nothing is lost.
                 Op::Discard { which } if !world.running.is_empty() && !large => {
                     let Running { model, kv, .. } = world.running.swap_remove(which % world.running.len());
                     world.pools[model].discard(kv);

@@ -41,7 +41,7 @@ pub struct Architecture {
     pub rope_layout: RopeLayout,
     /// Whether one matrix holds the query, key and value projections, and another the gate and up projections.
     pub fused: bool,
-    /// Whether each head's query and key are normalised.
+    /// Whether each head's query and key are normalized.
     pub head_norms: bool,
     /// Whether attention and feed-forward are also followed by norms.
     pub post_norms: bool,
@@ -70,7 +70,7 @@ pub struct Experts {
     /// Number of experts that compute each token.
     pub per_token: u32,
     /// Whether the router's weights of the chosen experts are divided by their sum.
-    pub normalised: bool,
+    pub normalized: bool,
 }
 
 /// Attention parameters that differ between layers.
@@ -91,9 +91,9 @@ impl Architecture {
     pub fn read(file: &ModelFile) -> Result<Self, HeaderError> {
         let family = family_of(file).ok_or_else(|| {
             file.unsupported(format!(
-                "its architecture is {:?}; this version runs {NATIVE_FAMILIES}; and on the CPU, one sequence at a \
-                 time, folders of {CANDLE_TRANSFORMERS_FAMILIES}. Other models can be served by any program that \
-                 speaks the OpenAI protocol and named as openai:ENDPOINT/MODEL",
+                "its architecture is {:?}; this version supports {NATIVE_FAMILIES}, and as safetensors folders on the \
+                 CPU, one sequence at a time, {CANDLE_TRANSFORMERS_FAMILIES}. Other models can be served by any \
+                 program with an OpenAI-compatible API",
                 file.architecture()
             ))
         })?;
@@ -142,7 +142,7 @@ impl Architecture {
         }
     }
 
-    /// The tensor's name in `file`; empty if the container does not have it.
+    /// The tensor's name in `file`; empty if the format of `file` (GGUF or Hugging Face) has no such tensor.
     pub fn tensor_name(&self, file: &ModelFile, role: TensorRole, layer: u64) -> String {
         Self::name_in(file, self.post_norms, role, layer)
     }

@@ -14,7 +14,7 @@ use crate::model::safetensors::ModelFolder;
 use crate::model::tokenizer::Vocabulary;
 
 /// Maximum number of template instructions per rendering: far beyond any real conversation, but it stops endless loops.
-const MAX_INSTRUCTIONS: u64 = 10_000_000;
+const MAX_TEMPLATE_INSTRUCTIONS: u64 = 10_000_000;
 
 /// A parsed chat template, with the names of the BOS and EOS tokens that it may insert.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl ChatTemplate {
             ModelFile::Folder(folder) => template_in_folder(folder)?,
         };
         let source = source.ok_or_else(|| {
-            file.unsupported("it has no chat template: cfq needs a model made for chat (often named -Instruct)")
+            file.unsupported("it has no chat template; models made for chat have one (they are often named -Instruct)")
         })?;
         let template = Self::new(&source, vocabulary.bos_name(), vocabulary.eos_name());
         template
@@ -58,7 +58,7 @@ impl ChatTemplate {
         if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
             environment.set_syntax(syntax);
         }
-        environment.set_fuel(Some(MAX_INSTRUCTIONS));
+        environment.set_fuel(Some(MAX_TEMPLATE_INSTRUCTIONS));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |reason: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, reason))

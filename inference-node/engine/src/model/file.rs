@@ -1,13 +1,13 @@
-//! One interface to the metadata of a model in either container: a GGUF file, or a folder in the Hugging Face layout.
+//! One interface to the metadata of a model in either format: a GGUF file, or a folder in the Hugging Face layout.
 
 use std::path::Path;
 
 use cfq_memory::Format;
 
-use crate::model::gguf::{Header, HeaderError, format_of};
+use crate::model::gguf::{GgufHeader, HeaderError, format_of};
 use crate::model::safetensors::{self, ModelFolder};
 
-/// The name of one metadata value in each container.
+/// The name of one metadata value in GGUF files and in config.json.
 #[derive(Debug, Clone, Copy)]
 pub struct MetadataKey {
     /// Key in a GGUF header, without its prefix: the architecture's name and a dot.
@@ -29,7 +29,7 @@ pub struct TensorMeta {
 #[derive(Debug)]
 pub enum ModelFile {
     /// A GGUF file.
-    Gguf(Header),
+    Gguf(GgufHeader),
     /// A folder with config.json and safetensors files.
     Folder(ModelFolder),
 }
@@ -43,7 +43,7 @@ impl ModelFile {
         if path.is_dir() || safetensors::has_weights_name(path) {
             ModelFolder::read(path).map(Self::Folder)
         } else {
-            Header::read(path).map(Self::Gguf)
+            GgufHeader::read(path).map(Self::Gguf)
         }
     }
 
@@ -68,7 +68,7 @@ impl ModelFile {
         matches!(self, Self::Gguf(_))
     }
 
-    /// The architecture's name in this container: `general.architecture` or `model_type`.
+    /// The architecture's name in this file: `general.architecture` in GGUF, `model_type` in config.json.
     pub fn architecture(&self) -> &str {
         match self {
             Self::Gguf(header) => header.get_str("general.architecture").unwrap_or("(none)"),
@@ -80,7 +80,7 @@ impl ModelFile {
         format!("{}.{}", self.architecture(), key.gguf)
     }
 
-    /// The key's name in this container, for error messages.
+    /// The full name of `key` in this file (GGUF key or path in config.json), for error messages.
     pub fn key_name(&self, key: MetadataKey) -> String {
         match self {
             Self::Gguf(_) => self.gguf_key(key),

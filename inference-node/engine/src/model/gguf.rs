@@ -21,24 +21,24 @@ use crate::model::gguf::validate::{HeaderFault, validate};
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// An I/O error.
-    #[error("cannot read {path}: check that it exists and that cfq may read it")]
+    #[error("cannot read {path}: check that it exists and that this process may read it")]
     Open {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
     /// The magic number or the version is not GGUF's.
-    #[error("{path} is not a GGUF file: cfq loads GGUF versions 2 and 3")]
+    #[error("{path} is not a GGUF file of version 2 or 3")]
     NotGguf {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The content contradicts itself or the file's size.
     #[error("{path} is cut off or corrupt: {what}; remove it and fetch it again")]
     Corrupt {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Description of the contradiction.
         what: String,
@@ -46,7 +46,7 @@ pub enum HeaderError {
     /// The file is valid, but this version cannot run the model.
     #[error("{path} cannot be used: {what}")]
     Unsupported {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Description of what is missing or not supported.
         what: String,
@@ -55,8 +55,8 @@ pub enum HeaderError {
 
 /// A parsed header. All sizes in it were checked against the file's size.
 #[derive(Debug)]
-pub struct Header {
-    /// The file.
+pub struct GgufHeader {
+    /// Path of the file.
     pub path: PathBuf,
     /// Size of the whole file, in bytes.
     pub size: u64,
@@ -64,7 +64,7 @@ pub struct Header {
     pub(crate) content: gguf_file::Content,
 }
 
-impl Header {
+impl GgufHeader {
     /// Reads and checks the header of the file at `path`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Model files and what they describe: containers and their metadata, tokenizer, chat template, architecture, RoPE.
+//! Model files and what they describe: file formats and their metadata, tokenizer, chat template, architecture, RoPE.
 
 pub(crate) mod architecture;
 pub mod chat_template;

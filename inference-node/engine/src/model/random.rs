@@ -59,7 +59,7 @@ impl Lcg {
 /// others repeat them, so that generating a file takes no longer than writing it.
 ///
 /// # Errors
-/// If candle cannot quantise to `format`.
+/// If candle cannot quantize to `format`.
 pub fn random_matrix(
     rows: usize,
     cols: usize,
@@ -99,7 +99,7 @@ impl RandomFile {
     /// Writes the file to `path`, with a tokenizer that has one token per byte.
     ///
     /// # Errors
-    /// I/O errors, or that candle cannot quantise to one of the formats.
+    /// I/O errors, or that candle cannot quantize to one of the formats.
     pub fn write(&self, path: &Path) -> Result<()> {
         let tensors = self.tensors()?;
         let metadata = self.metadata();

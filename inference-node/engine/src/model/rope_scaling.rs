@@ -7,14 +7,14 @@
 use cfq_memory::ModelShape;
 
 use crate::model::file::{MetadataKey, ModelFile};
-use crate::model::gguf::{Header, HeaderError};
+use crate::model::gguf::{GgufHeader, HeaderError};
 use crate::model::rope::{Rope, Yarn};
 use crate::model::tensors::TensorRole;
 
 /// LongRoPE's second set of frequencies, for sequences longer than the original context (Phi-3).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongContextRope {
-    /// RoPE with the long factors.
+    /// RoPE with LongRoPE's long factors.
     pub rope: Rope,
     /// Longest sequence that still uses the short factors, in tokens.
     pub original_context: usize,
@@ -52,14 +52,16 @@ fn unsupported_type(file: &ModelFile, kind: &str) -> HeaderError {
 
 fn gguf_ropes(
     file: &ModelFile,
-    header: &Header,
+    header: &GgufHeader,
     shape: &ModelShape,
     windowed: bool,
 ) -> Result<ModelRopes, HeaderError> {
     let float = |name| file.get_f32(gguf_key(name));
     let dims = file.get_u64(ROPE_DIMS).unwrap_or(shape.head_dim);
     if dims == 0 || dims > shape.head_dim || !dims.is_multiple_of(2) {
-        return Err(file.unsupported(format!("rope rotates {dims} of the {} values of a head", shape.head_dim)));
+        let max = shape.head_dim;
+        let what = format!("its rope.dimension_count is {dims}; expected an even number from 2 to {max}");
+        return Err(file.unsupported(what));
     }
     let mut rope = Rope::new(float("rope.freq_base").unwrap_or(10_000.0), dims as usize);
     let factors = |role: TensorRole| {
@@ -67,7 +69,7 @@ fn gguf_ropes(
         let Some(info) = file.tensor(&name) else { return Ok(None) };
         // Checked before the tensor is read: a crafted file may claim any size.
         if info.dims != [dims / 2] {
-            return Err(file.unsupported(format!("tensor {name} is {:?}, expected [{}]", info.dims, dims / 2)));
+            return Err(file.unsupported(format!("tensor {name} has shape {:?}, expected [{}]", info.dims, dims / 2)));
         }
         header.vector(&name).map(Some)
     };
@@ -160,7 +162,7 @@ fn config_ropes(file: &ModelFile, shape: &ModelShape, windowed: bool) -> Result<
     // Newer files nest both RoPEs in rope_parameters; older files have one key for each.
     if file.config("rope_parameters").is_some() && file.config("rope_parameters.full_attention").is_none() {
         return Err(file.unsupported(
-            "its rope_parameters are not separate for full_attention and sliding_attention, which its layers need",
+            "its rope_parameters lack the entries full_attention and sliding_attention, which its layers need",
         ));
     }
     let (full, long) = config_rope(file, shape, &["rope_parameters.full_attention", "rope_scaling"], "rope_theta")?;
@@ -187,7 +189,8 @@ fn config_rope(
     let rotated = rotated.unwrap_or(1.0);
     let dims = (shape.head_dim as f32 * rotated) as usize / 2 * 2;
     if dims == 0 || dims as u64 > shape.head_dim {
-        return Err(file.unsupported(format!("its partial_rotary_factor is {rotated}")));
+        let what = format!("its partial_rotary_factor is {rotated}; expected a number above 0 and up to 1");
+        return Err(file.unsupported(what));
     }
     let base = float("rope_theta").or_else(|| to_f32(file.config(base))).unwrap_or(10_000.0);
     let rope = Rope::new(base, dims);
@@ -252,7 +255,8 @@ fn config_rope(
     }
 }
 
-/// Whether `rope_parameters` holds one object per attention type, instead of being one itself.
+/// Whether `value`, the `rope_parameters` of config.json, holds one set of parameters per attention type instead of a
+/// single set.
 fn is_per_layer_type(value: &serde_json::Value) -> bool {
     value.get("full_attention").is_some()
 }

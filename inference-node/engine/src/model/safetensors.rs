@@ -59,13 +59,14 @@ impl<'de> Deserialize<'de> for HeaderEntries {
                         map.next_value().map_err(|e| A::Error::custom(format!("tensor {name}: {e}")))?;
                     if entry.shape.len() > MAX_DIMS {
                         let dims = entry.shape.len();
-                        return Err(A::Error::custom(format!("tensor {name} has {dims} dimensions")));
+                        let what = format!("tensor {name} has {dims} dimensions, more than {MAX_DIMS}");
+                        return Err(A::Error::custom(what));
                     }
                     if entries.len() == MAX_TENSORS {
                         return Err(A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
                     }
                     if entries.contains_key(&name) {
-                        return Err(A::Error::custom(format!("tensor {name} comes twice")));
+                        return Err(A::Error::custom(format!("tensor {name} is listed twice")));
                     }
                     entries.insert(name, entry);
                 }
@@ -79,7 +80,7 @@ impl<'de> Deserialize<'de> for HeaderEntries {
 /// Shape, format and location of a tensor.
 #[derive(Debug, Clone)]
 pub struct StoredTensor {
-    /// Number format of its values.
+    /// Number format of the tensor's values.
     pub format: Format,
     /// Dimensions, rows first.
     pub dims: Vec<u64>,
@@ -94,7 +95,7 @@ pub struct StoredTensor {
 /// A model folder. All sizes in its files' headers were checked against the files' sizes.
 #[derive(Debug)]
 pub struct ModelFolder {
-    /// The folder.
+    /// Path of the folder.
     pub path: PathBuf,
     /// Size of all its safetensors files, in bytes.
     pub size: u64,
@@ -114,7 +115,7 @@ impl ModelFolder {
     pub fn read(named: &Path) -> Result<Self, HeaderError> {
         let path = if named.is_dir() { named } else { named.parent().unwrap_or(Path::new(".")) };
         let config = read_json(&path.join("config.json"))?.ok_or_else(|| {
-            unsupported(path, "it has no config.json: cfq loads GGUF files and folders in the Hugging Face layout")
+            unsupported(path, "it has no config.json; supported are GGUF files and folders in the Hugging Face layout")
         })?;
         let files = match named {
             folder if folder.is_dir() => tensor_files(folder)?,
@@ -260,12 +261,14 @@ fn read_tensors(at: usize, path: &Path, tensors: &mut BTreeMap<String, StoredTen
     file.read_exact(&mut length).map_err(|_| corrupt(path, "it is too short"))?;
     let length = u64::from_le_bytes(length);
     let Some(start) = length.checked_add(8).filter(|start| *start <= size && length <= MAX_HEADER_BYTES) else {
-        return Err(corrupt(path, format!("its header claims {}, the file has {}", Bytes(length), Bytes(size))));
+        let (claimed, size, max) = (Bytes(length), Bytes(size), Bytes(MAX_HEADER_BYTES));
+        let what = format!("its header claims {claimed}; the file has {size}, and a header may have at most {max}");
+        return Err(corrupt(path, what));
     };
     let mut json = vec![0; length as usize];
     file.read_exact(&mut json).map_err(open)?;
     let HeaderEntries(entries) =
-        serde_json::from_slice(&json).map_err(|e| corrupt(path, format!("its header: {e}")))?;
+        serde_json::from_slice(&json).map_err(|e| corrupt(path, format!("its header cannot be parsed: {e}")))?;
     let mut extents: Vec<([u64; 2], &str)> = entries.iter().map(|(name, e)| (e.data_offsets, name.as_str())).collect();
     extents.sort_unstable();
     for pair in extents.windows(2) {
@@ -282,7 +285,7 @@ fn read_tensors(at: usize, path: &Path, tensors: &mut BTreeMap<String, StoredTen
             // Buffers that some exporters write; the engine reads none of them.
             "I64" | "I32" | "BOOL" | "U8" => continue,
             other => {
-                let what = format!("tensor {name} has the type {other}; cfq reads F32, F16 and BF16");
+                let what = format!("tensor {name} has the type {other}; supported are F32, F16 and BF16");
                 return Err(unsupported(path, what));
             }
         };
@@ -333,7 +336,7 @@ mod tests {
         let overlapping = error(&format!(r#"{{"a":{{{one}:[0,8]}},"b":{{{one}:[4,12]}}}}"#));
         assert!(overlapping.contains("a and b overlap"), "{overlapping}");
         let twice = error(&format!(r#"{{"a":{{{one}:[0,8]}},"a":{{{one}:[8,16]}}}}"#));
-        assert!(twice.contains("a comes twice"), "{twice}");
+        assert!(twice.contains("a is listed twice"), "{twice}");
         let flat = error(&format!(r#"{{"a":{{"dtype":"F32","shape":{:?},"data_offsets":[0,4]}}}}"#, [1; 9]));
         assert!(flat.contains("9 dimensions"), "{flat}");
         let nested = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));

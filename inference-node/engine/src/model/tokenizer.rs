@@ -15,14 +15,14 @@ use sha2::{Digest, Sha256};
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::model::file::ModelFile;
-use crate::model::gguf::{Header, HeaderError};
+use crate::model::gguf::{GgufHeader, HeaderError};
 pub(crate) use crate::model::tokenizer::byte_level::char_to_byte;
 
 /// Names of tokens that end a turn: files often declare only one of the tokens that their models end with.
 const END_TOKEN_NAMES: [&str; 8] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>", "<end_of_turn>"];
 
-/// Creates an added token. Added tokens are recognised in the text before it is split and merged. Phi-3's added tokens
+/// Creates an added token. Added tokens are recognized in the text before it is split and merged. Phi-3's added tokens
 /// also take the white space after them (`rstrip` in its tokenizer.json), which GGUF cannot express; llama.cpp has the
 /// same list of exceptions.
 fn added_token(text: &str, kind: i64, phi3: bool) -> AddedToken {
@@ -86,7 +86,7 @@ impl Vocabulary {
         }
     }
 
-    fn from_header(header: &Header) -> Result<Self, HeaderError> {
+    fn from_header(header: &GgufHeader) -> Result<Self, HeaderError> {
         let missing = |key: &str| header.unsupported(format!("its header has no usable {key}"));
         let model = header.get_str("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;
         let tokens = header.get_strs("tokenizer.ggml.tokens").ok_or_else(|| missing("tokenizer.ggml.tokens"))?;

@@ -59,7 +59,7 @@ pub fn check_common(file: &ModelFile) -> Result<(), HeaderError> {
     if let Some(method) = file.config("quantization_config") {
         let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
         return Err(file.unsupported(format!(
-            "its weights are quantised ({method}), which this version reads only from GGUF files"
+            "its weights are quantized ({method}), which this version reads only from GGUF files"
         )));
     }
     let on = |name: &&&str| file.config(name).is_some_and(|v| v.as_bool() != Some(false));
@@ -85,8 +85,9 @@ const UNSUPPORTED_GGUF_KEYS: [&str; 8] = [
 fn check_gguf(file: &ModelFile) -> Result<(), HeaderError> {
     let key = |gguf: &'static str| MetadataKey { gguf, config: "(none)" };
     for name in UNSUPPORTED_GGUF_KEYS {
-        // Converters write zero for "none".
-        if let Some(value) = file.get_f32(key(name)).filter(|v| *v != 0.0) {
+        // Counts are integers, scales are floating-point numbers. Converters write zero for "none".
+        let value = file.get_f32(key(name)).or_else(|| file.get_u64(key(name)).map(|count| count as f32));
+        if let Some(value) = value.filter(|value| *value != 0.0) {
             let name = file.key_name(key(name));
             return Err(file.unsupported(format!("its {name} is {value}, which this version does not support")));
         }
@@ -103,6 +104,9 @@ fn check_gguf(file: &ModelFile) -> Result<(), HeaderError> {
 mod tests {
     use std::path::Path;
 
+    use candle_core::Device;
+    use candle_core::quantized::QTensor;
+    use candle_core::quantized::gguf_file::{self, Value};
     use serde_json::json;
 
     use crate::model::architecture::Architecture;
@@ -121,12 +125,46 @@ mod tests {
         Architecture::read(&ModelFile::read(folder.path()).unwrap()).map_err(|e| e.to_string())
     }
 
+    /// Reads the GGUF fixture of the mixture-of-experts family with one more value in its metadata.
+    fn read_gguf_with(key: &str, value: Value) -> Result<Architecture, String> {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3-moe/model.gguf");
+        let mut source = std::io::Cursor::new(std::fs::read(fixture).unwrap());
+        let mut content = gguf_file::Content::read(&mut source).unwrap();
+        content.metadata.insert(key.to_owned(), value);
+        let mut tensors: Vec<(&str, QTensor)> = Vec::new();
+        for name in content.tensor_infos.keys() {
+            tensors.push((name.as_str(), content.tensor(&mut source, name, &Device::Cpu).unwrap()));
+        }
+        let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        let metadata: Vec<(&str, &Value)> = content.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        gguf_file::write(&mut std::fs::File::create(&path).unwrap(), &metadata, &tensors).unwrap();
+        Architecture::read(&ModelFile::read(&path).unwrap()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn unsupported_gguf_key_is_rejected_whether_integer_or_float() {
+        for (key, value, word) in [
+            ("qwen3moe.expert_shared_count", Value::U32(0), ""),
+            ("qwen3moe.expert_shared_count", Value::U32(2), "qwen3moe.expert_shared_count is 2"),
+            ("qwen3moe.leading_dense_block_count", Value::U64(1), "qwen3moe.leading_dense_block_count is 1"),
+            ("qwen3moe.expert_weights_scale", Value::F32(0.0), ""),
+            ("qwen3moe.expert_weights_scale", Value::F32(2.5), "qwen3moe.expert_weights_scale is 2.5"),
+        ] {
+            match read_gguf_with(key, value) {
+                Ok(_) => assert_eq!(word, "", "{key}"),
+                Err(error) => assert!(!word.is_empty() && error.contains(word), "{key}: {error}"),
+            }
+        }
+    }
+
     #[test]
     fn unsupported_setting_is_rejected_by_name() {
         for (family, name, value, word) in [
             ("llama", "hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
             ("gemma2", "hidden_activation", json!("gelu"), "hidden_activation is \"gelu\""),
-            ("qwen3", "quantization_config", json!({ "quant_method": "awq" }), "quantised (awq)"),
+            ("qwen3", "quantization_config", json!({ "quant_method": "awq" }), "quantized (awq)"),
             ("gemma3", "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
             ("llama", "tie_word_embeddings", json!(true), ""),
             ("qwen2", "tie_word_embeddings", json!(false), "lm_head.weight is missing"),

@@ -41,7 +41,7 @@ pub enum GrammarError {
 
 /// Memory of all tries that llguidance builds for a vocabulary and its slices, in multiples of the vocabulary's own
 /// trie; measured.
-const TRIE_COPIES: u64 = 14;
+const TRIES_PER_VOCABULARY: u64 = 14;
 
 /// Adapter through which llguidance accesses the vocabulary.
 struct TokenizerAdapter {
@@ -139,7 +139,7 @@ impl Grammars {
 fn build_factory(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarError> {
     let mut words: Vec<Vec<u8>> = (0..vocabulary.len() as u32).map(|t| vocabulary.token_bytes(t).to_vec()).collect();
     for (token, name) in vocabulary.control_tokens() {
-        // llguidance recognises control tokens by this marker.
+        // llguidance recognizes control tokens by this marker.
         words[*token as usize] = [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
     }
     let info = TokRxInfo::new(words.len() as u32, vocabulary.eos());
@@ -152,7 +152,7 @@ fn build_factory(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarE
 /// Estimated bytes of the vocabulary's trie and of the tries of its slices.
 fn trie_bytes(trie: &TokTrie) -> u64 {
     let words: u64 = (0..trie.vocab_size() as u32).map(|token| trie.token(token).len() as u64).sum();
-    TRIE_COPIES * (trie.vocab_size() as u64 * 12 + words + 8 * trie.root().subtree_size() as u64)
+    TRIES_PER_VOCABULARY * (trie.vocab_size() as u64 * 12 + words + 8 * trie.root().subtree_size() as u64)
 }
 
 /// The state of one constrained sequence.

@@ -23,7 +23,7 @@ mod truncation;
 use cfq_proto::job::Sampling;
 use pulp::{Simd, WithSimd};
 
-use crate::backend::cpu::simd::{LANES, add_lanes, exp, vectorised};
+use crate::backend::cpu::simd::{LANES, add_lanes, exp, vectorized};
 use crate::sampling::grammar::{Grammar, GrammarError};
 pub use crate::sampling::logprobs::logprobs;
 use crate::sampling::penalties::{apply_output_penalties, apply_repetition_penalty};
@@ -41,7 +41,7 @@ pub struct InvalidLogits;
 /// Why a constrained token could not be sampled.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SampleError {
-    /// The model's output is unusable.
+    /// The model's logits cannot be sampled from.
     #[error(transparent)]
     Logits(#[from] InvalidLogits),
     /// The grammar failed.
@@ -52,9 +52,9 @@ pub enum SampleError {
 /// Identifies the draw: there are up to two for each position.
 #[derive(Debug, Clone, Copy)]
 enum Draw {
-    /// Among all tokens.
+    /// The draw among all tokens.
     First,
-    /// Among the allowed tokens, after the first draw was not allowed.
+    /// The draw among the allowed tokens, after the first draw gave a token that is not allowed.
     Second,
 }
 
@@ -130,7 +130,7 @@ fn sample_once(
     }
     let max = logits[best as usize];
     let weights = logits;
-    vectorised(SoftmaxWeights { logits: weights, max, temperature: sampling.temperature });
+    vectorized(SoftmaxWeights { logits: weights, max, temperature: sampling.temperature });
     apply_top_k_top_p(weights, sampling);
     if let Some(p) = sampling.min_p {
         apply_min_p(weights, p);
@@ -164,7 +164,7 @@ impl WithSimd for SoftmaxWeights<'_> {
 }
 
 /// Number of tokens in a chunk: chunks are summed first to find the one that contains the quantile.
-const SUM_CHUNK: usize = 256;
+const SUM_CHUNK_TOKENS: usize = 256;
 
 /// The token at the `quantile` (0 to 1) of the distribution that `weights` are proportional to; `None` if all are zero.
 fn token_at(weights: &[f32], quantile: f64) -> Option<u32> {
@@ -178,9 +178,9 @@ fn token_at(weights: &[f32], quantile: f64) -> Option<u32> {
         }
         f64::from(add_lanes(sums) + rest.iter().sum::<f32>())
     };
-    let sums: Vec<f64> = weights.chunks(SUM_CHUNK).map(sum).collect();
+    let sums: Vec<f64> = weights.chunks(SUM_CHUNK_TOKENS).map(sum).collect();
     let mut left = quantile * sums.iter().sum::<f64>();
-    let chunks = || weights.chunks(SUM_CHUNK).zip(&sums).enumerate().filter(|(_, (_, sum))| **sum > 0.0);
+    let chunks = || weights.chunks(SUM_CHUNK_TOKENS).zip(&sums).enumerate().filter(|(_, (_, sum))| **sum > 0.0);
     let containing = chunks().find(|(_, (_, sum))| {
         let here = left < **sum;
         if !here {
@@ -191,7 +191,7 @@ fn token_at(weights: &[f32], quantile: f64) -> Option<u32> {
     // No chunk is found only because of rounding, since the quantile is less than one.
     let (chunk, (weights, _)) = containing.or_else(|| chunks().next_back())?;
     let mut last = None;
-    for (token, weight) in ((chunk * SUM_CHUNK) as u32..).zip(weights).filter(|(_, weight)| **weight > 0.0) {
+    for (token, weight) in ((chunk * SUM_CHUNK_TOKENS) as u32..).zip(weights).filter(|(_, weight)| **weight > 0.0) {
         last = Some(token);
         left -= f64::from(*weight);
         if left < 0.0 {
@@ -203,7 +203,7 @@ fn token_at(weights: &[f32], quantile: f64) -> Option<u32> {
 
 /// The token with the maximum logit; of equal ones the lowest id.
 fn argmax(logits: &[f32]) -> Result<u32, InvalidLogits> {
-    let max = vectorised(MaxLogit(logits)).ok_or(InvalidLogits)?;
+    let max = vectorized(MaxLogit(logits)).ok_or(InvalidLogits)?;
     logits.iter().position(|logit| *logit == max).map(|at| at as u32).ok_or(InvalidLogits)
 }
 

@@ -48,14 +48,14 @@ mod tests {
     use crate::sampling::sample;
 
     #[test]
-    fn repeated_token_is_penalised() {
+    fn repeated_token_is_penalized() {
         let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
         assert_eq!(sample(&mut [3.0, 2.0], &[0], 0, &sampling), Ok(1));
         assert_eq!(sample(&mut [-1.0, -1.5], &[0], 0, &sampling), Ok(1));
     }
 
     #[test]
-    fn generated_tokens_are_penalised_and_the_prompt_is_not() {
+    fn generated_tokens_are_penalized_and_the_prompt_is_not() {
         let frequency = Sampling { frequency_penalty: 0.5, ..Sampling::default() };
         assert_eq!(sample(&mut [3.0, 2.2], &[0, 0, 0], 3, &frequency), Ok(0));
         assert_eq!(sample(&mut [3.0, 2.2], &[0, 0, 0], 2, &frequency), Ok(0), "once");

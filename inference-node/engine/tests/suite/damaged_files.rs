@@ -7,11 +7,8 @@ use std::sync::{Once, OnceLock};
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use cfq_engine::model::chat_template::ChatTemplate;
-use cfq_engine::model::file::ModelFile;
-use cfq_engine::model::gguf::{Header, HeaderError};
-use cfq_engine::model::tokenizer::Vocabulary;
-use cfq_engine::{EngineLimits, LocalEngine, estimate};
+use cfq_engine::testing::ChatTemplate;
+use cfq_engine::{EngineLimits, GgufHeader, HeaderError, LocalEngine, ModelFile, Vocabulary, estimate_memory};
 use proptest::prelude::*;
 
 use crate::allocations::peak;
@@ -73,13 +70,13 @@ fn tiny_model() -> &'static [u8] {
     })
 }
 
-const LIMITS: EngineLimits = EngineLimits { memory: 1 << 30, max_sequences: 1 };
+const LIMITS: EngineLimits = EngineLimits { memory_bytes: 1 << 30, max_sequences: 1 };
 
 /// Reads everything that the engine reads from a header: metadata, memory estimate, tokenizer and chat template. Does
 /// not load weights.
 fn read_all(path: &Path) -> Result<(), String> {
     let file = ModelFile::read(path).map_err(|e| e.to_string())?;
-    estimate(path, LIMITS, 0).map_err(|e| e.to_string())?;
+    estimate_memory(path, LIMITS, 0).map_err(|e| e.to_string())?;
     let vocabulary = Vocabulary::read(&file).map_err(|e| e.to_string())?;
     ChatTemplate::read(&file, &vocabulary).map_err(|e| e.to_string())?;
     Ok(())
@@ -107,7 +104,7 @@ fn every_truncation_is_an_error() {
         let path = file_of(&tiny_model()[..length]);
         // Missing padding after the last tensor is not an error.
         if tiny_model().len() - length >= 32 {
-            assert!(Header::read(&path).is_err(), "cut at {length}");
+            assert!(GgufHeader::read(&path).is_err(), "cut at {length}");
         }
     }
 }
@@ -116,16 +113,16 @@ fn every_truncation_is_an_error() {
 fn truncated_model_is_reported_as_cut_off() {
     let whole = std::fs::read(smollm::file()).unwrap();
     let path = file_of(&whole[..whole.len() / 2]);
-    let message = Header::read(&path).unwrap_err().to_string();
+    let message = GgufHeader::read(&path).unwrap_err().to_string();
     assert!(message.contains("cut off or corrupt") && message.contains("fetch it again"), "{message}");
 }
 
 #[test]
 fn unsupported_files_are_refused_with_the_reason() {
-    assert!(matches!(Header::read(&file_of(b"hello")), Err(HeaderError::NotGguf { .. })));
-    assert!(matches!(Header::read(&file_of(b"")), Err(HeaderError::NotGguf { .. })));
-    assert!(matches!(Header::read(Path::new("/no/such/file")), Err(HeaderError::Open { .. })));
-    assert!(matches!(Header::read(&std::env::temp_dir()), Err(HeaderError::NotGguf { .. })));
+    assert!(matches!(GgufHeader::read(&file_of(b"hello")), Err(HeaderError::NotGguf { .. })));
+    assert!(matches!(GgufHeader::read(&file_of(b"")), Err(HeaderError::NotGguf { .. })));
+    assert!(matches!(GgufHeader::read(Path::new("/no/such/file")), Err(HeaderError::Open { .. })));
+    assert!(matches!(GgufHeader::read(&std::env::temp_dir()), Err(HeaderError::NotGguf { .. })));
     let swap = |from: &str, to: &str| {
         let (from, to) = (from.as_bytes(), to.as_bytes());
         let at = tiny_model().windows(from.len()).position(|w| w == from).unwrap();
@@ -147,7 +144,7 @@ fn absurd_lengths_are_errors_and_allocate_nothing() {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend_from_slice(&(1u64 << 60).to_le_bytes());
     bytes.extend_from_slice(&(1u64 << 60).to_le_bytes());
-    assert!(matches!(Header::read(&file_of(&bytes)), Err(HeaderError::Corrupt { .. })));
+    assert!(matches!(GgufHeader::read(&file_of(&bytes)), Err(HeaderError::Corrupt { .. })));
     // An array of 2^40 bytes that the file does not contain, and an alignment of zero.
     for (key, rest) in [
         ("k", [&9u32.to_le_bytes()[..], &0u32.to_le_bytes(), &(1u64 << 40).to_le_bytes()].concat()),
@@ -159,7 +156,7 @@ fn absurd_lengths_are_errors_and_allocate_nothing() {
         bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
         bytes.extend_from_slice(key.as_bytes());
         bytes.extend_from_slice(&rest);
-        assert!(matches!(Header::read(&file_of(&bytes)), Err(HeaderError::Corrupt { .. })), "{key}");
+        assert!(matches!(GgufHeader::read(&file_of(&bytes)), Err(HeaderError::Corrupt { .. })), "{key}");
     }
 }
 
@@ -177,7 +174,7 @@ proptest! {
             let at = at.index(header);
             bytes[at] = value;
         }
-        // It must return without a panic; both success and an error are correct.
+        // Reading must return without a panic; both success and an error are correct.
         let _ = read_all(&file_of(&bytes));
     }
 }

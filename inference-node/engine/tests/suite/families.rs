@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cfq_engine::{Admitted, Engine, EngineLimits, Generation, LoadError, LocalEngine, Refused, estimate};
+use cfq_engine::{Admitted, Engine, EngineLimits, Generation, LoadError, LocalEngine, Refused, estimate_memory};
 use cfq_proto::job::{Completion, FinishReason, GeneratedTokens, OutputFormat, Prompt};
 
 use crate::fixtures::{self, CANDLE_TRANSFORMERS_FAMILIES, FAMILIES, folder};
@@ -68,7 +68,7 @@ async fn every_family_writes_the_reference_text_from_both_containers() {
     for family in FAMILIES {
         let cases = cases(family);
         for path in [folder(family), folder(family).join("model.gguf")] {
-            let engine = load(&path, EngineLimits { memory: 1 << 30, max_sequences: 16 });
+            let engine = load(&path, EngineLimits { memory_bytes: 1 << 30, max_sequences: 16 });
             for lookup in [false, true] {
                 for known in [lookup, true] {
                     let done = run_together(&engine, cases.iter().map(|case| prompt(case, lookup))).await;
@@ -89,7 +89,7 @@ async fn every_family_writes_the_reference_text_from_both_containers() {
 async fn candle_transformers_families_run_one_sequence_and_write_the_reference() {
     for family in CANDLE_TRANSFORMERS_FAMILIES {
         let cases = cases(family);
-        let engine = load(&folder(family), EngineLimits { memory: 1 << 30, max_sequences: 16 });
+        let engine = load(&folder(family), EngineLimits { memory_bytes: 1 << 30, max_sequences: 16 });
         assert_eq!(engine.state().max_sequences, 1);
         for case in &cases {
             let first = engine.admit(prompt(case, true)).await.unwrap();
@@ -119,7 +119,8 @@ async fn candle_transformers_families_run_one_sequence_and_write_the_reference()
             }
         };
         assert_eq!(finish(admitted.start()).await.0.unwrap().text, expected_text(&engine, case));
-        let predicted = estimate(&folder(family), EngineLimits { memory: 1 << 30, max_sequences: 1 }, 0).unwrap();
+        let predicted =
+            estimate_memory(&folder(family), EngineLimits { memory_bytes: 1 << 30, max_sequences: 1 }, 0).unwrap();
         assert_eq!(engine.weight_bytes(), predicted.weights);
     }
 }
@@ -136,7 +137,7 @@ async fn constrained_output_parses_with_every_kind_of_tokenizer() {
     });
     for family in FAMILIES {
         for path in [folder(family), folder(family).join("model.gguf")] {
-            let engine = load(&path, EngineLimits { memory: 1 << 30, max_sequences: 4 });
+            let engine = load(&path, EngineLimits { memory_bytes: 1 << 30, max_sequences: 4 });
             for seed in 0..4 {
                 let mut prompt = user_prompt("def");
                 prompt.format = OutputFormat::JsonSchema { schema: schema.clone() };
@@ -155,11 +156,12 @@ async fn constrained_output_parses_with_every_kind_of_tokenizer() {
 #[tokio::test]
 async fn preempted_sequences_write_the_same_text() {
     let path = folder("llama");
-    let Err(LoadError::DoesNotFit { source, .. }) = estimate(&path, EngineLimits { memory: 0, max_sequences: 16 }, 0)
+    let Err(LoadError::DoesNotFit { source, .. }) =
+        estimate_memory(&path, EngineLimits { memory_bytes: 0, max_sequences: 16 }, 0)
     else {
         panic!("it fits into no memory")
     };
-    let engine = load(&path, EngineLimits { memory: source.estimate.total(), max_sequences: 16 });
+    let engine = load(&path, EngineLimits { memory_bytes: source.estimate.total(), max_sequences: 16 });
     assert_eq!(engine.state().kv_tokens_free, 512);
     let cases = cases("llama");
     // Many short answers, so that the engine expects short outputs of the next sequences too.

@@ -1,6 +1,6 @@
 //! Tests of generated text: independence of the batch, seeds, stop strings, schemas, cancellation.
 
-use cfq_engine::{Ended, Engine, Event, Refused};
+use cfq_engine::{Ended, Engine, GenerationEvent, Refused};
 use cfq_proto::job::{FinishReason, JobFailure, OutputFormat, Sampling};
 use cfq_proto::node::Residency;
 use cfq_proto::review::ReviewFeedback;
@@ -158,11 +158,14 @@ async fn cancellation_releases_the_reservation_in_prefill_and_decode() {
     let mut long = user_prompt(&"All work and no play makes Jack a dull boy. ".repeat(400));
     long.sampling.max_tokens = 1000;
     let mut prefilling = engine.admit(long).await.unwrap().start();
-    assert!(matches!(prefilling.next().await, Event::Step { text, .. } if text.is_empty()), "a chunk of the prompt");
+    assert!(
+        matches!(prefilling.next().await, GenerationEvent::Step { text, .. } if text.is_empty()),
+        "a chunk of the prompt"
+    );
     let mut prompt = user_prompt("Count from one to one thousand.");
     prompt.sampling.max_tokens = 1000;
     let mut decoding = engine.admit(prompt).await.unwrap().start();
-    while !matches!(decoding.next().await, Event::Step { text, .. } if !text.is_empty()) {}
+    while !matches!(decoding.next().await, GenerationEvent::Step { text, .. } if !text.is_empty()) {}
     for generation in [prefilling, decoding] {
         generation.cancel();
         let (result, _) = finish(generation).await;
@@ -184,35 +187,4 @@ async fn prompt_that_does_not_fit_is_refused_with_the_numbers() {
     assert!(matches!(engine.admit(user_prompt("Hi")).await, Err(Refused::NotNow { have: 0, .. })));
     drop(admitted);
     assert_eq!((engine.state().running, engine.state().residency), (0, Residency::Resident));
-}
-
-#[tokio::test]
-#[ignore = "prints rates and answers; run by hand with --ignored --nocapture"]
-async fn rates() {
-    let engine = engine();
-    println!("{}\n{:?}", engine.estimate(), engine.state());
-    let mut long = user_prompt(&"All work and no play makes Jack a dull boy. ".repeat(50));
-    long.sampling.max_tokens = 2;
-    let usage = answer(&engine, long).await.usage;
-    println!(
-        "prefill {} tokens: {:.0}/s",
-        usage.prompt_tokens,
-        f64::from(usage.prompt_tokens) * 1e3 / usage.first_token_ms as f64
-    );
-    let rate = |u: cfq_proto::job::Usage| f64::from(u.output_tokens - 1) * 1e3 / (u.total_ms - u.first_token_ms) as f64;
-    let mut prompt = user_prompt("write a Python function that adds two numbers");
-    prompt.sampling.max_tokens = 160;
-    let done = answer(&engine, prompt).await;
-    println!("{}\ndecode, 1 sequence: {:.1}/s", done.text, rate(done.usage));
-    let mut running = Vec::new();
-    for n in 0..8 {
-        let mut prompt = user_prompt(&format!("Tell me a story about {n} lighthouses."));
-        prompt.sampling.max_tokens = 100;
-        running.push(engine.admit(prompt).await.unwrap().start());
-    }
-    let mut sum = 0.0;
-    for generation in running {
-        sum += rate(finish(generation).await.0.unwrap().usage);
-    }
-    println!("decode, 8 sequences in one batch: {sum:.1}/s\n{:?}", engine.state());
 }

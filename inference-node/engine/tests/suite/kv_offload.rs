@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cfq_engine::{Engine, EngineLimits, HostKvCache, KvOffloadFormat, LoadError, LocalEngine, estimate};
+use cfq_engine::{Engine, EngineLimits, HostKvCache, KvOffloadFormat, LoadError, LocalEngine, estimate_memory};
 use cfq_proto::job::{Completion, Prompt};
 
 use crate::smollm::{answer, user_prompt};
@@ -22,8 +22,8 @@ fn file(family: &str) -> PathBuf {
 /// Loads an engine with a large KV pool, or with the smallest possible one, into which one conversation fits but not
 /// two.
 fn load(family: &str, large_pool: bool, cache: Option<Arc<HostKvCache>>) -> LocalEngine {
-    let limits = |memory| EngineLimits { memory, max_sequences: 4 };
-    let Err(LoadError::DoesNotFit { source, .. }) = estimate(&file(family), limits(0), 0) else {
+    let limits = |memory| EngineLimits { memory_bytes: memory, max_sequences: 4 };
+    let Err(LoadError::DoesNotFit { source, .. }) = estimate_memory(&file(family), limits(0), 0) else {
         panic!("it fits into no memory");
     };
     let memory = if large_pool { 1 << 30 } else { source.estimate.total() };

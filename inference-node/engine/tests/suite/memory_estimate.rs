@@ -3,7 +3,7 @@
 //! A child process loads only the model, so that nothing else is in its memory, and prints how much its resident memory
 //! grew.
 
-use cfq_engine::{EngineLimits, LoadError, estimate};
+use cfq_engine::{EngineLimits, LoadError, estimate_memory};
 
 use crate::smollm::{self, answer, user_prompt};
 
@@ -13,7 +13,8 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Run by the test below in a separate process.
+/// The child process: loads the model, answers one prompt and prints the growth of its resident memory. The test below
+/// runs it.
 #[tokio::test]
 #[ignore = "the child process of resident_memory_stays_within_the_estimate"]
 async fn child() {
@@ -32,8 +33,8 @@ async fn child() {
 
 #[test]
 fn resident_memory_stays_within_the_estimate() {
-    let limits = EngineLimits { memory: 4 << 30, max_sequences: 1 };
-    let predicted = estimate(&smollm::file(), limits, 0).unwrap();
+    let limits = EngineLimits { memory_bytes: 4 << 30, max_sequences: 1 };
+    let predicted = estimate_memory(&smollm::file(), limits, 0).unwrap();
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["memory_estimate::child", "--exact", "--ignored", "--nocapture"])
         .env("CFQ_CACHE", smollm::models_dir().parent().unwrap())
@@ -55,8 +56,8 @@ fn resident_memory_stays_within_the_estimate() {
 
 #[test]
 fn model_that_does_not_fit_is_refused_with_the_arithmetic() {
-    let limits = EngineLimits { memory: 256 << 20, max_sequences: 1 };
-    let refused = estimate(&smollm::file(), limits, 0).unwrap_err();
+    let limits = EngineLimits { memory_bytes: 256 << 20, max_sequences: 1 };
+    let refused = estimate_memory(&smollm::file(), limits, 0).unwrap_err();
     let LoadError::DoesNotFit { source, .. } = &refused else { panic!("{refused}") };
     assert!(source.estimate.total() > source.available);
     let message = refused.to_string();

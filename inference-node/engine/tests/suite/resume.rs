@@ -1,7 +1,7 @@
 //! Tests that a generation that resumes after the tokens of an earlier attempt gives the same result as an
 //! uninterrupted one.
 
-use cfq_engine::{Engine, EngineLimits, Event, LocalEngine, Refused, estimate};
+use cfq_engine::{Engine, EngineLimits, GenerationEvent, LocalEngine, Refused, estimate_memory};
 use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::job::{Completion, GeneratedTokens, JobFailure, OutputFormat, Prompt, Sampling};
 
@@ -29,8 +29,8 @@ async fn uninterrupted(prompt: Prompt) -> (Completion, Vec<u32>) {
     let mut all = Vec::new();
     loop {
         match generation.next().await {
-            Event::Step { tokens, .. } => all.extend(tokens),
-            Event::Done(result) => return (result.unwrap(), all),
+            GenerationEvent::Step { tokens, .. } => all.extend(tokens),
+            GenerationEvent::Done(result) => return (result.unwrap(), all),
         }
     }
 }
@@ -102,11 +102,11 @@ async fn text_with_forced_runs_resumes_wherever_a_journal_can_end() {
         let (mut tokens, mut positions) = (Vec::new(), Vec::new());
         let expected = loop {
             match generation.next().await {
-                Event::Step { tokens: new, .. } => {
+                GenerationEvent::Step { tokens: new, .. } => {
                     tokens.extend(new);
                     positions.push(tokens.len());
                 }
-                Event::Done(result) => break result.unwrap(),
+                GenerationEvent::Done(result) => break result.unwrap(),
             }
         };
         assert!(expected.usage.forced_tokens > 3, "{:?}", expected.usage);
@@ -171,7 +171,7 @@ async fn delivered_tokens_that_do_not_fit_fail_the_attempt() {
 async fn delivered_tokens_beyond_the_pool_fail_but_the_prompt_alone_runs() {
     let vocabulary = engine().vocabulary().fingerprint();
     // The smallest pool: 2,048 tokens.
-    let limits = EngineLimits { memory: smallest_memory(), max_sequences: 1 };
+    let limits = EngineLimits { memory_bytes: smallest_memory(), max_sequences: 1 };
     let small = LocalEngine::builder(smollm::id(), &smollm::file()).limits(limits).load().unwrap();
     let pool_tokens = small.state().kv_tokens_free as usize;
     let prompt = Prompt { sampling: Sampling { max_tokens: 4096, ..Sampling::default() }, ..user_prompt("Hi") };
@@ -179,13 +179,14 @@ async fn delivered_tokens_beyond_the_pool_fail_but_the_prompt_alone_runs() {
     let word = *story.iter().find(|t| !engine().vocabulary().token_bytes(**t).is_empty()).unwrap();
     let generated = GeneratedTokens { vocabulary, tokens: vec![word; pool_tokens] };
     let message = refusal(&small, &prompt, generated).await;
-    assert!(message.contains("no room for them beside the prompt"), "{message}");
+    assert!(message.contains("too small for the prompt together with them"), "{message}");
     assert_eq!(small.admit(prompt).await.unwrap().resumed(), 0);
 }
 
 /// The least memory into which the model fits, in bytes, to within 1 MiB.
 fn smallest_memory() -> u64 {
-    let fits = |memory| estimate(&smollm::file(), EngineLimits { memory, max_sequences: 1 }, 0).is_ok();
+    let fits =
+        |memory| estimate_memory(&smollm::file(), EngineLimits { memory_bytes: memory, max_sequences: 1 }, 0).is_ok();
     let (mut too_little, mut enough) = (0u64, 4 << 30);
     while enough - too_little > 1 << 20 {
         let middle = (too_little + enough) / 2;

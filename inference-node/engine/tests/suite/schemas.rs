@@ -124,7 +124,7 @@ fn violation(schema: &Value, value: &Value) -> Option<String> {
 #[tokio::test]
 async fn output_conforms_to_200_random_schemas() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama/model.gguf");
-    let limits = EngineLimits { memory: 1 << 30, max_sequences: BATCH as u32 };
+    let limits = EngineLimits { memory_bytes: 1 << 30, max_sequences: BATCH as u32 };
     let engine = LocalEngine::builder("path:fixture".parse().unwrap(), &model).limits(limits).load().unwrap();
     let mut random = Random(7);
     let prompts: Vec<(Value, Prompt)> = (0..SCHEMAS)
@@ -159,7 +159,7 @@ async fn output_conforms_to_200_random_schemas() {
 #[tokio::test]
 async fn early_stop_ends_the_answer_once_the_field_is_known() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama/model.gguf");
-    let limits = EngineLimits { memory: 1 << 30, max_sequences: 1 };
+    let limits = EngineLimits { memory_bytes: 1 << 30, max_sequences: 1 };
     let engine = LocalEngine::builder("path:fixture".parse().unwrap(), &model).limits(limits).load().unwrap();
     let schema = json!({ "type": "object", "required": ["score", "list", "rest"], "additionalProperties": false, "properties": {
         "score": { "type": "integer", "minimum": 0, "maximum": 100 },
@@ -193,7 +193,7 @@ async fn early_stop_ends_the_answer_once_the_field_is_known() {
 }
 
 #[test]
-fn violations_are_found() {
+fn violation_of_every_schema_keyword_is_reported() {
     let schema = json!({ "type": "object", "required": ["n"], "additionalProperties": false, "properties": {
         "n": { "type": "integer", "minimum": 1, "maximum": 3 },
         "s": { "type": "string", "pattern": "^[0-9]{3}-[AB]$" },

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use cfq_engine::{Ended, Engine, EngineLimits, Event, Generation, LocalEngine};
+use cfq_engine::{Ended, Engine, EngineLimits, Generation, GenerationEvent, LocalEngine};
 use cfq_inference_node::models::{Hub, HubConfig, ModelStore, PullOptions};
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
 use cfq_proto::model::ModelId;
@@ -40,7 +40,7 @@ pub fn engine() -> Arc<LocalEngine> {
 
 /// A new engine with an empty KV pool.
 pub fn load(max_sequences: u32) -> LocalEngine {
-    let limits = EngineLimits { memory: 4 << 30, max_sequences };
+    let limits = EngineLimits { memory_bytes: 4 << 30, max_sequences };
     LocalEngine::builder(id(), &file()).limits(limits).load().unwrap()
 }
 
@@ -58,8 +58,8 @@ pub async fn finish(mut generation: Generation) -> (Result<Completion, Ended>, S
     let mut streamed = String::new();
     loop {
         match generation.next().await {
-            Event::Step { text, .. } => streamed.push_str(&text),
-            Event::Done(result) => return (result, streamed),
+            GenerationEvent::Step { text, .. } => streamed.push_str(&text),
+            GenerationEvent::Done(result) => return (result, streamed),
         }
     }
 }

@@ -4,9 +4,8 @@
 //! texts are prose, code in several languages, blanks, digits, scripts, emoji, control tokens written in text, and
 //! random mixtures.
 
-use cfq_engine::model::file::ModelFile;
-use cfq_engine::model::tokenizer::{Vocabulary, vocabulary_size};
-use cfq_engine::sampling::grammar::Grammars;
+use cfq_engine::testing::{Grammars, vocabulary_size};
+use cfq_engine::{ModelFile, Vocabulary};
 use cfq_proto::job::OutputFormat;
 
 use crate::{allocations, smollm};

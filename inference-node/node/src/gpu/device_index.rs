@@ -10,11 +10,11 @@
 /// A GPU with its CUDA ordinal and its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedGpu {
-    /// CUDA's ordinal.
+    /// Ordinal of the GPU in CUDA.
     pub ordinal: usize,
-    /// The N of `cuda:N`.
+    /// Index of the GPU: the N of `cuda:N`.
     pub index: usize,
-    /// NVML's UUID, if matched.
+    /// UUID of the GPU in NVML; `None` if it was not matched with NVML.
     pub uuid: Option<String>,
 }
 

@@ -36,8 +36,7 @@ pub fn anonymous_memory() -> Option<u64> {
 }
 
 /// Returns free heap memory of this process to the system. Called after a model is unloaded: otherwise the allocator
-/// would keep the memory of its weights, and it would not be available to other processes or to the load of another
-/// model.
+/// would keep the memory of the weights, and other processes and loads of other models could not use it.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: malloc_trim of glibc is thread-safe and may be called at any time.

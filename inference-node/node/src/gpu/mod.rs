@@ -39,7 +39,7 @@ pub struct DeviceProblem {
     pub device: String,
     /// The problem, as a predicate that follows the name of the device in a message.
     pub problem: String,
-    /// What to do about it.
+    /// Next step for the user, as text.
     pub next_step: String,
 }
 
@@ -66,7 +66,7 @@ pub fn inventory() -> Inventory {
             driver_version = nvml.sys_driver_version().ok();
             match read_gpus(&nvml, &mut problems) {
                 Ok(gpus) => {
-                    let summary = summarise(&gpus, &problems);
+                    let summary = summarize(&gpus, &problems);
                     devices.extend(gpus);
                     summary
                 }
@@ -105,7 +105,7 @@ fn read_gpus(nvml: &Nvml, problems: &mut Vec<DeviceProblem>) -> Result<Vec<Devic
     Ok(found)
 }
 
-fn summarise(gpus: &[Device], problems: &[DeviceProblem]) -> String {
+fn summarize(gpus: &[Device], problems: &[DeviceProblem]) -> String {
     let lost: Vec<String> = problems.iter().map(|p| format!("{} {}", p.device, p.problem)).collect();
     let lost = lost.join("; ");
     match (gpus.is_empty(), lost.is_empty()) {
@@ -174,10 +174,10 @@ mod tests {
     fn summary_states_what_this_build_uses_gpus_for() {
         let mut gpu = host::device();
         (gpu.id, gpu.kind) = ("cuda:0".to_owned(), DeviceKind::Cuda);
-        let summary = summarise(&[gpu], &[]);
+        let summary = summarize(&[gpu], &[]);
         assert!(summary.starts_with("cuda:0 ") && summary.ends_with(gpu_support_text()), "{summary}");
         assert_eq!(gpu_support_text().contains("on the CPU"), !cfg!(feature = "cuda"));
-        assert!(summarise(&[], &[]).ends_with("models run on the CPU"));
+        assert!(summarize(&[], &[]).ends_with("models run on the CPU"));
     }
 
     #[test]

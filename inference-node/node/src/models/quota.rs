@@ -2,7 +2,7 @@
 //! necessary.
 //!
 //! Invariants, tested below: no protected model is ever evicted; nothing is evicted unless the incoming model then
-//! fits; no model is evicted that the incoming model does not require.
+//! fits; no model is evicted if the other evictions alone make enough space.
 
 /// A model on disk, reduced to the fields needed to choose which models to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn least_recently_used_is_evicted_first_and_protected_never() {
+    fn least_recently_used_models_are_evicted_first_and_protected_models_stay() {
         let here = [candidate(5, 30, false), candidate(5, 10, true), candidate(5, 20, false)];
         assert_eq!(plan_evictions(15, 3, 20, &here), Ok(vec![]));
         assert_eq!(plan_evictions(15, 6, 20, &here), Ok(vec![2]));
@@ -88,7 +88,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn plan_is_permitted_sufficient_and_minimal(
+        fn evictions_free_enough_space_and_no_more_models_than_needed(
             here in prop::collection::vec((0u64..50, 0i64..5, any::<bool>()), 0..8),
             incoming in 0u64..100,
             quota in 0u64..200,

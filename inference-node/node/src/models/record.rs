@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::checksum::Checksum;
 use super::{ModelError, file_error};
 
-const FORMAT: u32 = 1;
+/// Version of the format of records.
+const RECORD_FORMAT_VERSION: u32 = 1;
 
 /// Record of a fetched model, stored as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,11 +43,11 @@ pub struct ModelRecord {
 pub struct ModelOrigin {
     /// Address of the hub.
     pub endpoint: String,
-    /// Repository.
+    /// Name of the repository, as `org/name`.
     pub repo: String,
     /// Requested revision.
     pub revision: String,
-    /// Commit to which the revision resolved at the fetch. The model stays at it until it is updated.
+    /// Commit to which the revision resolved at the fetch. The model stays at this commit until it is updated.
     pub commit: String,
 }
 
@@ -65,7 +66,7 @@ pub struct StoredFile {
 impl ModelRecord {
     /// Creates the record of a model that was fetched at `now` (seconds since 1970).
     pub fn new(model: ModelId, origin: Option<ModelOrigin>, files: Vec<StoredFile>, now: i64) -> Self {
-        Self { format: FORMAT, model, pinned: false, fetched_at: now, used_at: now, origin, files }
+        Self { format: RECORD_FORMAT_VERSION, model, pinned: false, fetched_at: now, used_at: now, origin, files }
     }
 
     /// Reads a record; `None` if there is no such file.
@@ -83,10 +84,11 @@ impl ModelRecord {
         };
         let unreadable = |reason: String| ModelError::UnreadableRecord { path: path.to_owned(), reason };
         let record: Self = serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
-        if record.format != FORMAT {
-            return Err(unreadable(format!("its format is {}, this version supports {FORMAT}", record.format)));
+        if record.format != RECORD_FORMAT_VERSION {
+            let reason = format!("its format is {}, this version supports {RECORD_FORMAT_VERSION}", record.format);
+            return Err(unreadable(reason));
         }
-        // The files are removed with the model: their paths must not lead elsewhere.
+        // The files are removed with the model, so their paths must not lead out of the model folder.
         let inside = |file: &StoredFile| file.path.components().all(|c| matches!(c, Component::Normal(_)));
         if record.files.is_empty() || !record.files.iter().all(inside) {
             return Err(unreadable("it names no files, or files outside the model folder".to_owned()));
@@ -139,7 +141,7 @@ mod tests {
         assert!(ModelRecord::read(&path).unwrap_err().to_string().contains("format is 2"));
     }
 
-    /// Records of the version that introduced them must stay readable.
+    /// Records written by the first version that had records must stay readable.
     #[test]
     fn first_record_format_is_read() {
         let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ mod fetch;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cfq_engine::model::gguf::Header;
+use cfq_engine::GgufHeader;
 use cfq_link::clock;
 use cfq_proto::model::{ModelId, ModelSource};
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub struct ModelStore {
     pub hub: Hub,
 }
 
-/// What a pull does besides fetching a missing model.
+/// Options of a pull: what it does in addition to fetching a missing model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PullOptions {
     /// Resolve the revision again even if the model is present.
@@ -43,9 +43,9 @@ pub struct PullOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum InstallState {
-    /// They are complete.
+    /// All files are present and complete.
     Ready,
-    /// A fetch was interrupted; the next one resumes it.
+    /// A fetch was interrupted; the next fetch of the model resumes it.
     Unfinished {
         /// Bytes fetched so far.
         have: u64,
@@ -59,14 +59,14 @@ pub struct InstalledModel {
     pub model: ModelId,
     /// The file that an engine loads; for an unfinished model, the folder of the partial download.
     pub path: PathBuf,
-    /// Size of all its files when complete, in bytes.
+    /// Size of all files of the complete model, in bytes.
     pub bytes: u64,
     /// Whether the model is complete.
     #[serde(flatten)]
     pub state: InstallState,
     /// Whether the model is excluded from eviction.
     pub pinned: bool,
-    /// Whether a process uses it.
+    /// Whether a process uses the model.
     pub in_use: bool,
     /// Time of the last use, in seconds since 1970; `None` for models fetched before this was recorded.
     pub used_at: Option<i64>,
@@ -81,9 +81,9 @@ pub struct InstalledModel {
 /// Whether a model is on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// It is complete.
+    /// The model is complete.
     Present,
-    /// It must be fetched.
+    /// The model must be fetched.
     Missing {
         /// Approximate bytes to transfer, if known without a request.
         bytes: Option<u64>,
@@ -93,7 +93,7 @@ pub enum Presence {
 /// Path of a model's file, with a lock that prevents its removal while this value exists.
 #[derive(Debug)]
 pub struct ModelFileLock {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     _lock: Option<FileLock>,
 }
@@ -157,8 +157,8 @@ impl ModelStore {
             .map(|meta| ModelRecord::new(model.clone(), None, vec![package.stored(meta.len())], 0)))
     }
 
-    /// The record of a model whose files are complete. Only for packages the size is not compared, since it is verified
-    /// together with the checksum.
+    /// The record of a model whose files are complete. For packages, only the existence of the file is checked here;
+    /// its size is verified together with its checksum.
     fn complete_record(
         &self,
         model: &ModelId,
@@ -249,6 +249,17 @@ impl ModelStore {
         })
     }
 
+    /// Path of the model's record file, which may not exist; `None` for models that are never fetched.
+    pub fn record_file(&self, model: &ModelId) -> Option<PathBuf> {
+        self.location(model).ok().map(|location| location.record_file())
+    }
+
+    /// Whether the model is excluded from eviction. A model without a readable record is not.
+    pub fn is_pinned(&self, model: &ModelId) -> bool {
+        let record = self.record_file(model).and_then(|path| ModelRecord::read(&path).ok().flatten());
+        record.is_some_and(|record| record.pinned)
+    }
+
     /// Whether a model is on this machine. Makes no request.
     ///
     /// # Errors
@@ -256,7 +267,7 @@ impl ModelStore {
     pub fn presence(&self, model: &ModelId) -> Result<Presence, ModelError> {
         if let ModelSource::Path(path) = model.source() {
             let present = Presence::Present;
-            return if path.exists() { Ok(present) } else { Ok(Header::read(&path).map(|_| present)?) };
+            return if path.exists() { Ok(present) } else { Ok(GgufHeader::read(&path).map(|_| present)?) };
         }
         let location = self.location(model)?;
         if self.complete_record(model, &location)?.is_some() {

@@ -3,14 +3,14 @@
 //! KV tokens are reserved before the order is accepted, and nothing is computed before the scheduler has committed the
 //! acceptance. After that the lease determines what may be published: nothing while it is suspended; once it is lost,
 //! the attempt is dropped. The result and the lease are kept until the scheduler replies that the result is committed
-//! or no longer wanted.
+//! or the attempt is stale.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cfq_engine::{Admitted, Ended, Event, Generation, Refused};
+use cfq_engine::{Admitted, Ended, Generation, GenerationEvent, Refused};
 use cfq_link::lease::{LeaseHandle, LeaseStatus};
 use cfq_link::{LinkError, blobs, failpoint};
 use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt};
@@ -19,8 +19,8 @@ use cfq_proto::subject;
 use futures::FutureExt;
 use serde::Serialize;
 
-use super::context::{NodeContext, RunningAttempt, StopReason};
-use super::error::panic_message;
+use super::context::{AttemptStop, NodeContext, RunningAttempt};
+use super::error::{ModelFault, panic_message};
 use super::journal::JournalWriter;
 use super::model_registry::ModelStatus;
 
@@ -37,7 +37,7 @@ pub(super) struct Attempt {
 }
 
 /// Result of the admission of a job.
-enum Admission {
+enum AdmissionOutcome {
     /// The sequence is admitted. The second field identifies the vocabulary of the engine's token ids; `None` if it
     /// reports no tokens.
     Admitted(Admitted, Option<i64>),
@@ -52,13 +52,13 @@ impl Attempt {
         let admission = match self.prompt().await {
             Ok(prompt) => match AssertUnwindSafe(self.admit(prompt)).catch_unwind().await {
                 Ok(admission) => admission,
-                Err(panic) => Admission::Fail(self.on_admission_panic(&*panic)),
+                Err(panic) => AdmissionOutcome::Fail(self.on_admission_panic(&*panic)),
             },
             Err(error) => match permanent_refusal(&error) {
-                Some(refusal) => Admission::Refuse(refusal),
+                Some(refusal) => AdmissionOutcome::Refuse(refusal),
                 None => {
-                    // The connection is lost. The scheduler places the job again if it is still wanted.
-                    tracing::warn!(job = %fence.job, %error, "prompt cannot be fetched; order dropped");
+                    // The connection is lost. The scheduler places the job again unless the job was cancelled.
+                    tracing::warn!(job = %fence.job, %error, "the prompt cannot be fetched; the order is dropped");
                     return;
                 }
             },
@@ -66,13 +66,13 @@ impl Attempt {
         let admission = match self.running.stop.reason() {
             None => admission,
             // The order is refused, so that the scheduler places the job elsewhere immediately.
-            Some(StopReason::Yielded { .. }) => self.refuse_for_now(None, 0),
-            Some(reason @ (StopReason::Cancelled | StopReason::Drained | StopReason::LostLease)) => {
-                tracing::debug!(job = %fence.job, %reason, "stopped before it was accepted");
+            Some(AttemptStop::Yielded { .. }) => self.refuse_for_now(None, 0),
+            Some(reason @ (AttemptStop::Cancelled | AttemptStop::Drained | AttemptStop::LostLease)) => {
+                tracing::debug!(job = %fence.job, %reason, "attempt stopped before its order was accepted");
                 return;
             }
         };
-        if let Admission::Refuse(refusal) = admission {
+        if let AdmissionOutcome::Refuse(refusal) = admission {
             tracing::info!(job = %fence.job, ?refusal, "order refused");
             let refuse = Refuse { fence, boot: self.context.boot, refusal };
             self.request_until_final("refuse", &refuse).await;
@@ -83,7 +83,7 @@ impl Attempt {
         match self.request_until_final("accept", &Accept { fence, boot: self.context.boot }).await {
             Some(FenceReply::Committed) => {}
             Some(FenceReply::Refused { reason }) => {
-                let refusal = Refusal::Never { reason: format!("its acceptance cannot be written: {reason}") };
+                let refusal = Refusal::Never { reason: format!("the scheduler cannot store the acceptance: {reason}") };
                 self.request_until_final("refuse", &Refuse { fence, boot: self.context.boot, refusal }).await;
                 return;
             }
@@ -96,31 +96,31 @@ impl Attempt {
         failpoint::hit("node.accepted");
         match self.outcome(admission, &lease).await {
             Ok(outcome) => self.report(outcome, &lease).await,
-            Err(reason) => tracing::info!(job = %fence.job, %reason, "work dropped"),
+            Err(reason) => tracing::info!(job = %fence.job, %reason, "attempt dropped without a report"),
         }
     }
 
     /// Runs an accepted job and returns the outcome to report; `Err` if nothing may be reported.
-    async fn outcome(&mut self, admission: Admission, lease: &LeaseHandle) -> Result<Outcome, StopReason> {
+    async fn outcome(&mut self, admission: AdmissionOutcome, lease: &LeaseHandle) -> Result<Outcome, AttemptStop> {
         let (admitted, vocabulary) = match admission {
-            Admission::Admitted(admitted, vocabulary) => (admitted, vocabulary),
-            Admission::Fail(failure) => return Ok(Outcome::Failed { failure }),
+            AdmissionOutcome::Admitted(admitted, vocabulary) => (admitted, vocabulary),
+            AdmissionOutcome::Fail(failure) => return Ok(Outcome::Failed { failure }),
             // Unreachable: refused orders were never accepted.
-            Admission::Refuse(_) => return Err(StopReason::Cancelled),
+            AdmissionOutcome::Refuse(_) => return Err(AttemptStop::Cancelled),
         };
         let journal = JournalWriter::start(&self.context, self.running.fence, vocabulary, admitted.resumed());
         match self.generate(admitted.start(), journal, lease).await {
             Ok(Ok(completion)) => self.store_completion(completion, lease).await,
             Ok(Err(failure)) => Ok(Outcome::Failed { failure }),
-            Err(StopReason::LostLease) => Err(StopReason::LostLease),
-            Err(reason @ (StopReason::Cancelled | StopReason::Drained | StopReason::Yielded { .. })) => {
-                Ok(Outcome::Released { reason: reason.to_string() })
-            }
+            Err(stop) => match stop.release_reason() {
+                Some(reason) => Ok(Outcome::Released { reason }),
+                None => Err(stop),
+            },
         }
     }
 
-    fn refuse_for_now(&self, need: Option<u64>, have: u64) -> Admission {
-        Admission::Refuse(Refusal::NotNow { need, have, ledger_version: self.context.registry.ledger().version })
+    fn refuse_for_now(&self, need: Option<u64>, have: u64) -> AdmissionOutcome {
+        AdmissionOutcome::Refuse(Refusal::NotNow { need, have, ledger_version: self.context.registry.ledger().version })
     }
 
     async fn prompt(&self) -> Result<Prompt, LinkError> {
@@ -128,7 +128,7 @@ impl Attempt {
         blobs::get(&self.context.session, &self.context.subject("blob_get"), lease, self.order.prompt.clone()).await
     }
 
-    async fn admit(&self, prompt: Prompt) -> Admission {
+    async fn admit(&self, prompt: Prompt) -> AdmissionOutcome {
         let (model, registry) = (&self.order.model, &self.context.registry);
         if registry.yields_to(model).is_some() {
             return self.refuse_for_now(None, 0);
@@ -139,15 +139,16 @@ impl Attempt {
                 ModelStatus::Loading | ModelStatus::Unloading(_) | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_),
             ) => return self.refuse_for_now(None, 0),
             None => {
-                return Admission::Refuse(Refusal::Never { reason: format!("{model} is not served by this node") });
+                let reason = format!("{model} is not served by this node");
+                return AdmissionOutcome::Refuse(Refusal::Never { reason });
             }
         };
         registry.record_use(model);
         match engine.admit_resumed(prompt, self.order.generated.clone().unwrap_or_default()).await {
-            Ok(admitted) => Admission::Admitted(admitted, engine.vocabulary()),
+            Ok(admitted) => AdmissionOutcome::Admitted(admitted, engine.vocabulary()),
             Err(Refused::NotNow { need, have }) => self.refuse_for_now(need, have),
-            Err(Refused::Never { reason }) => Admission::Refuse(Refusal::Never { reason }),
-            Err(Refused::Failed(failure)) => Admission::Fail(failure),
+            Err(Refused::Never { reason }) => AdmissionOutcome::Refuse(Refusal::Never { reason }),
+            Err(Refused::Failed(failure)) => AdmissionOutcome::Fail(failure),
         }
     }
 
@@ -155,8 +156,9 @@ impl Attempt {
     /// is available. The failure is reported, so that it counts as an attempt, and the node exits. If it were not
     /// reported, the job would be placed again indefinitely.
     fn on_admission_panic(&self, panic: &(dyn Any + Send)) -> JobFailure {
-        let reason = format!("the node failed before the engine: {}", panic_message(panic));
-        self.context.registry.set_fault(&self.order.model, reason.clone());
+        let fault = ModelFault::AdmissionPanicked { message: panic_message(panic).to_owned() };
+        let reason = fault.to_string();
+        self.context.registry.set_fault(&self.order.model, fault);
         JobFailure::Engine { reason }
     }
 
@@ -167,19 +169,21 @@ impl Attempt {
         let request = async {
             loop {
                 match self.context.session.request::<_, FenceReply>(&subject, body).await {
-                    Ok(FenceReply::Unavailable { reason }) => tracing::debug!(verb, reason, "request is sent again"),
+                    Ok(FenceReply::Unavailable { reason }) => {
+                        tracing::debug!(verb, %reason, "scheduler unavailable; the request is repeated");
+                    }
                     Ok(FenceReply::Refused { reason }) => {
-                        tracing::error!(request = verb, reason, "the scheduler refused the request");
+                        tracing::error!(request = verb, %reason, "the scheduler refused the request");
                         return FenceReply::Refused { reason };
                     }
                     Ok(reply) => return reply,
-                    Err(error) => tracing::debug!(verb, %error, "request is sent again"),
+                    Err(error) => tracing::debug!(verb, %error, "no reply; the request is repeated"),
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
         };
         let timing = &self.context.timing;
-        tokio::time::timeout(timing.lease_ttl() + timing.accept(), request).await.ok()
+        tokio::time::timeout(timing.lease_ttl() + timing.accept_timeout(), request).await.ok()
     }
 
     /// Reads the generation to its end while the lease is held. `Err` if the attempt was stopped.
@@ -188,7 +192,7 @@ impl Attempt {
         mut generation: Generation,
         mut journal: JournalWriter,
         lease: &LeaseHandle,
-    ) -> Result<Result<Completion, JobFailure>, StopReason> {
+    ) -> Result<Result<Completion, JobFailure>, AttemptStop> {
         let mut frames = FramePublisher { attempt: self, text: String::new(), offset: 0 };
         let mut stop = frames.attempt.running.stop.clone();
         let mut stopped = None;
@@ -199,12 +203,12 @@ impl Attempt {
         loop {
             tokio::select! {
                 event = generation.next() => match event {
-                    Event::Step { text, tokens } => {
+                    GenerationEvent::Step { text, tokens } => {
                         lease.record_step();
                         journal.append(&tokens);
                         frames.text.push_str(&text);
                     }
-                    Event::Done(ended) => {
+                    GenerationEvent::Done(ended) => {
                         frames.publish(lease).await;
                         return match ended {
                             Ok(completion) => Ok(Ok(completion)),
@@ -212,13 +216,13 @@ impl Attempt {
                             Err(Ended::Cancelled) => {
                                 // Readers have received this text, so the next attempt must resume after it.
                                 journal.close().await;
-                                Err(stopped.unwrap_or(StopReason::Cancelled))
+                                Err(stopped.unwrap_or(AttemptStop::Cancelled))
                             }
                         };
                     }
                 },
                 _ = tick.tick() => frames.publish(lease).await,
-                () = &mut lost => return Err(StopReason::LostLease),
+                () = &mut lost => return Err(AttemptStop::LostLease),
                 reason = stop.stopped(), if stopped.is_none() => {
                     stopped = Some(reason);
                     generation.cancel();
@@ -228,11 +232,11 @@ impl Attempt {
     }
 
     /// Returns the outcome that reports the completion. A large completion is first stored as a blob.
-    async fn store_completion(&self, completion: Completion, lease: &LeaseHandle) -> Result<Outcome, StopReason> {
+    async fn store_completion(&self, completion: Completion, lease: &LeaseHandle) -> Result<Outcome, AttemptStop> {
         let subject = self.context.subject("blob_put");
         loop {
             if lease.settled().await == LeaseStatus::Lost {
-                return Err(StopReason::LostLease);
+                return Err(AttemptStop::LostLease);
             }
             lease.record_step();
             match blobs::put(&self.context.session, &subject, lease.id(), completion.clone()).await {
@@ -241,13 +245,13 @@ impl Attempt {
                     let failure = JobFailure::Engine { reason: format!("the result could not be stored: {reason}") };
                     return Ok(Outcome::Failed { failure });
                 }
-                Err(error) => tracing::warn!(%error, "result not stored yet"),
+                Err(error) => tracing::warn!(%error, "result not stored; the request is repeated"),
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 
-    /// Repeats the report until it is committed or no longer wanted, as long as the lease is held. If the scheduler
+    /// Repeats the report until it is committed or the attempt is stale, as long as the lease is held. If the scheduler
     /// refuses the result permanently, a failure is reported once in its place: otherwise the attempt would keep its
     /// lease and look as if it were still running.
     async fn report(&self, outcome: Outcome, lease: &LeaseHandle) {
@@ -267,7 +271,7 @@ impl Attempt {
                 Ok(FenceReply::Committed) => {
                     failpoint::hit("node.reported");
                     let outcome = outcome_name(&report.outcome);
-                    tracing::info!(job = %fence.job, attempt = fence.attempt, outcome, "reported");
+                    tracing::info!(job = %fence.job, attempt = fence.attempt, outcome, "outcome reported");
                     return;
                 }
                 Ok(FenceReply::Stale) => {
@@ -275,18 +279,20 @@ impl Attempt {
                     return;
                 }
                 Ok(FenceReply::Refused { reason }) if refused => {
-                    tracing::error!(job = %fence.job, reason, "failure cannot be written either; lease expires");
+                    tracing::error!(job = %fence.job, %reason, "failure cannot be stored either; the lease expires");
                     return;
                 }
                 Ok(FenceReply::Refused { reason }) => {
-                    tracing::error!(job = %fence.job, reason, "the result cannot be written, reported as a failure");
+                    tracing::error!(job = %fence.job, %reason, "result cannot be stored; a failure is reported");
                     refused = true;
                     let reason = format!("the result could not be written: {reason}");
                     report.outcome = Outcome::Failed { failure: JobFailure::Engine { reason } };
                     continue;
                 }
-                Ok(FenceReply::Unavailable { reason }) => tracing::debug!(reason, "report is sent again"),
-                Err(error) => tracing::debug!(%error, "report is sent again"),
+                Ok(FenceReply::Unavailable { reason }) => {
+                    tracing::debug!(%reason, "scheduler unavailable; the report is repeated");
+                }
+                Err(error) => tracing::debug!(%error, "no reply; the report is repeated"),
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }

@@ -6,8 +6,9 @@ use cfq_link::session::Incoming;
 use cfq_proto::messages::NodeCommand;
 use cfq_proto::model::ModelId;
 
-use super::context::{NodeContext, StopReason};
+use super::context::{AttemptStop, NodeContext};
 use super::error::with_causes;
+use super::unusable::UnusableReason;
 use crate::models::{ModelStore, Presence};
 
 /// Handles commands until the connection closes.
@@ -15,8 +16,8 @@ pub(super) async fn run(context: Arc<NodeContext>, store: ModelStore, mut comman
     while let Some(command) = commands.next().await {
         let reply = match &command.body {
             Ok(NodeCommand::Cancel { fence }) => {
-                if context.stop_attempt(fence, StopReason::Cancelled) {
-                    tracing::info!(job = %fence.job, attempt = fence.attempt, "cancelled");
+                if context.stop_attempt(fence, AttemptStop::Cancelled) {
+                    tracing::info!(job = %fence.job, attempt = fence.attempt, "attempt cancelled");
                 }
                 continue;
             }
@@ -44,12 +45,10 @@ pub(super) async fn run(context: Arc<NodeContext>, store: ModelStore, mut comman
 
 /// Checks that the model is on this machine. A load command for a model that is not in the configuration is refused if
 /// the model would have to be fetched.
-fn check_installed(store: &ModelStore, model: &ModelId) -> Result<(), String> {
+fn check_installed(store: &ModelStore, model: &ModelId) -> Result<(), UnusableReason> {
     match store.presence(model) {
         Ok(Presence::Present) => Ok(()),
-        Ok(Presence::Missing { .. }) => {
-            Err(format!("{model} is not on this node's machine: `cfq models pull {model}` there fetches it"))
-        }
-        Err(error) => Err(with_causes(&error)),
+        Ok(Presence::Missing { .. }) => Err(UnusableReason::NotInstalled { model: model.clone() }),
+        Err(error) => Err(UnusableReason::Unreadable { detail: with_causes(&error) }),
     }
 }

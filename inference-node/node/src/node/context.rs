@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cfq_link::Session;
 use cfq_link::lease::LeaseKeeper;
 use cfq_proto::ids::{BootId, NodeId};
+use cfq_proto::job::ReleaseReason;
 use cfq_proto::messages::{JobFence, WorkOrder};
 use cfq_proto::model::ModelId;
 use cfq_proto::subject;
@@ -15,48 +16,59 @@ use cfq_proto::timing::Timing;
 use tokio::sync::{Notify, watch};
 
 use super::model_registry::ModelRegistry;
+use super::model_registry::yielding::GpuClaim;
 use super::speculative_prefill::PrefillQueue;
 
 /// Why an attempt must stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum StopReason {
+pub(super) enum AttemptStop {
     /// The scheduler withdrew the job.
     Cancelled,
     /// The node is stopping.
     Drained,
-    /// The node yields the GPU to the program `to`.
-    Yielded { to: String },
+    /// The node yields a GPU to another program.
+    Yielded { to: GpuClaim },
     /// The lease expired or was revoked: another node may run the job already, so nothing is reported.
     LostLease,
 }
 
-impl fmt::Display for StopReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl AttemptStop {
+    /// The reason to report to the scheduler; `None` if the lease is lost, since then nothing is reported.
+    pub(super) fn release_reason(&self) -> Option<ReleaseReason> {
         match self {
-            Self::Cancelled => f.write_str("cancelled by the scheduler"),
-            Self::Drained => f.write_str("its node stops"),
-            Self::Yielded { to } => write!(f, "its node yields to {to}"),
-            Self::LostLease => f.write_str("its lease was lost"),
+            Self::Cancelled => Some(ReleaseReason::Cancelled),
+            Self::Drained => Some(ReleaseReason::Drained),
+            Self::Yielded { to } => Some(ReleaseReason::Yielded { to: to.to_string() }),
+            Self::LostLease => None,
+        }
+    }
+}
+
+impl fmt::Display for AttemptStop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.release_reason() {
+            Some(reason) => fmt::Display::fmt(&reason, f),
+            None => f.write_str("its lease was lost"),
         }
     }
 }
 
 /// Receiver of the reason for which an attempt must stop.
 #[derive(Debug, Clone)]
-pub(super) struct StopSignal(watch::Receiver<Option<StopReason>>);
+pub(super) struct AttemptStopSignal(watch::Receiver<Option<AttemptStop>>);
 
-impl StopSignal {
+impl AttemptStopSignal {
     /// The reason; `None` while the attempt may continue.
-    pub(super) fn reason(&self) -> Option<StopReason> {
+    pub(super) fn reason(&self) -> Option<AttemptStop> {
         self.0.borrow().clone()
     }
 
     /// Waits until the attempt must stop, and returns the reason.
-    pub(super) async fn stopped(&mut self) -> StopReason {
+    pub(super) async fn stopped(&mut self) -> AttemptStop {
         match self.0.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or(StopReason::Drained),
+            Ok(reason) => reason.clone().unwrap_or(AttemptStop::Drained),
             // Unreachable while the attempt runs: the sender is dropped together with the attempt.
-            Err(_) => StopReason::Drained,
+            Err(_) => AttemptStop::Drained,
         }
     }
 }
@@ -64,12 +76,12 @@ impl StopSignal {
 /// An attempt in the [`AttemptTable`].
 struct AttemptEntry {
     model: ModelId,
-    stop: watch::Sender<Option<StopReason>>,
+    stop: watch::Sender<Option<AttemptStop>>,
 }
 
 impl AttemptEntry {
     /// Stops the attempt. If it is stopped more than once, the first reason is kept.
-    fn stop(&self, reason: StopReason) {
+    fn stop(&self, reason: AttemptStop) {
         self.stop.send_if_modified(|current| {
             let first = current.is_none();
             if first {
@@ -118,18 +130,18 @@ impl NodeContext {
             Entry::Vacant(free) => {
                 let (stop, receiver) = watch::channel(None);
                 free.insert(AttemptEntry { model: order.model.clone(), stop });
-                Some(RunningAttempt { fence, stop: StopSignal(receiver), context: self.clone() })
+                Some(RunningAttempt { fence, stop: AttemptStopSignal(receiver), context: self.clone() })
             }
         }
     }
 
     /// Stops one attempt. Returns false if it does not run on this node.
-    pub(super) fn stop_attempt(&self, fence: &JobFence, reason: StopReason) -> bool {
+    pub(super) fn stop_attempt(&self, fence: &JobFence, reason: AttemptStop) -> bool {
         self.attempts().get(fence).map(|attempt| attempt.stop(reason)).is_some()
     }
 
     /// Stops all attempts.
-    pub(super) fn stop_all_attempts(&self, reason: &StopReason) {
+    pub(super) fn stop_all_attempts(&self, reason: &AttemptStop) {
         self.attempts().values().for_each(|attempt| attempt.stop(reason.clone()));
     }
 
@@ -137,7 +149,7 @@ impl NodeContext {
     pub(super) fn release_jobs(&self) {
         for attempt in self.attempts().values() {
             if let Some(to) = self.registry.yields_to(&attempt.model) {
-                attempt.stop(StopReason::Yielded { to });
+                attempt.stop(AttemptStop::Yielded { to });
             }
         }
     }
@@ -146,7 +158,7 @@ impl NodeContext {
 /// Handle of an attempt in the [`AttemptTable`]; dropping it removes the attempt from the table.
 pub(super) struct RunningAttempt {
     pub(super) fence: JobFence,
-    pub(super) stop: StopSignal,
+    pub(super) stop: AttemptStopSignal,
     context: Arc<NodeContext>,
 }
 
@@ -164,10 +176,11 @@ mod tests {
     async fn first_stop_reason_counts() {
         let (stop, receiver) = watch::channel(None);
         let attempt = AttemptEntry { model: "path:/m".parse().unwrap(), stop };
-        let mut signal = StopSignal(receiver);
+        let mut signal = AttemptStopSignal(receiver);
         assert_eq!(signal.reason(), None);
-        attempt.stop(StopReason::Yielded { to: "game on cuda:0".to_owned() });
-        attempt.stop(StopReason::Drained);
-        assert_eq!(signal.stopped().await.to_string(), "its node yields to game on cuda:0");
+        let to = GpuClaim { program: "game".to_owned(), gpu: "cuda:0".to_owned() };
+        attempt.stop(AttemptStop::Yielded { to: to.clone() });
+        attempt.stop(AttemptStop::Drained);
+        assert_eq!(signal.stopped().await, AttemptStop::Yielded { to });
     }
 }

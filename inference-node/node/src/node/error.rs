@@ -1,5 +1,6 @@
 //! Why a node exits, and the formatting of an error with its causes.
 
+use cfq_engine::EngineFailure;
 use cfq_link::LinkError;
 use cfq_proto::model::ModelId;
 
@@ -12,11 +13,37 @@ pub enum Error {
     Refused { reason: String },
     /// An engine is broken. The node exits because memory may be corrupt after a panic, and a new process loads the
     /// model in seconds.
-    #[error("the engine of {model} stopped: {reason}; the node ends, its supervisor starts a new one")]
-    Engine { model: ModelId, reason: String },
+    #[error("the engine of {model} failed: {failure}; the node exits, and its supervisor starts a new one")]
+    Engine { model: ModelId, failure: ModelFault },
     /// The loader thread exited. The node exits because it could no longer load or unload a model.
-    #[error("the model loader thread exited: {reason}; the node ends, its supervisor starts a new one")]
-    Loader { reason: String },
+    #[error("the model loader thread exited: {failure}; the node exits, and its supervisor starts a new one")]
+    Loader { failure: LoaderFailure },
+}
+
+/// Failure of one model after which the process has to restart.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ModelFault {
+    /// The admission of a job panicked before the engine received the prompt, for example because no thread or no
+    /// memory was available.
+    #[error("the admission of a job panicked: {message}")]
+    AdmissionPanicked { message: String },
+    /// The engine failed.
+    #[error("{0}")]
+    Engine(EngineFailure),
+}
+
+/// Why the loader thread exited.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoaderFailure {
+    /// The thread could not be created.
+    #[error("its thread cannot be created: {detail}")]
+    NoThread { detail: String },
+    /// The thread's runtime could not be created.
+    #[error("its runtime cannot be created: {detail}")]
+    NoRuntime { detail: String },
+    /// The thread panicked outside a load.
+    #[error("{message}")]
+    Panicked { message: String },
 }
 
 /// Formats an error, followed by its causes. A cause that the text already contains is left out.

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::context::NodeContext;
 use super::model_registry::ModelRegistry;
-use super::model_registry::yielding::GpuClaims;
+use super::model_registry::yielding::{GpuClaim, GpuClaims};
 use crate::config::Config;
 use crate::gpu;
 use crate::gpu::DeviceChoice;
@@ -29,15 +29,15 @@ const OWN_PROGRAM: &str = "cfq";
 /// training run.
 const DEFAULT_YIELD_BYTES: u64 = 1_500_000_000;
 
-/// The rules for which programs the machine yields to.
+/// Rules that decide to which programs the machine yields.
 pub(super) struct YieldPolicy {
     /// Minimum memory of a GPU that a process must use, in bytes.
     min_bytes: u64,
     /// Name prefixes of ignored programs, in lower case.
     ignored: Vec<String>,
-    /// How long no program must claim a GPU before models are loaded again: games free their memory between two levels,
-    /// and programs are restarted.
-    patience: Duration,
+    /// Time without claims after which models are loaded again. It is not zero because games free their memory between
+    /// two levels, and programs are restarted.
+    reclaim_delay: Duration,
 }
 
 impl YieldPolicy {
@@ -47,7 +47,7 @@ impl YieldPolicy {
         let uses_gpus = gpu::supports_gpus() && config.device != DeviceChoice::Cpu;
         let min_bytes = config.yield_bytes.unwrap_or(if uses_gpus { DEFAULT_YIELD_BYTES } else { 0 });
         let ignored = config.yield_ignores.iter().map(|name| name.to_lowercase()).collect();
-        (min_bytes > 0).then(|| Self { min_bytes, ignored, patience: config.timing.heartbeat() * 15 })
+        (min_bytes > 0).then(|| Self { min_bytes, ignored, reclaim_delay: config.timing.heartbeat() * 15 })
     }
 
     /// The claims on the GPUs by other programs. If several programs claim one GPU, the one with the lowest pid is
@@ -56,7 +56,7 @@ impl YieldPolicy {
         let claim = |device: &Device| {
             let claimants = device.processes.iter().filter(|process| self.is_claimant(process));
             let name = claimants.min_by_key(|process| process.pid)?.name.as_deref()?;
-            Some((device.id.clone(), format!("{name} on {}", device.id)))
+            Some((device.id.clone(), GpuClaim { program: name.to_owned(), gpu: device.id.clone() }))
         };
         devices.iter().filter(|device| device.kind == DeviceKind::Cuda).filter_map(claim).collect()
     }
@@ -93,7 +93,7 @@ impl GpuYield {
         if !claims.is_empty() {
             self.free_since = None;
             if let Some(programs) = registry.set_gpu_claims(claims) {
-                tracing::info!(programs, "this machine yields");
+                tracing::info!(programs, "yielding GPUs to other programs");
             }
             // Repeated on every update, because a model that was being loaded may have become ready.
             for model in registry.models_on_claimed_gpus() {
@@ -104,9 +104,9 @@ impl GpuYield {
         }
         if registry.is_yielding() {
             let since = *self.free_since.get_or_insert(now);
-            if now.duration_since(since) >= self.policy.patience {
+            if now.duration_since(since) >= self.policy.reclaim_delay {
                 registry.set_gpu_claims(GpuClaims::new());
-                tracing::info!("this machine works again");
+                tracing::info!("GPU yield ended");
                 registry.reclaim(&std::mem::take(&mut self.unloaded));
                 self.free_since = None;
             }
@@ -135,13 +135,13 @@ mod tests {
     use tokio::sync::mpsc::Receiver;
 
     use super::*;
-    use crate::node::model_registry::yielding::tests::registry_on;
+    use crate::node::model_registry::yielding::tests::{claim, registry_on};
     use crate::node::model_registry::{LoaderCommand, ModelStatus, model_state};
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const RECLAIM_DELAY: Duration = Duration::from_secs(30);
 
     fn policy() -> YieldPolicy {
-        YieldPolicy { min_bytes: 1000, ignored: vec!["ollama".to_owned()], patience: PATIENCE }
+        YieldPolicy { min_bytes: 1000, ignored: vec!["ollama".to_owned()], reclaim_delay: RECLAIM_DELAY }
     }
 
     fn process(name: Option<&str>, memory: Option<u64>) -> DeviceProcess {
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn large_foreign_program_claims_a_gpu_and_desktops_and_servers_do_not() {
         let claims = |processes: Vec<DeviceProcess>| policy().claims(&[gpu_device("cuda:1", processes)]);
-        let game = GpuClaims::from([("cuda:1".to_owned(), "game on cuda:1".to_owned())]);
+        let game = GpuClaims::from([("cuda:1".to_owned(), claim("game", "cuda:1"))]);
         assert_eq!(claims(vec![process(Some("game"), Some(1000))]), game);
         let own = DeviceProcess { own: true, ..process(Some("game"), Some(5000)) };
         for other in [
@@ -192,15 +192,15 @@ mod tests {
         assert!(registry.yields_to(&cpu).is_some() && registry.yields_to(&second).is_none());
         // The test sets the status that the loader would set.
         registry.set_status(&first, ModelStatus::OnDisk(model_state(&first, Residency::Available)));
-        assert!(gpu_yield.update(&registry, &busy, start + PATIENCE * 9), "for hours");
+        assert!(gpu_yield.update(&registry, &busy, start + RECLAIM_DELAY * 9), "for hours");
         assert_eq!(received(&mut commands), []);
         for (seconds, reclaims) in [(10, false), (20, false), (39, false), (40, true)] {
-            let now = start + PATIENCE * 9 + Duration::from_secs(seconds);
+            let now = start + RECLAIM_DELAY * 9 + Duration::from_secs(seconds);
             assert!(!gpu_yield.update(&registry, &free, now));
             assert_eq!(registry.is_yielding(), !reclaims, "{seconds} s");
             if seconds == 20 {
                 assert!(gpu_yield.update(&registry, &busy, start), "it was only between two levels");
-                gpu_yield.free_since = Some(start + PATIENCE * 9 + Duration::from_secs(10));
+                gpu_yield.free_since = Some(start + RECLAIM_DELAY * 9 + Duration::from_secs(10));
             }
         }
         assert_eq!(received(&mut commands), [LoaderCommand::LoadPending]);

@@ -75,7 +75,7 @@ impl JournalWriter {
             buffer.closed.store(true, Ordering::Relaxed);
             buffer.appended.notify_one();
             if tokio::time::timeout(CLOSE_TIMEOUT, sender).await.is_err() {
-                tracing::debug!("last tokens not journalled in time");
+                tracing::debug!("the last tokens were not sent in time; the next attempt generates them again");
             }
         }
     }
@@ -84,9 +84,9 @@ impl JournalWriter {
 /// How the scheduler handled a journal entry.
 enum Sent {
     Kept,
-    /// Not stored this time; all tokens of the attempt are sent again.
+    /// The entry was not stored; all tokens of the attempt have to be sent again.
     NotKept,
-    /// The scheduler does not want the journal any more.
+    /// The attempt is stale or its journal is refused: nothing more has to be sent.
     Unwanted,
 }
 
@@ -153,15 +153,15 @@ impl JournalSender {
             }
             Ok(FenceReply::Stale) => Sent::Unwanted,
             Ok(FenceReply::Refused { reason }) => {
-                tracing::warn!(job = %fence.job, reason, "journal refused");
+                tracing::warn!(job = %fence.job, %reason, "scheduler refused the journal entry");
                 Sent::Unwanted
             }
             Ok(FenceReply::Unavailable { reason }) => {
-                tracing::debug!(reason, "journal not kept yet");
+                tracing::debug!(%reason, "journal entry not stored; its tokens are sent again");
                 Sent::NotKept
             }
             Err(error) => {
-                tracing::debug!(%error, "journal not kept yet");
+                tracing::debug!(%error, "journal entry not stored; its tokens are sent again");
                 Sent::NotKept
             }
         }

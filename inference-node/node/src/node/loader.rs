@@ -2,7 +2,7 @@
 //! be interrupted.
 //!
 //! [`plan`] decides what is loaded, evicted, kept and retried, and documents the policy; this module observes the
-//! machine and executes the planner's commands. The thread wakes up on a request, on a change of an engine while models
+//! machine and executes the planner's actions. The thread wakes up on a request, on a change of an engine while models
 //! are waiting or draining, and at the time that the planner requests.
 
 mod estimate;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cfq_engine::cuda::{Gpu, free_of};
-use cfq_engine::{Bytes, CachedWeights, Engine, FileStamp, HostKvCache, LocalEngine};
-use cfq_memory::{HostMemorySplit, split_host_memory};
+use cfq_engine::{CachedWeights, Engine, FileStamp, HostKvCache, LocalEngine};
+use cfq_memory::{Bytes, HostMemorySplit, split_host_memory};
 use cfq_proto::model::ModelId;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 
-use self::plan::event::Event;
-use self::plan::state::{EngineObservation, GpuCapacity, LoaderState, Observation, PlannerConfig, StartModel};
+use self::plan::event::LoaderEvent;
+use self::plan::state::{EngineObservation, LoaderState, Observation, PlannedGpu, PlannerConfig, StartModel};
 use crate::config::Config;
 use crate::gpu;
 use crate::models::{ModelFileLock, ModelStore};
@@ -50,15 +50,34 @@ pub fn run(registry: &Arc<ModelRegistry>, config: &Config, commands: mpsc::Recei
     Ok(())
 }
 
-/// Granularity of the free memory that the planner sees of a GPU. Passes of other models change the exact value all the
-/// time, and every new value would need new estimates.
+/// Granularity, in bytes, of the free GPU memory that is passed to the planner. Passes of other models change the exact
+/// value continuously, and every new value would need new estimates.
 const GPU_FREE_STEP_BYTES: u64 = 64 << 20;
 
 /// A loaded model.
 struct LoadedEngine {
     engine: Arc<LocalEngine>,
-    /// Keeps the model's file from being removed.
+    /// Lock that prevents the removal of the model's file.
     file: ModelFileLock,
+    pin: PinState,
+}
+
+/// Whether a model is pinned. `cfq models pin` runs in another process, so the model's record is read again after its
+/// file has changed. The check of the file's size and time is cheap enough to do before every planning.
+#[derive(Default)]
+struct PinState {
+    is_pinned: bool,
+    /// Size and time of the record file when it was read; `None` if there is no such file.
+    record: Option<FileStamp>,
+}
+
+impl PinState {
+    fn refresh(&mut self, store: &ModelStore, model: &ModelId) {
+        let record = store.record_file(model).and_then(|path| FileStamp::of(&path));
+        if record != self.record {
+            *self = Self { is_pinned: store.is_pinned(model), record };
+        }
+    }
 }
 
 /// Cached weights of an unloaded model. They hold no lock, so the model's file may be removed.
@@ -83,7 +102,7 @@ struct Loader {
 /// Why the thread woke up.
 enum Wakeup {
     Command(LoaderCommand),
-    Event(Event),
+    Event(LoaderEvent),
     Closed,
 }
 
@@ -91,7 +110,7 @@ impl Loader {
     fn new(registry: &Arc<ModelRegistry>, config: &Config, commands: mpsc::Receiver<LoaderCommand>) -> Self {
         let memory = gpu::available_memory().min(config.memory_limit.unwrap_or(u64::MAX));
         let HostMemorySplit { models, kv_offload: kv_cache } = split_host_memory(memory, config.kv_offload_bytes);
-        tracing::info!(models = %Bytes(models), kv_offload = %Bytes(kv_cache), "memory divided");
+        tracing::info!(models = %Bytes(models), kv_offload = %Bytes(kv_cache), "host memory divided");
         let (gpus, gpu_error) = match load::open(config.device) {
             Ok(gpus) => (gpus, None),
             Err(reason) => (Vec::new(), Some(reason)),
@@ -102,14 +121,14 @@ impl Loader {
             max_sequences: config.max_sequences,
             device: config.device,
             gpus: gpu_error.map_or_else(|| Ok(capacities(&gpus)), Err),
-            fresh_grace: config.timing.accept() * 2,
+            load_grace_period: config.timing.accept_timeout() * 2,
         };
         Self {
             registry: registry.clone(),
             store: config.store(),
             config: config.clone(),
             commands,
-            state: LoaderState::new(planner, config.timing.accept() * 4),
+            state: LoaderState::new(planner, config.timing.accept_timeout() * 4),
             kv_cache: HostKvCache::new(kv_cache, config.kv_offload_format),
             gpus,
             engines: BTreeMap::new(),
@@ -135,15 +154,15 @@ impl Loader {
         tokio::select! {
             biased;
             command = self.commands.recv() => command.map_or(Wakeup::Closed, Wakeup::Command),
-            Ok(()) = changed.changed(), if watches_engines => Wakeup::Event(Event::EnginesChanged),
-            () = tokio::time::sleep_until(deadline) => Wakeup::Event(Event::Tick),
+            Ok(()) = changed.changed(), if watches_engines => Wakeup::Event(LoaderEvent::EnginesChanged),
+            () = tokio::time::sleep_until(deadline) => Wakeup::Event(LoaderEvent::Tick),
         }
     }
 
     fn on_command(&mut self, command: LoaderCommand) {
         match command {
-            LoaderCommand::Load(model) => self.process(Event::LoadRequested(model)),
-            LoaderCommand::Unload(model) => self.process(Event::UnloadRequested(model)),
+            LoaderCommand::Load(model) => self.process(LoaderEvent::LoadRequested(model)),
+            LoaderCommand::Unload(model) => self.process(LoaderEvent::UnloadRequested(model)),
             LoaderCommand::LoadPending => self.load_pending(),
         }
     }
@@ -155,31 +174,34 @@ impl Loader {
             StartModel { model, killed_loads }
         };
         let models = self.registry.pending_loads().into_iter().map(start).collect();
-        self.process(Event::LoadTogether(models));
+        self.process(LoaderEvent::LoadTogether(models));
     }
 
-    /// Passes the event to the planner and executes its commands, until it returns none.
-    fn process(&mut self, event: Event) {
+    /// Passes the event to the planner and executes the returned actions, until the planner returns none.
+    fn process(&mut self, event: LoaderEvent) {
         let mut next = Some(event);
         while let Some(event) = next {
             self.state.observed = self.observe();
-            let commands = plan::apply(&mut self.state, event, Instant::now());
-            next = (!commands.is_empty()).then_some(Event::Continue);
-            for command in commands {
-                if let Some(outcome) = self.execute(command) {
+            let actions = plan::apply(&mut self.state, event, Instant::now());
+            next = (!actions.is_empty()).then_some(LoaderEvent::Continue);
+            for action in actions {
+                if let Some(outcome) = self.execute(action) {
                     next = Some(outcome);
                 }
             }
         }
     }
 
-    fn observe(&self) -> Observation {
+    fn observe(&mut self) -> Observation {
+        for (model, loaded) in &mut self.engines {
+            loaded.pin.refresh(&self.store, model);
+        }
         let yielding = self.registry.is_yielding();
         let engine = |(model, loaded): (&ModelId, &LoadedEngine)| {
             let observation = EngineObservation {
                 running: loaded.engine.state().running,
                 unallocated: loaded.engine.unallocated_bytes(),
-                pinned: self.store.show(model).is_ok_and(|installed| installed.pinned),
+                pinned: loaded.pin.is_pinned,
             };
             (model.clone(), observation)
         };
@@ -195,15 +217,15 @@ impl Loader {
         }
     }
 
-    /// Whether no sequence runs on any engine. Then a load is the only thing that changes the memory of the process, so
-    /// it can be measured.
+    /// Whether no sequence runs on any engine. Then only a load changes the memory of the process, so its memory can be
+    /// measured.
     fn is_quiet(&self) -> bool {
         self.engines.values().all(|loaded| loaded.engine.state().running == 0)
     }
 }
 
-fn capacities(gpus: &[Gpu]) -> Vec<GpuCapacity> {
-    gpus.iter().map(|gpu| GpuCapacity { index: gpu.index, bytes: gpu.free }).collect()
+fn capacities(gpus: &[Gpu]) -> Vec<PlannedGpu> {
+    gpus.iter().map(|gpu| PlannedGpu { index: gpu.index, bytes: gpu.free_bytes }).collect()
 }
 
 /// Free memory of a GPU in bytes, rounded down to [`GPU_FREE_STEP_BYTES`]; `None` if the driver does not report it.

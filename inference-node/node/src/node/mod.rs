@@ -17,6 +17,7 @@ mod loader;
 mod model_registry;
 mod registration;
 mod speculative_prefill;
+mod unusable;
 mod work_orders;
 
 use std::panic::AssertUnwindSafe;
@@ -31,7 +32,7 @@ use cfq_proto::subject::{self, Identity};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-pub use self::error::Error;
+pub use self::error::{Error, LoaderFailure, ModelFault};
 
 use self::context::{AttemptTable, NodeContext};
 use self::error::panic_message;
@@ -50,7 +51,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     tracing::info!(node = %config.node, %boot, devices = inventory.summary, "node starts");
     for (name, expected) in crate::thread_environment(config.threads) {
         if std::env::var(name).is_err() {
-            tracing::warn!("{name} is not set: matrix work takes every core; start the node with {name}={expected}");
+            tracing::warn!(
+                "{name} is not set, so matrix products use all cores; to leave one core free, start the node with \
+                 {name}={expected}"
+            );
         }
     }
     let problems = devices::log_changes(&[], &inventory);
@@ -119,7 +123,7 @@ async fn serve(
             () = &mut shutdown => break Ok(()),
             refused = &mut registration => break Err(refused),
             broken = &mut breakdown => {
-                tracing::error!(error = %broken, "the node releases its jobs and ends");
+                tracing::error!(error = %broken, "the node releases its jobs and exits");
                 break Err(broken);
             }
             first = registered.wait_for(Option::is_some), if loader_commands.is_some() => {
@@ -149,25 +153,25 @@ fn spawn_loader(registry: &Arc<ModelRegistry>, work: impl FnOnce() -> std::io::R
     let thread = std::thread::Builder::new().name("loader".to_owned()).spawn(move || {
         let failure = match std::panic::catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => format!("its runtime cannot be created: {error}"),
-            Err(panic) => panic_message(&*panic).to_owned(),
+            Ok(Err(error)) => LoaderFailure::NoRuntime { detail: error.to_string() },
+            Err(panic) => LoaderFailure::Panicked { message: panic_message(&*panic).to_owned() },
         };
-        tracing::error!(reason = failure, "the model loader thread exited");
+        tracing::error!(reason = %failure, "the model loader thread exited");
         watched.set_loader_failure(failure);
     });
     if let Err(error) = thread {
-        registry.set_loader_failure(format!("its thread cannot be created: {error}"));
+        registry.set_loader_failure(LoaderFailure::NoThread { detail: error.to_string() });
     }
 }
 
 /// Returns when an engine or the loader fails in a way that only a restart of the process can repair.
 async fn breakdown(registry: &ModelRegistry, mut changed: watch::Receiver<()>) -> Error {
     loop {
-        if let Some((model, reason)) = registry.broken_engine() {
-            return Error::Engine { model, reason };
+        if let Some((model, failure)) = registry.broken_engine() {
+            return Error::Engine { model, failure };
         }
-        if let Some(reason) = registry.loader_failure() {
-            return Error::Loader { reason };
+        if let Some(failure) = registry.loader_failure() {
+            return Error::Loader { failure };
         }
         if changed.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -200,6 +204,7 @@ mod tests {
         spawn_loader(&registry, || panic!("a sum that went wrong"));
         let ended = breakdown(&registry, changed);
         let ended = tokio::time::timeout(std::time::Duration::from_secs(60), ended).await.unwrap();
-        assert!(matches!(&ended, Error::Loader { reason } if reason == "a sum that went wrong"), "{ended}");
+        let Error::Loader { failure } = &ended else { panic!("{ended}") };
+        assert_eq!(*failure, LoaderFailure::Panicked { message: "a sum that went wrong".to_owned() });
     }
 }

@@ -11,14 +11,15 @@ pub(in crate::node) mod yielding;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use cfq_engine::{Changes, Engine};
+use cfq_engine::{Engine, StateChanged};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use tokio::sync::mpsc;
 
 use self::yielding::GpuClaims;
 use crate::config::Config;
-use crate::node::error::with_causes;
+use crate::node::error::{LoaderFailure, ModelFault, with_causes};
+use crate::node::unusable::UnusableReason;
 use crate::proxy::{EndpointClient, ProxyEngine};
 
 /// Status of one model.
@@ -28,9 +29,9 @@ pub enum ModelStatus {
     Ready(Arc<dyn Engine>),
     /// The model takes no more sequences and is unloaded once its running sequences have finished.
     Unloading(Weak<dyn Engine>),
-    /// The model is not loaded. Its state is the last or the estimated one.
+    /// The model is not loaded. The field is the model's last known or estimated state.
     OnDisk(ModelState),
-    Unusable(String),
+    Unusable(UnusableReason),
 }
 
 /// Whether speculative prefill may run on a model, see [`ModelRegistry::idle_status`].
@@ -38,7 +39,8 @@ pub enum IdleStatus {
     /// No sequence runs on the model or on another one that shares a device with it, and no model is being loaded.
     Now(Arc<dyn Engine>),
     Later,
-    /// The model is not loaded or is behind an endpoint, or the node is stopping or yields to another program.
+    /// Speculative prefill is impossible: the model is not loaded or is behind an endpoint, or the node is stopping or
+    /// yields to another program.
     Never,
 }
 
@@ -56,23 +58,23 @@ const MAX_QUEUED_COMMANDS: usize = 64;
 
 /// The models of this node. Shared by all async tasks of the node.
 pub struct ModelRegistry {
-    /// The models in the configuration. A model that was loaded by a command only is removed from the registry by an
-    /// unload while it is unusable.
+    /// The models in the configuration. Unloading a model that is not configured and is unusable removes it from the
+    /// registry.
     configured: BTreeSet<ModelId>,
     table: Mutex<Table>,
-    changes: Arc<Changes>,
+    changes: Arc<StateChanged>,
 }
 
 struct Table {
     statuses: BTreeMap<ModelId, ModelStatus>,
-    /// Number of uses so far, of all models together.
+    /// Number of uses by jobs so far, of all models together.
     uses: u64,
     /// The value of `uses` at the last use of each model.
     last_use: BTreeMap<ModelId, u64>,
-    /// The model of a job for which code outside its engine panicked, and the reason.
-    fault: Option<(ModelId, String)>,
+    /// The model of a job for which code outside its engine panicked, and the failure.
+    fault: Option<(ModelId, ModelFault)>,
     /// Why the loader thread exited.
-    loader_failure: Option<String>,
+    loader_failure: Option<LoaderFailure>,
     ledger: Ledger,
     gpu_claims: GpuClaims,
     /// Queue of requests to the loader; `None` once the node stops.
@@ -93,14 +95,14 @@ impl ModelRegistry {
     /// endpoints, whose health has to be watched.
     pub fn new(
         config: &Config,
-        changes: Arc<Changes>,
+        changes: Arc<StateChanged>,
     ) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>, Vec<Arc<EndpointClient>>) {
-        let mut servers: BTreeMap<&str, Result<Arc<EndpointClient>, String>> = BTreeMap::new();
+        let mut servers: BTreeMap<&str, Result<Arc<EndpointClient>, UnusableReason>> = BTreeMap::new();
         for (name, endpoint) in &config.endpoints {
             let server = EndpointClient::new(name, endpoint, &config.timing, changes.clone()).map_err(|error| {
-                let reason = with_causes(&error);
-                tracing::error!(endpoint = name, reason, "endpoint cannot be used");
-                reason
+                let detail = with_causes(&error);
+                tracing::error!(endpoint = name, reason = detail, "endpoint cannot be used");
+                UnusableReason::EndpointInvalid { detail }
             });
             servers.insert(name, server);
         }
@@ -109,17 +111,12 @@ impl ModelRegistry {
             ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
                 Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
                     Some(engine) => ModelStatus::Ready(Arc::new(engine)),
-                    None => ModelStatus::Unusable(format!("{model} names no model")),
+                    None => ModelStatus::Unusable(UnusableReason::NameMissing { model: model.clone() }),
                 },
                 Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
-                None => ModelStatus::Unusable(format!(
-                    "endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url"
-                )),
+                None => ModelStatus::Unusable(UnusableReason::EndpointNotConfigured { endpoint }),
             },
-            ModelSource::Ollama { .. } => ModelStatus::Unusable(
-                "ollama: models are not supported in this version; Ollama also serves an openai: endpoint under /v1"
-                    .to_owned(),
-            ),
+            ModelSource::Ollama { .. } => ModelStatus::Unusable(UnusableReason::OllamaUnsupported),
         };
         let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
@@ -144,7 +141,7 @@ impl ModelRegistry {
     }
 
     /// Notifier that fires whenever the contents of the ledger change.
-    pub fn changes(&self) -> &Arc<Changes> {
+    pub fn changes(&self) -> &Arc<StateChanged> {
         &self.changes
     }
 
@@ -163,8 +160,8 @@ impl ModelRegistry {
         self.notify();
     }
 
-    /// Publishes a model whose retry wait is over as available again. Does nothing if it is no longer unusable, because
-    /// it was requested or removed in the meantime.
+    /// Publishes a model whose retry wait is over as available again. Does nothing if the model is no longer unusable,
+    /// because it was requested or removed in the meantime.
     pub fn offer_retry(&self, model: &ModelId, state: ModelState) {
         if let Some(status @ ModelStatus::Unusable(_)) = self.table().statuses.get_mut(model) {
             *status = ModelStatus::OnDisk(state);
@@ -236,34 +233,37 @@ impl ModelRegistry {
         self.table().commands.is_none()
     }
 
-    /// Records why the loader thread exited. It cannot be restarted, since it owned the engines.
-    pub fn set_loader_failure(&self, reason: String) {
-        self.table().loader_failure = Some(reason);
+    /// Records why the loader thread exited. The thread cannot be restarted, since it owned the engines.
+    pub fn set_loader_failure(&self, failure: LoaderFailure) {
+        self.table().loader_failure = Some(failure);
         self.notify();
     }
 
     /// Why the loader thread exited, if it did.
-    pub fn loader_failure(&self) -> Option<String> {
+    pub fn loader_failure(&self) -> Option<LoaderFailure> {
         self.table().loader_failure.clone()
     }
 
     /// Records a failure outside the engine of `model`. The node exits because of it, since the process may be out of
     /// memory.
-    pub fn set_fault(&self, model: &ModelId, reason: String) {
-        self.table().fault = Some((model.clone(), reason));
+    pub fn set_fault(&self, model: &ModelId, fault: ModelFault) {
+        self.table().fault = Some((model.clone(), fault));
         self.notify();
     }
 
-    /// A model whose engine is broken until the process restarts, and the reason; `None` if there is none.
-    pub fn broken_engine(&self) -> Option<(ModelId, String)> {
+    /// A model that cannot be served until the process restarts, and the fault; `None` if there is none.
+    pub fn broken_engine(&self) -> Option<(ModelId, ModelFault)> {
         let table = self.table();
         if let Some(fault) = table.fault.clone() {
             return Some(fault);
         }
-        table.statuses.iter().find_map(|(model, status)| match status {
-            ModelStatus::Ready(engine) => Some((model.clone(), engine.broken()?)),
-            ModelStatus::Unloading(engine) => Some((model.clone(), engine.upgrade()?.broken()?)),
-            ModelStatus::Loading | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => None,
+        table.statuses.iter().find_map(|(model, status)| {
+            let failure = match status {
+                ModelStatus::Ready(engine) => engine.failure()?,
+                ModelStatus::Unloading(engine) => engine.upgrade()?.failure()?,
+                ModelStatus::Loading | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => return None,
+            };
+            Some((model.clone(), ModelFault::Engine(failure)))
         })
     }
 
@@ -276,7 +276,7 @@ impl ModelRegistry {
         self.notify();
     }
 
-    /// The current ledger. Its version increases when it differs from the last one returned.
+    /// The current ledger. Its version increases when its contents differ from those of the last ledger returned.
     pub fn ledger(&self) -> Ledger {
         self.table().refresh_ledger().clone()
     }
@@ -285,10 +285,10 @@ impl ModelRegistry {
 impl Table {
     fn refresh_ledger(&mut self) -> &Ledger {
         let models: Vec<ModelState> = self.statuses.iter().map(|(model, status)| status.state(model)).collect();
-        let program = |(model, status): (&ModelId, &ModelStatus)| {
-            Some((model.clone(), status.yields_to(model, &self.gpu_claims)?))
+        let claim = |(model, status): (&ModelId, &ModelStatus)| {
+            Some((model.clone(), status.yields_to(model, &self.gpu_claims)?.to_string()))
         };
-        let yields = self.statuses.iter().filter_map(program).collect();
+        let yields = self.statuses.iter().filter_map(claim).collect();
         let ledger = &mut self.ledger;
         if ledger.models != models || ledger.yields != yields {
             ledger.models = models;
@@ -313,7 +313,7 @@ impl ModelStatus {
             },
             Self::OnDisk(state) => state.clone(),
             Self::Loading => model_state(model, Residency::Loading),
-            Self::Unusable(reason) => model_state(model, Residency::Unusable { reason: reason.clone() }),
+            Self::Unusable(reason) => model_state(model, Residency::Unusable { reason: reason.to_string() }),
         }
     }
 }
@@ -339,7 +339,7 @@ pub fn model_state(model: &ModelId, residency: Residency) -> ModelState {
 
 #[cfg(test)]
 mod tests {
-    use cfq_engine::{Admitted, Refused};
+    use cfq_engine::{Admitted, EngineFailure, Refused};
     use futures::future::BoxFuture;
 
     use super::*;
@@ -351,8 +351,8 @@ mod tests {
             model_state(&"openai:box/m".parse().unwrap(), Residency::Loading)
         }
 
-        fn broken(&self) -> Option<String> {
-            Some("index out of bounds".to_owned())
+        fn failure(&self) -> Option<EngineFailure> {
+            Some(EngineFailure::Panic { message: "index out of bounds".to_owned() })
         }
 
         fn admit_resumed(
@@ -376,6 +376,7 @@ mod tests {
         assert_eq!(registry.broken_engine(), None);
         let model: ModelId = "openai:box/m".parse().unwrap();
         registry.set_status(&model, ModelStatus::Ready(Arc::new(Broken)));
-        assert_eq!(registry.broken_engine(), Some((model, "index out of bounds".to_owned())));
+        let failure = EngineFailure::Panic { message: "index out of bounds".to_owned() };
+        assert_eq!(registry.broken_engine(), Some((model, ModelFault::Engine(failure))));
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::attempt::Attempt;
-use super::context::{NodeContext, StopReason};
+use super::context::{AttemptStop, NodeContext};
 
 /// Pulls work orders from the consumer, acknowledges them, and sends them to `orders`.
 pub(super) async fn pull(
@@ -61,13 +61,14 @@ pub(super) fn start(context: &Arc<NodeContext>, order: WorkOrder, attempts: &mut
     }
 }
 
-/// Stops all attempts, and waits until the scheduler has received their reports, at most for the configured drain time.
+/// Graceful shutdown: stops all attempts, and waits until the scheduler has received their reports, at most for the
+/// configured drain timeout.
 pub(super) async fn drain(context: &NodeContext, mut attempts: JoinSet<()>) {
     context.registry.drain();
     context.keeper.heartbeat_now();
-    context.stop_all_attempts(&StopReason::Drained);
+    context.stop_all_attempts(&AttemptStop::Drained);
     let ended = async { while attempts.join_next().await.is_some() {} };
-    if tokio::time::timeout(context.timing.drain(), ended).await.is_err() {
+    if tokio::time::timeout(context.timing.drain_timeout(), ended).await.is_err() {
         tracing::warn!(left = attempts.len(), "attempts not released in time; their leases will expire");
         return;
     }

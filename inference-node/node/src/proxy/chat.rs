@@ -1,32 +1,27 @@
-//! One chat completion at an endpoint: builds the request, reads the stream, and decides whether a failure can be
-//! retried.
+//! One chat completion at an endpoint: builds the request and reads the stream. `peer` classifies the failures.
 
-use std::ops::Deref;
 use std::time::Instant;
 
-use cfq_engine::Outbox;
-use cfq_engine::sampling::text::TextStream;
-use cfq_link::secret::Secret;
+use cfq_engine::{Outbox, TextStream};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt, Usage};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::proxy::EndpointClient;
+use crate::proxy::peer::{Peer, error_message};
 use crate::proxy::sse::EventParser;
 
 /// Maximum bytes that are read of the body of an error response.
 const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
-/// Maximum length of a quote from an endpoint's message, in characters.
-const MAX_QUOTE_CHARS: usize = 500;
 /// Maximum bytes of text per requested token; tokens are rarely longer.
 const MAX_TOKEN_BYTES: usize = 32;
 /// Minimum limit of the text of a reply, in bytes, however few tokens are requested.
 const MIN_TEXT_LIMIT_BYTES: usize = 64 << 10;
 /// Maximum ratio of received bytes to bytes of text in a stream. It is high because each token is sent in its own
 /// event.
-const MAX_STREAM_OVERHEAD: usize = 64;
+const MAX_STREAM_BYTES_PER_TEXT_BYTE: usize = 64;
 /// Maximum ratio of received bytes to bytes of text in a reply that is not streamed.
-const MAX_JSON_OVERHEAD: usize = 8;
+const MAX_JSON_BYTES_PER_TEXT_BYTE: usize = 8;
 
 #[derive(Deserialize)]
 struct Chunk {
@@ -40,9 +35,9 @@ struct Chunk {
 struct Choice {
     #[serde(default)]
     index: u32,
-    /// Present in a stream.
+    /// New part of the message, in an event of a stream.
     delta: Option<Message>,
-    /// Present in the reply of a server that does not stream.
+    /// Whole message, in the reply of a server that does not stream.
     message: Option<Message>,
     finish_reason: Option<String>,
 }
@@ -124,7 +119,7 @@ struct Reply {
     text_chunks: u32,
     first_token_ms: Option<u64>,
     usage: Option<RemoteUsage>,
-    /// Maximum bytes of text.
+    /// Maximum size of the text, in bytes.
     max_text_bytes: usize,
 }
 
@@ -178,12 +173,12 @@ pub(super) async fn complete(
     let mut last_chunk = Instant::now();
     'reading: while let Some(bytes) = peer.chunk(&mut answer, last_chunk + server.step_timeout).await? {
         received += bytes.len();
-        if received > max_text_bytes.saturating_mul(MAX_STREAM_OVERHEAD) {
+        if received > max_text_bytes.saturating_mul(MAX_STREAM_BYTES_PER_TEXT_BYTE) {
             return Err(peer.invalid_reply(&format!("it sent {received} bytes without an end")));
         }
         if !streams {
             whole.extend_from_slice(&bytes);
-            if whole.len() > max_text_bytes.saturating_mul(MAX_JSON_OVERHEAD) {
+            if whole.len() > max_text_bytes.saturating_mul(MAX_JSON_BYTES_PER_TEXT_BYTE) {
                 return Err(peer.invalid_reply(&format!("its reply is longer than {} bytes", whole.len())));
             }
             continue;
@@ -284,87 +279,6 @@ impl Reply {
     }
 }
 
-/// Formats an error with its causes in one line.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
-}
-
-/// The server, for error messages. Quotes from its replies are limited in length, and the API key is masked if the
-/// server echoes it.
-struct Peer<'a> {
-    url: String,
-    key: Option<&'a Secret>,
-}
-
-impl Peer<'_> {
-    /// Reads the next bytes of `answer`; fails if none arrive before `deadline`.
-    async fn chunk(
-        &self,
-        answer: &mut reqwest::Response,
-        deadline: Instant,
-    ) -> Result<Option<impl Deref<Target = [u8]> + use<>>, JobFailure> {
-        match tokio::time::timeout_at(deadline.into(), answer.chunk()).await {
-            Ok(read) => read.map_err(|error| self.unreachable(&error)),
-            Err(_) => Err(JobFailure::Unavailable { reason: format!("no progress in the reply of {}", self.url) }),
-        }
-    }
-
-    fn without_key(&self, text: &str) -> String {
-        match self.key.map(Secret::reveal) {
-            Some(key) if !key.is_empty() => text.replace(key, "***"),
-            Some(_) | None => text.to_owned(),
-        }
-    }
-
-    fn quote(&self, text: &str) -> String {
-        // The key is masked before the text is cut, so that no part of the key remains at the end.
-        shorten(&self.without_key(text))
-    }
-
-    fn unreachable(&self, error: &reqwest::Error) -> JobFailure {
-        JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.without_key(&with_causes(error))) }
-    }
-
-    fn invalid_reply(&self, what: &str) -> JobFailure {
-        let what = self.without_key(what);
-        JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {what}", self.url) }
-    }
-
-    /// Converts an error status into a failure. Server errors, timeouts and rate limits can be retried.
-    fn error_status(&self, status: reqwest::StatusCode, body: &[u8]) -> JobFailure {
-        let text = match serde_json::from_slice::<Value>(body) {
-            Ok(value) => error_message(value.get("error").unwrap_or(&value)),
-            Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
-        };
-        let reason = format!("{} answered {status}: {}", self.url, self.quote(&text));
-        if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) {
-            JobFailure::Unavailable { reason }
-        } else {
-            JobFailure::Rejected { reason }
-        }
-    }
-}
-
-/// The message in an error object of any shape.
-fn error_message(error: &Value) -> String {
-    let message = error.get("message").or_else(|| error.get("detail")).unwrap_or(error);
-    message.as_str().map_or_else(|| message.to_string(), str::to_owned)
-}
-
-/// Shortens a quote to [`MAX_QUOTE_CHARS`].
-fn shorten(text: &str) -> String {
-    match text.char_indices().nth(MAX_QUOTE_CHARS) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -382,30 +296,5 @@ mod tests {
         let full = request_body("m", &Prompt { messages: vec![], sampling, format });
         assert_eq!(full["response_format"]["json_schema"]["schema"]["type"], "object");
         assert_eq!((&full["top_k"], &full["stop"][0]), (&json!(5), &json!("x")));
-    }
-
-    #[test]
-    fn error_status_decides_whether_a_retry_can_help() {
-        let peer = Peer { url: "u".to_owned(), key: None };
-        let of =
-            |code: u16, body: &str| peer.error_status(reqwest::StatusCode::from_u16(code).unwrap(), body.as_bytes());
-        for code in [500, 502, 503, 429, 408] {
-            assert!(matches!(of(code, "busy"), JobFailure::Unavailable { .. }), "{code}");
-        }
-        for code in [301, 400, 401, 403, 404, 422] {
-            assert!(matches!(of(code, "no"), JobFailure::Rejected { .. }), "{code}");
-        }
-        let text = of(401, r#"{"error":{"message":"wrong key","type":"x"}}"#).to_string();
-        assert!(text.ends_with("401 Unauthorized: wrong key"), "{text}");
-    }
-
-    #[test]
-    fn echoed_key_is_masked_even_at_the_cut() {
-        let key = Secret::new("sk-0123456789");
-        let peer = Peer { url: "u".to_owned(), key: Some(&key) };
-        let echo = format!("{}sk-0123456789 is wrong", "x".repeat(MAX_QUOTE_CHARS - 5));
-        let text = peer.error_status(reqwest::StatusCode::UNAUTHORIZED, echo.as_bytes()).to_string();
-        assert!(text.contains("***") && !text.contains("sk-"), "{text}");
-        assert!(peer.invalid_reply("invalid type: sk-0123456789").to_string().ends_with("***"));
     }
 }

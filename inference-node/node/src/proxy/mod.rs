@@ -5,12 +5,13 @@
 //! limited. The health of a server is known from a check every few seconds and from the jobs themselves.
 
 mod chat;
+mod peer;
 mod sse;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cfq_engine::{Admitted, Changes, Ended, Engine, Outbox, Refused, generation};
+use cfq_engine::{Admitted, Ended, Engine, Generation, Outbox, Refused, StateChanged};
 use cfq_link::outbound::endpoint_client;
 use cfq_link::secret::{Secret, SecretError};
 use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
@@ -59,7 +60,7 @@ pub enum EndpointError {
     /// The URL is invalid.
     #[error("endpoint {endpoint}: {url:?} is not an http or https URL")]
     Url { endpoint: String, url: String },
-    /// The URL contains credentials. That is refused, because URLs appear in messages, logs and heartbeats. This
+    /// The URL contains credentials. Such a URL is refused, because URLs appear in messages, logs and heartbeats. This
     /// message does not contain the URL.
     #[error(
         "endpoint {endpoint}: its url contains a user name or password: remove it, and configure the API key with \
@@ -85,7 +86,7 @@ pub enum EndpointError {
 /// Whether a server answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Health {
-    /// Not checked yet.
+    /// The server has not been checked yet.
     Unknown,
     Up,
     /// The server does not answer or reports a server error, with the reason.
@@ -103,7 +104,7 @@ pub struct EndpointClient {
     slots: Arc<Semaphore>,
     max_sequences: u32,
     health: Mutex<Health>,
-    changes: Arc<Changes>,
+    changes: Arc<StateChanged>,
 }
 
 impl EndpointClient {
@@ -115,7 +116,7 @@ impl EndpointClient {
         name: &str,
         endpoint: &Endpoint,
         timing: &Timing,
-        changes: Arc<Changes>,
+        changes: Arc<StateChanged>,
     ) -> Result<Arc<Self>, EndpointError> {
         // Checked before the URL is parsed, since the message about an invalid URL shows it, and no message may show a
         // password.
@@ -136,9 +137,9 @@ impl EndpointClient {
             .map(Secret::load)
             .transpose()
             .map_err(|source| EndpointError::Key { endpoint: name.to_owned(), source })?;
-        // Timeout of the client: without progress for longer than the limit of one step, the job would lose its lease
-        // anyway.
-        let client = endpoint_client(timing.job_step())
+        // The read timeout is the limit of one step: without progress for longer than that, the job would lose its
+        // lease anyway.
+        let client = endpoint_client(timing.job_step_timeout())
             .map_err(|source| EndpointError::Client { endpoint: name.to_owned(), source })?;
         let max_sequences = endpoint.max_sequences.max(1);
         Ok(Arc::new(Self {
@@ -146,7 +147,7 @@ impl EndpointClient {
             url: endpoint.url.trim_end_matches('/').to_owned(),
             key,
             client,
-            step_timeout: timing.job_step(),
+            step_timeout: timing.job_step_timeout(),
             slots: Arc::new(Semaphore::new(max_sequences as usize)),
             max_sequences,
             health: Mutex::new(Health::Unknown),
@@ -188,7 +189,7 @@ impl EndpointClient {
                 Health::Down(format!("{} answered {}", self.url, response.status()))
             }
             Ok(_) => Health::Up,
-            Err(error) => Health::Down(format!("cannot reach {}: {}", self.url, chat::with_causes(&error))),
+            Err(error) => Health::Down(format!("cannot reach {}: {}", self.url, peer::with_causes(&error))),
         };
         self.set_health(health);
     }
@@ -265,7 +266,7 @@ impl Engine for ProxyEngine {
                 let (server, remote) = (self.server.clone(), self.remote.clone());
                 let rate = self.decode_rate.clone();
                 Ok(Admitted::new(move || {
-                    let (outbox, reader) = generation();
+                    let (outbox, reader) = Generation::channel();
                     tokio::spawn(run(server, remote, prompt, outbox, slot, rate));
                     reader
                 }))
@@ -280,7 +281,7 @@ impl Engine for ProxyEngine {
 /// A slot for one request. Dropping it frees the slot and notifies of the change.
 struct RequestSlot {
     permit: Option<OwnedSemaphorePermit>,
-    changes: Arc<Changes>,
+    changes: Arc<StateChanged>,
 }
 
 impl Drop for RequestSlot {

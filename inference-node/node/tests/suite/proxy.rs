@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfq_engine::{Ended, Engine, Event, Refused};
+use cfq_engine::{Ended, Engine, GenerationEvent, Refused};
 use cfq_inference_node::Endpoint;
 use cfq_inference_node::proxy::{EndpointClient, ProxyEngine};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat};
@@ -248,11 +248,11 @@ async fn comments_keep_the_connection_alive_but_not_the_job() {
         })
     })
     .await;
-    let timing = Timing { job_step_ms: 300, ..Timing::default() };
+    let timing = Timing { job_step_timeout_ms: 300, ..Timing::default() };
     let (engine, _) = engine_with(&url, &timing, None);
     let mut generation = engine.admit(user_prompt("hi")).await.unwrap().start();
     let event = tokio::time::timeout(Duration::from_secs(30), generation.next()).await.unwrap();
-    let Event::Done(outcome) = event else { panic!("unexpected step: {event:?}") };
+    let GenerationEvent::Done(outcome) = event else { panic!("unexpected step: {event:?}") };
     assert!(matches!(failure(outcome), JobFailure::Unavailable { reason } if reason.contains("no progress")));
 }
 
@@ -300,7 +300,7 @@ async fn silent_server_times_out_and_can_be_cancelled() {
         })
     };
     let (url, _requests) = serve(hang).await;
-    let timing = Timing { job_step_ms: 300, ..Timing::default() };
+    let timing = Timing { job_step_timeout_ms: 300, ..Timing::default() };
     let (engine, _) = engine_with(&url, &timing, None);
     assert!(matches!(failure(run(&engine).await), JobFailure::Unavailable { .. }));
     let (patient, _) = engine_with(&url, &Timing::default(), None);
@@ -312,8 +312,8 @@ async fn silent_server_times_out_and_can_be_cancelled() {
     generation.cancel();
     loop {
         match generation.next().await {
-            Event::Step { .. } => {}
-            Event::Done(outcome) => break assert_eq!(outcome, Err(Ended::Cancelled)),
+            GenerationEvent::Step { .. } => {}
+            GenerationEvent::Done(outcome) => break assert_eq!(outcome, Err(Ended::Cancelled)),
         }
     }
     assert_eq!(patient.state().running, 0);

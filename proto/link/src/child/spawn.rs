@@ -122,7 +122,7 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
             // The parent-death signal is set here, after the standard library changed the user, because a change of
             // user clears it.
             rustix::process::set_parent_process_death_signal(Some(stop_signal.number()))?;
-            // The parent may have died before the line above.
+            // The parent may have died before the call above; the parent-death signal would then never be sent.
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }

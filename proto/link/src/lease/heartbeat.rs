@@ -14,7 +14,7 @@ use crate::session::{LinkError, NatsConfig, Session};
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Wait after a change before the heartbeat that reports it, so that several changes within this time share one
 /// heartbeat.
-const COALESCE: Duration = Duration::from_millis(5);
+const HEARTBEAT_COALESCE_DELAY: Duration = Duration::from_millis(5);
 
 /// Connects, then sends heartbeats until this future is dropped.
 pub(super) async fn run(
@@ -67,7 +67,10 @@ pub(super) async fn run(
         let next = (sent + timing.heartbeat()).into();
         tokio::select! {
             () = tokio::time::sleep_until(next) => {}
-            () = async { shared.heartbeat_now.notified().await; tokio::time::sleep(COALESCE).await } => {}
+            () = async {
+                shared.heartbeat_now.notified().await;
+                tokio::time::sleep(HEARTBEAT_COALESCE_DELAY).await;
+            } => {}
         }
     }
 }

@@ -18,7 +18,7 @@ pub enum ChatRole {
 }
 
 impl ChatRole {
-    /// The name in JSON.
+    /// Returns the role's name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -64,16 +64,16 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Maximum length of the output, in tokens.
     pub max_tokens: u32,
-    /// Guarantees bit-identical text whatever else the engine computes at the same time, also for quantised model
+    /// Guarantees bit-identical text whatever else the engine computes at the same time, also for quantized model
     /// files. In weight formats with tiled kernels this costs nothing; in others it uses slower kernels (on x86; other
     /// processors are untested).
     pub deterministic: bool,
-    /// Enables prompt lookup: tokens are drafted from the prompt and verified together. It affects only the speed; with
-    /// `deterministic` the text is bit-identical with and without it.
+    /// Enables prompt lookup: tokens are drafted from the prompt and verified together. Prompt lookup affects only the
+    /// speed; with `deterministic` the text is bit-identical with and without it.
     pub prompt_lookup: bool,
     /// Text that the answer may repeat, such as the files that the answer revises: tokens are drafted from it like from
-    /// the prompt. It counts towards neither the prompt nor the context. In F32 models, and with `deterministic`, the
-    /// generated text is bit-identical with and without it.
+    /// the prompt. This text counts towards neither the prompt nor the context. In F32 models, and with
+    /// `deterministic`, the generated text is bit-identical with and without it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub previous: String,
     /// Enables jump-forward decoding: tokens that the constraint forces are appended without sampling them, split into

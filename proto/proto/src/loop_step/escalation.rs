@@ -39,7 +39,7 @@ pub enum EscalationReason {
 }
 
 impl EscalationReason {
-    /// The name in JSON.
+    /// Returns the reason's name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::MaxIterationsReached => "max_iterations_reached",
@@ -81,7 +81,7 @@ pub enum ActionKind {
 }
 
 impl ActionKind {
-    /// The name in JSON and on the command line.
+    /// Returns the action's name in JSON and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::SwitchLlm => "switch_llm",
@@ -123,7 +123,7 @@ pub enum EscalationAction {
 }
 
 impl EscalationAction {
-    /// The action without its arguments.
+    /// Returns the kind of the action, without its arguments.
     pub fn kind(&self) -> ActionKind {
         match self {
             Self::SwitchLlm { .. } => ActionKind::SwitchLlm,

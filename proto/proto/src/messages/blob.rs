@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::UnavailableReason;
 use crate::blob::BlobHash;
 use crate::ids::LeaseId;
 
@@ -28,13 +29,13 @@ pub enum BlobPutReply {
     Kept,
     /// The lease is not live, or the bytes do not match the size or the hash; nothing of the blob is kept.
     Refused {
-        /// Which of these reasons applies.
+        /// Why the chunk is refused, as text.
         reason: String,
     },
     /// The chunk cannot be stored now: the sender repeats the request.
     Unavailable {
         /// Why the request cannot be carried out now.
-        reason: String,
+        reason: UnavailableReason,
     },
 }
 
@@ -62,12 +63,12 @@ pub enum BlobGetReply {
     },
     /// There is no such blob, or the lease may not read it.
     Refused {
-        /// Which of these reasons applies.
+        /// Why the request is refused, as text.
         reason: String,
     },
     /// The chunk cannot be read now: the sender repeats the request.
     Unavailable {
         /// Why the request cannot be carried out now.
-        reason: String,
+        reason: UnavailableReason,
     },
 }

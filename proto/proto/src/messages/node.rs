@@ -141,7 +141,7 @@ pub enum NodeCommand {
         /// Fence of the attempt.
         fence: JobFence,
     },
-    /// The scheduler lost its view of the node: register and send a heartbeat now.
+    /// Register and send a heartbeat now: the scheduler has lost its view of the node.
     Report,
     /// Load a model. If sent as a request, the node replies with a [`ModelReply`] before the load finishes; the result
     /// of the load appears later in the ledger.
@@ -155,7 +155,8 @@ pub enum NodeCommand {
         /// Model to unload.
         model: ModelId,
     },
-    /// Prefill this prompt while the node is idle. The call itself will be placed like any other call.
+    /// Prefill the prompt of an expected call while the node is idle. The call itself will be placed like any other
+    /// call.
     #[serde(alias = "warm")]
     Prefill {
         /// Hint that holds the expected prompt.

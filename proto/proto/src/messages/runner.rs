@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::TaskFence;
+use super::{RefusedReason, TaskFence, UnavailableReason};
 use crate::blob::Payload;
 use crate::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
 use crate::job::{JobRequest, JobView};
@@ -80,7 +80,7 @@ pub enum LeaseReply {
     /// No lease can be granted now: the runner asks again.
     Unavailable {
         /// Why the request cannot be carried out now.
-        reason: String,
+        reason: UnavailableReason,
     },
 }
 
@@ -121,7 +121,7 @@ pub enum StepReply {
     /// The step cannot be written now: the runner repeats the request.
     Unavailable {
         /// Why the request cannot be carried out now.
-        reason: String,
+        reason: UnavailableReason,
     },
 }
 
@@ -159,12 +159,12 @@ pub enum JobReply {
     /// The job can never be written or read.
     Refused {
         /// Why the job can never be written or read.
-        reason: String,
+        reason: RefusedReason,
     },
     /// The job cannot be written or read now: the runner repeats the request.
     Unavailable {
         /// Why the request cannot be carried out now.
-        reason: String,
+        reason: UnavailableReason,
     },
 }
 

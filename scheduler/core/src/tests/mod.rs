@@ -15,10 +15,10 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use cfq_proto::task::{Agent, Priority};
 
-use crate::{Effect, Job, JobPhase, Node, NodeFailures, PlannerTiming, State, UnplaceReason};
+use crate::{Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, UnplaceReason, join_by_node};
 
 pub(crate) const TIMING: PlannerTiming =
-    PlannerTiming { lease_ttl_ms: 6_000, accept_ms: 3_000, retry_ceiling_ms: 600_000 };
+    PlannerTiming { lease_ttl_ms: 6_000, accept_timeout_ms: 3_000, retry_ceiling_ms: 600_000 };
 
 /// Returns a new id on each call; the sequence is the same in every run.
 pub(crate) fn new_id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {
@@ -42,7 +42,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         prompt_bytes: 1_000,
         prefix: vec![],
         max_tokens: 200,
-        known_need: None,
+        counted_tokens: None,
         rejected_by: BTreeMap::new(),
         node_failures: NodeFailures::default(),
         first_failure_ms: None,
@@ -77,15 +77,15 @@ pub(crate) fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
     Node { id: NodeId::new(name).unwrap(), boot: new_id(), ledger, seen_ms, exclusions: BTreeMap::new() }
 }
 
-pub(crate) fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> State {
-    let mut state = State::new(TIMING);
+pub(crate) fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> PlannerState {
+    let mut state = PlannerState::new(TIMING);
     nodes.into_iter().for_each(|n| state.on_node_row(n));
     jobs.into_iter().for_each(|j| state.on_job_row(j, 0));
     state
 }
 
 /// Applies a plan to the state as if every write to Postgres were committed.
-pub(crate) fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
+pub(crate) fn carry_out(state: &mut PlannerState, effects: &[Effect], now_ms: i64) {
     for effect in effects {
         match effect.clone() {
             Effect::Place { job, attempt, node, boot, .. } => {
@@ -106,10 +106,10 @@ pub(crate) fn carry_out(state: &mut State, effects: &[Effect], now_ms: i64) {
             }
             Effect::Fail { job, .. } => state.on_job_ended(job, now_ms),
             Effect::Load { node, boot, model, .. } => state.on_load_requested(node, boot, model, now_ms),
-            Effect::NoteUnavailable { job, reason, .. } => {
+            Effect::NoteUnavailable { job, reports, .. } => {
                 let mut row = state.jobs[&job].clone();
                 row.first_failure_ms = Some(now_ms);
-                row.last_failure = Some(JobFailure::Unavailable { reason });
+                row.last_failure = Some(JobFailure::Unavailable { reason: join_by_node(&reports) });
                 state.on_job_row(row, now_ms);
             }
             Effect::Explain { job, pending, no_node_ms, .. } => {

@@ -27,46 +27,46 @@ fn exclusion_for_one_model_does_not_apply_to_another() {
 fn job_lost_twice_runs_alone_and_a_node_is_reserved_for_it() {
     let n = node("a", vec![model(8192, 4)], 0);
     let busy = running(&n, job(Priority::P2, 0));
-    let suspect = Job { losses: 2, attempt: 2, ..job(Priority::P2, 1) };
+    let poison = Job { losses: 2, attempt: 2, ..job(Priority::P2, 1) };
     let behind = job(Priority::P2, 2);
-    let mut s = state(vec![n.clone()], vec![busy.clone(), suspect.clone(), behind.clone()]);
+    let mut s = state(vec![n.clone()], vec![busy.clone(), poison.clone(), behind.clone()]);
     let effects = plan(&s, 0);
     let [Effect::Explain { job: waits, pending: PendingReason::ExclusiveNode, .. }] = effects.as_slice() else {
         panic!("{effects:?}")
     };
-    assert_eq!(*waits, suspect.id);
+    assert_eq!(*waits, poison.id);
     carry_out(&mut s, &effects, 0);
     assert_eq!(plan(&s, 0), vec![], "explained once, and no other job is placed");
     s.on_job_ended(busy.id, 1);
     let effects = plan(&s, 1);
-    assert_eq!(placements(&effects), vec![(suspect.id, n.id.clone())]);
+    assert_eq!(placements(&effects), vec![(poison.id, n.id.clone())]);
     carry_out(&mut s, &effects, 1);
     assert_eq!(placements(&plan(&s, 1)), vec![], "no job joins it");
-    s.on_job_ended(suspect.id, 2);
+    s.on_job_ended(poison.id, 2);
     assert_eq!(placements(&plan(&s, 2)), vec![(behind.id, n.id)]);
 }
 
 #[test]
-fn job_lost_once_is_not_suspect() {
+fn job_lost_once_is_not_isolated() {
     let n = node("a", vec![model(8192, 4)], 0);
     let jobs = vec![Job { losses: 1, ..job(Priority::P2, 0) }, Job { losses: 1, ..job(Priority::P2, 0) }];
     assert_eq!(placements(&plan(&state(vec![n], jobs), 0)).len(), 2);
 }
 
 #[test]
-fn other_nodes_take_work_while_a_suspect_waits() {
+fn other_nodes_take_work_while_a_possible_poison_job_waits() {
     let (a, b) = (node("a", vec![model(8192, 4)], 0), node("b", vec![model(8192, 4)], 0));
     let on_a = running(&a, job(Priority::P2, 0));
     let on_b = [running(&b, job(Priority::P2, 0)), running(&b, job(Priority::P2, 0))];
-    let suspect = Job { losses: 2, ..job(Priority::P1, 0) };
+    let poison = Job { losses: 2, ..job(Priority::P1, 0) };
     let behind = job(Priority::P2, 2);
-    let jobs = vec![on_a, on_b[0].clone(), on_b[1].clone(), suspect, behind.clone()];
+    let jobs = vec![on_a, on_b[0].clone(), on_b[1].clone(), poison, behind.clone()];
     assert_eq!(placements(&plan(&state(vec![a, b.clone()], jobs), 0)), vec![(behind.id, b.id)]);
 }
 
 proptest! {
     #[test]
-    fn suspect_never_shares_a_node(
+    fn possible_poison_job_never_shares_a_node(
         losses in prop::collection::vec(0u32..4, 1..20),
         ends in prop::collection::vec(any::<prop::sample::Index>(), 20),
     ) {
@@ -80,8 +80,8 @@ proptest! {
             carry_out(&mut s, &effects, now);
             prop_assert_eq!(placements(&plan(&s, now)), vec![]);
             let held: Vec<&Job> = s.jobs.values().filter(|j| j.holder().is_some()).collect();
-            for suspect in held.iter().filter(|j| j.is_suspect()) {
-                let node = suspect.holder().map(|(node, _)| node);
+            for poison in held.iter().filter(|j| j.may_be_poison()) {
+                let node = poison.holder().map(|(node, _)| node);
                 let on_its_node = held.iter().filter(|j| j.holder().map(|(other, _)| other) == node).count();
                 prop_assert_eq!(on_its_node, 1);
             }

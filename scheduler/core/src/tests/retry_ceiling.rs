@@ -104,7 +104,7 @@ fn unknown_model_fails_the_job_at_the_ceiling_but_not_without_nodes() {
     assert!(reason.contains("model path:/other.gguf") && reason.contains("models served: path:/m.gguf"), "{reason}");
 }
 
-/// The leader dies every few minutes, and all nodes are down for an hour in between.
+/// The leader is replaced every few minutes, and all nodes are down for an hour in between.
 #[test]
 fn new_leaders_and_downtime_neither_stop_nor_advance_the_count() {
     let mut n = node("a", vec![model(4096, 1)], 0);
@@ -114,7 +114,7 @@ fn new_leaders_and_downtime_neither_stop_nor_advance_the_count() {
         leaders += 1;
         assert!(leaders < 10, "it waits forever");
         let mut s = state(vec![n.clone()], vec![row.clone()]);
-        // The node is not up until its next heartbeat; then this leader lives for three minutes.
+        // The node counts as down until its next heartbeat; then this leader runs for three minutes.
         let effects = plan(&s, now);
         carry_out(&mut s, &effects, now);
         let until = now + 180_000;

@@ -85,7 +85,7 @@ impl From<StoreError> for ApiError {
 
 impl From<crate::metrics::MetricsError> for ApiError {
     fn from(error: crate::metrics::MetricsError) -> Self {
-        tracing::error!(%error, "metrics not encoded");
+        tracing::error!(%error, "cannot encode the metrics");
         Self::internal("the metrics cannot be encoded: the cause is in the scheduler's log")
     }
 }

@@ -30,10 +30,13 @@ pub enum TokenError {
         source: std::io::Error,
     },
     #[error(
-        "other users can read the token file {path} (mode {mode:o}): run chmod 600 on it, or delete it to get a new one"
+        "other users can read the token file {path} (mode {mode:o}): run chmod 600 on the file, or delete it to get a new \
+         token"
     )]
     Permissions { path: PathBuf, mode: u32 },
-    #[error("the token in {path} has {length} bytes but needs at least {MIN_TOKEN_BYTES}: delete it to get a new one")]
+    #[error(
+        "the token in {path} has {length} bytes but needs at least {MIN_TOKEN_BYTES}: delete the file to get a new token"
+    )]
     TooShort { path: PathBuf, length: usize },
 }
 

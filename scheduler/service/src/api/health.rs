@@ -19,7 +19,8 @@ pub async fn readyz(State(api): State<Api>) -> Result<&'static str, ApiError> {
         return Err(ApiError::busy("no scheduler is the leader yet: retry in a moment"));
     }
     if !api.link.get().is_some_and(cfq_link::Session::is_connected) {
-        return Err(ApiError::busy("not connected to NATS: tasks are accepted but run only after it reconnects"));
+        let message = "not connected to NATS: tasks are accepted, but run only after the connection is restored";
+        return Err(ApiError::busy(message));
     }
     Ok("ready\n")
 }
@@ -29,7 +30,7 @@ pub async fn metrics(State(api): State<Api>) -> Result<impl IntoResponse, ApiErr
     let gauges = match api.store.gauges().await {
         Ok(gauges) => Some(gauges),
         Err(error) => {
-            tracing::debug!(%error, "gauges not read from the database, the metrics have their last values");
+            tracing::debug!(%error, "cannot read the gauges from the database; the page has their last values");
             None
         }
     };

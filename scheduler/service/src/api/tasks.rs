@@ -14,7 +14,7 @@ use super::Api;
 use super::error::ApiError;
 use super::submit::read_body;
 use super::validate::{check_supported_model, parse_body};
-use crate::store::{Cancelled, Resolution};
+use crate::store::{Cancelled, Resolution, TooLateReason};
 
 /// Author that steps and questions record for API requests. Bearer tokens have no names yet, so all clients share this
 /// one.
@@ -58,7 +58,10 @@ pub async fn cancel(
             Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled }))
         }
         Cancelled::Already { number } => Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled })),
-        Cancelled::TooLate { why, .. } => Err(ApiError::conflict(format!("too late to cancel the task: {why}"))),
+        Cancelled::TooLate { number, reason } => Err(ApiError::conflict(match reason {
+            TooLateReason::Ended(state) => format!("too late to cancel the task: {number} is already {state}"),
+            TooLateReason::Rejected(rejection) => format!("too late to cancel the task: {rejection}"),
+        })),
         Cancelled::Unknown => Err(unknown(&key)),
     }
 }
@@ -79,7 +82,7 @@ pub async fn resolve(
             Ok(Json(StateReply { id: task, number, state }))
         }
         Resolution::NotWaiting { number, state } => Err(ApiError::conflict(format!(
-            "{number} is {state}: only a task that is escalated or waits for a human has something to resolve"
+            "{number} is {state}: only a task that is escalated or waits for a human can be resolved"
         ))),
         Resolution::NotOffered { number, offered } => {
             let offered: Vec<&str> = offered.into_iter().map(ActionKind::as_str).collect();
@@ -88,7 +91,8 @@ pub async fn resolve(
             let message = format!("action: {action} is not offered for {number}; choose one of: {offered}");
             Err(ApiError::invalid("action", message))
         }
-        Resolution::Refused { why, .. } => Err(ApiError::conflict(why)),
+        Resolution::NothingAcceptable { .. } => Err(ApiError::conflict("every result is quarantined")),
+        Resolution::Refused { rejection, .. } => Err(ApiError::conflict(rejection.to_string())),
         Resolution::Unknown => Err(unknown(&key)),
     }
 }

@@ -60,7 +60,7 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
 }
 
 fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
-    let bad = |field: &str, why: &str| Err(ApiError::invalid(field, format!("{field}: {why}")));
+    let bad = |field: &str, reason: &str| Err(ApiError::invalid(field, format!("{field}: {reason}")));
     if spec.description.trim().is_empty() {
         return bad("description", "is empty; describe the change that you want");
     }
@@ -110,8 +110,8 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         let binding = spec.agents.of(agent);
         let field = format!("agents.{agent}.model");
         let Some(model) = &binding.model else {
-            let why = format!("is missing; name a model, or set model under [agents.{agent}] in the configuration");
-            return bad(&field, &why);
+            let reason = format!("is missing; name a model, or set model under [agents.{agent}] in the configuration");
+            return bad(&field, &reason);
         };
         check_supported_model(&field, model)?;
         if binding.temperature.is_some_and(|t| !(0.0..=2.0).contains(&t)) {
@@ -136,7 +136,7 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
 
 /// Refuses model names that parse but that no node of this version can serve.
 pub fn check_supported_model(field: &str, model: &ModelId) -> Result<(), ApiError> {
-    let why = match model.source() {
+    let reason = match model.source() {
         ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::OpenAi { .. } => {
             return Ok(());
         }
@@ -145,7 +145,7 @@ pub fn check_supported_model(field: &str, model: &ModelId) -> Result<(), ApiErro
              http://127.0.0.1:11434/v1 and name the model openai:endpoint/model"
         }
     };
-    Err(ApiError::invalid(field, format!("{field}: {model}: {why}")))
+    Err(ApiError::invalid(field, format!("{field}: {model}: {reason}")))
 }
 
 /// The description's first non-empty line, shortened to `MAX_TITLE_CHARS`.

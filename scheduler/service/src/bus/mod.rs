@@ -14,6 +14,7 @@ use std::time::Instant;
 use cfq_link::stop::Stop;
 use cfq_link::{LinkError, Session};
 use cfq_proto::envelope::EnvelopeError;
+use cfq_proto::messages::{RefusedReason, UnavailableReason};
 use cfq_proto::{envelope, subject};
 use futures::StreamExt;
 use serde::Serialize;
@@ -129,8 +130,8 @@ impl Bus {
 
 /// Reply to a request that cannot be decoded, as JSON of the verb's reply type. A version mismatch is answered with
 /// `unavailable` if the type has it, because either side may be upgraded at any time. A malformed request is refused
-/// permanently, except for `lease`, whose type has only `unavailable`. `None` for heartbeats, because their reply has no
-/// field for a reason.
+/// permanently, except for `lease`, whose type has only `unavailable`. `None` for heartbeats, because their reply has
+/// no field for a reason.
 fn decode_refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value> {
     let kind = match (verb, error) {
         ("heartbeat", _) => return None,
@@ -142,14 +143,48 @@ fn decode_refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value
     Some(serde_json::json!({ "type": kind, "reason": error.to_string() }))
 }
 
-/// Logs why a request failed, as an error unless a retry can help, and returns the reason for the reply.
-fn log_failure(error: &StoreError, doing: &str) -> String {
+/// Logs why a request failed, as an error unless a retry can help.
+fn log_failure(error: &StoreError, doing: &str) {
     if error.may_retry() {
         tracing::debug!(doing, %error, cause = ?std::error::Error::source(error), "database unavailable");
     } else {
         tracing::error!(doing, %error, cause = ?std::error::Error::source(error), "request failed");
     }
-    error.to_string()
+}
+
+/// Logs why a request cannot be carried out now, and returns the reason for the reply.
+fn unavailable(error: &StoreError, doing: &str) -> UnavailableReason {
+    log_failure(error, doing);
+    match error {
+        StoreError::Unavailable { doing, .. } | StoreError::TooSlow { doing } => {
+            UnavailableReason::Database { doing: (*doing).to_owned() }
+        }
+        StoreError::NotLeader { .. } => UnavailableReason::NotLeader,
+        StoreError::Password { .. }
+        | StoreError::Refused { .. }
+        | StoreError::Unreadable { .. }
+        | StoreError::Newer { .. }
+        | StoreError::Altered { .. }
+        | StoreError::Migration { .. } => UnavailableReason::Other(error.to_string()),
+    }
+}
+
+/// Logs why a request can never be carried out, and returns the reason for the reply.
+fn refusal(error: &StoreError, doing: &str) -> RefusedReason {
+    log_failure(error, doing);
+    match error {
+        StoreError::Refused { doing, .. } => RefusedReason::Database { doing: (*doing).to_owned() },
+        StoreError::Unreadable { what, text } => {
+            RefusedReason::UnreadableRow { what: (*what).to_owned(), text: text.clone() }
+        }
+        StoreError::Password { .. }
+        | StoreError::Unavailable { .. }
+        | StoreError::TooSlow { .. }
+        | StoreError::Newer { .. }
+        | StoreError::Altered { .. }
+        | StoreError::Migration { .. }
+        | StoreError::NotLeader { .. } => RefusedReason::Other(error.to_string()),
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use cfq_proto::messages::{
 use cfq_proto::subject;
 use tokio::task::JoinSet;
 
-use super::{Bus, log_failure, stream};
+use super::{Bus, log_failure, refusal, stream, unavailable};
 use crate::store::{Hint, LeaderHint, StoreError};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
@@ -51,7 +51,8 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
     if let Err(error) =
         stream::ensure_consumer(&bus.session, node, *boot, bus.store.timing(), registered.new_boot).await
     {
-        tracing::warn!(%node, %error, "cannot create the node's consumer");
+        let cause = std::error::Error::source(&error);
+        tracing::warn!(%node, %error, ?cause, "cannot create the node's consumer");
         return None;
     }
     tracing::info!(%node, %boot, version, "node registered");
@@ -113,8 +114,8 @@ pub(super) async fn fence_reply(
             bus.link.send_hints(hints).await;
             reply
         }
-        Err(error) if may_succeed_later(&error) => FenceReply::Unavailable { reason: log_failure(&error, doing) },
-        Err(error) => FenceReply::Refused { reason: log_failure(&error, doing) },
+        Err(error) if may_succeed_later(&error) => FenceReply::Unavailable { reason: unavailable(&error, doing) },
+        Err(error) => FenceReply::Refused { reason: refusal(&error, doing) },
     }
 }
 
@@ -126,7 +127,7 @@ pub(super) async fn blob_put(bus: Arc<Bus>, sender: String, put: BlobPut) -> Opt
     Some(match bus.store.blob_put(put.lease, &put.hash, put.size, put.index, &data).await {
         Ok(PutOutcome::Kept) => BlobPutReply::Kept,
         Ok(PutOutcome::Refused(reason)) => BlobPutReply::Refused { reason },
-        Err(error) => BlobPutReply::Unavailable { reason: log_failure(&error, "blob put") },
+        Err(error) => BlobPutReply::Unavailable { reason: unavailable(&error, "blob put") },
     })
 }
 
@@ -134,7 +135,7 @@ pub(super) async fn blob_get(bus: Arc<Bus>, _sender: String, get: BlobGet) -> Op
     Some(match bus.store.blob_get(get.lease, &get.hash, get.index).await {
         Ok(Some((size, data))) => BlobGetReply::Chunk { size, data: BASE64_STANDARD.encode(data) },
         Ok(None) => BlobGetReply::Refused { reason: "the chunk does not exist, or this lease may not read it".into() },
-        Err(error) => BlobGetReply::Unavailable { reason: log_failure(&error, "blob get") },
+        Err(error) => BlobGetReply::Unavailable { reason: unavailable(&error, "blob get") },
     })
 }
 

@@ -15,7 +15,7 @@ use super::node::{
     FORMER_REGISTER, blob_get, blob_put, fence_reply, may_succeed_later, newer_boot_refusal, refuse_former_register,
     version_refusal,
 };
-use super::{Bus, log_failure};
+use super::{Bus, log_failure, refusal, unavailable};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "runner", "heartbeat", heartbeat).await?;
@@ -71,7 +71,7 @@ async fn lease(bus: Arc<Bus>, sender: String, ask: LeaseRequest) -> Option<Lease
     let runner: RunnerId = sender.parse().ok()?;
     Some(match bus.store.grant(&runner, ask.boot).await {
         Ok(reply) => reply,
-        Err(error) => LeaseReply::Unavailable { reason: log_failure(&error, "lease") },
+        Err(error) => LeaseReply::Unavailable { reason: unavailable(&error, "lease") },
     })
 }
 
@@ -82,8 +82,8 @@ async fn step(bus: Arc<Bus>, sender: String, ask: StepRequest) -> Option<StepRep
             bus.link.send_hints(hints).await;
             reply
         }
-        Err(error) if may_succeed_later(&error) => StepReply::Unavailable { reason: log_failure(&error, "step") },
-        Err(error) => StepReply::Illegal { reason: log_failure(&error, "step") },
+        Err(error) if may_succeed_later(&error) => StepReply::Unavailable { reason: unavailable(&error, "step") },
+        Err(error) => StepReply::Illegal { reason: refusal(&error, "step").to_string() },
     })
 }
 
@@ -94,8 +94,8 @@ async fn job_submit(bus: Arc<Bus>, sender: String, ask: SubmitJob) -> Option<Job
             bus.link.send_hints(hints).await;
             reply
         }
-        Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: log_failure(&error, "job submit") },
-        Err(error) => JobReply::Refused { reason: log_failure(&error, "job submit") },
+        Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: unavailable(&error, "job submit") },
+        Err(error) => JobReply::Refused { reason: refusal(&error, "job submit") },
     })
 }
 
@@ -103,8 +103,8 @@ async fn job_get(bus: Arc<Bus>, sender: String, ask: GetJob) -> Option<JobReply>
     let runner: RunnerId = sender.parse().ok()?;
     Some(match bus.store.get_job(&runner, &ask).await {
         Ok(reply) => reply,
-        Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: log_failure(&error, "job get") },
-        Err(error) => JobReply::Refused { reason: log_failure(&error, "job get") },
+        Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: unavailable(&error, "job get") },
+        Err(error) => JobReply::Refused { reason: refusal(&error, "job get") },
     })
 }
 

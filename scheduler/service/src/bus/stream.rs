@@ -6,11 +6,11 @@ use std::time::Duration;
 use async_nats::jetstream::{
     self,
     consumer::{AckPolicy, pull},
-    context::PublishErrorKind,
-    stream::{Config, DiscardPolicy, RetentionPolicy, StorageType},
+    context::{CreateStreamError, GetStreamError, PublishError, PublishErrorKind},
+    stream::{Config, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType},
 };
 use cfq_link::Session;
-use cfq_proto::envelope;
+use cfq_proto::envelope::{self, EnvelopeError};
 use cfq_proto::ids::{BootId, NodeId};
 use cfq_proto::messages::WorkOrder;
 use cfq_proto::subject;
@@ -21,20 +21,43 @@ use cfq_proto::timing::Timing;
 const MAX_ORDER_AGE: Duration = Duration::from_secs(60);
 /// Maximum number of work orders in the stream; when it is full, new orders are refused. The planner places only jobs
 /// that a node can admit now, so the stream fills up only if something is faulty.
-const MAX_MESSAGES: i64 = 10_000;
-const MAX_BYTES: i64 = 128 * 1024 * 1024;
+const MAX_WORK_ORDERS: i64 = 10_000;
+/// Maximum total size of the work orders in the stream, in bytes.
+const MAX_WORK_STREAM_BYTES: i64 = 128 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    #[error("cannot look up or create the work stream: {0}")]
-    Stream(String),
-    #[error("cannot create the consumer of node {node}: {reason}")]
-    Consumer { node: NodeId, reason: String },
+    #[error("cannot look up the work stream")]
+    Find {
+        #[source]
+        source: GetStreamError,
+    },
+    #[error("cannot create the work stream")]
+    Create {
+        #[source]
+        source: CreateStreamError,
+    },
+    #[error("cannot create the consumer of node {node}")]
+    Consumer {
+        node: NodeId,
+        #[source]
+        source: ConsumerError,
+    },
     /// The stream does not exist: the JetStream store was lost.
     #[error("the work stream does not exist")]
     Missing,
-    #[error("cannot publish an order for node {node}: {reason}")]
-    Publish { node: NodeId, reason: String },
+    #[error("cannot encode an order for node {node}")]
+    Encode {
+        node: NodeId,
+        #[source]
+        source: EnvelopeError,
+    },
+    #[error("cannot publish an order for node {node}")]
+    Publish {
+        node: NodeId,
+        #[source]
+        source: PublishError,
+    },
 }
 
 fn config() -> Config {
@@ -46,8 +69,8 @@ fn config() -> Config {
         discard: DiscardPolicy::New,
         storage: StorageType::File,
         max_age: MAX_ORDER_AGE,
-        max_messages: MAX_MESSAGES,
-        max_bytes: MAX_BYTES,
+        max_messages: MAX_WORK_ORDERS,
+        max_bytes: MAX_WORK_STREAM_BYTES,
         max_message_size: 1024 * 1024,
         num_replicas: 1,
         // Short, because a work order that is published again must be delivered again; the node detects duplicates by
@@ -63,11 +86,11 @@ pub async fn ensure(session: &Session) -> Result<bool, StreamError> {
     match context.get_stream(subject::WORK_STREAM).await {
         Ok(_) => Ok(false),
         Err(error) if matches!(error.kind(), jetstream::context::GetStreamErrorKind::JetStream(_)) => {
-            context.create_stream(config()).await.map_err(|e| StreamError::Stream(e.to_string()))?;
+            context.create_stream(config()).await.map_err(|source| StreamError::Create { source })?;
             tracing::info!(stream = subject::WORK_STREAM, "created the work stream");
             Ok(true)
         }
-        Err(error) => Err(StreamError::Stream(error.to_string())),
+        Err(source) => Err(StreamError::Find { source }),
     }
 }
 
@@ -91,12 +114,13 @@ pub async fn ensure_consumer(
         ack_policy: AckPolicy::Explicit,
         // Time after which JetStream redelivers a message that the node pulled but did not acknowledge. Independently
         // of this, the scheduler publishes the order of an attempt that is not accepted again.
-        ack_wait: (timing.accept() * 2).max(Duration::from_secs(1)),
+        ack_wait: (timing.accept_timeout() * 2).max(Duration::from_secs(1)),
         max_ack_pending: 1_000,
         ..pull::Config::default()
     };
     let created = context.create_consumer_on_stream(wanted.clone(), subject::WORK_STREAM).await;
     let Err(first) = created else { return Ok(()) };
+    tracing::debug!(%node, error = %first, "consumer not created, trying again");
     // Possible causes: the stream is missing, or a consumer with another filter subject exists. Repair both, then
     // retry.
     ensure(session).await?;
@@ -105,18 +129,17 @@ pub async fn ensure_consumer(
     }
     match context.create_consumer_on_stream(wanted, subject::WORK_STREAM).await {
         Ok(_) => Ok(()),
-        Err(second) => Err(StreamError::Consumer { node: node.clone(), reason: format!("{first}; then {second}") }),
+        Err(source) => Err(StreamError::Consumer { node: node.clone(), source }),
     }
 }
 
 /// Publishes a work order for one boot of a node and waits for the stream's acknowledgement.
 pub async fn publish(session: &Session, node: &NodeId, boot: BootId, order: &WorkOrder) -> Result<(), StreamError> {
-    let fail = |reason: String| StreamError::Publish { node: node.clone(), reason };
     let context = jetstream::new(session.client().clone());
-    let bytes = envelope::encode(order).map_err(|e| fail(e.to_string()))?;
-    let classify = |error: jetstream::context::PublishError| match error.kind() {
+    let bytes = envelope::encode(order).map_err(|source| StreamError::Encode { node: node.clone(), source })?;
+    let classify = |source: PublishError| match source.kind() {
         PublishErrorKind::StreamNotFound => StreamError::Missing,
-        _ => fail(error.to_string()),
+        _ => StreamError::Publish { node: node.clone(), source },
     };
     context.publish(subject::work(node, boot), bytes.into()).await.map_err(classify)?.await.map_err(classify)?;
     Ok(())

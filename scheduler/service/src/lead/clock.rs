@@ -28,7 +28,7 @@ impl DatabaseClock {
     }
 
     /// Time in ms by which this reading is ahead of the earlier reading `before`, extrapolated to the instant of this
-    /// one. It is nonzero if the database's clock jumped; negative if it was set back.
+    /// one. The result is nonzero if the database's clock jumped, and negative if the clock was set back.
     pub fn ahead_of(&self, before: &Self) -> i64 {
         self.read_ms.saturating_sub(before.ms_at(self.at))
     }

@@ -1,7 +1,7 @@
-//! Grace periods, in which the sweep ends no lease. After an election, and after an outage of Postgres or NATS, live
-//! holders may have been unable to send heartbeats. After a jump of the database's clock (its machine was suspended, or
-//! its time was set), all leases look expired at once, before their holders can send a heartbeat. In each case the
-//! sweep waits for one lease TTL.
+//! Grace periods, in which the leader ends no lease, not even an expired one. After an election, and after an outage of
+//! Postgres or NATS, live holders may have been unable to send heartbeats. After a jump of the database's clock (its
+//! machine was suspended, or its time was set), all leases look expired at once, before their holders can send a
+//! heartbeat. In each case, no lease is ended for one lease TTL.
 //!
 //! A jump is detected by comparing how far the database's clock and this machine's monotonic clock advanced between two
 //! readings. The monotonic clock stops while the machine is suspended, and it is never set.
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::clock::DatabaseClock;
 
-/// The current grace period: nothing is swept before `until`.
+/// The current grace period: no lease is ended before `until`.
 #[derive(Debug, Clone, Copy)]
 pub struct Grace {
     until: Instant,

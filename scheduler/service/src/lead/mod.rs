@@ -15,7 +15,7 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Leadership, Store};
 
-/// Takes part in the election and, while it holds the leader row, plans and sweeps.
+/// Takes part in the election and, while it holds the leader row, places jobs and ends expired leases.
 #[derive(Debug, Clone)]
 pub struct Leader {
     /// Store with a connection pool that only the leader uses: if no connection can be acquired, Postgres is
@@ -43,7 +43,7 @@ impl Leader {
                 }
                 self.metrics.leader.set(0);
                 if stop.is_raised()
-                    && let Err(error) = self.store.release_lead(lead).await
+                    && let Err(error) = self.store.release_leadership(lead).await
                 {
                     tracing::debug!(%error, "leader row not released, it will expire");
                 }
@@ -59,7 +59,7 @@ impl Leader {
     }
 
     async fn try_take_lead(&self, holder: Uuid) -> Option<Leadership> {
-        match self.store.acquire_lead(holder).await {
+        match self.store.acquire_leadership(holder).await {
             Ok(lead) => lead,
             Err(error) => {
                 tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot take the leader row");
@@ -76,7 +76,7 @@ impl Leader {
         loop {
             tokio::time::sleep(timing.leader_renewal()).await;
             let asked = Instant::now();
-            match self.store.renew_lead(lead).await {
+            match self.store.renew_leadership(lead).await {
                 Ok(true) => confirmed = asked,
                 Ok(false) => return,
                 Err(error) => tracing::warn!(%error, "cannot renew the leader row"),

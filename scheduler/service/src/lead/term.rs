@@ -1,9 +1,10 @@
 //! One term of a leader, from its election until it loses the leader row. A single async task owns the planner's cache:
 //! it reads the rows that hints name, plans, applies the plan one compare-and-set at a time, and reads back each row
-//! that it wrote. Every sweep reads all live rows again, so a lost hint delays a change by at most one sweep interval.
+//! that it wrote. A periodic sweep ends expired leases and reads all live rows again, so a lost hint delays a change by
+//! at most one sweep interval.
 //!
 //! An error that concerns one row skips only that row; the rest of the plan and of the sweep continues. Such an error
-//! does not renew the grace period (see `grace`), an outage of Postgres or NATS does.
+//! does not renew the grace period (see `grace`); an outage of Postgres or NATS does.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use std::time::Instant;
 use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint};
 use cfq_proto::subject;
-use cfq_scheduler_core::{Effect, PlannerTiming, State, UnplaceReason, plan, prefill_node};
+use cfq_scheduler_core::{Effect, PlannerState, PlannerTiming, UnplaceReason, join_by_node, plan, prefill_node};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
@@ -27,18 +28,18 @@ const HINT_BATCH: usize = 256;
 struct Term<'a> {
     leader: &'a Leader,
     lead: Leadership,
-    state: State,
+    state: PlannerState,
     /// Last reading of the database's clock; `None` until the first sweep.
     clock: Option<DatabaseClock>,
     grace: Grace,
 }
 
-/// Plans and sweeps until another scheduler leads or the subscription to hints ends.
+/// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
 pub async fn run(leader: &Leader, lead: Leadership) {
     let timing = leader.store.timing();
     let planner_timing = PlannerTiming {
         lease_ttl_ms: timing.lease_ttl_ms,
-        accept_ms: timing.accept_ms,
+        accept_timeout_ms: timing.accept_timeout_ms,
         retry_ceiling_ms: timing.retry_ceiling_ms,
     };
     let mut hints = match leader.session.subscribe::<LeaderHint>(subject::HINT_LEADER).await {
@@ -58,7 +59,7 @@ pub async fn run(leader: &Leader, lead: Leadership) {
     let mut term = Term {
         leader,
         lead,
-        state: State::new(planner_timing),
+        state: PlannerState::new(planner_timing),
         clock: None,
         grace: Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin()),
     };
@@ -67,7 +68,8 @@ pub async fn run(leader: &Leader, lead: Leadership) {
     // Each tick runs the planner, which checks acceptance times and backoffs. With a sixth of the acceptance time
     // between ticks, their end is noticed soon enough.
     let mut ticks = interval(
-        (timing.accept() / 6).clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)),
+        (timing.accept_timeout() / 6)
+            .clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)),
     );
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -180,7 +182,7 @@ impl Term<'_> {
         let asked = Instant::now();
         let read = DatabaseClock::new(store.clock_ms().await?);
         if self.grace.on_clock_reading(self.clock.as_ref(), &read, asked.elapsed()) {
-            tracing::warn!("database clock jumped or answered late: no lease is expired for one lease ttl");
+            tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
         }
         self.clock = Some(read);
         self.refresh_nodes().await?;
@@ -194,7 +196,8 @@ impl Term<'_> {
             Ok(false) => {}
             Ok(true) => self.ensure_consumers().await,
             Err(error) => {
-                tracing::warn!(%error, "nats does not answer: no lease is expired for one lease ttl");
+                let cause = std::error::Error::source(&error);
+                tracing::warn!(%error, ?cause, "nats does not answer: no lease is ended for one lease TTL");
                 self.grace.renew(Instant::now());
             }
         }
@@ -226,7 +229,8 @@ impl Term<'_> {
         let (session, timing) = (&self.leader.session, self.leader.store.timing());
         for node in nodes {
             if let Err(error) = stream::ensure_consumer(session, &node.id, node.boot, timing, false).await {
-                tracing::warn!(node = %node.id, %error, "cannot create the node's consumer");
+                let cause = std::error::Error::source(&error);
+                tracing::warn!(node = %node.id, %error, ?cause, "cannot create the node's consumer");
             }
         }
     }
@@ -261,14 +265,14 @@ impl Term<'_> {
                 self.state.on_resent(job, lease, now_ms);
                 if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
                     self.leader.metrics.work_orders_republished.inc();
-                    tracing::info!(%job, attempt, %node, "not accepted in time, order sent again");
+                    tracing::info!(%job, attempt, %node, "job not accepted in time, work order sent again");
                     self.publish(&node, boot, &work).await;
                 }
             }
             Effect::Unplace { job, attempt, lease, node, reason } => {
-                let why = format!("{node} {reason}");
-                tracing::info!(%job, attempt, %node, why, "placement withdrawn");
-                store.unplace(self.lead, JobFence { job, attempt, lease }, &why).await?;
+                let text = format!("{node} {reason}");
+                tracing::info!(%job, attempt, %node, reason = text, "placement withdrawn");
+                store.unplace(self.lead, JobFence { job, attempt, lease }, &text).await?;
                 self.refresh_job(job).await?;
                 match reason {
                     UnplaceReason::NodeUnresponsive => {
@@ -285,8 +289,8 @@ impl Term<'_> {
                 }
                 self.refresh_job(job).await?;
             }
-            Effect::NoteUnavailable { job, attempt, reason } => {
-                store.note_unavailable(self.lead, job, attempt, &reason).await?;
+            Effect::NoteUnavailable { job, attempt, reports } => {
+                store.note_unavailable(self.lead, job, attempt, &join_by_node(&reports)).await?;
                 self.refresh_job(job).await?;
             }
             Effect::Load { job, node, boot, model, reason } => {
@@ -328,10 +332,15 @@ impl Term<'_> {
                 tracing::warn!("work stream is missing, creating it again");
                 match stream::ensure(&self.leader.session).await {
                     Ok(_) => self.ensure_consumers().await,
-                    Err(error) => tracing::warn!(%error, "cannot create the work stream"),
+                    Err(error) => {
+                        let cause = std::error::Error::source(&error);
+                        tracing::warn!(%error, ?cause, "cannot create the work stream");
+                    }
                 }
             }
-            Err(error) => tracing::warn!(%error, "order not published"),
+            Err(error) => {
+                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "work order not published");
+            }
         }
     }
 }

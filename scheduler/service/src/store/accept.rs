@@ -79,7 +79,7 @@ impl Store {
                 return roll_back(tx, (reply, vec![])).await;
             }
         }
-        let why = match &ask.refusal {
+        let reason = match &ask.refusal {
             Refusal::NotNow { need, have, ledger_version } => {
                 exclude_node(&mut tx, node, ask, *need, *ledger_version).await?;
                 match need {
@@ -104,9 +104,9 @@ impl Store {
                 format!("{node} cannot run it: {reason}")
             }
         };
-        attempts::end_current(&mut tx, ask.fence.job, "refused", &why).await?;
+        attempts::end_current(&mut tx, ask.fence.job, "refused", &reason).await?;
         leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
-        append_job_changed(&mut tx, task.id, ask.fence.job, &why).await?;
+        append_job_changed(&mut tx, task.id, ask.fence.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.refuse.before_commit");
         tx.commit().await.doing("committing a refusal")?;
         cfq_link::failpoint::hit("scheduler.refuse.after_commit");
@@ -127,7 +127,7 @@ async fn exclude_node(
 ) -> Result<(), StoreError> {
     let need = need.map(|need| i64::try_from(need).unwrap_or(i64::MAX));
     let model = sqlx::query_scalar!(
-        "update jobs set known_need = coalesce($2, known_need) where id = $1 returning model",
+        "update jobs set counted_tokens = coalesce($2, counted_tokens) where id = $1 returning model",
         ask.fence.job.0,
         need
     )

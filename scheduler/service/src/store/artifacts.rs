@@ -80,7 +80,7 @@ impl Store {
         .doing("reading pull requests")?;
         let numbers: Vec<i64> = rows.iter().map(|r| r.number).collect();
         let moves = sqlx::query!(
-            r#"select pr, "to", why, extract(epoch from at)::float8 as "at!" from internal_pr_moves
+            r#"select pr, "to", reason, extract(epoch from at)::float8 as "at!" from internal_pr_moves
                where pr = any($1) order by pr, n"#,
             &numbers
         )
@@ -90,7 +90,7 @@ impl Store {
         let mut history: BTreeMap<i64, Vec<PrMove>> = BTreeMap::new();
         for m in moves {
             let to = parse("pull request state", &m.to)?;
-            history.entry(m.pr).or_default().push(PrMove { to, why: m.why, at: m.at });
+            history.entry(m.pr).or_default().push(PrMove { to, reason: m.reason, at: m.at });
         }
         rows.into_iter()
             .map(|r| {

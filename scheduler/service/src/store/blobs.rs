@@ -49,8 +49,8 @@ impl Store {
             )));
         }
         if data.len() as u64 != expected {
-            let why = format!("chunk {index} of a blob of {size} bytes has {expected} bytes, not {}", data.len());
-            return Ok(PutOutcome::Refused(why));
+            let reason = format!("chunk {index} of a blob of {size} bytes has {expected} bytes, not {}", data.len());
+            return Ok(PutOutcome::Refused(reason));
         }
         let mut tx = self.begin().await?;
         sqlx::query!(
@@ -69,24 +69,24 @@ impl Store {
             .await
             .doing("finding a blob")?;
         if row.size != size as i64 {
-            let why = format!("blob {hash} has {} bytes, not {size}", row.size);
-            return roll_back(tx, PutOutcome::Refused(why)).await;
+            let reason = format!("blob {hash} has {} bytes, not {size}", row.size);
+            return roll_back(tx, PutOutcome::Refused(reason)).await;
         }
         if row.complete {
             if !chunk_matches(&mut tx, hash, index, data).await? {
-                let why = format!("chunk {index} differs from the stored chunk of blob {hash}");
-                return roll_back(tx, PutOutcome::Refused(why)).await;
+                let reason = format!("chunk {index} differs from the stored chunk of blob {hash}");
+                return roll_back(tx, PutOutcome::Refused(reason)).await;
             }
         } else {
             let stored = store_chunk(&mut tx, hash, index, data, chunks as i64).await?;
-            if let PutOutcome::Refused(why) = stored {
+            if let PutOutcome::Refused(reason) = stored {
                 // The stored chunks do not have the blob's hash: the sender has to start again.
                 sqlx::query!("delete from blobs where hash = $1", hash.as_str())
                     .execute(&mut *tx)
                     .await
                     .doing("deleting a corrupt blob")?;
                 tx.commit().await.doing("deleting a corrupt blob")?;
-                return Ok(PutOutcome::Refused(why));
+                return Ok(PutOutcome::Refused(reason));
             }
         }
         add_ref(&mut tx, hash, task).await?;
@@ -182,8 +182,9 @@ async fn store_chunk(
     }
     let digest = hasher.finish();
     if digest != *hash {
-        let why = format!("the chunks of blob {hash} have the hash {digest} and were discarded: send the blob again");
-        return Ok(PutOutcome::Refused(why));
+        let reason =
+            format!("the chunks of blob {hash} have the hash {digest} and were discarded: send the blob again");
+        return Ok(PutOutcome::Refused(reason));
     }
     sqlx::query!("update blobs set complete = true where hash = $1", hash.as_str())
         .execute(connection)

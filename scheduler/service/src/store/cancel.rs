@@ -9,6 +9,7 @@ use cfq_proto::task::TaskState;
 use super::error::Doing;
 use super::hints::{Hint, for_cancelled_task};
 use super::jobs::cancel_jobs;
+use super::step_rejection::StepRejection;
 use super::tasks::{lock_task, move_task};
 use super::{Store, StoreError, roll_back, steps};
 
@@ -23,14 +24,22 @@ pub enum Cancelled {
     Already {
         number: TaskNumber,
     },
-    /// The task ended in another way, or its merge has begun.
+    /// The task cannot be cancelled any more.
     TooLate {
         number: TaskNumber,
-        state: TaskState,
-        why: String,
+        reason: TooLateReason,
     },
     /// There is no such task.
     Unknown,
+}
+
+/// Why a task cannot be cancelled any more.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TooLateReason {
+    /// The task ended in another way.
+    Ended(TaskState),
+    /// The loop does not allow a cancel now, for example because the merge has begun.
+    Rejected(StepRejection),
 }
 
 impl Store {
@@ -42,8 +51,8 @@ impl Store {
         match task.state {
             TaskState::Cancelled => return roll_back(tx, Cancelled::Already { number }).await,
             TaskState::Merged | TaskState::Accepted | TaskState::Failed => {
-                let why = format!("{number} is already {}", task.state);
-                return roll_back(tx, Cancelled::TooLate { number, state: task.state, why }).await;
+                let reason = TooLateReason::Ended(task.state);
+                return roll_back(tx, Cancelled::TooLate { number, reason }).await;
             }
             TaskState::Queued
             | TaskState::Blocked
@@ -58,7 +67,10 @@ impl Store {
             let step = Step::Cancelled { by: by.to_owned() };
             match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
                 Ok(written) => hints.extend(written.hints),
-                Err(why) => return roll_back(tx, Cancelled::TooLate { number, state: task.state, why }).await,
+                Err(rejection) => {
+                    let reason = TooLateReason::Rejected(rejection);
+                    return roll_back(tx, Cancelled::TooLate { number, reason }).await;
+                }
             }
         } else {
             move_task(&mut tx, &task, TaskState::Cancelled, &format!("cancelled by {by}")).await?;

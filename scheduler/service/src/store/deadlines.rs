@@ -16,7 +16,7 @@ use sqlx::PgConnection;
 use super::error::Doing;
 use super::hints::{Hint, for_cancelled_task};
 use super::jobs::cancel_jobs;
-use super::leader::{Leadership, lock_lead};
+use super::leader::{Leadership, lock_leader_row};
 use super::reclaim;
 use super::tasks::{TaskRow, lock_task, move_task};
 use super::{Store, StoreError, roll_back, steps};
@@ -44,7 +44,7 @@ impl Store {
 
     async fn end_overdue(&self, lead: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let is_held = match task.state {
             TaskState::Ready => false,
@@ -63,9 +63,10 @@ impl Store {
         let ended = match task.loop_state {
             LoopState::Idle if is_held => None,
             LoopState::Idle => {
-                let why = "its deadline passed before a runner started it; submit it again with a later deadline";
-                move_task(&mut tx, &task, TaskState::Failed, why).await?;
-                Some(cancel_jobs(&mut tx, task.id, why).await?)
+                let reason = "the deadline passed before a runner started the task; \
+                              submit the task again with a later deadline";
+                move_task(&mut tx, &task, TaskState::Failed, reason).await?;
+                Some(cancel_jobs(&mut tx, task.id, reason).await?)
             }
             LoopState::Generating | LoopState::Reviewing | LoopState::Revising => escalate(&mut tx, &task).await?,
             LoopState::Converged | LoopState::Escalated | LoopState::Failed => None,
@@ -89,6 +90,6 @@ async fn escalate(connection: &mut PgConnection, task: &TaskRow) -> Result<Optio
             hints.extend(for_cancelled_task(task));
             Ok(Some(hints))
         }
-        Err(why) => Err(unreadable(why)),
+        Err(rejection) => Err(unreadable(rejection.to_string())),
     }
 }

@@ -20,9 +20,9 @@ use super::tasks::TaskRow;
 pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
     match step {
         Step::Decided { decided, .. } => match &decided.decision {
-            Decision::Escalate { reason, .. } => format!("{reason}: {}", decided.why),
+            Decision::Escalate { reason, .. } => format!("{reason}: {}", decided.explanation),
             Decision::Fail { reason } => reason.clone(),
-            Decision::Converged | Decision::Revise => decided.why.clone(),
+            Decision::Converged | Decision::Revise => decided.explanation.clone(),
         },
         Step::Resolved { action, by } => match action {
             EscalationAction::SwitchLlm { target_agent, suggested_model: Some(model) } => {
@@ -38,9 +38,9 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
             EscalationAction::Fail { reason: None } => format!("failed by {by}"),
         },
         Step::Cancelled { by } => format!("cancelled by {by}"),
-        Step::HandOffHeld { why, .. } => format!("{why}; {}", next_commands(task)),
-        Step::HandedOff { why } if why.is_empty() => "handed off".to_owned(),
-        Step::HandedOff { why } => why.clone(),
+        Step::HandOffHeld { reason, .. } => format!("{reason}; {}", next_commands(task)),
+        Step::HandedOff { reason } if reason.is_empty() => "handed off".to_owned(),
+        Step::HandedOff { reason } => reason.clone(),
         Step::Started { .. }
         | Step::Generated { .. }
         | Step::Checked { .. }
@@ -71,13 +71,17 @@ pub(super) async fn update_questions(
     step: &Step,
     decided: Option<&Decided>,
 ) -> Result<(), StoreError> {
-    if let Some(Decided { decision: Decision::Escalate { reason, available_actions }, why, best_score, .. }) = decided {
+    if let Some(Decided {
+        decision: Decision::Escalate { reason, available_actions }, explanation, best_score, ..
+    }) = decided
+    {
         let advice = recommendation(*reason, *best_score, task.threshold);
-        return open_question(connection, task, *reason, available_actions, format!("{reason}: {why}"), &advice).await;
+        let text = format!("{reason}: {explanation}");
+        return open_question(connection, task, *reason, available_actions, text, &advice).await;
     }
-    if let Step::HandOffHeld { why, available_actions } = step {
-        let reason = EscalationReason::WorkflowError;
-        return open_question(connection, task, reason, available_actions, why.clone(), &next_commands(task)).await;
+    if let Step::HandOffHeld { reason, available_actions } = step {
+        let (kind, advice) = (EscalationReason::WorkflowError, next_commands(task));
+        return open_question(connection, task, kind, available_actions, reason.clone(), &advice).await;
     }
     let (state, answer, by) = match step {
         Step::Resolved { action, by } => ("answered", Some(action), by.as_str()),

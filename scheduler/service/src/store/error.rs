@@ -51,7 +51,7 @@ pub enum StoreError {
         source: MigrateError,
     },
     /// This scheduler is no longer the leader, so its plan must not be applied.
-    #[error("this scheduler does not lead any more (generation {generation})")]
+    #[error("this scheduler is no longer the leader (generation {generation})")]
     NotLeader { generation: i64 },
 }
 

@@ -1,5 +1,5 @@
-//! Recording of the first token of an attempt. It shows that the model answers, so it resets the job's backoff. The
-//! first token of a task also starts the task's working time (L2).
+//! Recording of the first token of an attempt. A first token shows that the model answers, so it resets the job's
+//! backoff. The first token of a task also starts the task's working time (L2).
 
 use cfq_proto::ids::TaskId;
 use cfq_proto::messages::JobFence;

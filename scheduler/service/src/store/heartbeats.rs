@@ -62,7 +62,7 @@ impl Store {
         .doing("writing a heartbeat")?
         .rows_affected()
             == 1;
-        let listed = ListedLeases::new(heartbeat, self.timing.job_step_ms);
+        let listed = ListedLeases::new(heartbeat, self.timing.job_step_timeout_ms);
         if listed.all.is_empty() {
             return Ok(listed.reply(known, vec![], &[]));
         }
@@ -119,7 +119,7 @@ impl Store {
         .doing("writing a heartbeat")?
         .rows_affected()
             == 1;
-        let listed = ListedLeases::new(heartbeat, self.timing.task_step_ms);
+        let listed = ListedLeases::new(heartbeat, self.timing.task_step_timeout_ms);
         if listed.all.is_empty() {
             return Ok(listed.reply(known, vec![], &[]));
         }

@@ -10,7 +10,7 @@ use super::StoreError;
 use super::columns::parse;
 use super::tasks::TaskRow;
 
-/// One notification and its receiver.
+/// One notification, with its receiver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hint {
     /// For the leader: a row changed.
@@ -19,9 +19,9 @@ pub enum Hint {
     TaskReady,
     /// For the runner that holds the task: one of its jobs changed.
     JobChanged { runner: RunnerId, task: TaskId, job: JobId },
-    /// For the node that holds the attempt: stop it.
+    /// For the node that holds the attempt: stop the attempt.
     CancelJob { node: NodeId, fence: JobFence },
-    /// For the runner that held the task: stop working on it.
+    /// For the runner that held the task: stop working on the task.
     CancelTask { runner: RunnerId, fence: TaskFence },
 }
 

@@ -4,7 +4,7 @@ use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{JobId, RunnerId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
-use cfq_proto::messages::{CancelJob, FenceReply, GetJob, JobReply, SubmitJob};
+use cfq_proto::messages::{CancelJob, FenceReply, GetJob, JobReply, SubmitJob, UnavailableReason};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
 use sqlx::PgConnection;
@@ -30,7 +30,7 @@ impl Store {
         if let Payload::Blob(blob) = &request.prompt
             && !blobs::has(&mut tx, &blob.hash, task.id).await?
         {
-            let reason = format!("blob {} is not stored, or not for this task: send it first", blob.hash);
+            let reason = UnavailableReason::MissingBlob { hash: blob.hash.clone() };
             return roll_back(tx, (JobReply::Unavailable { reason }, vec![])).await;
         }
         let id = JobId::fresh();
@@ -169,7 +169,7 @@ pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<Jo
 pub(super) async fn cancel_jobs(
     connection: &mut PgConnection,
     task: TaskId,
-    why: &str,
+    reason: &str,
 ) -> Result<Vec<Hint>, StoreError> {
     let live = sqlx::query!(
         r#"select id, attempt, lease, node from jobs
@@ -182,7 +182,7 @@ pub(super) async fn cancel_jobs(
     let mut hints = Vec::new();
     for job in live {
         let id = JobId(job.id);
-        cancel(connection, task, id, why).await?;
+        cancel(connection, task, id, reason).await?;
         hints.extend(for_cancelled_job(id, job.attempt, job.lease, job.node.as_deref())?);
     }
     Ok(hints)
@@ -193,11 +193,11 @@ pub(super) async fn cancel(
     connection: &mut PgConnection,
     task: TaskId,
     job: JobId,
-    why: &str,
+    reason: &str,
 ) -> Result<(), StoreError> {
-    attempts::end_current(connection, job, "cancelled", why).await?;
+    attempts::end_current(connection, job, "cancelled", reason).await?;
     leave_node(connection, job, JobState::Cancelled).await?;
-    append_job_changed(connection, task, job, why).await
+    append_job_changed(connection, task, job, reason).await
 }
 
 /// Ends a job's placement: adds the working time of this placement to the job's total, and sets the job's new state.

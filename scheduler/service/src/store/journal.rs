@@ -4,7 +4,7 @@
 
 use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::job::GeneratedTokens;
-use cfq_proto::messages::{FenceReply, Journal, MAX_JOURNAL_TOKENS};
+use cfq_proto::messages::{FenceReply, Journal, MAX_JOURNAL_TOKENS, RefusedReason, UnavailableReason};
 use sqlx::PgConnection;
 
 use super::error::Doing;
@@ -18,10 +18,10 @@ impl Store {
         let tokens = match tokens {
             Ok(tokens) if ask.after as usize + tokens.len() <= MAX_JOURNAL_TOKENS => tokens,
             Ok(_) => {
-                let reason = format!("a journal has at most {MAX_JOURNAL_TOKENS} tokens");
+                let reason = RefusedReason::JournalTooLong { limit: MAX_JOURNAL_TOKENS };
                 return Ok(FenceReply::Refused { reason });
             }
-            Err(_) => return Ok(FenceReply::Refused { reason: "a token id is above 2^31 - 1".to_owned() }),
+            Err(_) => return Ok(FenceReply::Refused { reason: RefusedReason::TokenIdTooLarge }),
         };
         let mut tx = self.begin().await?;
         sqlx::query!("set local synchronous_commit = off").execute(&mut *tx).await.doing("writing a journal")?;
@@ -52,7 +52,7 @@ impl Store {
         match kept {
             Some(true) => {}
             Some(false) => {
-                let reason = format!("the journal has fewer than {} tokens", ask.after);
+                let reason = UnavailableReason::JournalGap { after: ask.after };
                 return roll_back(tx, FenceReply::Unavailable { reason }).await;
             }
             None => return roll_back(tx, FenceReply::Stale).await,

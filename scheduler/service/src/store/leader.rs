@@ -22,7 +22,7 @@ impl Store {
     /// Acquires the leader row if it has expired; `None` if another scheduler holds it. An expiry time later than any
     /// holder could have set was written before the database's clock was set back, and counts as expired; a live holder
     /// overwrites it with its next renewal.
-    pub async fn acquire_lead(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
+    pub async fn acquire_leadership(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
         let generation = sqlx::query_scalar!(
             r#"update leader set generation = generation + 1, holder = $1,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
@@ -33,12 +33,12 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await
-        .doing("acquiring the lead")?;
+        .doing("acquiring the leader row")?;
         Ok(generation.map(|generation| Leadership { generation, holder }))
     }
 
     /// Renews the leader row; false if another scheduler holds it now.
-    pub async fn renew_lead(&self, lead: Leadership) -> Result<bool, StoreError> {
+    pub async fn renew_leadership(&self, lead: Leadership) -> Result<bool, StoreError> {
         let done = sqlx::query!(
             r#"update leader set expires_at = now() + $3::float8 * interval '1 millisecond'
                where holder = $1 and generation = $2"#,
@@ -48,12 +48,12 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .doing("renewing the lead")?;
+        .doing("renewing the leader row")?;
         Ok(done.rows_affected() == 1)
     }
 
     /// Releases the leader row of a stopping scheduler, so that the next leader need not wait until it expires.
-    pub async fn release_lead(&self, lead: Leadership) -> Result<(), StoreError> {
+    pub async fn release_leadership(&self, lead: Leadership) -> Result<(), StoreError> {
         sqlx::query!(
             "update leader set expires_at = '-infinity' where holder = $1 and generation = $2",
             lead.holder,
@@ -61,7 +61,7 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .doing("releasing the lead")?;
+        .doing("releasing the leader row")?;
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl Store {
 ///
 /// # Errors
 /// [`StoreError::NotLeader`] if another scheduler leads.
-pub(super) async fn lock_lead(connection: &mut PgConnection, lead: Leadership) -> Result<(), StoreError> {
+pub(super) async fn lock_leader_row(connection: &mut PgConnection, lead: Leadership) -> Result<(), StoreError> {
     let held = sqlx::query_scalar!(
         r#"select true as "held!" from leader where holder = $1 and generation = $2 for share"#,
         lead.holder,
@@ -90,6 +90,6 @@ pub(super) async fn lock_lead(connection: &mut PgConnection, lead: Leadership) -
     )
     .fetch_optional(connection)
     .await
-    .doing("checking the lead")?;
+    .doing("checking the leader row")?;
     held.map(|_| ()).ok_or(StoreError::NotLeader { generation: lead.generation })
 }

@@ -20,7 +20,7 @@ macro_rules! live_rows {
             r#"select id, task, role, model, priority,
                 (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
                 (extract(epoch from created_at) * 1000)::bigint as "created_ms!", prompt_bytes, prefix as "prefix: _", max_tokens,
-                known_need, rejected_by as "rejected_by: _", node_failures as "node_failures: _",
+                counted_tokens, rejected_by as "rejected_by: _", node_failures as "node_failures: _",
                 (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms, losses,
                 failure as "failure: _", attempt, state, node, node_boot, lease,
                 (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
@@ -73,8 +73,8 @@ impl Store {
         rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
     }
 
-    /// Reads one job: its row, or `None` if it has ended, and the time of its last change, in ms since 1970. `None` if
-    /// there is no such job.
+    /// Reads one job: its row (the inner `None` if the job has ended) and the time, in ms since 1970, of its last
+    /// change. The outer `None` means that there is no such job.
     pub async fn live_job(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
         let row = live_rows!("id = $1", job.0).fetch_optional(&self.pool).await.doing("reading a job")?;
         let Some(row) = row else { return Ok(None) };
@@ -94,7 +94,7 @@ struct LiveRow {
     prompt_bytes: i64,
     prefix: Json<Vec<u64>>,
     max_tokens: i64,
-    known_need: Option<i64>,
+    counted_tokens: Option<i64>,
     rejected_by: Json<BTreeMap<NodeId, String>>,
     node_failures: Json<core::NodeFailures>,
     first_failure_ms: Option<i64>,
@@ -145,7 +145,7 @@ impl LiveRow {
             prompt_bytes: self.prompt_bytes.max(0) as u64,
             prefix: self.prefix.0,
             max_tokens: u32::try_from(self.max_tokens).unwrap_or(u32::MAX),
-            known_need: self.known_need.map(|n| n.max(0) as u64),
+            counted_tokens: self.counted_tokens.map(|n| n.max(0) as u64),
             rejected_by: self.rejected_by.0,
             node_failures: self.node_failures.0,
             first_failure_ms: self.first_failure_ms,

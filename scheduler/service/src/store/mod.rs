@@ -31,6 +31,7 @@ mod resolve;
 mod result;
 mod row_backoff;
 mod runners;
+mod step_rejection;
 mod steps;
 mod submit;
 mod sweep;
@@ -45,7 +46,7 @@ use cfq_proto::timing::Timing;
 use sqlx::{PgConnection, PgPool};
 
 pub use blobs::PutOutcome;
-pub use cancel::Cancelled;
+pub use cancel::{Cancelled, TooLateReason};
 pub use error::StoreError;
 pub use events::FeedCursor;
 pub use gauges::Gauges;

@@ -96,15 +96,15 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        let why = format!("{node} was restarted");
+        let reason = format!("{node} was restarted");
         let hints = match state.map(|s| parse::<JobState>("job state", &s)).transpose()? {
             Some(JobState::Running) => {
-                sweep::count_lost_attempt(&mut tx, &task, job, &why, self.limits.max_losses).await?
+                sweep::count_lost_attempt(&mut tx, &task, job, &reason, self.limits.max_losses).await?
             }
             Some(JobState::Placed) => {
-                attempts::end_current(&mut tx, job, "unplaced", &why).await?;
+                attempts::end_current(&mut tx, job, "unplaced", &reason).await?;
                 leave_node(&mut tx, job, JobState::Queued).await?;
-                append_job_changed(&mut tx, task.id, job, &why).await?;
+                append_job_changed(&mut tx, task.id, job, &reason).await?;
                 vec![Hint::Leader(LeaderHint::Job(job))]
             }
             Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)

@@ -13,7 +13,7 @@ use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
 use super::jobs::{append_job_changed, leave_node};
-use super::leader::{Leadership, lock_lead};
+use super::leader::{Leadership, lock_leader_row};
 use super::tasks::lock_task;
 use super::{Store, StoreError, journal, roll_back};
 
@@ -35,7 +35,7 @@ impl Store {
     pub async fn place(&self, lead: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         lock_task(&mut tx, task).await?;
         let lease = LeaseId::fresh();
         let reason = pg_text(&order.reason);
@@ -111,10 +111,10 @@ impl Store {
 
     /// Moves a job from placed back to queued, because its node did not accept it in time or was lost. This counts
     /// neither as a failure nor as a loss of the job. False if the attempt is not placed any more.
-    pub async fn unplace(&self, lead: Leadership, fence: JobFence, why: &str) -> Result<bool, StoreError> {
+    pub async fn unplace(&self, lead: Leadership, fence: JobFence, reason: &str) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         lock_task(&mut tx, task).await?;
         let current = sqlx::query!(
             "select id from jobs where id = $1 and attempt = $2 and lease = $3 and state = 'placed' for update",
@@ -128,9 +128,9 @@ impl Store {
         if current.is_none() {
             return roll_back(tx, false).await;
         }
-        attempts::end_current(&mut tx, fence.job, "unplaced", why).await?;
+        attempts::end_current(&mut tx, fence.job, "unplaced", reason).await?;
         leave_node(&mut tx, fence.job, JobState::Queued).await?;
-        append_job_changed(&mut tx, task, fence.job, why).await?;
+        append_job_changed(&mut tx, task, fence.job, reason).await?;
         tx.commit().await.doing("revoking a placement")?;
         Ok(true)
     }
@@ -146,7 +146,7 @@ impl Store {
     ) -> Result<Option<Vec<Hint>>, StoreError> {
         let Some(task) = self.task_of(job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, None).await };
         let done = sqlx::query!(
             r#"update jobs set state = 'failed', failure = $3, updated_at = now()
@@ -177,7 +177,7 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         lock_task(&mut tx, task).await?;
         let failure = JobFailure::Unavailable { reason: reason.to_owned() };
         let done = sqlx::query!(
@@ -210,7 +210,7 @@ impl Store {
         no_node_ms: u64,
     ) -> Result<bool, StoreError> {
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         let done = sqlx::query!(
             r#"update jobs set placement = $3, no_node_ms = $4,
                       first_failure_at = case when $5 and node_failures::text = '{}' then null else first_failure_at end

@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 
 use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
+use super::step_rejection::StepRejection;
 use super::tasks::TaskRow;
 use super::{StoreError, payload};
 
@@ -24,12 +25,12 @@ pub(super) struct Projection {
     pub decided: Option<Decided>,
 }
 
-/// Projects the next step of a locked task, or returns why it contradicts the existing rows.
+/// Projects the next step of a locked task, or returns why the step contradicts the existing rows.
 pub(super) async fn project(
     connection: &mut PgConnection,
     task: &TaskRow,
     step: &Step,
-) -> Result<Result<Projection, String>, StoreError> {
+) -> Result<Result<Projection, StepRejection>, StoreError> {
     let mut projection = Projection { step: step.clone(), pr: None, decided: None };
     match step {
         Step::Started { .. }
@@ -40,8 +41,8 @@ pub(super) async fn project(
         | Step::MergeIntent { .. } => {}
         Step::Generated { artifact } => {
             let artifact = payload::load(connection, artifact.clone()).await?;
-            if let Err(reason) = insert_artifact(connection, task, &artifact).await? {
-                return Ok(Err(reason));
+            if let Err(rejection) = insert_artifact(connection, task, &artifact).await? {
+                return Ok(Err(rejection));
             }
             projection.step = Step::Generated { artifact: Payload::Inline(shortened(artifact)) };
         }
@@ -57,7 +58,7 @@ pub(super) async fn project(
             .await
             .doing("writing findings")?;
             if done.rows_affected() == 0 {
-                return Ok(Err(format!("there is no iteration {iteration}")));
+                return Ok(Err(StepRejection::NoIteration { iteration: *iteration }));
             }
         }
         Step::Reviewed { iteration, review, job, model } => {
@@ -75,7 +76,7 @@ pub(super) async fn project(
             .await
             .doing("writing a review")?;
             if done.rows_affected() == 0 {
-                return Ok(Err(format!("there is no iteration {iteration}, or it has this review already")));
+                return Ok(Err(StepRejection::NoIterationOrReviewExists { iteration: *iteration }));
             }
         }
         Step::Decided { iteration, decided } => {
@@ -101,11 +102,13 @@ pub(super) async fn project(
         }
         Step::PrOpened { head, base, branch } => {
             if task.pr.is_some() {
-                return Ok(Err("the task has a pull request already".to_owned()));
+                return Ok(Err(StepRejection::PrExists));
             }
             projection.pr = Some(open_pr(connection, task, head, base, branch).await?);
         }
-        Step::PrMoved { to, why } => return Ok(move_pr(connection, task, *to, why, None).await?.map(|()| projection)),
+        Step::PrMoved { to, reason } => {
+            return Ok(move_pr(connection, task, *to, reason, None).await?.map(|()| projection));
+        }
         Step::Merged { commit } => {
             return Ok(move_pr(connection, task, PrState::Merged, "merged", Some(commit)).await?.map(|()| projection));
         }
@@ -128,7 +131,7 @@ async fn insert_artifact(
     connection: &mut PgConnection,
     task: &TaskRow,
     artifact: &Artifact,
-) -> Result<Result<(), String>, StoreError> {
+) -> Result<Result<(), StepRejection>, StoreError> {
     let paths: Vec<&str> = artifact.files.iter().map(|f| f.path.as_str()).collect();
     let commit = artifact.commit.as_deref().map(pg_text);
     let inserted = sqlx::query!(
@@ -148,7 +151,7 @@ async fn insert_artifact(
     .await
     .doing("writing an iteration")?;
     if inserted.rows_affected() == 0 {
-        return Ok(Err(format!("iteration {} exists already", artifact.iteration)));
+        return Ok(Err(StepRejection::IterationExists { iteration: artifact.iteration }));
     }
     let inserted = sqlx::query!(
         r#"insert into artifacts (id, task, iteration, seq, content_hash, commit, parent)
@@ -165,7 +168,7 @@ async fn insert_artifact(
     .await
     .doing("writing an artifact")?;
     if inserted.rows_affected() == 0 {
-        return Ok(Err(format!("artifact {} exists already", artifact.id)));
+        return Ok(Err(StepRejection::ArtifactExists { id: artifact.id }));
     }
     sqlx::query!("update tasks set iteration = $2 where id = $1", task.id.0, number(artifact.iteration))
         .execute(connection)
@@ -193,7 +196,7 @@ async fn open_pr(
     .fetch_one(&mut *connection)
     .await
     .doing("opening a pull request")?;
-    sqlx::query!(r#"insert into internal_pr_moves (pr, n, "to", why) values ($1, 1, 'pending_qc', 'opened')"#, pr)
+    sqlx::query!(r#"insert into internal_pr_moves (pr, n, "to", reason) values ($1, 1, 'pending_qc', 'opened')"#, pr)
         .execute(&mut *connection)
         .await
         .doing("opening a pull request")?;
@@ -213,17 +216,17 @@ pub(super) async fn move_pr(
     connection: &mut PgConnection,
     task: &TaskRow,
     to: PrState,
-    why: &str,
+    reason: &str,
     merge_commit: Option<&str>,
-) -> Result<Result<(), String>, StoreError> {
-    let Some(pr) = task.pr else { return Ok(Err("the task has no pull request".to_owned())) };
+) -> Result<Result<(), StepRejection>, StoreError> {
+    let Some(pr) = task.pr else { return Ok(Err(StepRejection::NoPr)) };
     let from = sqlx::query_scalar!("select state from internal_prs where number = $1 for update", pr)
         .fetch_one(&mut *connection)
         .await
         .doing("finding a pull request")?;
     let from: PrState = parse("pull request state", &from)?;
     if !cfq_scheduler_core::pr_transition_allowed(from, to) {
-        return Ok(Err(format!("pull request {pr} is {from}, it cannot become {to}")));
+        return Ok(Err(StepRejection::PrState { pr, from, to }));
     }
     sqlx::query!(
         "update internal_prs set state = $2, merge_commit = coalesce($3, merge_commit) where number = $1",
@@ -235,11 +238,11 @@ pub(super) async fn move_pr(
     .await
     .doing("moving a pull request")?;
     sqlx::query!(
-        r#"insert into internal_pr_moves (pr, n, "to", why)
+        r#"insert into internal_pr_moves (pr, n, "to", reason)
            select $1, coalesce(max(n), 0) + 1, $2, $3 from internal_pr_moves where pr = $1"#,
         pr,
         to.as_str(),
-        pg_text(why)
+        pg_text(reason)
     )
     .execute(connection)
     .await

@@ -19,13 +19,18 @@ use super::tasks::{TaskRow, move_task};
 use super::{StoreError, effects, payload, steps};
 
 /// Number of losses that one stall counts as. A runner that stalls (for example on a mount that hangs) will most likely
-/// stall again, and each try costs a whole `task_step_ms`.
+/// stall again, and each try costs a whole `task_step_timeout_ms`.
 const LOSSES_PER_STALL: i32 = 3;
 
-/// Why a task is taken back from its runner.
+/// Why a task is taken back from its runner. The text continues a sentence that starts with the runner's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunnerLoss {
-    /// The runner is lost or gave up. The text is the reason, worded to follow the runner's name.
-    Gone(String),
+    /// A later boot of the runner registered.
+    Restarted,
+    /// The runner sent no heartbeat while its lease was valid.
+    LeaseExpired,
+    /// The runner cannot continue the task, for the given reason.
+    Abandoned { reason: String },
     /// The runner sent heartbeats but committed no step for `ms`.
     Stalled { ms: u64 },
 }
@@ -33,7 +38,9 @@ pub(super) enum RunnerLoss {
 impl std::fmt::Display for RunnerLoss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Gone(why) => f.write_str(why),
+            Self::Restarted => f.write_str("was restarted"),
+            Self::LeaseExpired => f.write_str("did not renew its lease"),
+            Self::Abandoned { reason } => write!(f, "abandoned the task: {reason}"),
             Self::Stalled { ms } => write!(f, "sent heartbeats but completed no step in {} s", ms / 1000),
         }
     }
@@ -48,7 +55,7 @@ pub(super) async fn reclaim(
     max_losses: i32,
 ) -> Result<Vec<Hint>, StoreError> {
     let weight = match loss {
-        RunnerLoss::Gone(_) => 1,
+        RunnerLoss::Restarted | RunnerLoss::LeaseExpired | RunnerLoss::Abandoned { .. } => 1,
         RunnerLoss::Stalled { .. } => LOSSES_PER_STALL,
     };
     let losses = task.losses.saturating_add(weight);
@@ -62,8 +69,8 @@ pub(super) async fn reclaim(
     append(connection, task.id, &lost).await?;
     let mut hints = Vec::new();
     if losses > max_losses {
-        let reason = format!("no runner made progress on this task (the last one, {runner}, {loss})");
-        hints.extend(end_task(connection, task, reason).await?);
+        let reason = format!("no runner made progress on this task; the last runner, {runner}, {loss}");
+        hints.extend(end_task(connection, task, &reason).await?);
     } else {
         move_task(connection, task, TaskState::Ready, &format!("{runner} {loss}")).await?;
         hints.push(Hint::TaskReady);
@@ -72,16 +79,16 @@ pub(super) async fn reclaim(
     Ok(hints)
 }
 
-async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: String) -> Result<Vec<Hint>, StoreError> {
+async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: &str) -> Result<Vec<Hint>, StoreError> {
     match history(connection, task).await? {
         Ok(history) => {
-            if let Some(step) = abandoned(&history, reason.clone()) {
+            if let Some(step) = abandoned(&history, reason.to_owned()) {
                 match steps::write(connection, task, None, &step, history.active_ms).await? {
                     Ok(written) => return Ok(written.hints),
-                    Err(illegal) => {
+                    Err(rejection) => {
                         return Err(StoreError::Unreadable {
                             what: "loop",
-                            text: format!("{}: {illegal}", task.number),
+                            text: format!("{}: {rejection}", task.number),
                         });
                     }
                 }
@@ -89,17 +96,17 @@ async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: String)
         }
         // No step can be appended to steps that cannot be read.
         Err(unreadable) => {
-            tracing::error!(task = %task.number, unreadable, "cannot read a task's steps; it fails without a step");
+            tracing::error!(task = %task.number, unreadable, "cannot read a task's steps; it fails without a last step");
         }
     }
-    move_task(connection, task, TaskState::Failed, &reason).await?;
+    move_task(connection, task, TaskState::Failed, reason).await?;
     if task.has_loop() {
         sqlx::query!("update tasks set loop_state = $2 where id = $1", task.id.0, LoopState::Failed.as_str())
             .execute(&mut *connection)
             .await
             .doing("ending a loop")?;
     }
-    let hints = cancel_jobs(connection, task.id, &reason).await?;
+    let hints = cancel_jobs(connection, task.id, reason).await?;
     effects::close_pr(connection, task, TaskState::Failed).await?;
     Ok(hints)
 }

@@ -9,6 +9,7 @@ use sqlx::types::Json;
 
 use super::error::Doing;
 use super::hints::Hint;
+use super::step_rejection::StepRejection;
 use super::tasks::lock_task;
 use super::{Store, StoreError, roll_back, steps};
 
@@ -30,9 +31,14 @@ pub enum Resolution {
         number: TaskNumber,
         offered: Vec<ActionKind>,
     },
+    /// No result can be accepted, because every result is quarantined.
+    NothingAcceptable {
+        number: TaskNumber,
+    },
+    /// The loop does not allow the answer's step.
     Refused {
         number: TaskNumber,
-        why: String,
+        rejection: StepRejection,
     },
     /// There is no such task.
     Unknown,
@@ -69,14 +75,13 @@ impl Store {
             .await
             .doing("finding the best iteration")?;
             if acceptable.is_none() {
-                let why = "every result is quarantined".to_owned();
-                return roll_back(tx, Resolution::Refused { number, why }).await;
+                return roll_back(tx, Resolution::NothingAcceptable { number }).await;
             }
         }
         let step = Step::Resolved { action: action.clone(), by: by.to_owned() };
         let written = match steps::write(&mut tx, &task, None, &step, task.active_ms.max(0) as u64).await? {
             Ok(written) => written,
-            Err(why) => return roll_back(tx, Resolution::Refused { number, why }).await,
+            Err(rejection) => return roll_back(tx, Resolution::Refused { number, rejection }).await,
         };
         cfq_link::failpoint::hit("scheduler.resolve.before_commit");
         tx.commit().await.doing("answering an escalation")?;

@@ -4,7 +4,7 @@
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{NodeId, TaskId};
 use cfq_proto::job::{Completion, JobState, Outcome, Usage};
-use cfq_proto::messages::{FenceReply, JobReport};
+use cfq_proto::messages::{FenceReply, JobReport, UnavailableReason};
 use sqlx::PgConnection;
 
 use super::accept::{lock_current_job, reply_to_repeat};
@@ -46,11 +46,11 @@ impl Store {
                 return roll_back(tx, (reply, vec![])).await;
             }
         }
-        let why = match &ask.outcome {
+        let reason = match &ask.outcome {
             Outcome::Done { completion } => {
-                let Some(usage) = usage(&mut tx, task.id, completion).await? else {
-                    let reason = "the completion's blob is not stored, or not for this task: send it first".into();
-                    return roll_back(tx, (FenceReply::Unavailable { reason }, vec![])).await;
+                let usage = match usage(&mut tx, task.id, completion).await? {
+                    Ok(usage) => usage,
+                    Err(reason) => return roll_back(tx, (FenceReply::Unavailable { reason }, vec![])).await,
                 };
                 // The token frame with the first token may have been lost; the usage also contains the time of the
                 // first token.
@@ -73,12 +73,12 @@ impl Store {
                 self.count_failure(&mut tx, node, ask, failure).await?
             }
             Outcome::Released { reason } => {
-                attempts::end_current(&mut tx, ask.fence.job, outcome, reason).await?;
+                attempts::end_current(&mut tx, ask.fence.job, outcome, &reason.to_string()).await?;
                 leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
                 format!("released by {node}: {reason}")
             }
         };
-        append_job_changed(&mut tx, task.id, ask.fence.job, &why).await?;
+        append_job_changed(&mut tx, task.id, ask.fence.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.result.before_commit");
         tx.commit().await.doing("committing a result")?;
         cfq_link::failpoint::hit("scheduler.result.after_commit");
@@ -86,20 +86,20 @@ impl Store {
     }
 }
 
-/// The usage in a completion; `None` if its blob is not stored for this task.
+/// The usage in a completion; `Err` if its blob is not stored for this task.
 async fn usage(
     connection: &mut PgConnection,
     task: TaskId,
     completion: &Payload<Completion>,
-) -> Result<Option<Usage>, StoreError> {
+) -> Result<Result<Usage, UnavailableReason>, StoreError> {
     match completion {
-        Payload::Inline(completion) => Ok(Some(completion.usage)),
+        Payload::Inline(completion) => Ok(Ok(completion.usage)),
         Payload::Blob(blob) => {
             if !blobs::has(connection, &blob.hash, task).await? {
-                return Ok(None);
+                return Ok(Err(UnavailableReason::MissingBlob { hash: blob.hash.clone() }));
             }
             let completion: Completion = payload::load_blob(connection, blob).await?;
-            Ok(Some(completion.usage))
+            Ok(Ok(completion.usage))
         }
     }
 }

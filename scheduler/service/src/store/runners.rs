@@ -53,8 +53,7 @@ impl Store {
         let Some(task) = lock_task(&mut tx, task).await?.filter(of_earlier_boot) else {
             return roll_back(tx, vec![]).await;
         };
-        let loss = RunnerLoss::Gone("was restarted".to_owned());
-        let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
+        let hints = reclaim(&mut tx, &task, &RunnerLoss::Restarted, self.limits.max_task_losses).await?;
         tx.commit().await.doing("releasing the tasks of an earlier boot")?;
         Ok(hints)
     }

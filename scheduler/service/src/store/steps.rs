@@ -7,7 +7,7 @@ use cfq_proto::blob::{BlobHash, BlobRef, Payload};
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
 use cfq_proto::loop_step::{LoopState, Step, StepRecord};
-use cfq_proto::messages::{StepReply, StepRequest};
+use cfq_proto::messages::{StepReply, StepRequest, UnavailableReason};
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -17,6 +17,7 @@ use super::error::Doing;
 use super::events::append;
 use super::hints::Hint;
 use super::jobs::cancel_jobs;
+use super::step_rejection::StepRejection;
 use super::tasks::{TaskRow, lock_task, move_task};
 use super::{Store, StoreError, blobs, effects, project, roll_back};
 
@@ -56,14 +57,14 @@ impl Store {
         if let Step::Generated { artifact: Payload::Blob(blob) } = &ask.step
             && !blobs::has(&mut tx, &blob.hash, task.id).await?
         {
-            let reason = format!("blob {} is not stored, or not for this task: send it first", blob.hash);
+            let reason = UnavailableReason::MissingBlob { hash: blob.hash.clone() };
             return roll_back(tx, (StepReply::Unavailable { reason }, vec![])).await;
         }
         let written = match write(&mut tx, &task, Some(ask.fence.lease), &ask.step, ask.active_ms).await? {
             Ok(written) => written,
-            Err(reason) => {
-                tracing::warn!(task = %task.number, seq = ask.seq, step = ask.step.kind(), reason, "refused a step");
-                return roll_back(tx, (StepReply::Illegal { reason }, vec![])).await;
+            Err(rejection) => {
+                tracing::warn!(task = %task.number, seq = ask.seq, step = ask.step.kind(), %rejection, "step refused");
+                return roll_back(tx, (StepReply::Illegal { reason: rejection.to_string() }, vec![])).await;
             }
         };
         cfq_link::failpoint::hit("scheduler.step.before_commit");
@@ -100,15 +101,15 @@ pub(super) async fn write(
     lease: Option<LeaseId>,
     step: &Step,
     active_ms: u64,
-) -> Result<Result<WrittenStep, String>, StoreError> {
+) -> Result<Result<WrittenStep, StepRejection>, StoreError> {
     let facts = facts(connection, task.id).await?;
     let loop_state = match transition(task.loop_state, facts, step) {
         Ok(state) => state,
-        Err(illegal) => return Ok(Err(illegal.to_string())),
+        Err(illegal) => return Ok(Err(illegal.into())),
     };
     let to = task_state_after(facts, step);
     if to != task.state && !cfq_scheduler_core::task_transition_allowed(task.state, to) {
-        return Ok(Err(format!("the task is {}, it cannot become {to}", task.state)));
+        return Ok(Err(StepRejection::TaskState { from: task.state, to }));
     }
     let at = sqlx::query_scalar!(
         r#"insert into steps (task, seq, attempt, lease, kind, step, active_ms) values ($1, $2, $3, $4, $5, $6, $7)
@@ -135,7 +136,7 @@ pub(super) async fn write(
     .doing("advancing a task")?;
     let projection = match project::project(connection, task, step).await? {
         Ok(projection) => projection,
-        Err(reason) => return Ok(Err(reason)),
+        Err(rejection) => return Ok(Err(rejection)),
     };
     let event = EventBody::StepCommitted { seq: task.next_seq, step: projection.step, loop_state };
     append(connection, task.id, &event).await?;

@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
 use super::jobs::{append_job_changed, leave_node, mark_dead};
-use super::leader::{Leadership, lock_lead};
+use super::leader::{Leadership, lock_leader_row};
 use super::reclaim::{RunnerLoss, reclaim};
 use super::tasks::{TaskRow, lock_task};
 use super::{Store, StoreError, attempts, roll_back};
@@ -39,8 +39,8 @@ impl Store {
         .doing("finding expired task leases")?;
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
-            let why = format!("its lease on {} expired: no heartbeat, or no step completed in time", job.node);
-            let swept = self.end_job_lease(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &why).await;
+            let reason = format!("its lease on {} expired: no heartbeat, or no step completed in time", job.node);
+            let swept = self.end_job_lease(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &reason).await;
             let job_hints = self.skip_faulty_row("job", job.id, swept)?;
             jobs_lost += usize::from(!job_hints.is_empty());
             hints.extend(job_hints);
@@ -82,10 +82,10 @@ impl Store {
         task: TaskId,
         job: JobId,
         lease: LeaseId,
-        why: &str,
+        reason: &str,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let expired = sqlx::query_scalar!(
             r#"select id from jobs where id = $1 and lease = $2 and state = 'running'
@@ -100,7 +100,7 @@ impl Store {
         if expired.is_none() {
             return roll_back(tx, vec![]).await;
         }
-        let hints = count_lost_attempt(&mut tx, &task, job, why, self.limits.max_losses).await?;
+        let hints = count_lost_attempt(&mut tx, &task, job, reason, self.limits.max_losses).await?;
         cfq_link::failpoint::hit("scheduler.sweep.before_commit");
         tx.commit().await.doing("ending an expired lease")?;
         cfq_link::failpoint::hit("scheduler.sweep.after_commit");
@@ -109,7 +109,7 @@ impl Store {
 
     async fn end_task_lease(&self, lead: Leadership, task: TaskId, lease: LeaseId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        lock_lead(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, lead).await?;
         let Some(task) = lock_task(&mut tx, task).await?.filter(|t| t.lease == Some(lease)) else {
             return roll_back(tx, vec![]).await;
         };
@@ -125,8 +125,8 @@ impl Store {
         .doing("checking a lease")?;
         let loss = match stalled {
             None => return roll_back(tx, vec![]).await,
-            Some(true) => RunnerLoss::Stalled { ms: self.timing.task_step_ms },
-            Some(false) => RunnerLoss::Gone("did not renew its lease".to_owned()),
+            Some(true) => RunnerLoss::Stalled { ms: self.timing.task_step_timeout_ms },
+            Some(false) => RunnerLoss::LeaseExpired,
         };
         let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
         cfq_link::failpoint::hit("scheduler.sweep.before_commit");
@@ -142,10 +142,10 @@ pub(super) async fn count_lost_attempt(
     connection: &mut PgConnection,
     task: &TaskRow,
     job: JobId,
-    why: &str,
+    reason: &str,
     max_losses: i32,
 ) -> Result<Vec<Hint>, StoreError> {
-    attempts::end_current(connection, job, "lost", why).await?;
+    attempts::end_current(connection, job, "lost", reason).await?;
     let losses = sqlx::query_scalar!("update jobs set losses = losses + 1 where id = $1 returning losses", job.0)
         .fetch_one(&mut *connection)
         .await
@@ -155,6 +155,6 @@ pub(super) async fn count_lost_attempt(
     } else {
         leave_node(connection, job, JobState::Queued).await?;
     }
-    append_job_changed(connection, task.id, job, why).await?;
+    append_job_changed(connection, task.id, job, reason).await?;
     Ok(for_changed_job(task, job))
 }

@@ -4,7 +4,7 @@
 use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
-use cfq_proto::messages::{Abandon, FenceReply, Grant, LeaseReply, Release, TaskFence};
+use cfq_proto::messages::{Abandon, FenceReply, Grant, LeaseReply, Release, TaskFence, UnavailableReason};
 use cfq_proto::task::{TaskSpec, TaskState};
 use cfq_scheduler_core::PendingReason;
 use sqlx::PgConnection;
@@ -55,7 +55,7 @@ impl Store {
         .await
         .doing("finding a runner")?;
         if known.is_none() {
-            let reason = "this boot of the runner is not registered: register first".into();
+            let reason = UnavailableReason::NotRegistered;
             return roll_back(tx, LeaseReply::Unavailable { reason }).await;
         }
         let ready = sqlx::query!(
@@ -155,8 +155,7 @@ impl Store {
         let Some(task) = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence)) else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
-        let reason: String = ask.reason.chars().take(MAX_REASON_CHARS).collect();
-        let loss = RunnerLoss::Gone(format!("abandoned it: {reason}"));
+        let loss = RunnerLoss::Abandoned { reason: ask.reason.chars().take(MAX_REASON_CHARS).collect() };
         let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
         tx.commit().await.doing("abandoning a task")?;
         Ok((FenceReply::Committed, hints))
@@ -176,5 +175,5 @@ async fn wait_for_job(connection: &mut PgConnection, task: TaskId, job: JobId) -
     .fetch_optional(connection)
     .await
     .doing("recording the job that a task waits for")?;
-    Ok(placement.map(|why| if why.is_empty() { PendingReason::Capacity.to_string() } else { why }))
+    Ok(placement.map(|reason| if reason.is_empty() { PendingReason::Capacity.to_string() } else { reason }))
 }

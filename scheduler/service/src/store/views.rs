@@ -170,7 +170,7 @@ impl Store {
         Ok(row.map(|r| EscalationView {
             question: QuestionId(r.id),
             reason: r.reason.0,
-            why: r.text,
+            explanation: r.text,
             available_actions: r.actions.0,
             final_critique,
             recommendation: r.recommendation,

@@ -101,7 +101,7 @@ impl Fixture {
     /// Returns the reason why the hand-off is held, and the actions offered to the human.
     pub(super) fn held(&self) -> (String, Vec<ActionKind>) {
         match self.steps().pop().unwrap().step {
-            Step::HandOffHeld { why, available_actions } => (why, available_actions),
+            Step::HandOffHeld { reason, available_actions } => (reason, available_actions),
             other => panic!("{other:?}"),
         }
     }
@@ -133,7 +133,7 @@ pub(super) fn escalation(history: &History, steps: &[StepRecord]) -> (Escalation
     match &steps.last().unwrap().step {
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Escalate { reason, available_actions } => {
-                (*reason, available_actions.clone(), decided.why.clone())
+                (*reason, available_actions.clone(), decided.explanation.clone())
             }
             other => panic!("{other:?}"),
         },

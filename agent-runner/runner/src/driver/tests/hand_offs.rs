@@ -17,7 +17,7 @@ async fn conflicting_result_is_delivered_and_waits_for_a_human() {
     let mut fixture = fixture();
     fixture.script(vec![add(1)], vec![score(93)]);
     fixture.drive().await.unwrap();
-    // Another task from the same base makes another add.py.
+    // A second task with the same base commit creates a different add.py.
     fixture.number = TaskNumber(43);
     fixture.port.0.lock().unwrap().steps.clear();
     fixture.port.0.lock().unwrap().jobs.clear();
@@ -50,10 +50,10 @@ async fn unusable_repository_fails_the_task_with_the_reason() {
     fixture1.spec.repo = "/nonexistent/repository".into();
     fixture1.script(vec![add(1)], vec![score(93)]);
     let history = fixture1.drive().await.unwrap();
-    assert_eq!(history.state, LoopState::Failed, "no answer to an escalation could fix it");
+    assert_eq!(history.state, LoopState::Failed, "no answer to an escalation could fix a missing repository");
     let steps = fixture1.steps();
     let Step::Decided { decided, .. } = &steps.last().unwrap().step else { panic!("a decision") };
-    assert!(decided.why.contains("/nonexistent/repository"), "{}", decided.why);
+    assert!(decided.explanation.contains("/nonexistent/repository"), "{}", decided.explanation);
     let mut fixture2 = fixture();
     let empty = fixture2.user.folder.path().join("empty");
     git2::Repository::init(&empty).unwrap();
@@ -63,7 +63,7 @@ async fn unusable_repository_fails_the_task_with_the_reason() {
     assert_eq!(history.state, LoopState::Failed);
     let steps = fixture2.steps();
     let Step::Decided { decided, .. } = &steps.last().unwrap().step else { panic!("a decision") };
-    assert!(decided.why.contains("no commits yet"), "{}", decided.why);
+    assert!(decided.explanation.contains("no commits yet"), "{}", decided.explanation);
 }
 
 /// Returns the fixture of a task whose result is merged, but not yet delivered.
@@ -102,8 +102,8 @@ async fn task_of_a_missing_repository_can_end_as_accepted() {
     let history = fixture.drive().await.unwrap();
     assert!(history.hand_off.done && history.hand_off.delivered.is_none());
     assert_eq!(fixture.task_state(), TaskState::Accepted, "nothing was delivered, so it is not merged");
-    let Some(Step::HandedOff { why }) = fixture.steps().last().map(|r| r.step.clone()) else { panic!("handed off") };
-    assert!(why.contains("cfq pull t42"), "{why}");
+    let Some(Step::HandedOff { reason }) = fixture.steps().last().map(|r| r.step.clone()) else { panic!("handed off") };
+    assert!(reason.contains("cfq pull t42"), "{reason}");
 }
 
 #[tokio::test]

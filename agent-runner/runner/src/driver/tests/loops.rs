@@ -80,7 +80,7 @@ async fn dangerous_code_is_not_an_ancestor_of_the_result() {
     assert_eq!(
         Some(&result.artifact.parent),
         history.iterations[0].artifact.commit.as_ref(),
-        "the quarantined commit is not its parent"
+        "the quarantined commit is not the parent of the next one"
     );
     assert_eq!(fixture.delivered().len(), 1);
 }

@@ -12,7 +12,7 @@ use cfq_proto::job::{Completion, FinishReason, JobFailure, JobRequest, JobState,
 use cfq_proto::loop_step::{Artifact, Step, StepRecord};
 use cfq_proto::task::{Agent, Priority};
 
-use crate::driver::{FollowGuard, PrefillPredictor, Stopped, TaskPort};
+use crate::driver::{DriveError, FollowGuard, PrefillPredictor, Stopped, TaskPort};
 
 #[derive(Clone)]
 pub(super) enum Reply {
@@ -58,7 +58,8 @@ impl TaskPort for FakePort {
             return Err(Stopped::LeaseLost);
         }
         let history = History::of(&records.steps).unwrap();
-        transition(history.state, history.facts, &step).map_err(|e| Stopped::Refused { reason: e.to_string() })?;
+        transition(history.state, history.facts, &step)
+            .map_err(|e| Stopped::CannotDrive(DriveError::RefusedByScheduler { reason: e.to_string() }))?;
         // The clock advances, so the times of steps differ.
         let at = 1_700_000_000 + i64::from(seq);
         records.steps.push(StepRecord { seq, step, active_ms, at });

@@ -6,12 +6,12 @@
 
 use std::path::Path;
 
+use cfq_engine::LoadError;
 use cfq_engine::cuda::{GpuLayout, NoGpuLayout, fit_on_gpus};
-use cfq_engine::{Bytes, DoesNotFit, LoadError};
 use cfq_inference_node::gpu;
 use cfq_inference_node::gpu::DeviceChoice;
 use cfq_inference_node::models::{LoadMeasurements, MeasuredLoad};
-use cfq_memory::{GpuCapacity, GpuShare};
+use cfq_memory::{Bytes, DoesNotFit, GpuCapacity, GpuShare};
 use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
 

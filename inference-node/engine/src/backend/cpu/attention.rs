@@ -10,9 +10,9 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::backend::cpu::simd::{LANES, Lanes, add_lanes, exp, multiply_add, tanh, vectorised};
+use crate::backend::cpu::simd::{LANES, Lanes, add_lanes, exp, multiply_add, tanh, vectorized};
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
-use crate::kv::{BLOCK, KvView};
+use crate::kv::{KV_BLOCK_TOKENS, KvView};
 
 /// Number of query rows that share one pass over keys and values; few enough that their sums stay in registers.
 const QUERY_ROWS: usize = 4;
@@ -27,9 +27,9 @@ pub struct AttentionParams {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Number of positions before the new ones.
+    /// Number of the sequence's positions that earlier passes computed.
     pub past: usize,
-    /// Number of new positions; their keys and values are already in the cache.
+    /// Number of positions that this pass computes; their keys and values are already in the cache.
     pub new: usize,
     /// Factor applied to every query-key product.
     pub scale: f32,
@@ -77,7 +77,7 @@ pub fn attend(inputs: &[AttentionInput<'_>]) -> Vec<f32> {
             local.clear();
             local.resize(QUERY_ROWS.min(new - first) * head_dim, 0.0);
             let (queries, kv, params) = (input.queries, input.kv, input.params);
-            vectorised(QueryBlock { queries, kv, params, head, first, scratch: &mut scratch, out: &mut local });
+            vectorized(QueryBlock { queries, kv, params, head, first, scratch: &mut scratch, out: &mut local });
             for (row, values) in local.chunks_exact(head_dim).enumerate() {
                 let to = from + ((first + row) * heads + head) * head_dim;
                 // SAFETY: each head of each position is in one query block, and each block in one chunk.
@@ -141,7 +141,7 @@ impl QueryBlock<'_> {
         let kv_head = self.head / (heads / kv_heads);
         // `begin..end` covers all positions that any of these rows attends to; `begin` is rounded down to the start of
         // a KV block.
-        let begin = self.params.first_attended(past + self.first) / BLOCK * BLOCK;
+        let begin = self.params.first_attended(past + self.first) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
         let end = past + self.first + rows;
         let span = end - begin;
         let Scratch { queries, scores, weights } = self.scratch;
@@ -156,8 +156,8 @@ impl QueryBlock<'_> {
 
         scores.clear();
         scores.resize(R * span, 0.0);
-        for from in (begin..end).step_by(BLOCK) {
-            let keys: &[Lanes] = self.kv.keys(kv_head, from / BLOCK).as_chunks().0;
+        for from in (begin..end).step_by(KV_BLOCK_TOKENS) {
+            let keys: &[Lanes] = self.kv.keys(kv_head, from / KV_BLOCK_TOKENS).as_chunks().0;
             for (position, key) in (from - begin..span).zip(keys.chunks_exact(chunks)) {
                 for (row, query) in queries.chunks_exact(chunks).enumerate() {
                     let mut sums = [0.0; LANES];
@@ -191,9 +191,9 @@ impl QueryBlock<'_> {
             for sums in &mut sums[..count] {
                 *sums = [[0.0; LANES]; R];
             }
-            for from in (begin..end).step_by(BLOCK) {
-                let values: &[Lanes] = self.kv.values(kv_head, from / BLOCK).as_chunks().0;
-                let weights = &weights[from - begin..span.min(from - begin + BLOCK)];
+            for from in (begin..end).step_by(KV_BLOCK_TOKENS) {
+                let values: &[Lanes] = self.kv.values(kv_head, from / KV_BLOCK_TOKENS).as_chunks().0;
+                let weights = &weights[from - begin..span.min(from - begin + KV_BLOCK_TOKENS)];
                 for (at, sums) in sums[..count].iter_mut().enumerate() {
                     // A local copy, which cannot alias other data: otherwise the compiler does not keep the sums in
                     // vector registers.
@@ -221,7 +221,7 @@ impl QueryBlock<'_> {
     }
 }
 
-/// Turns scores into unnormalised softmax weights, relative to the highest score; returns their sum.
+/// Turns scores into unnormalized softmax weights, relative to the highest score; returns their sum.
 #[inline(always)]
 fn softmax_weights(scores: &mut [f32]) -> f32 {
     let higher = |a: f32, b: f32| if b > a { b } else { a };
@@ -276,7 +276,7 @@ mod tests {
     /// (position, head, head dim).
     fn cache(s: AttentionParams, positions: usize) -> (KvPool, SequenceKv, [Vec<f32>; 2]) {
         let shape = KvShape { layers: 1, heads: s.kv_heads, head_dim: s.head_dim };
-        let mut pool = KvPool::new(shape, positions.div_ceil(BLOCK));
+        let mut pool = KvPool::new(shape, positions.div_ceil(KV_BLOCK_TOKENS));
         let mut kv = pool.begin(&[], false, false);
         let rows = [1, 2].map(|seed| numbers(positions * s.kv_heads * s.head_dim, seed));
         assert!(pool.grow(&mut kv, positions) && pool.write(&kv, 0, &rows[0], &rows[1]));

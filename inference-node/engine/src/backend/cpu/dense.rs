@@ -8,7 +8,7 @@
 use candle_core::{Result, Tensor};
 use pulp::{Simd, WithSimd};
 
-use crate::backend::cpu::simd::{LANES, add_lanes, multiply_add, vectorised};
+use crate::backend::cpu::simd::{LANES, add_lanes, multiply_add, vectorized};
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
 
 /// Number of weight rows in one chunk of work for the thread pool.
@@ -41,7 +41,7 @@ impl Dense {
             let width = CHUNK_ROWS.min(self.rows - begin);
             let weights = &self.weights[begin * self.cols..][..width * self.cols];
             let mut out = vec![0.0; n * width];
-            vectorised(DenseChunk { x, weights, cols: self.cols, out: &mut out });
+            vectorized(DenseChunk { x, weights, cols: self.cols, out: &mut out });
             for (row, values) in out.chunks_exact(width).enumerate() {
                 // SAFETY: only this chunk writes these columns.
                 #[allow(unsafe_code)]

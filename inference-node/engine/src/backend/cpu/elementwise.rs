@@ -5,7 +5,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::backend::cpu::simd::{LANES, add_lanes, exp, tanh, vectorised};
+use crate::backend::cpu::simd::{LANES, add_lanes, exp, tanh, vectorized};
 use crate::backend::cpu::thread_pool;
 
 /// Number of values below which one thread is faster than the pool.
@@ -24,7 +24,7 @@ pub fn parallel_rows(values: &mut [f32], width: usize, work: impl Fn(usize, &mut
 
 /// RMS norm of each row of `weights.len()` values, in place: Zhang and Sennrich, <https://arxiv.org/abs/1910.07467>.
 pub fn rms_norm_in_place(values: &mut [f32], weights: &[f32], epsilon: f32) {
-    parallel_rows(values, weights.len(), |_, values| vectorised(RmsNorm { values, weights, epsilon }));
+    parallel_rows(values, weights.len(), |_, values| vectorized(RmsNorm { values, weights, epsilon }));
 }
 
 /// RMS norm of each row of `weights.len()` values, into a new vector.
@@ -50,7 +50,7 @@ pub fn add(to: &mut [f32], values: &[f32]) {
 pub fn activate(gate: &mut [f32], up: &[f32], width: usize, gelu: bool) {
     parallel_rows(gate, width, |first, gate| {
         let up = &up[first * width..][..gate.len()];
-        vectorised(GatedActivation { gate, up, gelu });
+        vectorized(GatedActivation { gate, up, gelu });
     });
 }
 

@@ -36,7 +36,7 @@ pub struct Mixture {
     /// Number of experts per token.
     used: usize,
     /// Whether the routing weights of a token's experts add up to one.
-    normalised: bool,
+    normalized: bool,
 }
 
 impl FeedForward {
@@ -63,7 +63,7 @@ impl FeedForward {
             router,
             experts: all,
             used: experts.per_token as usize,
-            normalised: experts.normalised,
+            normalized: experts.normalized,
         }))
     }
 
@@ -115,7 +115,7 @@ impl Mixture {
         // For each expert, the rows routed to it, with their routing weights.
         let mut routed: Vec<Vec<(usize, f32)>> = vec![Vec::new(); self.experts.len()];
         for (row, scores) in scores.chunks_exact(self.experts.len()).enumerate() {
-            for (expert, weight) in route(scores, self.used, self.normalised) {
+            for (expert, weight) in route(scores, self.used, self.normalized) {
                 routed[expert].push((row, weight));
             }
         }
@@ -134,14 +134,14 @@ impl Mixture {
 }
 
 /// Top-k routing: the `used` experts with the highest router scores and their weights. The weights are the softmax over
-/// all experts or, if `normalised`, over the chosen ones. Among equal scores the lower index wins.
-pub fn route(scores: &[f32], used: usize, normalised: bool) -> Vec<(usize, f32)> {
+/// all experts or, if `normalized`, over the chosen ones. Among equal scores the lower index wins.
+pub fn route(scores: &[f32], used: usize, normalized: bool) -> Vec<(usize, f32)> {
     let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut weights: Vec<(usize, f32)> = scores.iter().map(|score| (score - highest).exp()).enumerate().collect();
     let all: f32 = weights.iter().map(|(_, weight)| weight).sum();
     weights.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     weights.truncate(used);
-    let total = if normalised { weights.iter().map(|(_, weight)| weight).sum() } else { all };
+    let total = if normalized { weights.iter().map(|(_, weight)| weight).sum() } else { all };
     weights.iter_mut().for_each(|(_, weight)| *weight /= total);
     weights
 }

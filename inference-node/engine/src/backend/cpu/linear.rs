@@ -1,7 +1,7 @@
 //! A linear projection on the CPU: a weight matrix in the layout of its kernel, and its bias if it has one.
 //!
 //! The layout is the one that the memory estimate assumes ([`cfq_memory::cpu_layout`]): tiles for our own kernels if
-//! the machine and the format support them, otherwise the file's blocks for candle's kernels; unquantised matrices are
+//! the machine and the format support them, otherwise the file's blocks for candle's kernels; unquantized matrices are
 //! held as F32.
 
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -30,9 +30,9 @@ pub enum StoredMatrix {
 
 enum Weight {
     Tiles(Tiles),
-    /// The file's quantised blocks, for candle's kernels.
+    /// The file's quantized blocks, for candle's kernels.
     Blocks(QTensor),
-    /// F32 values, for formats without a quantised kernel.
+    /// F32 values, for formats without a quantized kernel.
     Dense(Dense),
 }
 
@@ -112,7 +112,7 @@ impl Linear {
                     match tile_format(layout.format).filter(|_| layout.tiled) {
                         Some(format) => match Tiles::pack(format, &blocks.data()?, rows, cols) {
                             Some(tiles) => Weight::Tiles(tiles),
-                            None => candle_core::bail!("a matrix of {rows} x {cols} does not fill its blocks"),
+                            None => candle_core::bail!("a matrix of {rows} x {cols} cannot be packed into tiles"),
                         },
                         None => Weight::Blocks(blocks),
                     }
@@ -188,7 +188,7 @@ pub fn forward_shared<const N: usize>(
 ) -> Result<[Vec<f32>; N]> {
     let cols = linears[0].cols;
     if linears.iter().any(|l| l.cols != cols) || !x.len().is_multiple_of(cols.max(1)) {
-        candle_core::bail!("{} values for rows of {cols} columns", x.len())
+        candle_core::bail!("an input of {} values does not consist of rows of {cols} columns", x.len())
     }
     let tiles: Vec<&Tiles> = linears
         .iter()
@@ -197,7 +197,7 @@ pub fn forward_shared<const N: usize>(
             Weight::Blocks(_) | Weight::Dense(_) => None,
         })
         .collect();
-    // The input is quantised once for all tile matrices.
+    // The input is quantized once for all tile matrices.
     let quantized = (!tiles.is_empty()).then(|| QuantizedInput::new(x, cols));
     let mut outs: Vec<Vec<f32>> = Vec::with_capacity(N);
     if let (Ok(all), Some(input)) = (<[&Tiles; N]>::try_from(tiles), &quantized) {
@@ -209,14 +209,14 @@ pub fn forward_shared<const N: usize>(
                     let [out] = tiles::multiply([tiles], input);
                     out
                 }
-                (Weight::Tiles(_), None) => candle_core::bail!("tiles without a quantised input"),
+                (Weight::Tiles(_), None) => candle_core::bail!("the input of a tiled matrix was not quantized"),
                 (Weight::Blocks(blocks), _) => candle_matmul(blocks, x, cols, batch_invariant)?,
                 (Weight::Dense(dense), _) => dense.multiply(x),
             });
         }
     }
     let outs = linears.iter().zip(outs).map(|(linear, out)| linear.add_bias(out)).collect::<Vec<_>>();
-    outs.try_into().map_err(|_| candle_core::Error::Msg("expected one output per projection".to_owned()))
+    outs.try_into().map_err(|_| candle_core::Error::Msg("outputs and projections differ in number".to_owned()))
 }
 
 /// Multiplies n input vectors by a matrix with candle's kernels: (n, columns) -> (n, rows).
@@ -276,7 +276,7 @@ mod tests {
         (0..count).map(|i| ((i * step) % 1009) as f32 / 504.0 - 1.0).collect()
     }
 
-    /// A test matrix, its planned layout, and its dequantised values.
+    /// A test matrix, its planned layout, and its dequantized values.
     fn linear(format: Format, rows: usize, cols: usize, kernels: CpuKernels) -> (Linear, MatrixLayout, Vec<Vec<f32>>) {
         let values = Tensor::from_vec(numbers(rows * cols, 7919), (rows, cols), &Device::Cpu).unwrap();
         let read = QTensor::quantize(&values, dtype(format)).unwrap();
@@ -335,7 +335,7 @@ mod tests {
                 let length =
                     |of: &dyn Fn((&f32, &f32)) -> f32| pairs().map(|pair| of(pair).powi(2)).sum::<f32>().sqrt();
                 let size = length(&|(x, _)| *x) * length(&|(_, w)| *w);
-                // Activations are quantised to 8 bits.
+                // Activations are quantized to 8 bits.
                 assert!((got - want).abs() < size * 4e-3, "{format:?} {rows}x{cols} {kernels:?}: {got} is not {want}");
             }
             let rows = linear.embedding_rows(&[7, 0]).unwrap();

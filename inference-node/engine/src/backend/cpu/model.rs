@@ -144,7 +144,8 @@ impl CpuModel {
 impl ForwardModel for CpuModel {
     type Memory = HostBlocks;
 
-    /// Running out of host memory ends the process, so every error that is returned concerns this pass only.
+    /// Classifies every error as a failure of this pass alone: running out of host memory, which would affect all
+    /// sequences, ends the process instead of returning an error.
     fn failure(&self, _: &candle_core::Error) -> ForwardFailure {
         ForwardFailure::Pass
     }

@@ -1,7 +1,7 @@
 //! SIMD arithmetic with a fixed order of every sum.
 //!
 //! The compiler turns loops over arrays of [`LANES`] values into vector instructions if they are inlined into a
-//! function that is compiled for the machine's vector width, see [`vectorised`]. Calls into the standard library
+//! function that is compiled for the machine's vector width, see [`vectorized`]. Calls into the standard library
 //! prevent this, so exp and tanh are implemented here. The hottest loops do not rely on the compiler: they call
 //! [`multiply_add`].
 
@@ -15,7 +15,7 @@ pub type Lanes = [f32; LANES];
 
 /// Runs `work` compiled for the widest vectors of this machine. `work` fixes the order of its sums itself, so the
 /// result is the same at every vector width.
-pub fn vectorised<W: WithSimd>(work: W) -> W::Output {
+pub fn vectorized<W: WithSimd>(work: W) -> W::Output {
     Arch::new().dispatch(work)
 }
 
@@ -37,7 +37,7 @@ pub fn add_lanes(lanes: Lanes) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// e^x for x <= 0, to about two units in the last place; a library call per lane would prevent vectorisation.
+/// e^x for x <= 0, to about two units in the last place; a library call per lane would prevent vectorization.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2: 2^n goes into the exponent bits, e^r is the polynomial of Cephes' expf.
 #[inline(always)]
@@ -45,15 +45,15 @@ pub fn exp(x: f32) -> f32 {
     // Below -87 the result would be subnormal.
     let x = if x > -87.0 { x } else { -87.0 };
     // Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    const ROUND_TO_INTEGER: f32 = 12_582_912.0;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND_TO_INTEGER;
+    let n = shifted - ROUND_TO_INTEGER;
     let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
     let mut p = 1.987_569_1e-4f32;
     for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
         p = p * r + c;
     }
-    let power = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    let power = shifted.to_bits().wrapping_sub(ROUND_TO_INTEGER.to_bits()).wrapping_add(127) << 23;
     (p * r * r + r + 1.0) * f32::from_bits(power)
 }
 
@@ -91,7 +91,7 @@ mod tests {
     fn vector_width_changes_no_bit() {
         let values: Vec<f32> = (0..1600).map(|i| (i * 7919 % 1009) as f32 / 100.0).collect();
         let plain = Sum(&values).with_simd(Scalar);
-        assert_eq!(vectorised(Sum(&values)), plain);
+        assert_eq!(vectorized(Sum(&values)), plain);
         #[cfg(target_arch = "x86_64")]
         {
             match pulp::x86::V3::try_new() {

@@ -71,7 +71,7 @@ fn pool() -> &'static ThreadPool {
             let spawned = std::thread::Builder::new().name(format!("compute-{at}")).spawn(|| pool.worker_loop());
             if let Err(error) = spawned {
                 // The other threads compute the chunks instead.
-                tracing::warn!(%error, "a compute thread did not start");
+                tracing::warn!(%error, "cannot start a compute thread; the pool runs with fewer threads");
             }
         }
         pool
@@ -131,7 +131,7 @@ impl<T> DisjointSlice<T> {
     /// overlaps `from..from + length` is held.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice(&self, from: usize, length: usize) -> &mut [T] {
-        assert!(from <= self.1 && length <= self.1 - from, "{from} + {length} of {}", self.1);
+        assert!(from <= self.1 && length <= self.1 - from, "{from} + {length} exceeds the slice's length {}", self.1);
         // SAFETY: inside the slice by the assertion, exclusive by the contract of this function.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(from), length) }
     }

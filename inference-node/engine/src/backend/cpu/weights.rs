@@ -22,7 +22,7 @@ pub struct WeightReader<'a> {
 }
 
 impl<'a> WeightReader<'a> {
-    /// Opens the file.
+    /// Opens `file` to read its tensors. `kernels` determines the layout of the matrices.
     pub fn open(file: &'a ModelFile, architecture: &'a Architecture, kernels: CpuKernels) -> Result<Self> {
         let reader = match file {
             ModelFile::Gguf(header) => Some(BufReader::with_capacity(1 << 20, File::open(&header.path)?)),
@@ -74,7 +74,9 @@ impl<'a> WeightReader<'a> {
         let name = self.architecture.tensor_name(self.file, role, layer);
         let meta = self.architecture.tensor_meta(self.file, role, layer);
         let planned = meta.and_then(|meta| Some((plan(&meta)?, meta)));
-        let Some((layout, meta)) = planned else { candle_core::bail!("{name} is not a matrix") };
+        let Some((layout, meta)) = planned else {
+            candle_core::bail!("tensor {name} is missing, or is not a matrix of a supported size")
+        };
         let bias = bias.and_then(|role| {
             let name = self.architecture.tensor_name(self.file, role, layer);
             self.file.tensor(&name).map(|_| self.vector(&name))

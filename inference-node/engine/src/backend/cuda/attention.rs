@@ -1,4 +1,5 @@
-//! Paged attention as a custom candle operation: a direct implementation on the CPU, our own kernel on a GPU.
+//! Paged attention as a custom candle operation: a direct implementation on the CPU, our own kernel on a GPU. The kernel
+//! (paged.cu) computes the softmax online, as flash attention does.
 //!
 //! The CPU implementation is the reference for tests of the kernel, and it allows the code around the kernel to be
 //! tested on machines without a GPU.
@@ -7,7 +8,7 @@ use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDTyp
 
 use crate::backend::cuda::paged_kv::LayerPages;
 use crate::backend::cuda::pass::{AttentionShape, Pass, PassIndices, SequenceSpan, contiguous};
-use crate::kv::BLOCK;
+use crate::kv::KV_BLOCK_TOKENS;
 
 /// Attention of all rows of a pass in one layer.
 pub struct PagedAttention<'a> {
@@ -36,8 +37,9 @@ impl PagedAttention<'_> {
                 let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
                 for head in 0..heads {
                     let vector = |of: usize| {
-                        let block = self.pass.page_tables[table + of / BLOCK] as usize;
-                        ((block * kv_heads + head / (heads / kv_heads)) * BLOCK + of % BLOCK) * head_dim
+                        let block = self.pass.page_tables[table + of / KV_BLOCK_TOKENS] as usize;
+                        ((block * kv_heads + head / (heads / kv_heads)) * KV_BLOCK_TOKENS + of % KV_BLOCK_TOKENS)
+                            * head_dim
                     };
                     let query = &queries[((row + at) * heads + head) * head_dim..][..head_dim];
                     weights.clear();

@@ -15,10 +15,10 @@ pub struct Gpu {
     pub name: String,
     /// UUID that NVML reports; `None` if the caller could not match this GPU with one of NVML's.
     pub uuid: Option<String>,
-    /// candle's device.
+    /// The GPU as a candle device.
     pub device: Device,
     /// Memory that was free when the GPU was opened, in bytes.
-    pub free: u64,
+    pub free_bytes: u64,
     /// Measured bandwidth of a copy within the GPU, in bytes per second; for ranking GPUs.
     pub bandwidth: f64,
     /// Memory overhead measured in earlier loads of the model that is about to be loaded, in per mille of its weights;
@@ -32,10 +32,10 @@ impl Gpu {
         format!("cuda:{}", self.index)
     }
 
-    /// Capacity for one model if `share_of` models share the GPU's free memory equally.
-    pub fn capacity(&self, share_of: u64) -> GpuCapacity {
+    /// Capacity for one model if `sharers` models share the GPU's free memory equally.
+    pub fn capacity(&self, sharers: u64) -> GpuCapacity {
         GpuCapacity {
-            free: self.free / share_of.max(1),
+            free: self.free_bytes / sharers.max(1),
             bandwidth: self.bandwidth,
             overhead_per_mille: self.overhead_per_mille,
         }
@@ -54,11 +54,11 @@ pub struct CudaDeviceId {
 /// Why no GPU can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaUnavailable {
-    /// Built without the `cuda` feature.
-    #[error("this build of cfq runs on the CPU only; docs/gpu.md explains how to build for NVIDIA GPUs")]
+    /// The program was built without the `cuda` feature.
+    #[error("this program was built for the CPU only; docs/gpu.md explains how to build it for NVIDIA GPUs")]
     NotBuilt,
     /// libcuda.so.1 is missing.
-    #[error("no NVIDIA driver found (libcuda.so.1)")]
+    #[error("no NVIDIA driver found: libcuda.so.1 cannot be loaded")]
     NoDriver,
     /// A CUDA library is missing.
     #[error(
@@ -68,14 +68,14 @@ pub enum CudaUnavailable {
     NoLibrary {
         /// Name of the library, for example `cuBLAS`.
         library: &'static str,
-        /// The PyPI package that ships it.
+        /// The PyPI package that contains the library.
         package: &'static str,
     },
     /// The driver lists no device.
-    #[error("the NVIDIA driver reports no GPU")]
+    #[error("the NVIDIA driver reports no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES")]
     NoGpus,
     /// The requested index is not among the visible GPUs.
-    #[error("no GPU cuda:{index}; this process sees {}", listed(seen))]
+    #[error("there is no GPU cuda:{index}; this process sees {}", listed(seen))]
     NoSuchGpu {
         /// The requested N of `cuda:N`.
         index: usize,
@@ -83,7 +83,7 @@ pub enum CudaUnavailable {
         seen: Vec<usize>,
     },
     /// A driver call failed.
-    #[error("the NVIDIA driver does not respond")]
+    #[error("a call to the NVIDIA driver failed")]
     Driver(#[source] candle_core::Error),
 }
 

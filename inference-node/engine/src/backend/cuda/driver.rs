@@ -28,7 +28,7 @@ fn uuid(ordinal: c_int) -> Option<[u8; 16]> {
     Some(driver::result::device::get_uuid(device).ok()?.bytes.map(|byte| byte as u8))
 }
 
-/// Opens the GPU with CUDA's `ordinal`; `index` and `uuid` are the names it gets.
+/// Opens the GPU that has the number `ordinal` in CUDA. `index` and `uuid` are copied to the returned [`Gpu`].
 ///
 /// # Errors
 /// The driver's error.
@@ -52,9 +52,9 @@ fn try_open(ordinal: usize, index: usize, uuid: Option<String>) -> Result<Gpu> {
     device.synchronize()?;
     keep_freed_memory(&context)?;
     let name = context.name().w()?;
-    let free = memory(&device).map_or(0, |(free, _)| free);
+    let free_bytes = memory(&device).map_or(0, |(free, _)| free);
     tracing::debug!(index, ordinal, uuid, name, "gpu opened");
-    Ok(Gpu { index, name, uuid, device, free, bandwidth, overhead_per_mille: 0 })
+    Ok(Gpu { index, name, uuid, device, free_bytes, bandwidth, overhead_per_mille: 0 })
 }
 
 /// Keeps freed memory in the process's pool for reuse: otherwise every step would return its activations to the driver
@@ -70,7 +70,7 @@ fn keep_freed_memory(context: &CudaContext) -> Result<()> {
     }
 }
 
-/// Returns the memory that this process freed but still pools on a GPU to the driver, for other programs.
+/// Gives the unused memory in this process's pool on a GPU back to the driver, so that other programs can use it.
 pub fn trim_memory_pool(device: &Device) {
     let Ok(cuda) = device.as_cuda_device() else { return };
     let context = cuda.cuda_stream().context().clone();
@@ -117,16 +117,16 @@ fn pooled_bytes(context: &CudaContext) -> Option<u64> {
 /// Bandwidth of a copy within the GPU, in bytes per second; bytes read and bytes written both count.
 fn copy_bandwidth(device: &Device) -> Result<f64> {
     // Larger than the cache of any GPU.
-    const BYTES: usize = 256 << 20;
-    let from = Tensor::zeros(BYTES / 4, DType::F32, device)?;
-    let to = Tensor::zeros(BYTES / 4, DType::F32, device)?;
+    const COPIED_BYTES: usize = 256 << 20;
+    let from = Tensor::zeros(COPIED_BYTES / 4, DType::F32, device)?;
+    let to = Tensor::zeros(COPIED_BYTES / 4, DType::F32, device)?;
     let mut best = 0f64;
     for _ in 0..3 {
         device.synchronize()?;
         let began = std::time::Instant::now();
         to.slice_set(&from, 0, 0)?;
         device.synchronize()?;
-        best = best.max(2.0 * BYTES as f64 / began.elapsed().as_secs_f64());
+        best = best.max(2.0 * COPIED_BYTES as f64 / began.elapsed().as_secs_f64());
     }
     Ok(best)
 }
@@ -134,7 +134,7 @@ fn copy_bandwidth(device: &Device) -> Result<f64> {
 /// Checks for the driver and the libraries without which candle panics; if a library is missing, first tries to load it
 /// from other folders.
 fn check_libraries() -> std::result::Result<(), CudaUnavailable> {
-    // SAFETY: the calls load NVIDIA's libraries by name and run their initialisers.
+    // SAFETY: the calls load NVIDIA's libraries by name and run their initializers.
     #[allow(unsafe_code)]
     let present = || unsafe {
         let missing = |library, package| CudaUnavailable::NoLibrary { library, package };

@@ -34,7 +34,7 @@ pub struct Mixture {
     router: CudaLinear,
     experts: Vec<GatedMlp>,
     used: usize,
-    normalised: bool,
+    normalized: bool,
 }
 
 impl FeedForward {
@@ -57,7 +57,7 @@ impl FeedForward {
             experts: all,
             router: linear(TensorRole::Router)?,
             used: experts.per_token as usize,
-            normalised: experts.normalised,
+            normalized: experts.normalized,
         }))
     }
 
@@ -109,7 +109,7 @@ impl Mixture {
         // For each expert, the rows routed to it, with their routing weights.
         let mut routed = vec![(Vec::new(), Vec::new()); self.experts.len()];
         for (row, scores) in (0u32..).zip(&scores) {
-            for (expert, weight) in route(scores, self.used, self.normalised) {
+            for (expert, weight) in route(scores, self.used, self.normalized) {
                 routed[expert].0.push(row);
                 routed[expert].1.push(weight);
             }

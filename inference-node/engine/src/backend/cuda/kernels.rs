@@ -8,13 +8,13 @@ use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage};
 use half::f16;
 
-use crate::backend::cuda::pass::{AttentionShape, Pass, PassIndices, QUERIES, TARGET_THREAD_BLOCKS};
-use crate::kv::{BLOCK, KvShape};
+use crate::backend::cuda::pass::{AttentionShape, Pass, PassIndices, QUERIES_PER_THREAD_BLOCK, TARGET_THREAD_BLOCKS};
+use crate::kv::{KV_BLOCK_TOKENS, KvShape};
 
 const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/paged.ptx"));
 const MODULE: &str = "cfq_paged";
 /// Number of threads in a thread block; must equal THREADS in paged.cu.
-const THREADS: u32 = 128;
+const THREADS_PER_BLOCK: u32 = 128;
 /// Shared memory that a kernel may use without opting in to more, in bytes.
 const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
@@ -27,7 +27,7 @@ pub type WriteArgs<'a> = (&'a Pass, &'a PassIndices, KvShape);
 fn uints(storage: &Storage) -> Result<&CudaSlice<u32>> {
     match storage {
         Storage::Cuda(storage) => storage.as_cuda_slice::<u32>(),
-        Storage::Cpu(_) | Storage::Metal(_) => candle_core::bail!("the indices are not on the GPU"),
+        Storage::Cpu(_) | Storage::Metal(_) => candle_core::bail!("the index tables of the pass are not on the GPU"),
     }
 }
 
@@ -59,16 +59,18 @@ fn launch<T: CudaDType + DeviceRepr>(
     let (shape, pass, indices, batch_invariant) = op;
     let AttentionShape { heads, kv_heads, head_dim, scale, softcap, window } = shape;
     let (rows, tiles) = (pass.rows(), indices.tile_count);
-    let Some((from, to)) = layout.contiguous_offsets() else { candle_core::bail!("the queries are not contiguous") };
+    let Some((from, to)) = layout.contiguous_offsets() else {
+        candle_core::bail!("the query tensor is not contiguous")
+    };
     let queries = queries.as_cuda_slice::<f32>()?.slice(from..to);
     let (keys, values) = (keys.as_cuda_slice::<T>()?, values.as_cuda_slice::<T>()?);
     let ((tables, _), (tile_list, _)) = (indices.page_tables.storage_and_layout(), indices.tiles.storage_and_layout());
     let (tables, tile_list) = (uints(&tables)?, uints(&tile_list)?);
-    // Up to QUERIES query heads that share a KV head are computed by the same thread block.
-    let group = (heads / kv_heads).min(QUERIES);
+    // Up to QUERIES_PER_THREAD_BLOCK query heads that share a KV head are computed by the same thread block.
+    let group = (heads / kv_heads).min(QUERIES_PER_THREAD_BLOCK);
     let groups = (heads / kv_heads).div_ceil(group);
     let longest = pass.sequences.iter().map(|span| span.past + span.new).max().unwrap_or(0);
-    let blocks = longest.div_ceil(BLOCK).max(1);
+    let blocks = longest.div_ceil(KV_BLOCK_TOKENS).max(1);
     // A KV split of fewer than four blocks is not worth the cost of combining partial sums.
     let max_splits = if batch_invariant { 1 } else { blocks.div_ceil(4).max(1) };
     let splits = TARGET_THREAD_BLOCKS.div_ceil((tiles * kv_heads * groups).max(1)).clamp(1, max_splits);
@@ -86,7 +88,7 @@ fn launch<T: CudaDType + DeviceRepr>(
         let partials = if splits == 1 { 1 } else { rows * heads * splits * (head_dim + 2) };
         (device.alloc::<f32>(rows * heads * head_dim)?, device.alloc::<f32>(partials)?)
     };
-    let shared = QUERIES * head_dim * 4 + BLOCK * (head_dim * size_of::<T>() + 4);
+    let shared = QUERIES_PER_THREAD_BLOCK * head_dim * 4 + KV_BLOCK_TOKENS * (head_dim * size_of::<T>() + 4);
     let function = device.get_or_load_custom_func(&format!("attend_{name}_{dims}"), MODULE, PTX)?;
     if shared > DEFAULT_SHARED_BYTES {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -103,7 +105,7 @@ fn launch<T: CudaDType + DeviceRepr>(
     kernel.arg(&scale).arg(&softcap);
     let config = LaunchConfig {
         grid_dim: (tiles as u32, (kv_heads * groups) as u32, splits as u32),
-        block_dim: (THREADS, 1, 1),
+        block_dim: (THREADS_PER_BLOCK, 1, 1),
         shared_mem_bytes: shared as u32,
     };
     // SAFETY: the arguments match the kernel's parameters in order and type; every index of `Pass` is within its
@@ -115,8 +117,11 @@ fn launch<T: CudaDType + DeviceRepr>(
         let (splits, head_dim) = (splits as u32, head_dim as u32);
         let mut kernel = function.builder();
         kernel.arg(&partials).arg(&out).arg(&splits).arg(&head_dim);
-        let config =
-            LaunchConfig { grid_dim: ((rows * heads) as u32, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        let config = LaunchConfig {
+            grid_dim: ((rows * heads) as u32, 1, 1),
+            block_dim: (THREADS_PER_BLOCK, 1, 1),
+            shared_mem_bytes: 0,
+        };
         // SAFETY: as above.
         #[allow(unsafe_code)]
         unsafe { kernel.launch(config) }.w()?;
@@ -142,7 +147,9 @@ fn write_as<T: CudaDType + DeviceRepr>(
 ) -> Result<()> {
     let (pass, indices, shape) = op;
     let device = rows.device().clone();
-    let Some((from, to)) = layout.contiguous_offsets() else { candle_core::bail!("the rows are not contiguous") };
+    let Some((from, to)) = layout.contiguous_offsets() else {
+        candle_core::bail!("the tensor of new keys or values is not contiguous")
+    };
     let rows = rows.as_cuda_slice::<f32>()?.slice(from..to);
     let (slots, _) = indices.slots.storage_and_layout();
     let slots = uints(&slots)?;

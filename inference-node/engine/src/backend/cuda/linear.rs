@@ -1,6 +1,6 @@
 //! A linear projection on a candle device: a weight matrix, and its bias if it has one.
 //!
-//! Quantised matrices keep the file's blocks, for candle's kernels; unquantised ones keep the precision of their file.
+//! Quantized matrices keep the file's blocks, for candle's kernels; unquantized ones keep the precision of their file.
 //! Inputs and outputs are F32.
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ pub struct CudaLinear {
 
 enum Weight {
     Blocks(Arc<QTensor>),
-    /// Unquantised matrix, (rows, columns).
+    /// Unquantized matrix, (rows, columns).
     Dense(Tensor),
 }
 
@@ -43,7 +43,7 @@ impl CudaLinear {
             format => {
                 let read = match stored {
                     StoredMatrix::Quantized(read) => read,
-                    StoredMatrix::Dense(_) => candle_core::bail!("an unquantised matrix cannot be held as {format:?}"),
+                    StoredMatrix::Dense(_) => candle_core::bail!("an unquantized matrix cannot be held as {format:?}"),
                 };
                 let target = dtype(format);
                 let blocks = if read.dtype() == target {

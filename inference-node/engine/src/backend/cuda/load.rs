@@ -14,7 +14,7 @@ use crate::backend::cuda::memory_estimate::{GpuLayout, layout};
 use crate::backend::cuda::model::{CudaModel, Stage};
 use crate::backend::cuda::paged_kv::PagedKv;
 use crate::backend::cuda::weights::supports_half;
-use crate::kv::{BLOCK, KvPool};
+use crate::kv::{KV_BLOCK_TOKENS, KvPool};
 use crate::load_error::{EngineLimits, LoadError};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
@@ -22,28 +22,28 @@ use crate::model::file::ModelFile;
 /// Largest head dimension that the attention kernel supports; its registers hold no more.
 const MAX_HEAD_DIM: u64 = 256;
 
-/// Memory a model takes on one GPU, in bytes.
+/// Memory that a model takes on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuAllocation {
     /// Index of the GPU ([`Gpu::index`]).
     pub gpu: usize,
     /// Total memory, as estimated before the load.
-    pub bytes: u64,
-    /// Part of `bytes` that the load itself does not allocate: scratch memory of forward passes, and the reserve for
-    /// the driver.
-    pub later: u64,
-    /// Part of `bytes` for the weights, as estimated before the load.
-    pub weights: u64,
-    /// Part of `bytes` added for the overhead measured in earlier loads.
-    pub overhead: u64,
+    pub total_bytes: u64,
+    /// Part of `total_bytes` that the load itself does not allocate: scratch memory of forward passes, and the reserve
+    /// for the driver.
+    pub scratch_bytes: u64,
+    /// Part of `total_bytes` for the weights, as estimated before the load.
+    pub weight_bytes: u64,
+    /// Part of `total_bytes` added for the overhead measured in earlier loads.
+    pub overhead_bytes: u64,
 }
 
 impl GpuAllocation {
-    /// Bytes that the weights actually took, given that the whole load took `bytes`. Tables and KV pool are assumed to
-    /// take exactly the predicted bytes, because each is a single allocation.
-    pub fn measured_weights(&self, bytes: u64) -> u64 {
-        let rest = self.bytes.saturating_sub(self.later + self.weights + self.overhead);
-        bytes.saturating_sub(rest)
+    /// Bytes that the weights actually took, given that the whole load took `loaded_bytes`. Tables and KV pool are
+    /// assumed to take exactly the predicted bytes, because each is a single allocation.
+    pub fn measured_weight_bytes(&self, loaded_bytes: u64) -> u64 {
+        let rest = self.total_bytes.saturating_sub(self.scratch_bytes + self.weight_bytes + self.overhead_bytes);
+        loaded_bytes.saturating_sub(rest)
     }
 }
 
@@ -97,14 +97,14 @@ fn lay_out_on(
     file: &ModelFile,
     architecture: &Architecture,
     gpus: &[Gpu],
-    share_of: u64,
+    sharers: u64,
     limits: EngineLimits,
 ) -> Result<GpuLayout, LoadError> {
-    let capacities: Vec<GpuCapacity> = gpus.iter().map(|gpu| gpu.capacity(share_of)).collect();
+    let capacities: Vec<GpuCapacity> = gpus.iter().map(|gpu| gpu.capacity(sharers)).collect();
     lay_out(file, architecture, &ids(gpus.iter()), &capacities, limits.max_sequences, !needs_f32(gpus))
 }
 
-/// Calculates the layout, for loads and for `cfq models fit` alike. `halves`: whether F16 and BF16 matrices keep their
+/// Assigns a model's layers to GPUs and estimates its memory. `halves`: whether F16 and BF16 matrices keep their
 /// precision; false only on candle's CPU device.
 fn lay_out(
     file: &ModelFile,
@@ -154,8 +154,8 @@ impl GpuLoadError {
     }
 }
 
-/// Loads the weights onto the GPUs that the layout selects and allocates the KV pool. The model may use 1/`share_of` of
-/// the free memory of each GPU. Free memory is the smaller of [`Gpu::free`] and what the driver reports now.
+/// Loads the weights onto the GPUs that the layout selects and allocates the KV pool. The model may use 1/`sharers` of
+/// the free memory of each GPU. Free memory is the smaller of [`Gpu::free_bytes`] and what the driver reports now.
 ///
 /// # Errors
 /// See [`LoadError`].
@@ -164,13 +164,15 @@ pub fn load_on_gpus(
     file: &ModelFile,
     architecture: Architecture,
     gpus: &[Gpu],
-    share_of: u64,
+    sharers: u64,
     limits: EngineLimits,
 ) -> Result<GpuLoad, LoadError> {
-    let now =
-        |gpu: &Gpu| Gpu { free: memory(&gpu.device).map_or(gpu.free, |(free, _)| free).min(gpu.free), ..gpu.clone() };
+    let now = |gpu: &Gpu| {
+        let reported = memory(&gpu.device).map_or(gpu.free_bytes, |(free, _)| free);
+        Gpu { free_bytes: reported.min(gpu.free_bytes), ..gpu.clone() }
+    };
     let gpus: Vec<Gpu> = gpus.iter().map(now).collect();
-    let GpuLayout { estimate, map } = lay_out_on(file, &architecture, &gpus, share_of, limits)?;
+    let GpuLayout { estimate, map } = lay_out_on(file, &architecture, &gpus, sharers, limits)?;
     let device = ids(map.shares.iter().filter_map(|share| gpus.get(share.gpu)));
     tracing::info!(%model, device, %estimate, "loading model");
     let context = || GpuLoadError { path: file.path().to_owned(), gpus: device.clone(), estimate };
@@ -179,12 +181,17 @@ pub fn load_on_gpus(
     let stages = map.shares.iter().filter_map(stage).collect();
     let forward = CudaModel::load(file, architecture, stages).map_err(|error| context().explain(error))?;
     let precision = if needs_f32(&gpus) { DType::F32 } else { DType::F16 };
-    let blocks = estimate.kv_tokens as usize / BLOCK;
+    let blocks = estimate.kv_tokens as usize / KV_BLOCK_TOKENS;
     let pool = forward.pool(blocks, precision).map_err(|error| context().explain(error))?;
-    let later = (estimate.scratch + estimate.reserve) / (map.shares.len() as u64).max(1);
+    let scratch_bytes = (estimate.scratch + estimate.reserve) / (map.shares.len() as u64).max(1);
     let allocation = |share: &GpuShare| {
-        let &GpuShare { bytes, weights, overhead, .. } = share;
-        Some(GpuAllocation { gpu: gpus.get(share.gpu)?.index, bytes, later, weights, overhead })
+        Some(GpuAllocation {
+            gpu: gpus.get(share.gpu)?.index,
+            total_bytes: share.bytes,
+            scratch_bytes,
+            weight_bytes: share.weights,
+            overhead_bytes: share.overhead,
+        })
     };
     let allocations = map.shares.iter().filter_map(allocation).collect();
     Ok(GpuLoad { forward, pool, allocations, error_context: context() })
@@ -195,9 +202,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_measured_load_is_attributed_to_the_weights() {
-        let allocation = GpuAllocation { gpu: 0, bytes: 1000, later: 300, weights: 400, overhead: 40 };
-        assert_eq!(allocation.measured_weights(720), 460);
-        assert_eq!(allocation.measured_weights(0), 0);
+    fn measured_load_is_attributed_to_the_weights() {
+        let allocation =
+            GpuAllocation { gpu: 0, total_bytes: 1000, scratch_bytes: 300, weight_bytes: 400, overhead_bytes: 40 };
+        assert_eq!(allocation.measured_weight_bytes(720), 460);
+        assert_eq!(allocation.measured_weight_bytes(0), 0);
     }
 }

@@ -7,10 +7,10 @@ use cfq_memory::{
     fit_kv_pool, plan_device_map,
 };
 
-use crate::backend::cuda::pass::{QUERIES, TARGET_THREAD_BLOCKS};
+use crate::backend::cuda::pass::{QUERIES_PER_THREAD_BLOCK, TARGET_THREAD_BLOCKS};
 use crate::backend::cuda::weights::plan;
 use crate::backend::forward::{MAX_DRAFT_ROWS, MAX_PREFILL_ROWS};
-use crate::kv::{BLOCK, MIN_POOL_TOKENS};
+use crate::kv::{KV_BLOCK_TOKENS, MIN_POOL_TOKENS};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 use crate::model::gguf::HeaderError;
@@ -22,7 +22,7 @@ pub const ELEMENT_BYTES: u64 = 2;
 /// Bytes kept free on each GPU: the driver's context, cuBLAS and its workspace, the kernels' code, the allocator's
 /// rounding. Not measured on a GPU yet.
 const RESERVE_BYTES: u64 = 768 << 20;
-/// KV tokens per sequence that are enough: another GPU is not used only to make the KV pool larger than this.
+/// Number of KV tokens per sequence above which the KV pool is large enough: no further GPU is used only to enlarge it.
 pub const MIN_TOKENS_PER_SEQUENCE: u64 = 8192;
 
 /// A memory estimate and the assignment of layers to GPUs.
@@ -72,7 +72,7 @@ pub fn layout(
         tables: terms.tables.saturating_mul(used),
         kv_per_token: terms.kv_per_token,
         // Rounded down to whole KV blocks.
-        kv_tokens: map.kv_tokens / BLOCK as u64 * BLOCK as u64,
+        kv_tokens: map.kv_tokens / KV_BLOCK_TOKENS as u64 * KV_BLOCK_TOKENS as u64,
         scratch: terms.activations.saturating_mul(used),
         loading: 0,
         reserve: terms.reserve.saturating_mul(used),
@@ -83,7 +83,7 @@ pub fn layout(
 /// Minimum and maximum size of the KV pool in tokens, and the size that is enough (see [`MIN_TOKENS_PER_SEQUENCE`]).
 fn pool_tokens(context: u64, sequences: u32) -> (RangeInclusive<u64>, u64) {
     let sequences = u64::from(sequences.max(1));
-    let whole = |tokens: u64| tokens.next_multiple_of(BLOCK as u64);
+    let whole = |tokens: u64| tokens.next_multiple_of(KV_BLOCK_TOKENS as u64);
     let max = context.saturating_mul(sequences).min(1 << 40);
     (whole(MIN_POOL_TOKENS.min(context))..=whole(max), max.min(MIN_TOKENS_PER_SEQUENCE.saturating_mul(sequences)))
 }
@@ -163,7 +163,7 @@ fn layer_stack(
 /// along the KV length.
 fn activations(shape: &ModelShape, sequences: u64) -> u64 {
     let (rows, scored) = (MAX_PREFILL_ROWS as u64 + sequences, sequences + MAX_DRAFT_ROWS as u64);
-    let vectors = (TARGET_THREAD_BLOCKS as u64).saturating_mul(2 * QUERIES as u64);
+    let vectors = (TARGET_THREAD_BLOCKS as u64).saturating_mul(2 * QUERIES_PER_THREAD_BLOCK as u64);
     let partial_sums = vectors.saturating_mul(shape.head_dim.saturating_add(2));
     shape.activations(rows, scored).saturating_add(partial_sums.saturating_mul(4))
 }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(two.map.shares.len(), 2);
         // The sum of the shares exceeds the estimate by less than one KV block.
         let over = two.map.shares.iter().map(|share| share.bytes).sum::<u64>() - two.estimate.total();
-        assert!(over < BLOCK as u64 * two.estimate.kv_per_token, "{over}");
+        assert!(over < KV_BLOCK_TOKENS as u64 * two.estimate.kv_per_token, "{over}");
         assert!(two.estimate.overhead > two.estimate.weights / 11, "{}", two.estimate);
     }
 
@@ -215,7 +215,8 @@ mod tests {
         }
     }
 
-    /// The two estimates differ by at most the part of the file that is not weights: header and tokenizer.
+    /// The estimate from shape and file size exceeds the one from the header by at most the part of the file that is
+    /// not weights: header and tokenizer.
     #[test]
     fn estimate_by_shape_and_size_matches_the_one_by_header() {
         for family in ["llama", "qwen2"] {

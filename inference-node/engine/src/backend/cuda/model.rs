@@ -2,7 +2,7 @@
 //!
 //! It is meant for GPUs and also runs on candle's CPU device, where it is tested. Layers may be split over several
 //! devices, in consecutive stages between which the activations are copied. Activations are F32; keys, values and the
-//! operands of quantised products have the formats that the device has kernels for.
+//! operands of quantized products have the formats that the device has kernels for.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::rms_norm;
@@ -71,7 +71,7 @@ impl CudaModel {
     /// Loads the weights. `stages` must cover all layers in order.
     pub fn load(file: &ModelFile, architecture: Architecture, stages: Vec<Stage>) -> Result<Self> {
         let (Some(first), Some(last)) = (stages.first(), stages.last()) else {
-            candle_core::bail!("the model has no stages")
+            candle_core::bail!("no stage was given to load the model into")
         };
         let mut reader = CudaWeightReader::open(file, &architecture)?;
         let embedding = reader.linear(TensorRole::Embedding, None, 0, &first.device)?;
@@ -180,7 +180,8 @@ impl ForwardModel for CudaModel {
         original_context(&self.architecture)
     }
 
-    /// After any driver error other than out-of-memory, the CUDA context is unusable.
+    /// Classifies an error. Any driver error other than out-of-memory is a failure of the device, because the CUDA
+    /// context is unusable after it.
     fn failure(&self, error: &candle_core::Error) -> ForwardFailure {
         match error {
             candle_core::Error::WithBacktrace { inner, .. } => self.failure(inner),

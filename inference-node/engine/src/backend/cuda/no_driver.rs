@@ -20,13 +20,12 @@ pub fn open(_ordinal: usize, _index: usize, _uuid: Option<String>) -> Result<Gpu
     Err(CudaUnavailable::NotBuilt)
 }
 
-/// Free and total memory of a device, in bytes; `None` on the CPU.
+/// Free and total memory of a device, in bytes; always `None`, because this build opens no GPU.
 pub fn memory(_: &Device) -> Option<(u64, u64)> {
     None
 }
 
-/// Gives memory back to the driver, for other programs: memory on a GPU that this process has freed but keeps in its
-/// pool.
+/// Does nothing: this build has no memory pool on a GPU that could be given back to the driver.
 pub fn trim_memory_pool(_: &Device) {}
 
 #[cfg(test)]

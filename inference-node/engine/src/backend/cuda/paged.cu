@@ -151,7 +151,7 @@ __device__ void attend(const float *queries, const T *keys, const T *values, flo
         load_page(page, values + from, s.head_dim);
         __syncthreads();
         if (works) {
-            // Values of positions beyond the last one are uninitialised and may be NaN.
+            // Values of positions beyond the last one are uninitialized and may be NaN.
             const u32 filled = min((u32)BLOCK, last + 1 - block * BLOCK);
             for (u32 key = 0; key < filled; key++) {
                 const T *value = page + key * stride;

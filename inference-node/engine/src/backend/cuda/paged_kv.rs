@@ -1,4 +1,4 @@
-//! Keys and values on a device: one tensor each per layer, in pages of [`BLOCK`] positions.
+//! Keys and values on a device: one tensor each per layer, in pages of [`KV_BLOCK_TOKENS`] positions.
 //!
 //! All pages are allocated when the model is loaded, so that a lack of GPU memory fails the load and not a later pass.
 
@@ -7,9 +7,9 @@ use cfq_memory::BlockId;
 use half::f16;
 
 use crate::backend::cuda::pass::{Pass, PassIndices, contiguous};
-use crate::kv::{BLOCK, BlockMemory, BlockValues, KvShape};
+use crate::kv::{BlockMemory, BlockValues, KV_BLOCK_TOKENS, KvShape};
 
-/// KV pages of one layer; each tensor is (blocks, KV heads, [`BLOCK`], head dim).
+/// KV pages of one layer; each tensor is (blocks, KV heads, [`KV_BLOCK_TOKENS`], head dim).
 pub struct LayerPages {
     pub keys: Tensor,
     pub values: Tensor,
@@ -24,7 +24,8 @@ pub struct PagedKv {
 impl PagedKv {
     /// Allocates `blocks` pages per layer; `devices` has one entry per layer.
     pub fn new(shape: KvShape, blocks: usize, dtype: DType, devices: &[Device]) -> Result<Self> {
-        let zeros = |device: &Device| Tensor::zeros((blocks, shape.heads, BLOCK, shape.head_dim), dtype, device);
+        let zeros =
+            |device: &Device| Tensor::zeros((blocks, shape.heads, KV_BLOCK_TOKENS, shape.head_dim), dtype, device);
         let layers = devices
             .iter()
             .map(|device| Ok(LayerPages { keys: zeros(device)?, values: zeros(device)? }))
@@ -86,7 +87,7 @@ impl BlockMemory for PagedKv {
 
     fn write_block(&mut self, block: BlockId, values: &BlockValues) -> Result<()> {
         let (heads, head_dim) = (self.shape.heads, self.shape.head_dim);
-        let (size, page) = (heads * BLOCK * head_dim, (1, heads, BLOCK, head_dim));
+        let (size, page) = (heads * KV_BLOCK_TOKENS * head_dim, (1, heads, KV_BLOCK_TOKENS, head_dim));
         let whole = 2 * self.layers.len() * size;
         let write = |at: usize, pages: &Tensor| -> Result<()> {
             let own = at * size..(at + 1) * size;
@@ -98,7 +99,7 @@ impl BlockMemory for PagedKv {
                     let halves: Vec<f16> = all[own].iter().map(|bits| f16::from_bits(*bits)).collect();
                     Tensor::from_vec(halves, page, pages.device())?
                 }
-                _ => candle_core::bail!("the values do not have the format and size of a block of this pool"),
+                _ => candle_core::bail!("the values do not have the number format and size of a block of this pool"),
             };
             pages.slice_set(&page, 0, block.index())
         };
@@ -118,9 +119,9 @@ impl PagedWrite<'_> {
     fn on_cpu<T: WithDType>(&self, pages: &mut [T], rows: &[f32], to: impl Fn(f32) -> T) -> Result<()> {
         let KvShape { heads, head_dim, .. } = self.shape;
         for (slot, row) in self.pass.slots.iter().zip(rows.chunks_exact(heads * head_dim)) {
-            let (block, position) = (*slot as usize / BLOCK, *slot as usize % BLOCK);
+            let (block, position) = (*slot as usize / KV_BLOCK_TOKENS, *slot as usize % KV_BLOCK_TOKENS);
             for (head, vector) in row.chunks_exact(head_dim).enumerate() {
-                let at = ((block * heads + head) * BLOCK + position) * head_dim;
+                let at = ((block * heads + head) * KV_BLOCK_TOKENS + position) * head_dim;
                 pages[at..at + head_dim].iter_mut().zip(vector).for_each(|(place, value)| *place = to(*value));
             }
         }
@@ -181,9 +182,10 @@ mod tests {
     }
 
     fn key(pool: &KvPool<PagedKv>, kv: &SequenceKv, layer: usize, at: usize) -> f32 {
-        let page = pool.memory().layer(layer).unwrap().keys.get(kv.block_table()[at / BLOCK].index()).unwrap();
+        let page =
+            pool.memory().layer(layer).unwrap().keys.get(kv.block_table()[at / KV_BLOCK_TOKENS].index()).unwrap();
         let vectors = page.to_dtype(DType::F32).unwrap().to_vec3::<f32>().unwrap();
-        vectors[1][at % BLOCK][3]
+        vectors[1][at % KV_BLOCK_TOKENS][3]
     }
 
     #[test]
@@ -205,11 +207,11 @@ mod tests {
     fn written_block_equals_the_block_that_was_read() {
         for dtype in [DType::F32, DType::F16] {
             let mut blocks = PagedKv::new(SHAPE, 4, dtype, &[Device::Cpu, Device::Cpu]).unwrap();
-            let mut table = cfq_memory::BlockTable::new(4, BLOCK);
+            let mut table = cfq_memory::BlockTable::new(4, KV_BLOCK_TOKENS);
             let [from, to] = [(); 2].map(|()| table.allocate().unwrap());
             for (at, pages) in blocks.tensors().enumerate() {
                 let counted = Tensor::arange(at as f32, at as f32 + 256.0, &Device::Cpu).unwrap();
-                let page = counted.to_dtype(dtype).unwrap().reshape((1, 2, BLOCK, 4)).unwrap();
+                let page = counted.to_dtype(dtype).unwrap().reshape((1, 2, KV_BLOCK_TOKENS, 4)).unwrap();
                 pages.slice_set(&page, 0, from.index()).unwrap();
             }
             let out = blocks.read_block(from).unwrap();

@@ -22,10 +22,11 @@ fn load_stages(path: &std::path::Path, cuts: &[usize]) -> CudaModel {
 const ONE_DEVICE: LoadModel<CudaModel> =
     LoadModel { load: |path| load_stages(path, &[]), pool: |model, blocks| model.pool(blocks, DType::F32).unwrap() };
 
-/// Two stages, as on two devices; the first stage has one layer.
+/// Loads the model in two stages, as on two devices; the first stage has one layer.
 const TWO_DEVICES: LoadModel<CudaModel> = LoadModel { load: |path| load_stages(path, &[1]), ..ONE_DEVICE };
 
-/// F16 keys and values, as on a GPU: the logits are close to the reference, but the text is not always the same.
+/// Loads the model with F16 keys and values, as on a GPU. Its logits are close to those of transformers, but its text
+/// is not always the same.
 const HALF_KV: LoadModel<CudaModel> =
     LoadModel { pool: |model, blocks| model.pool(blocks, DType::F16).unwrap(), ..ONE_DEVICE };
 

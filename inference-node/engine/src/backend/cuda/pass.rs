@@ -4,10 +4,10 @@
 use candle_core::{Device, Layout, Result, Tensor};
 
 use crate::backend::forward::BatchEntry;
-use crate::kv::BLOCK;
+use crate::kv::KV_BLOCK_TOKENS;
 
 /// Number of query vectors per thread block; must equal QUERIES in paged.cu.
-pub const QUERIES: usize = 16;
+pub const QUERIES_PER_THREAD_BLOCK: usize = 16;
 /// Number of thread blocks that fill a large GPU; if a pass has fewer, its sequences are split along the KV length. Not
 /// measured on a GPU yet.
 pub const TARGET_THREAD_BLOCKS: usize = 1024;
@@ -17,11 +17,11 @@ pub const TARGET_THREAD_BLOCKS: usize = 1024;
 pub struct SequenceSpan {
     /// Index of the sequence's first row in the pass.
     pub row: usize,
-    /// Number of new positions.
+    /// Number of positions that this pass computes.
     pub new: usize,
     /// Offset of the sequence's page table in [`Pass::page_tables`].
     pub table: usize,
-    /// Number of positions before the new ones.
+    /// Number of the sequence's positions that earlier passes computed.
     pub past: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct Pass {
     pub sequences: Vec<SequenceSpan>,
     /// The page tables of all sequences, one after the other.
     pub page_tables: Vec<u32>,
-    /// Slot of each row: block x [`BLOCK`] + position within the block.
+    /// Slot of each row: block x [`KV_BLOCK_TOKENS`] + position within the block.
     pub slots: Vec<u32>,
 }
 
@@ -53,12 +53,13 @@ impl Pass {
         let mut pass = Self { sequences: Vec::with_capacity(batch.len()), page_tables: Vec::new(), slots: Vec::new() };
         for entry in batch {
             let (past, new, blocks) = (entry.kv.len(), entry.tokens.len(), entry.kv.block_table());
-            if blocks.len() * BLOCK < past + new {
+            if blocks.len() * KV_BLOCK_TOKENS < past + new {
                 candle_core::bail!("a sequence has no KV blocks for {new} more tokens")
             }
             pass.sequences.push(SequenceSpan { row: pass.slots.len(), new, table: pass.page_tables.len(), past });
             pass.page_tables.extend(blocks.iter().map(|block| block.index() as u32));
-            let slot = |at: usize| (blocks[at / BLOCK].index() * BLOCK + at % BLOCK) as u32;
+            let slot =
+                |at: usize| (blocks[at / KV_BLOCK_TOKENS].index() * KV_BLOCK_TOKENS + at % KV_BLOCK_TOKENS) as u32;
             pass.slots.extend((past..past + new).map(slot));
         }
         Ok(pass)
@@ -71,7 +72,7 @@ impl Pass {
 
     /// Copies the tables to a device. `group` is the number of query heads per KV head.
     pub fn indices(&self, group: usize, device: &Device) -> Result<PassIndices> {
-        let height = (QUERIES / group.max(1)).max(1);
+        let height = (QUERIES_PER_THREAD_BLOCK / group.max(1)).max(1);
         let mut tiles = Vec::new();
         for span in &self.sequences {
             for first in (0..span.new).step_by(height) {

@@ -27,7 +27,7 @@ pub struct CudaWeightReader<'a> {
 }
 
 impl<'a> CudaWeightReader<'a> {
-    /// Opens the file.
+    /// Opens `file` to read its tensors.
     pub fn open(file: &'a ModelFile, architecture: &'a Architecture) -> Result<Self> {
         Ok(Self { reader: WeightReader::open(file, architecture, kernels())? })
     }

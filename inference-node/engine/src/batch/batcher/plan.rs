@@ -18,7 +18,7 @@ const UNMEASURED_PREFILL_ROWS: usize = 32;
 
 /// The part of one sequence in a forward pass.
 pub(super) struct StepEntry {
-    /// Known tokens, then draft tokens.
+    /// The tokens to compute: known tokens, then draft tokens.
     pub tokens: Vec<u32>,
     /// Number of draft tokens at the end of `tokens`.
     pub drafted: usize,

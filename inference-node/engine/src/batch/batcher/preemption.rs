@@ -7,16 +7,17 @@
 //!
 //! After a pass that ran out of GPU memory, all sequences are preempted and smaller passes follow
 //! ([`crate::batch::oom_backoff`]). A second such pass in a row, and any other error of the GPU's driver, breaks the
-//! engine as a panic does: the node releases its jobs, exits, and is started again.
+//! engine as a panic does: it serves no more requests until its process is restarted.
 
-use super::{Batcher, Broken, Running};
+use super::{Batcher, Running};
 use crate::backend::forward::{ForwardFailure, ForwardModel};
-use crate::batch::sequence::{Sequence, engine_failure};
-use crate::kv::BLOCK;
+use crate::batch::sequence::{Sequence, failed_by_engine};
+use crate::engine_failure::EngineFailure;
+use crate::kv::KV_BLOCK_TOKENS;
 
 /// Number of blocks that a sequence needs for its tokens so far, and one more to continue.
 fn required_blocks(sequence: &Sequence) -> usize {
-    sequence.tokens.len() / BLOCK + 2
+    sequence.tokens.len() / KV_BLOCK_TOKENS + 2
 }
 
 impl Running {
@@ -35,9 +36,9 @@ impl<M: ForwardModel> Batcher<M> {
             if self.running.len() >= self.limit.rows() {
                 return;
             }
-            let promised: usize = self.running.iter().map(Running::missing_blocks).sum();
+            let reserved: usize = self.running.iter().map(Running::missing_blocks).sum();
             // A single sequence always fits: admission refuses sequences larger than the pool.
-            if !self.running.is_empty() && promised + required_blocks(first) > self.pool.available() {
+            if !self.running.is_empty() && reserved + required_blocks(first) > self.pool.available() {
                 return;
             }
             if let Some(sequence) = self.preempted.pop_front() {
@@ -57,13 +58,13 @@ impl<M: ForwardModel> Batcher<M> {
     }
 
     /// Handles the failure of a pass of `rows` rows.
-    pub(super) fn on_forward_failure(&mut self, error: &candle_core::Error, rows: usize) -> Result<(), Broken> {
+    pub(super) fn on_forward_failure(&mut self, error: &candle_core::Error, rows: usize) -> Result<(), EngineFailure> {
         match self.model.failure(error) {
             ForwardFailure::Pass => {
                 // It is unknown which sequence caused the failure, and their keys and values may be partly written.
                 for running in self.running.drain(..) {
                     self.pool.discard(running.kv);
-                    running.sequence.end(Err(engine_failure(format!("the forward pass failed: {error}"))));
+                    running.sequence.end(Err(failed_by_engine(format!("the forward pass failed: {error}"))));
                 }
                 self.pool.clear();
                 Ok(())
@@ -81,10 +82,8 @@ impl<M: ForwardModel> Batcher<M> {
                 }
                 Ok(())
             }
-            ForwardFailure::Memory => {
-                Err(Broken(format!("the GPU is out of memory even for the smallest pass, twice in a row: {error}")))
-            }
-            ForwardFailure::Device => Err(Broken(format!("the GPU cannot be used any more: {error}"))),
+            ForwardFailure::Memory => Err(EngineFailure::OutOfMemory { error: error.to_string() }),
+            ForwardFailure::Device => Err(EngineFailure::DeviceLost { error: error.to_string() }),
         }
     }
 }

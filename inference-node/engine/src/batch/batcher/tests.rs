@@ -14,7 +14,7 @@ use crate::backend::cpu::linear::kernels;
 use crate::backend::cpu::model::CpuModel;
 use crate::batch::prompt_lookup::PromptLookup;
 use crate::batch::resume::SequenceInit;
-use crate::generation::{Event, Generation, generation};
+use crate::generation::{Generation, GenerationEvent};
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 use crate::sampling::grammar::Grammars;
@@ -30,12 +30,12 @@ struct Case {
 /// A batcher without a thread, and the parts of an engine that the tests need.
 struct Rig<M: ForwardModel = CpuModel> {
     batcher: Batcher<M>,
-    commands: SyncSender<Command>,
+    commands: SyncSender<EngineCommand>,
     admission: Arc<Admission>,
     cases: Vec<Case>,
 }
 
-/// Rows cost almost nothing compared with the pass, so that every draft pays off.
+/// Cost of a pass in which a row costs almost nothing compared with the pass itself, so that every draft pays off.
 fn cheap_rows(_: &EngineStats, _: usize) -> PassCost {
     PassCost { fixed: 1.0, per_row: 0.01 }
 }
@@ -75,7 +75,7 @@ impl<M: ForwardModel> Rig<M> {
         max_tokens: usize,
         lookup: bool,
     ) -> (SequenceRequest, Generation) {
-        let (outbox, reader) = generation();
+        let (outbox, reader) = Generation::channel();
         let max_len = prompt.len() + max_tokens;
         let sampling = Sampling { prompt_lookup: lookup, ..Sampling::default() };
         let permit = self.admission.reserve(1).ok().unwrap();
@@ -89,7 +89,7 @@ impl<M: ForwardModel> Rig<M> {
 
     fn submit(&self, prompt: Vec<u32>, max_tokens: usize, lookup: bool) -> Generation {
         let (request, reader) = self.request(prompt, max_tokens, lookup);
-        self.commands.send(Command::Sequence(Box::new(request))).unwrap();
+        self.commands.send(EngineCommand::Sequence(Box::new(request))).unwrap();
         reader
     }
 
@@ -104,7 +104,7 @@ impl<M: ForwardModel> Rig<M> {
 
 async fn end(mut reader: Generation) -> Completion {
     loop {
-        if let Event::Done(result) = reader.next().await {
+        if let GenerationEvent::Done(result) = reader.next().await {
             return result.unwrap();
         }
     }
@@ -144,7 +144,7 @@ async fn accepted_draft_tokens_save_passes() {
     }
 }
 
-/// Ten items of two kinds, with long field names that the grammar forces.
+/// Output format: a list of ten items of two kinds, with long field names that the grammar forces.
 fn items() -> OutputFormat {
     let item = serde_json::json!({
         "type": "object", "required": ["the kind of item", "how many of them"], "additionalProperties": false,
@@ -165,7 +165,7 @@ async fn forced_tokens_take_no_pass_with_and_without_drafts() {
         let (mut request, reader) = rig.request(rig.cases[0].ids.clone(), 1200, lookup);
         request.sampling.jump_forward = jump_forward;
         request.init.grammar = Grammars::new(rig.batcher.vocabulary.clone()).compile(&items()).unwrap();
-        rig.commands.send(Command::Sequence(Box::new(request))).unwrap();
+        rig.commands.send(EngineCommand::Sequence(Box::new(request))).unwrap();
         rig.batcher.drain_commands();
         rig.run_until_idle();
         let done = end(reader).await;
@@ -192,7 +192,7 @@ async fn logprobs_are_reported_for_each_token_and_change_no_text() {
         let mut rig = Rig::new("llama", 64);
         let (mut request, reader) = rig.request(rig.cases[1].ids.clone(), 12, true);
         request.sampling.logprobs = wanted;
-        rig.commands.send(Command::Sequence(Box::new(request))).unwrap();
+        rig.commands.send(EngineCommand::Sequence(Box::new(request))).unwrap();
         rig.batcher.drain_commands();
         rig.run_until_idle();
         let done = end(reader).await;
@@ -231,7 +231,7 @@ async fn cancelled_sequence_leaves_before_the_next_pass() {
         }
         assert_eq!(rig.batcher.running[0].uncomputed().len() == 1, decoding, "in the intended phase");
         if reading {
-            assert!(matches!(reader.next().await, Event::Step { .. }));
+            assert!(matches!(reader.next().await, GenerationEvent::Step { .. }));
         }
         let computed = rig.batcher.running[0].kv.len();
         assert!(computed > 0);
@@ -240,7 +240,7 @@ async fn cancelled_sequence_leaves_before_the_next_pass() {
         assert_eq!(rig.batcher.running.len(), 1, "only the neighbour is left");
         rig.run_until_idle();
         let ended = loop {
-            if let Event::Done(result) = reader.next().await {
+            if let GenerationEvent::Done(result) = reader.next().await {
                 break result;
             }
         };
@@ -273,7 +273,7 @@ async fn previous_revision_outside_the_prompt_is_drafted_from() {
             // The previous revision ends with tokens that the output does not contain.
             let previous = if known { [&written[..], &[7, 8, 9]].concat() } else { Vec::new() };
             let (request, reader) = rig.revision_request(prompt.clone(), previous, written.len(), true);
-            rig.commands.send(Command::Sequence(Box::new(request))).unwrap();
+            rig.commands.send(EngineCommand::Sequence(Box::new(request))).unwrap();
             rig.batcher.drain_commands();
             rig.run_until_idle();
             let done = end(reader).await;

@@ -55,7 +55,7 @@ impl<M: ForwardModel> Batcher<M> {
             let computed = (entry.tokens.len() - entry.drafted + accepted).min(sequence.tokens.len() - kv.len());
             pool.advance(kv, &sequence.tokens, computed);
             sequence.lookup.record_verified(entry.drafted, accepted, sequence.tokens.len());
-            outcome.unwrap_or_else(|| TokenOutcome::Failed("the forward pass returned no scores".to_owned()))
+            outcome.unwrap_or_else(|| TokenOutcome::Failed("the forward pass returned no logits".to_owned()))
         });
         Ok(outcomes.collect())
     }

@@ -2,7 +2,7 @@
 
 use super::CONTEXT_TOKENS;
 
-/// Maximum number of positions returned; the latest ones are.
+/// Maximum number of positions that a lookup returns; of more positions, it returns the latest.
 const MAX_MATCHES: usize = 8;
 /// Maximum number of positions examined per lookup: other contexts may have the same hash.
 const MAX_CANDIDATES: usize = 4 * MAX_MATCHES;
@@ -74,7 +74,7 @@ mod tests {
     proptest! {
         /// The index finds the same positions as a linear search, also if the text is indexed in parts as it grows.
         #[test]
-        fn latest_places_are_found(
+        fn latest_positions_equal_those_of_a_linear_search(
             text in prop::collection::vec(0u32..6, 0..400), parts in prop::collection::vec(0usize..400, 0..5),
         ) {
             let mut index = ContextIndex::default();

@@ -3,7 +3,7 @@
 use crate::model::file::ModelFile;
 use crate::model::rope::RopeLayout;
 
-/// The switches of one family.
+/// Properties of one model family: the switches of the forward pass.
 #[derive(Debug)]
 pub(super) struct Family {
     /// Name of the family in GGUF (`general.architecture`).
@@ -16,7 +16,7 @@ pub(super) struct Family {
     pub fused: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Whether each head's query and key are normalised.
+    /// Whether each head's query and key are normalized.
     pub head_norms: bool,
     /// Whether attention and feed-forward are also followed by norms.
     pub post_norms: bool,

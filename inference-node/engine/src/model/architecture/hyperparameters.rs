@@ -1,4 +1,4 @@
-//! Reads the sizes and constants of an architecture from the metadata, under the keys of either container.
+//! Reads the sizes and constants of an architecture from the metadata, under the keys of GGUF or of config.json.
 
 use cfq_memory::ModelShape;
 
@@ -51,7 +51,7 @@ pub(super) fn read_shape(file: &ModelFile, family: &Family) -> Result<ModelShape
     let valid = heads.is_multiple_of(kv_heads) && head_dim > 0 && head_dim <= 1 << 10 && head_dim.is_multiple_of(2);
     if !valid || file.get_u64(VALUE_DIM).is_some_and(|d| d != head_dim) {
         let what = format!(
-            "{heads} query heads and {kv_heads} key-value heads of {head_dim} values are not a valid shape of {}",
+            "{heads} query heads and {kv_heads} key-value heads of {head_dim} values are not valid for the {} family",
             family.gguf
         );
         return Err(file.unsupported(what));
@@ -77,19 +77,20 @@ pub(super) fn read_experts(file: &ModelFile, family: &Family) -> Result<Option<E
     };
     if !family.experts {
         let what = format!(
-            "it is a mixture-of-experts model of the {} family, and this version supports only dense models of that family",
+            "it is a mixture-of-experts model of the {} family, and this version supports only dense models of that \
+             family",
             family.gguf
         );
         return Err(file.unsupported(what));
     }
     let per_token = file.get_u64(EXPERTS_PER_TOKEN).ok_or_else(|| missing(file, EXPERTS_PER_TOKEN))?;
     if count > MAX_EXPERTS || per_token == 0 || per_token > count {
-        let what = format!("{per_token} of {count} experts per token is not a valid mixture of {}", family.gguf);
+        let what = format!("{per_token} of {count} experts per token is not valid for the {} family", family.gguf);
         return Err(file.unsupported(what));
     }
-    // llama.cpp's graph for this architecture always normalises the routing weights.
-    let normalised = file.is_gguf() || file.config("norm_topk_prob").and_then(|v| v.as_bool()) == Some(true);
-    Ok(Some(Experts { count: count as u32, per_token: per_token as u32, normalised }))
+    // llama.cpp's graph for this architecture always normalizes the routing weights.
+    let normalized = file.is_gguf() || file.config("norm_topk_prob").and_then(|v| v.as_bool()) == Some(true);
+    Ok(Some(Experts { count: count as u32, per_token: per_token as u32, normalized }))
 }
 
 /// Factor applied to query-key products: 1 / sqrt(d), where d is the head dimension or the value that Gemma models use
@@ -97,7 +98,7 @@ pub(super) fn read_experts(file: &ModelFile, family: &Family) -> Result<Option<E
 pub(super) fn attention_scale(file: &ModelFile, family: &Family, shape: &ModelShape) -> f32 {
     let divisor = file.config("query_pre_attn_scalar").and_then(|v| v.as_f64()).map(|v| v as f32);
     // GGUF has no key for Gemma's value. It differs from the head dimension only in the 27 B models (hidden / heads),
-    // which llama.cpp recognises by their number of layers.
+    // which llama.cpp recognizes by their number of layers.
     let by_hidden = file.is_gguf() && matches!((family.gguf, shape.layers), ("gemma2", 46) | ("gemma3", 62));
     let divisor =
         divisor.unwrap_or(if by_hidden { (shape.hidden / shape.heads) as f32 } else { shape.head_dim as f32 });
@@ -125,7 +126,7 @@ pub(super) fn read_layers(
             let windowed = match types.map(|t| t.get(layer as usize).and_then(|v| v.as_str())) {
                 Some(Some("sliding_attention")) => true,
                 Some(Some("full_attention")) => false,
-                Some(other) => return Err(file.unsupported(format!("layer {layer} has the type {other:?}"))),
+                Some(other) => return Err(file.unsupported(format!("layer {layer} has the unknown type {other:?}"))),
                 None if family.window_every > 1 => (layer + 1) % family.window_every != 0,
                 None => !family.gguf.starts_with("qwen"),
             };

@@ -88,7 +88,7 @@ impl Architecture {
             match self.tensor_meta(file, role, layer) {
                 None if required => return Err(file.unsupported(format!("tensor {name} is missing"))),
                 Some(meta) if meta.dims != dims => {
-                    return Err(file.unsupported(format!("tensor {name} is {:?}, expected {dims:?}", meta.dims)));
+                    return Err(file.unsupported(format!("tensor {name} has shape {:?}, expected {dims:?}", meta.dims)));
                 }
                 None | Some(_) => {}
             }

@@ -11,7 +11,7 @@ use cfq_memory::{Bytes, Format};
 
 /// Maximum number of values in a header; each array element counts. The largest published vocabularies have 300
 /// thousand tokens, each with a score, a type and up to two merges.
-const MAX_VALUES: u64 = 4_000_000;
+const MAX_HEADER_VALUES: u64 = 4_000_000;
 /// Maximum size of a header, in bytes.
 const MAX_HEADER_BYTES: u64 = 256 << 20;
 /// Maximum number of tensors in one file.
@@ -51,7 +51,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         }
         let tensors = self.u64()?;
         let entries = self.u64()?;
-        if tensors > MAX_TENSORS || entries > MAX_VALUES {
+        if tensors > MAX_TENSORS || entries > MAX_HEADER_VALUES {
             return Err(HeaderFault::Corrupt(format!("its header claims {tensors} tensors and {entries} entries")));
         }
         let mut alignment = gguf_file::DEFAULT_ALIGNMENT;
@@ -70,7 +70,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
             }
         }
         if !alignment.is_power_of_two() || alignment > 1 << 20 {
-            return Err(HeaderFault::Corrupt(format!("its alignment is {alignment}")));
+            return Err(HeaderFault::Corrupt(format!("its alignment {alignment} is not a power of two up to 2^20")));
         }
         let mut extents = Vec::new();
         for _ in 0..tensors {
@@ -81,7 +81,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
             let end = data.checked_add(offset).and_then(|start| start.checked_add(bytes));
             if end.is_none_or(|end| end > self.size) {
                 let (size, needs) = (Bytes(self.size), Bytes(end.unwrap_or(u64::MAX)));
-                return Err(HeaderFault::Corrupt(format!("the file has {size}, tensor {name} ends at {needs}")));
+                return Err(HeaderFault::Corrupt(format!("the file has {size}, but tensor {name} ends at {needs}")));
             }
         }
         Ok(())
@@ -92,7 +92,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         let name = self.name()?;
         let dims = self.u32()?;
         if dims > 4 {
-            return Err(HeaderFault::Corrupt(format!("tensor {name} has {dims} dimensions")));
+            return Err(HeaderFault::Corrupt(format!("tensor {name} has {dims} dimensions, more than 4")));
         }
         let mut values = 1u64;
         let mut row = 1;
@@ -109,7 +109,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         let number = self.u32()?;
         let offset = self.u64()?;
         let format = format_from_number(number).ok_or_else(|| {
-            HeaderFault::Unsupported(format!("tensor {name} has format number {number}, which cfq has no kernels for"))
+            HeaderFault::Unsupported(format!("tensor {name} has format number {number}, which has no kernels"))
         })?;
         let bytes = format
             .bytes(row)
@@ -121,14 +121,14 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
     /// Skips one metadata value of type `kind` (`enum gguf_metadata_value_type`).
     fn value(&mut self, kind: u32, depth: u8) -> Result<(), HeaderFault> {
         self.values += 1;
-        if self.values > MAX_VALUES {
-            return Err(HeaderFault::Corrupt(format!("its header has more than {MAX_VALUES} values")));
+        if self.values > MAX_HEADER_VALUES {
+            return Err(HeaderFault::Corrupt(format!("its header has more than {MAX_HEADER_VALUES} values")));
         }
         match kind {
             0 | 1 => self.skip(1),
             7 => match self.bytes::<1>()? {
                 [0 | 1] => Ok(()),
-                [other] => Err(HeaderFault::Corrupt(format!("a boolean of its header is {other}"))),
+                [other] => Err(HeaderFault::Corrupt(format!("a boolean in its header has the value {other}"))),
             },
             2 | 3 => self.skip(2),
             4..=6 => self.skip(4),
@@ -143,7 +143,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
                 }
                 let kind = self.u32()?;
                 let length = self.u64()?;
-                if length > MAX_VALUES {
+                if length > MAX_HEADER_VALUES {
                     return Err(HeaderFault::Corrupt(format!("an array in its header claims {length} values")));
                 }
                 for _ in 0..length {

@@ -14,12 +14,13 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 
-/// Qwen 2's rule: digits one by one.
+/// Pre-tokenizer pattern of Qwen 2: splits digits one by one.
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Llama 3's rule: digits in groups of up to three.
+/// Pre-tokenizer pattern of Llama 3: splits digits into groups of up to three.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// The rule of Mistral's Tekken: a word may change from upper to lower case once, and combining marks belong to it.
+/// Pre-tokenizer pattern of Mistral's Tekken: a word may change from upper to lower case once, and combining marks
+/// belong to it.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Builds the tokenizer; `pre` is the pre-tokenizer's name.
@@ -47,7 +48,7 @@ pub(super) fn build(tokens: &[&str], merges: &[&str], pre: &str) -> Result<Token
     Ok(tokenizer)
 }
 
-/// The pre-tokenizer called `name`; whether text is first normalised to NFC; and whether a word that is itself a token
+/// The pre-tokenizer called `name`; whether text is first normalized to NFC; and whether a word that is itself a token
 /// is taken as a whole instead of being merged from parts.
 fn pre_tokenizer(name: &str) -> Result<(PreTokenizerWrapper, bool, bool), String> {
     let split = |regex: &str| -> Result<PreTokenizerWrapper, String> {

@@ -23,7 +23,7 @@ enum Spelling {
     SentencePiece,
 }
 
-/// Builds the tokenizer.
+/// Builds the tokenizer of a model folder.
 pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
     let missing = |what: &str| folder.unsupported(format!("it has no {what}"));
     let json = folder.json("tokenizer.json")?.ok_or_else(|| missing("tokenizer.json"))?;
@@ -89,7 +89,7 @@ pub(super) fn size(folder: &ModelFolder) -> Result<VocabularySize, HeaderError> 
     })
 }
 
-/// Spelling of the tokens, recognised by the decoder in tokenizer.json; `None` if the decoder is of another kind.
+/// Spelling of the tokens, recognized by the decoder in tokenizer.json; `None` if the decoder is of another kind.
 fn spelling(json: &Value) -> Option<Spelling> {
     let decoder = json.get("decoder")?;
     let steps = decoder.get("decoders").and_then(Value::as_array).cloned().unwrap_or_else(|| vec![decoder.clone()]);

@@ -22,7 +22,7 @@ const MAX_PIECE_BYTES: usize = 256;
 /// Builds the tokenizer; `space_prefix`: whether a space is added before the text.
 pub(super) fn build(tokens: &[&str], scores: &[f32], kinds: &[i64], space_prefix: bool) -> Result<Tokenizer, String> {
     let ids: HashMap<&str, u32> = tokens.iter().copied().zip(0u32..).collect();
-    // User-defined pieces are recognised as a whole before anything is merged, and may be longer.
+    // User-defined pieces are recognized as a whole before anything is merged, and may be longer.
     let is_merged = |token: &str, kind: i64| match kind {
         NORMAL => true,
         USER_DEFINED => token.len() <= MAX_PIECE_BYTES,

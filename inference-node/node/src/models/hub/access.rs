@@ -111,7 +111,7 @@ enum TokenSource {
 
 /// A token, and a description of its source for messages.
 #[derive(Debug)]
-pub(super) struct Token {
+pub(super) struct HubToken {
     pub secret: Secret,
     pub from: String,
 }
@@ -155,21 +155,23 @@ impl Hub {
         if valid { Ok(url) } else { Err(invalid()) }
     }
 
-    pub(super) fn token(&self) -> Result<Option<Token>, HubError> {
+    pub(super) fn token(&self) -> Result<Option<HubToken>, HubError> {
         let load = |reference: &str| {
             Secret::load(reference).map_err(|error| HubError::UnreadableToken { reason: with_cause(&error) })
         };
         match &self.token {
-            TokenSource::Environment(secret) => Ok(Some(Token { secret: secret.clone(), from: "HF_TOKEN".to_owned() })),
+            TokenSource::Environment(secret) => {
+                Ok(Some(HubToken { secret: secret.clone(), from: "HF_TOKEN".to_owned() }))
+            }
             TokenSource::Reference(reference) => {
                 // If a token was written here in place of a reference, loading fails before the value is copied into
                 // `from`, so no message shows it.
-                Ok(Some(Token { secret: load(reference)?, from: reference.clone() }))
+                Ok(Some(HubToken { secret: load(reference)?, from: reference.clone() }))
             }
             TokenSource::Login(Some(path)) if path.exists() => {
                 let secret = load(&format!("file:{}", path.display()))?;
                 let present = !secret.reveal().is_empty();
-                Ok(present.then(|| Token { secret, from: path.display().to_string() }))
+                Ok(present.then(|| HubToken { secret, from: path.display().to_string() }))
             }
             TokenSource::Login(_) => Ok(None),
         }

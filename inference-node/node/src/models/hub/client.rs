@@ -19,7 +19,7 @@ use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, HeaderMap, LOCATION
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Deserialize;
 
-use super::access::{Hub, HubRetryPolicy, Token, is_loopback};
+use super::access::{Hub, HubRetryPolicy, HubToken, is_loopback};
 use super::error::HubError;
 use crate::models::checksum::Checksum;
 
@@ -77,14 +77,14 @@ pub(super) struct HubResponse {
 }
 
 /// Client of one hub.
-pub(super) struct Client {
+pub(super) struct HubClient {
     http: reqwest::Client,
     pub(super) endpoint: Url,
-    token: Option<Token>,
+    token: Option<HubToken>,
     pub(super) retry: HubRetryPolicy,
 }
 
-impl Client {
+impl HubClient {
     pub fn new(hub: &Hub) -> Result<Self, HubError> {
         let endpoint = hub.endpoint()?;
         let (secure, loopback) = (endpoint.scheme() == "https", is_loopback(&endpoint));
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn names_are_escaped_in_the_url() {
         let config = HubConfig { endpoint: Some("http://127.0.0.1:1/mirror/".into()), ..HubConfig::default() };
-        let client = Client::new(&Hub::new(&config, |_| None)).unwrap();
+        let client = HubClient::new(&Hub::new(&config, |_| None)).unwrap();
         let target = RequestTarget { repo: "o/r", revision: "refs/pr/1", file: Some("a b/c?d#e%2f.gguf") };
         assert_eq!(
             client.resolve(target).as_str(),

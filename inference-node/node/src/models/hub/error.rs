@@ -1,5 +1,5 @@
-//! Errors of a hub; the messages name the next step for the user. They never contain URLs of the hub's storage: these
-//! are signed and give access to the file for some time.
+//! Errors of a hub; the messages name the next step for the user. The messages never contain URLs of the hub's storage,
+//! because these URLs are signed and give access to the file for some time.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use cfq_memory::Bytes;
 pub enum HubError {
     /// The configured address of the hub is not a valid URL.
     #[error(
-        "invalid address of a model hub {endpoint:?}; HF_ENDPOINT, or endpoint under [hub], is like \
+        "invalid address of the model hub: {endpoint:?}; set HF_ENDPOINT, or endpoint under [hub], to an address like \
          https://huggingface.co"
     )]
     InvalidEndpoint { endpoint: String },
@@ -24,12 +24,14 @@ pub enum HubError {
     HttpClient(#[source] reqwest::Error),
     /// The repository does not exist, or is private.
     #[error(
-        "{endpoint} has no model repository {repo}, or it is private; check the name, and for a private one {}",
+        "{endpoint} has no model repository {repo}, or the repository is private: check the name; if it is private, {}",
         token_advice(*with_token)
     )]
     RepositoryNotFound { endpoint: String, repo: String, with_token: bool },
     /// The revision does not exist.
-    #[error("{repo} has no revision {revision}: name a branch, a tag or a commit, or leave it out for the main branch")]
+    #[error(
+        "{repo} has no revision {revision}: name a branch, a tag or a commit, or omit the revision for the main branch"
+    )]
     RevisionNotFound { repo: String, revision: String },
     /// The file does not exist; `choices` are model files of the repository.
     #[error("{repo} has no file {file}{}", list_choices(.choices))]
@@ -39,7 +41,8 @@ pub enum HubError {
     SplitPart { repo: String, file: String, whole: Option<String> },
     /// The file is not a model.
     #[error(
-        "{file} of {repo} is no model file: name one that ends in .gguf or .safetensors, or a .safetensors.index.json"
+        "{file} of {repo} is not a model file: name one that ends in .gguf or .safetensors, or a \
+         .safetensors.index.json"
     )]
     NotAModelFile { repo: String, file: String },
     /// The index of the weights is invalid.
@@ -47,7 +50,7 @@ pub enum HubError {
     InvalidIndex { repo: String, file: String, reason: String },
     /// The terms of the repository were not accepted.
     #[error(
-        "{repo} is gated: accept its terms at {page} (some are granted manually, later), then {}",
+        "{repo} is gated: accept its terms at {page} (access may be granted manually, and later), then {}",
         gate_advice(*with_token)
     )]
     Gated { repo: String, page: String, with_token: bool },
@@ -55,7 +58,7 @@ pub enum HubError {
     #[error("the hub rejects the token from {from}: it is wrong or has expired; create one with read access at {page}")]
     TokenRejected { from: String, page: String },
     /// The hub denies access for another reason.
-    #[error("the hub forbids {repo}: {reason}")]
+    #[error("the hub denies access to {repo}: {reason}")]
     Forbidden { repo: String, reason: String },
     /// Too many requests from this address.
     #[error(
@@ -85,7 +88,7 @@ pub enum HubError {
     #[error("the connection stalled for {} s, at {} of {}", duration.as_secs_f64(), Bytes(*have), Bytes(*size))]
     Stalled { duration: Duration, have: u64, size: u64 },
     /// All retries failed.
-    #[error("failed {attempts} times in a row; the partial download is kept, and the same command resumes it")]
+    #[error("{attempts} attempts in a row failed; the partial download is kept, and the same command resumes it")]
     RetriesExhausted {
         attempts: u32,
         #[source]
@@ -98,7 +101,7 @@ pub enum HubError {
     #[error("the hub answered {status} for {what}")]
     UnexpectedStatus { status: u16, what: String },
     /// The response does not follow the protocol.
-    #[error("unexpected response of the hub about {what}: {reason}")]
+    #[error("unexpected response from the hub about {what}: {reason}")]
     UnexpectedResponse { what: String, reason: String },
     /// The hub has no checksum of the file.
     #[error("the hub has no checksum of {file} of {repo}, so a download could not be verified")]
@@ -107,7 +110,7 @@ pub enum HubError {
     #[error("{file} keeps changing on the hub; try again later, or name a commit: hf:{repo}@COMMIT:{file}")]
     FileKeepsChanging { repo: String, file: String },
     /// The received file is not the one that the hub describes.
-    #[error("checksum mismatch: {file} of {repo} as received is not the file that the hub describes; it was discarded")]
+    #[error("checksum mismatch: the received {file} of {repo} differs from the hub's file; it was discarded")]
     ChecksumMismatch { repo: String, file: String },
     /// A file operation failed.
     #[error("cannot {action} {path}")]
@@ -178,7 +181,7 @@ fn list_choices(choices: &[String]) -> String {
 
 fn split_advice(whole: &Option<String>) -> String {
     match whole {
-        Some(name) => format!("name {name} instead, which stands for all parts"),
+        Some(name) => format!("name {name} instead, which includes all parts"),
         None => "name an unsplit file, because split GGUF files are not supported".to_owned(),
     }
 }

@@ -29,7 +29,7 @@ pub use error::HubError;
 use super::checksum::Checksum;
 use super::model_files::{file_stem, sync_folder, write_json};
 use super::{ModelError, PullProgress};
-use client::{Client, FileInfo, RequestTarget, Revision};
+use client::{FileInfo, HubClient, RequestTarget, Revision};
 use needed::SelectionError;
 use transfer::{FileProgress, Retries, TargetFile, TransferError, file_error};
 
@@ -53,7 +53,7 @@ pub(super) struct PullRequest<'a> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PartialNote {
     pub model: ModelId,
-    /// Size of all files when complete, in bytes.
+    /// Size of all files of the complete model, in bytes.
     pub bytes: u64,
 }
 
@@ -98,7 +98,7 @@ pub(super) fn pull(
         .map_err(file_error("start a runtime for", request.folder))
         .map_err(hub_error)?;
     let pulled = async {
-        let client = Client::new(hub).map_err(hub_error)?;
+        let client = HubClient::new(hub).map_err(hub_error)?;
         let mut changed = false;
         loop {
             match attempt(&client, request, free_space, report).await {
@@ -151,7 +151,7 @@ impl From<TransferError> for PullError {
 
 /// Resolves the revision and fetches its files.
 async fn attempt(
-    client: &Client,
+    client: &HubClient,
     request: &PullRequest<'_>,
     free_space: &mut FreeSpace<'_>,
     report: &mut dyn FnMut(PullProgress),
@@ -206,7 +206,7 @@ async fn attempt(
 
 /// Resolves a revision, with retries.
 async fn describe(
-    client: &Client,
+    client: &HubClient,
     request: &PullRequest<'_>,
     revision: &str,
     report: &mut dyn FnMut(PullProgress),
@@ -223,7 +223,7 @@ async fn describe(
 /// Size and checksum of each file in `list`. If the description of the repository omits them, they are requested file
 /// by file.
 async fn target_files(
-    client: &Client,
+    client: &HubClient,
     request: &PullRequest<'_>,
     revision: &Revision,
     list: &[String],
@@ -255,7 +255,7 @@ fn is_complete(path: &Path, size: u64) -> bool {
 /// Provides one file in the folder of the commit: by a hard link if the same content is on disk under another commit,
 /// else from the hub.
 async fn fetch_file(
-    client: &Client,
+    client: &HubClient,
     request: &PullRequest<'_>,
     commit: &str,
     target: &TargetFile,

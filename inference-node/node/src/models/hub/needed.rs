@@ -109,7 +109,7 @@ fn is_model(name: &str) -> bool {
     name.ends_with(".gguf") || name.ends_with(".safetensors") || is_index(name)
 }
 
-/// Length of `-00001-of-00002`.
+/// Length of the suffix of a part's name, such as `-00001-of-00002`, in bytes.
 const PART_SUFFIX_BYTES: usize = 15;
 
 fn is_part(name: &str) -> bool {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_RANGE;
 
-use super::client::{Client, HubFailure, RequestTarget};
+use super::client::{HubClient, HubFailure, RequestTarget};
 use super::error::HubError;
 use crate::models::PullProgress;
 use crate::models::checksum::{Checksum, ChecksumHasher};
@@ -63,19 +63,19 @@ impl FileProgress<'_> {
 
 /// Number of consecutive failed attempts, with the retry policy.
 pub(super) struct Retries<'a> {
-    client: &'a Client,
+    client: &'a HubClient,
     failed: u32,
 }
 
 impl<'a> Retries<'a> {
-    pub(super) fn new(client: &'a Client) -> Self {
+    pub(super) fn new(client: &'a HubClient) -> Self {
         Self { client, failed: 0 }
     }
 
-    /// Counts a failed attempt and waits until the next one.
+    /// Counts a failed attempt and waits before the next attempt.
     ///
     /// # Errors
-    /// The error of `failure` if it is permanent, or if that was the last attempt.
+    /// The error of `failure` if it is permanent, else [`HubError::RetriesExhausted`] after the last attempt.
     pub(super) async fn wait_after(
         &mut self,
         failure: HubFailure,
@@ -151,7 +151,7 @@ pub(super) fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::E
 
 /// Fetches `target` into the file at `path`, verified and durable.
 pub(super) async fn fetch(
-    client: &Client,
+    client: &HubClient,
     source: RequestTarget<'_>,
     target: &TargetFile,
     path: &Path,
@@ -166,9 +166,9 @@ pub(super) async fn fetch(
             let before = partial.have;
             let failure = match stream(client, source, target, &mut partial, progress).await {
                 Ok(()) => continue,
-                Err(StreamError::FileChanged) => return Err(TransferError::FileChanged),
-                Err(StreamError::Local(error)) => return Err(error.into()),
-                Err(StreamError::Hub(failure)) => failure,
+                Err(DownloadError::FileChanged) => return Err(TransferError::FileChanged),
+                Err(DownloadError::Local(error)) => return Err(error.into()),
+                Err(DownloadError::Hub(failure)) => failure,
             };
             if partial.have.saturating_sub(before) >= client.retry.stall_bytes.min(target.size / 2).max(1) {
                 retries.reset();
@@ -195,7 +195,7 @@ pub(super) async fn fetch(
 }
 
 /// Why a connection ended before the end of the file.
-enum StreamError {
+enum DownloadError {
     /// The request failed.
     Hub(HubFailure),
     /// The hub now has different contents under this name.
@@ -204,7 +204,7 @@ enum StreamError {
     Local(HubError),
 }
 
-impl From<HubFailure> for StreamError {
+impl From<HubFailure> for DownloadError {
     fn from(failure: HubFailure) -> Self {
         Self::Hub(failure)
     }
@@ -212,15 +212,15 @@ impl From<HubFailure> for StreamError {
 
 /// Reads one connection to its end.
 async fn stream(
-    client: &Client,
+    client: &HubClient,
     source: RequestTarget<'_>,
     target: &TargetFile,
     partial: &mut PartialFile<'_>,
     progress: &mut FileProgress<'_>,
-) -> Result<(), StreamError> {
+) -> Result<(), DownloadError> {
     let mut answer = client.open(source, partial.have).await?;
     if answer.info.checksum.as_ref().is_some_and(|current| current.contradicts(&target.checksum)) {
-        return Err(StreamError::FileChanged);
+        return Err(DownloadError::FileChanged);
     }
     let status = answer.response.status();
     let resumes = status == StatusCode::PARTIAL_CONTENT && {
@@ -230,7 +230,7 @@ async fn stream(
     if !resumes && partial.have > 0 {
         // The server does not support ranges, or not this range: start again from the beginning. If this response
         // contains the whole file, it is used.
-        partial.restart(target).map_err(StreamError::Local)?;
+        partial.restart(target).map_err(DownloadError::Local)?;
         progress.transferred(0);
     }
     if !resumes && status != StatusCode::OK {
@@ -244,7 +244,7 @@ async fn stream(
         let left = stall_timeout.saturating_sub(window.0.elapsed());
         let stalled = || {
             let (have, size) = (partial.have, target.size);
-            StreamError::from(HubFailure::retryable(HubError::Stalled { duration: stall_timeout, have, size }))
+            DownloadError::from(HubFailure::retryable(HubError::Stalled { duration: stall_timeout, have, size }))
         };
         let chunk = match tokio::time::timeout(left, answer.response.chunk()).await {
             Err(_) => return Err(stalled()),
@@ -261,12 +261,12 @@ async fn stream(
         };
         if partial.have + chunk.len() as u64 > target.size {
             let reason = "it sends more bytes than announced".to_owned();
-            partial.restart(target).map_err(StreamError::Local)?;
+            partial.restart(target).map_err(DownloadError::Local)?;
             return Err(
                 HubFailure::retryable(HubError::UnexpectedResponse { what: target.path.clone(), reason }).into()
             );
         }
-        partial.append(&chunk).map_err(StreamError::Local)?;
+        partial.append(&chunk).map_err(DownloadError::Local)?;
         progress.transferred(partial.have);
         if partial.have - window.1 >= client.retry.stall_bytes {
             window = (Instant::now(), partial.have);

@@ -81,7 +81,7 @@ impl ModelStore {
                 Ok(()) | Err(_) => {}
             }
             for folder in path.ancestors().skip(1).take_while(|folder| **folder != *self.dir) {
-                // Not empty: other models need it.
+                // The folder is not empty: it contains files of other models.
                 if fs::remove_dir(folder).is_err() {
                     break;
                 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use cfq_engine::model::file::ModelFile;
+use cfq_engine::ModelFile;
 use cfq_link::clock;
 use cfq_proto::model::{ModelId, ModelSource};
 

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use cfq_engine::cuda::{Gpu, estimate_on_gpus};
-use cfq_engine::{EngineLimits, LoadError, MemoryEstimate, estimate};
+use cfq_engine::{EngineLimits, LoadError, estimate_memory};
+use cfq_memory::MemoryEstimate;
 use cfq_proto::model::{ModelId, ModelSource};
 
 use super::Loader;
-use super::load::measurement_key;
+use super::load::{measurement_key, unusable_reason};
 use super::plan::event::{Estimate, EstimateRequest};
 use super::plan::host_estimate::HostEstimate;
 use crate::models::{InstallState, LoadMeasurements, MeasuredLoad};
@@ -43,21 +44,21 @@ impl Loader {
         match request {
             EstimateRequest::Host { .. } => {
                 let overhead = self.host_overhead(model);
-                match host_estimate(|memory| estimate(&path, self.limits(memory), overhead)) {
+                match host_estimate(|memory| estimate_memory(&path, self.limits(memory), overhead)) {
                     Ok(estimate) => Estimate::Host(estimate),
-                    Err(error) => Estimate::HostUnreadable { reason: with_causes(&error) },
+                    Err(error) => Estimate::HostUnusable { reason: unusable_reason(&error) },
                 }
             }
             EstimateRequest::Gpus { free } => {
                 let gpus = self.gpus_with(model, &free);
-                let fit = estimate_on_gpus(&path, &gpus, self.limits(0)).map_err(|error| with_causes(&error));
+                let fit = estimate_on_gpus(&path, &gpus, self.limits(0)).map_err(|error| unusable_reason(&error));
                 Estimate::Gpus { free, fit }
             }
         }
     }
 
     pub(super) fn limits(&self, memory: u64) -> EngineLimits {
-        EngineLimits { memory, max_sequences: self.config.max_sequences }
+        EngineLimits { memory_bytes: memory, max_sequences: self.config.max_sequences }
     }
 
     /// Path of the model's file; `None` if the model has to be fetched first.
@@ -77,7 +78,7 @@ impl Loader {
         if self.gpus.is_empty() {
             return None;
         }
-        let capacities: Vec<u64> = self.gpus.iter().map(|gpu| gpu.free).collect();
+        let capacities: Vec<u64> = self.gpus.iter().map(|gpu| gpu.free_bytes).collect();
         let path = self.installed_path(model)?;
         estimate_on_gpus(&path, &self.gpus_with(model, &capacities), self.limits(0)).ok()
     }
@@ -92,7 +93,11 @@ impl Loader {
         let measured = self.measured(model);
         let with = |(gpu, free): (&Gpu, &u64)| {
             let took = measured.as_ref().and_then(|measured| measured.on_device(&measurement_key(gpu)));
-            Gpu { free: *free, overhead_per_mille: took.map_or(0, MeasuredLoad::overhead_per_mille), ..gpu.clone() }
+            Gpu {
+                free_bytes: *free,
+                overhead_per_mille: took.map_or(0, MeasuredLoad::overhead_per_mille),
+                ..gpu.clone()
+            }
         };
         self.gpus.iter().zip(free).map(with).collect()
     }

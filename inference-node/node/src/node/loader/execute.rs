@@ -1,4 +1,4 @@
-//! Execution of the planner's commands.
+//! Execution of the planner's actions.
 
 use std::sync::{Arc, Weak};
 
@@ -7,7 +7,7 @@ use cfq_engine::{Engine, EngineLimits, FileStamp};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, ModelState, Residency};
 
-use super::plan::event::{Command, Event, LoadCommand, LoadedSize, Status};
+use super::plan::event::{LoadAction, LoadedSize, LoaderAction, LoaderEvent, PublishedStatus};
 use super::plan::host_estimate::HostEstimate;
 use super::plan::state::{CachedModel, GpuBytes};
 use super::{CachedFile, LoadedEngine, Loader};
@@ -15,46 +15,50 @@ use crate::gpu;
 use crate::node::model_registry::ModelStatus;
 
 impl Loader {
-    /// Executes one command; returns its outcome, if it has one.
-    pub(super) fn execute(&mut self, command: Command) -> Option<Event> {
-        match command {
-            Command::Estimate { model, request } => {
+    /// Executes one action; returns its outcome, if it has one.
+    pub(super) fn execute(&mut self, action: LoaderAction) -> Option<LoaderEvent> {
+        match action {
+            LoaderAction::Estimate { model, request } => {
                 let estimate = self.estimate(&model, request);
-                Some(Event::Estimated { model, estimate })
+                Some(LoaderEvent::Estimated { model, estimate })
             }
-            Command::Load(load) => Some(self.execute_load(load)),
-            Command::BeginUnload { model, evicted_for } => {
+            LoaderAction::Load(load) => Some(self.execute_load(load)),
+            LoaderAction::BeginUnload { model, evicted_for } => {
                 self.begin_unload(&model, evicted_for.as_ref());
                 None
             }
-            Command::Unload { model } => Some(self.unload(model)),
-            Command::DropCachedWeights { model } => {
+            LoaderAction::Unload { model } => Some(self.unload(model)),
+            LoaderAction::DropCachedWeights { model } => {
                 self.cached.remove(&model);
                 gpu::trim_heap();
                 None
             }
-            Command::SetStatus { model, status } => {
+            LoaderAction::SetStatus { model, status } => {
                 self.publish(&model, status);
                 None
             }
-            Command::SetFreeBytes(bytes) => {
+            LoaderAction::SetFreeBytes(bytes) => {
                 self.registry.set_free_bytes(bytes);
                 None
             }
         }
     }
 
-    fn execute_load(&mut self, load: LoadCommand) -> Event {
+    fn execute_load(&mut self, load: LoadAction) -> LoaderEvent {
         let model = load.model.clone();
         let result = self.load(&load).map(|loaded| {
             let gpus = loaded.engine.gpu_allocations().iter();
-            let gpus = gpus.map(|share| GpuBytes { gpu: share.gpu, bytes: share.bytes, later: share.later });
+            let gpus = gpus.map(|share| GpuBytes {
+                gpu: share.gpu,
+                bytes: share.total_bytes,
+                scratch_bytes: share.scratch_bytes,
+            });
             let gpus: Vec<GpuBytes> = gpus.collect();
             let host_bytes = if gpus.is_empty() { loaded.engine.estimate().total() } else { 0 };
             self.engines.insert(model.clone(), loaded);
             LoadedSize { host_bytes, gpus }
         });
-        Event::LoadFinished { model, result }
+        LoaderEvent::LoadFinished { model, result }
     }
 
     fn begin_unload(&self, model: &ModelId, evicted_for: Option<&ModelId>) {
@@ -80,9 +84,9 @@ impl Loader {
     }
 
     /// Unloads an idle engine and caches its weights; the planner drops them if they exceed the weight cache.
-    fn unload(&mut self, model: ModelId) -> Event {
-        let Some(LoadedEngine { engine, file }) = self.engines.remove(&model) else {
-            return Event::StillShared { model };
+    fn unload(&mut self, model: ModelId) -> LoaderEvent {
+        let Some(LoadedEngine { engine, file, pin }) = self.engines.remove(&model) else {
+            return LoaderEvent::StillShared { model };
         };
         // A sequence may be admitted at this moment. Then another thread holds the engine, and a sequence will run on
         // it.
@@ -93,8 +97,8 @@ impl Loader {
         let engine = match engine {
             Ok(engine) => engine,
             Err(engine) => {
-                self.engines.insert(model.clone(), LoadedEngine { engine, file });
-                return Event::StillShared { model };
+                self.engines.insert(model.clone(), LoadedEngine { engine, file, pin });
+                return LoaderEvent::StillShared { model };
             }
         };
         let state = engine.state();
@@ -112,33 +116,38 @@ impl Loader {
         }
         let kv_tiers = KvTiers { device: 0, ..state.kv_tiers };
         let state = Box::new(ModelState { residency: Residency::Available, kv_tiers, ..state });
-        Event::Unloaded { model, state, cached }
+        LoaderEvent::Unloaded { model, state, cached }
     }
 
     fn describe_cached(&self, model: &ModelId, weights: &cfq_engine::CachedWeights) -> Option<CachedModel> {
-        let fit = |memory| weights.estimate(EngineLimits { memory, max_sequences: self.config.max_sequences });
+        let fit =
+            |memory| weights.estimate(EngineLimits { memory_bytes: memory, max_sequences: self.config.max_sequences });
         let estimate: HostEstimate = super::estimate::host_estimate(fit).ok()?;
         Some(CachedModel { model: model.clone(), bytes: weights.bytes(), estimate })
     }
 
-    fn publish(&self, model: &ModelId, status: Status) {
+    fn publish(&self, model: &ModelId, status: PublishedStatus) {
         let status = match status {
-            Status::Loading => ModelStatus::Loading,
-            Status::Ready => match self.engines.get(model) {
+            PublishedStatus::Loading => ModelStatus::Loading,
+            PublishedStatus::Ready => match self.engines.get(model) {
                 Some(loaded) => ModelStatus::Ready(loaded.engine.clone()),
                 None => return,
             },
-            Status::OnDisk { state, reason } => {
-                if let Some(reason) = reason {
-                    tracing::info!(%model, reason, "does not fit beside the others: loaded when it is requested");
+            PublishedStatus::OnDisk { state, shortage } => {
+                if let Some(reason) = shortage {
+                    tracing::info!(
+                        %model,
+                        %reason,
+                        "model does not fit beside the loaded models; it is loaded when it is requested"
+                    );
                 }
                 ModelStatus::OnDisk(state)
             }
-            Status::RetryAllowed(state) => return self.registry.offer_retry(model, state),
-            Status::Unusable { reason, permanent } => {
-                match permanent {
-                    true => tracing::error!(%model, reason, "model cannot be used"),
-                    false => tracing::warn!(%model, reason, "model does not fit now"),
+            PublishedStatus::RetryAllowed(state) => return self.registry.offer_retry(model, state),
+            PublishedStatus::Unusable(reason) => {
+                match reason.is_permanent() {
+                    true => tracing::error!(%model, %reason, "model cannot be used"),
+                    false => tracing::warn!(%model, %reason, "model does not fit now"),
                 }
                 ModelStatus::Unusable(reason)
             }

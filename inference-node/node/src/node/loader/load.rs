@@ -6,25 +6,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cfq_engine::cuda::{Gpu, GpuAllocation, free_of};
-use cfq_engine::{Bytes, EngineLimits, FileStamp, LoadError, LocalEngine, StepHook};
+use cfq_engine::{EngineLimits, FileStamp, LoadError, LocalEngine, StepHook};
+use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 
 use super::load_record::LoadRecord;
-use super::plan::event::{LoadCommand, LoadFailure, LoadTarget};
-use super::{CachedFile, LoadedEngine, Loader};
+use super::plan::event::{LoadAction, LoadFailure, LoadTarget};
+use super::{CachedFile, LoadedEngine, Loader, PinState};
 use crate::gpu::{self, DeviceChoice, open_gpus};
-use crate::models::{MeasuredLoad, ModelFileLock, PullOptions, PullProgress};
+use crate::models::{MeasuredLoad, ModelError, ModelFileLock, PullOptions, PullProgress};
 use crate::node::error::with_causes;
+use crate::node::unusable::{MemoryShortage, UnusableReason};
 
 impl Loader {
     /// Loads a model. A panic during the load makes only this model unusable.
-    pub(super) fn load(&mut self, load: &LoadCommand) -> Result<LoadedEngine, LoadFailure> {
+    pub(super) fn load(&mut self, load: &LoadAction) -> Result<LoadedEngine, LoadFailure> {
         let started = Instant::now();
         let (model, limits) = (&load.model, self.limits(load.host_bytes));
         let cached = self.cached.remove(model);
         let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            if let LoadTarget::Gpus { free, share_of } = &load.target
-                && let Some(loaded) = self.load_on_gpus(model, limits, free, *share_of)?
+            if let LoadTarget::Gpus { free, sharers } = &load.target
+                && let Some(loaded) = self.load_on_gpus(model, limits, free, *sharers)?
             {
                 return Ok(loaded);
             }
@@ -38,44 +40,42 @@ impl Loader {
                 tracing::info!(%model, seconds = started.elapsed().as_secs_f64(), "model loaded from memory");
                 return Ok((engine, file));
             }
-            let file = self.fetch(model).map_err(|reason| LoadFailure::Permanent { reason })?;
+            let file = self.fetch(model).map_err(LoadFailure::Permanent)?;
             let engine = self.load_on_host(model, &file, limits)?;
             Ok((engine, file))
         }));
-        let (engine, file) = attempt.unwrap_or_else(|_| {
-            let reason = format!("loading {model} failed inside the engine; see the node's log");
-            Err(LoadFailure::Permanent { reason })
-        })?;
-        Ok(LoadedEngine { engine: Arc::new(engine), file })
+        let (engine, file) = attempt
+            .unwrap_or_else(|_| Err(LoadFailure::Permanent(UnusableReason::LoadPanicked { model: model.clone() })))?;
+        Ok(LoadedEngine { engine: Arc::new(engine), file, pin: PinState::default() })
     }
 
-    /// Loads the model onto the GPUs, as one of `share_of` models that share their `free` bytes. `None` if it has to
+    /// Loads the model onto the GPUs, as one of `sharers` models that share their `free` bytes. `None` if it has to
     /// run on the CPU.
     fn load_on_gpus(
         &self,
         model: &ModelId,
         limits: EngineLimits,
         free: &[u64],
-        share_of: u64,
+        sharers: u64,
     ) -> Result<Option<(LocalEngine, ModelFileLock)>, LoadFailure> {
         if self.gpus.is_empty() {
             return Ok(None);
         }
-        let file = self.fetch(model).map_err(|reason| LoadFailure::Permanent { reason })?;
+        let file = self.fetch(model).map_err(LoadFailure::Permanent)?;
         let gpus = self.gpus_with(model, free);
-        let load = |share_of| {
+        let load = |sharers| {
             LocalEngine::builder(model.clone(), &file.path)
                 .limits(limits)
                 .changes(self.registry.changes().clone())
                 .kv_cache(self.kv_cache.clone())
                 .before_step(failpoint_hook())
-                .load_on_gpus(&gpus, share_of)
+                .load_on_gpus(&gpus, sharers)
         };
         let loaded = {
             let mut record = LoadRecord::begin(&self.store, model);
             let before = self.driver_free(&gpus);
-            let loaded = match load(share_of) {
-                Err(LoadError::NoGpuLayout { .. }) if share_of > 1 => load(1),
+            let loaded = match load(sharers) {
+                Err(LoadError::NoGpuLayout { .. }) if sharers > 1 => load(1),
                 loaded => loaded,
             };
             if let Ok(engine) = &loaded {
@@ -90,7 +90,7 @@ impl Loader {
                 | LoadError::CpuOnly { .. }
                 | LoadError::GpuMemoryExhausted { .. }),
             ) if self.config.device == DeviceChoice::Auto => {
-                tracing::warn!(%model, reason = with_causes(&error), "not on a GPU: the model runs on the CPU");
+                tracing::warn!(%model, reason = with_causes(&error), "model cannot run on a GPU, it runs on the CPU");
                 Ok(None)
             }
             Err(error) => Err(self.failure(model, &error)),
@@ -107,8 +107,8 @@ impl Loader {
         gpus.iter().filter_map(free).collect()
     }
 
-    /// Loads the model from the disk to the host. Its memory is measured if no sequence runs, since then nothing else
-    /// changes the memory of the process.
+    /// Loads the model from the disk to the host. The model's memory is measured if no sequence runs, since then
+    /// nothing else changes the memory of the process.
     fn load_on_host(
         &self,
         model: &ModelId,
@@ -135,25 +135,25 @@ impl Loader {
         engine.map_err(|error| self.failure(model, &error))
     }
 
-    /// Converts an error for the planner: if memory was short, with the estimate of the memory needed.
+    /// Converts a load error into the failure that the planner receives. If memory was short, the failure contains the
+    /// estimate of the memory needed.
     fn failure(&self, model: &ModelId, error: &LoadError) -> LoadFailure {
-        let reason = with_causes(error);
         let host = match error {
             LoadError::DoesNotFit { source, .. } => Some(source.estimate),
             LoadError::NoGpuLayout { .. } | LoadError::GpuMemoryExhausted { .. } => None,
             LoadError::Header(_) | LoadError::Weights { .. } | LoadError::CpuOnly { .. } | LoadError::Thread(_) => {
-                return LoadFailure::Permanent { reason };
+                return LoadFailure::Permanent(unusable_reason(error));
             }
         };
         let (host, gpus) = (host.map(Box::new), self.estimate_alone_on_gpus(model).map(Box::new));
-        LoadFailure::OutOfMemory { reason, host, gpus }
+        LoadFailure::OutOfMemory { shortage: MemoryShortage::new(with_causes(error)), host, gpus }
     }
 
     /// Fetches the model if it is not installed, and locks its file.
     ///
     /// # Errors
-    /// The reason as text, with the next step for the user.
-    pub(super) fn fetch(&self, model: &ModelId) -> Result<ModelFileLock, String> {
+    /// [`UnusableReason::FetchFailed`], or [`UnusableReason::Unreadable`] if the file is not a supported model.
+    pub(super) fn fetch(&self, model: &ModelId) -> Result<ModelFileLock, UnusableReason> {
         let mut logged = 0;
         let mut report = |progress: PullProgress| match progress {
             PullProgress::Transferred { done, total } if done >= logged + total / 10 => {
@@ -165,14 +165,21 @@ impl Loader {
                 tracing::info!(%model, %total, %have, "model is not installed: fetching it");
             }
             PullProgress::Retrying { reason, wait } => {
-                tracing::warn!(%model, reason, wait = wait.as_secs_f64(), "fetch is retried");
+                tracing::warn!(%model, reason, wait = wait.as_secs_f64(), "fetch failed and is retried");
             }
-            PullProgress::Waiting => tracing::info!(%model, "another process fetches into the same folder"),
+            PullProgress::Waiting => {
+                tracing::info!(%model, "waiting for another process that fetches into the same folder");
+            }
             PullProgress::Transferred { .. } | PullProgress::Evicted { .. } => {}
         };
         self.config.store().pull(model, PullOptions::default(), &mut report).map_err(|error| {
-            let reason = with_causes(&error);
-            format!("{reason}; `cfq models pull {model}` shows more, and `cfq models load {model}` retries it then")
+            let detail = with_causes(&error);
+            match error {
+                ModelError::Header(_) => {
+                    UnusableReason::Unreadable { detail: format!("{detail}; to retry, run `cfq models load {model}`") }
+                }
+                _ => UnusableReason::FetchFailed { model: model.clone(), detail },
+            }
         })
     }
 }
@@ -180,16 +187,31 @@ impl Loader {
 /// Opens the GPUs of the `device` setting; none for the CPU.
 ///
 /// # Errors
-/// If the GPU that the setting names cannot be used, which makes all models unusable. With `auto`, the reason is only
-/// logged.
-pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, String> {
+/// [`UnusableReason::DeviceUnusable`] if the setting names a GPU that cannot be used; then all models are unusable.
+/// With `auto`, the reason is only logged.
+pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, UnusableReason> {
     match (device, open_gpus(device)) {
         (DeviceChoice::Cpu, _) => Ok(Vec::new()),
         (_, Ok(gpus)) => Ok(gpus),
-        (DeviceChoice::Cuda(_), Err(error)) => Err(with_causes(&error)),
+        (DeviceChoice::Cuda(_), Err(error)) => {
+            Err(UnusableReason::DeviceUnusable { device, detail: with_causes(&error) })
+        }
         (DeviceChoice::Auto, Err(error)) => {
-            tracing::info!(reason = with_causes(&error), "models run on the CPU");
+            tracing::info!(reason = with_causes(&error), "no GPU can be used, models run on the CPU");
             Ok(Vec::new())
+        }
+    }
+}
+
+/// Converts an error of the engine into the reason why the model cannot be used.
+pub(super) fn unusable_reason(error: &LoadError) -> UnusableReason {
+    let detail = with_causes(error);
+    match error {
+        LoadError::Header(_) | LoadError::Weights { .. } => UnusableReason::Unreadable { detail },
+        LoadError::CpuOnly { .. } => UnusableReason::CpuOnly { detail },
+        LoadError::Thread(_) => UnusableReason::EngineNotStarted { detail },
+        LoadError::DoesNotFit { .. } | LoadError::NoGpuLayout { .. } | LoadError::GpuMemoryExhausted { .. } => {
+            UnusableReason::TooLarge(MemoryShortage::new(detail))
         }
     }
 }
@@ -225,14 +247,15 @@ mod tests {
 
     #[test]
     fn gpu_is_measured_if_it_was_read_before_and_after() {
-        let allocation = |gpu| GpuAllocation { gpu, bytes: 1000, later: 300, weights: 400, overhead: 0 };
+        let allocation =
+            |gpu| GpuAllocation { gpu, total_bytes: 1000, scratch_bytes: 300, weight_bytes: 400, overhead_bytes: 0 };
         let free = |of: &[(usize, u64)]| of.iter().copied().collect::<BTreeMap<_, _>>();
         let gpu = |index, uuid: Option<&str>| Gpu {
             index,
             name: "a GPU".to_owned(),
             uuid: uuid.map(str::to_owned),
             device: candle_core::Device::Cpu,
-            free: 5000,
+            free_bytes: 5000,
             bandwidth: 1.0,
             overhead_per_mille: 0,
         };

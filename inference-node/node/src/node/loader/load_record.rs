@@ -1,6 +1,6 @@
 //! The record of a load in progress, on disk. If a later process finds it, the earlier process ended during the load.
 
-use cfq_engine::Bytes;
+use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 
 use crate::models::{MeasuredLoad, ModelError, ModelStore};
@@ -10,7 +10,7 @@ use crate::node::error::with_causes;
 pub(super) struct LoadRecord<'a> {
     store: &'a ModelStore,
     model: &'a ModelId,
-    /// Measured memory of the load, for each device on which it was measured.
+    /// Memory that the load used, for each device on which it was measured.
     pub(super) took: Vec<(String, MeasuredLoad)>,
 }
 
@@ -33,7 +33,8 @@ impl Drop for LoadRecord<'_> {
     }
 }
 
-/// Logs a failure to write the record. It is ignored: the user may have no write permission for the model folder.
+/// Logs a failure to write the record. The load continues, because the user may have no write permission for the model
+/// folder.
 fn log_failure(model: &ModelId, written: Result<(), ModelError>) {
     if let Err(error) = written {
         tracing::debug!(%model, reason = with_causes(&error), "load not recorded");

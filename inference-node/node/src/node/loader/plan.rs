@@ -1,9 +1,9 @@
 //! The loader's planner: decides which models are loaded, evicted, kept and retried. The planner is a pure function
-//! over plain data: the time is a parameter, and [`super::Loader`] executes its commands.
+//! over plain data: the time is a parameter, and [`super::Loader`] executes its actions.
 //!
-//! [`apply`] takes one event and returns the next commands. The executor executes them, observes the machine again, and
-//! calls [`apply`] with the outcome or with [`Event::Continue`], until no command is returned. At most one of the
-//! returned commands has an outcome, and it is the last one.
+//! [`apply`] takes one event and returns the next actions. The executor executes them, observes the machine again, and
+//! calls [`apply`] with the outcome or with [`LoaderEvent::Continue`], until no action is returned. At most one of the
+//! returned actions has an outcome, and it is the last one.
 //!
 //! The policy:
 //!
@@ -16,9 +16,9 @@
 //!   for a grace period, because the job for which it was loaded has not arrived yet.
 //! - No model is evicted for one that would not fit even after all permitted evictions.
 //! - A model that can never fit is refused permanently. A model that does not fit now is refused for a backoff time
-//!   that grows with every attempt; after it, the next request is tried again.
-//! - A model that waits for memory delays only models that would use that memory. Others are loaded before it
-//!   (backfill), except on a machine with GPUs.
+//!   that grows with every attempt; after that time, the next request loads the model if possible.
+//! - A model that waits for memory delays only the loads of models that would use that memory. Others are loaded before
+//!   it (backfill), except on a machine with GPUs.
 //! - GPUs are preferred to the CPU. Models on GPUs are evicted in the same order, but never for a model that will run
 //!   on the CPU.
 //! - While the machine yields to another program nothing is loaded, but models are unloaded.
@@ -45,23 +45,23 @@ mod waiting;
 
 use std::time::Instant;
 
-use self::event::{Command, Event, Status};
+use self::event::{LoaderAction, LoaderEvent, PublishedStatus};
 use self::outcome::WAITING_INTERVAL;
 use self::state::{LoaderState, ModelPhase, StartModel};
 
-/// Applies `event` to the state and returns the next commands; no command if nothing has to be done now.
-pub fn apply(state: &mut LoaderState, event: Event, now: Instant) -> Vec<Command> {
-    let mut commands = Vec::new();
-    state.on_event(event, now, &mut commands);
-    state.plan(now, &mut commands);
-    commands
+/// Applies `event` to the state and returns the next actions; no action if nothing has to be done now.
+pub fn apply(state: &mut LoaderState, event: LoaderEvent, now: Instant) -> Vec<LoaderAction> {
+    let mut actions = Vec::new();
+    state.on_event(event, now, &mut actions);
+    state.plan(now, &mut actions);
+    actions
 }
 
 impl LoaderState {
-    fn on_event(&mut self, event: Event, now: Instant, commands: &mut Vec<Command>) {
+    fn on_event(&mut self, event: LoaderEvent, now: Instant, actions: &mut Vec<LoaderAction>) {
         match event {
-            Event::LoadRequested(model) => {
-                self.begin_round();
+            LoaderEvent::LoadRequested(model) => {
+                self.request_replan();
                 if matches!(self.phase(&model), ModelPhase::Unknown | ModelPhase::OnDisk | ModelPhase::Unusable) {
                     // No status is sent: the registry published the model as loading when it accepted the request.
                     self.unloaded.insert(model.clone(), ModelPhase::Loading);
@@ -70,65 +70,65 @@ impl LoaderState {
                     self.waiting.push_back(model);
                 }
             }
-            Event::UnloadRequested(model) => {
-                self.begin_round();
-                self.begin_unload(&model, None, commands);
+            LoaderEvent::UnloadRequested(model) => {
+                self.request_replan();
+                self.begin_unload(&model, None, actions);
             }
-            Event::LoadTogether(models) => {
-                self.begin_round();
+            LoaderEvent::LoadTogether(models) => {
+                self.request_replan();
                 // A model that already waits keeps its place in the queue.
                 let models = models.into_iter().filter(|start| !self.waiting.contains(&start.model));
                 let models: Vec<StartModel> = models.collect();
                 self.unloaded.extend(models.iter().map(|start| (start.model.clone(), ModelPhase::Loading)));
                 self.starting.extend(models);
             }
-            Event::Tick => self.begin_round(),
-            Event::EnginesChanged => {
+            LoaderEvent::Tick => self.request_replan(),
+            LoaderEvent::EnginesChanged => {
                 // Engines change often, but only a model that became idle or busy, a yield, or the time can change a
-                // decision. Frequent changes must not postpone the round that time alone makes due.
+                // decision. Frequent changes must not postpone the planning that is due only because time has passed.
                 if self.busy_models() != self.planned_busy
                     || self.observed.yielding != self.planned_yielding
-                    || self.next_round_at.is_some_and(|at| now >= at)
+                    || self.next_replan_at.is_some_and(|at| now >= at)
                 {
-                    self.begin_round();
+                    self.request_replan();
                 }
             }
-            Event::Continue => {}
-            Event::Estimated { model, estimate } => self.on_estimated(model, estimate, now, commands),
-            Event::LoadFinished { model, result } => self.on_load_finished(&model, result, now, commands),
-            Event::Unloaded { model, state, cached } => self.on_unloaded(&model, *state, cached, commands),
-            Event::StillShared { model } => self.on_still_shared(&model, now),
+            LoaderEvent::Continue => {}
+            LoaderEvent::Estimated { model, estimate } => self.on_estimated(model, estimate, now, actions),
+            LoaderEvent::LoadFinished { model, result } => self.on_load_finished(&model, result, now, actions),
+            LoaderEvent::Unloaded { model, state, cached } => self.on_unloaded(&model, *state, cached, actions),
+            LoaderEvent::StillShared { model } => self.on_still_shared(&model, now),
         }
     }
 
-    /// Appends the next command with an outcome and all commands before it.
-    fn plan(&mut self, now: Instant, commands: &mut Vec<Command>) {
-        // After a command that changes what the machine reports, the next decision needs a new observation.
+    /// Appends the next action with an outcome and all actions before it.
+    fn plan(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) {
+        // After an action that changes what the machine reports, the next decision needs a new observation.
         let needs_observation =
-            |command: &Command| command.has_outcome() || matches!(command, Command::DropCachedWeights { .. });
-        if self.loading.is_some() || commands.iter().any(needs_observation) {
+            |action: &LoaderAction| action.has_outcome() || matches!(action, LoaderAction::DropCachedWeights { .. });
+        if self.loading.is_some() || actions.iter().any(needs_observation) {
             return;
         }
-        self.offer_retries(now, commands);
+        self.offer_retries(now, actions);
         if let Some(model) = self.next_to_unload(now) {
-            commands.push(Command::Unload { model });
+            actions.push(LoaderAction::Unload { model });
             return;
         }
         if self.observed.yielding {
             self.starting_models_wait();
-        } else if self.plan_start(now, commands) || (self.replan && self.plan_waiting(now, commands)) {
+        } else if self.plan_start(now, actions) || (self.replan && self.plan_waiting(now, actions)) {
             return;
         }
         if std::mem::take(&mut self.replan) {
             self.planned_busy = self.busy_models();
             self.planned_yielding = self.observed.yielding;
-            self.next_round_at = Some(now + WAITING_INTERVAL);
+            self.next_replan_at = Some(now + WAITING_INTERVAL);
         }
-        self.report_free_bytes(commands);
+        self.report_free_bytes(actions);
     }
 
-    /// Starts a new planning round and discards cached estimates that may be out of date.
-    pub(super) fn begin_round(&mut self) {
+    /// Requests that the waiting models are planned again, and discards cached estimates that may be out of date.
+    pub(super) fn request_replan(&mut self) {
         self.replan = true;
         for known in self.estimates.values_mut() {
             known.not_installed = false;
@@ -137,20 +137,20 @@ impl LoaderState {
     }
 
     /// Publishes models whose backoff time is over as available again.
-    fn offer_retries(&mut self, now: Instant, commands: &mut Vec<Command>) {
+    fn offer_retries(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) {
         for (model, state) in self.backoff.take_due(now) {
             if self.phase(&model) == ModelPhase::Unusable {
                 self.unloaded.insert(model.clone(), ModelPhase::OnDisk);
-                commands.push(Command::SetStatus { model, status: Status::RetryAllowed(state) });
+                actions.push(LoaderAction::SetStatus { model, status: PublishedStatus::RetryAllowed(state) });
             }
         }
     }
 
-    fn report_free_bytes(&mut self, commands: &mut Vec<Command>) {
+    fn report_free_bytes(&mut self, actions: &mut Vec<LoaderAction>) {
         let free = self.reported_free();
         if self.reported_free_bytes != Some(free) {
             self.reported_free_bytes = Some(free);
-            commands.push(Command::SetFreeBytes(free));
+            actions.push(LoaderAction::SetFreeBytes(free));
         }
     }
 }

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use candle_core::Device;
 use cfq_engine::cuda::{Gpu, estimate_on_gpus};
-use cfq_engine::{EngineLimits, HostKvCache, LoadError, estimate};
+use cfq_engine::{EngineLimits, HostKvCache, LoadError, estimate_memory};
 use cfq_proto::messages::ModelReply;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
 use super::plan::backoff::Backoff;
-use super::plan::event::{LoadCommand, LoadFailure, LoadTarget};
+use super::plan::event::{LoadAction, LoadFailure, LoadTarget};
 use super::plan::state::{LoadInProgress, LoadOrigin, ModelPhase};
 use super::*;
 use crate::node::model_registry::ModelStatus;
+use crate::node::unusable::{MemoryShortage, UnusableReason};
 
 mod gpus;
 mod thread;
@@ -31,19 +32,27 @@ fn id(family: &str) -> ModelId {
 
 fn gpu_with(free: u64) -> Gpu {
     let name = "a GPU".to_owned();
-    Gpu { index: CUDA_0, name, uuid: None, device: Device::Cpu, free, bandwidth: 1.0, overhead_per_mille: 0 }
+    Gpu {
+        index: CUDA_0,
+        name,
+        uuid: None,
+        device: Device::Cpu,
+        free_bytes: free,
+        bandwidth: 1.0,
+        overhead_per_mille: 0,
+    }
 }
 
 fn limits(memory: u64) -> EngineLimits {
-    EngineLimits { memory, max_sequences: 4 }
+    EngineLimits { memory_bytes: memory, max_sequences: 4 }
 }
 
 fn largest_on_host(family: &str) -> u64 {
-    estimate(&file(family), limits(u64::MAX), 0).unwrap().total()
+    estimate_memory(&file(family), limits(u64::MAX), 0).unwrap().total()
 }
 
 fn smallest_at(path: &Path) -> u64 {
-    match estimate(path, limits(0), 0) {
+    match estimate_memory(path, limits(0), 0) {
         Err(LoadError::DoesNotFit { source, .. }) => source.estimate.total(),
         other => panic!("{other:?}"),
     }
@@ -83,7 +92,7 @@ struct TestLoader {
 }
 
 /// Creates a loader with `host` bytes of host memory for models, and with one GPU of `gpu` bytes, if given.
-fn loader(host: u64, gpu: Option<u64>, accept_ms: u64) -> TestLoader {
+fn loader(host: u64, gpu: Option<u64>, accept_timeout_ms: u64) -> TestLoader {
     let folder = tempfile::tempdir().unwrap();
     let mut config: Config = serde_json::from_value(serde_json::json!({
         "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": folder.path(), "models": [],
@@ -91,7 +100,7 @@ fn loader(host: u64, gpu: Option<u64>, accept_ms: u64) -> TestLoader {
         "hub": { "endpoint": "http://127.0.0.1:1" },
     }))
     .unwrap();
-    config.timing.accept_ms = accept_ms;
+    config.timing.accept_timeout_ms = accept_timeout_ms;
     let (registry, commands, _) = ModelRegistry::new(&config, Arc::default());
     let mut test = TestLoader { loader: Loader::new(&registry, &config, commands), registry, _folder: folder };
     test.set_gpus(gpu.map(gpu_with).into_iter().collect());
@@ -118,7 +127,7 @@ impl TestLoader {
     }
 
     fn unload(&mut self, family: &str) {
-        self.loader.process(Event::UnloadRequested(id(family)));
+        self.loader.process(LoaderEvent::UnloadRequested(id(family)));
     }
 
     /// Loads the model with `host_bytes` of host memory, or onto the GPU if there is one.
@@ -127,13 +136,13 @@ impl TestLoader {
         self.loader.state.observed = self.loader.observe();
         let target = match self.loader.gpus.is_empty() {
             true => LoadTarget::Host,
-            false => LoadTarget::Gpus { free: self.loader.state.gpu_free_now(), share_of: 1 },
+            false => LoadTarget::Gpus { free: self.loader.state.gpu_free_now(), sharers: 1 },
         };
         let (used_before, origin) = (0, LoadOrigin::Requested);
         self.loader.state.unloaded.insert(model.clone(), ModelPhase::Loading);
         self.loader.state.loading = Some(LoadInProgress { model: model.clone(), host_bytes, used_before, origin });
-        let command = LoadCommand { model: model.clone(), host_bytes, target };
-        let outcome = self.loader.execute(plan::event::Command::Load(command)).unwrap();
+        let load = LoadAction { model: model.clone(), host_bytes, target };
+        let outcome = self.loader.execute(plan::event::LoaderAction::Load(load)).unwrap();
         self.loader.process(outcome);
         assert!(matches!(self.registry.status(model), Some(ModelStatus::Ready(_))), "{:?}", self.registry.ledger());
     }
@@ -162,6 +171,14 @@ impl TestLoader {
 
     fn state(&self, family: &str) -> ModelState {
         self.registry.ledger().models.into_iter().find(|state| state.model == id(family)).unwrap()
+    }
+
+    /// Why the model is unusable.
+    fn unusable_reason(&self, family: &str) -> UnusableReason {
+        match self.registry.status(&id(family)) {
+            Some(ModelStatus::Unusable(reason)) => reason,
+            _ => panic!("{:?}", self.state(family)),
+        }
     }
 
     fn engine(&self, family: &str) -> &LocalEngine {
@@ -193,8 +210,9 @@ fn idle_model_stays_beside_a_pinned_one(mut test: TestLoader, [idle, large]: [&s
     test.load_with(&id(idle), memory[1]);
     // Every attempt has the same result.
     for _ in 0..2 {
-        let Residency::Unusable { reason } = test.request(large).residency else { panic!("{:?}", test.state(large)) };
-        assert!(reason.contains("The load is retried"), "{reason}");
+        test.request(large);
+        let reason = test.unusable_reason(large);
+        assert!(matches!(&reason, UnusableReason::OutOfMemory { .. }), "{reason}");
         assert_eq!(test.state(idle).residency, Residency::Resident, "an eviction would be useless");
         assert!(matches!(test.registry.status(&pinned), Some(ModelStatus::Ready(_))));
     }
@@ -237,7 +255,7 @@ fn model_that_is_not_installed_is_not_fetched_before_its_turn() {
     assert_eq!(test.request(small).residency, Residency::Loading);
     assert_eq!(test.loader.state.waiting, [id(large), absent, id(small)]);
     test.loader.state.waiting.remove(1);
-    test.loader.process(Event::Tick);
+    test.loader.process(LoaderEvent::Tick);
     assert_eq!(test.state(small).residency, Residency::Resident);
 }
 
@@ -261,29 +279,31 @@ fn model_that_fits_is_loaded_beside_a_waiting_one() {
 #[test]
 fn only_a_model_that_could_fit_later_is_offered_again() {
     let mut test = loader(1 << 20, None, 10);
-    let Residency::Unusable { reason } = test.request("llama").residency else { panic!("it fits nowhere") };
-    assert!(reason.contains("does not fit") && !reason.contains("retried"), "{reason}");
+    test.request("llama");
+    let reason = test.unusable_reason("llama");
+    assert!(matches!(&reason, UnusableReason::TooLarge(_)), "{reason}");
     assert_eq!(test.loader.state.backoff.next_due(), None);
 
     // Memory that is short at present, for example as the driver reports it, is a temporary reason.
     let mut test = loader(1 << 40, None, 10);
     let model = id("qwen2");
-    let need = estimate(&file("qwen2"), limits(u64::MAX), 0).unwrap();
+    let need = estimate_memory(&file("qwen2"), limits(u64::MAX), 0).unwrap();
     test.registry.set_status(&model, ModelStatus::Loading);
     let origin = LoadOrigin::Requested;
     test.loader.state.loading = Some(LoadInProgress { model: model.clone(), host_bytes: 0, used_before: 0, origin });
-    let failure = LoadFailure::OutOfMemory { reason: "full".to_owned(), host: Some(Box::new(need)), gpus: None };
+    let (shortage, host) = (MemoryShortage::new("full"), Some(Box::new(need)));
+    let failure = LoadFailure::OutOfMemory { shortage, host, gpus: None };
     let now = Instant::now();
-    let finished = Event::LoadFinished { model: model.clone(), result: Err(failure) };
-    for command in plan::apply(&mut test.loader.state, finished, now) {
-        test.loader.execute(command);
+    let finished = LoaderEvent::LoadFinished { model: model.clone(), result: Err(failure) };
+    for action in plan::apply(&mut test.loader.state, finished, now) {
+        test.loader.execute(action);
     }
-    let Residency::Unusable { reason } = test.state("qwen2").residency else { panic!("it waits") };
-    assert!(reason.contains("full. The load is retried"), "{reason}");
+    let reason = test.unusable_reason("qwen2");
+    assert!(reason.to_string().starts_with("full. The load is retried"), "{reason}");
     let due = test.loader.state.backoff.next_due().unwrap();
     for (at, is_offered) in [(due - Duration::from_millis(1), false), (due, true)] {
-        for command in plan::apply(&mut test.loader.state, Event::Tick, at) {
-            test.loader.execute(command);
+        for action in plan::apply(&mut test.loader.state, LoaderEvent::Tick, at) {
+            test.loader.execute(action);
         }
         assert_eq!(matches!(test.state("qwen2").residency, Residency::Available), is_offered);
     }
@@ -291,34 +311,34 @@ fn only_a_model_that_could_fit_later_is_offered_again() {
 }
 
 /// The kernel reports the unallocated parts of a KV pool and of the host KV cache as available, although they are
-/// promised.
+/// reserved.
 #[test]
-fn promised_memory_is_not_counted_as_available() {
+fn reserved_memory_is_not_counted_as_available() {
     let mut test = loader(1 << 40, None, 0);
     test.loader.kv_cache = HostKvCache::new(64 << 20, cfq_engine::KvOffloadFormat::F16);
-    test.loader.process(Event::Tick);
+    test.loader.process(LoaderEvent::Tick);
     assert_eq!(test.loader.state.unallocated_bytes(), 64 << 20);
     test.request("llama");
     let (need, unallocated) = (*test.engine("llama").estimate(), test.engine("llama").unallocated_bytes());
     assert!(unallocated >= need.reserve + need.scratch, "{unallocated} of {need}");
     assert!(unallocated + test.engine("llama").weight_bytes() <= need.total(), "{unallocated} of {need}");
     let state = &mut test.loader.state;
-    let promised = state.unallocated_bytes();
-    assert_eq!(promised, unallocated + (64 << 20));
+    let reserved = state.unallocated_bytes();
+    assert_eq!(reserved, unallocated + (64 << 20));
     let mut with_available = |available, bytes: fn(&LoaderState) -> u64| {
         state.observed.available = available;
         bytes(state)
     };
-    let have = [promised - 1, promised, promised + 1000].map(|a| with_available(a, LoaderState::have));
-    assert_eq!(have, [0, 0, 1000]);
+    let free_now = [reserved - 1, reserved, reserved + 1000].map(|a| with_available(a, LoaderState::free_bytes_now));
+    assert_eq!(free_now, [0, 0, 1000]);
     // After the eviction of the model, its memory is available in addition.
-    let at_most = [promised, promised + 1000].map(|a| with_available(a, LoaderState::at_most));
-    assert_eq!(at_most, [need.total(), need.total() + 1000]);
-    // The ledger reports the free memory in multiples of a step, at most the unpromised memory.
+    let evicted = [reserved, reserved + 1000].map(|a| with_available(a, LoaderState::bytes_after_evictions));
+    assert_eq!(evicted, [need.total(), need.total() + 1000]);
+    // The ledger reports the free memory in multiples of a step, at most the unreserved memory.
     let step = 64 << 20;
-    let reported = [0, promised + step - 1, promised + 3 * step + 1, u64::MAX];
+    let reported = [0, reserved + step - 1, reserved + 3 * step + 1, u64::MAX];
     let reported = reported.map(|a| with_available(a, LoaderState::reported_free));
-    assert_eq!(reported, [0, 0, 3 * step, test.loader.state.unpromised() / step * step]);
+    assert_eq!(reported, [0, 0, 3 * step, test.loader.state.unreserved_bytes() / step * step]);
 }
 
 #[test]

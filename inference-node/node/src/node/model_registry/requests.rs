@@ -1,5 +1,6 @@
 //! Requests to load or unload a model, from a user or, for a job, from the scheduler. The reply is sent before the load
-//! or unload finishes. It contains the version of the ledger that shows the request; a later ledger shows the result.
+//! or unload finishes. The reply contains the version of the ledger that shows the request; a later ledger shows the
+//! result.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use cfq_proto::model::ModelId;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::{LoaderCommand, ModelRegistry, ModelStatus, Table, is_file};
+use crate::node::unusable::UnusableReason;
 
 fn refused(reason: String) -> ModelReply {
     ModelReply::Refused { reason }
@@ -16,17 +18,17 @@ fn refused(reason: String) -> ModelReply {
 impl ModelRegistry {
     /// Requests that a model is loaded. `is_installed` is called for a model that the node does not serve yet; its
     /// error is the reason why the model cannot be served.
-    pub fn load(&self, model: &ModelId, is_installed: impl FnOnce() -> Result<(), String>) -> ModelReply {
-        if let Some(program) = self.table().load_blocked_by(model) {
-            return refused(format!("this machine yields to {program}; ask again when that is gone"));
+    pub fn load(&self, model: &ModelId, is_installed: impl FnOnce() -> Result<(), UnusableReason>) -> ModelReply {
+        if let Some(claim) = self.table().load_blocked_by(model) {
+            return refused(format!("this machine yields to {claim}; retry after that program has ended"));
         }
         if self.status(model).is_none() {
             if !is_file(model) {
-                return refused(format!("{model} lives behind an endpoint: name it in this node's configuration"));
+                return refused(format!("{model} is behind an endpoint: add it to this node's configuration"));
             }
             // Called without the lock, because it reads the disk.
             if let Err(reason) = is_installed() {
-                return refused(reason);
+                return refused(reason.to_string());
             }
         }
         let reply = self.table().request_load(model);
@@ -48,7 +50,7 @@ impl Table {
         match &before {
             Some(ModelStatus::Ready(_)) => return ModelReply::Loaded,
             Some(ModelStatus::Loading) => return ModelReply::Loading { ledger_version: self.refresh_ledger().version },
-            Some(ModelStatus::Unusable(reason)) if !is_file(model) => return refused(reason.clone()),
+            Some(ModelStatus::Unusable(reason)) if !is_file(model) => return refused(reason.to_string()),
             Some(ModelStatus::OnDisk(_) | ModelStatus::Unusable(_)) | None => {
                 self.statuses.insert(model.clone(), ModelStatus::Loading);
             }
@@ -72,7 +74,7 @@ impl Table {
         match self.statuses.get(model).cloned() {
             None => refused(format!("{model} is not served by this node")),
             Some(_) if !is_file(model) => {
-                refused(format!("{model} lives behind an endpoint: nothing of it is loaded here"))
+                refused(format!("{model} is behind an endpoint, so this node has nothing to unload"))
             }
             Some(ModelStatus::Ready(engine)) => {
                 // Published immediately, so that the next ledger shows it.
@@ -91,7 +93,7 @@ impl Table {
                 let running = engine.upgrade().map_or(0, |engine| engine.state().running);
                 ModelReply::Unloading { running, ledger_version: self.refresh_ledger().version }
             }
-            Some(ModelStatus::Loading) => refused(format!("{model} is being loaded; ask again when that is done")),
+            Some(ModelStatus::Loading) => refused(format!("{model} is being loaded; retry when it is loaded")),
             // A model that is neither configured nor usable is removed from the registry.
             Some(ModelStatus::Unusable(_)) if !is_configured => {
                 self.statuses.remove(model);
@@ -111,10 +113,8 @@ impl Table {
             None => Err(TrySendError::Closed(command)),
         };
         sent.map_err(|error| match error {
-            TrySendError::Full(_) => {
-                refused("this node has many models to load already; ask again when that is done".to_owned())
-            }
-            TrySendError::Closed(_) => refused("this node loads no more models: it is stopping".to_owned()),
+            TrySendError::Full(_) => refused("too many loads and unloads wait on this node; retry later".to_owned()),
+            TrySendError::Closed(_) => refused("this node is stopping and loads no more models".to_owned()),
         })
     }
 }

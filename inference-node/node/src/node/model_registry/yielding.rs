@@ -1,19 +1,34 @@
 //! Which models yield to other programs, see [`crate::node::gpu_yield`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use cfq_proto::model::ModelId;
 
 use super::{LoaderCommand, ModelRegistry, ModelStatus, Table, is_file};
 
-/// GPUs that other programs claim: maps the id of each GPU to a description of the program, for example `game on
-/// cuda:0`.
-pub type GpuClaims = BTreeMap<String, String>;
+/// The claim of another program on a GPU. Its text is, for example, `game on cuda:0`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuClaim {
+    /// Name of the program.
+    pub program: String,
+    /// Id of the GPU, such as `cuda:0`.
+    pub gpu: String,
+}
+
+impl fmt::Display for GpuClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.program, self.gpu)
+    }
+}
+
+/// Claims of other programs, by the id of the GPU.
+pub type GpuClaims = BTreeMap<String, GpuClaim>;
 
 impl ModelRegistry {
     /// Replaces the claims. Returns a description of the programs if the claims changed.
     pub fn set_gpu_claims(&self, claims: GpuClaims) -> Option<String> {
-        let programs = claims.values().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let programs = claims.values().map(GpuClaim::to_string).collect::<Vec<_>>().join(", ");
         let changed = {
             let mut table = self.table();
             let changed = table.gpu_claims != claims;
@@ -32,8 +47,8 @@ impl ModelRegistry {
         !self.table().gpu_claims.is_empty()
     }
 
-    /// The program to which the model yields, so that it takes no jobs now; `None` if it does not yield.
-    pub fn yields_to(&self, model: &ModelId) -> Option<String> {
+    /// The claim because of which the model takes no jobs now; `None` if the model does not yield.
+    pub fn yields_to(&self, model: &ModelId) -> Option<GpuClaim> {
         let table = self.table();
         table.statuses.get(model)?.yields_to(model, &table.gpu_claims)
     }
@@ -49,7 +64,8 @@ impl ModelRegistry {
     }
 
     /// Requests that models unloaded for another program are loaded again, sharing the memory as at start. A model that
-    /// is still being unloaded is not included; it is loaded when a job needs it.
+    /// is still being unloaded is not included; it is loaded when a job needs it. If the queue of the loader is full,
+    /// all models stay on disk until a job needs them.
     pub fn reclaim(&self, models: &BTreeSet<ModelId>) {
         {
             let mut table = self.table();
@@ -58,18 +74,22 @@ impl ModelRegistry {
             if on_disk.is_empty() {
                 return;
             }
-            table.statuses.extend(on_disk.into_iter().map(|model| (model, ModelStatus::Loading)));
+            // Sent first, so that the models do not remain in the status `Loading` without a load. The loader reads
+            // their status only after the table is unlocked.
             if table.send(LoaderCommand::LoadPending).is_err() {
-                tracing::debug!("models are not loaded again: the node stops or has many to load already");
+                tracing::warn!("models are not loaded again after the GPU yield: the loader's queue is full or closed");
+                return;
             }
+            table.statuses.extend(on_disk.into_iter().map(|model| (model, ModelStatus::Loading)));
         }
         self.notify();
     }
 }
 
 impl Table {
-    /// The program because of which `model` must not be loaded now; `None` if it may, or is already loaded.
-    pub(super) fn load_blocked_by(&self, model: &ModelId) -> Option<String> {
+    /// The claim because of which `model` must not be loaded now; `None` if the model may be loaded, or is loaded
+    /// already.
+    pub(super) fn load_blocked_by(&self, model: &ModelId) -> Option<GpuClaim> {
         match self.statuses.get(model) {
             Some(ModelStatus::Ready(_)) => None,
             Some(_) | None => self.gpu_claims.values().next().filter(|_| is_file(model)).cloned(),
@@ -89,9 +109,9 @@ impl ModelStatus {
         device.split(',').filter(|id| !id.is_empty() && *id != "cpu").map(str::to_owned).collect()
     }
 
-    /// The program that the model yields to. A model on GPUs that no program claims continues to serve, and an unusable
+    /// The claim that the model yields to. A model on GPUs that no program claims continues to serve, and an unusable
     /// model reports its own reason.
-    pub(super) fn yields_to(&self, model: &ModelId, claims: &GpuClaims) -> Option<String> {
+    pub(super) fn yields_to(&self, model: &ModelId, claims: &GpuClaims) -> Option<GpuClaim> {
         if !is_file(model) || matches!(self, Self::Unusable(_)) {
             return None;
         }
@@ -116,6 +136,8 @@ pub(in crate::node) mod tests {
     use super::super::model_state;
     use super::*;
     use crate::config::Config;
+    use crate::node::model_registry::MAX_QUEUED_COMMANDS;
+    use crate::node::unusable::UnusableReason;
 
     /// A fake engine on the given devices.
     struct EngineOn(&'static str, ModelId);
@@ -150,6 +172,26 @@ pub(in crate::node) mod tests {
         (registry, commands, models)
     }
 
+    pub fn claim(program: &str, gpu: &str) -> GpuClaim {
+        GpuClaim { program: program.to_owned(), gpu: gpu.to_owned() }
+    }
+
+    #[test]
+    fn model_stays_on_disk_if_the_queue_is_full_when_it_is_reclaimed() {
+        let (registry, mut commands, [model]) = registry_on(["cuda:0"]);
+        registry.set_status(&model, ModelStatus::OnDisk(model_state(&model, Residency::Available)));
+        let others: Vec<ModelId> =
+            (0..MAX_QUEUED_COMMANDS).map(|index| format!("path:/other{index}").parse().unwrap()).collect();
+        for other in &others {
+            assert!(matches!(registry.load(other, || Ok(())), ModelReply::Loading { .. }));
+        }
+        registry.reclaim(&[model.clone()].into());
+        assert!(matches!(registry.status(&model), Some(ModelStatus::OnDisk(_))));
+        commands.try_recv().unwrap();
+        registry.reclaim(&[model.clone()].into());
+        assert!(registry.pending_loads().contains(&model));
+    }
+
     #[test]
     fn only_models_on_claimed_gpus_or_without_gpu_yield() {
         let (registry, _commands, [cpu, first, second, split, disk, broken]) =
@@ -158,10 +200,11 @@ pub(in crate::node) mod tests {
         let on_endpoint: Arc<dyn Engine> = Arc::new(EngineOn("proxy", endpoint.clone()));
         registry.set_status(&endpoint, ModelStatus::Ready(on_endpoint));
         registry.set_status(&disk, ModelStatus::OnDisk(model_state(&disk, Residency::Available)));
-        registry.set_status(&broken, ModelStatus::Unusable("no such file".to_owned()));
+        let reason = UnusableReason::Unreadable { detail: "no such file".to_owned() };
+        registry.set_status(&broken, ModelStatus::Unusable(reason));
         let before = registry.ledger();
         assert!(before.yields.is_empty() && !registry.is_yielding() && registry.models_on_claimed_gpus().is_empty());
-        let game = GpuClaims::from([("cuda:0".to_owned(), "game on cuda:0".to_owned())]);
+        let game = GpuClaims::from([("cuda:0".to_owned(), claim("game", "cuda:0"))]);
         assert_eq!(registry.set_gpu_claims(game.clone()).as_deref(), Some("game on cuda:0"));
         assert_eq!(registry.set_gpu_claims(game), None, "unchanged");
         let ledger = registry.ledger();

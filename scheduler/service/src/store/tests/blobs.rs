@@ -15,7 +15,7 @@ async fn chunks_that_do_not_match_the_blob_are_refused_and_discarded() {
     let size = bytes.len() as u64;
     let (first, second) = bytes.split_at(CHUNK_BYTES);
     let refused = async |size, index, chunk: &[u8]| match put(&r, r.job.lease, &bytes, size, index, chunk).await {
-        PutOutcome::Refused(why) => why,
+        PutOutcome::Refused(reason) => reason,
         PutOutcome::Kept => panic!("{size} {index}"),
     };
     assert!(refused(size, 1, b"shorter").await.contains("has 5 bytes, not 7"));
@@ -23,8 +23,8 @@ async fn chunks_that_do_not_match_the_blob_are_refused_and_discarded() {
     assert!(refused(1 << 40, 0, first).await.contains("1 to"));
     assert_eq!(put(&r, r.job.lease, &bytes, size, 0, first).await, PutOutcome::Kept);
     assert!(refused(size + 1, 0, first).await.contains(&format!("has {size} bytes, not {}", size + 1)));
-    let why = refused(size, 1, b"wrong").await;
-    assert!(why.contains(BlobHash::of(&bytes).as_str()) && why.contains("send the blob again"), "{why}");
+    let reason = refused(size, 1, b"wrong").await;
+    assert!(reason.contains(BlobHash::of(&bytes).as_str()) && reason.contains("send the blob again"), "{reason}");
     assert_eq!(r.env.store.count("select count(*) from blob_chunks").await, 0, "all chunks are discarded");
     assert_eq!(put(&r, r.job.lease, &bytes, size, 0, first).await, PutOutcome::Kept);
     assert_eq!(r.env.store.blob_get(r.job.lease, &BlobHash::of(&bytes), 0).await.unwrap(), None, "not complete yet");

@@ -76,7 +76,7 @@ async fn overdue_task_without_a_runner_ends() {
     assert_eq!(states(&env, started_fence).await.0, TaskState::Escalated);
     let detail = env.store.task_detail(waiting).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
-    assert!(detail.reason.contains("before a runner started it"), "{}", detail.reason);
+    assert!(detail.reason.contains("before a runner started the task"), "{}", detail.reason);
 }
 
 #[tokio::test]

@@ -6,13 +6,13 @@ use super::*;
 #[tokio::test]
 async fn only_one_leads_and_a_replaced_leaders_plan_is_rejected() {
     let r = running().await;
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
-    assert_eq!(r.env.store.acquire_lead(Uuid::now_v7()).await.unwrap(), None, "another scheduler leads");
-    assert!(r.env.store.renew_lead(r.lead).await.unwrap());
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
+    assert_eq!(r.env.store.acquire_leadership(Uuid::now_v7()).await.unwrap(), None, "another scheduler leads");
+    assert!(r.env.store.renew_leadership(r.lead).await.unwrap());
     r.env.store.raw("update leader set expires_at = now() - interval '1 second'").await;
-    let next = r.env.store.acquire_lead(Uuid::now_v7()).await.unwrap().unwrap();
+    let next = r.env.store.acquire_leadership(Uuid::now_v7()).await.unwrap().unwrap();
     assert_eq!(next.generation, r.lead.generation + 1);
-    assert!(!r.env.store.renew_lead(r.lead).await.unwrap());
+    assert!(!r.env.store.renew_leadership(r.lead).await.unwrap());
     let order = PlaceOrder { job: r.job.job, attempt: 2, node: node(), boot: r.node, reason: String::new() };
     let stale = r.env.store.place(r.lead, &order).await.unwrap_err();
     assert!(matches!(stale, StoreError::NotLeader { .. }), "{stale}");
@@ -25,11 +25,11 @@ async fn only_one_leads_and_a_replaced_leaders_plan_is_rejected() {
 #[tokio::test]
 async fn one_of_many_candidates_is_elected_and_a_released_lead_is_free() {
     let env = TestEnv::new().await;
-    let candidates = futures::future::join_all((0..8).map(|_| env.store.acquire_lead(Uuid::now_v7()))).await;
+    let candidates = futures::future::join_all((0..8).map(|_| env.store.acquire_leadership(Uuid::now_v7()))).await;
     let elected: Vec<_> = candidates.into_iter().filter_map(|s| s.unwrap()).collect();
     assert_eq!(elected.len(), 1);
     assert!(env.store.has_leader().await.unwrap());
-    env.store.release_lead(elected[0]).await.unwrap();
+    env.store.release_leadership(elected[0]).await.unwrap();
     assert!(!env.store.has_leader().await.unwrap());
-    assert!(env.store.acquire_lead(Uuid::now_v7()).await.unwrap().is_some());
+    assert!(env.store.acquire_leadership(Uuid::now_v7()).await.unwrap().is_some());
 }

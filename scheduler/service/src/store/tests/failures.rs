@@ -69,7 +69,7 @@ async fn waiting_for_capacity_does_not_count_towards_the_ceiling() {
 #[tokio::test]
 async fn time_noted_as_unavailable_does_not_shorten_an_attempts_ceiling() {
     let mut r = running().await;
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     assert!(r.env.store.note_unavailable(r.lead, r.job.job, 1, "connection refused").await.unwrap());
     minutes_pass(&r, 30).await;
     retry(&mut r).await;

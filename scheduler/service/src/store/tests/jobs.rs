@@ -81,7 +81,7 @@ async fn retryable_failure_backs_off_and_a_permanent_one_ends_the_job() {
 #[tokio::test]
 async fn released_and_refused_jobs_are_requeued_without_a_failure() {
     let r = running().await;
-    let released = Outcome::Released { reason: "draining".into() };
+    let released = Outcome::Released { reason: ReleaseReason::Drained };
     assert_eq!(report(&r.env, r.job, r.node, released).await, FenceReply::Committed);
     assert_eq!(r.env.store.count("select (losses + failures)::bigint from jobs").await, 0);
     let second = place(&r.env, r.lead, r.job.job, r.node).await.fence;
@@ -91,12 +91,12 @@ async fn released_and_refused_jobs_are_requeued_without_a_failure() {
     assert_eq!(r.env.store.refuse(&node(), &ask).await.unwrap().0, FenceReply::Committed, "repeated");
     let exclusions = r.env.store.core_nodes().await.unwrap().remove(0).exclusions;
     assert_eq!(exclusions.iter().map(|(m, e)| (m.as_str(), e.version)).collect::<Vec<_>>(), vec![(MODEL, 5)]);
-    assert_eq!(r.env.store.live_jobs().await.unwrap()[0].0.known_need, Some(777));
+    assert_eq!(r.env.store.live_jobs().await.unwrap()[0].0.counted_tokens, Some(777));
     let again = place(&r.env, r.lead, r.job.job, r.node).await.fence;
     let refusal = Refusal::NotNow { need: None, have: 0, ledger_version: 6 };
     r.env.store.refuse(&node(), &Refuse { fence: again, boot: r.node, refusal }).await.unwrap();
     assert_eq!(
-        r.env.store.live_jobs().await.unwrap()[0].0.known_need,
+        r.env.store.live_jobs().await.unwrap()[0].0.counted_tokens,
         Some(777),
         "a refusal without a count keeps the earlier one"
     );
@@ -141,7 +141,7 @@ async fn placement_is_rejected_if_the_row_or_boot_changed_since_the_plan() {
     let r = running().await;
     let again = PlaceOrder { job: r.job.job, attempt: 2, node: node(), boot: r.node, reason: String::new() };
     assert!(r.env.store.place(r.lead, &again).await.unwrap().is_none(), "the job runs");
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     let old_boot = PlaceOrder { boot: BootId::fresh(), ..again.clone() };
     assert!(r.env.store.place(r.lead, &old_boot).await.unwrap().is_none(), "another boot");
     let old_plan = PlaceOrder { attempt: 1, ..again.clone() };

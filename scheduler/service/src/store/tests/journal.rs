@@ -39,7 +39,7 @@ async fn next_attempt_resumes_with_the_tokens_of_the_lost_one() {
     // The node resumes after only the first two of these tokens, so its first message truncates the journal.
     assert_eq!(append_resumed(&r, order.fence, 2, 2, &[8]).await, FenceReply::Committed);
     assert_eq!(kept(&r).await, 3);
-    let released = Outcome::Released { reason: "draining".into() };
+    let released = Outcome::Released { reason: ReleaseReason::Drained };
     report(&r.env, order.fence, r.node, released).await;
     let order = place(&r.env, r.lead, r.job.job, r.node).await;
     assert_eq!(order.generated.unwrap().tokens, [1, 2, 8]);
@@ -69,8 +69,8 @@ async fn late_journal_message_removes_no_tokens() {
     assert_eq!(append(&r, r.job, 2, &[3, 4, 5]).await, FenceReply::Committed);
     assert_eq!(append(&r, r.job, 2, &[3]).await, FenceReply::Committed, "stored already");
     assert_eq!(kept(&r).await, 5);
-    // The first message arrives again, late, and truncates the journal. It is complete once the node resends all tokens
-    // from the start.
+    // The first message arrives again, late, and truncates the journal. The journal is complete again once the node has
+    // resent all tokens from the start.
     append(&r, r.job, 0, &[1, 2]).await;
     assert!(matches!(append(&r, r.job, 5, &[6]).await, FenceReply::Unavailable { .. }));
     assert_eq!(append(&r, r.job, 0, &[1, 2, 3, 4, 5, 6]).await, FenceReply::Committed);

@@ -13,7 +13,8 @@ fn review(score: f64) -> ReviewFeedback {
 }
 
 pub(super) fn decided(iteration: u32, decision: Decision, best: Option<u32>) -> Step {
-    let decided = Decided { decision, why: "because".into(), best_iteration: best, best_score: best.map(|_| 70.1) };
+    let decided =
+        Decided { decision, explanation: "because".into(), best_iteration: best, best_score: best.map(|_| 70.1) };
     Step::Decided { iteration, decided }
 }
 
@@ -22,7 +23,7 @@ fn escalate(actions: Vec<ActionKind>) -> Decision {
 }
 
 fn handed_off() -> Step {
-    Step::HandedOff { why: String::new() }
+    Step::HandedOff { reason: "".into() }
 }
 
 fn all_actions() -> Vec<ActionKind> {
@@ -67,11 +68,11 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
     let open = Step::PrOpened { head: "c2".into(), base: "b0".into(), branch: "worker-1/task-1".into() };
     let pr = committed(&env, fence, 9, open.clone()).await.unwrap();
     assert_eq!(committed(&env, fence, 9, open).await, Some(pr), "repeated, one pull request");
-    let refused = step(&env, fence, 10, Step::PrMoved { to: PrState::Approved, why: String::new() }).await;
+    let refused = step(&env, fence, 10, Step::PrMoved { to: PrState::Approved, reason: "".into() }).await;
     assert!(matches!(refused, StepReply::Illegal { .. }), "{refused:?}");
     let moves = [PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved];
     for (seq, to) in (10..).zip(moves) {
-        committed(&env, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
+        committed(&env, fence, seq, Step::PrMoved { to, reason: "fine".into() }).await;
     }
     committed(&env, fence, 13, Step::MergeIntent { old: "b0".into(), new: "m1".into(), commit_time: 1 }).await;
     let late = env.store.cancel(fence.task, "me").await.unwrap();
@@ -146,7 +147,7 @@ async fn best_effort_needs_an_offer_and_a_result_without_quarantine() {
     env.store.raw("update questions set actions = '[\"accept_best_effort\"]'").await;
     env.store.raw("update iterations set quarantine = '\"syntax\"'").await;
     let refused = env.store.resolve(fence.task, &accept, "me").await.unwrap();
-    assert!(matches!(refused, Resolution::Refused { .. }), "{refused:?}");
+    assert!(matches!(refused, Resolution::NothingAcceptable { .. }), "{refused:?}");
     env.store.raw("update iterations set quarantine = null").await;
     let done = env.store.resolve(fence.task, &accept, "me").await.unwrap();
     assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
@@ -165,7 +166,7 @@ async fn approved(env: &TestEnv, fence: TaskFence) -> i64 {
     let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };
     let pr = committed(env, fence, 5, open).await.unwrap();
     for (seq, to) in (6..).zip([PrState::QcApproved, PrState::PendingCoordinator, PrState::Approved]) {
-        committed(env, fence, seq, Step::PrMoved { to, why: "fine".into() }).await;
+        committed(env, fence, seq, Step::PrMoved { to, reason: "fine".into() }).await;
     }
     pr
 }
@@ -174,14 +175,15 @@ async fn approved(env: &TestEnv, fence: TaskFence) -> i64 {
 async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
     let (env, boot, fence) = reviewed(None).await;
     let pr = approved(&env, fence).await;
-    committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, why: "same lines of a.py".into() }).await;
+    committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, reason: "same lines of a.py".into() }).await;
     let late = env.store.cancel(fence.task, "me").await.unwrap();
     assert!(matches!(late, Cancelled::TooLate { .. }), "the delivery has begun: {late:?}");
     committed(&env, fence, 10, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
     let early = step(&env, fence, 11, handed_off()).await;
     assert!(matches!(early, StepReply::Illegal { .. }), "neither merged nor accepted: {early:?}");
     let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
-    let held = Step::HandOffHeld { why: "not merged: same lines of a.py".into(), available_actions: actions.clone() };
+    let held =
+        Step::HandOffHeld { reason: "not merged: same lines of a.py".into(), available_actions: actions.clone() };
     committed(&env, fence, 11, held).await;
     let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::WaitingOnHuman, LoopState::Converged));
@@ -195,7 +197,7 @@ async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
     let done = env.store.resolve(fence.task, &accept, "me").await.unwrap();
     assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
     let next = grant(&env, boot).await.fence;
-    committed(&env, next, 13, Step::HandedOff { why: "delivered as branch cfq/t1, not merged".into() }).await;
+    committed(&env, next, 13, Step::HandedOff { reason: "delivered as branch cfq/t1, not merged".into() }).await;
     let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Accepted, LoopState::Idle));
     assert!(task.reason.contains("not merged") && task.escalation.is_none(), "{}", task.reason);
@@ -206,9 +208,9 @@ async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
 async fn unmerged_held_hand_off_can_be_cancelled() {
     let (env, _, fence) = reviewed(None).await;
     approved(&env, fence).await;
-    committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, why: "conflict".into() }).await;
+    committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, reason: "conflict".into() }).await;
     let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
-    committed(&env, fence, 10, Step::HandOffHeld { why: "conflict".into(), available_actions: actions }).await;
+    committed(&env, fence, 10, Step::HandOffHeld { reason: "conflict".into(), available_actions: actions }).await;
     assert!(matches!(env.store.cancel(fence.task, "me").await.unwrap(), Cancelled::Done { .. }));
     let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Cancelled, LoopState::Idle));

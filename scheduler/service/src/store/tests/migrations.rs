@@ -33,7 +33,7 @@ async fn heartbeat_is_a_heap_only_update() {
 }
 
 /// A filled database with the schema before migration `0003` is migrated and read, including the values in columns that
-/// `0005` renames.
+/// `0005` and `0006` rename.
 #[tokio::test]
 async fn filled_older_database_is_migrated() {
     let r = running().await;
@@ -43,6 +43,8 @@ async fn filled_older_database_is_migrated() {
         "alter table nodes drop column exclusions, add column left_out_version bigint, add column left_out_at timestamptz",
         "alter table jobs rename column node_failures to setbacks",
         "alter table jobs rename column rejected_by to never",
+        "alter table jobs rename column counted_tokens to known_need",
+        "alter table internal_pr_moves rename column reason to why",
         r#"update jobs set setbacks = '{"den":{"failures":2,"until_ms":7}}', never = '{"other":"wrong kind"}'"#,
         "update nodes set left_out_version = 3, left_out_at = now()",
         "delete from _sqlx_migrations where version > 2",

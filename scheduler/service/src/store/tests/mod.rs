@@ -17,7 +17,8 @@ mod waits;
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{ArtifactId, BootId, JobId};
 use cfq_proto::job::{
-    ChatMessage, ChatRole, Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage,
+    ChatMessage, ChatRole, Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, ReleaseReason,
+    Usage,
 };
 use cfq_proto::loop_step::{Artifact, ArtifactFile, Step};
 use cfq_proto::messages::{

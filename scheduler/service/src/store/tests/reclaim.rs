@@ -143,14 +143,14 @@ async fn task_that_cannot_be_reclaimed_does_not_block_registration() {
 #[tokio::test]
 async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
     let r = running().await;
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     let pending = cfq_scheduler_core::PendingReason::NoNodeUp;
     r.env.store.explain(r.lead, r.job.job, 1, &pending, 0).await.unwrap();
     let ask = Release { fence: r.task, waits_for: Some(r.job.job) };
     assert_eq!(r.env.store.release(&runner(), &ask).await.unwrap().0, FenceReply::Committed);
     assert_eq!(r.env.store.release(&runner(), &ask).await.unwrap().0, FenceReply::Committed, "repeated");
     let detail = r.env.store.task_detail(r.task.task).await.unwrap().unwrap();
-    assert_eq!((detail.summary.state, detail.reason.as_str()), (TaskState::Ready, "waits: no node is up"));
+    assert_eq!((detail.summary.state, detail.reason.as_str()), (TaskState::Ready, "waits: no node is running"));
     assert_eq!(r.env.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None);
     // When the reason of its job changes, the task shows the new reason without a write to the task's row.
     let pending = cfq_scheduler_core::PendingReason::Capacity;
@@ -177,7 +177,7 @@ async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
 #[tokio::test]
 async fn task_whose_pending_job_fails_is_granted_again() {
     let r = running().await;
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     let ask = Release { fence: r.task, waits_for: Some(r.job.job) };
     r.env.store.release(&runner(), &ask).await.unwrap();
     let failure = cfq_proto::job::JobFailure::Unavailable { reason: "down".into() };
@@ -194,5 +194,5 @@ async fn leases_from_before_the_clock_was_set_back_expire() {
     let (_, jobs, tasks) = r.env.store.sweep(r.lead).await.unwrap();
     assert_eq!((jobs, tasks), (1, 1));
     r.env.store.raw("update leader set expires_at = now() + interval '1 hour'").await;
-    assert!(r.env.store.acquire_lead(uuid::Uuid::now_v7()).await.unwrap().is_some());
+    assert!(r.env.store.acquire_leadership(uuid::Uuid::now_v7()).await.unwrap().is_some());
 }

@@ -6,10 +6,10 @@ use super::*;
 #[tokio::test]
 async fn time_without_a_node_for_the_model_survives_a_new_leader() {
     let r = running().await;
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     let no_node = PendingReason::NoNodeHasModel { model: MODEL.parse().unwrap() };
     assert!(r.env.store.explain(r.lead, r.job.job, 1, &no_node, 123_456).await.unwrap());
-    r.env.store.release_lead(r.lead).await.unwrap();
+    r.env.store.release_leadership(r.lead).await.unwrap();
     let next = r.env.lead().await;
     let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
     assert_eq!(row.no_node_ms, 123_456);
@@ -21,7 +21,7 @@ async fn time_without_a_node_for_the_model_survives_a_new_leader() {
 #[tokio::test]
 async fn model_served_again_resets_the_noted_failure() {
     let r = running().await;
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     r.env.store.note_unavailable(r.lead, r.job.job, 1, "connection refused").await.unwrap();
     let unusable = PendingReason::Unusable { reasons: [(node(), "connection refused".into())].into() };
     let first = async |pending: &PendingReason| {
@@ -48,7 +48,7 @@ async fn working_time_starts_at_the_first_token_and_stops_while_pending() {
     assert!(worked(&r).await < 60_000, "from the first token, not from the acceptance");
     r.env.store.raw("update tasks set first_token_at = first_token_at - interval '3 minutes'").await;
     assert!(minutes(3).contains(&worked(&r).await));
-    report(&r.env, r.job, r.node, Outcome::Released { reason: "drain".into() }).await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     assert!(minutes(3).contains(&worked(&r).await));
     // Neither queued nor placed time is working time.
     r.env.store.raw("update tasks set first_token_at = first_token_at - interval '30 minutes'").await;

@@ -1,7 +1,7 @@
 //! The tile kernel for AVX2: a vector holds four columns of eight rows, so a tile is processed in two halves.
 //!
 //! Without VNNI, pairs of 8-bit products are first added as 16-bit integers. These do not overflow for weights of up to
-//! 6 bits; For 8-bit weights, the kernel multiplies by the magnitude of the weight and applies its sign to the
+//! 6 bits. For 8-bit weights, the kernel multiplies by the magnitude of the weight and applies its sign to the
 //! activation.
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use crate::backend::cpu::tiles::layout::code::{self, Q4, Q4K, Q5K, Q6K, Q8};
-use crate::backend::cpu::tiles::layout::{ROWS, TileFormat, for_format, offset, take, unrolled};
+use crate::backend::cpu::tiles::layout::{TILE_ROWS, TileFormat, for_format, offset, take, unrolled};
 use crate::backend::cpu::tiles::{CACHED_ROWS, TileGemm};
 
 /// Number of rows in half a tile.
@@ -21,7 +21,12 @@ pub fn multiply(format: TileFormat, gemm: &TileGemm<'_>) {
     let has = std::arch::is_x86_feature_detected!("avx2")
         && std::arch::is_x86_feature_detected!("fma")
         && std::arch::is_x86_feature_detected!("f16c");
-    assert!(has && gemm.fits(format), "tiles of {} bytes for {} columns", gemm.tile_bytes, gemm.x.cols());
+    assert!(
+        has && gemm.fits(format),
+        "this CPU lacks AVX2, FMA or F16C, or tiles of {} bytes do not have {} columns",
+        gemm.tile_bytes,
+        gemm.x.cols()
+    );
     // SAFETY: the CPU has the instructions, and each tile has the bytes that these columns take.
     unsafe { for_format!(format, multiply_format(gemm)) }
 }
@@ -97,15 +102,15 @@ macro_rules! unpack {
             Q4 => (half!(offset::Q4_SCALE), half!(offset::Q4_MIN)),
             Q8 => (half!(offset::Q8_SCALE), _mm256_setzero_ps()),
             Q4K | Q5K => {
-                let scales = bytes!(_mm256_cvtepu8_epi32, offset::K_SCALES + $part * ROWS);
-                let mins = bytes!(_mm256_cvtepu8_epi32, offset::K_MINS + $part * ROWS);
+                let scales = bytes!(_mm256_cvtepu8_epi32, offset::K_SCALES + $part * TILE_ROWS);
+                let mins = bytes!(_mm256_cvtepu8_epi32, offset::K_MINS + $part * TILE_ROWS);
                 let mins = _mm256_mul_ps(half!(offset::K_SUPER_MIN_SCALE), mins);
                 (_mm256_mul_ps(half!(offset::K_SUPER_SCALE), scales), _mm256_sub_ps(_mm256_setzero_ps(), mins))
             }
             _ => {
                 let unit = half!(offset::Q6K_SUPER_SCALE);
-                let first = bytes!(_mm256_cvtepi8_epi32, offset::Q6K_SCALES + 2 * $part * ROWS);
-                let second = bytes!(_mm256_cvtepi8_epi32, offset::Q6K_SCALES + (2 * $part + 1) * ROWS);
+                let first = bytes!(_mm256_cvtepi8_epi32, offset::Q6K_SCALES + 2 * $part * TILE_ROWS);
+                let second = bytes!(_mm256_cvtepi8_epi32, offset::Q6K_SCALES + (2 * $part + 1) * TILE_ROWS);
                 (_mm256_mul_ps(unit, first), _mm256_mul_ps(unit, second))
             }
         };
@@ -122,7 +127,7 @@ unsafe fn multiply_format<const K: u8>(gemm: &TileGemm<'_>) {
     let rows = gemm.x.rows();
     for pass in (0..rows).step_by(CACHED_ROWS) {
         let end = (pass + CACHED_ROWS).min(rows);
-        for (tile, column) in gemm.tiles.chunks_exact(gemm.tile_bytes).zip(gemm.columns.clone().step_by(ROWS)) {
+        for (tile, column) in gemm.tiles.chunks_exact(gemm.tile_bytes).zip(gemm.columns.clone().step_by(TILE_ROWS)) {
             let mut row = pass;
             while row < end {
                 // SAFETY: the contract of this function; rows up to `end` exist.

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use crate::backend::cpu::tiles::layout::code::{self, Q4, Q4K, Q5K, Q6K, Q8};
-use crate::backend::cpu::tiles::layout::{ROWS, TileFormat, for_format, offset, take, unrolled};
+use crate::backend::cpu::tiles::layout::{TILE_ROWS, TileFormat, for_format, offset, take, unrolled};
 use crate::backend::cpu::tiles::{CACHED_ROWS, TileGemm};
 
 /// Software prefetch distance, in bytes. With several input rows, the computation on each cache line takes too long for
@@ -18,7 +18,12 @@ pub fn multiply(format: TileFormat, gemm: &TileGemm<'_>) {
     let has = std::arch::is_x86_feature_detected!("avx512f")
         && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512vnni");
-    assert!(has && gemm.fits(format), "tiles of {} bytes for {} columns", gemm.tile_bytes, gemm.x.cols());
+    assert!(
+        has && gemm.fits(format),
+        "this CPU lacks AVX-512 F, BW or VNNI, or tiles of {} bytes do not have {} columns",
+        gemm.tile_bytes,
+        gemm.x.cols()
+    );
     // SAFETY: the CPU has the instructions, and each tile has the bytes that these columns take.
     unsafe { for_format!(format, multiply_format(gemm)) }
 }
@@ -89,15 +94,15 @@ macro_rules! unpack {
             Q4 => (half!(offset::Q4_SCALE), half!(offset::Q4_MIN)),
             Q8 => (half!(offset::Q8_SCALE), _mm512_setzero_ps()),
             Q4K | Q5K => {
-                let scales = bytes!(_mm512_cvtepu8_epi32, offset::K_SCALES + $part * ROWS);
-                let mins = bytes!(_mm512_cvtepu8_epi32, offset::K_MINS + $part * ROWS);
+                let scales = bytes!(_mm512_cvtepu8_epi32, offset::K_SCALES + $part * TILE_ROWS);
+                let mins = bytes!(_mm512_cvtepu8_epi32, offset::K_MINS + $part * TILE_ROWS);
                 let mins = _mm512_mul_ps(half!(offset::K_SUPER_MIN_SCALE), mins);
                 (_mm512_mul_ps(half!(offset::K_SUPER_SCALE), scales), _mm512_sub_ps(_mm512_setzero_ps(), mins))
             }
             _ => {
                 let unit = half!(offset::Q6K_SUPER_SCALE);
-                let first = bytes!(_mm512_cvtepi8_epi32, offset::Q6K_SCALES + 2 * $part * ROWS);
-                let second = bytes!(_mm512_cvtepi8_epi32, offset::Q6K_SCALES + (2 * $part + 1) * ROWS);
+                let first = bytes!(_mm512_cvtepi8_epi32, offset::Q6K_SCALES + 2 * $part * TILE_ROWS);
+                let second = bytes!(_mm512_cvtepi8_epi32, offset::Q6K_SCALES + (2 * $part + 1) * TILE_ROWS);
                 (_mm512_mul_ps(unit, first), _mm512_mul_ps(unit, second))
             }
         };
@@ -114,7 +119,7 @@ unsafe fn multiply_format<const K: u8>(gemm: &TileGemm<'_>) {
     let rows = gemm.x.rows();
     for pass in (0..rows).step_by(CACHED_ROWS) {
         let end = (pass + CACHED_ROWS).min(rows);
-        for (tile, column) in gemm.tiles.chunks_exact(gemm.tile_bytes).zip(gemm.columns.clone().step_by(ROWS)) {
+        for (tile, column) in gemm.tiles.chunks_exact(gemm.tile_bytes).zip(gemm.columns.clone().step_by(TILE_ROWS)) {
             let mut row = pass;
             while row < end {
                 // SAFETY: the contract of this function; rows up to `end` exist.
@@ -183,7 +188,7 @@ unsafe fn multiply_rows<const K: u8, const N: usize>(
             block += 1;
         }
     }
-    let width = ROWS.min(gemm.columns.end - column);
+    let width = TILE_ROWS.min(gemm.columns.end - column);
     for (n, total) in totals.into_iter().enumerate() {
         // SAFETY: only this chunk writes these columns.
         let out = unsafe { gemm.out.slice((row + n) * gemm.width + column, width) };

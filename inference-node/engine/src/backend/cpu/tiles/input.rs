@@ -1,12 +1,12 @@
-//! Activations quantised to 8 bits, in blocks of 32 with a scale each.
+//! Activations quantized to 8 bits, in blocks of 32 with a scale each.
 
 use pulp::{Simd, WithSimd};
 
-use crate::backend::cpu::simd::vectorised;
+use crate::backend::cpu::simd::vectorized;
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
-use crate::backend::cpu::tiles::layout::BLOCK;
+use crate::backend::cpu::tiles::layout::TILE_BLOCK_COLUMNS;
 
-/// Minimum number of rows for which quantisation runs on all threads.
+/// Minimum number of rows for which quantization runs on all threads.
 const MIN_PARALLEL_ROWS: usize = 8;
 
 /// Scale and precomputed sums of a block of activations.
@@ -15,7 +15,7 @@ const MIN_PARALLEL_ROWS: usize = 8;
 pub struct BlockMeta {
     /// Scale of the quants: value = scale x quant.
     pub scale: f32,
-    /// Sum of the dequantised values.
+    /// Sum of the dequantized values.
     pub sum: f32,
     /// -128 x the sum of the quants: initial value of a dot product with Q8_0 weights, which tiles store with an offset
     /// of 128.
@@ -26,9 +26,9 @@ pub struct BlockMeta {
 }
 
 /// The quants of a block, four per word with the first in the lowest bits, as the kernels need them.
-pub type BlockWords = [i32; BLOCK / 4];
+pub type BlockWords = [i32; TILE_BLOCK_COLUMNS / 4];
 
-/// Quantised rows of activations.
+/// Quantized rows of activations.
 pub struct QuantizedInput {
     quants: Vec<BlockWords>,
     meta: Vec<BlockMeta>,
@@ -37,14 +37,17 @@ pub struct QuantizedInput {
 }
 
 impl QuantizedInput {
-    /// Quantises `values`: (rows, `cols`), with `cols` a multiple of 32.
+    /// Quantizes `values`: (rows, `cols`), with `cols` a multiple of 32.
     pub fn new(values: &[f32], cols: usize) -> Self {
-        assert!(cols > 0 && cols.is_multiple_of(BLOCK) && values.len().is_multiple_of(cols), "{cols} columns");
+        assert!(
+            cols > 0 && cols.is_multiple_of(TILE_BLOCK_COLUMNS) && values.len().is_multiple_of(cols),
+            "the values are not rows of {cols} columns, or these are not whole blocks"
+        );
         let rows = values.len() / cols;
-        let mut quants = vec![[0; BLOCK / 4]; values.len() / BLOCK];
-        let mut meta = vec![BlockMeta::default(); values.len() / BLOCK];
+        let mut quants = vec![[0; TILE_BLOCK_COLUMNS / 4]; values.len() / TILE_BLOCK_COLUMNS];
+        let mut meta = vec![BlockMeta::default(); values.len() / TILE_BLOCK_COLUMNS];
         if rows < MIN_PARALLEL_ROWS {
-            vectorised(Quantize { values, quants: &mut quants, meta: &mut meta });
+            vectorized(Quantize { values, quants: &mut quants, meta: &mut meta });
         } else {
             let size = thread_pool::chunk_size(rows) * cols;
             let (quants, meta) = (DisjointSlice::new(&mut quants), DisjointSlice::new(&mut meta));
@@ -53,10 +56,10 @@ impl QuantizedInput {
                 // SAFETY: chunks do not overlap: they begin `size` values apart, which are whole rows.
                 #[allow(unsafe_code)]
                 let (quants, meta) = unsafe {
-                    let blocks = (chunk * size / BLOCK, values.len() / BLOCK);
+                    let blocks = (chunk * size / TILE_BLOCK_COLUMNS, values.len() / TILE_BLOCK_COLUMNS);
                     (quants.slice(blocks.0, blocks.1), meta.slice(blocks.0, blocks.1))
                 };
-                vectorised(Quantize { values, quants, meta });
+                vectorized(Quantize { values, quants, meta });
             });
         }
         Self { quants, meta, rows, cols }
@@ -74,11 +77,11 @@ impl QuantizedInput {
 
     /// Quants and metadata of the blocks of a row.
     pub fn row(&self, row: usize) -> (&[BlockWords], &[BlockMeta]) {
-        let blocks = self.cols / BLOCK;
+        let blocks = self.cols / TILE_BLOCK_COLUMNS;
         (&self.quants[row * blocks..][..blocks], &self.meta[row * blocks..][..blocks])
     }
 
-    /// The quantised activations converted back to F32.
+    /// The quantized activations converted back to F32.
     #[cfg(test)]
     pub fn dequantized(&self) -> Vec<f32> {
         let blocks = self.quants.iter().zip(&self.meta);
@@ -87,11 +90,11 @@ impl QuantizedInput {
 }
 
 /// Unpacks the quants of a block.
-pub fn quants(words: &BlockWords) -> [i8; BLOCK] {
+pub fn quants(words: &BlockWords) -> [i8; TILE_BLOCK_COLUMNS] {
     std::array::from_fn(|at| (words[at / 4] >> (at % 4 * 8)) as i8)
 }
 
-/// Work for [`vectorised`]: quantises whole blocks.
+/// Work for [`vectorized`]: quantizes whole blocks.
 struct Quantize<'a> {
     values: &'a [f32],
     quants: &'a mut [BlockWords],
@@ -103,7 +106,7 @@ impl WithSimd for Quantize<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let blocks = self.values.as_chunks::<BLOCK>().0.iter().zip(self.quants);
+        let blocks = self.values.as_chunks::<TILE_BLOCK_COLUMNS>().0.iter().zip(self.quants);
         for ((values, words), meta) in blocks.zip(self.meta) {
             *meta = quantize_block(values, words);
         }
@@ -111,7 +114,7 @@ impl WithSimd for Quantize<'_> {
 }
 
 #[inline(always)]
-fn quantize_block(values: &[f32; BLOCK], words: &mut BlockWords) -> BlockMeta {
+fn quantize_block(values: &[f32; TILE_BLOCK_COLUMNS], words: &mut BlockWords) -> BlockMeta {
     // As integers, the bit patterns of absolute values have the same order as the values. NaN is the largest, so it
     // propagates into the scale.
     let mut largest = 0u32;
@@ -122,10 +125,10 @@ fn quantize_block(values: &[f32; BLOCK], words: &mut BlockWords) -> BlockMeta {
     let scale = largest / 127.0;
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
     // Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let mut quants = [0i8; BLOCK];
+    const ROUND_TO_INTEGER: f32 = 12_582_912.0;
+    let mut quants = [0i8; TILE_BLOCK_COLUMNS];
     for (value, quant) in values.iter().zip(&mut quants) {
-        *quant = (value * inverse + ROUND).to_bits() as i8;
+        *quant = (value * inverse + ROUND_TO_INTEGER).to_bits() as i8;
     }
     for (word, four) in words.iter_mut().zip(quants.as_chunks::<4>().0) {
         *word = i32::from_le_bytes(four.map(i8::cast_unsigned));
@@ -150,11 +153,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantisation_error_is_at_most_half_a_step() {
+    fn quantization_error_is_at_most_half_a_step() {
         let values: Vec<f32> = (0..640).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01 * (1 + i / 32) as f32).collect();
         for rows in [1, 2, 20] {
             let input = QuantizedInput::new(&values, 640 / rows);
-            for (block, (got, want)) in input.dequantized().chunks(BLOCK).zip(values.chunks(BLOCK)).enumerate() {
+            for (block, (got, want)) in
+                input.dequantized().chunks(TILE_BLOCK_COLUMNS).zip(values.chunks(TILE_BLOCK_COLUMNS)).enumerate()
+            {
                 let meta = input.meta[block];
                 for (got, want) in got.iter().zip(want) {
                     assert!((got - want).abs() <= meta.scale * 0.5001, "{got} {want}");

@@ -8,11 +8,11 @@
 use half::f16;
 
 /// Number of rows of a tile.
-pub const ROWS: usize = 16;
-/// Number of columns of a block.
-pub const BLOCK: usize = 32;
+pub const TILE_ROWS: usize = 16;
+/// Number of columns of a tile block.
+pub const TILE_BLOCK_COLUMNS: usize = 32;
 
-/// Quantisation format of a tile.
+/// Quantization format of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TileFormat {
     /// 4 bits; scale and minimum per 32 columns, the minimum computed when packing.
@@ -39,7 +39,7 @@ pub mod code {
     pub const Q5K: u8 = 3;
     pub const Q6K: u8 = 4;
 
-    /// A tile format with this code; for the code that Q4_0 and Q4_1 share, Q4_1.
+    /// Returns the tile format of kernel code `code`. Q4_0 and Q4_1 share a code, for which this returns Q4_1.
     pub const fn format(code: u8) -> TileFormat {
         match code {
             Q4 => TileFormat::Q4_1,
@@ -51,9 +51,9 @@ pub mod code {
     }
 }
 
-/// Byte offsets within a step.
+/// Byte offsets of the parts of a step, for each group of formats. `Q6K_HIGH_BITS` counts from the start of a block.
 pub mod offset {
-    /// Scales, one f16 per row.
+    /// Offset of the scales, one f16 per row.
     pub const Q4_SCALE: usize = 0;
     pub const Q4_MIN: usize = 32;
     pub const Q4_QUANTS: usize = 64;
@@ -61,22 +61,22 @@ pub mod offset {
     pub const Q8_SCALE: usize = 0;
     pub const Q8_QUANTS: usize = 32;
 
-    /// Super-scales, one f16 per row, shared by all blocks of the step.
+    /// Offset of the super-scales, one f16 per row, shared by all blocks of the step.
     pub const K_SUPER_SCALE: usize = 0;
     pub const K_SUPER_MIN_SCALE: usize = 32;
-    /// Scales, one byte per row, block after block.
+    /// Offset of the scales, one byte per row, block after block.
     pub const K_SCALES: usize = 64;
     pub const K_MINS: usize = 192;
     pub const K_QUANTS: usize = 320;
-    /// The fifth bit of each value: eight words of 64 bits per block.
+    /// Offset of the fifth bits of the values: eight words of 64 bits per block.
     pub const K_HIGH_BITS: usize = 2368;
 
-    /// Quants. Per block: 256 bytes of nibbles, then two vectors with the upper two bits of columns 0 to 15 and of
-    /// columns 16 to 31.
+    /// Offset of the quants. Per block: 256 bytes of nibbles, then two vectors with the upper two bits of columns 0 to
+    /// 15 and of columns 16 to 31.
     pub const Q6K_QUANTS: usize = 0;
     pub const Q6K_BLOCK_BYTES: usize = 384;
     pub const Q6K_HIGH_BITS: usize = 256;
-    /// Scales, one byte per row for every 16 columns.
+    /// Offset of the scales, one byte per row for every 16 columns.
     pub const Q6K_SCALES: usize = 3072;
     pub const Q6K_SUPER_SCALE: usize = 3328;
 }
@@ -103,7 +103,7 @@ impl TileFormat {
 
     /// Size of a tile of `cols` columns, in bytes; `None` if the columns do not fill whole steps.
     pub fn tile_bytes(self, cols: usize) -> Option<usize> {
-        let columns = self.step_blocks() * BLOCK;
+        let columns = self.step_blocks() * TILE_BLOCK_COLUMNS;
         cols.is_multiple_of(columns).then_some(cols / columns)?.checked_mul(self.step_bytes())
     }
 }
@@ -114,7 +114,7 @@ pub fn take<const N: usize>(step: &[u8], at: usize) -> [u8; N] {
     step[at..at + N].as_chunks::<N>().0[0]
 }
 
-/// Unrolls `$body` for `$n` in 0..`$count`, at most 8: a loop would keep its sums in memory.
+/// Unrolls `$body` for `$n` in 0..`$count`, at most 8: a loop would keep its sums in memory instead of in registers.
 macro_rules! unrolled {
     ($n:ident < $count:ident, $body:block) => {
         unrolled!($n < $count, $body, 0 1 2 3 4 5 6 7)
@@ -166,7 +166,7 @@ pub fn upper_bits(row: usize, col: usize) -> (usize, u32) {
 
 /// One row of one block, unpacked: value = scale x (quant - zero) + min.
 pub struct TileRow {
-    pub quants: [u8; BLOCK],
+    pub quants: [u8; TILE_BLOCK_COLUMNS],
     /// Scales of columns 0 to 15 and 16 to 31.
     pub scales: [f32; 2],
     pub zero: i32,
@@ -177,7 +177,7 @@ impl TileRow {
     /// Unpacks row `row` of block `block` of a step.
     pub fn read(format: TileFormat, step: &[u8], block: usize, row: usize) -> Self {
         let half = |at: usize| f16::from_le_bytes([step[at + 2 * row], step[at + 2 * row + 1]]).to_f32();
-        let scale = |at: usize| step[at + block * ROWS + row];
+        let scale = |at: usize| step[at + block * TILE_ROWS + row];
         let four = |from: usize| {
             std::array::from_fn(|col| {
                 let (byte, shift) = nibble(row, col);
@@ -198,7 +198,7 @@ impl TileRow {
                 min: 0.0,
             },
             TileFormat::Q4K | TileFormat::Q5K => {
-                let mut quants: [u8; BLOCK] = four(offset::K_QUANTS + block * 256);
+                let mut quants: [u8; TILE_BLOCK_COLUMNS] = four(offset::K_QUANTS + block * 256);
                 if format == TileFormat::Q5K {
                     for (col, quant) in quants.iter_mut().enumerate() {
                         let (byte, shift) = fifth_bit(row, col);
@@ -214,13 +214,13 @@ impl TileRow {
             }
             TileFormat::Q6K => {
                 let from = offset::Q6K_QUANTS + block * offset::Q6K_BLOCK_BYTES;
-                let mut quants: [u8; BLOCK] = four(from);
+                let mut quants: [u8; TILE_BLOCK_COLUMNS] = four(from);
                 for (col, quant) in quants.iter_mut().enumerate() {
                     let (byte, shift) = upper_bits(row, col);
                     *quant |= (step[from + offset::Q6K_HIGH_BITS + byte] >> shift & 3) << 4;
                 }
                 let part = |which: usize| {
-                    let scale = step[offset::Q6K_SCALES + (2 * block + which) * ROWS + row].cast_signed();
+                    let scale = step[offset::Q6K_SCALES + (2 * block + which) * TILE_ROWS + row].cast_signed();
                     half(offset::Q6K_SUPER_SCALE) * f32::from(scale)
                 };
                 Self { quants, scales: [part(0), part(1)], zero: 32, min: 0.0 }
@@ -228,7 +228,7 @@ impl TileRow {
         }
     }
 
-    /// Dequantised value of a column.
+    /// Dequantized value of a column.
     pub fn value(&self, col: usize) -> f32 {
         self.scales[col / 16] * (i32::from(self.quants[col]) - self.zero) as f32 + self.min
     }

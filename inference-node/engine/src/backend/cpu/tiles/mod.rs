@@ -1,11 +1,11 @@
-//! Quantised matrices packed into tiles, and their product with rows of activations.
+//! Quantized matrices packed into tiles, and their product with rows of activations.
 //!
 //! A tile holds 16 weight rows. Each row is one lane of the vectors, so sums need no horizontal additions, and each
 //! weight is loaded once for all input rows. The weights keep the file's precision: Q4_K, Q5_K and Q6_K keep the scales
 //! of their blocks, Q4_0 and Q4_1 share one layout, Q8_0 has another. Only the tiles are kept in memory, not the file's
 //! blocks.
 //!
-//! Activations are quantised to 8 bits in blocks of 32, see [`input`]. Within a block all sums are integers; blocks are
+//! Activations are quantized to 8 bits in blocks of 32, see [`input`]. Within a block all sums are integers; blocks are
 //! added in order. No bit of a row's result depends on the batch, the threads or the kernel, except that kernels may
 //! differ in whether a product is rounded before it is added.
 
@@ -21,7 +21,7 @@ pub use input::QuantizedInput;
 pub use layout::TileFormat;
 
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
-use layout::{ROWS, TileRow};
+use layout::{TILE_ROWS, TileRow};
 
 /// Alignment of the tiles, in bytes, so that no vector straddles two cache lines.
 const CACHE_LINE_BYTES: usize = 64;
@@ -73,7 +73,7 @@ impl Tiles {
     /// Packs the blocks of a GGUF file. `None` if they are not a matrix of `rows` x `cols`, or the columns do not fill
     /// whole steps.
     pub fn pack(format: TileFormat, blocks: &[u8], rows: usize, cols: usize) -> Option<Self> {
-        let length = format.tile_bytes(cols)?.checked_mul(rows.div_ceil(ROWS))?;
+        let length = format.tile_bytes(cols)?.checked_mul(rows.div_ceil(TILE_ROWS))?;
         let mut bytes = vec![0; length + CACHE_LINE_BYTES];
         let start = bytes.as_ptr().align_offset(CACHE_LINE_BYTES).min(CACHE_LINE_BYTES);
         pack::pack(format, blocks, rows, cols, &mut bytes[start..start + length])?;
@@ -86,7 +86,7 @@ impl Tiles {
     }
 
     fn tile_count(&self) -> usize {
-        self.rows.div_ceil(ROWS)
+        self.rows.div_ceil(TILE_ROWS)
     }
 
     fn tile(&self, at: usize) -> &[u8] {
@@ -99,9 +99,9 @@ impl Tiles {
         if at >= self.rows {
             return false;
         }
-        for step in self.tile(at / ROWS).chunks_exact(self.format.step_bytes()) {
+        for step in self.tile(at / TILE_ROWS).chunks_exact(self.format.step_bytes()) {
             for block in 0..self.format.step_blocks() {
-                let row = TileRow::read(self.format, step, block, at % ROWS);
+                let row = TileRow::read(self.format, step, block, at % TILE_ROWS);
                 to.extend((0..row.quants.len()).map(|col| row.value(col)));
             }
         }
@@ -151,7 +151,7 @@ impl TileGemm<'_> {
 
 impl Tiles {
     fn multiply_tiles(&self, tiles: std::ops::Range<usize>, x: &QuantizedInput, out: &DisjointSlice<f32>) {
-        assert_eq!(x.cols(), self.cols, "columns of the input");
+        assert_eq!(x.cols(), self.cols, "the input does not have as many columns as the matrix");
         let tile_bytes = self.stored_bytes() / self.tile_count().max(1);
         let gemm = TileGemm {
             tiles: &self.bytes[self.start + tiles.start * tile_bytes..self.start + tiles.end * tile_bytes],
@@ -159,7 +159,7 @@ impl Tiles {
             x,
             out,
             width: self.rows,
-            columns: tiles.start * ROWS..(tiles.end * ROWS).min(self.rows),
+            columns: tiles.start * TILE_ROWS..(tiles.end * TILE_ROWS).min(self.rows),
         };
         match isa() {
             #[cfg(target_arch = "x86_64")]
@@ -173,8 +173,8 @@ impl Tiles {
 
 /// The scalar kernel: the reference for the tests of the vector kernels.
 fn scalar(format: TileFormat, gemm: &TileGemm<'_>) {
-    for (tile, from) in gemm.tiles.chunks_exact(gemm.tile_bytes).zip(gemm.columns.clone().step_by(ROWS)) {
-        for column in from..(from + ROWS).min(gemm.columns.end) {
+    for (tile, from) in gemm.tiles.chunks_exact(gemm.tile_bytes).zip(gemm.columns.clone().step_by(TILE_ROWS)) {
+        for column in from..(from + TILE_ROWS).min(gemm.columns.end) {
             for row in 0..gemm.x.rows() {
                 let mut sum = 0.0;
                 let (words, meta) = gemm.x.row(row);

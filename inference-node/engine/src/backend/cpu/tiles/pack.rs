@@ -3,7 +3,9 @@
 //! The layouts of the blocks are those of llama.cpp's ggml-common.h.
 
 use crate::backend::cpu::thread_pool;
-use crate::backend::cpu::tiles::layout::{BLOCK, ROWS, TileFormat, byte, fifth_bit, nibble, offset, upper_bits};
+use crate::backend::cpu::tiles::layout::{
+    TILE_BLOCK_COLUMNS, TILE_ROWS, TileFormat, byte, fifth_bit, nibble, offset, upper_bits,
+};
 use half::f16;
 
 /// Size of a block in the file, in bytes. Such a block has as many columns as a step of a tile.
@@ -20,12 +22,12 @@ const fn block_bytes(format: TileFormat) -> usize {
 
 /// Packs `blocks` into `tiles`, which must be zeroed. Returns `None` if `blocks` are not a matrix of `rows` x `cols`.
 pub fn pack(format: TileFormat, blocks: &[u8], rows: usize, cols: usize, tiles: &mut [u8]) -> Option<()> {
-    let row_bytes = cols / (format.step_blocks() * BLOCK) * block_bytes(format);
+    let row_bytes = cols / (format.step_blocks() * TILE_BLOCK_COLUMNS) * block_bytes(format);
     if rows.checked_mul(row_bytes)? != blocks.len() || row_bytes == 0 {
         return None;
     }
     thread_pool::for_each_chunk(tiles, format.tile_bytes(cols)?, |tile, bytes| {
-        for (row, source) in blocks.chunks_exact(row_bytes).skip(tile * ROWS).take(ROWS).enumerate() {
+        for (row, source) in blocks.chunks_exact(row_bytes).skip(tile * TILE_ROWS).take(TILE_ROWS).enumerate() {
             let steps = bytes.chunks_exact_mut(format.step_bytes());
             for (step, block) in steps.zip(source.chunks_exact(block_bytes(format))) {
                 pack_block(format, block, step, row);
@@ -64,8 +66,8 @@ fn pack_block(format: TileFormat, block: &[u8], step: &mut [u8], row: usize) {
             let (high, low) = if format == TileFormat::Q5K { rest.split_at(32) } else { (&rest[..0], rest) };
             for part in 0..8 {
                 let (scale, min) = scale_and_min(scales, part);
-                step[offset::K_SCALES + part * ROWS + row] = scale;
-                step[offset::K_MINS + part * ROWS + row] = min;
+                step[offset::K_SCALES + part * TILE_ROWS + row] = scale;
+                step[offset::K_MINS + part * TILE_ROWS + row] = min;
                 // Two blocks share 32 bytes: the low nibbles belong to the first.
                 let source = &low[part / 2 * 32..][..32];
                 let shift = part % 2 * 4;
@@ -82,7 +84,7 @@ fn pack_block(format: TileFormat, block: &[u8], step: &mut [u8], row: usize) {
             let (scales, unit) = rest.split_at(16);
             write_half(step, offset::Q6K_SUPER_SCALE, row, [unit[0], unit[1]]);
             for (part, scale) in scales.iter().enumerate() {
-                step[offset::Q6K_SCALES + part * ROWS + row] = *scale;
+                step[offset::Q6K_SCALES + part * TILE_ROWS + row] = *scale;
             }
             for part in 0..8 {
                 // Each half of 128 columns has 64 bytes of nibbles, whose low and high nibbles are 64 columns each, and
@@ -106,7 +108,7 @@ fn write_half(step: &mut [u8], from: usize, row: usize, bytes: [u8; 2]) {
 }
 
 fn write_nibbles(to: &mut [u8], row: usize, quant: impl Fn(usize) -> u8) {
-    for col in 0..BLOCK {
+    for col in 0..TILE_BLOCK_COLUMNS {
         let (byte, shift) = nibble(row, col);
         to[byte] |= quant(col) << shift;
     }

@@ -70,7 +70,7 @@ fn rig(failures: &[(usize, &'static str)]) -> (Rig<FailingModel>, Arc<Mutex<Vec<
 
 async fn ended(mut reader: Generation) -> std::result::Result<Completion, Ended> {
     loop {
-        if let Event::Done(result) = reader.next().await {
+        if let GenerationEvent::Done(result) = reader.next().await {
             return result;
         }
     }
@@ -108,7 +108,7 @@ async fn pass_without_memory_preempts_all_and_changes_no_text() {
                 "{rows:?}, expected smaller from {after} on"
             );
         }
-        assert_eq!(rig.batcher.stats.snapshot().broken, None);
+        assert_eq!(rig.batcher.stats.snapshot().failure, None);
         for reader in readers {
             let done = end(reader).await;
             assert_eq!(done.usage.output_tokens, 30);
@@ -119,13 +119,13 @@ async fn pass_without_memory_preempts_all_and_changes_no_text() {
 }
 
 /// A lost GPU, and a GPU that runs out of memory twice in a row, break the engine: every sequence fails with an error
-/// that may be retried on another node, and the stats report the engine as broken, whereupon the node exits.
+/// that may be retried elsewhere, and the stats report the failure.
 #[tokio::test]
 async fn unusable_gpu_breaks_the_engine() {
-    for (failures, word) in [
-        (&[(2, DEVICE_LOST)][..], "ECC"),
-        (&[(2, NO_MEMORY), (3, NO_MEMORY)], "twice in a row"),
-        (&[(2, NO_MEMORY), (3, DEVICE_LOST)], "ECC"),
+    for (failures, word, out_of_memory) in [
+        (&[(2, DEVICE_LOST)][..], "ECC", false),
+        (&[(2, NO_MEMORY), (3, NO_MEMORY)], "twice in a row", true),
+        (&[(2, NO_MEMORY), (3, DEVICE_LOST)], "ECC", false),
     ] {
         let (rig, _) = rig(failures);
         let stats = rig.batcher.stats.clone();
@@ -133,8 +133,10 @@ async fn unusable_gpu_breaks_the_engine() {
         let Rig { batcher, commands, admission, .. } = rig;
         drop(commands);
         assert!(batcher.run().is_none(), "the model is not kept");
-        let broken = stats.snapshot().broken.expect("the stats report it");
-        assert!(broken.contains(word), "{broken}");
+        let recorded = stats.snapshot().failure.expect("the stats report it");
+        assert_eq!(matches!(recorded, EngineFailure::OutOfMemory { .. }), out_of_memory, "{recorded}");
+        assert_eq!(matches!(recorded, EngineFailure::DeviceLost { .. }), !out_of_memory, "{recorded}");
+        assert!(recorded.to_string().contains(word), "{recorded}");
         for reader in readers {
             let Err(Ended::Failed(failure @ JobFailure::Engine { .. })) = ended(reader).await else {
                 panic!("{failures:?}")
@@ -153,11 +155,12 @@ async fn gpu_lost_during_speculative_prefill_breaks_the_engine() {
     let Rig { batcher, commands, .. } = rig;
     let prompt = Arc::new(SpeculativePrompt { tokens, long_context: false, batch_invariant: false });
     let (chunk, result) = PrefillChunk::new(prompt, ChunkSlot::default().take().unwrap());
-    commands.send(Command::PrefillChunk(chunk)).unwrap();
+    commands.send(EngineCommand::PrefillChunk(chunk)).unwrap();
     let thread = std::thread::spawn(move || batcher.run().is_none());
     assert_eq!(result.await, Ok(PrefillProgress::Done));
     assert!(thread.join().unwrap());
-    assert!(stats.snapshot().broken.is_some_and(|reason| reason.contains("ECC")));
+    let recorded = stats.snapshot().failure.expect("the stats report it");
+    assert!(matches!(&recorded, EngineFailure::DeviceLost { error } if error.contains("ECC")), "{recorded}");
     drop(commands);
 }
 

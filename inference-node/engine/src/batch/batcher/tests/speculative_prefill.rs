@@ -62,13 +62,13 @@ async fn chunk_delays_an_arriving_sequence_by_at_most_one_block() {
     let other = rig.cases[0].ids.clone();
     let reader = rig.submit(other.clone(), 20, false);
     let (chunk, mut result) = PrefillChunk::new(Arc::new(expected(&known)), ChunkSlot::default().take().unwrap());
-    rig.commands.send(Command::PrefillChunk(chunk)).unwrap();
+    rig.commands.send(EngineCommand::PrefillChunk(chunk)).unwrap();
     rig.batcher.drain_commands();
     assert_eq!(result.try_recv(), Ok(PrefillProgress::Busy));
     let mut passes = 0;
     while !rig.batcher.is_idle() {
         let (chunk, mut result) = PrefillChunk::new(Arc::new(expected(&known)), ChunkSlot::default().take().unwrap());
-        rig.commands.send(Command::PrefillChunk(chunk)).unwrap();
+        rig.commands.send(EngineCommand::PrefillChunk(chunk)).unwrap();
         rig.batcher.drain_commands();
         assert_eq!(result.try_recv(), Ok(PrefillProgress::Busy));
         assert!(rig.batcher.step().is_ok());
@@ -123,7 +123,7 @@ async fn wrong_or_oversized_speculative_prefill_has_no_effect_on_calls() {
     assert_eq!((done.usage.cached_tokens, done.text), (0, cold("llama").await.text));
     // A dropped engine ends although a chunk is queued.
     let (chunk, mut result) = PrefillChunk::new(Arc::new(expected(&known)), ChunkSlot::default().take().unwrap());
-    rig.commands.send(Command::PrefillChunk(chunk)).unwrap();
+    rig.commands.send(EngineCommand::PrefillChunk(chunk)).unwrap();
     let Rig { mut batcher, commands, .. } = rig;
     drop(commands);
     assert!(!batcher.drain_commands());

@@ -42,7 +42,7 @@ impl Backoff {
         wait
     }
 
-    /// Resets the backoff of the model: the next wait is the first again.
+    /// Resets the backoff of the model: its next wait is as long as the first one.
     pub fn reset(&mut self, model: &ModelId) {
         self.entries.remove(model);
     }

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use cfq_engine::{DoesNotFit, LoadError, MemoryEstimate};
+use cfq_engine::LoadError;
+use cfq_memory::{DoesNotFit, MemoryEstimate};
+
+use crate::node::unusable::MemoryShortage;
 
 /// The terms of a model's memory estimate except the size of the KV pool, which gets the remaining memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,17 +39,17 @@ impl HostEstimate {
         self.smallest.total()
     }
 
-    /// Error message for the user: the model does not fit, with the memory it needs and the memory available.
-    pub fn refusal(&self, source: DoesNotFit) -> String {
-        LoadError::DoesNotFit { path: self.path.clone(), source }.to_string()
+    /// The memory that the model needs and the memory that is available, as an error for the user.
+    pub fn shortage(&self, source: DoesNotFit) -> MemoryShortage {
+        MemoryShortage::new(LoadError::DoesNotFit { path: self.path.clone(), source }.to_string())
     }
 }
 
 /// Whether `estimate` gives a model enough memory, so that nothing more has to be freed for it. `last` is the total
 /// memory of its last load, in bytes; `cached` is the size of the cached weights of other models.
 ///
-/// To keep the cached weights, a smaller KV pool is accepted, at least half of the last one: otherwise two models that
-/// alternate in the memory of one would lose their cached weights at every switch.
+/// To keep the cached weights, a smaller KV pool is accepted, at least half of the last one: otherwise, if two models
+/// are used alternately and memory suffices for one, their cached weights would be dropped at every switch.
 pub fn is_enough(estimate: &MemoryEstimate, last: u64, cached: u64) -> bool {
     let (total, pool) = (estimate.total(), estimate.kv_bytes());
     let last_pool = last.saturating_sub(total - pool);

@@ -1,16 +1,19 @@
-//! Handling of the outcomes of commands: loads, unloads and estimates.
+//! Handling of the outcomes of actions: loads, unloads and estimates.
 
 use std::time::{Duration, Instant};
 
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;
 
-use super::event::{Command, Estimate, LoadFailure, LoadedSize, Status};
-use super::state::{CachedModel, LoadOrigin, LoadedModel, LoaderState, ModelPhase};
-use super::waiting::Refusal;
+use super::event::{Estimate, LoadFailure, LoadedSize, LoaderAction, PublishedStatus};
+use super::state::{CachedModel, LoadOrigin, LoaderState, ModelPhase, ResidentModel, StartModel};
+use super::waiting::LoadRefusal;
+use crate::node::unusable::UnusableReason;
 
-/// Wait before an unload is retried if another thread holds the engine. A thread holds it while it admits a sequence or
-/// runs a chunk of speculative prefill, and releases it without a notification.
+/// Wait before an unload is retried if another thread holds the engine. A thread holds it while it admits a sequence,
+/// runs a chunk of speculative prefill, or reads the engine's state for the ledger. It releases the engine without a
+/// notification: one for every read of the ledger would wake the loader and send a heartbeat each time, while a retry
+/// is needed only in the few milliseconds in which such a use and an unload coincide.
 const SHARED_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Interval of checks while models wait for memory, since other programs free memory, and grace periods end, without an
@@ -26,19 +29,19 @@ impl LoaderState {
         model: ModelId,
         estimate: Estimate,
         now: Instant,
-        commands: &mut Vec<Command>,
+        actions: &mut Vec<LoaderAction>,
     ) {
         let known = self.estimates.entry(model.clone()).or_default();
         match estimate {
             Estimate::Host(estimate) => known.host = Some(Ok(estimate)),
-            Estimate::HostUnreadable { reason } => known.host = Some(Err(reason)),
+            Estimate::HostUnusable { reason } => known.host = Some(Err(reason)),
             Estimate::NotInstalled => known.not_installed = true,
             Estimate::Gpus { free, fit } => {
                 known.gpus.insert(free, fit);
             }
             Estimate::FetchFailed { reason } => {
                 self.waiting.retain(|waiting| *waiting != model);
-                self.refuse(&model, Refusal::Permanent { reason }, now, commands);
+                self.refuse(&model, LoadRefusal::Permanent(reason), now, actions);
             }
         }
     }
@@ -48,7 +51,7 @@ impl LoaderState {
         model: &ModelId,
         result: Result<LoadedSize, LoadFailure>,
         now: Instant,
-        commands: &mut Vec<Command>,
+        actions: &mut Vec<LoaderAction>,
     ) {
         let Some(load) = self.loading.take_if(|load| load.model == *model) else { return };
         let failure = match result {
@@ -60,69 +63,82 @@ impl LoaderState {
                 self.backoff.reset(model);
                 self.unloaded.remove(model);
                 let used_before = load.used_before;
-                let loaded = LoadedModel { host_bytes, gpus, loaded_at: now, used_before, unload_retry_at: None };
+                let loaded = ResidentModel { host_bytes, gpus, loaded_at: now, used_before, unload_retry_at: None };
                 self.loaded.insert(model.clone(), loaded);
-                commands.push(Command::SetStatus { model: model.clone(), status: Status::Ready });
+                actions.push(LoaderAction::SetStatus { model: model.clone(), status: PublishedStatus::Ready });
                 return;
             }
             Err(failure) => failure,
         };
-        let (device, estimate, reason) = match self.refusal_of(failure) {
-            Refusal::NotNow { device, estimate, reason } => (device, estimate, reason),
-            permanent @ Refusal::Permanent { .. } => return self.refuse(model, permanent, now, commands),
+        let (device, estimate, shortage) = match self.refusal_of(failure) {
+            LoadRefusal::NotNow { device, estimate, shortage } => (device, estimate, shortage),
+            permanent @ LoadRefusal::Permanent(_) => return self.refuse(model, permanent, now, actions),
         };
         match load.origin {
+            LoadOrigin::Start { may_retry: true } if self.observed.yielding => {
+                // The yield began during the load. Nothing is loaded until it ends, so the model is put back and waits
+                // like the other models that were still to be loaded.
+                self.starting.push_front(StartModel { model: model.clone(), killed_loads: 0 });
+                self.request_replan();
+            }
             LoadOrigin::Start { may_retry: true } => {
                 let target = self.start_target(1);
                 let origin = LoadOrigin::Start { may_retry: false };
-                self.begin_load(model.clone(), self.have(), target, origin, commands);
+                self.begin_load(model.clone(), self.free_bytes_now(), target, origin, actions);
             }
             LoadOrigin::Start { may_retry: false } => {
                 self.unloaded.insert(model.clone(), ModelPhase::OnDisk);
                 let state = self.state_on_disk(model, &device, &estimate);
-                let status = Status::OnDisk { state, reason: Some(reason) };
-                commands.push(Command::SetStatus { model: model.clone(), status });
+                let status = PublishedStatus::OnDisk { state, shortage: Some(shortage) };
+                actions.push(LoaderAction::SetStatus { model: model.clone(), status });
             }
             LoadOrigin::Requested => {
-                self.refuse(model, Refusal::NotNow { device, estimate, reason }, now, commands);
+                self.refuse(model, LoadRefusal::NotNow { device, estimate, shortage }, now, actions);
             }
         }
     }
 
     /// Converts the failure of a load into a refusal: temporary if the model would fit once other models or programs
     /// free memory, else permanent.
-    fn refusal_of(&self, failure: LoadFailure) -> Refusal {
+    fn refusal_of(&self, failure: LoadFailure) -> LoadRefusal {
         match failure {
-            LoadFailure::Permanent { reason } => Refusal::Permanent { reason },
-            LoadFailure::OutOfMemory { reason, host: Some(estimate), .. }
+            LoadFailure::Permanent(reason) => LoadRefusal::Permanent(reason),
+            LoadFailure::OutOfMemory { shortage, host: Some(estimate), .. }
                 if estimate.total() <= self.config.host_bytes =>
             {
-                Refusal::NotNow { device: "cpu".to_owned(), estimate: *estimate, reason }
+                LoadRefusal::NotNow { device: "cpu".to_owned(), estimate, shortage }
             }
-            LoadFailure::OutOfMemory { reason, gpus: Some(estimate), .. } => {
-                Refusal::NotNow { device: self.gpu_ids(), estimate: *estimate, reason }
+            LoadFailure::OutOfMemory { shortage, gpus: Some(estimate), .. } => {
+                LoadRefusal::NotNow { device: self.gpu_ids(), estimate, shortage }
             }
-            LoadFailure::OutOfMemory { reason, gpus: None, .. } => Refusal::Permanent { reason },
+            LoadFailure::OutOfMemory { shortage, gpus: None, .. } => {
+                LoadRefusal::Permanent(UnusableReason::TooLarge(shortage))
+            }
         }
     }
 
     /// Publishes that the model is unusable, and starts its backoff if the load may be retried.
-    pub(super) fn refuse(&mut self, model: &ModelId, refusal: Refusal, now: Instant, commands: &mut Vec<Command>) {
-        let status = match refusal {
-            Refusal::NotNow { device, estimate, reason } => {
+    pub(super) fn refuse(
+        &mut self,
+        model: &ModelId,
+        refusal: LoadRefusal,
+        now: Instant,
+        actions: &mut Vec<LoaderAction>,
+    ) {
+        let reason = match refusal {
+            LoadRefusal::NotNow { device, estimate, shortage } => {
                 let state = self.state_on_disk(model, &device, &estimate);
-                let wait = self.backoff.start(model, state, now);
-                let reason =
-                    format!("{reason}. The load is retried at the first request after {} s", wait.as_secs().max(1));
-                Status::Unusable { reason, permanent: false }
+                let retry_after = self.backoff.start(model, state, now);
+                UnusableReason::OutOfMemory { shortage, retry_after }
             }
-            Refusal::Permanent { reason } => {
+            LoadRefusal::Permanent(reason) => {
                 self.backoff.reset(model);
-                Status::Unusable { reason, permanent: true }
+                reason
             }
         };
         self.unloaded.insert(model.clone(), ModelPhase::Unusable);
-        commands.push(Command::SetStatus { model: model.clone(), status });
+        let status = PublishedStatus::Unusable(reason);
+        actions.push(LoaderAction::SetStatus { model: model.clone(), status });
     }
 
     pub(super) fn on_unloaded(
@@ -130,7 +146,7 @@ impl LoaderState {
         model: &ModelId,
         state: ModelState,
         cached: Option<CachedModel>,
-        commands: &mut Vec<Command>,
+        actions: &mut Vec<LoaderAction>,
     ) {
         self.draining.retain(|(draining, _)| draining != model);
         self.unloaded.insert(model.clone(), ModelPhase::OnDisk);
@@ -138,11 +154,12 @@ impl LoaderState {
         while self.cached_bytes() > self.config.weight_cache_bytes
             && let Some(oldest) = self.cached.front().map(|cached| cached.model.clone())
         {
-            self.drop_cached_weights(&oldest, commands);
+            self.drop_cached_weights(&oldest, actions);
         }
         // Last, so that the memory is free when the model is reported as unloaded.
-        commands.push(Command::SetStatus { model: model.clone(), status: Status::OnDisk { state, reason: None } });
-        self.begin_round();
+        let status = PublishedStatus::OnDisk { state, shortage: None };
+        actions.push(LoaderAction::SetStatus { model: model.clone(), status });
+        self.request_replan();
     }
 
     pub(super) fn on_still_shared(&mut self, model: &ModelId, now: Instant) {
@@ -151,11 +168,11 @@ impl LoaderState {
         }
     }
 
-    /// Time at which the planner has to be called with [`super::Event::Tick`] if no other event occurs before.
+    /// Time at which the planner has to be called with [`super::LoaderEvent::Tick`] if no other event occurs before.
     pub fn next_wakeup(&self, now: Instant) -> Instant {
         let shared = self.draining.iter().filter(|(model, _)| self.is_idle(model));
         let shared = shared.filter_map(|(_, loaded)| loaded.unload_retry_at);
-        let waiting = (!self.waiting.is_empty() && !self.observed.yielding).then(|| self.next_round_at.unwrap_or(now));
+        let waiting = (!self.waiting.is_empty() && !self.observed.yielding).then(|| self.next_replan_at.unwrap_or(now));
         let due = shared.chain(waiting).chain(self.backoff.next_due());
         due.min().map_or(now + SAMPLE_INTERVAL, |due| due.min(now + SAMPLE_INTERVAL))
     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::event::{Command, Event, Status};
-use super::sim::{FIRST_RETRY, FRESH_GRACE, Sim, SimModel, model_id};
-use super::state::ModelPhase;
-use super::state::StartModel;
+use super::event::{LoaderAction, LoaderEvent, PublishedStatus};
+use super::sim::{FIRST_RETRY, LOAD_GRACE_PERIOD, Sim, SimModel, model_id};
+use super::state::{ModelPhase, StartModel};
+use crate::node::unusable::UnusableReason;
 
 /// A step of a random history.
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ fn perform(sim: &mut Sim, action: Action) {
             sim.request(&model_id(model));
         }
         Action::Unload(model) => {
-            sim.process(Event::UnloadRequested(model_id(model)));
+            sim.process(LoaderEvent::UnloadRequested(model_id(model)));
         }
         Action::StartSequence(model) => sim.start_sequence(&model_id(model)),
         Action::EndSequences(model) => sim.end_sequences(&model_id(model)),
@@ -74,7 +74,7 @@ fn perform(sim: &mut Sim, action: Action) {
         }
         Action::Yield(yielding) => {
             sim.yielding = yielding;
-            sim.process(Event::EnginesChanged);
+            sim.process(LoaderEvent::EnginesChanged);
         }
         Action::OtherProgram(bytes) => sim.other_bytes = bytes,
         Action::LoadTogether(models) => {
@@ -84,7 +84,7 @@ fn perform(sim: &mut Sim, action: Action) {
             };
             let models: std::collections::BTreeSet<usize> = models.into_iter().filter(pending).collect();
             let start = |model: usize| StartModel { model: model_id(model), killed_loads: model / (MODELS - 1) * 2 };
-            sim.process(Event::LoadTogether(models.into_iter().map(start).collect()));
+            sim.process(LoaderEvent::LoadTogether(models.into_iter().map(start).collect()));
         }
     }
 }
@@ -92,7 +92,7 @@ fn perform(sim: &mut Sim, action: Action) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
-    /// [`Sim`] checks each command: capacities, pins, useless evictions, backfill, yields, and that planning twice
+    /// [`Sim`] checks each action: capacities, pins, useless evictions, backfill, yields, and that planning twice
     /// changes nothing. This test also checks that every waiting model is loaded or refused once the running sequences
     /// end.
     #[test]
@@ -110,15 +110,16 @@ proptest! {
             perform(&mut sim, action);
         }
         sim.yielding = false;
-        sim.process(Event::EnginesChanged);
+        sim.process(LoaderEvent::EnginesChanged);
         for _ in 0..3 * MODELS {
             (0..MODELS).for_each(|model| sim.end_sequences(&model_id(model)));
-            sim.run_for(FRESH_GRACE);
+            sim.run_for(LOAD_GRACE_PERIOD);
         }
         prop_assert!(sim.state.waiting.is_empty(), "{:?}", sim.state.waiting);
         prop_assert!(sim.state.draining.is_empty() && sim.state.starting.is_empty() && sim.state.loading.is_none());
         for model in 0..MODELS {
-            prop_assert!(sim.state.phase(&model_id(model)) != ModelPhase::Loading, "{model} waits in no line");
+            let phase = sim.state.phase(&model_id(model));
+            prop_assert!(phase != ModelPhase::Loading, "{model} is loading, but in no queue");
         }
     }
 }
@@ -134,9 +135,9 @@ fn sim_of(host_bytes: u64, weight_cache_bytes: u64, models: usize) -> Sim {
     Sim::new(host_bytes, weight_cache_bytes, &[], vec![host_model(20); models])
 }
 
-fn evictions(commands: &[Command]) -> Vec<usize> {
-    let evicted = commands.iter().filter_map(|command| match command {
-        Command::BeginUnload { model, .. } => (0..9).find(|index| model_id(*index) == *model),
+fn evictions(actions: &[LoaderAction]) -> Vec<usize> {
+    let evicted = actions.iter().filter_map(|action| match action {
+        LoaderAction::BeginUnload { model, .. } => (0..9).find(|index| model_id(*index) == *model),
         _ => None,
     });
     evicted.collect()
@@ -171,11 +172,11 @@ fn least_recently_used_idle_model_is_evicted_before_a_busy_one() {
 }
 
 #[test]
-fn fresh_model_stays_for_its_grace_period() {
+fn unused_model_is_not_evicted_during_its_grace_period() {
     let mut sim = sim_of(30, 0, 2);
     sim.request(&model_id(0));
     assert_eq!(evictions(&sim.request(&model_id(1))), [0; 0]);
-    sim.advance(FRESH_GRACE - Duration::from_millis(1));
+    sim.advance(LOAD_GRACE_PERIOD - Duration::from_millis(1));
     assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
     assert!(sim.state.next_wakeup(sim.now) <= sim.now + Duration::from_secs(1));
     sim.advance(Duration::from_millis(1));
@@ -187,11 +188,11 @@ fn cached_weights_are_dropped_before_a_model_is_evicted() {
     let mut sim = sim_of(70, 40, 3);
     sim.request(&model_id(0));
     sim.request(&model_id(1));
-    sim.process(Event::UnloadRequested(model_id(0)));
+    sim.process(LoaderEvent::UnloadRequested(model_id(0)));
     assert_eq!(sim.state.cached_bytes(), 20);
-    let commands = sim.request(&model_id(2));
-    assert!(commands.contains(&Command::DropCachedWeights { model: model_id(0) }), "{commands:?}");
-    assert_eq!(evictions(&commands), [0; 0]);
+    let actions = sim.request(&model_id(2));
+    assert!(actions.contains(&LoaderAction::DropCachedWeights { model: model_id(0) }), "{actions:?}");
+    assert_eq!(evictions(&actions), [0; 0]);
     assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
 }
 
@@ -200,7 +201,7 @@ fn weight_cache_drops_its_least_recently_used_weights() {
     let mut sim = sim_of(90, 45, 3);
     (0..3).for_each(|model| drop(sim.request(&model_id(model))));
     for model in [1, 0, 2] {
-        sim.process(Event::UnloadRequested(model_id(model)));
+        sim.process(LoaderEvent::UnloadRequested(model_id(model)));
     }
     let cached: Vec<_> = sim.state.cached.iter().map(|cached| cached.model.clone()).collect();
     assert_eq!(cached, [model_id(0), model_id(2)]);
@@ -213,20 +214,21 @@ fn retry_waits_grow_and_a_request_by_hand_is_tried_at_once() {
     sim.request(&model_id(1));
     sim.pinned = [model_id(0), model_id(1)].into();
     for wait in [FIRST_RETRY, FIRST_RETRY * 2] {
-        let commands = sim.request(&model_id(2));
-        let refused = |command: &Command| match command {
-            Command::SetStatus { status: Status::Unusable { reason, permanent }, .. } => {
-                !permanent && reason.contains("these are pinned: path:/m0, path:/m1")
-            }
+        let actions = sim.request(&model_id(2));
+        let refused = |action: &LoaderAction| match action {
+            LoaderAction::SetStatus {
+                status: PublishedStatus::Unusable(UnusableReason::OutOfMemory { shortage, retry_after }),
+                ..
+            } => shortage.pinned == [model_id(0), model_id(1)] && *retry_after == wait,
             _ => false,
         };
-        assert!(commands.iter().any(refused), "{commands:?}");
+        assert!(actions.iter().any(refused), "{actions:?}");
         assert_eq!(sim.state.backoff.next_due(), Some(sim.now + wait));
     }
     sim.advance(FIRST_RETRY * 2);
     assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::OnDisk);
     sim.pinned.clear();
-    sim.run_for(FRESH_GRACE);
+    sim.run_for(LOAD_GRACE_PERIOD);
     sim.request(&model_id(2));
     assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Ready);
     assert_eq!(sim.state.backoff.next_due(), None);
@@ -237,22 +239,21 @@ fn models_loaded_together_share_the_memory() {
     let growing = SimModel { max_kv_tokens: 1000, ..host_model(20) };
     let mut sim = Sim::new(120, 0, &[], vec![growing.clone(), growing.clone(), growing]);
     let start = |model| StartModel { model: model_id(model), killed_loads: 0 };
-    sim.process(Event::LoadTogether((0..3).map(start).collect()));
+    sim.process(LoaderEvent::LoadTogether((0..3).map(start).collect()));
     let bytes: Vec<u64> = sim.state.loaded.values().map(|loaded| loaded.host_bytes).collect();
     assert_eq!(bytes, [40, 40, 40]);
 }
 
 #[test]
-fn start_skips_models_without_space_or_with_killed_loads() {
+fn start_skips_models_that_do_not_fit_or_whose_loads_ended_the_node() {
     let mut sim = sim_of(59, 0, 3);
     let start = |(model, killed_loads)| StartModel { model: model_id(model), killed_loads };
-    sim.process(Event::LoadTogether([(0, 1), (1, 0), (2, 2)].map(start).into()));
+    sim.process(LoaderEvent::LoadTogether([(0, 1), (1, 0), (2, 2)].map(start).into()));
     assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
-    assert!(matches!(&sim.statuses[&model_id(1)], Status::OnDisk { reason: Some(_), .. }), "{:?}", sim.statuses);
-    let Status::Unusable { reason, permanent: true } = &sim.statuses[&model_id(2)] else {
-        panic!("{:?}", sim.statuses)
-    };
-    assert!(reason.contains("ended the node the last 2 times"), "{reason}");
+    let statuses = &sim.statuses;
+    assert!(matches!(&statuses[&model_id(1)], PublishedStatus::OnDisk { shortage: Some(_), .. }), "{statuses:?}");
+    let killed = UnusableReason::LoadsEndedNode { model: model_id(2), loads: 2 };
+    assert_eq!(statuses[&model_id(2)], PublishedStatus::Unusable(killed));
     assert_eq!(sim.state.backoff.next_due(), None);
 }
 
@@ -262,12 +263,26 @@ fn nothing_is_loaded_during_a_yield_and_unloads_continue() {
     sim.request(&model_id(0));
     sim.start_sequence(&model_id(0));
     sim.yielding = true;
-    sim.process(Event::UnloadRequested(model_id(0)));
+    sim.process(LoaderEvent::UnloadRequested(model_id(0)));
     sim.request(&model_id(1));
     sim.end_sequences(&model_id(0));
     assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::OnDisk);
     assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Loading);
     sim.yielding = false;
-    sim.process(Event::EnginesChanged);
+    sim.process(LoaderEvent::EnginesChanged);
     assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+}
+
+#[test]
+fn start_retry_waits_for_the_end_of_a_yield() {
+    // Both models get a share of 20 bytes, which is too small, and may be retried with all 40 bytes.
+    let mut sim = sim_of(40, 0, 2);
+    sim.yields_during_load = true;
+    let start = |model| StartModel { model: model_id(model), killed_loads: 0 };
+    let actions = sim.process(LoaderEvent::LoadTogether([0, 1].map(start).into()));
+    assert_eq!(actions.iter().filter(|action| matches!(action, LoaderAction::Load(_))).count(), 1, "{actions:?}");
+    assert_eq!(sim.state.waiting, [model_id(0), model_id(1)]);
+    sim.yielding = false;
+    sim.process(LoaderEvent::EnginesChanged);
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
 }

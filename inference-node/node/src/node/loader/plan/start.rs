@@ -1,53 +1,50 @@
 //! Loads of several models that share the memory: at start, and after a yield.
 //!
 //! Each model gets an equal share of the memory that is left, so that the next models have memory too. If the share is
-//! too small for a model, it may take all memory that is left. A model that does not fit beside the others stays on
-//! disk until it is requested.
+//! too small for a model, the model may take all memory that is left. A model that does not fit beside the others stays
+//! on disk until it is requested.
 
 use std::time::Instant;
 
-use super::event::{Command, LoadTarget};
-use super::state::StartModel;
-use super::state::{LoadOrigin, LoaderState, ModelPhase};
-use super::waiting::Refusal;
+use super::event::{LoadTarget, LoaderAction};
+use super::state::{LoadOrigin, LoaderState, ModelPhase, StartModel};
+use super::waiting::LoadRefusal;
+use crate::node::unusable::UnusableReason;
 
-/// Number of consecutive loads during which the process ended after which the model is not loaded at start. A single
-/// one may be a coincidence, for example a node stopped by its user.
+/// Limit of interrupted loads: a model is not loaded at start if the node process ended during this many of its loads
+/// in a row. A single interrupted load may be a coincidence, for example if the user stopped the node.
 const MAX_KILLED_LOADS: usize = 2;
 
 impl LoaderState {
-    /// Appends the command for the next model that is loaded at start. Returns whether there was one.
-    pub(super) fn plan_start(&mut self, now: Instant, commands: &mut Vec<Command>) -> bool {
+    /// Appends the action for the next model that is loaded at start. Returns whether there was one.
+    pub(super) fn plan_start(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) -> bool {
         while let Some(StartModel { model, killed_loads }) = self.starting.pop_front() {
             if self.phase(&model) != ModelPhase::Loading {
                 continue;
             }
             if killed_loads >= MAX_KILLED_LOADS {
-                let reason = format!(
-                    "loading it ended the node the last {killed_loads} times, most likely because memory ran out: free \
-                     some, set memory_limit, or use a smaller model; `cfq models load {model}` tries again"
-                );
-                self.refuse(&model, Refusal::Permanent { reason }, now, commands);
+                let reason = UnusableReason::LoadsEndedNode { model: model.clone(), loads: killed_loads };
+                self.refuse(&model, LoadRefusal::Permanent(reason), now, actions);
                 continue;
             }
             if let Some(refusal) = self.unusable_device() {
-                self.refuse(&model, refusal, now, commands);
+                self.refuse(&model, refusal, now, actions);
                 continue;
             }
-            let (have, share_of) = (self.have(), self.starting.len() as u64 + 1);
-            let share = have / share_of;
-            let target = self.start_target(share_of);
-            self.begin_load(model, share, target, LoadOrigin::Start { may_retry: share < have }, commands);
+            let (have, sharers) = (self.free_bytes_now(), self.starting.len() as u64 + 1);
+            let share = have / sharers;
+            let target = self.start_target(sharers);
+            self.begin_load(model, share, target, LoadOrigin::Start { may_retry: share < have }, actions);
             return true;
         }
         false
     }
 
-    /// Where a model is loaded at start: on the GPUs if there are any, as one of `share_of` models.
-    pub(super) fn start_target(&self, share_of: u64) -> LoadTarget {
+    /// Where a model is loaded at start: on the GPUs if there are any, as one of `sharers` models.
+    pub(super) fn start_target(&self, sharers: u64) -> LoadTarget {
         match self.gpus().is_empty() {
             true => LoadTarget::Host,
-            false => LoadTarget::Gpus { free: self.gpu_free_now(), share_of },
+            false => LoadTarget::Gpus { free: self.gpu_free_now(), sharers },
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use cfq_engine::MemoryEstimate;
+use cfq_memory::MemoryEstimate;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
@@ -11,6 +11,7 @@ use super::backoff::Backoff;
 use super::host_estimate::HostEstimate;
 use crate::gpu::DeviceChoice;
 use crate::node::model_registry::model_state;
+use crate::node::unusable::UnusableReason;
 
 /// The configuration of the planner, which does not change while the node runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,15 +23,15 @@ pub struct PlannerConfig {
     pub max_sequences: u32,
     pub device: DeviceChoice,
     /// The GPUs to use (empty for the CPU only), or the reason why the configured GPU cannot be used.
-    pub gpus: Result<Vec<GpuCapacity>, String>,
-    /// Grace period: how long an unused model is not evicted after its load.
-    pub fresh_grace: Duration,
+    pub gpus: Result<Vec<PlannedGpu>, UnusableReason>,
+    /// Time after its load during which an unused model is not evicted.
+    pub load_grace_period: Duration,
 }
 
-/// Index and capacity of a GPU.
+/// Index and capacity of a GPU, as the planner sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuCapacity {
-    /// The N of `cuda:N`.
+pub struct PlannedGpu {
+    /// Index of the GPU: the N of `cuda:N`.
     pub index: usize,
     /// Bytes that were free when the GPU was opened; models together use at most these.
     pub bytes: u64,
@@ -39,12 +40,12 @@ pub struct GpuCapacity {
 /// Memory of one model on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuBytes {
-    /// Index of the GPU, see [`GpuCapacity::index`].
+    /// Index of the GPU, see [`PlannedGpu::index`].
     pub gpu: usize,
     /// Estimated bytes in total.
     pub bytes: u64,
-    /// Part of `bytes` that is allocated only during a forward pass (scratch memory).
-    pub later: u64,
+    /// Part of `bytes` that is allocated only during a forward pass.
+    pub scratch_bytes: u64,
 }
 
 /// A model that is loaded at start.
@@ -78,26 +79,26 @@ pub struct Observation {
 pub struct EngineObservation {
     /// Number of running sequences.
     pub running: u32,
-    /// Bytes of the engine's promised host memory that are not allocated yet.
+    /// Bytes of the engine's reserved host memory that are not allocated yet.
     pub unallocated: u64,
     pub pinned: bool,
 }
 
-/// A model that has an engine.
+/// Memory and history of a model that has an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadedModel {
-    /// Host memory promised to the model, in bytes; 0 on GPUs.
+pub struct ResidentModel {
+    /// Host memory reserved for the model, in bytes; 0 on GPUs.
     pub host_bytes: u64,
     pub gpus: Vec<GpuBytes>,
     pub loaded_at: Instant,
-    /// Sequence number of the model's last use before it was loaded; while it is unchanged, the model has not been
-    /// used.
+    /// Sequence number of the model's last use before it was loaded. While the registry still reports this number, the
+    /// loaded model has not been used.
     pub used_before: u64,
     /// Time of the next attempt to unload, if the last one failed because another thread held the engine.
     pub unload_retry_at: Option<Instant>,
 }
 
-impl LoadedModel {
+impl ResidentModel {
     pub fn is_on_gpu(&self) -> bool {
         !self.gpus.is_empty()
     }
@@ -115,14 +116,12 @@ pub struct CachedModel {
 /// Cached memory estimates of a waiting model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct KnownEstimates {
-    /// Estimate on the host, or the reason why the model's file cannot be used; `None` if it has not been requested
-    /// yet.
-    pub host: Option<Result<HostEstimate, String>>,
-    /// Whether the model was found to be not installed in this planning round.
+    /// Estimate on the host, or the reason why the model cannot be used; `None` if it has not been requested yet.
+    pub host: Option<Result<HostEstimate, UnusableReason>>,
+    /// Whether the model is not installed. Discarded, like `gpus`, by [`LoaderState::request_replan`].
     pub not_installed: bool,
-    /// Estimates on the GPUs in this planning round, by the free bytes of each GPU; `Err` is the reason why the model
-    /// does not fit.
-    pub gpus: BTreeMap<Vec<u64>, Result<MemoryEstimate, String>>,
+    /// Estimates on the GPUs, by the free bytes of each GPU; `Err` is the reason why the model cannot run there.
+    pub gpus: BTreeMap<Vec<u64>, Result<MemoryEstimate, UnusableReason>>,
 }
 
 /// The load that the executor is performing.
@@ -145,7 +144,7 @@ pub enum LoadOrigin {
     },
 }
 
-/// Status of one model.
+/// Phase of one model, as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelPhase {
     Unknown,
@@ -164,9 +163,9 @@ pub struct LoaderState {
     pub config: PlannerConfig,
     pub observed: Observation,
     /// Engines that take sequences.
-    pub loaded: BTreeMap<ModelId, LoadedModel>,
+    pub loaded: BTreeMap<ModelId, ResidentModel>,
     /// Engines that take no more sequences and will be unloaded, in the order in which the unloads were begun.
-    pub draining: Vec<(ModelId, LoadedModel)>,
+    pub draining: Vec<(ModelId, ResidentModel)>,
     /// Phases of all models without an engine: `OnDisk`, `Loading` or `Unusable`.
     pub unloaded: BTreeMap<ModelId, ModelPhase>,
     /// Weight cache, least recently used weights first.
@@ -186,8 +185,9 @@ pub struct LoaderState {
     /// Models with running sequences when the waiting models were last planned.
     pub(super) planned_busy: BTreeSet<ModelId>,
     pub(super) planned_yielding: bool,
-    /// When a waiting model is planned again without any other event; `None` before the first round.
-    pub(super) next_round_at: Option<Instant>,
+    /// Time at which the waiting models are planned again if no other event occurs before; `None` until they have been
+    /// planned once.
+    pub(super) next_replan_at: Option<Instant>,
 }
 
 impl LoaderState {
@@ -210,7 +210,7 @@ impl LoaderState {
             replan: false,
             planned_busy: BTreeSet::new(),
             planned_yielding: false,
-            next_round_at: None,
+            next_replan_at: None,
         }
     }
 
@@ -225,7 +225,7 @@ impl LoaderState {
     }
 
     /// The GPUs to use; empty if the configured GPU cannot be used.
-    pub fn gpus(&self) -> &[GpuCapacity] {
+    pub fn gpus(&self) -> &[PlannedGpu] {
         self.config.gpus.as_deref().unwrap_or_default()
     }
 
@@ -235,7 +235,7 @@ impl LoaderState {
     }
 
     /// All engines.
-    pub(super) fn engines(&self) -> impl Iterator<Item = (&ModelId, &LoadedModel)> {
+    pub(super) fn engines(&self) -> impl Iterator<Item = (&ModelId, &ResidentModel)> {
         self.loaded.iter().chain(self.draining.iter().map(|(model, loaded)| (model, loaded)))
     }
 
@@ -260,9 +260,9 @@ impl LoaderState {
     }
 
     /// Whether the model is in its grace period: loaded recently and not used since.
-    pub(super) fn is_fresh(&self, model: &ModelId, loaded: &LoadedModel, now: Instant) -> bool {
+    pub(super) fn is_in_grace_period(&self, model: &ModelId, loaded: &ResidentModel, now: Instant) -> bool {
         self.last_use(model) == loaded.used_before
-            && now.saturating_duration_since(loaded.loaded_at) < self.config.fresh_grace
+            && now.saturating_duration_since(loaded.loaded_at) < self.config.load_grace_period
     }
 
     pub(super) fn busy_models(&self) -> BTreeSet<ModelId> {
@@ -270,7 +270,7 @@ impl LoaderState {
     }
 
     /// The least recently used loaded model that is not pinned and for which `may` returns true.
-    pub(super) fn least_recently_used(&self, may: impl Fn(&ModelId, &LoadedModel) -> bool) -> Option<ModelId> {
+    pub(super) fn least_recently_used(&self, may: impl Fn(&ModelId, &ResidentModel) -> bool) -> Option<ModelId> {
         let evictable = self.loaded.iter().filter(|(model, loaded)| may(model, loaded) && !self.is_pinned(model));
         evictable.min_by_key(|(model, _)| self.last_use(model)).map(|(model, _)| model.clone())
     }

@@ -5,6 +5,7 @@ use cfq_proto::node::Residency;
 use super::*;
 use crate::models::MeasuredLoad;
 use crate::node::loader::load::measurement_key;
+use crate::node::model_registry::yielding::GpuClaim;
 
 #[test]
 fn model_that_fits_only_a_gpu_is_loaded_there() {
@@ -12,8 +13,8 @@ fn model_that_fits_only_a_gpu_is_loaded_there() {
     let mut test = loader(1 << 20, Some(gpu_bytes), 0);
     let state = test.request("llama");
     assert_eq!((state.residency, state.device.as_str()), (Residency::Resident, "cuda:0"));
-    assert_eq!(test.loader.state.unpromised(), 1 << 20, "no host memory is taken");
-    assert_eq!(test.loader.state.gpu_free_now(), [0], "the whole GPU is promised");
+    assert_eq!(test.loader.state.unreserved_bytes(), 1 << 20, "no host memory is taken");
+    assert_eq!(test.loader.state.gpu_free_now(), [0], "the whole GPU is reserved");
     let measured = test.loader.store.load_measurements(&id("llama")).unwrap();
     assert!(measured.is_some_and(|measured| measured.interrupted_loads() == 0), "the record of the load was removed");
 }
@@ -28,7 +29,7 @@ fn idle_models_evict_each_other_on_a_gpu() {
     assert_eq!((second.residency, second.device.as_str()), (Residency::Resident, "cuda:0"));
     assert_eq!(test.state("llama").residency, Residency::Available, "on disk");
     // A model in its grace period is not evicted, and the next model waits.
-    test.loader.state.config.fresh_grace = Duration::from_secs(1200);
+    test.loader.state.config.load_grace_period = Duration::from_secs(1200);
     assert_eq!(test.request("llama").residency, Residency::Loading);
     assert_eq!(test.state("qwen2").residency, Residency::Resident);
 }
@@ -55,7 +56,7 @@ fn measured_overhead_on_a_gpu_raises_the_next_estimate_there() {
     let plain = largest_on_gpu(&file("llama"));
     let mut test = loader(1 << 40, Some(u64::MAX), 0);
     assert_eq!(test.request("llama").need_bytes, plain);
-    let weights = test.engine("llama").gpu_allocations()[0].weights;
+    let weights = test.engine("llama").gpu_allocations()[0].weight_bytes;
     let took = MeasuredLoad { predicted: weights, measured: weights + weights / 4 };
     test.loader.store.record_load_end(&id("llama"), &[("cuda:0".to_owned(), took)]).unwrap();
     let (raised, _) = test.reloaded_on("llama", 0, None);
@@ -71,7 +72,7 @@ fn measured_overhead_follows_a_gpu_to_another_slot() {
     let plain = largest_on_gpu(&file("llama"));
     let mut test = loader(1 << 40, Some(u64::MAX), 0);
     test.request("llama");
-    let weights = test.engine("llama").gpu_allocations()[0].weights;
+    let weights = test.engine("llama").gpu_allocations()[0].weight_bytes;
     let took = MeasuredLoad { predicted: weights, measured: weights + weights / 4 };
     let key = measurement_key(&Gpu { uuid: Some("GPU-a".to_owned()), ..gpu_with(u64::MAX) });
     test.loader.store.record_load_end(&id("llama"), &[(key, took)]).unwrap();
@@ -85,7 +86,8 @@ fn measured_overhead_follows_a_gpu_to_another_slot() {
 fn models_are_unloaded_for_another_program_and_loaded_together_afterwards() {
     let mut test = loader(1 << 40, Some(largest_on_gpu(&file("llama")) * 2), 60_000);
     assert_eq!(test.request("llama").device, "cuda:0");
-    let claims = |gpus: &[&str]| gpus.iter().map(|gpu| ((*gpu).to_owned(), "game".to_owned())).collect();
+    let claim = |gpu: &str| (gpu.to_owned(), GpuClaim { program: "game".to_owned(), gpu: gpu.to_owned() });
+    let claims = |gpus: &[&str]| gpus.iter().map(|gpu| claim(gpu)).collect();
     test.registry.set_gpu_claims(claims(&["cuda:0"]));
     assert_eq!(test.registry.models_on_claimed_gpus(), [id("llama")]);
     test.registry.unload(&id("llama"));

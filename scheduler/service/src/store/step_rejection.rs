@@ -1,0 +1,32 @@
+//! Reasons why a step of a task's loop is rejected.
+
+use cfq_convergence::IllegalTransition;
+use cfq_proto::ids::ArtifactId;
+use cfq_proto::pr::PrState;
+use cfq_proto::task::TaskState;
+
+/// Why a step cannot be written.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StepRejection {
+    /// The loop's state does not allow the step.
+    #[error(transparent)]
+    Transition(#[from] IllegalTransition),
+    /// The task's state does not allow the state that the step leads to.
+    #[error("the task is {from}, it cannot become {to}")]
+    TaskState { from: TaskState, to: TaskState },
+    /// The pull request's state does not allow the state that the step leads to.
+    #[error("pull request {pr} is {from}, it cannot become {to}")]
+    PrState { pr: i64, from: PrState, to: PrState },
+    #[error("the task has no pull request")]
+    NoPr,
+    #[error("the task has a pull request already")]
+    PrExists,
+    #[error("there is no iteration {iteration}")]
+    NoIteration { iteration: u32 },
+    #[error("there is no iteration {iteration}, or it has this review already")]
+    NoIterationOrReviewExists { iteration: u32 },
+    #[error("iteration {iteration} exists already")]
+    IterationExists { iteration: u32 },
+    #[error("artifact {id} exists already")]
+    ArtifactExists { id: ArtifactId },
+}

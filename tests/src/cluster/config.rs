@@ -1,0 +1,74 @@
+//! Configuration files of a test cluster's services.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+
+use cfq_inference_node::Endpoint;
+use cfq_proto::ids::{NodeId, RunnerId};
+use cfq_proto::model::ModelId;
+use cfq_proto::task::{AgentBinding, AgentBindings};
+
+use super::{Cluster, TOKEN, model_dir};
+
+impl Cluster {
+    /// Writes the token file and the configuration of every service.
+    pub(super) fn write_configs(&self, nodes: &[NodeId; 2], runner: &RunnerId) {
+        std::fs::write(self.file("token"), TOKEN).unwrap();
+        std::fs::set_permissions(self.file("token"), std::fs::Permissions::from_mode(0o600)).unwrap();
+        let agents = AgentBindings {
+            alpha: AgentBinding { model: self.options.alpha.parse().ok(), ..AgentBinding::default() },
+            beta: AgentBinding { model: self.options.beta.parse().ok(), ..AgentBinding::default() },
+        };
+        let scheduler = cfq_scheduler::Config {
+            database: self.database.config(),
+            nats: self.nats.config("scheduler"),
+            http: cfq_scheduler::HttpConfig {
+                bind: self.bind,
+                token_file: self.file("token"),
+                allowed_hosts: Vec::new(),
+            },
+            defaults: cfq_scheduler::Defaults { agents, threshold: 85.0, max_iterations: 5, timeout_minutes: 30.0 },
+            limits: cfq_scheduler::SchedulerLimits::default(),
+            timing: self.options.timing.clone(),
+        };
+        let mut models: Vec<ModelId> =
+            ["alpha", "alpha2", "beta"].iter().map(|m| self.model(m)).chain(self.options.models.clone()).collect();
+        models.sort();
+        models.dedup();
+        let endpoint = Endpoint { url: self.models.url(), key: None, max_sequences: 4 };
+        let node = cfq_inference_node::Config {
+            node: nodes[0].clone(),
+            nats: self.nats.config("node"),
+            models,
+            endpoints: BTreeMap::from([("scripted".to_owned(), endpoint)]),
+            model_dir: self.options.model_dir.clone().unwrap_or_else(model_dir),
+            model_quota: None,
+            threads: None,
+            memory_limit: self.options.memory_limit,
+            device: cfq_inference_node::gpu::DeviceChoice::Cpu,
+            kv_offload_bytes: None,
+            kv_offload_format: Default::default(),
+            weight_cache_bytes: self.options.weight_cache_bytes,
+            speculative_prefill: self.options.speculative_prefill,
+            yield_bytes: self.options.yield_bytes,
+            yield_ignores: cfq_inference_node::default_yield_ignores(),
+            max_sequences: 4,
+            timing: self.options.timing.clone(),
+            hub: self.options.hub.clone(),
+        };
+        let runner = cfq_agent_runner::Config {
+            runner: runner.clone(),
+            nats: self.nats.config("runner"),
+            data_dir: self.file("runner-data"),
+            concurrency: 2,
+            timing: self.options.timing.clone(),
+        };
+        let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();
+        write("scheduler.toml", toml::to_string(&scheduler).unwrap());
+        write("node.toml", toml::to_string(&node).unwrap());
+        let second_node =
+            cfq_inference_node::Config { node: nodes[1].clone(), nats: self.nats.config("second_node"), ..node };
+        write("second_node.toml", toml::to_string(&second_node).unwrap());
+        write("runner.toml", toml::to_string(&runner).unwrap());
+    }
+}

@@ -1,0 +1,133 @@
+//! Processes of a test cluster: start, stop, and injected faults.
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{Cluster, WAIT_LIMIT, tail};
+use crate::{binary, signal, wait};
+
+impl Cluster {
+    /// Starts a service's process; its log is appended to.
+    pub fn start_service(&self, service: &str) {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
+        let mut command = Command::new(binary::cfq());
+        command
+            .args(["serve", if service == "second_node" { "node" } else { service }])
+            .arg(self.file(&format!("{service}.toml")))
+            .env("CFQ_LOG", "info,cfq=debug")
+            .env("RUST_BACKTRACE", "1")
+            .envs(cfq_inference_node::thread_environment(None))
+            .env_remove("HF_ENDPOINT")
+            .env_remove("HF_TOKEN")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .process_group(0);
+        if let Some((owner, name)) = &self.options.failpoint
+            && owner == service
+        {
+            command.env("CFQ_FAILPOINT", name).env("CFQ_FAILPOINT_ONCE", self.file("failpoint-hit"));
+        }
+        if service == "node" {
+            if let Some(bytes) = *self.address_space.lock().unwrap() {
+                limit_address_space(&mut command, bytes);
+            }
+            command.envs(self.options.node_environment.iter().map(|(name, value)| (name, value)));
+        }
+        kill_with_parent(&mut command);
+        let child = command.spawn().unwrap();
+        let old = self.services.lock().unwrap().insert(service.to_owned(), child);
+        drop(old);
+    }
+
+    /// Sends SIGKILL to a service's process and waits until the process has ended.
+    pub fn kill9(&self, service: &str) {
+        let mut services = self.services.lock().unwrap();
+        let mut child = services.remove(service).unwrap_or_else(|| panic!("{service} is not running"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Limits the node's address space to `bytes`, from its next start on.
+    pub fn limit_address_space(&self, bytes: u64) {
+        *self.address_space.lock().unwrap() = Some(bytes);
+    }
+
+    pub fn pid(&self, service: &str) -> u32 {
+        self.services.lock().unwrap()[service].id()
+    }
+
+    pub fn signal(&self, service: &str, signal: i32) {
+        let services = self.services.lock().unwrap();
+        signal::send(services[service].id(), signal);
+    }
+
+    /// Waits until the configured failpoint has aborted its service, then starts the service again.
+    pub async fn restart_after_failpoint(&self) {
+        let (service, name) = self.options.failpoint.clone().unwrap();
+        wait::until(&format!("failpoint {name}"), WAIT_LIMIT, || async {
+            let mut services = self.services.lock().unwrap();
+            match services.get_mut(&service).unwrap().try_wait().unwrap() {
+                Some(_) => Ok(()),
+                None => Err(format!("{service} is still running")),
+            }
+        })
+        .await;
+        let hit = self.file("failpoint-hit").exists();
+        assert!(hit, "{service} did not end at the failpoint:\n{}", tail(&self.log(&service)));
+        self.start_service(&service);
+    }
+
+    /// Stops all services in order, and asserts that each exits with success and that none panicked, except at a
+    /// failpoint that the test configured.
+    pub async fn finish(self) {
+        let mut services = std::mem::take(&mut *self.services.lock().unwrap());
+        for service in ["runner", "second_node", "node", "scheduler"] {
+            let Some(mut child) = services.remove(service) else { continue };
+            signal::send(child.id(), libc::SIGTERM);
+            let status = wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {
+                let done = child.try_wait().unwrap();
+                async move { done.ok_or_else(|| "still running".to_owned()) }
+            })
+            .await;
+            assert!(status.success(), "{service} ended with {status}:\n{}", tail(&self.log(service)));
+        }
+        self.assert_no_panics();
+    }
+}
+
+/// Makes the kernel kill the child when the thread that started it ends, so that it also ends when the test run is
+/// aborted.
+pub fn kill_with_parent(command: &mut Command) {
+    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(|| {
+            #[cfg(target_os = "linux")]
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
+/// Limits the child's address space: beyond it, allocations fail as on a machine without free memory.
+fn limit_address_space(command: &mut Command, bytes: u64) {
+    // SAFETY: setrlimit is async-signal-safe and touches nothing of the parent.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(move || {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            match libc::setrlimit(libc::RLIMIT_AS, &limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+}
+
+/// Returns a loopback address with a port that is currently free.
+pub fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
