@@ -19,7 +19,7 @@ deny:
 demo:
     cargo run -- demo
 
-# Build with CUDA in a copy of the repository, on any x86-64 Linux, also without a GPU (docs/gpu.md)
+# Build with CUDA in a copy of the repository, on any x86-64 Linux, with or without a GPU
 cuda-build:
     inference-node/cuda/build
 

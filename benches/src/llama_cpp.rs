@@ -28,8 +28,8 @@ impl LlamaCpp {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {python}"))?;
-        let stdin = child.stdin.take().context("no pipe")?;
-        let stdout = BufReader::new(child.stdout.take().context("no pipe")?);
+        let stdin = child.stdin.take().context("no pipe to llama.cpp")?;
+        let stdout = BufReader::new(child.stdout.take().context("no pipe from llama.cpp")?);
         let mut this = Self { child, stdin, stdout, load_seconds: 0.0, system: String::new() };
         let first = this.line()?;
         let (load, system) = first.split_once(' ').context("llama.cpp sent no load time")?;

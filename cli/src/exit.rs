@@ -54,7 +54,7 @@ pub fn unreachable(message: impl Into<String>) -> anyhow::Error {
     CodedError { code: Code::Unreachable, message: message.into() }.into()
 }
 
-/// Any other failure.
+/// An error for any failure that neither [`usage`] nor [`unreachable()`] describes.
 pub fn failed(message: impl Into<String>) -> anyhow::Error {
     CodedError { code: Code::Failed, message: message.into() }.into()
 }

@@ -87,7 +87,7 @@ impl Machine {
 /// Removes the server file, so that other commands report that no server is running.
 fn remove_server_file(paths: &Paths) {
     if let Err(error) = std::fs::remove_file(connect::server_file(&paths.data)) {
-        tracing::debug!(%error, "no server file to remove");
+        tracing::debug!(%error, "cannot remove the server file");
     }
 }
 
@@ -176,7 +176,7 @@ async fn start_processes(
 async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
-        match client.ready().await {
+        match client.check_ready().await {
             Ok(()) => return Ok(()),
             Err(error) if start.elapsed() > READY_TIMEOUT => {
                 let log = paths.log("scheduler");

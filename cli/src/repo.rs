@@ -37,9 +37,9 @@ impl StartPoint {
 
 /// Finds the repository that contains `dir`, and resolves `base` (a commit, branch or tag; HEAD if absent) to a commit.
 pub fn resolve(dir: &Path, base: Option<&str>) -> anyhow::Result<StartPoint> {
-    let dir = dir
-        .canonicalize()
-        .map_err(|error| exit::usage(format!("cannot open {}: {error}; use --repo DIR", dir.display())))?;
+    let dir = dir.canonicalize().map_err(|error| {
+        exit::usage(format!("cannot open {}: {error}; check the path of the repository (--repo)", dir.display()))
+    })?;
     let found = Repository::discover(&dir).map_err(|_| {
         exit::usage(format!(
             "{} is not in a git repository: name one with --repo DIR, or run `git init` and commit first",

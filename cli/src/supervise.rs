@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cfq_deploy::{Paths, files};
-use cfq_link::child::{self, Spec};
+use cfq_link::child::{self, ProcessSpec};
 use cfq_link::stop::{Stop, Stopper};
 use serde::Serialize;
 use tokio::task::JoinHandle;
@@ -38,7 +38,7 @@ pub fn start<C: Serialize>(
     let text = toml::to_string(config).with_context(|| format!("cannot write the configuration of the {name}"))?;
     files::write_private(&path, text.as_bytes(), None)?;
     let program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
-    let mut spec = Spec::new(name, &program, &paths.log(name), &paths.pidfile(name));
+    let mut spec = ProcessSpec::new(name, &program, &paths.log(name), &paths.pidfile(name));
     spec.args = vec![OsString::from("serve"), OsString::from(name), path.into_os_string()];
     if std::env::var_os("CFQ_LOG").is_none() {
         spec.env.push(("CFQ_LOG".into(), level.into()));
@@ -60,7 +60,7 @@ impl SupervisedProcess {
     }
 }
 
-async fn supervise(name: &'static str, spec: Spec, first: child::Process, mut stop: Stop, grace: Duration) {
+async fn supervise(name: &'static str, spec: ProcessSpec, first: child::Process, mut stop: Stop, grace: Duration) {
     let mut process = first;
     let mut backoff = BACKOFF_BASE;
     loop {

@@ -21,8 +21,8 @@ pub enum AccountError {
     Missing { passwd: PathBuf },
 }
 
-/// Returns the account that Postgres and NATS run as if cfq runs as root; `None` if cfq runs as an ordinary user, whose
-/// account they share.
+/// Returns the account that Postgres and NATS run as. `None` if cfq runs as an ordinary user: they then share the
+/// account of that user.
 pub fn for_services() -> Result<Option<Account>, AccountError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);

@@ -137,7 +137,8 @@ fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec
     checks
 }
 
-/// Converts an error to a failed check. The text of the error may list next steps below its first line.
+/// Converts an error to a failed check. If the error's text ends with a list of next steps, that list becomes the next
+/// step of the check.
 fn service_problem(name: &str, error: &ServicesError) -> Check {
     let text = error.to_string();
     match text.split_once("\nnext step, one of:\n") {
@@ -242,5 +243,5 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
 }
 
 fn log_hint(paths: &Paths, process: &str) -> String {
-    format!("read {}; `cfq down`, then `cfq up`, restarts it", paths.log(process).display())
+    format!("read {}; to restart the process, run `cfq down`, then `cfq up`", paths.log(process).display())
 }

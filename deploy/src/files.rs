@@ -102,7 +102,8 @@ pub fn random_password() -> Result<String, FileError> {
     Ok(hex(&bytes))
 }
 
-/// The first eight hexadecimal digits of the path's SHA-256: distinguishes this folder from others on the machine.
+/// The first eight hexadecimal digits of the path's SHA-256. They become part of names that must differ between the
+/// data folders of one machine.
 pub fn path_hash(path: &Path) -> String {
     hex(&Sha256::digest(path.as_os_str().as_encoded_bytes())[..4])
 }

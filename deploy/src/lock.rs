@@ -1,5 +1,6 @@
-//! The lock of a data folder, which only one process at a time can hold. The kernel's file lock decides; the text in
-//! the file only names the holder, so that a second process can report it and `cfq down` finds the process to stop.
+//! The lock of a data folder, which only one process at a time can hold. Only the kernel's file lock determines who
+//! holds it. The text in the file merely names the holder, so that a second process can report it and `cfq down` finds
+//! the process to stop.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};

@@ -1,5 +1,6 @@
 //! A private NATS server: on loopback, at a port that stays the same over restarts, with one key per client and no
-//! anonymous access. The grants of each client are defined in `cfq_proto::subject`; this module only renders them.
+//! anonymous access. The permissions of each client are defined in `cfq_proto::subject`; this module only writes them
+//! to the server's configuration file.
 
 mod config;
 mod keys;
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cfq_link::NatsConfig;
-use cfq_link::child::{self, Account, ChildError, Exit, Process, Signal, Spec};
+use cfq_link::child::{self, Account, ChildError, Exit, Process, ProcessSpec, Signal};
 use cfq_proto::subject::Identity;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
@@ -24,8 +25,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest wait until a started server responds. A start takes tens of milliseconds, or longer if the store is large.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_GRACE: Duration = Duration::from_secs(20);
-/// Maximum number of start attempts, each on a new port. Another program can take the port between the check and the
-/// server's bind, but three times in a row indicates another cause.
+/// Maximum number of start attempts, each on a different port. Another program can take the port between the check and
+/// the server's bind, but three times in a row indicates another cause.
 const PORT_ATTEMPTS: u32 = 3;
 /// Size of the log excerpt in an error message, in bytes from the log's end.
 const LOG_TAIL_BYTES: u64 = 1500;
@@ -140,8 +141,8 @@ impl Nats {
         NatsAddress { url: format!("nats://127.0.0.1:{}", self.port), keys: self.keys.clone() }
     }
 
-    /// Starts the server and waits until it responds. If another program has taken the stored port, a new one is
-    /// stored.
+    /// Starts the server and waits until it responds. If another program uses the port, the server gets a new port,
+    /// which is stored; a port given in the options is not replaced, and the start fails.
     pub async fn start(&mut self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
         for _ in 0..PORT_ATTEMPTS {
@@ -200,7 +201,7 @@ impl Nats {
             users: &users,
         });
         files::write_private(&self.config_file(), text.as_bytes(), self.account)?;
-        let mut spec = Spec::new("nats", &self.program, &self.log, &self.pidfile);
+        let mut spec = ProcessSpec::new("nats", &self.program, &self.log, &self.pidfile);
         spec.args = vec!["--config".into(), self.config_file().into()];
         spec.clear_env = true;
         spec.run_as = self.account;

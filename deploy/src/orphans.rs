@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use cfq_link::child::{ProcessIdentity, Signal};
 
-/// Time that an orphan gets to exit after each signal; SIGKILL follows the first signal.
+/// Maximum time that an orphan may take to exit after a signal. If it takes longer after the first signal, SIGKILL
+/// follows; if it takes longer after SIGKILL, [`OrphanError`].
 const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Error: a process left by an earlier run does not exit, even after SIGKILL.

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cfq_link::child::{self, Account, ChildError, Exit, Process, ProcessIdentity, Signal, Spec};
+use cfq_link::child::{self, Account, ChildError, Exit, Process, ProcessIdentity, ProcessSpec, Signal};
 use serde::{Deserialize, Serialize};
 
 use crate::files::{self, FileError};
@@ -25,8 +25,8 @@ const SOCKET_PORT: u16 = 5432;
 /// Role that the scheduler connects as. It owns the database and may create others; it is not a superuser.
 const SCHEDULER_ROLE: &str = "cfq";
 const DATABASE: &str = "cfq";
-/// Time that the server gets to exit after a stop request. A fast shutdown writes a checkpoint, which is slow on a slow
-/// disk.
+/// Maximum time that the server may take to exit after a stop request; then it is killed. A fast shutdown writes a
+/// checkpoint, which is slow on a slow disk.
 const STOP_GRACE: Duration = Duration::from_secs(60);
 /// Size of the log excerpt in an error message, in bytes from the log's end.
 const LOG_TAIL_BYTES: u64 = 1500;
@@ -215,7 +215,7 @@ impl Postgres {
         Ok(())
     }
 
-    fn server_spec(&self) -> Spec {
+    fn server_spec(&self) -> ProcessSpec {
         let mut spec = self.program_spec("postgres", &self.bin.join("postgres"), &self.log, &self.pidfile);
         spec.args = vec!["-D".into(), self.data.clone().into()];
         let socket = format!("unix_socket_directories={}", quoted(&self.socket));
@@ -250,8 +250,8 @@ impl Postgres {
 
     /// Returns how to run a Postgres program, with a fixed environment: inherited variables such as PGDATA would change
     /// its behaviour.
-    fn program_spec(&self, name: &str, program: &Path, log: &Path, pidfile: &Path) -> Spec {
-        let mut spec = Spec::new(name, program, log, pidfile);
+    fn program_spec(&self, name: &str, program: &Path, log: &Path, pidfile: &Path) -> ProcessSpec {
+        let mut spec = ProcessSpec::new(name, program, log, pidfile);
         spec.clear_env = true;
         spec.env =
             [("LC_ALL", "C"), ("TZ", "UTC"), ("PATH", "/usr/bin:/bin")].map(|(k, v)| (k.into(), v.into())).into();

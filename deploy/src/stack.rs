@@ -19,7 +19,8 @@ use crate::postgres::{self, Postgres, PostgresAddress, PostgresError};
 use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, ServicesError};
 use crate::status_output::StatusOutput;
 
-/// Time that a leftover process gets to exit, because cfq's processes hand over their work when asked to stop.
+/// Maximum time that a leftover process may take to exit after a stop request; then it is killed. It is long because
+/// cfq's own processes hand over their work before they exit.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(15);
 /// Delay before the second restart attempt; it doubles with each further one, up to [`BACKOFF_CAP`].
 const BACKOFF_BASE: Duration = Duration::from_millis(100);
@@ -90,7 +91,7 @@ pub struct StackAddresses {
 pub struct Restarted {
     pub kind: ServiceKind,
     pub exit: Exit,
-    /// Number of the restart attempt, from 1, since the service was last healthy.
+    /// Number of the restart attempt, counted from 1 after the service was last healthy.
     pub attempt: u32,
 }
 

@@ -1,5 +1,5 @@
-//! Status messages and progress bars of the search for Postgres and NATS and of fetches. They are written to stderr,
-//! because stdout carries data; a failure to write them is not an error.
+//! Status messages and progress bars, shown while the Postgres and NATS programs are searched for and fetched. They are
+//! written to stderr, because stdout carries data; a failure to write them is not an error.
 
 use std::io::{Write, stderr};
 

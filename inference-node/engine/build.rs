@@ -2,8 +2,8 @@
 //! does nothing.
 //!
 //! PTX for compute capability 8.0 runs on all later GPUs, because the driver translates it. candle's kernels link to
-//! the shared libcudart; a linker script of that name redirects them to the static library, so that the program starts
-//! on machines without CUDA.
+//! the shared library libcudart.so. This script creates a linker script with that name, which makes the linker use the
+//! static library instead, so that the program starts on machines without CUDA.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,8 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={KERNEL}");
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     println!("cargo:rerun-if-env-changed=NVCC");
-    let home =
-        PathBuf::from(env::var_os("CUDA_HOME").ok_or("CUDA_HOME is not set to a CUDA toolkit: see docs/gpu.md")?);
+    let home = env::var_os("CUDA_HOME")
+        .ok_or("CUDA_HOME is not set to a CUDA toolkit: see docs/how-to/run-on-an-nvidia-gpu.md")?;
+    let home = PathBuf::from(home);
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
 
     let nvcc = env::var_os("NVCC").map_or_else(|| home.join("bin/nvcc"), PathBuf::from);

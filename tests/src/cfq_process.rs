@@ -1,4 +1,5 @@
-//! A `cfq` command that runs concurrently with the test, which can read its output so far and its exit status.
+//! A `cfq` command that runs concurrently with the test. The test can read the command's output so far and its exit
+//! status.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};

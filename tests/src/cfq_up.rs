@@ -87,7 +87,7 @@ impl Up {
             let token = std::fs::read_to_string(self.data.join("keys/api.token")).map_err(|e| e.to_string())?;
             let http = cfq_link::outbound::api_client().unwrap();
             let client = Client::new(http, server["url"].as_str().unwrap(), token.trim());
-            client.ready().await.map_err(|e| e.to_string())?;
+            client.check_ready().await.map_err(|e| e.to_string())?;
             Ok(client)
         })
         .await

@@ -54,7 +54,7 @@ pub struct Options {
     pub memory_limit: Option<u64>,
     /// Size of the node's weight cache, in bytes.
     pub weight_cache_bytes: u64,
-    /// Whether speculative prefill is on: the node computes a critic's prompt while the creator generates.
+    /// Whether speculative prefill is on: the node prefills the critic's prompt while the creator still generates.
     pub speculative_prefill: bool,
     /// GPU memory of another program, in bytes, at which the node yields the GPU to it.
     pub yield_bytes: Option<u64>,

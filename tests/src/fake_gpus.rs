@@ -37,8 +37,8 @@ pub struct FakeGpus {
 }
 
 impl FakeGpus {
-    /// Installs the library below `folder`. If it cannot replace the real one on this machine, reports `test` as
-    /// skipped and returns `None`.
+    /// Installs the library below `folder`. If the fake library cannot replace the real one on this machine, reports
+    /// `test` as skipped and returns `None`.
     pub fn install(test: &str, folder: &Path, scenario: &str) -> Option<Self> {
         if !cfg!(target_os = "linux") {
             skip(test, "LD_LIBRARY_PATH replaces the NVML library on Linux only");

@@ -1,5 +1,5 @@
-//! A process that is not part of cfq, for tests in which such a process uses a GPU or has the former process id of a
-//! cfq process.
+//! A process that is not part of cfq, for tests in which such a process uses a GPU, or has a process id that a cfq
+//! process had before.
 
 use std::process::{Child, Command, Stdio};
 

@@ -68,7 +68,8 @@ pub struct SeenRequest {
 struct Inner {
     repositories: HashMap<String, Repository>,
     faults: Vec<Fault>,
-    /// Statuses of the next description requests, each with an optional `Retry-After`, in seconds.
+    /// Error statuses for the next requests for a repository's description, each with an optional `Retry-After`, in
+    /// seconds.
     failures: Vec<(u16, Option<u64>)>,
     seen: Vec<SeenRequest>,
     bytes_sent: u64,
@@ -157,7 +158,8 @@ impl HubServer {
         self.inner().cut_every_connection = bytes;
     }
 
-    /// Queues error statuses for the next description requests, each with an optional `Retry-After`, in seconds.
+    /// Queues error statuses for the next requests for a repository's description, each with an optional `Retry-After`,
+    /// in seconds.
     pub fn fail_descriptions(&self, statuses: &[(u16, Option<u64>)]) {
         self.inner().failures.extend_from_slice(statuses);
     }

@@ -72,7 +72,7 @@ impl Drop for Server {
     }
 }
 
-/// Lets every user traverse the folder, because cfq run as root starts Postgres and NATS as another user.
+/// Lets every user traverse the folder, because a cfq that runs as root starts Postgres and NATS as another user.
 pub fn make_traversable(dir: &Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();

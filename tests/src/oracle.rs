@@ -1,7 +1,7 @@
-//! The oracle checks invariants of a task that has finished or waits for a human, on sources outside cfq: the model
-//! server's record of calls, the user's git repository, and the rows in Postgres, read over a separate connection.
-//! cfq's API and event feed are compared with these sources and never trusted alone. The oracle fails if there is
-//! nothing to compare: it never passes on an empty list.
+//! The oracle checks invariants of a task that has finished or waits for a human. It reads sources outside cfq: the
+//! model server's record of calls, the user's git repository, and the rows in Postgres, read over a separate
+//! connection. cfq's API and event feed are compared with these sources and never trusted alone. The oracle fails if
+//! there is nothing to compare: it never passes on an empty list.
 
 use std::collections::BTreeMap;
 

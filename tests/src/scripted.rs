@@ -23,7 +23,7 @@ mod calls;
 use answer::{Chunks, endless, streamed, whole};
 pub use calls::{Call, Calls, End};
 
-/// Blocks replies until the test opens the gate.
+/// A gate that blocks a reply until the test opens it.
 #[derive(Debug, Clone)]
 pub struct Gate(watch::Sender<bool>);
 
@@ -106,7 +106,7 @@ impl ModelServer {
         inner.models.insert(model.to_owned(), ScriptedModel { replies, ..ScriptedModel::default() });
     }
 
-    /// While down, the server answers every request with 503.
+    /// Sets whether the server is down: while it is down, it answers every request with 503.
     pub fn set_down(&self, down: bool) {
         self.inner.lock().unwrap().down = down;
     }

@@ -42,7 +42,8 @@ pub fn long_generation_spec(cluster: &Cluster, repo: &UserRepo) -> TaskSpec {
     spec
 }
 
-/// Waits for the first attempt at the task with a non-empty journal, and returns its node. Polls every 5 ms.
+/// Waits until an attempt of one of the task's jobs has stored tokens in its journal, and returns the attempt's node.
+/// Polls every 5 ms.
 pub async fn wait_for_first_journal(cluster: &Cluster, task: TaskKey) -> String {
     let TaskKey::Id(id) = task else { panic!("{task}") };
     let mut connection = cluster.database.connect().await;

@@ -58,7 +58,7 @@ impl Terminal {
         self.keys.write_all(keys).unwrap();
     }
 
-    /// The current rows of the screen, including those that have scrolled off.
+    /// All rows, as they look now: those on the screen and those that have scrolled off it.
     pub fn rows(&self) -> Vec<String> {
         // The last UTF-8 character may be incomplete.
         rows(&String::from_utf8_lossy(&self.output.lock().unwrap()), usize::from(self.columns))
@@ -73,7 +73,7 @@ impl Terminal {
         .await;
     }
 
-    /// Waits until the command ends; returns its exit code and the rows on the screen.
+    /// Waits until the command ends; returns its exit code and all rows, like [`Self::rows`].
     pub async fn wait_for_exit(mut self, limit: Duration) -> (Option<i32>, Vec<String>) {
         let child = Mutex::new(&mut self.child);
         let status = wait::until("the command to end", limit, || async {

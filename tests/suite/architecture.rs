@@ -1,4 +1,5 @@
-//! Tests that the files named in ARCHITECTURE.md exist, and that the file listed for a word contains exactly this word.
+//! Tests that the files named in ARCHITECTURE.md exist, and that each word of its table occurs in the file listed for
+//! the word.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Tests the default model of `cfq up` for a GPU. It is chosen by the GPU's memory and downloaded from a hub;
-//! connections break, the download is stopped in the middle, and the next start resumes it.
+//! Tests the default model of `cfq up` for a GPU. The model is chosen according to the GPU's memory and downloaded from
+//! a hub; connections break, the download is stopped in the middle, and the next start resumes it.
 
 use cfq_inference_node::gpu;
 use cfq_inference_node::models::{InstallState, ModelError, ModelStore, Presence, PullOptions, PullProgress};
@@ -40,7 +40,7 @@ async fn default_model_for_a_12_gb_gpu_downloads_over_failing_connections() {
     let (outcome, presence, listed) = pull(server.hub(None), None).await.unwrap();
     let Err(ModelError::HubFetch { source, .. }) = outcome else { panic!("{outcome:?}") };
     assert!(source.to_string().contains("the partial download is kept"), "{source}");
-    assert_eq!(listed[0].state, InstallState::Unfinished { have: 300_000 });
+    assert_eq!(listed[0].state, InstallState::Unfinished { fetched_bytes: 300_000 });
     assert!(matches!(presence, Presence::Missing { bytes: Some(_) }), "{presence:?}");
 
     // Second start: it is stopped in the middle of the download.
@@ -49,13 +49,13 @@ async fn default_model_for_a_12_gb_gpu_downloads_over_failing_connections() {
     let (outcome, _, listed) = pull(server.hub(None).with_stop(stop), Some((600_000, stopper))).await.unwrap();
     let Err(ModelError::HubFetch { source, .. }) = outcome else { panic!("{outcome:?}") };
     assert!(source.to_string().starts_with("stopped"), "{source}");
-    assert_eq!(listed[0].state, InstallState::Unfinished { have: 600_000 });
+    assert_eq!(listed[0].state, InstallState::Unfinished { fetched_bytes: 600_000 });
 
     // Third start: it downloads the rest.
     let (_stopper, stop) = cfq_link::stop::channel();
     let (outcome, presence, listed) = pull(server.hub(None).with_stop(stop), None).await.unwrap();
     outcome.unwrap();
-    assert_eq!((presence, &listed[0].state, &listed[0].model), (Presence::Present, &InstallState::Ready, &model));
+    assert_eq!((presence, &listed[0].state, &listed[0].model), (Presence::Present, &InstallState::Complete, &model));
     assert_eq!(std::fs::read(&listed[0].path).unwrap(), bytes);
     assert_eq!(server.ranges().last().unwrap().as_deref(), Some("bytes=600000-"));
 }

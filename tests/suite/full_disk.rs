@@ -1,9 +1,10 @@
 //! Tests with a full file system, from the start or while tasks run.
 //!
 //! If the file system of Postgres and NATS is full, accepted tasks are kept, other submissions are refused with the
-//! reason, and work continues when there is space again. If the runner's file system is full, its tasks escalate. The
-//! two cases have separate tests, with the runner's folder on another file system, because with a common file system
-//! it depends on timing which of the two a task meets.
+//! reason, and work continues when there is space again. If the runner's file system is full, its tasks escalate. Both
+//! cases have a test of their own, with the runner's folder on another file system. In the default layout, which has one
+//! file system for all, it depends on timing which of the two cases a task meets, so its test resolves a task that
+//! escalates.
 
 use std::io::Write;
 use std::path::Path;
@@ -83,19 +84,40 @@ async fn wait_until_settled(up: &Up, api: &Client, task: TaskId) -> TaskDetail {
     .await
 }
 
+/// File system of the runner's folder.
+#[derive(Clone, Copy, PartialEq)]
+enum RunnerFolder {
+    /// That of Postgres and NATS, which is the default.
+    OnTheFullDisk,
+    /// Another one, which always has space.
+    Elsewhere,
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn disk_full_during_work_loses_no_accepted_task() {
+    fill_the_disk_during_work("disk_full_during_work_loses_no_accepted_task", RunnerFolder::Elsewhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn full_disk_of_all_processes_loses_no_accepted_task() {
+    fill_the_disk_during_work("full_disk_of_all_processes_loses_no_accepted_task", RunnerFolder::OnTheFullDisk).await;
+}
+
+/// Fills the disk while a task runs, submits tasks until one is refused, then removes the ballast: every accepted task
+/// is merged.
+async fn fill_the_disk_during_work(test: &str, layout: RunnerFolder) {
     let home = Home::new().await;
     let disk = home.path("disk");
     std::fs::create_dir(&disk).unwrap();
-    let test = "disk_full_during_work_loses_no_accepted_task";
     let Some(mount) = MountNamespace::with_tmpfs(test, &disk, 160) else { return };
-    let runner_folder = home.path("workstreams");
-    std::fs::create_dir(&runner_folder).unwrap();
     home.models.script("alpha", vec![Reply::Slow(file("add.py", ADD), Duration::from_millis(100))]);
     home.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let data = disk.join("data");
-    link_runner_folder(&mount.path(&data), &runner_folder);
+    if layout == RunnerFolder::Elsewhere {
+        let runner_folder = home.path("workstreams");
+        std::fs::create_dir(&runner_folder).unwrap();
+        link_runner_folder(&mount.path(&data), &runner_folder);
+    }
     let up = Up::start(&home, Some(mount.command(&binary::cfq())), &data, mount.path(&data));
     let api = up.client().await;
     let repo = UserRepo::with_uncommitted_changes();
@@ -131,13 +153,24 @@ async fn disk_full_during_work_loses_no_accepted_task() {
     .await;
     accepted.push(again.id);
     for id in &accepted {
-        let detail = wait_until_settled(&up, &api, *id).await;
+        let mut detail = wait_until_settled(&up, &api, *id).await;
+        if layout == RunnerFolder::OnTheFullDisk && detail.summary.state == TaskState::Escalated {
+            assert!(detail.reason.contains("No space left"), "{}", detail.reason);
+            resolve(&api, *id).await;
+            detail = wait_until_settled(&up, &api, *id).await;
+        }
         assert_eq!(detail.summary.state, TaskState::Merged, "{}: {}", detail.summary.number, detail.reason);
     }
     assert_eq!(api.tasks(None, 500).await.unwrap().tasks.len(), accepted.len(), "no task was created twice");
     assert_eq!(repo.fingerprint(), before);
     let status = up.stop().await;
     assert!(status.success(), "{status}");
+}
+
+/// Continues an escalated task.
+async fn resolve(api: &Client, task: TaskId) {
+    let action = EscalationAction::RetryWithConstraints { additional_constraints: vec!["no imports".to_owned()] };
+    api.resolve(TaskKey::Id(task), action).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,8 +197,7 @@ async fn full_runner_folder_escalates_and_resolve_continues() {
     assert!(detail.reason.contains("No space left"), "{}", detail.reason);
 
     std::fs::remove_file(&ballast).unwrap();
-    let action = EscalationAction::RetryWithConstraints { additional_constraints: vec!["no imports".to_owned()] };
-    api.resolve(TaskKey::Id(task), action).await.unwrap();
+    resolve(&api, task).await;
     let detail = wait_until_settled(&up, &api, task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     assert_eq!(repo.fingerprint(), before);

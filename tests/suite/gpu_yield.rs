@@ -1,4 +1,5 @@
-//! Tests that a node yields its GPU to another program, which a fake NVML library reports.
+//! Tests that a node yields its GPU to another program. A fake NVML library reports that the other program uses the
+//! GPU.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Tests with GPUs that a fake NVML library with the real binary interface reports: the values that users, the
-//! scheduler and the metrics page see, and a node that loses a GPU.
+//! Tests with fake GPUs, reported by a fake NVML library with the real binary interface. They cover the values that
+//! users, the scheduler and the metrics page see, and a node that loses a GPU.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -92,14 +92,14 @@ fn fit_reports_each_gpu_and_all_gpus_together() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/engine/tests/fixtures/models/llama");
     let model = format!("path:{}", folder.display());
     let fit = || cfq(home.path(), &["models", "fit", &model], &gpus.environment());
-    let places = || {
+    let devices = || {
         let text = cfq(home.path(), &["--json", "models", "fit", &model], &gpus.environment());
-        serde_json::from_str::<serde_json::Value>(&text).unwrap()["places"].as_array().unwrap().clone()
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["devices"].as_array().unwrap().clone()
     };
-    let found = places();
+    let found = devices();
     let ids: Vec<&str> = found.iter().map(|place| place["device"].as_str().unwrap()).collect();
     assert_eq!(ids, ["cpu", "cuda:0", "cuda:1", "cuda:0,cuda:1"]);
-    assert_eq!(found.iter().map(|place| place["used"] == true).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(found.iter().map(|place| place["usable"] == true).collect::<Vec<_>>(), [true, false, false, false]);
     let fits = |place: &serde_json::Value| {
         let lengths = place["lengths"].as_array().unwrap();
         lengths.iter().map(|length| length["fits"].as_bool().unwrap()).collect::<Vec<_>>()
@@ -107,9 +107,10 @@ fn fit_reports_each_gpu_and_all_gpus_together() {
     assert_eq!((fits(&found[1]), fits(&found[2]), fits(&found[3])), (vec![false], vec![true], vec![true]));
     let term = |name: &str| found[2]["terms"][name].as_u64().unwrap();
     let longest = &found[2]["lengths"][0];
-    let sum = term("weights") + term("tables") + term("scratch") + term("reserve") + 512 * term("kv_per_token");
-    assert_eq!((longest["tokens"].as_u64(), longest["total"].as_u64()), (Some(512), Some(sum)), "{found:?}");
-    assert_eq!(term("reserve"), 768 << 20);
+    let fixed = ["weight_bytes", "table_bytes", "scratch_bytes", "reserve_bytes"].map(term);
+    let sum = fixed.iter().sum::<u64>() + 512 * term("kv_bytes_per_token");
+    assert_eq!((longest["tokens"].as_u64(), longest["total_bytes"].as_u64()), (Some(512), Some(sum)), "{found:?}");
+    assert_eq!(term("reserve_bytes"), 768 << 20);
     // One GPU is enough for the model.
     assert_eq!(found[3]["shares"].as_array().unwrap().len(), 1);
     let words = fit();
@@ -121,7 +122,7 @@ fn fit_reports_each_gpu_and_all_gpus_together() {
 
     // Neither GPU fits the model alone.
     gpus.set_scenario(&with_free(sum - 8192).repeat(2));
-    let found = places();
+    let found = devices();
     assert_eq!([1, 2, 3].map(|at| fits(&found[at])), [vec![false], vec![false], vec![true]], "{found:?}");
     let layers: Vec<_> = found[3]["shares"].as_array().unwrap().iter().map(|part| part["layers"].as_u64()).collect();
     assert_eq!(layers, [Some(1), Some(1)]);
@@ -150,9 +151,9 @@ fn measured_load_memory_follows_the_gpu_uuid() {
         let text = cfq(home.path(), &["--json", "models", "fit", &model], &env);
         let found = serde_json::from_str::<serde_json::Value>(&text).unwrap();
         ["cuda:0", "cuda:1"].map(|id| {
-            let place = found["places"].as_array().unwrap().iter().find(|place| place["device"] == id).unwrap();
+            let place = found["devices"].as_array().unwrap().iter().find(|place| place["device"] == id).unwrap();
             let term = |name: &str| place["terms"][name].as_u64().unwrap();
-            (place["name"].as_str().unwrap().contains("3090"), term("overhead") * 4 == term("weights"))
+            (place["name"].as_str().unwrap().contains("3090"), term("overhead_bytes") * 4 == term("weight_bytes"))
         })
     };
     assert_eq!(corrected(), [(true, true), (false, false)]);
@@ -216,7 +217,7 @@ async fn node_reports_a_lost_gpu_and_keeps_working() {
     )
     .await;
     assert_eq!(gpus_of(&node)[0].throttled, ["temperature"]);
-    assert_contains(&std::fs::read_to_string(cluster.log("node")).unwrap(), &["cuda:1 is lost", "dmesg"]);
+    assert_contains(&std::fs::read_to_string(cluster.log("node")).unwrap(), &["cuda:1: the GPU is lost", "dmesg"]);
     let page = metrics(&cluster).await;
     assert!(page.contains("device=\"cuda:0\"") && !page.contains("device=\"cuda:1\""), "{page}");
     let env = [("CFQ_URL".to_owned(), cluster.client.url().to_owned()), ("CFQ_TOKEN".to_owned(), TOKEN.to_owned())];

@@ -250,7 +250,7 @@ async fn quota_evicts_the_least_recently_used_unprotected_model() {
     let sent = server.bytes_sent();
     pull(&store, id("e.gguf").as_str()).await.refused(&["model_quota", "pinned, bound in cfq.toml, in use"]);
     assert_eq!(server.bytes_sent(), sent);
-    assert_eq!(store.list().unwrap().iter().filter(|m| m.state == InstallState::Ready).count(), 3);
+    assert_eq!(store.list().unwrap().iter().filter(|m| m.state == InstallState::Complete).count(), 3);
     assert!(matches!(store.remove(&id("d.gguf")), Err(ModelError::InUse { .. })));
     drop(outcome);
     assert_eq!(pull(&store, id("e.gguf").as_str()).await.bytes(), files[4]);

@@ -61,7 +61,7 @@ async fn killed_pull_resumes_and_a_model_in_use_is_not_removed() {
     let mut child = cfq(home, &server, &["models", "pull", model]).stderr(Stdio::null()).spawn().unwrap();
     let have = wait::until("two thirds of the file", WAIT_LIMIT, || async {
         let partial = json(&run(home, &server, &["--json", "models", "ls"]).await);
-        let have = partial[0]["have"].as_u64().unwrap_or(0);
+        let have = partial[0]["fetched_bytes"].as_u64().unwrap_or(0);
         if have == 2_000_000 { Ok(have) } else { Err(partial.to_string()) }
     })
     .await;
@@ -72,7 +72,7 @@ async fn killed_pull_resumes_and_a_model_in_use_is_not_removed() {
 
     let pulled = json(&run(home, &server, &["--json", "models", "pull", "--pin", model]).await);
     assert_eq!(server.ranges(), [None, Some(format!("bytes={have}-"))]);
-    assert_eq!((pulled["state"].as_str(), pulled["pinned"].as_bool()), (Some("ready"), Some(true)));
+    assert_eq!((pulled["state"].as_str(), pulled["pinned"].as_bool()), (Some("complete"), Some(true)));
     let path = pulled["path"].as_str().unwrap().to_owned();
     assert_eq!(std::fs::read(&path).unwrap(), file);
     assert!(path.starts_with(home.join("cache/models").to_str().unwrap()) && path.contains(&commit));
@@ -100,7 +100,7 @@ async fn killed_pull_resumes_and_a_model_in_use_is_not_removed() {
     refused(&run(home, &server, &["models", "pull", "hf:maker/tiny:none.gguf"]).await, &["other.gguf, tiny.gguf"]);
 }
 
-/// Pulls a model from the hub and generates with it; the hub serves the packaged model's file.
+/// Pulls a model from the hub and generates with it; the hub serves the file of SmolLM2, the demo's model.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_model_is_pulled_from_a_hub_and_generates() {
     let (server, home) = (HubServer::start().await, tempfile::tempdir().unwrap());

@@ -71,8 +71,8 @@ const IMPURE_WORDS: &[&str] = &[
     "async-nats",
 ];
 
-/// Words of the cluster that must not occur in the code of the inference engine.
-const NOT_IN_ENGINE: &[&str] = &["nats", "ledger", "lease", "scheduler", "postgres"];
+/// Words from other parts of cfq that must not occur in the code of the inference engine.
+const NOT_IN_ENGINE: &[&str] = &["nats", "ledger", "lease", "scheduler", "postgres", "hub", "attempt"];
 
 /// Dependencies of each workspace crate, and whether each is a normal one (not for tests or builds).
 fn packages() -> BTreeMap<String, Vec<(String, bool)>> {

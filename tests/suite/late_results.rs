@@ -6,7 +6,7 @@ use cfq_link::Session;
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{NodeId, TaskKey};
 use cfq_proto::job::{Completion, FinishReason, Outcome, Usage};
-use cfq_proto::messages::{FenceReply, JobFence, JobReport};
+use cfq_proto::messages::{FenceReply, JobFence, JobResult};
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::TaskState;
 use cfq_proto::timing::Timing;
@@ -21,7 +21,7 @@ const LATE_TEXT: &str = "late text of a lost attempt";
 /// A session with the node's key, and the report of a lost attempt.
 struct LateReport {
     session: Session,
-    report: JobReport,
+    report: JobResult,
 }
 
 impl LateReport {
@@ -37,7 +37,7 @@ impl LateReport {
             usage: Usage::default(),
             logprobs: Vec::new(),
         });
-        let report = JobReport { fence, boot: attempt.boot.parse().unwrap(), outcome: Outcome::Done { completion } };
+        let report = JobResult { fence, boot: attempt.boot.parse().unwrap(), outcome: Outcome::Done { completion } };
         let identity = Identity::Node(NodeId::new("n1").unwrap());
         let session = Session::connect(&cluster.nats.config("node"), identity, &Timing::default()).await.unwrap();
         Self { session, report }
@@ -75,7 +75,7 @@ async fn late_result_of_a_suspended_node_is_refused() {
     let identity = Identity::Scheduler;
     let listener = Session::connect(&cluster.nats.config("scheduler"), identity, &Timing::default()).await.unwrap();
     let subject = subject::node(&NodeId::new("n1").unwrap(), "result");
-    let mut reports = listener.subscribe::<JobReport>(&subject).await.unwrap();
+    let mut reports = listener.subscribe::<JobResult>(&subject).await.unwrap();
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
     wait::until("the first part of the reply", WAIT_LIMIT, || async {

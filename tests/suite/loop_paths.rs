@@ -134,6 +134,6 @@ async fn task_with_an_invalid_step_fails_with_the_reason() {
     cluster.database.raw(r#"update steps set step = '{"kind": "merged", "commit": "c"}'"#).await;
     cluster.start_service("runner");
     let detail = cluster.wait_for_state(task, TaskState::Failed).await;
-    assert!(detail.reason.contains("step 0 does not follow"), "{}", detail.reason);
+    assert!(detail.reason.contains("step 0 is not valid after the steps before it"), "{}", detail.reason);
     cluster.finish().await;
 }

@@ -106,7 +106,11 @@ async fn impossible_load_or_unload_reports_the_reason() {
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| cfq(&cluster, home.path(), args);
     assert_exit(&run(&["models", "unload", "openai:scripted/beta"]), 2, &["n1: ", "behind an endpoint"]);
-    assert_exit(&run(&["models", "load", "openai:scripted/gamma"]), 2, &["behind an endpoint", "configuration"]);
+    assert_exit(
+        &run(&["models", "load", "openai:scripted/gamma"]),
+        2,
+        &["behind an endpoint", "name it in `models` under [node]"],
+    );
     assert_exit(&run(&["models", "unload", "path:/nowhere.gguf"]), 2, &["not served by this node"]);
     assert_exit(&run(&["models", "load", "path:/nowhere.gguf"]), 2, &["cannot read /nowhere.gguf"]);
     assert_exit(
@@ -173,7 +177,7 @@ async fn unload_waits_for_last_sequence_and_reload_uses_weight_cache() {
     assert!(writer.usage.is_some_and(|usage| usage.output_tokens > 0));
 
     assert_exit(&cfq(&cluster, home.path(), &["models", "load", SMALL_MODEL]), 0, &["n1 has loaded"]);
-    assert!(log(&cluster).contains("model loaded from memory"), "{}", log(&cluster));
+    assert!(log(&cluster).contains("model loaded from the weight cache"), "{}", log(&cluster));
     let again = cluster.submit(&spec).await;
     let detail = cluster.wait_until_settled(again).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
@@ -215,7 +219,7 @@ async fn two_models_alternate_in_memory_for_one() {
     // Both models have been loaded by now, and their weights stayed in the weight cache when they were unloaded.
     let home = tempfile::tempdir().unwrap();
     let from_disk = || log(&cluster).matches("loading model model=").count();
-    let from_memory = || log(&cluster).matches("model loaded from memory").count();
+    let from_memory = || log(&cluster).matches("model loaded from the weight cache").count();
     let before = (from_disk(), from_memory());
     let first = if state(&cluster, SMALL_MODEL).await.residency == Residency::Resident { 1 } else { 0 };
     for at in 0..4 {
@@ -226,7 +230,7 @@ async fn two_models_alternate_in_memory_for_one() {
     cluster.finish().await;
 }
 
-/// The pinned model stays loaded, and the error for the other model contains that model's estimate.
+/// The pinned model stays loaded; the other model is refused, and the error contains the estimate of the refused model.
 #[tokio::test(flavor = "multi_thread")]
 async fn pinned_model_is_not_evicted() {
     let path = tokio::task::spawn_blocking(small_model::file).await.unwrap();
@@ -300,24 +304,25 @@ async fn measured_load_memory_raises_the_next_estimate() {
     let expected_overhead = |fit: &serde_json::Value, kept: &serde_json::Value| {
         let (predicted, measured) = (number(kept, "predicted"), number(kept, "measured"));
         let per_mille = (measured.saturating_sub(predicted) * 1000 / predicted).min(500);
-        (term(fit, "weights") + term(fit, "tables")) * per_mille / 1000
+        (term(fit, "weight_bytes") + term(fit, "table_bytes")) * per_mille / 1000
     };
     let estimate = fit();
     let (predicted, measured) = (number(&kept, "predicted"), number(&kept, "measured"));
     // During a load, only a part of the KV pool is allocated: the calibration's prompt of 64 tokens and one block of
     // 32.
-    let loaded = term(&estimate, "weights") + term(&estimate, "tables") + 96 * term(&estimate, "kv_per_token");
+    let weights = term(&estimate, "weight_bytes");
+    let loaded = weights + term(&estimate, "table_bytes") + 96 * term(&estimate, "kv_bytes_per_token");
     assert_eq!(predicted, loaded, "{kept}, {estimate}");
     // The measurement includes the weights; if it exceeds the prediction, the reserve covers the difference.
-    assert!(measured >= term(&estimate, "weights") && measured <= predicted + term(&estimate, "reserve"), "{kept}");
-    assert_eq!(term(&estimate, "overhead"), expected_overhead(&estimate, &kept), "{kept}, {estimate}");
+    assert!(measured >= weights && measured <= predicted + term(&estimate, "reserve_bytes"), "{kept}");
+    assert_eq!(term(&estimate, "overhead_bytes"), expected_overhead(&estimate, &kept), "{kept}, {estimate}");
 
     let before = state(&cluster, &model).await.need_bytes;
     kept["devices"]["cpu"]["measured"] = (predicted * 5 / 4).into();
     std::fs::write(&file, kept.to_string()).unwrap();
     assert_exit(&run(&["models", "fit", &model]), 0, &["overhead", "measured: earlier loads on this machine took"]);
     let estimate = fit();
-    let overhead = term(&estimate, "overhead");
+    let overhead = term(&estimate, "overhead_bytes");
     assert_eq!(overhead, expected_overhead(&estimate, &kept), "{kept}, {estimate}");
     assert!(overhead > 10 << 20, "{estimate}");
     assert_exit(&run(&["models", "unload", &model]), 0, &["is unloaded"]);

@@ -1,5 +1,6 @@
 //! NATS permissions: a node or runner may publish and subscribe to its role's subjects only, and the server refuses the
-//! rest. The tests wait for each refusal by its subject, so that none passes because a reply was merely late.
+//! rest. The tests wait for the refusal of each forbidden subject, so that no test passes only because a reply was
+//! late.
 
 use std::time::Duration;
 
@@ -41,8 +42,9 @@ impl Fixture {
     }
 }
 
-/// Subscribes, and waits until the server has processed the subscription: a server handles a connection's messages in
-/// order, so its refusal of a later publish comes after the subscription. (A flush only empties the client's buffer.)
+/// Subscribes, and waits until the server has processed the subscription. For this, the function then publishes to a
+/// forbidden subject and waits for the refusal: a server handles a connection's messages in order. (A flush would only
+/// empty the client's buffer.)
 async fn subscribe(session: &Session, subject: &'static str) -> Subscriber {
     let subscriber = session.client().subscribe(subject).await.unwrap();
     let mut refusals = session.permission_violations();
@@ -190,7 +192,7 @@ async fn connection_without_a_known_key_is_refused_promptly() {
     let mut config = cluster.nats.config("node");
     let own = config.seed_file.take().unwrap();
     let without = bounded("a refusal", Session::connect(&config, identity(), &Timing::default())).await.unwrap_err();
-    assert!(without.to_string().contains("refuses a connection without a key"), "{without}");
+    assert!(without.to_string().contains("requires a key, and none is configured"), "{without}");
 
     let stranger = cluster.dir.path().join("stranger.seed");
     std::fs::write(&stranger, nkeys::KeyPair::new_user().seed().unwrap()).unwrap();

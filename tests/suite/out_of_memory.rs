@@ -31,7 +31,8 @@ fn assert_refused_with_estimate(output: &Output) {
     }
 }
 
-/// Asserts that a task with the small model is refused, and that another task is merged meanwhile.
+/// Asserts that a task with the small model fails because the model does not fit, and that another task is merged
+/// meanwhile.
 async fn assert_other_tasks_continue(cluster: &Cluster) {
     cluster.models.script("alpha", vec![add()]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);

@@ -1,6 +1,6 @@
-//! Tests of Postgres faults while a task runs: all its processes are killed, or frozen, for longer than a lease. Every
-//! test has a dedicated server. No work may be lost or done twice, and no lease may be taken from a holder that is
-//! alive.
+//! Tests of Postgres faults while a task runs: all processes of Postgres are killed and started again later, or they
+//! are frozen for a while. In both cases, Postgres is unavailable for longer than one lease TTL. Every test has a
+//! dedicated server. No work may be lost or done twice, and no lease may be taken from a holder that is alive.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn killed_postgres_costs_no_lease() {
     let (cluster, repo, task) = generating().await;
     cluster.database.server().kill9().await;
     wait::until("the API to report that it is not ready", WAIT_LIMIT, || async {
-        if cluster.client.ready().await.is_err() { Ok(()) } else { Err("still ready".to_owned()) }
+        if cluster.client.check_ready().await.is_err() { Ok(()) } else { Err("still ready".to_owned()) }
     })
     .await;
     let refused = cluster.client.submit(&cluster.spec(&repo), Some("meanwhile")).await;

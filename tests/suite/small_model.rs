@@ -184,8 +184,8 @@ async fn engine_panic_restarts_the_node_and_counts_as_a_job_failure() {
     cluster.finish().await;
 }
 
-/// The revision is placed by the prefix that the node is assumed to have cached since the first iteration, and the node
-/// does have this prefix cached.
+/// When the scheduler places the revision, it counts the beginning of the prompt as cached on the node since the first
+/// iteration. The node does find that beginning in its cache.
 #[tokio::test(flavor = "multi_thread")]
 async fn revision_is_placed_by_its_cached_prefix() {
     let cluster = Cluster::start_with(options(SMALL_MODEL, "openai:scripted/beta")).await;

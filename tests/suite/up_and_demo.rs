@@ -69,7 +69,7 @@ impl TestFolder {
             let token = std::fs::read_to_string(data.join("keys/api.token")).map_err(|e| e.to_string())?;
             let http = cfq_link::outbound::api_client().unwrap();
             let client = Client::new(http, server["url"].as_str().unwrap(), token.trim());
-            client.ready().await.map_err(|e| e.to_string())?;
+            client.check_ready().await.map_err(|e| e.to_string())?;
             Ok(client)
         })
         .await
@@ -252,15 +252,15 @@ async fn background_up_restarts_on_the_same_data() {
     base.assert_no_process_left().await;
 }
 
-/// Tests which models `cfq up` serves if none is configured. This build has no GPU support: that a GPU build fetches a
-/// default model is tested at the command and in default_model.rs.
+/// Tests which models `cfq up` serves if none is configured. The build under test has no GPU support. Other tests cover
+/// the default model of a GPU build: the unit tests in cli/src/commands/models/, and default_model.rs in this folder.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_gpu_is_reported_once_and_background_serves_the_choice() {
     let base = TestFolder::new("");
     let test = "idle_gpu_is_reported_once_and_background_serves_the_choice";
     let Some(gpus) = FakeGpus::install(test, base.path(), &rtx_3060()) else { return };
-    let up = |unbound: &[&str]| {
-        let mut command = base.command("data", &[&["up", "-d", "--bind", "127.0.0.1:0"], unbound].concat());
+    let up = |default_model: &[&str]| {
+        let mut command = base.command("data", &[&["up", "-d", "--bind", "127.0.0.1:0"], default_model].concat());
         command.envs(gpus.environment());
         let output = tokio::task::block_in_place(|| command.output().unwrap());
         assert!(output.status.success(), "{output:?}; {}", tail(&base.path().join("data/log/up.log")));
@@ -277,7 +277,9 @@ async fn idle_gpu_is_reported_once_and_background_serves_the_choice() {
         .await
     };
     let stderr = up(&[]);
-    for word in ["the small default model", "RTX 3060 (12.0 GiB)", "Coder 14B", "for the CPU only", "docs/gpu.md"] {
+    let words =
+        ["the small default model", "RTX 3060 (12.0 GiB)", "Coder 14B", "for the CPU only", "run-on-an-nvidia-gpu.md"];
+    for word in words {
         assert_eq!(stderr.matches(word).count(), 1, "{word} in {stderr}");
     }
     assert!(!stderr.contains("fetching hf:"), "{stderr}");
@@ -290,7 +292,7 @@ async fn idle_gpu_is_reported_once_and_background_serves_the_choice() {
     let model_folder =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference-node/engine/tests/fixtures/models/llama");
     let decided = format!("path:{}", model_folder.join("model.gguf").display());
-    assert!(!up(&["--unbound", &decided]).contains("small"));
+    assert!(!up(&["--default-model", &decided]).contains("small"));
     served(&decided).await;
     let repo = UserRepo::with_uncommitted_changes();
     let submit = ["submit", "Write add(a, b) in add.py", "--language", "python", "--repo"];
@@ -332,7 +334,8 @@ async fn ctrl_c_during_a_model_download_keeps_partial_data() {
     assert!(log.contains("fetched files are kept"), "{log}");
     let listed: serde_json::Value = serde_json::from_str(&base.succeeds("data", &["--json", "models", "ls"])).unwrap();
     let model = listed.as_array().unwrap().iter().find(|m| m["model"] == "hf:maker/tiny:tiny.gguf").unwrap();
-    assert_eq!((model["state"].as_str(), model["have"].as_u64()), (Some("unfinished"), Some(200_000)), "{listed}");
+    let fetched_bytes = model["fetched_bytes"].as_u64();
+    assert_eq!((model["state"].as_str(), fetched_bytes), (Some("unfinished"), Some(200_000)), "{listed}");
     base.assert_no_process_left().await;
 }
 

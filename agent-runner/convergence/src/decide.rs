@@ -1,7 +1,8 @@
 //! Decides after an iteration whether the loop converges, revises or escalates. No other part of cfq makes this
 //! decision.
 //!
-//! The guards are evaluated in this order; the first that holds gives the decision:
+//! The guards are evaluated in this order; the first that holds gives the decision. A window consists of the iterations
+//! since the loop started, or since a human last answered.
 //!
 //! 1. Dangerous output: escalate. It takes precedence over everything else.
 //! 2. Threshold met and no critical defect, on an artifact that is not quarantined: converged. It precedes every limit,
@@ -10,7 +11,7 @@
 //! 4. Oscillation (an earlier iteration of the window has the same content): escalate. It precedes stagnation, because
 //!    it is the more specific reason.
 //! 5. Stagnation (two consecutive reviewed iterations that did not raise the window's best score by two points):
-//!    escalate. The first such iteration still revises.
+//!    escalate. After the first such iteration, the decision is still to revise.
 //! 6. Working time of the window used up: escalate.
 //! 7. Otherwise revise. An artifact that does not parse is revised with the checks' findings, without a review, and
 //!    counts towards the cap. It has no score, so it neither ends nor prolongs a stagnation.
@@ -196,8 +197,8 @@ mod tests {
         }
     }
 
-    /// Adds the iterations, given as (content, quarantine, score), and decides after each one until a decision is not
-    /// `Revise`.
+    /// Records the iterations, given as (content, quarantine, score), one after the other, each with its decision,
+    /// until a decision is not `Revise` or no iteration is left. Returns the records and the last decision.
     fn run(limits: &LoopLimits, iterations: &[(&str, Option<Quarantine>, f64)]) -> (Records, Decided) {
         let mut records = Records::started();
         let mut number = 0;
@@ -348,8 +349,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every run ends within the cap, converges only above the threshold, decides deterministically, and never
-        /// lowers the best score.
+        /// Every run ends within the iteration cap and converges only if the last score is at least the threshold.
+        /// Equal records give equal decisions, and the best score never falls.
         #[test]
         fn every_run_ends_within_its_limits_and_is_replayable(
             made in proptest::collection::vec(any_iteration(), 12..13),

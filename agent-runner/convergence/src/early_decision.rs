@@ -2,10 +2,10 @@
 //! be generated.
 //!
 //! A decision depends only on a review's score and on whether a defect is critical. The decision can therefore change
-//! only at a few scores (the threshold, and the gain that ends a stagnation); in each range of scores between them, all
-//! reviews without a critical defect lead to the same decision. If that decision is to converge, the review may end
-//! early. A revision is never decided early, because the creator needs the rest of the review as feedback. Neither is
-//! an escalation, because a human may answer it with another iteration.
+//! only at two scores: the threshold, and the lowest score that ends a stagnation. In each range of scores between
+//! them, all reviews without a critical defect lead to the same decision. If that decision is to converge, the review
+//! may end early. A revision is never decided early, because the creator needs the rest of the review as feedback.
+//! Neither is an escalation, because a human may answer it with another iteration.
 
 use cfq_proto::loop_step::Decision;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
@@ -93,7 +93,8 @@ mod tests {
     }
 
     proptest! {
-        /// For every history, a review that ends early leads to the decision of the complete review.
+        /// For every history, a review converges exactly if its score is in one of the ranges and it has no critical
+        /// defect. Ending it early therefore does not change the decision.
         #[test]
         fn early_and_complete_review_lead_to_the_same_decision(
             scores in prop::collection::vec(0.0..84.0f64, 0..4),

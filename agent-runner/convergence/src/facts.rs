@@ -22,7 +22,7 @@ pub struct Facts {
     pub best_effort: bool,
     /// The merge intent is recorded: from here on the task ends as merged or accepted, not as cancelled.
     pub merge_intended: bool,
-    /// The pull request was closed unmerged, and the result is delivered as a separate branch.
+    /// The pull request was closed unmerged, so the result can only be delivered as a branch of the user's repository.
     pub pr_closed: bool,
     /// The result is merged into the mirror's main branch.
     pub merged: bool,
@@ -72,8 +72,8 @@ impl Facts {
         }
     }
 
-    /// Whether the hand-off can end: the result is merged and delivered, or a human accepted a best effort that is only
-    /// delivered, or accepted the result as it is.
+    /// Whether the hand-off can end: a human accepted the result of the held hand-off as it is, or the result is
+    /// delivered and is either merged or was accepted by a human as a best effort.
     pub fn can_end_hand_off(self) -> bool {
         self.accepted_as_is || self.delivered && (self.merged || self.best_effort)
     }

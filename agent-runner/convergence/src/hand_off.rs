@@ -24,7 +24,7 @@ pub struct HandOff {
     pub merge_intent: Option<MergeIntent>,
     /// Commit of the mirror's main branch after the merge; `None` before it.
     pub merged: Option<String>,
-    /// Reason why the pull request was closed unmerged; `None` if it was not.
+    /// Reason why the pull request was closed without a merge; `None` unless it was closed in this way.
     pub closed: Option<String>,
     /// Branch and commit in the user's repository that hold the result; `None` before the delivery.
     pub delivered: Option<(String, String)>,

@@ -19,7 +19,7 @@ use crate::transition::{IllegalTransition, transition};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
     /// The loop's rules do not allow the step at its position.
-    #[error("step {seq} does not follow from those before it")]
+    #[error("step {seq} is not valid after the steps before it")]
     Illegal {
         /// Sequence number of the step.
         seq: i32,
@@ -77,7 +77,7 @@ pub struct History {
     pub iterations: Vec<Iteration>,
     /// Index in `iterations` of the current window's first iteration.
     pub window_start: usize,
-    /// Working time of the task at the start of the current window, in ms.
+    /// Working time of the task up to the start of the current window, in ms.
     pub window_active_ms: u64,
     /// Working time of the task up to the last committed step, in ms.
     pub active_ms: u64,

@@ -1,4 +1,5 @@
 //! Limits that end a loop (L2, L3), taken from the loop declaration (the file that configures a loop) and the task.
+//! Some limits apply to each window, that is, to the iterations since the loop started or since a human last answered.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,12 +17,13 @@
 //! |            | resolved: abort, fail               | idle, failed                                 |
 //! | all but idle and failed | cancelled              | idle, unless merge or delivery has begun     |
 //!
-//! An escalated task can be cancelled: a cancel and an abort mean the same. No step leads out of failed: a user's
-//! acknowledgement of the failure (failed -> idle) concerns only the user's session, and the task stays failed.
+//! An escalated task can be cancelled, which has the same effect as an abort. No step leads out of failed: a user's
+//! acknowledgement of the failure (failed -> idle) is not a step, because it concerns only the user's session; the task
+//! stays failed.
 //!
 //! A converged loop never returns to generating or revising. A hand-off that cannot end without a human is held: the
-//! state stays converged until a human accepts the result as it is. Only a result that is both merged and delivered
-//! ends without a human.
+//! state stays converged until a human accepts the result as it is. A hand-off ends without a human only if the result
+//! is both merged and delivered.
 
 use cfq_proto::loop_step::{Decision, EscalationAction, LoopState, Step};
 use cfq_proto::review::Quarantine;
@@ -31,14 +32,14 @@ use crate::facts::Facts;
 
 /// Error: the step is not legal in the loop's current state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a task whose loop is {state} cannot take the step {step}: {why}")]
+#[error("a task whose loop is {state} cannot take the step {step}: {reason}")]
 pub struct IllegalTransition {
     /// State of the loop before the step.
     pub state: LoopState,
     /// Kind of the refused step.
     pub step: &'static str,
     /// Reason in words.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 /// Returns the loop's state once `step` is committed. `facts` are the facts after the steps committed before it.
@@ -46,7 +47,7 @@ pub struct IllegalTransition {
 /// # Errors
 /// [`IllegalTransition`] if the step is not legal in `state` with `facts`.
 pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopState, IllegalTransition> {
-    let refuse = |why| Err(IllegalTransition { state, step: step.kind(), why });
+    let refuse = |reason| Err(IllegalTransition { state, step: step.kind(), reason });
     match state {
         LoopState::Idle => match step {
             Step::Started { .. } => Ok(LoopState::Generating),
@@ -269,9 +270,10 @@ pub(crate) mod tests {
         ]
     }
 
-    /// Rows: [`every_step`]; columns: [`LoopState::ALL`] (idle, generating, reviewing, revising, converged, escalated,
-    /// failed). `.` means refused. Facts: an artifact exists; it is unchecked if the step is a check, and merged and
-    /// delivered if the step ends the hand-off.
+    /// Expected next state for each step of [`every_step`] (rows) in each state of [`LoopState::ALL`] (columns: idle,
+    /// generating, reviewing, revising, converged, escalated, failed). `v` is revising, the other states are given by
+    /// their first letter, and `.` means that the step is refused. The facts of the test: an artifact exists; it is
+    /// unchecked if the step is a check, and merged and delivered if the step ends the hand-off.
     const TABLE: [&str; 24] = [
         "g . . . . . .", // started
         ". g . v . . .", // generated

@@ -92,7 +92,7 @@ pub enum CriticExecution {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct IterationLimits {
-    /// Maximum number of iterations in one window; at least 1.
+    /// Maximum number of iterations in one window (since the loop started or a human last answered); at least 1.
     pub max_cycles: Spanned<u32>,
 }
 
@@ -116,7 +116,7 @@ pub struct Thresholds {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Guards {
-    /// Maximum working time of one window, in minutes.
+    /// Maximum working time of one window (since the loop started or a human last answered), in minutes.
     #[serde(default)]
     pub timeout_minutes: Option<Spanned<f64>>,
     /// Time after which an endpoint that stays down fails the task, in minutes.

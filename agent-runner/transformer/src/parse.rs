@@ -20,8 +20,8 @@ pub fn dual_agent() -> Result<Declaration, DeclarationError> {
 /// Parses and validates the text of a loop declaration. `file` is its name in error messages.
 ///
 /// # Errors
-/// [`DeclarationError::Malformed`] if `text` is not YAML of the format, [`DeclarationError::InvalidValue`] if a value
-/// is out of range or not supported.
+/// [`DeclarationError::Malformed`] if `text` is not YAML or does not have the fields of a loop declaration,
+/// [`DeclarationError::InvalidValue`] if a value is out of range or not supported.
 pub fn parse(file: &str, text: &str) -> Result<Declaration, DeclarationError> {
     let declaration: Declaration =
         serde_saphyr::from_str(text).map_err(|error| DeclarationError::malformed(file, &error))?;

@@ -8,7 +8,7 @@ use crate::{Declaration, dual_agent, parse};
 
 const BUILT_IN: &str = include_str!("dual-agent.yaml");
 
-/// Values of the declaration's fields that users change.
+/// Values for the generated declarations: those fields that users change.
 #[derive(Debug, Clone)]
 struct Fields {
     name: String,
@@ -97,7 +97,8 @@ fn satisfies_the_rules(declaration: &Declaration) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Parses any text: it is accepted and satisfies the rules, or is refused with one line that starts with the file name.
+/// Checks that a text is either accepted and satisfies the rules, or refused with one line that starts with the file
+/// name.
 fn parses_or_refuses(text: &str) -> Result<(), TestCaseError> {
     match parse("x.yaml", text) {
         Ok(declaration) => satisfies_the_rules(&declaration),
@@ -148,7 +149,7 @@ proptest! {
         parses_or_refuses(&text)?;
     }
 
-    /// The built-in file with parts removed, duplicated, or replaced.
+    /// The built-in file with parts removed, duplicated or replaced is accepted or refused; the parser never panics.
     #[test]
     fn damaged_declaration_is_parsed_or_refused(
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..40, "\\PC{0,6}|[0-9eE.+-]{1,8}|\n *", any::<bool>()), 1..6),
@@ -170,7 +171,8 @@ fn built_in_loop_satisfies_the_rules() {
     satisfies_the_rules(&dual_agent().unwrap()).unwrap();
 }
 
-/// Short texts that a parser would expand to much work: multiplying aliases, deep nesting, long values, recursion.
+/// Texts that could cost the parser unbounded work are refused with a short error: aliases that multiply, deep nesting,
+/// a very long value, a value that contains itself.
 #[test]
 fn text_that_expands_without_bound_is_refused() {
     let mut multiplied = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
@@ -188,7 +190,7 @@ fn text_that_expands_without_bound_is_refused() {
     }
 }
 
-/// Values that are not a valid number, in each field that takes one.
+/// Each field that takes a number refuses values that are not a valid number for it.
 #[test]
 fn invalid_numbers_are_refused() {
     for (field, valid, integer) in [

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use cfq_benches::engine::{file_from_arguments, load, median_f64, prompt};
-use cfq_engine::{Ended, Engine, Generation, GenerationEvent, LocalEngine};
+use cfq_engine::{Engine, Generation, GenerationError, GenerationEvent, LocalEngine};
 use cfq_proto::job::{OutputFormat, Sampling};
 
 const ROUNDS: usize = 15;
@@ -32,7 +32,7 @@ async fn bench(engine: &LocalEngine) -> anyhow::Result<()> {
             let longest = waits.iter().copied().fold(0.0, f64::max);
             let (wait, pass) = (median_f64(&mut waits), median_f64(&mut passes));
             println!(
-                "{}, {}: cancelled after {wait:.1} ms (max {longest:.1}); a pass takes {pass:.1} ms, ratio {:.2}",
+                "{}, {}: cancelled after {wait:.1} ms (max {longest:.1}), that is {:.2} passes of {pass:.1} ms",
                 if decoding { "decode" } else { "prefill" },
                 if reading { "streaming" } else { "not streaming" },
                 wait / pass
@@ -77,7 +77,7 @@ async fn cancel(
     loop {
         match generation.next().await {
             GenerationEvent::Step { .. } => {}
-            GenerationEvent::Done(Err(Ended::Cancelled)) => return Ok((began.elapsed(), pass)),
+            GenerationEvent::Done(Err(GenerationError::Cancelled)) => return Ok((began.elapsed(), pass)),
             GenerationEvent::Done(how) => bail!("the sequence ended before the cancel: {how:?}"),
         }
     }

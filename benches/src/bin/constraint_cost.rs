@@ -1,5 +1,5 @@
 //! Cost of constrained decoding: the time spent on the constraint as a share of the decode time, and the time per token
-//! relative to unconstrained decoding in the same run. Measured for a critic's report, for schemas of other shapes, and
+//! relative to unconstrained decoding in the same run. Measured for a critic's review, for schemas of other shapes, and
 //! for a regular expression of two thousand characters.
 //!
 //!     cargo run --release -p cfq-benches --bin constraint_cost -- FILE.gguf --threads 2

@@ -102,7 +102,7 @@ async fn bench(args: Arguments) -> anyhow::Result<()> {
     let [_, one, eight, ..] = ours;
     println!("rate of 8 sequences: {:.2} times that of 1 sequence", eight / one);
     println!(
-        "deterministic: {:.2} of the prefill rate, {:.2} of the decode rate of 8 sequences",
+        "deterministic: {:.2} times the normal prefill rate, {:.2} times the normal decode rate of 8 sequences",
         ours[3] / ours[0],
         ours[4] / eight
     );
@@ -138,7 +138,7 @@ async fn prefill(engine: &LocalEngine, round: usize, deterministic: bool) -> any
     // The prompt begins differently in each round, so that nothing of it is in the prefix cache.
     let text = format!("Round {round} {deterministic}. {}", "The quick brown fox jumps over the lazy dog. ".repeat(48));
     let usage = run(engine, vec![ask(text, 1, deterministic)]).await?;
-    let Some(usage) = usage.first().filter(|u| u.cached_tokens < 64) else { bail!("the prompt was cached") };
+    let Some(usage) = usage.first().filter(|u| u.cached_tokens < 64) else { bail!("the prompt was partly cached") };
     Ok(f64::from(usage.prompt_tokens - usage.cached_tokens) * 1e3 / usage.first_token_ms as f64)
 }
 

@@ -22,9 +22,9 @@ use cfq_memory::Bytes;
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
 
 const TURNS: usize = 6;
-/// Lines of an agent's first prompt.
+/// Number of lines in an agent's first prompt.
 const FIRST_LINES: usize = 62;
-/// Lines that each turn adds to an agent's prompt.
+/// Number of lines that each turn adds to an agent's prompt.
 const LINES_PER_TURN: usize = 2;
 const ANSWER_TOKENS: u32 = 48;
 const HOST_CACHE_BYTES: u64 = 1 << 30;
@@ -95,8 +95,9 @@ async fn bench(file: &Path) -> anyhow::Result<()> {
 
 fn report(name: &str, run: &Run, baseline: &Run, plain: Option<&Run>) {
     let again = |run: &Run| f64::from(run.computed) - f64::from(baseline.computed);
-    let share = plain
-        .map_or_else(String::new, |plain| format!(" ({:.1} % of plain eviction)", again(run) / again(plain) * 100.0));
+    let share = plain.map_or_else(String::new, |plain| {
+        format!(" ({:.1} % of those with plain eviction)", again(run) / again(plain) * 100.0)
+    });
     let same = run.texts.iter().zip(&baseline.texts).filter(|(a, b)| a == b).count();
     let mut first_token_ms = run.first_token_ms.clone();
     first_token_ms.sort_by(f64::total_cmp);

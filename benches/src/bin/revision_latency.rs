@@ -7,7 +7,7 @@
 //! constraint.
 //!
 //!     cargo run --release -p cfq-benches --bin revision_latency -- FILE.gguf --threads 2 --llama-cpp /somewhere/bin/python
-//!     ... --at-least 2.0          exits with 1 if the first variant is not that many times as fast as llama.cpp
+//!     ... --at-least 2.0    exits with 1 if prefix reuse with prompt lookup is below that many times llama.cpp's speed
 #![allow(clippy::print_stdout)]
 
 use std::fmt::Write as _;
@@ -108,7 +108,8 @@ async fn bench(engine: &LocalEngine, mut llama_cpp: Option<LlamaCpp>, at_least: 
     require_ratio(&ratios, at_least)
 }
 
-/// Runs the prompt `content`. The output is constrained to exactly `answer`; if `None`, it is one token.
+/// Runs the prompt `content`. The output is constrained to exactly `answer`; if `answer` is `None`, the output is one
+/// token.
 async fn turn(engine: &LocalEngine, content: &str, answer: Option<String>, lookup: bool) -> anyhow::Result<Usage> {
     let max_tokens = if answer.is_some() { 4096 } else { 1 };
     let format = match &answer {

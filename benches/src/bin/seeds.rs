@@ -1,7 +1,7 @@
 //! Success rate of the configured models on the demo's task, over a number of sampling seeds. "Right" means that the
 //! best artifact parses and defines the named function; it is not executed.
 //!
-//!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin seeds -- REPO 20
+//!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin seeds -- REPO 20    # 20 seeds
 #![allow(clippy::print_stdout)]
 
 use anyhow::Context;

@@ -4,7 +4,7 @@
 //! process grows after the warm-up.
 //!
 //!     cfq up --config two-models.toml    # PID is its process id, by which its child processes are found
-//!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin soak -- REPO PID 60
+//!     CFQ_URL=... CFQ_TOKEN=... cargo run -p cfq-benches --bin soak -- REPO PID 60    # for 60 minutes
 #![allow(clippy::print_stdout)]
 
 use std::collections::BTreeMap;
@@ -23,7 +23,8 @@ use tokio::task::JoinSet;
 const CONCURRENCY: u64 = 5;
 /// Time after which a task that has neither finished nor stopped for a human counts as stuck.
 const TASK_TIMEOUT: Duration = Duration::from_secs(600);
-/// Share of the run that is warm-up. KV pools and the host KV cache fill during the first 20 minutes.
+/// Share of the run that is warm-up: 24 minutes in a run of one hour. KV pools and the host KV cache fill during the
+/// first 20 minutes.
 const WARM_UP_SHARE: f64 = 0.4;
 /// Length of each of the two sampling periods (after the warm-up, and at the end of the run), as a share of the run.
 const SAMPLE_SHARE: f64 = 0.25;
@@ -51,7 +52,7 @@ struct Workload {
 async fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [repo, process, minutes] = &args[..] else {
-        bail!("three arguments: a git repository, the pid of cfq up, minutes")
+        bail!("requires three arguments: a git repository, the process id of `cfq up`, and a number of minutes")
     };
     let copies = std::env::temp_dir().join(format!("cfq-soak-{}", std::process::id()));
     std::fs::create_dir_all(&copies)?;
@@ -188,7 +189,8 @@ fn memory(up: &str) -> anyhow::Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-/// Compares the memory medians after the warm-up and at the end of the run.
+/// Fails if a process's median resident memory at the end of the run exceeds that after the warm-up by more than both
+/// limits.
 fn require_no_growth(samples: &[(Duration, BTreeMap<String, u64>)], duration: Duration) -> anyhow::Result<()> {
     let median = |name: &str, from: f64, to: f64| {
         let inside = samples.iter().filter(|(at, _)| (duration.mul_f64(from)..duration.mul_f64(to)).contains(at));

@@ -56,7 +56,7 @@ async fn prefill(engine: &LocalEngine, text: &str) -> anyhow::Result<(f64, f64)>
         max_tokens: ANSWER_TOKENS,
         deterministic: false,
     };
-    let prompt = Arc::new(engine.plan_prefill(&expected).await.context("the prompt does not fit")?);
+    let prompt = Arc::new(engine.plan_prefill(&expected).await.context("no speculative prefill for the prompt")?);
     let (mut longest, mut total) = (0.0f64, 0.0);
     loop {
         let start = Instant::now();

@@ -1,7 +1,7 @@
 //! Time from the start of `cfq up -d` until the server accepts tasks, first on an empty data folder and then on the
-//! same folder again. The baselines, measured in alternation in the same run, are Postgres and NATS alone, which every
-//! start needs, and `cfq --version`, which is one process. Postgres, NATS and the model are fetched in advance; the
-//! benchmark does not wait for the model to be loaded.
+//! same folder again. The baselines, measured in alternation in the same run, are the start of Postgres and NATS alone,
+//! which every start of cfq includes, and `cfq --version`, the start of a single process. Postgres, NATS and the model
+//! are fetched in advance; the benchmark does not wait for the model to be loaded.
 //!
 //!     cargo run -p cfq-benches --bin start_up -- target/debug/cfq
 #![allow(clippy::print_stdout)]

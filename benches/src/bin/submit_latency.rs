@@ -31,7 +31,7 @@ async fn main() -> anyhow::Result<()> {
             "P3",
         ]))?);
         let start = Instant::now();
-        client.ready().await?;
+        client.check_ready().await?;
         healthy.push(start.elapsed());
         let spec = serde_json::from_value(serde_json::json!({
             "description": format!("bench {run}: do nothing"), "repo": repo, "priority": "P3",

@@ -53,7 +53,7 @@ pub enum ModelsCommand {
     Load {
         /// Model id, as printed by `cfq nodes`
         model: ModelId,
-        /// Node on which the model is loaded; required if several nodes match
+        /// Node on which the model is loaded [default: the only node that lists the model, else the only node]
         #[arg(long)]
         node: Option<NodeId>,
     },
@@ -61,7 +61,7 @@ pub enum ModelsCommand {
     Unload {
         /// Model id, as printed by `cfq nodes`
         model: ModelId,
-        /// Node on which the model is unloaded; required if several nodes match
+        /// Node on which the model is unloaded [default: the only node that lists the model, else the only node]
         #[arg(long)]
         node: Option<NodeId>,
     },

@@ -104,8 +104,8 @@ async fn run_task(
     Ok(detail)
 }
 
-/// Returns the unfinished task of an interrupted demo with the same seed and model. That task continues in any case,
-/// and a second task would only compete with it.
+/// Returns the unfinished task of an interrupted demo with the seed of `args`, and with its model if `args` names one.
+/// That task continues in any case, and a second task would only compete with it.
 async fn find_unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Option<TaskDetail>> {
     for summary in client.tasks(None, 20).await?.tasks.iter().filter(|task| !task.state.is_settled()) {
         let detail = client.task(TaskKey::Id(summary.id)).await?;

@@ -74,11 +74,11 @@ fn check_devices() -> Vec<Check> {
 
 fn check_models(config: &Config, paths: &Paths) -> Vec<Check> {
     // The default model that `cfq up` would choose.
-    let unbound = match default_model::choose(config) {
+    let default_model = match default_model::choose(config) {
         DefaultModel::Curated { entry, .. } => entry.id(),
         DefaultModel::NoCandidate | DefaultModel::UnusedGpu { .. } => None,
     };
-    let config = Config { unbound, ..config.clone() };
+    let config = Config { default_model, ..config.clone() };
     let store = config.store(paths);
     config
         .models()

@@ -18,7 +18,7 @@ pub async fn run(out: Output, command: CliEngineCommand) -> anyhow::Result<Code>
 
 fn render(report: &CheckReport) -> String {
     let name = output::sanitize(&report.name);
-    let device = format!("{}: {name}, copies {} per second", report.device, Bytes(report.bandwidth as u64));
+    let device = format!("{}: {name}, copies memory at {} per second", report.device, Bytes(report.bandwidth as u64));
     let mut parts = vec![device];
     let parity = report.parity.iter().map(|row| {
         let difference = row.failure.clone().unwrap_or_else(|| format!("{:.1e}", row.difference));

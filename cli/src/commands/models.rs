@@ -118,8 +118,10 @@ fn list(models: &[InstalledModel]) -> String {
     }
     let row = |m: &InstalledModel| {
         let state = match &m.state {
-            InstallState::Unfinished { have } => format!("unfinished, {:.0} %", percent(*have, m.bytes)),
-            InstallState::Ready => [("pinned", m.pinned), ("in use", m.in_use)]
+            InstallState::Unfinished { fetched_bytes } => {
+                format!("unfinished, {:.0} %", percent(*fetched_bytes, m.bytes))
+            }
+            InstallState::Complete => [("pinned", m.pinned), ("in use", m.in_use)]
                 .into_iter()
                 .filter_map(|(word, is)| is.then_some(word))
                 .collect::<Vec<_>>()
@@ -149,9 +151,9 @@ fn ago(at: Option<i64>) -> String {
 fn details(m: &InstalledModel) -> String {
     let mut lines = vec![format!("model     {}", m.model), format!("path      {}", m.path.display())];
     match &m.state {
-        InstallState::Ready => lines.push(format!("size      {}", size(m.bytes))),
-        InstallState::Unfinished { have } => {
-            lines.push(format!("unfinished: {} of {}", size(*have), size(m.bytes)));
+        InstallState::Complete => lines.push(format!("size      {}", size(m.bytes))),
+        InstallState::Unfinished { fetched_bytes } => {
+            lines.push(format!("unfinished: {} of {}", size(*fetched_bytes), size(m.bytes)));
             lines.push(format!("resume    cfq models pull {}", m.model));
         }
     }

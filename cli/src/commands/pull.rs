@@ -46,7 +46,8 @@ pub async fn run(
     Ok(Code::Done)
 }
 
-/// Creates a branch in `repo` with the artifact of an iteration, or of the best one if `None`. Idempotent.
+/// Creates a branch in `repo` with the artifact of `iteration`; if `iteration` is `None`, with the best artifact.
+/// Idempotent.
 pub async fn create_branch(
     client: &Client,
     detail: &TaskDetail,

@@ -1,4 +1,5 @@
-//! `cfq serve scheduler|node|runner CONFIG`: runs one process of cfq; `cfq up` starts these with the files it wrote.
+//! `cfq serve scheduler|node|runner CONFIG`: runs one process of cfq. `cfq up` starts each of the three in this way,
+//! with a configuration file that it has written.
 
 use std::path::Path;
 

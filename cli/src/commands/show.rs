@@ -47,7 +47,7 @@ pub fn render(detail: &TaskDetail) -> String {
         push(format!("  pull request {pr}"));
     }
     for iteration in &detail.iterations {
-        iteration_lines(iteration, detail.best_iteration, &mut push);
+        push_iteration_lines(iteration, detail.best_iteration, &mut push);
     }
     for job in &detail.jobs {
         let mut line = format!("  {:5} {} {} attempt {}", job.role, job.model, job.state, job.attempt);
@@ -75,12 +75,12 @@ pub fn render(detail: &TaskDetail) -> String {
         push(line);
     }
     if let Some(escalation) = &detail.escalation {
-        escalation_lines(escalation, s.number.to_string(), &mut push);
+        push_escalation_lines(escalation, s.number.to_string(), &mut push);
     }
     text.trim_end().to_owned()
 }
 
-fn iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
+fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
     let mark = if best == Some(it.iteration) { " (best)" } else { "" };
     push(format!("  iteration {}{mark}: {} by {}", it.iteration, it.paths.join(", "), it.model));
     for finding in &it.findings {
@@ -116,7 +116,7 @@ fn iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(
     }
 }
 
-fn escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
+fn push_escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
     push(format!("  needs a human: {}", escalation.explanation));
     push(format!("  {}", escalation.recommendation));
     for action in &escalation.available_actions {

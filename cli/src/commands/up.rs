@@ -48,7 +48,7 @@ pub async fn run(
     // The signal handlers are installed before readiness is reported, so that from then on a signal stops everything in
     // order.
     let mut signals = Signals::listen().context("cannot listen for signals")?;
-    let Some(config) = prepare::prepare_models(out, paths, config, args.unbound, &mut signals).await else {
+    let Some(config) = prepare::prepare_models(out, paths, config, args.default_model, &mut signals).await else {
         interrupted(out)
     };
     let mut machine = tokio::select! {
@@ -100,7 +100,7 @@ async fn detach(
     let options = StackOptions { services, status, ..StackOptions::default() };
     stack::find_programs(paths, &options).await?;
     let mut signals = Signals::listen().context("cannot listen for signals")?;
-    let Some(config) = prepare::prepare_models(out, paths, config, args.unbound, &mut signals).await else {
+    let Some(config) = prepare::prepare_models(out, paths, config, args.default_model, &mut signals).await else {
         interrupted(out)
     };
 
@@ -122,8 +122,8 @@ async fn detach(
     command.arg("up");
     // The default model is chosen once, here: the background process could choose another model, and would fetch that
     // model without visible progress.
-    if let Some(model) = config.unbound_model() {
-        command.arg("--unbound").arg(model.as_str());
+    if let Some(model) = config.default_model() {
+        command.arg("--default-model").arg(model.as_str());
     }
     if let Some(bind) = args.bind {
         command.arg("--bind").arg(bind.to_string());

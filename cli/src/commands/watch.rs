@@ -21,7 +21,7 @@ use crate::output::{self, Output};
 
 /// Time without a connection after which watching ends with an error.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time without events after which the reason why a call is still queued is requested from the server.
+/// Time without events after which the server is asked why a call is still queued.
 const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 
 /// Runs [`follow`] until the task finishes or waits for a human, or until a signal ends the watch. The signal does not
@@ -157,7 +157,7 @@ impl WatchView {
             }
             return;
         }
-        let (separator, new) = self.printed.new_text(tokens);
+        let (separator, new) = self.printed.take_new_text(tokens);
         if !separator.is_empty() && self.screen.is_in_text() {
             self.screen.append_text(tokens.role, separator);
         }
@@ -195,9 +195,9 @@ struct PrintedText {
 }
 
 impl PrintedText {
-    /// Returns the part of the frame that was not printed yet, and a separator to print before it if text is missing
-    /// between the printed text and this part.
-    fn new_text<'a>(&mut self, tokens: &'a TokensData) -> (&'static str, &'a str) {
+    /// Returns the part of the frame that was not printed yet, and a separator to print before it: a note that text is
+    /// missing, or that a new attempt generates different text, else empty.
+    fn take_new_text<'a>(&mut self, tokens: &'a TokensData) -> (&'static str, &'a str) {
         let new = tokens.text.as_str();
         if self.job != Some(tokens.job) {
             *self = Self { job: Some(tokens.job), from: tokens.offset, text: new.to_owned() };
@@ -256,13 +256,13 @@ pub fn describe(body: &EventBody) -> Option<String> {
                 )
             }),
             JobState::Failed | JobState::Dead | JobState::Cancelled => {
-                let why = failure.as_ref().map_or_else(|| reason.clone(), ToString::to_string);
-                Some(format!("{role} {state}: {why}"))
+                let reason = failure.as_ref().map_or_else(|| reason.clone(), ToString::to_string);
+                Some(format!("{role} {state}: {reason}"))
             }
         },
         EventBody::QuestionOpened { text, .. } => Some(format!("question: {text}")),
         EventBody::QuestionAnswered { answer, by, .. } => Some(format!("answered by {by}: {answer}")),
-        EventBody::RunnerChanged { runner, what, .. } => Some(format!("{what} ({runner})")),
+        EventBody::RunnerChanged { runner, change, .. } => Some(format!("{change} ({runner})")),
     }
 }
 
@@ -335,7 +335,7 @@ mod tests {
         ]
         .into();
         for (tokens, want) in &seen {
-            assert_eq!(printed.new_text(tokens), *want, "{tokens:?}");
+            assert_eq!(printed.take_new_text(tokens), *want, "{tokens:?}");
         }
     }
 }

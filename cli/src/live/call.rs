@@ -1,8 +1,8 @@
 //! The state of one model call, from the queue to its last token.
 //!
-//! Frames carry text, not tokens. While a model generates, the number of tokens is estimated from bytes, as the
-//! scheduler does it, with the ratio measured in this model's finished calls. Estimates are marked with `~`; the exact
-//! numbers are known when the call has finished.
+//! Frames carry text, not tokens. While a model generates, the number of tokens is estimated: the number of bytes,
+//! divided by the bytes per token of this model's finished calls. Estimates are marked with `~`; the exact numbers are
+//! known when the call has finished.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub enum Phase {
     Decode {
         /// Bytes generated so far.
         bytes: u64,
-        /// Time of the first frame.
+        /// Time at which the first frame arrived, counted from the start of the watch.
         since: Duration,
         /// Bytes generated up to and including the first frame.
         before: u64,

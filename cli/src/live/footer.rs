@@ -19,8 +19,8 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// Creates the terminal's footer; `None` unless both stderr and stdout are terminals. If stdout is a pipe, the
-    /// program behind it (`tee`) may write to the same terminal.
+    /// Creates the terminal's footer; `None` unless both stderr and stdout are terminals that can redraw rows: a
+    /// program behind a pipe (`tee`) may write stdout to the same terminal, and its lines would mix with the footer.
     pub fn of_terminal() -> Option<Self> {
         let term = Term::buffered_stderr();
         let fits = term.is_term() && std::io::stdout().is_terminal() && !console::is_dumb();

@@ -23,7 +23,7 @@ use wrap::WrappedText;
 const SPINNER: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];
 /// Redraw interval of the footer, for the spinner and the elapsed seconds.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
-/// Prefix of every row of a model's text after the first.
+/// Prefix of the rows of a model's text, except the first row.
 const INDENT: &str = "        | ";
 
 pub struct Screen {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use cfq_proto::blob::Payload;
-use cfq_proto::event::{Event, EventBody};
+use cfq_proto::event::{Event, EventBody, RunnerChange};
 use cfq_proto::http::{JobSummary, TokensData};
 use cfq_proto::ids::TaskNumber;
 use cfq_proto::job::JobState;
@@ -21,7 +21,8 @@ use crate::output;
 #[derive(Debug, Default)]
 pub struct TaskProgress {
     pub number: Option<TaskNumber>,
-    /// Maximum number of iterations in one budget; a resolved escalation grants another budget.
+    /// The task's budget: the maximum number of iterations. If a human resolves an escalation with another model or
+    /// with constraints, the task gets the same number again.
     max_iterations: u32,
     /// Number of iterations that have an artifact.
     completed: u32,
@@ -87,10 +88,12 @@ impl TaskProgress {
                 self.call = Some(ModelCall { job: *job, role: *role, model: model.clone(), phase });
                 self.activity = Activity::Calling;
             }
-            EventBody::RunnerChanged { what, .. } if what.starts_with("lost") => {
-                self.activity = Activity::Named("waiting for a runner");
+            EventBody::RunnerChanged { change, .. } => {
+                self.activity = Activity::Named(match change {
+                    RunnerChange::Granted => "preparing",
+                    RunnerChange::Lost { .. } => "waiting for a runner",
+                });
             }
-            EventBody::RunnerChanged { .. } => self.activity = Activity::Named("preparing"),
             EventBody::TaskStateChanged { .. }
             | EventBody::QuestionOpened { .. }
             | EventBody::QuestionAnswered { .. } => {}
@@ -292,8 +295,8 @@ mod tests {
         assert!(p.status_line(at(2.0), 100).contains("~1 token "), "{}", p.status_line(at(2.0), 100));
         p.on_tokens(&tokens(Agent::Beta, 0, "abcdefghabcdefgh"), at(3.0));
         assert!(p.status_line(at(3.0), 100).contains("alpha"), "{}", p.status_line(at(3.0), 100));
-        let taken = json!({ "type": "runner_changed", "runner": "r", "attempt": 2, "what": "took the task" });
-        p.on_event(&event(taken));
+        let granted = json!({ "type": "granted" });
+        p.on_event(&event(json!({ "type": "runner_changed", "runner": "r", "attempt": 2, "change": granted })));
         assert!(p.status_line(at(3.0), 100).contains("preparing"), "{}", p.status_line(at(3.0), 100));
         p.on_tokens(&tokens(Agent::Alpha, 4, "more"), at(3.5));
         assert!(p.status_line(at(3.5), 100).contains("generating ~2 tokens"), "the call continues without its runner");

@@ -11,8 +11,9 @@ use super::PostgresError;
 use crate::files;
 use crate::paths::Paths;
 
-/// Longest path of the folder, in bytes: a socket's path has 104 bytes on macOS with the terminating zero (108 on
-/// Linux), less 19 for `/.s.PGSQL.5432.lock`, which is longer than the socket's own name and created next to it.
+/// Longest path of the folder, in bytes: a socket's path may have at most 104 bytes on macOS (108 on Linux), including
+/// the terminating zero. Of these, 19 are for `/.s.PGSQL.5432.lock`, the longest name that Postgres creates in the
+/// folder.
 const MAX_FOLDER_BYTES: usize = 104 - 1 - 19;
 
 /// The path of the socket folder. Creates nothing.

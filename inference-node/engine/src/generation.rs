@@ -20,12 +20,12 @@ pub enum GenerationEvent {
         tokens: Vec<u32>,
     },
     /// The generation ended. If it succeeded, the completion contains the whole text.
-    Done(Result<Completion, Ended>),
+    Done(Result<Completion, GenerationError>),
 }
 
 /// Why a generation ended without a completion.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Ended {
+pub enum GenerationError {
     /// The reader cancelled the generation or was dropped.
     #[error("cancelled")]
     Cancelled,
@@ -40,7 +40,7 @@ struct Unread {
     text: String,
     tokens: Vec<u32>,
     stepped: bool,
-    done: Option<Result<Completion, Ended>>,
+    done: Option<Result<Completion, GenerationError>>,
 }
 
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl Generation {
         (Outbox { mailbox: mailbox.clone(), ended: false }, Self { mailbox })
     }
 
-    /// Waits for the next event. After [`GenerationEvent::Done`] it never completes.
+    /// Waits for the next event. A call after [`GenerationEvent::Done`] never completes.
     pub async fn next(&mut self) -> GenerationEvent {
         loop {
             {
@@ -94,7 +94,8 @@ impl Generation {
         }
     }
 
-    /// Asks the engine to stop. The engine stops within one step, and the generation ends with [`Ended::Cancelled`].
+    /// Asks the engine to stop. The engine stops within one step, and the generation ends with
+    /// [`GenerationError::Cancelled`].
     pub fn cancel(&self) {
         self.mailbox.is_cancelled.store(true, Ordering::SeqCst);
         self.mailbox.cancelled.notify_one();
@@ -116,12 +117,12 @@ pub struct Outbox {
 
 impl Outbox {
     /// Reports a step with final `text`, which may be empty.
-    pub fn step(&self, text: &str) {
-        self.step_tokens(text, &[]);
+    pub fn report_step(&self, text: &str) {
+        self.report_step_with_tokens(text, &[]);
     }
 
     /// Reports a step with final `text` and the ids of its tokens.
-    pub fn step_tokens(&self, text: &str, tokens: &[u32]) {
+    pub fn report_step_with_tokens(&self, text: &str, tokens: &[u32]) {
         let mut unread = self.mailbox.unread();
         unread.text.push_str(text);
         unread.tokens.extend_from_slice(tokens);
@@ -131,11 +132,11 @@ impl Outbox {
     }
 
     /// Ends the generation.
-    pub fn end(mut self, result: Result<Completion, Ended>) {
+    pub fn end(mut self, result: Result<Completion, GenerationError>) {
         self.set_done(result);
     }
 
-    fn set_done(&mut self, result: Result<Completion, Ended>) {
+    fn set_done(&mut self, result: Result<Completion, GenerationError>) {
         self.ended = true;
         self.mailbox.unread().done = Some(result);
         self.mailbox.changed.notify_one();
@@ -158,7 +159,7 @@ impl Drop for Outbox {
     fn drop(&mut self) {
         if !self.ended {
             let reason = "the engine stopped in the middle of the generation".to_owned();
-            self.set_done(Err(Ended::Failed(JobFailure::Engine { reason })));
+            self.set_done(Err(GenerationError::Failed(JobFailure::Engine { reason })));
         }
     }
 }
@@ -170,18 +171,19 @@ mod tests {
     #[tokio::test]
     async fn unread_steps_are_merged_and_the_end_comes_last() {
         let (outbox, mut reader) = Generation::channel();
-        outbox.step("a");
-        outbox.step("b");
-        outbox.end(Err(Ended::Cancelled));
+        outbox.report_step("a");
+        outbox.report_step("b");
+        outbox.end(Err(GenerationError::Cancelled));
         assert_eq!(reader.next().await, GenerationEvent::Step { text: "ab".into(), tokens: vec![] });
-        assert_eq!(reader.next().await, GenerationEvent::Done(Err(Ended::Cancelled)));
+        assert_eq!(reader.next().await, GenerationEvent::Done(Err(GenerationError::Cancelled)));
     }
 
     #[tokio::test]
     async fn dropped_outbox_is_a_failure_and_dropped_reader_a_cancellation() {
         let (outbox, mut reader) = Generation::channel();
         drop(outbox);
-        assert!(matches!(reader.next().await, GenerationEvent::Done(Err(Ended::Failed(JobFailure::Engine { .. })))));
+        let event = reader.next().await;
+        assert!(matches!(event, GenerationEvent::Done(Err(GenerationError::Failed(JobFailure::Engine { .. })))));
         let (outbox, reader) = Generation::channel();
         assert!(!outbox.is_cancelled());
         drop(reader);

@@ -56,9 +56,9 @@ pub use cfq_proto::job::{
 };
 pub use cfq_proto::model::ModelId;
 pub use cfq_proto::node::ModelState;
-pub use engine::{Admitted, Engine, ExpectedPrompt, Refused};
+pub use engine::{AdmitError, Admitted, Engine, ExpectedPrompt};
 pub use engine_failure::EngineFailure;
-pub use generation::{Ended, Generation, GenerationEvent, Outbox};
+pub use generation::{Generation, GenerationError, GenerationEvent, Outbox};
 pub use kv::{HostKvCache, KvOffloadFormat};
 pub use load_error::{EngineLimits, LoadError};
 pub use local_engine::LocalEngine;

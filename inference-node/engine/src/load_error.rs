@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cfq_memory::{DoesNotFit, MemoryEstimate};
 
-use crate::backend::cuda::NoGpuLayout;
+use crate::backend::cuda::DoesNotFitGpus;
 use crate::model::gguf::HeaderError;
 
 /// Limits of the memory and the batch size of one model.
@@ -47,13 +47,13 @@ pub enum LoadError {
     },
     /// No assignment of layers to GPUs fits.
     #[error("{path} does not fit on {gpus}: it {source}")]
-    NoGpuLayout {
+    DoesNotFitGpus {
         /// Path of the model's file or folder.
         path: PathBuf,
         /// The GPUs, for example `cuda:0,cuda:1`.
         gpus: String,
         /// The estimate, term by term, and the available memory.
-        source: Box<NoGpuLayout>,
+        source: Box<DoesNotFitGpus>,
     },
     /// The estimate fitted, but the GPU's memory ran out during the load.
     #[error("out of GPU memory while loading {path} on {gpus}, although the estimate fitted ({estimate})")]

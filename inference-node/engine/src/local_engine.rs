@@ -16,14 +16,13 @@ use crate::backend::cpu::model::CpuModel;
 use crate::backend::cuda::{CudaModel, GpuAllocation};
 use crate::backend::forward::ForwardModel;
 use crate::batch::admission::{Admission, EngineStats, StateChanged};
-use crate::batch::batcher::{Batcher, StepHook};
+use crate::batch::batcher::{Batcher, EngineCommand, StepHook};
 use crate::batch::calibration;
-use crate::batch::command::EngineCommand;
 use crate::batch::prepare::{PreparedPrompt, prepare, stable_prefix};
 use crate::batch::resume::{ResumeConflict, ResumeError};
 use crate::batch::sequence::SequenceRequest;
 use crate::batch::speculative_prefill::{ChunkSlot, PrefillChunk, PrefillProgress, SpeculativePrompt};
-use crate::engine::{Admitted, Engine, ExpectedPrompt, Refused};
+use crate::engine::{AdmitError, Admitted, Engine, ExpectedPrompt};
 use crate::engine_failure::EngineFailure;
 use crate::generation::Generation;
 use crate::kv::{KV_BLOCK_TOKENS, KvOffload, KvPool};
@@ -82,7 +81,8 @@ impl IntoCachedWeights for CandleModel {
 pub struct EngineParts {
     pub model: ModelId,
     pub placement: DevicePlacement,
-    /// Terms of the memory estimate; `None` if the weights of this backend cannot be cached.
+    /// Terms of the memory estimate, which a start from cached weights needs; `None` if this backend's weights cannot
+    /// be cached.
     pub plan: Option<MemoryPlan>,
     /// Longest sequence, in tokens.
     pub context: u64,
@@ -218,7 +218,7 @@ impl LocalEngine {
         &self.parts.vocabulary
     }
 
-    async fn prepare(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<PreparedPrompt, Refused> {
+    async fn prepare(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<PreparedPrompt, AdmitError> {
         let EngineParts { template, vocabulary, grammars, .. } = &self.parts;
         let (template, vocabulary, grammars) = (template.clone(), vocabulary.clone(), grammars.clone());
         let prepared =
@@ -226,34 +226,34 @@ impl LocalEngine {
         let prepared = prepared.unwrap_or_else(|panic| {
             Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
         });
-        prepared.map_err(Refused::Failed)
+        prepared.map_err(AdmitError::Failed)
     }
 
-    async fn admit_prepared(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<Admitted, Refused> {
+    async fn admit_prepared(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<Admitted, AdmitError> {
         let PreparedPrompt { init, lookup, bytes, sampling } = self.prepare(prompt, generated).await?;
         if sampling.deterministic && !self.parts.rewinds {
             let reason = format!("{} runs in candle-transformers, which has no deterministic output", self.parts.model);
-            return Err(Refused::Never { reason });
+            return Err(AdmitError::Never { reason });
         }
         self.parts.stats.record_tokenized(init.prompt_len, bytes);
         let (prompt, resumed) = (init.prompt_len as u64, init.resumed_tokens() as u64);
         let count = prompt + resumed;
         if count + 1 > self.parts.context {
-            return Err(Refused::Failed(JobFailure::TooLong { need: count + 1, have: self.parts.context }));
+            return Err(AdmitError::Failed(JobFailure::TooLong { need: count + 1, have: self.parts.context }));
         }
         let capacity = self.admission.capacity();
         if count + 1 > capacity && prompt < capacity {
             // The prompt fits but not the prompt with its delivered tokens: they were generated with a larger KV pool.
             let error = ResumeError::Conflict { tokens: resumed as usize, conflict: ResumeConflict::PoolTooSmall };
-            return Err(Refused::Failed(JobFailure::Engine { reason: error.to_string() }));
+            return Err(AdmitError::Failed(JobFailure::Engine { reason: error.to_string() }));
         }
         if count + 1 > capacity {
             let estimate = &self.estimate;
             let reason = format!("the prompt has {count} tokens, but the KV pool holds only {capacity}: {estimate}");
-            return Err(Refused::Never { reason });
+            return Err(AdmitError::Never { reason });
         }
         if self.parts.stats.snapshot().failure.is_some() {
-            return Err(Refused::NotNow { need: Some(count + 1), have: 0 });
+            return Err(AdmitError::NotNow { need: Some(count + 1), have: 0 });
         }
         let requested = (prompt + u64::from(sampling.max_tokens.max(1))).min(self.parts.context);
         let max_len = requested.min(capacity);
@@ -264,7 +264,7 @@ impl LocalEngine {
         let permit = self
             .admission
             .reserve(expected)
-            .map_err(|full| Refused::NotNow { need: Some(full.requested), have: full.free })?;
+            .map_err(|full| AdmitError::NotNow { need: Some(full.requested), have: full.free })?;
         let commands = self.commands.clone();
         Ok(Admitted::new(move || {
             let (outbox, reader) = Generation::channel();
@@ -341,7 +341,7 @@ impl Engine for LocalEngine {
         Some(self.parts.vocabulary.fingerprint())
     }
 
-    fn admit_resumed(&self, prompt: Prompt, generated: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, Refused>> {
+    fn admit_resumed(&self, prompt: Prompt, generated: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
         self.admit_prepared(prompt, generated).boxed()
     }
 

@@ -21,7 +21,7 @@ use crate::model::tokenizer::vocabulary_size;
 const KV_ELEMENT_BYTES: u64 = 4;
 /// Reserve for everything in the process that the estimate does not itemize, in bytes: the async runtime, message
 /// buffers, the chat template, the tables of constrained decoding, and the attention scores of each thread.
-const RESERVE_BYTES: u64 = 256 << 20;
+const HOST_RESERVE_BYTES: u64 = 256 << 20;
 
 /// Estimates the memory of a model on the CPU from its header. `overhead_per_mille` is the measured overhead of earlier
 /// loads, in per mille of the prediction.
@@ -112,7 +112,7 @@ impl MemoryPlan {
             tables: vocabulary_size(file)?.bytes().saturating_add(model.rope_table_bytes()),
             kv_per_token: model.shape.kv_per_token(KV_ELEMENT_BYTES),
             activations: model.activation_bytes(MAX_PREFILL_ROWS as u64),
-            reserve: RESERVE_BYTES,
+            reserve: HOST_RESERVE_BYTES,
         };
         Ok(Self { path: file.path().to_owned(), context: model.shape.context, terms, single_sequence: true })
     }
@@ -158,7 +158,7 @@ fn terms(file: &ModelFile, architecture: &Architecture, sequences: u32) -> Resul
         tables: vector_bytes(file).saturating_add(vocabulary_size(file)?.bytes()),
         kv_per_token: padded.kv_per_token(KV_ELEMENT_BYTES),
         activations: activation_shape(architecture).activations(rows, scored),
-        reserve: RESERVE_BYTES,
+        reserve: HOST_RESERVE_BYTES,
     })
 }
 

@@ -41,7 +41,7 @@ impl<M: ForwardModel> LoadModel<M> {
 #[derive(serde::Deserialize)]
 pub struct Case {
     pub text: String,
-    /// The text rendered in the model's chat template; `None` if that equals the text.
+    /// `text` rendered in the model's chat template; `None` if `text` itself is the prompt.
     pub prompt: Option<String>,
     pub ids: Vec<u32>,
     pub logits: Vec<f32>,
@@ -205,8 +205,9 @@ pub fn assert_greedy_text_matches<M: ForwardModel>(loader: &LoadModel<M>) {
     }
 }
 
-/// Asserts that the logits are bit-identical for every batch and chunk size. Called with `batch_invariant` false for
-/// backends whose kernels are always batch-invariant.
+/// Asserts that the logits are bit-identical for every batch and chunk size. `batch_invariant`: whether to request
+/// batch-invariant kernels. False for a backend whose kernels are all batch-invariant, so that there is nothing to
+/// request.
 pub fn assert_batch_invariant<M: ForwardModel>(loader: &LoadModel<M>, batch_invariant: bool) {
     for (path, cases) in files() {
         let model = (loader.load)(&path);

@@ -66,8 +66,8 @@ impl CachedWeights {
 }
 
 impl LocalEngine {
-    /// Stops the engine after its last sequence and returns its weights; `None` if the engine failed or its weights
-    /// cannot be cached (on a GPU).
+    /// Stops the engine after its last sequence and returns its weights; `None` if the engine failed, or if its weights
+    /// cannot be cached (on a GPU, or run by candle-transformers).
     pub fn into_cached_weights(self) -> Option<CachedWeights> {
         let (parts, weights) = self.shut_down();
         let (weights, plan) = (weights?, parts.plan.clone()?);

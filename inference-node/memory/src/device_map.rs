@@ -1,9 +1,9 @@
 //! Device map: which layers of a model run on which GPU, for GPUs of different size and speed.
 //!
 //! A token passes through all layers one after another, so the time of a forward pass is the sum of the times of all
-//! GPUs. Therefore each layer is placed on the fastest GPU with free memory, and slower GPUs get only the remaining
-//! layers. GPUs are therefore filled in the order of their bandwidth. As few GPUs are used as a sufficient KV pool
-//! permits, because every boundary between GPUs costs a copy.
+//! GPUs. Therefore GPUs are filled in the order of their bandwidth: each layer is placed on the fastest GPU with free
+//! memory, and slower GPUs get only the remaining layers. No more GPUs are used than a sufficient KV pool needs,
+//! because every boundary between GPUs costs a copy.
 //!
 //! Invariants, tested below: no GPU gets more than its free memory; the layer ranges are contiguous, in order, and
 //! cover every layer once; the KV pool is the largest that fits the chosen GPUs.
@@ -17,19 +17,19 @@ use crate::memory_estimate::MAX_OVERHEAD_PER_MILLE;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GpuCapacity {
     /// Bytes of memory that the model may use.
-    pub free: u64,
+    pub free_bytes: u64,
     /// Memory bandwidth, in any unit; it is only compared between the GPUs of one call.
     pub bandwidth: f64,
-    /// Measured overhead of earlier loads on this GPU, in per mille of the weights; values above
-    /// [`MAX_OVERHEAD_PER_MILLE`] are treated as that.
+    /// Measured overhead of earlier loads on this GPU, in per mille of the weights; a value above
+    /// [`MAX_OVERHEAD_PER_MILLE`] counts as [`MAX_OVERHEAD_PER_MILLE`].
     pub overhead_per_mille: u64,
 }
 
 impl GpuCapacity {
-    /// Measured overhead of `weights` bytes of weights, in bytes.
-    fn overhead(&self, weights: u64) -> u64 {
-        let overhead = u128::from(weights) * u128::from(self.overhead_per_mille.min(MAX_OVERHEAD_PER_MILLE)) / 1000;
-        u64::try_from(overhead).unwrap_or(u64::MAX)
+    /// Measured overhead of `weight_bytes` bytes of weights, in bytes.
+    fn overhead_bytes(&self, weight_bytes: u64) -> u64 {
+        let per_mille = self.overhead_per_mille.min(MAX_OVERHEAD_PER_MILLE);
+        u64::try_from(u128::from(weight_bytes) * u128::from(per_mille) / 1000).unwrap_or(u64::MAX)
     }
 }
 
@@ -37,15 +37,15 @@ impl GpuCapacity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerStack {
     /// Size of each layer's weights.
-    pub layers: Vec<u64>,
+    pub layer_bytes: Vec<u64>,
     /// Size of the embedding matrix, which is on the GPU of the first layer.
-    pub embedding: u64,
+    pub embedding_bytes: u64,
     /// Size of the output matrix, which is on the GPU of the last layer.
-    pub output: u64,
+    pub output_bytes: u64,
     /// Size of scratch memory and reserve on each GPU that is used.
-    pub per_gpu: u64,
+    pub bytes_per_gpu: u64,
     /// Size of the keys and values of one token in one layer.
-    pub kv_per_token_layer: u64,
+    pub kv_bytes_per_token_layer: u64,
 }
 
 /// The layers of one GPU.
@@ -56,11 +56,11 @@ pub struct GpuShare {
     /// Range of layers on this GPU.
     pub layers: Range<usize>,
     /// Bytes of the weights on this GPU.
-    pub weights: u64,
+    pub weight_bytes: u64,
     /// Measured overhead of these weights, in bytes.
-    pub overhead: u64,
+    pub overhead_bytes: u64,
     /// Bytes used in total, including the KV pool.
-    pub bytes: u64,
+    pub total_bytes: u64,
 }
 
 /// A distribution of all layers over GPUs.
@@ -76,22 +76,22 @@ pub struct DeviceMap {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "needs {} for its layers, {} for embedding and output, {} of scratch memory and reserve on each GPU, and {} for a \
-     KV pool of {tokens} tokens; the GPUs have {}",
-    Bytes(*layers), Bytes(*ends), Bytes(*per_gpu), Bytes(*kv), list(free)
+     KV pool of {kv_tokens} tokens; the GPUs have {}",
+    Bytes(*layer_bytes), Bytes(*end_bytes), Bytes(*bytes_per_gpu), Bytes(*kv_bytes), list(free_bytes)
 )]
 pub struct NoDeviceMap {
     /// Size of the weights of all layers.
-    pub layers: u64,
+    pub layer_bytes: u64,
     /// Size of embedding and output matrix together.
-    pub ends: u64,
+    pub end_bytes: u64,
     /// Size of scratch memory and reserve on each GPU.
-    pub per_gpu: u64,
+    pub bytes_per_gpu: u64,
     /// Size of the smallest useful KV pool, in bytes.
-    pub kv: u64,
+    pub kv_bytes: u64,
     /// Size of the smallest useful KV pool, in tokens.
-    pub tokens: u64,
+    pub kv_tokens: u64,
     /// Free memory of each GPU.
-    pub free: Vec<u64>,
+    pub free_bytes: Vec<u64>,
 }
 
 fn list(free: &[u64]) -> String {
@@ -99,9 +99,9 @@ fn list(free: &[u64]) -> String {
     if sizes.is_empty() { "nothing".to_owned() } else { sizes.join(" and ") }
 }
 
-/// Plans a device map, and the largest KV pool within the range `tokens` that fits it. Uses the fastest single GPU if
-/// one gives a pool of at least `sufficient_tokens`, otherwise the smallest number of the fastest GPUs that together
-/// give such a pool, otherwise the GPUs that give the largest pool.
+/// Plans a device map with a KV pool that is as large as possible within the range `tokens`. Uses the fastest of the
+/// GPUs that alone give a pool of at least `sufficient_tokens`; if no GPU does, the smallest number of the fastest GPUs
+/// that together give such a pool; otherwise the GPUs that give the largest pool.
 ///
 /// # Errors
 /// [`NoDeviceMap`] if the model with the smallest pool of `tokens` does not fit on all GPUs together.
@@ -114,7 +114,7 @@ pub fn plan_device_map(
     let mut order: Vec<usize> = (0..gpus.len()).collect();
     order.sort_by(|a, b| {
         let (a, b) = (&gpus[*a], &gpus[*b]);
-        b.bandwidth.total_cmp(&a.bandwidth).then(b.free.cmp(&a.free))
+        b.bandwidth.total_cmp(&a.bandwidth).then(b.free_bytes.cmp(&a.free_bytes))
     });
     let alone = order.iter().map(std::slice::from_ref);
     let together = (2..=order.len()).map(|count| &order[..count]);
@@ -131,14 +131,14 @@ pub fn plan_device_map(
     }
     best.ok_or_else(|| {
         let sum = |values: &[u64]| values.iter().fold(0u64, |all, bytes| all.saturating_add(*bytes));
-        let kv_per_token = stack.kv_per_token_layer.saturating_mul(stack.layers.len() as u64);
+        let kv_per_token = stack.kv_bytes_per_token_layer.saturating_mul(stack.layer_bytes.len() as u64);
         NoDeviceMap {
-            layers: sum(&stack.layers),
-            ends: stack.embedding.saturating_add(stack.output),
-            per_gpu: stack.per_gpu,
-            kv: kv_per_token.saturating_mul(*tokens.start()),
-            tokens: *tokens.start(),
-            free: gpus.iter().map(|gpu| gpu.free).collect(),
+            layer_bytes: sum(&stack.layer_bytes),
+            end_bytes: stack.embedding_bytes.saturating_add(stack.output_bytes),
+            bytes_per_gpu: stack.bytes_per_gpu,
+            kv_bytes: kv_per_token.saturating_mul(*tokens.start()),
+            kv_tokens: *tokens.start(),
+            free_bytes: gpus.iter().map(|gpu| gpu.free_bytes).collect(),
         }
     })
 }
@@ -169,30 +169,33 @@ fn largest_pool(
 
 /// Assigns to each GPU in turn as many of the remaining layers as fit. `None` if layers are left over.
 fn fill(stack: &LayerStack, gpus: &[GpuCapacity], order: &[usize], tokens: u64) -> Option<Vec<GpuShare>> {
-    let layer_kv = stack.kv_per_token_layer.checked_mul(tokens)?;
-    let count = stack.layers.len();
+    let layer_kv = stack.kv_bytes_per_token_layer.checked_mul(tokens)?;
+    let count = stack.layer_bytes.len();
     let mut shares = Vec::new();
     let mut next = 0;
     for index in order {
         let (gpu, capacity) = (*index, &gpus[*index]);
-        let mut share = GpuShare { gpu, layers: next..next, weights: 0, overhead: 0, bytes: stack.per_gpu };
+        let mut share =
+            GpuShare { gpu, layers: next..next, weight_bytes: 0, overhead_bytes: 0, total_bytes: stack.bytes_per_gpu };
         let mut kv = 0u64;
         while next < count {
-            let mut weights = share.weights.checked_add(stack.layers[next])?;
+            let mut weight_bytes = share.weight_bytes.checked_add(stack.layer_bytes[next])?;
             if next == 0 {
-                weights = weights.checked_add(stack.embedding)?;
+                weight_bytes = weight_bytes.checked_add(stack.embedding_bytes)?;
             }
             if next + 1 == count {
-                weights = weights.checked_add(stack.output)?;
+                weight_bytes = weight_bytes.checked_add(stack.output_bytes)?;
             }
             kv = kv.checked_add(layer_kv)?;
-            let overhead = capacity.overhead(weights);
-            let bytes = stack.per_gpu.checked_add(weights)?.checked_add(overhead)?.checked_add(kv)?;
-            if bytes > capacity.free {
+            let overhead_bytes = capacity.overhead_bytes(weight_bytes);
+            let reserved = stack.bytes_per_gpu.checked_add(kv)?;
+            let total_bytes = reserved.checked_add(weight_bytes)?.checked_add(overhead_bytes)?;
+            if total_bytes > capacity.free_bytes {
                 break;
             }
             next += 1;
-            share = GpuShare { layers: share.layers.start..next, weights, overhead, bytes, ..share };
+            let layers = share.layers.start..next;
+            share = GpuShare { gpu, layers, weight_bytes, overhead_bytes, total_bytes };
         }
         if !share.layers.is_empty() {
             shares.push(share);
@@ -210,16 +213,16 @@ mod tests {
 
     fn stack(layers: usize, layer_bytes: u64) -> LayerStack {
         LayerStack {
-            layers: vec![layer_bytes; layers],
-            embedding: GIB / 4,
-            output: GIB / 2,
-            per_gpu: GIB / 2,
-            kv_per_token_layer: 4096,
+            layer_bytes: vec![layer_bytes; layers],
+            embedding_bytes: GIB / 4,
+            output_bytes: GIB / 2,
+            bytes_per_gpu: GIB / 2,
+            kv_bytes_per_token_layer: 4096,
         }
     }
 
     fn gpu(free_gib: u64, bandwidth: f64) -> GpuCapacity {
-        GpuCapacity { free: free_gib * GIB, bandwidth, overhead_per_mille: 0 }
+        GpuCapacity { free_bytes: free_gib * GIB, bandwidth, overhead_per_mille: 0 }
     }
 
     fn used(map: &DeviceMap) -> Vec<usize> {
@@ -258,20 +261,20 @@ mod tests {
         let on_first = |per_mille| {
             let map = plan_device_map(&stack(40, GIB * 3 / 4), &gpus(per_mille), 2048..=2048, 2048).unwrap();
             let share = map.shares[0].clone();
-            let rest = share.bytes - share.weights - share.overhead;
+            let rest = share.total_bytes - share.weight_bytes - share.overhead_bytes;
             (share, rest)
         };
         let (plain, rest) = on_first(0);
         let (raised, _) = on_first(200);
-        assert_eq!((plain.overhead, rest > GIB / 2), (0, true));
+        assert_eq!((plain.overhead_bytes, rest > GIB / 2), (0, true));
         assert!(raised.layers.end < plain.layers.end, "{raised:?} {plain:?}");
-        assert_eq!(raised.overhead, raised.weights / 5);
+        assert_eq!(raised.overhead_bytes, raised.weight_bytes / 5);
         // The overhead is limited.
         assert_eq!(on_first(5000), on_first(MAX_OVERHEAD_PER_MILLE));
     }
 
     #[test]
-    fn refusal_prints_its_arithmetic() {
+    fn error_lists_the_terms_of_the_estimate() {
         let gpus = [gpu(12, 1.0), gpu(8, 1.0)];
         let refused = plan_device_map(&stack(40, GIB), &gpus, 2048..=4096, 2048).unwrap_err();
         assert_eq!(
@@ -286,15 +289,16 @@ mod tests {
     proptest! {
         #[test]
         fn map_covers_all_layers_and_fits_every_gpu(
-            layers in proptest::collection::vec(1u64..1 << 30, 1..80),
+            layer_bytes in proptest::collection::vec(1u64..1 << 30, 1..80),
             gpus in proptest::collection::vec((0u64..48 << 30, 1u32..1000, 0u64..800), 0..5),
-            embedding in 0u64..1 << 30, output in 0u64..1 << 30, per_gpu in 0u64..1 << 30,
-            kv_per_token_layer in 1u64..1 << 14, min_tokens in 1u64..8192, span in 0u64..1 << 18,
+            embedding_bytes in 0u64..1 << 30, output_bytes in 0u64..1 << 30, bytes_per_gpu in 0u64..1 << 30,
+            kv_bytes_per_token_layer in 1u64..1 << 14, min_tokens in 1u64..8192, span in 0u64..1 << 18,
             sufficient in 0u64..1 << 18,
         ) {
-            let stack = LayerStack { layers, embedding, output, per_gpu, kv_per_token_layer };
-            let capacity = |(free, bandwidth, overhead_per_mille)| {
-                GpuCapacity { free, bandwidth: f64::from(bandwidth), overhead_per_mille }
+            let stack =
+                LayerStack { layer_bytes, embedding_bytes, output_bytes, bytes_per_gpu, kv_bytes_per_token_layer };
+            let capacity = |(free_bytes, bandwidth, overhead_per_mille)| {
+                GpuCapacity { free_bytes, bandwidth: f64::from(bandwidth), overhead_per_mille }
             };
             let gpus: Vec<GpuCapacity> = gpus.into_iter().map(capacity).collect();
             let max_tokens = min_tokens + span;
@@ -307,16 +311,16 @@ mod tests {
                         prop_assert_eq!(share.layers.start, next);
                         prop_assert!(!share.layers.is_empty());
                         next = share.layers.end;
-                        let mut weights = stack.layers[share.layers.clone()].iter().sum::<u64>();
-                        weights += if share.layers.start == 0 { embedding } else { 0 };
-                        weights += if share.layers.end == stack.layers.len() { output } else { 0 };
+                        let mut weights = stack.layer_bytes[share.layers.clone()].iter().sum::<u64>();
+                        weights += if share.layers.start == 0 { embedding_bytes } else { 0 };
+                        weights += if share.layers.end == stack.layer_bytes.len() { output_bytes } else { 0 };
                         let overhead = weights * gpus[share.gpu].overhead_per_mille.min(MAX_OVERHEAD_PER_MILLE) / 1000;
-                        prop_assert_eq!((share.weights, share.overhead), (weights, overhead));
-                        let kv = kv_per_token_layer * map.kv_tokens * share.layers.len() as u64;
-                        prop_assert_eq!(share.bytes, per_gpu + kv + weights + overhead);
-                        prop_assert!(share.bytes <= gpus[share.gpu].free);
+                        prop_assert_eq!((share.weight_bytes, share.overhead_bytes), (weights, overhead));
+                        let kv = kv_bytes_per_token_layer * map.kv_tokens * share.layers.len() as u64;
+                        prop_assert_eq!(share.total_bytes, bytes_per_gpu + kv + weights + overhead);
+                        prop_assert!(share.total_bytes <= gpus[share.gpu].free_bytes);
                     }
-                    prop_assert_eq!(next, stack.layers.len());
+                    prop_assert_eq!(next, stack.layer_bytes.len());
                     let order = used(&map);
                     let mut distinct = order.clone();
                     distinct.sort_unstable();

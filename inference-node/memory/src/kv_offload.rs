@@ -6,8 +6,8 @@
 //! recently used block is evicted first. Pools offload the end of a sequence before its start, so the end is evicted
 //! first here, too. When a pool reads a block back, the block is removed from this index.
 //!
-//! The nodes of the tree also take memory: it is counted, and a node is removed as soon as no block is stored at it or
-//! below it.
+//! The memory of the nodes of the tree is counted, too. A node is removed as soon as no block is stored at it or below
+//! it. Only the roots, one for each [`CacheNamespace`], are neither counted nor removed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,7 +21,8 @@ pub struct CacheNamespace {
     pub salt: u8,
 }
 
-/// Identifies a node of the tree, which is a prefix of whole blocks. Never reused, so a stale id finds nothing.
+/// Identifies a node of the tree; each node is a prefix that ends with a block, or, for a root, the empty prefix. Ids
+/// are never reused, so a stale id finds nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OffloadNodeId(u64);
 
@@ -182,8 +183,9 @@ impl<C> OffloadIndex<C> {
         true
     }
 
-    /// Removes the block that holds `tokens` after `parent`. Returns its node, after which the next block of the
-    /// sequence is looked up, and its contents. The node no longer exists if no block is stored below it.
+    /// Removes the block that holds `tokens` after `parent`. Returns the block's node, which is the `parent` of the
+    /// next block of the sequence, and the block's contents. The returned node no longer exists if no block is stored
+    /// below it.
     pub fn take(&mut self, parent: OffloadNodeId, tokens: &[u32]) -> Option<(OffloadNodeId, C)> {
         let child = self.child(parent, tokens)?;
         Some((child, self.remove(child)?))
@@ -293,7 +295,8 @@ mod tests {
         ]
     }
 
-    /// Reference model: a list, least recently used first, of (salt, all tokens, serial number as contents, bytes).
+    /// Simple implementation that the index is compared with: a list, least recently used first, of (salt, all tokens,
+    /// serial number as contents, bytes).
     #[derive(Default)]
     struct Reference(Vec<(u8, Vec<u32>, usize, u64)>);
 

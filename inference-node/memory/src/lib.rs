@@ -29,4 +29,4 @@ pub use kv_offload::{CacheNamespace, OffloadIndex, OffloadNodeId};
 pub use memory_estimate::{DoesNotFit, EstimateTerms, MAX_OVERHEAD_PER_MILLE, MemoryEstimate, ModelShape, fit_kv_pool};
 pub use prefix_tree::{BlockId, BlockKey, PrefixId};
 pub use tokenizer_tables::VocabularySize;
-pub use weights::{CpuKernels, Format, Matrix, MatrixLayout, WeightSum, cpu_layout};
+pub use weights::{CpuKernels, Matrix, MatrixLayout, TILE_ROWS, WeightFormat, WeightSum, cpu_layout};

@@ -2,8 +2,9 @@
 //!
 //! KV bytes per token = 2 x layers x KV heads x head dim x bytes per element. The KV pool gets the memory that is left
 //! after weights, tables, scratch and reserve, up to a maximum number of tokens. A model whose smallest useful pool
-//! does not fit is refused, and the error lists all terms. Loading needs temporary memory before the KV pool is used:
-//! the estimate counts the larger of this and of the pool with scratch memory.
+//! does not fit is refused, and the error lists all terms. The temporary memory of a load is freed before the KV pool
+//! and the scratch memory are used, so the estimate counts only the larger of two sizes: that of the temporary memory,
+//! and that of pool and scratch memory together.
 
 use std::fmt;
 
@@ -65,9 +66,9 @@ impl ModelShape {
     }
 }
 
-/// Temporary memory of a product with a quantized matrix for each input row of `width` elements, in units of one F32
-/// element: a copy of the row, and the row quantized to 8 bits with scales and sums. candle's kernels need both; the
-/// engine's own kernels need only the quantized row.
+/// Temporary memory that a product with a quantized matrix needs per input row, as a number of F32 elements; a row has
+/// `width` elements. It holds a copy of the row, and the row quantized to 8 bits with scales and sums. candle's kernels
+/// need both; the engine's own kernels need only the quantized row.
 fn product_input(width: u64) -> u64 {
     width.saturating_add(width.div_ceil(2))
 }
@@ -108,7 +109,7 @@ impl MemoryEstimate {
         [self.weights, self.tables, self.overhead, self.reserve].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Bytes held by the loaded model while idle, with the pool in use.
+    /// Bytes that a loaded model holds between forward passes if its whole KV pool is allocated, without the reserve.
     pub fn resident(&self) -> u64 {
         [self.weights, self.tables, self.overhead, self.kv_bytes()].into_iter().fold(0, u64::saturating_add)
     }
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_prints_its_arithmetic() {
+    fn error_lists_the_terms_of_the_estimate() {
         let sum = WeightSum { stored: 200 << 20, transient: 0 };
         let terms = EstimateTerms {
             weights: sum,

@@ -18,7 +18,8 @@ impl BlockId {
     }
 }
 
-/// Identifies a prefix that ends with a known block. Never reused, so a stale id finds nothing.
+/// Identifies a prefix whose last block has known contents, or the empty prefix. Ids are never reused, so a stale id
+/// finds nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PrefixId(u64);
 
@@ -82,8 +83,8 @@ impl PrefixTree {
         self.known[block.index()].as_ref().map(|known| known.prefix)
     }
 
-    /// Everything that the contents of `block` depend on; `None` if they are unknown, or those of an earlier block of
-    /// its prefix are no longer known.
+    /// Everything that the contents of `block` depend on; `None` if the contents of the block, or of an earlier block
+    /// in its prefix, are not known.
     pub(crate) fn key(&self, block: BlockId) -> Option<BlockKey> {
         let mut known = self.known[block.index()].as_ref()?;
         let mut chunks = vec![&known.tokens];

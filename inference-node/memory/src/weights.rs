@@ -8,7 +8,7 @@
 
 /// Number format of a tensor, as ggml defines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Format {
+pub enum WeightFormat {
     /// 32-bit floating point.
     F32,
     /// IEEE half precision.
@@ -41,7 +41,7 @@ pub enum Format {
     Q8K,
 }
 
-impl Format {
+impl WeightFormat {
     /// Number of weights in a block, and its size in bytes, from ggml-common.h.
     pub fn block(self) -> (u64, u64) {
         match self {
@@ -62,8 +62,9 @@ impl Format {
         }
     }
 
-    /// Number of columns in one step of a tile of 16 rows, and the step's size in bytes; `None` for formats without
-    /// tiles. The engine's tiles/layout.rs defines the layout of a step.
+    /// Number of columns in one step of a tile, and the step's size in bytes; `None` for formats without tiles. A tile
+    /// has 16 rows and is stored in steps of adjacent columns; the engine's tiles/layout.rs defines the layout of a
+    /// step.
     pub fn tile(self) -> Option<(u64, u64)> {
         match self {
             Self::Q4_0 | Self::Q4_1 => Some((32, 320)),
@@ -93,18 +94,18 @@ impl Format {
 /// Kernels that this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuKernels {
-    /// Whether the CPU supports the engine's own kernels, which require tiles (x86 with AVX2).
+    /// Whether the CPU is x86 with AVX2, so that it can run the engine's own kernels; these kernels require tiles.
     pub tiles: bool,
 }
 
-/// Number of rows in a tile.
-const TILE_ROWS: u64 = 16;
+/// Number of rows in a tile of a weight matrix.
+pub const TILE_ROWS: u64 = 16;
 
 /// A weight matrix as its file stores it: one row per output, one column per input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
     /// Format in the file.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Number of rows (outputs).
     pub rows: u64,
     /// Number of columns (inputs).
@@ -115,8 +116,8 @@ pub struct Matrix {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixLayout {
     /// Format in memory.
-    pub format: Format,
-    /// Whether the matrix is held in tiles, see [`Format::tile`].
+    pub format: WeightFormat,
+    /// Whether the matrix is held in tiles, see [`WeightFormat::tile`].
     pub tiled: bool,
     /// Size in memory, in bytes.
     pub stored: u64,
@@ -129,19 +130,19 @@ pub fn cpu_layout(matrix: Matrix, kernels: CpuKernels) -> Option<MatrixLayout> {
     let Matrix { format, rows, cols } = matrix;
     let read = rows.checked_mul(format.bytes(cols)?)?;
     let target = match format {
-        Format::Q4_1 if kernels.tiles => format,
-        Format::Q4_1 | Format::Q5_0 | Format::Q5_1 | Format::Q8_1 => Format::Q8_0,
+        WeightFormat::Q4_1 if kernels.tiles => format,
+        WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q5_1 | WeightFormat::Q8_1 => WeightFormat::Q8_0,
         // Half-precision matrices have no kernel of their own on the CPU: they are held and multiplied as F32.
-        Format::F16 | Format::Bf16 => Format::F32,
-        Format::F32
-        | Format::Q4_0
-        | Format::Q8_0
-        | Format::Q2K
-        | Format::Q3K
-        | Format::Q4K
-        | Format::Q5K
-        | Format::Q6K
-        | Format::Q8K => format,
+        WeightFormat::F16 | WeightFormat::Bf16 => WeightFormat::F32,
+        WeightFormat::F32
+        | WeightFormat::Q4_0
+        | WeightFormat::Q8_0
+        | WeightFormat::Q2K
+        | WeightFormat::Q3K
+        | WeightFormat::Q4K
+        | WeightFormat::Q5K
+        | WeightFormat::Q6K
+        | WeightFormat::Q8K => format,
     };
     let blocks = rows.checked_mul(target.bytes(cols)?)?;
     let tile = target.tile().filter(|_| kernels.tiles);
@@ -152,7 +153,8 @@ pub fn cpu_layout(matrix: Matrix, kernels: CpuKernels) -> Option<MatrixLayout> {
     // The bytes read from the file stay in memory until they are converted to tiles or blocks. A conversion to another
     // format, or to F32, needs all weights as F32 temporarily. The blocks that are converted to tiles afterwards are
     // not larger than the F32 weights, so they do not raise the peak.
-    let values = if target == format && target != Format::F32 { 0 } else { rows.checked_mul(cols)?.checked_mul(4)? };
+    let converted = target != format || target == WeightFormat::F32;
+    let values = if converted { rows.checked_mul(cols)?.checked_mul(4)? } else { 0 };
     Some(MatrixLayout { format: target, tiled: tile.is_some(), stored, transient: read.checked_add(values)? })
 }
 
@@ -184,7 +186,9 @@ mod tests {
 
     #[test]
     fn tiles_take_little_more_than_the_file() {
-        for (format, max) in [(Format::Q4K, 1.03), (Format::Q5K, 1.03), (Format::Q6K, 1.02), (Format::Q4_1, 1.0)] {
+        for (format, max) in
+            [(WeightFormat::Q4K, 1.03), (WeightFormat::Q5K, 1.03), (WeightFormat::Q6K, 1.02), (WeightFormat::Q4_1, 1.0)]
+        {
             let matrix = Matrix { format, rows: 4096, cols: 4096 };
             let layout = cpu_layout(matrix, TILES).unwrap();
             let file = 4096 * format.bytes(4096).unwrap();
@@ -196,31 +200,33 @@ mod tests {
 
     #[test]
     fn last_tile_is_padded_to_16_rows() {
-        let layout = cpu_layout(Matrix { format: Format::Q4_1, rows: 17, cols: 64 }, TILES).unwrap();
+        let layout = cpu_layout(Matrix { format: WeightFormat::Q4_1, rows: 17, cols: 64 }, TILES).unwrap();
         assert_eq!(layout.stored, 2 * 2 * 320);
     }
 
     #[test]
     fn formats_without_fast_kernel_become_q8_0() {
-        let matrix = Matrix { format: Format::Q5_1, rows: 192, cols: 576 };
+        let matrix = Matrix { format: WeightFormat::Q5_1, rows: 192, cols: 576 };
         let layout = cpu_layout(matrix, TILES).unwrap();
-        assert_eq!((layout.format, layout.stored), (Format::Q8_0, 192 * 576 / 32 * 34));
-        let plain = cpu_layout(Matrix { format: Format::Q4_1, ..matrix }, CpuKernels::default()).unwrap();
-        assert_eq!((plain.format, plain.tiled, plain.stored), (Format::Q8_0, false, layout.stored));
+        assert_eq!((layout.format, layout.stored), (WeightFormat::Q8_0, 192 * 576 / 32 * 34));
+        let plain = cpu_layout(Matrix { format: WeightFormat::Q4_1, ..matrix }, CpuKernels::default()).unwrap();
+        assert_eq!((plain.format, plain.tiled, plain.stored), (WeightFormat::Q8_0, false, layout.stored));
     }
 
     #[test]
     fn row_of_partial_blocks_has_no_layout() {
-        assert_eq!(cpu_layout(Matrix { format: Format::Q4K, rows: 1, cols: 100 }, TILES), None);
+        assert_eq!(cpu_layout(Matrix { format: WeightFormat::Q4K, rows: 1, cols: 100 }, TILES), None);
     }
 
     #[test]
     fn conversion_needs_the_values_as_f32() {
         let values = 64 * 256 * 4;
-        for (format, tiles, values_bytes) in [(Format::Q8_0, true, 0), (Format::Q4_1, true, 0), (Format::Q2K, true, 0)]
+        let unconverted = [WeightFormat::Q8_0, WeightFormat::Q4_1, WeightFormat::Q2K].map(|format| (format, true, 0));
+        let converted = [WeightFormat::Q5_1, WeightFormat::F16, WeightFormat::F32].map(|format| (format, true, values));
+        for (format, tiles, values_bytes) in unconverted
             .into_iter()
-            .chain([(Format::Q5_1, true, values), (Format::F16, true, values), (Format::F32, true, values)])
-            .chain([(Format::Q8_0, false, 0), (Format::Q4_1, false, values)])
+            .chain(converted)
+            .chain([(WeightFormat::Q8_0, false, 0), (WeightFormat::Q4_1, false, values)])
         {
             let layout = cpu_layout(Matrix { format, rows: 64, cols: 256 }, CpuKernels { tiles }).unwrap();
             assert_eq!(layout.transient, 64 * format.bytes(256).unwrap() + values_bytes, "{format:?}");
@@ -230,7 +236,7 @@ mod tests {
     proptest! {
         #[test]
         fn absurd_sizes_never_wrap(rows in any::<u64>(), cols in any::<u64>()) {
-            for format in [Format::F32, Format::Q4_1, Format::Q6K, Format::F16] {
+            for format in [WeightFormat::F32, WeightFormat::Q4_1, WeightFormat::Q6K, WeightFormat::F16] {
                 if let Some(layout) = cpu_layout(Matrix { format, rows, cols }, TILES) {
                     prop_assert!(u128::from(layout.stored) >= u128::from(rows) * u128::from(cols) / 2);
                 }

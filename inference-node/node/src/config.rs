@@ -30,10 +30,11 @@ pub struct Config {
     pub endpoints: BTreeMap<String, Endpoint>,
     /// Folder in which fetched models are stored.
     pub model_dir: PathBuf,
-    /// Disk quota of fetched models, in bytes; without it no model is ever evicted.
+    /// Disk quota of fetched models, in bytes. Without a quota, no model is ever removed from the disk automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_quota: Option<u64>,
-    /// Threads for matrix products; unset leaves one core to the rest of the machine. See [`thread_environment`].
+    /// Number of threads for matrix products. If unset, one core is left to the rest of the machine. See
+    /// [`thread_environment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
     /// Maximum host memory of all models together, in bytes. If unset, the limit is the memory that is free at start.
@@ -47,18 +48,21 @@ pub struct Config {
     /// most 4 GiB; 0 disables KV offload.
     #[serde(default, alias = "parked_kv", skip_serializing_if = "Option::is_none")]
     pub kv_offload_bytes: Option<u64>,
-    /// Format of offloaded keys and values of sequences that need not be bit-exact.
+    /// Format in which offloaded keys and values are stored. Those of F32 models and of deterministic sequences are
+    /// always stored unchanged.
     #[serde(default, alias = "parked_kv_as")]
     pub kv_offload_format: KvOffloadFormat,
     /// Size of the weight cache, in bytes: weights of unloaded models stay in memory for a fast reload until the memory
     /// is needed. 0 disables the cache.
     #[serde(default = "default_weight_cache_bytes", alias = "parked_weights")]
     pub weight_cache_bytes: u64,
-    /// Speculative prefill: an idle node computes the critic's prompt while the creator is still generating.
+    /// Speculative prefill: an idle node computes the keys and values of the critic's next prompt in advance, while the
+    /// creator is still generating.
     #[serde(default = "enabled", alias = "critic_warm_up")]
     pub speculative_prefill: bool,
-    /// If another program uses at least this much memory of a GPU, in bytes, models yield the GPU to it. 0 disables
-    /// yielding. The default is 1.5 GB if models run on GPUs, and 0 if they run on the CPU.
+    /// Threshold for yielding a GPU, in bytes: if another program uses at least this much memory of a GPU, models yield
+    /// the GPU to that program. 0 disables yielding. The default is 1.5 GB if models run on GPUs, and 0 if they run on
+    /// the CPU.
     #[serde(default, alias = "yield_at", skip_serializing_if = "Option::is_none")]
     pub yield_bytes: Option<u64>,
     /// Name prefixes of programs that models do not yield to. Names are as `ps -o comm` prints them.

@@ -4,7 +4,7 @@
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use cfq_proto::blob::{BlobHash, BlobRef, CHUNK_BYTES, INLINE_LIMIT, Payload};
+use cfq_proto::blob::{BlobHash, BlobRef, CHUNK_BYTES, MAX_INLINE_BYTES, Payload};
 use cfq_proto::ids::LeaseId;
 use cfq_proto::messages::{BlobGet, BlobGetReply, BlobPut, BlobPutReply};
 use serde::Serialize;
@@ -32,7 +32,7 @@ pub async fn put<T: Serialize>(
 ) -> Result<Payload<T>, LinkError> {
     let bytes = serde_json::to_vec(&value)
         .map_err(|error| LinkError::Blob { hash: "(new)".to_owned(), reason: error.to_string() })?;
-    if bytes.len() <= INLINE_LIMIT {
+    if bytes.len() <= MAX_INLINE_BYTES {
         return Ok(Payload::Inline(value));
     }
     let blob = BlobRef { hash: BlobHash::of(&bytes), size: bytes.len() as u64 };

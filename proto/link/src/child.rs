@@ -19,7 +19,7 @@ use tokio::sync::watch;
 pub use identity::ProcessIdentity;
 pub use log::log_tail;
 pub use pidfile::{Leftover, leftovers};
-pub use spawn::{Account, Spec, spawn};
+pub use spawn::{Account, ProcessSpec, spawn};
 
 mod identity;
 mod log;

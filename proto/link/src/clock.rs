@@ -9,8 +9,8 @@ pub fn unix_seconds() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
 }
 
-/// Total time that this machine has slept (was suspended) since it booted. Monotonic time stops during sleep and the
-/// database's clock may not, so a deadline that another machine enforces must include the time slept.
+/// Total time that this machine has slept (was suspended) since it booted. Monotonic time stops during sleep, but the
+/// database's clock may continue, so a deadline that another machine enforces must include the time slept.
 pub fn time_slept() -> Duration {
     // BOOTTIME is read first, so the time between the two readings can only reduce the result.
     let with_sleep = read(libc::CLOCK_BOOTTIME);

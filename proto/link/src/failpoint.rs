@@ -1,9 +1,9 @@
 //! Failpoints: named places, before and after each durable step, at which a fault test aborts the process or makes a
 //! thread panic.
 //!
-//! `CFQ_FAILPOINT=name` or `name:n` arms the failpoint for the n-th time it is reached (from 1).
-//! `CFQ_FAILPOINT_ONCE=file` limits it to one abort or panic across restarts: the file is created before the abort or
-//! panic, and an existing file disarms the failpoint.
+//! `CFQ_FAILPOINT=name` arms the failpoint for the first time that it is reached, and `CFQ_FAILPOINT=name:n` for the
+//! n-th time. `CFQ_FAILPOINT_ONCE=file` limits the failpoint to one abort or panic across restarts: the file is created
+//! before the abort or panic, and an existing file disarms the failpoint.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

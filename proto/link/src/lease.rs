@@ -194,8 +194,8 @@ impl LeaseHandle {
         self.inner.shared.table().record_step(self.inner.lease, Instant::now());
     }
 
-    /// Returns the current status. This method checks the deadline itself, so that a process that was stopped and
-    /// continued does not act before its heartbeat thread runs again.
+    /// Returns the current status. This method checks the deadline itself, so that a process that continues after a
+    /// SIGSTOP does not act before its heartbeat thread runs again.
     pub fn status(&self) -> LeaseStatus {
         let status = *self.status.borrow();
         if status != LeaseStatus::Live {

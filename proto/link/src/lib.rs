@@ -1,5 +1,5 @@
-//! Shared I/O of the services: NATS connections with requests and replies, leases, blobs, guarded outbound HTTP, child
-//! processes, wheels. This crate transports messages and does not interpret them.
+//! Shared I/O of the services: NATS connections with requests and replies, leases, blobs, construction of HTTP clients,
+//! child processes, download of Python wheels. This crate transports messages and does not interpret them.
 
 pub mod blobs;
 pub mod child;

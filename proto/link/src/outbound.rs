@@ -46,10 +46,10 @@ pub fn endpoint_client(read_timeout: Duration) -> Result<reqwest::Client, reqwes
         .build()
 }
 
-/// Creates a client for model hubs with large public files. The client follows no redirects: the caller follows them
-/// itself and decides which servers receive the token. `https_only` refuses plain HTTP, also after a redirect;
-/// `loopback` is for a hub on this machine, which is not reached through a proxy. The client has no read timeout: the
-/// caller limits the time without data, because only the caller knows how much data is expected.
+/// Creates a client for model hubs, which serve large public files. The client follows no redirects: the caller follows
+/// them itself and decides which servers receive the token. With `https_only`, requests over plain HTTP fail. With
+/// `loopback`, for a hub on this machine, no proxy is used. The client has no read timeout: the caller limits the time
+/// without data, because only the caller knows how much data is expected.
 ///
 /// # Errors
 /// reqwest's error if the client cannot be built.

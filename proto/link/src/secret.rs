@@ -18,7 +18,7 @@ impl Secret {
         &self.0
     }
 
-    /// Compares in constant time. An empty secret matches nothing.
+    /// True if `other` is equal to the secret; compares in constant time. An empty secret matches nothing.
     pub fn matches(&self, other: &str) -> bool {
         let (a, b) = (self.0.as_bytes(), other.as_bytes());
         let differ = a.iter().zip(b).fold(u8::from(a.len() != b.len()), |acc, (x, y)| acc | (x ^ y));

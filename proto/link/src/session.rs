@@ -1,9 +1,9 @@
 //! A connection to NATS as one identity: typed requests, publications, subscriptions and work pulls.
 //!
 //! After the first successful connection, the client reconnects without limit; requests sent while it is disconnected
-//! time out and are repeated by the caller. Work is pulled with plain request subjects instead of the JetStream
-//! context, because a node's permissions allow only pulls and acknowledgements for its own consumer, and no other part
-//! of the JetStream API.
+//! time out and are repeated by the caller. Work is pulled by messages to the subject on which JetStream accepts pulls,
+//! not through the client library's JetStream context, because a node's permissions allow only pulls and
+//! acknowledgements for its own consumer, and no other part of the JetStream API.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -50,8 +50,16 @@ pub enum LinkError {
     },
     /// The server rejects the client's key: a retry does not help.
     #[error(
-        "the NATS server at {url} refuses {}; another server may use that port, or the key is unknown to it",
-        key.as_ref().map_or_else(|| "a connection without a key".to_owned(), |key| format!("the key in {}", key.display()))
+        "the NATS server at {url} {}",
+        key.as_ref().map_or_else(
+            || "requires a key, and none is configured; or it is not cfq's server, but another one on the same port"
+                .to_owned(),
+            |key| format!(
+                "refuses the key in {}: it does not know the key, or it is not cfq's server, but another one on the \
+                 same port",
+                key.display()
+            )
+        )
     )]
     AuthRejected {
         url: String,
@@ -101,7 +109,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to the server. It makes one attempt, which takes a few seconds at most.
+    /// Connects to the server, in a single attempt that takes a few seconds at most.
     ///
     /// # Errors
     /// [`LinkError::Seed`] if the key cannot be read, [`LinkError::AuthRejected`] if the server rejects it,

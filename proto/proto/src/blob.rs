@@ -1,5 +1,5 @@
-//! Blobs: bytes addressed by their hash. A value whose encoding exceeds [`INLINE_LIMIT`] is stored as a blob, and the
-//! message holds a [`BlobRef`] instead of the value.
+//! Blobs: bytes addressed by their hash. A value whose encoding exceeds [`MAX_INLINE_BYTES`] is stored as a blob, and
+//! the message holds a [`BlobRef`] instead of the value.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::ids::IdError;
 
 /// Maximum size of an encoded value inside a message, in bytes. NATS' default payload limit is 1 MiB; a message carries
 /// several values and its envelope.
-pub const INLINE_LIMIT: usize = 256 * 1024;
+pub const MAX_INLINE_BYTES: usize = 256 * 1024;
 
 /// Size of one chunk of a blob, in bytes; each message carries one chunk. Base64 makes it 256 KiB.
 pub const CHUNK_BYTES: usize = 192 * 1024;

@@ -1,4 +1,4 @@
-//! Rust client of the HTTP API, for the command line, the MCP bridge and the tests.
+//! Rust client of the HTTP API, for the command line and the tests.
 
 use futures::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, AUTHORIZATION};
@@ -125,7 +125,7 @@ impl Client {
         self.post(&format!("/tasks/{key}/resolve"), &ResolveRequest { action }).await
     }
 
-    /// Lists the events of a task whose `task_seq` is greater than `after`; 0 lists all events.
+    /// Lists the task's events whose `task_seq` is greater than `after`; 0 lists all events.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -187,14 +187,14 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn ready(&self) -> Result<(), ClientError> {
+    pub async fn check_ready(&self) -> Result<(), ClientError> {
         let request = self.http.request(Method::GET, format!("{}/readyz", self.base)).timeout(Duration::from_secs(5));
         let response = request.send().await.map_err(|source| self.unreachable(source))?;
         if response.status().is_success() { Ok(()) } else { Err(refused(response).await) }
     }
 
-    /// Streams the events of a task whose `task_seq` is greater than `after`, then live events and tokens, until the
-    /// connection ends. A reconnect that passes the last `task_seq` received skips no event.
+    /// Streams the task's events whose `task_seq` is greater than `after`, then new events and tokens as they arrive,
+    /// until the connection ends. To reconnect without missing an event, use the last `task_seq` received as `after`.
     ///
     /// # Errors
     /// See [`ClientError`].

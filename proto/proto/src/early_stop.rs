@@ -18,7 +18,7 @@ pub struct EarlyStop {
     pub from: f64,
     /// Maximum of that field, exclusive.
     pub below: f64,
-    /// Name of another field, which must be complete.
+    /// Name of a field that must be complete; it may be the same field.
     pub known: String,
     /// Text that must not occur in the complete fields; empty if any text may occur.
     #[serde(default, skip_serializing_if = "String::is_empty")]

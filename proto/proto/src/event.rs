@@ -1,8 +1,10 @@
-//! Event log. Every task has an append-only log; each entry is an [`Event`]. The event feed delivers all entries in
-//! order, without gaps.
+//! Event log. Every task has an append-only log; each entry is an [`Event`]. The event feed delivers the entries of
+//! all tasks in order and skips none.
+
+use std::fmt;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::ids::{JobId, NodeId, QuestionId, TaskId, TaskNumber};
 use crate::job::{JobFailure, JobState, Usage};
@@ -81,9 +83,64 @@ pub enum EventBody {
         runner: String,
         /// Number of the runner's attempt, from 1.
         attempt: i32,
-        /// Change of the runner's lease of the task, as text.
-        what: String,
+        /// Change of the runner's lease of the task. In cfq 0.1 this field was a text named `what`.
+        #[serde(alias = "what")]
+        change: RunnerChange,
     },
+}
+
+/// Change of a runner's lease of a task. It also loads from the text that cfq 0.1 stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum RunnerChange {
+    /// The runner was granted the task.
+    Granted,
+    /// The runner lost the task.
+    Lost {
+        /// Reason for the loss, as text.
+        reason: String,
+    },
+}
+
+/// Text of [`RunnerChange::Lost`] before the reason.
+const LOST: &str = "lost: ";
+
+impl fmt::Display for RunnerChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted => f.write_str("took the task"),
+            Self::Lost { reason } => write!(f, "{LOST}{reason}"),
+        }
+    }
+}
+
+/// Stored forms of a [`RunnerChange`].
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StoredRunnerChange {
+    Current(CurrentRunnerChange),
+    /// Text of cfq 0.1.
+    Text(String),
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum CurrentRunnerChange {
+    Granted,
+    Lost { reason: String },
+}
+
+impl<'de> Deserialize<'de> for RunnerChange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match StoredRunnerChange::deserialize(deserializer)? {
+            StoredRunnerChange::Current(CurrentRunnerChange::Granted) => Self::Granted,
+            StoredRunnerChange::Current(CurrentRunnerChange::Lost { reason }) => Self::Lost { reason },
+            StoredRunnerChange::Text(text) => match text.strip_prefix(LOST) {
+                Some(reason) => Self::Lost { reason: reason.to_owned() },
+                None => Self::Granted,
+            },
+        })
+    }
 }
 
 /// One entry of the log.

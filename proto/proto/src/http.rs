@@ -51,7 +51,7 @@ pub struct TaskSummary {
     pub max_iterations: u32,
     /// Best score so far, out of 100.
     pub best_score: Option<f64>,
-    /// Score out of 100 at which the loop converges.
+    /// Minimum score, out of 100, for convergence.
     pub threshold: f64,
     /// Time of submission, in seconds since 1970.
     pub created_at: f64,
@@ -66,7 +66,7 @@ pub struct TaskSummary {
 pub struct IterationView {
     /// Number of the iteration, from 1.
     pub iteration: u32,
-    /// The creator's result.
+    /// Id of the artifact, the creator's result.
     pub artifact: ArtifactId,
     /// Commit of the artifact; `None` if the creator's reply could not be parsed.
     pub commit: Option<String>,
@@ -117,7 +117,8 @@ pub struct TaskDetail {
     pub summary: TaskSummary,
     /// Specification of the task, with defaults filled in.
     pub spec: TaskSpec,
-    /// Why the task is in its state: the failure, the escalation, or the client that cancelled it.
+    /// Why the task is in its state, as text: the failure, the escalation, the client that cancelled the task, or what
+    /// its queued job waits for.
     pub reason: String,
     /// All iterations of the task, in order.
     pub iterations: Vec<IterationView>,
@@ -274,7 +275,7 @@ pub struct NodeView {
 pub struct ModelRequest {
     /// Model to load or unload.
     pub model: ModelId,
-    /// Node that receives the request; optional if only one node is possible.
+    /// Node that receives the request. Optional if only one node is alive, or if only one live node serves the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
 }
@@ -355,7 +356,7 @@ pub enum ErrorCode {
     Conflict,
     /// 413: the body is too large.
     TooLarge,
-    /// 429 or 503: retry later.
+    /// 503: the server cannot handle the request now; retry later.
     Busy,
     /// 500: an error on the server.
     Internal,

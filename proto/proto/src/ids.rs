@@ -1,5 +1,5 @@
-//! Typed ids: a job's id cannot be passed where a task's is expected. All are UUIDv7, so they sort by creation time,
-//! except the names of nodes and runners and the task numbers that users type.
+//! Typed ids: a job's id cannot be passed where a task's is expected. The ids are UUIDv7, so they sort by creation
+//! time. Exceptions: a node or runner is identified by its name, and a task has a number too, which users type.
 
 use std::fmt;
 use std::str::FromStr;

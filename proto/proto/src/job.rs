@@ -15,7 +15,8 @@ use crate::ids::{IdError, JobId, NodeId, TaskId};
 use crate::model::ModelId;
 use crate::task::{Agent, Priority};
 
-/// A runner's request for one model call. Unique on (task, seq, role, n): a repeated request returns the same job.
+/// A runner's request for one model call. The task, the index of the loop step, the role and `n` identify the call: a
+/// repeated request returns the same job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobRequest {
     /// Role that makes the call.
@@ -164,7 +165,7 @@ pub struct GeneratedTokens {
     pub tokens: Vec<u32>,
 }
 
-/// Complete text of a call.
+/// Result of a completed call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Completion {
     /// Generated text.
@@ -211,7 +212,7 @@ pub enum JobFailure {
         reason: String,
     },
     /// The prompt does not fit the model's context.
-    #[error("the prompt needs {need} tokens with the reply, the model's context has {have}")]
+    #[error("the prompt and the reply need {need} tokens together, but the model's context has {have}")]
     TooLong {
         /// Tokens needed for the prompt and the reply.
         need: u64,
@@ -224,7 +225,7 @@ pub enum JobFailure {
         /// Why the call was rejected, as text.
         reason: String,
     },
-    /// The engine failed during the call, for example out of memory or with a numeric fault.
+    /// The engine failed during the call, for example because memory ran out or the logits were not finite numbers.
     #[error("{reason}")]
     Engine {
         /// What failed in the engine, as text.
@@ -266,7 +267,7 @@ pub enum Outcome {
 
 /// Why a node released an attempt. An attempt whose lease was lost is not reported at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(into = "String", from = "String")]
 pub enum ReleaseReason {
     /// The scheduler cancelled the attempt.
     Cancelled,
@@ -277,18 +278,41 @@ pub enum ReleaseReason {
         /// Program and device, such as `game on cuda:0`.
         to: String,
     },
-    /// Reason as free text, which nodes of cfq 0.1 report.
-    #[serde(untagged)]
+    /// The text of another build, with a reason that this build does not know.
     Other(String),
 }
+
+/// Texts of [`ReleaseReason`]s. They are stored and sent, so they cannot be changed.
+const CANCELLED: &str = "cancelled by the scheduler";
+const DRAINED: &str = "its node stops";
+const YIELDED: &str = "its node yields to ";
 
 impl fmt::Display for ReleaseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cancelled => f.write_str("cancelled by the scheduler"),
-            Self::Drained => f.write_str("its node stops"),
-            Self::Yielded { to } => write!(f, "its node yields to {to}"),
+            Self::Cancelled => f.write_str(CANCELLED),
+            Self::Drained => f.write_str(DRAINED),
+            Self::Yielded { to } => write!(f, "{YIELDED}{to}"),
             Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<ReleaseReason> for String {
+    fn from(reason: ReleaseReason) -> Self {
+        reason.to_string()
+    }
+}
+
+impl From<String> for ReleaseReason {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            CANCELLED => Self::Cancelled,
+            DRAINED => Self::Drained,
+            _ => match text.strip_prefix(YIELDED) {
+                Some(to) => Self::Yielded { to: to.to_owned() },
+                None => Self::Other(text),
+            },
         }
     }
 }
@@ -316,8 +340,8 @@ pub struct JobView {
     pub node: Option<NodeId>,
     /// Priority, taken from the task.
     pub priority: Priority,
-    /// Time that nodes worked on the job in all attempts, in milliseconds, without the time before the task's first
-    /// token. This time counts towards the task's time limit.
+    /// Time that nodes worked on the job in all attempts, in milliseconds; it counts towards the task's time limit.
+    /// Work before the task's first token is not included.
     pub running_ms: u64,
     /// Generated text; present only in state `Done`.
     pub completion: Option<Payload<Completion>>,

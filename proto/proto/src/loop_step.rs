@@ -91,7 +91,7 @@ pub struct Artifact {
     pub iteration: u32,
     /// SHA-256 over the files in path order; equal content has equal hashes, whatever the commit.
     pub content_hash: String,
-    /// Commit on the workstream's branch; `None` for a reply that could not be parsed into files.
+    /// Commit on the task's branch; `None` for a reply that could not be parsed into files.
     pub commit: Option<String>,
     /// Parent of the commit.
     pub parent: String,
@@ -119,8 +119,8 @@ pub struct Artifact {
 pub enum Decision {
     /// The loop converges: the artifact is good enough.
     Converged,
-    /// The creator revises the artifact; the creator's feedback is derived from the findings and the review of this
-    /// iteration.
+    /// The creator revises the artifact; the feedback to the creator is derived from the findings and the review of
+    /// this iteration.
     Revise,
     /// A human must decide.
     Escalate {
@@ -136,7 +136,7 @@ pub enum Decision {
     },
 }
 
-/// A decision with the data it is based on, so that it can be replayed.
+/// A decision as it is recorded: with its explanation and the best artifact so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Decided {
     /// The decision.
@@ -144,13 +144,14 @@ pub struct Decided {
     /// Explanation of the decision as text, for users.
     #[serde(alias = "why")]
     pub explanation: String,
-    /// Iteration of the best artifact so far that is committed, checked and not quarantined; `None` if there is none.
+    /// Iteration of the best artifact so far, among those that are committed, checked and not quarantined; `None` if
+    /// there is none.
     pub best_iteration: Option<u32>,
     /// Score of the artifact of `best_iteration`, out of 100.
     pub best_score: Option<f64>,
 }
 
-/// One durable step of a task's loop. Steps are committed in order; `seq` is the index from 0.
+/// One durable step of a task's loop. The steps of a task are committed in order ([`StepRecord::seq`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Step {
@@ -161,7 +162,8 @@ pub enum Step {
         /// Branch of the workstream.
         branch: String,
     },
-    /// The creator's reply is durable and committed to the branch; the state does not change.
+    /// The creator has replied; the state does not change. The artifact is stored, and it is committed to the branch if
+    /// the reply could be parsed into files.
     Generated {
         /// The artifact.
         artifact: Payload<Artifact>,
@@ -203,7 +205,8 @@ pub enum Step {
         /// Client that sent the answer.
         by: String,
     },
-    /// The internal pull request exists; the reply to this step has its number.
+    /// The internal pull request was opened; the reply to the request that commits this step has the number of the pull
+    /// request.
     PrOpened {
         /// Commit at the head of the branch.
         head: String,
@@ -241,8 +244,8 @@ pub enum Step {
         /// Commit at the head of the branch.
         commit: String,
     },
-    /// The hand-off needs a human, because the result is unmerged or undelivered: the state stays converged, and the
-    /// task waits for the human.
+    /// The hand-off cannot end without a human, because the result could not be merged or delivered: the state stays
+    /// converged, and the task waits for the human.
     HandOffHeld {
         /// What prevents the hand-off.
         #[serde(alias = "why")]

@@ -1,5 +1,5 @@
 //! Messages between the services over NATS. Requests travel on the sender's own subject (see [`crate::subject`]), so a
-//! node cannot act for another one; the body names the boot that sent it.
+//! node cannot act for another one; the body of a request names the boot (process start) that sent the request.
 //!
 //! | subject                                 | request                | reply              |
 //! |-----------------------------------------|------------------------|--------------------|
@@ -8,15 +8,15 @@
 //! | `cfq.v1.node.<id>.accept`               | [`Accept`]             | [`FenceReply`]     |
 //! | `cfq.v1.node.<id>.refuse`               | [`Refuse`]             | [`FenceReply`]     |
 //! | `cfq.v1.node.<id>.journal`              | [`Journal`]            | [`FenceReply`]     |
-//! | `cfq.v1.node.<id>.result`               | [`JobReport`]          | [`FenceReply`]     |
+//! | `cfq.v1.node.<id>.result`               | [`JobResult`]          | [`FenceReply`]     |
 //! | `cfq.v1.node.<id>.tokens.<job>`         | [`TokenFrame`], published without a reply |
 //! | `cfq.v1.runner.<id>.register`           | [`RunnerRegistration`] | [`RegisterReply`]  |
 //! | `cfq.v1.runner.<id>.lease`              | [`LeaseRequest`]       | [`LeaseReply`]     |
 //! | `cfq.v1.runner.<id>.heartbeat`          | [`Heartbeat`]          | [`HeartbeatReply`] |
 //! | `cfq.v1.runner.<id>.step`               | [`StepRequest`]        | [`StepReply`]      |
-//! | `cfq.v1.runner.<id>.job_submit`         | [`SubmitJob`]          | [`JobReply`]       |
-//! | `cfq.v1.runner.<id>.job_get`            | [`GetJob`]             | [`JobReply`]       |
-//! | `cfq.v1.runner.<id>.job_cancel`         | [`CancelJob`]          | [`FenceReply`]     |
+//! | `cfq.v1.runner.<id>.job_submit`         | [`JobSubmit`]          | [`JobReply`]       |
+//! | `cfq.v1.runner.<id>.job_get`            | [`JobGet`]             | [`JobReply`]       |
+//! | `cfq.v1.runner.<id>.job_cancel`         | [`JobCancel`]          | [`FenceReply`]     |
 //! | `cfq.v1.runner.<id>.prefill_hint`       | [`PrefillHint`], published without a reply  |
 //! | `cfq.v1.runner.<id>.release`            | [`Release`]            | [`FenceReply`]     |
 //! | `cfq.v1.runner.<id>.abandon`            | [`Abandon`]            | [`FenceReply`]     |
@@ -37,13 +37,13 @@ mod runner;
 
 pub use blob::{BlobGet, BlobGetReply, BlobPut, BlobPutReply};
 pub use node::{
-    Accept, JobReport, Journal, MAX_JOURNAL_TOKENS, ModelReply, NodeCommand, NodeRegistration, Refusal, Refuse,
+    Accept, JobResult, Journal, MAX_JOURNAL_TOKENS, ModelReply, NodeCommand, NodeRegistration, Refusal, Refuse,
     TokenFrame, WorkOrder,
 };
 pub use reason::{RefusedReason, UnavailableReason};
 pub use runner::{
-    Abandon, CancelJob, GetJob, Grant, JobReply, LeaseReply, LeaseRequest, Release, RunnerCommand, RunnerRegistration,
-    StepReply, StepRequest, SubmitJob,
+    Abandon, Grant, JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest, Release, RunnerCommand,
+    RunnerRegistration, StepReply, StepRequest,
 };
 
 use serde::{Deserialize, Serialize};
@@ -113,7 +113,7 @@ pub struct Heartbeat {
     pub boot: BootId,
     /// All leases held.
     pub held: Vec<HeldLease>,
-    /// Nodes only: the ledger, if it changed since the last confirmed heartbeat.
+    /// Nodes only: the ledger (capacity report), if it changed since the last confirmed heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ledger: Option<Ledger>,
     /// Nodes only: the devices, if they changed since the last confirmed heartbeat.
@@ -126,7 +126,8 @@ pub struct Heartbeat {
 pub struct HeartbeatReply {
     /// Leases that this reply extends by one TTL from now.
     pub extended: Vec<LeaseId>,
-    /// Leases that the sender does not hold any more: it must stop the work, drop its state and publish nothing.
+    /// Leases that the sender does not hold any more: the sender must stop the work under these leases, drop the state
+    /// of that work and publish nothing more about it.
     pub lost: Vec<LeaseId>,
     /// The scheduler does not know this boot: the sender must register again.
     #[serde(alias = "hello_again")]
@@ -153,8 +154,8 @@ pub enum FenceReply {
     },
 }
 
-/// Expected beginning of a prompt, for speculative prefill. It is a hint, not a job: the receiver may ignore it. If the
-/// hint is wrong or lost, the call only starts without a warm prefix cache.
+/// Expected beginning of a prompt, for speculative prefill. It is a hint, not a job: the receiver may ignore it. A
+/// wrong or lost hint has only one effect: the call's prompt is not in the prefix cache when the call starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PrefillHint {
     /// Task of the expected call.
@@ -163,9 +164,10 @@ pub struct PrefillHint {
     pub role: Agent,
     /// Model of the expected call.
     pub model: ModelId,
-    /// The messages known so far; the last one ends where the known text ends.
+    /// Messages of the prompt that are known so far; the last one may be incomplete.
     pub messages: Vec<ChatMessage>,
-    /// `max_tokens` of the expected call: the admitted context depends on it.
+    /// `max_tokens` of the expected call. The choice of the node depends on it; for models with separate RoPE factors
+    /// for long contexts, so do the computed keys and values.
     pub max_tokens: u32,
     /// `deterministic` of the expected call: the computed keys and values depend on it.
     pub deterministic: bool,

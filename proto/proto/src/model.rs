@@ -17,7 +17,7 @@ const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:
 /// Parsed form of a [`ModelId`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModelSource {
-    /// Path of a file on the node.
+    /// Path of a GGUF file, or of a folder with a Hugging Face model, on the node's machine.
     Path(PathBuf),
     /// A file of a repository on the Hugging Face hub.
     Hub {
@@ -75,8 +75,8 @@ impl ModelId {
     }
 }
 
-/// True for a valid half (`org` or `name`) of a repository's name, by the hub's own rule. Such a half is used as a
-/// folder name on disk.
+/// True if the hub's own rule allows `text` as `org` or as `name` in the repository name `org/name`. Both are used as
+/// folder names on disk.
 fn is_hub_name(text: &str) -> bool {
     (1..=96).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))

@@ -20,7 +20,7 @@ pub enum DeviceKind {
 /// One device of a node. Memory sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
-    /// Device index as in CUDA: `cpu`, `cuda:0`, ...
+    /// Id of the device: `cpu`, or `cuda:` and the index that nvidia-smi shows for the GPU, such as `cuda:0`.
     pub id: String,
     /// Kind of the device.
     pub kind: DeviceKind,
@@ -61,7 +61,7 @@ pub struct DeviceProcess {
     /// GPU memory that the process uses, in bytes; `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
-    /// Name of the program, if it may be read.
+    /// Name of the program; `None` if the node cannot read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// True if the process is the node itself.
@@ -136,8 +136,8 @@ impl KvTiers {
     }
 }
 
-/// Ledger: a node's report of its models and free capacity. Placement admits jobs against the latest version; the node
-/// checks its capacity again when it receives a job.
+/// Ledger: a node's report of its models and free capacity. Placement uses the latest version that the scheduler has
+/// received; the node checks its capacity again when it receives a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Ledger {
     /// Version of the ledger; increases with every change within one boot.

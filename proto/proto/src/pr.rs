@@ -21,7 +21,7 @@ pub enum PrState {
     QcRejected,
     /// Waits for approval by the coordinator, the runner that executes the hand-off.
     PendingCoordinator,
-    /// The coordinator approved; it may be merged.
+    /// The coordinator approved the pull request, which may now be merged.
     Approved,
     /// Merged into the main branch.
     Merged,

@@ -1,4 +1,5 @@
-//! Prefix hashes: two prompts share a cached prefix as long as their hash chains agree.
+//! Prefix hashes: a hash chain per prompt. Two prompts can share a cached prefix up to the first block at which their
+//! chains differ.
 //!
 //! The chain is salted and covers fixed-size blocks of the *unrendered* (role, content) bytes, so that the scheduler
 //! needs neither tokenizer nor chat template. Each link is a hash over its block and all blocks before it. The message
@@ -10,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::job::ChatMessage;
 
 /// Size of a block in bytes, around 128 tokens of code.
-pub const BLOCK_BYTES: usize = 512;
+pub const PREFIX_BLOCK_BYTES: usize = 512;
 
 /// Returns one link per whole block of the prompt. `salt` separates prompts that must not share cached prefixes (of
 /// different models or tenants).
@@ -24,7 +25,7 @@ pub fn chain(salt: &str, messages: &[ChatMessage]) -> Vec<u64> {
     }
     let mut state: [u8; 32] = Sha256::digest(salt.as_bytes()).into();
     bytes
-        .chunks_exact(BLOCK_BYTES)
+        .chunks_exact(PREFIX_BLOCK_BYTES)
         .map(|block| {
             let mut hash = Sha256::new();
             hash.update(state);
@@ -53,17 +54,17 @@ mod tests {
 
     #[test]
     fn chains_agree_for_exactly_the_shared_text() {
-        let shared_text = "x".repeat(3 * BLOCK_BYTES);
-        let a = chain("m", &[user(format!("{shared_text}{}", "a".repeat(BLOCK_BYTES)))]);
-        let b = chain("m", &[user(format!("{shared_text}{}", "b".repeat(BLOCK_BYTES)))]);
+        let shared_text = "x".repeat(3 * PREFIX_BLOCK_BYTES);
+        let a = chain("m", &[user(format!("{shared_text}{}", "a".repeat(PREFIX_BLOCK_BYTES)))]);
+        let b = chain("m", &[user(format!("{shared_text}{}", "b".repeat(PREFIX_BLOCK_BYTES)))]);
         assert_eq!(shared_len(&a, &b), 3);
         assert_eq!(shared_len(&a, &chain("other", &[user(shared_text)])), 0);
     }
 
     #[test]
     fn message_boundary_changes_the_chain() {
-        let one = chain("m", &[user("x".repeat(2 * BLOCK_BYTES))]);
-        let two = chain("m", &[user("x".repeat(BLOCK_BYTES)), user("x".repeat(BLOCK_BYTES))]);
+        let one = chain("m", &[user("x".repeat(2 * PREFIX_BLOCK_BYTES))]);
+        let two = chain("m", &[user("x".repeat(PREFIX_BLOCK_BYTES)), user("x".repeat(PREFIX_BLOCK_BYTES))]);
         assert!(shared_len(&one, &two) < one.len().min(two.len()));
     }
 }

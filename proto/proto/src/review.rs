@@ -1,5 +1,5 @@
-//! Reviews of critics and findings of cfq's own checks. One type defines the schema that constrains a critic's
-//! decoding, the HTTP API and the parser.
+//! Reviews of critics and findings of cfq's own checks. [`ReviewFeedback`] has three uses: its JSON schema constrains a
+//! critic's decoding, critics' replies are parsed into it, and the HTTP API returns it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,7 @@ pub enum CheckKind {
     Dangerous,
 }
 
-/// One finding of cfq's own checks; always blocking.
+/// One finding of cfq's own checks. An artifact with findings is always quarantined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// Kind of check.
@@ -105,9 +105,9 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quarantine {
-    /// The reply could not be parsed; the creator gets blocking findings.
+    /// The reply could not be parsed into files; the creator gets the finding as feedback.
     Unparsable,
-    /// A file has a syntax error; the creator gets blocking findings.
+    /// A file has a syntax error; the creator gets the findings as feedback.
     Syntax,
     /// The change is dangerous; the task escalates.
     Dangerous,

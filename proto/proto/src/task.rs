@@ -131,8 +131,8 @@ pub struct AgentBinding {
     /// Maximum length of the output, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// Guarantees bit-identical text for the same seed whatever else the node computes at the same time; weight formats
-    /// without tiled kernels then use slower kernels. Only for models that a node runs itself.
+    /// Guarantees bit-identical text for the same seed, whatever else the node computes at the same time. With some
+    /// weight formats, the model then generates more slowly. Only for models that a node runs itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic: Option<bool>,
 }
@@ -191,7 +191,7 @@ pub struct TaskSpec {
     /// Models of both roles.
     #[serde(default)]
     pub agents: AgentBindings,
-    /// Score out of 100 at which the loop converges; default 85.
+    /// Minimum score, out of 100, for convergence; default 85.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
     /// Maximum number of reviews; default 5.

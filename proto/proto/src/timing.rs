@@ -16,13 +16,13 @@ pub struct Timing {
     /// Safety margin of a lease: its holder stops acting this long before the scheduler could consider the lease
     /// expired.
     pub lease_margin_ms: u64,
-    /// Time after which a placed job that its node has not accepted is sent again or placed elsewhere.
+    /// Time that a node has to accept a placed job; after this time, the job is sent again or placed elsewhere.
     #[serde(alias = "accept_ms")]
     pub accept_timeout_ms: u64,
     /// Interval at which the leader renews its row in Postgres.
     #[serde(alias = "leader_beat_ms")]
     pub leader_renewal_ms: u64,
-    /// Time after its last renewal at which the leader row expires.
+    /// Time from the last renewal of the leader's row until the row expires.
     pub leader_ttl_ms: u64,
     /// Interval at which the sweeper checks for expired leases.
     pub sweep_ms: u64,
@@ -35,14 +35,15 @@ pub struct Timing {
     /// Time without a completed step after which a runner loses its task.
     #[serde(alias = "task_step_ms")]
     pub task_step_timeout_ms: u64,
-    /// Time that a task's job may wait for placement before the runner releases the task, to use its slot for a task
-    /// that can proceed.
+    /// Time that a task's job may wait for placement before the runner releases the task and uses the free slot for a
+    /// task that can proceed.
     pub slot_wait_ms: u64,
     /// First wait after a failed call to an endpoint; it doubles with each further failure.
     pub backoff_base_ms: u64,
     /// Maximum single wait between two calls to an endpoint.
     pub backoff_cap_ms: u64,
-    /// Time for which an endpoint may be down before the task fails.
+    /// Retry ceiling: a task fails if its model has not answered for this long, for example because an endpoint is
+    /// down.
     pub retry_ceiling_ms: u64,
     /// Timeout of one request over NATS.
     #[serde(alias = "request_ms")]

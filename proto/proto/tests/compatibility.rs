@@ -3,15 +3,15 @@
 //! write the same JSON, except for the names in [`RENAMED_FIELDS`] and [`RENAMED_TAGS`].
 //!
 //! Lines are never edited: when a type gets another field, the old lines stay and must load with its default, and a new
-//! line shows the new form. A line that loads but that this build writes differently gets its own file and a test that
-//! states the difference.
+//! line shows the new form. If a line loads, but this build writes the message in another form, the line gets its own
+//! file and a test that states the difference.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use cfq_proto::envelope;
-use cfq_proto::event::{Event, EventBody};
+use cfq_proto::event::{Event, EventBody, RunnerChange};
 use cfq_proto::http::{
     ArtifactChain, CancelRequest, ErrorReply, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply,
     SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
@@ -19,14 +19,14 @@ use cfq_proto::http::{
 use cfq_proto::job::{Outcome, ReleaseReason};
 use cfq_proto::loop_step::Step;
 use cfq_proto::messages::{
-    Abandon, Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, CancelJob, FenceReply, GetJob, Heartbeat,
-    HeartbeatReply, JobReply, JobReport, Journal, LeaseReply, LeaseRequest, ModelReply, NodeCommand, NodeRegistration,
-    PrefillHint, Refuse, RegisterReply, Release, RunnerCommand, RunnerRegistration, StepReply, StepRequest, SubmitJob,
-    TokenFrame, WorkOrder,
+    Abandon, Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobCancel,
+    JobGet, JobReply, JobResult, JobSubmit, Journal, LeaseReply, LeaseRequest, ModelReply, NodeCommand,
+    NodeRegistration, PrefillHint, Refuse, RegisterReply, Release, RunnerCommand, RunnerRegistration, StepReply,
+    StepRequest, TokenFrame, WorkOrder,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -68,6 +68,8 @@ fn with_current_names(value: Value) -> Value {
             let renamed = fields.into_iter().map(|(name, value)| match value {
                 Value::String(tag) if name == "type" => (name, Value::String(current(&tag, &RENAMED_TAGS))),
                 text if name == "why" => (text_field.to_owned(), text),
+                // The text of an event `runner_changed`.
+                _ if name == "what" => ("change".to_owned(), json!({ "type": "granted" })),
                 value => (current(&name, &RENAMED_FIELDS), with_current_names(value)),
             });
             Value::Object(renamed.collect())
@@ -129,11 +131,11 @@ fn nats_messages_of_0_1_load() {
             ("fence_reply", on_nats::<FenceReply>),
             ("give_up", on_nats::<Abandon>),
             ("hello_reply", on_nats::<RegisterReply>),
-            ("job_ask", on_nats::<SubmitJob>),
-            ("job_drop", on_nats::<CancelJob>),
-            ("job_look", on_nats::<GetJob>),
+            ("job_ask", on_nats::<JobSubmit>),
+            ("job_drop", on_nats::<JobCancel>),
+            ("job_look", on_nats::<JobGet>),
             ("job_reply", on_nats::<JobReply>),
-            ("job_report", on_nats::<JobReport>),
+            ("job_report", on_nats::<JobResult>),
             ("journal", on_nats::<Journal>),
             ("lease_reply", on_nats::<LeaseReply>),
             ("lease_request", on_nats::<LeaseRequest>),
@@ -177,22 +179,34 @@ fn http_bodies_of_0_1_load() {
     );
 }
 
-/// 0.1 reports the reason of a released attempt as free text.
+/// The reason of a released attempt is a text in messages and in the database.
 #[test]
-fn release_reason_loads_as_a_variant_or_as_free_text() {
-    let reason = |json: &str| serde_json::from_str::<ReleaseReason>(json).unwrap();
-    assert_eq!(reason(r#""its node stops""#), ReleaseReason::Other("its node stops".into()));
-    for reason in [
-        ReleaseReason::Cancelled,
-        ReleaseReason::Drained,
-        ReleaseReason::Yielded { to: "game on cuda:0".into() },
-        ReleaseReason::Other("drains".into()),
+fn release_reason_is_a_text_that_loads_as_its_variant() {
+    for (reason, text) in [
+        (ReleaseReason::Cancelled, "cancelled by the scheduler"),
+        (ReleaseReason::Drained, "its node stops"),
+        (ReleaseReason::Yielded { to: "game on cuda:0".into() }, "its node yields to game on cuda:0"),
+        (ReleaseReason::Other("drains".into()), "drains"),
     ] {
         let outcome = Outcome::Released { reason };
-        let json = serde_json::to_string(&outcome).unwrap();
-        assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome, "{json}");
+        let json = serde_json::to_value(&outcome).unwrap();
+        assert_eq!(json["reason"], text);
+        assert_eq!(serde_json::from_value::<Outcome>(json).unwrap(), outcome);
     }
-    assert_eq!(serde_json::to_value(ReleaseReason::Drained).unwrap(), "drained");
+}
+
+/// cfq 0.1 stored the change of a runner's lease as a text.
+#[test]
+fn runner_change_of_0_1_loads_as_its_variant() {
+    let lost = RunnerChange::Lost { reason: "did not renew its lease".into() };
+    for (text, change) in [("took the task", RunnerChange::Granted), ("lost: did not renew its lease", lost)] {
+        let stored = json!({ "type": "runner_changed", "runner": "r1", "attempt": 1, "what": text });
+        let body = EventBody::RunnerChanged { runner: "r1".into(), attempt: 1, change: change.clone() };
+        assert_eq!(serde_json::from_value::<EventBody>(stored).unwrap(), body);
+        assert_eq!(change.to_string(), text);
+        let json = serde_json::to_value(&body).unwrap();
+        assert_eq!(serde_json::from_value::<EventBody>(json).unwrap(), body);
+    }
 }
 
 /// Tags of all variants of an enum, taken from its JSON schema.

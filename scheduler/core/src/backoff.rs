@@ -1,6 +1,6 @@
-//! Exponential backoff of a job on a node after a failed call (N12): 1, 2, 4 ... 256 s, until the retry ceiling, which
-//! counts from the first failure. The backoff is counted per node, because another node that serves the model may be
-//! tried at once. It is stored with the job, so a new leader continues with the same wait.
+//! Exponential backoff of a job on a node after a failed call (N12): 1, 2, 4 ... 256 s, until the time since the first
+//! failure reaches the retry ceiling. The backoff is counted per node, because another node that serves the model may
+//! be tried at once. It is stored with the job, so a new leader continues with the same wait.
 
 use std::collections::BTreeMap;
 

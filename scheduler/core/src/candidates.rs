@@ -12,9 +12,9 @@ pub(crate) type Candidate<'a> = (&'a Node, &'a ModelState);
 /// The live nodes that have a job's model, in three sets, each a subset of the one before.
 #[derive(Debug)]
 pub(crate) struct Candidates<'a> {
-    /// True if at least one live node has the model and all such nodes rejected the job permanently.
-    pub all_rejected: bool,
-    /// Nodes that have the model and did not reject the job.
+    /// True if at least one live node has the model and all such nodes refused the job permanently.
+    pub all_refused: bool,
+    /// Nodes that have the model and did not refuse the job permanently.
     pub able: Vec<Candidate<'a>>,
     /// Nodes of `able` on which the model is resident and not yielding.
     pub resident: Vec<Candidate<'a>>,
@@ -26,14 +26,14 @@ impl<'a> Candidates<'a> {
     pub fn of(state: &'a PlannerState, job: &'a Job, now_ms: i64) -> Self {
         let listing: Vec<Candidate<'a>> = state.live_nodes_with(&job.model, now_ms).collect();
         let able: Vec<Candidate<'a>> =
-            listing.iter().copied().filter(|(n, _)| !job.rejected_by.contains_key(&n.id)).collect();
+            listing.iter().copied().filter(|(n, _)| !job.refused_by.contains_key(&n.id)).collect();
         // A node may yield for hours, so a yielding model counts as not resident.
         let is_ready = |(n, m): &Candidate<'_>| {
             matches!(m.residency, Residency::Resident) && !n.ledger.yields.contains_key(&m.model)
         };
         let resident: Vec<Candidate<'a>> = able.iter().copied().filter(is_ready).collect();
         let open = resident.iter().copied().filter(|(n, _)| accepts(state, job, n, now_ms)).collect();
-        Self { all_rejected: !listing.is_empty() && able.is_empty(), able, resident, open }
+        Self { all_refused: !listing.is_empty() && able.is_empty(), able, resident, open }
     }
 }
 

@@ -11,17 +11,17 @@ use cfq_proto::prefix;
 use crate::job::Job;
 
 /// Prefill rate assumed until it is measured, in tokens per second: that of a small model on two old CPU cores.
-const DEFAULT_PREFILL_RATE: f64 = 50.0;
+const DEFAULT_PREFILL_TOKENS_PER_SECOND: f64 = 50.0;
 /// Decode rate assumed until it is measured, in tokens per second: that of a small model on two old CPU cores.
-const DEFAULT_DECODE_RATE: f64 = 5.0;
+const DEFAULT_DECODE_TOKENS_PER_SECOND: f64 = 5.0;
 /// Load rate assumed until it is measured, in bytes per second: that of an old disk, including the conversion of the
 /// weights to the kernels' layout.
-const DEFAULT_LOAD_RATE: f64 = 1e8;
+const DEFAULT_LOAD_BYTES_PER_SECOND: f64 = 1e8;
 /// Tokens per byte of prompt, assumed until measured. English prose and code have 0.25 to 0.35 with byte-level
 /// vocabularies; the upper end is the safe choice.
 const DEFAULT_TOKENS_PER_BYTE: f64 = 0.35;
 /// Tokens of the role markers that a chat template puts around three or four messages.
-const TEMPLATE_TOKENS: u64 = 32;
+const CHAT_TEMPLATE_TOKENS: u64 = 32;
 
 /// Estimated cost of one call on one model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,12 +53,12 @@ pub fn prompt_tokens(job: &Job, model: &ModelState) -> u64 {
 fn tokens_of_bytes(prompt_bytes: u64, model: &ModelState) -> u64 {
     let ratio = measured_or(model.tokens_per_byte, DEFAULT_TOKENS_PER_BYTE);
     // The conversion saturates; a prompt of 2^53 bytes is refused long before.
-    (prompt_bytes as f64 * ratio).ceil() as u64 + TEMPLATE_TOKENS
+    (prompt_bytes as f64 * ratio).ceil() as u64 + CHAT_TEMPLATE_TOKENS
 }
 
 /// Estimated number of tokens in one block of a prefix hash chain.
 pub fn tokens_per_block(model: &ModelState) -> f64 {
-    prefix::BLOCK_BYTES as f64 * measured_or(model.tokens_per_byte, DEFAULT_TOKENS_PER_BYTE)
+    prefix::PREFIX_BLOCK_BYTES as f64 * measured_or(model.tokens_per_byte, DEFAULT_TOKENS_PER_BYTE)
 }
 
 /// KV cache tokens to reserve for the job. A sequence ends at the model's context length, so it never reserves more
@@ -89,8 +89,8 @@ pub fn prefill_hint_cost(
     // The last prompt token is always computed: the first output token is sampled from its logits.
     let cached_tokens = ((cached_blocks as f64 * tokens_per_block(model)) as u64).min(prompt_tokens.saturating_sub(1));
     let sequences = f64::from(concurrent) + 1.0;
-    let prefill_rate = measured_or(model.prefill_rate, DEFAULT_PREFILL_RATE);
-    let decode_rate = measured_or(model.decode_rate, DEFAULT_DECODE_RATE);
+    let prefill_rate = measured_or(model.prefill_rate, DEFAULT_PREFILL_TOKENS_PER_SECOND);
+    let decode_rate = measured_or(model.decode_rate, DEFAULT_DECODE_TOKENS_PER_SECOND);
     PlacementCost {
         prompt_tokens,
         cached_tokens,
@@ -102,7 +102,7 @@ pub fn prefill_hint_cost(
 
 /// Estimated model load time, in ms.
 pub fn load_ms(model: &ModelState) -> f64 {
-    1000.0 * model.need_bytes as f64 / measured_or(model.load_rate, DEFAULT_LOAD_RATE)
+    1000.0 * model.need_bytes as f64 / measured_or(model.load_rate, DEFAULT_LOAD_BYTES_PER_SECOND)
 }
 
 fn measured_or(measured: f64, default: f64) -> f64 {

@@ -21,7 +21,7 @@ pub enum Effect {
         attempt: i32,
         /// Node to place it on.
         node: NodeId,
-        /// Process start of that node.
+        /// Boot (process start) of that node.
         boot: BootId,
         /// Numbers behind the decision, stored with the job and shown to users.
         reason: String,
@@ -36,7 +36,7 @@ pub enum Effect {
         lease: LeaseId,
         /// Node it is placed on.
         node: NodeId,
-        /// Process start of that node.
+        /// Boot (process start) of that node.
         boot: BootId,
     },
     /// Change the job from placed back to queued. The node did not accept the job, so no failure is counted.
@@ -61,14 +61,14 @@ pub enum Effect {
         /// Failure to store.
         failure: JobFailure,
     },
-    /// Record that every node that has the model reports that it cannot serve the model. The retry ceiling counts from
-    /// then on.
+    /// Record that every node that has the model reports that it cannot serve the model. The time of the record is the
+    /// start of the time that is compared with the retry ceiling.
     NoteUnavailable {
         /// Queued job.
         job: JobId,
         /// Number of the current attempt.
         attempt: i32,
-        /// Text that each node reports.
+        /// Reason that each of these nodes reports.
         reports: BTreeMap<NodeId, String>,
     },
     /// Ask the node to load the model that the job waits for; the node evicts idle models if it has to. Writes no row.
@@ -77,7 +77,7 @@ pub enum Effect {
         job: JobId,
         /// Node that should load it.
         node: NodeId,
-        /// Process start of that node.
+        /// Boot (process start) of that node.
         boot: BootId,
         /// Model to load.
         model: ModelId,

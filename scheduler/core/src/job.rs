@@ -36,11 +36,12 @@ pub struct Job {
     /// them.
     pub counted_tokens: Option<u64>,
     /// Nodes that can never run the job, with the reason each gave.
-    pub rejected_by: BTreeMap<NodeId, String>,
+    pub refused_by: BTreeMap<NodeId, String>,
     /// Failed attempts and the backoff after them, by node.
     pub node_failures: NodeFailures,
-    /// Time from which the retry ceiling counts, in ms: since this time every attempt failed without an answer, or no
-    /// node that has the model could serve it.
+    /// Start of the time that is compared with the retry ceiling, in ms: the first failure of an attempt since the job
+    /// last generated a token; if no attempt failed, the time at which every node that has the model reported that it
+    /// cannot serve the model. `None` if neither happened.
     pub first_failure_ms: Option<i64>,
     /// Total recorded time in which nodes were live but none had the model, in ms.
     pub no_node_ms: u64,
@@ -63,7 +64,7 @@ pub enum JobPhase {
     Placed {
         /// Node it was published to.
         node: NodeId,
-        /// Process start of that node.
+        /// Boot (process start) of that node.
         boot: BootId,
         /// Lease of the attempt.
         lease: LeaseId,
@@ -74,27 +75,27 @@ pub enum JobPhase {
     Running {
         /// Node that runs it.
         node: NodeId,
-        /// Process start of that node.
+        /// Boot (process start) of that node.
         boot: BootId,
         /// Time of the acceptance, in ms.
         accepted_ms: i64,
     },
 }
 
-/// Number of lost attempts from which on a job runs alone on its node.
+/// A job with at least this many lost attempts runs alone on its node.
 const LOSSES_BEFORE_ISOLATION: u32 = 2;
 
 impl Job {
     /// Returns whether the job may be a poison job: more than one node was lost while it ran the job. The job may be
-    /// the cause, or may only have run concurrently with the cause. Running it alone shows which, and puts no other job
-    /// at risk.
+    /// the cause, or may only have run concurrently with the cause. Running the job alone shows whether it is the
+    /// cause, and puts no other job at risk.
     pub fn may_be_poison(&self) -> bool {
         self.losses >= LOSSES_BEFORE_ISOLATION
     }
 
-    /// Returns whether the retry ceiling counts although no attempt of the job failed: every node that has the model
-    /// reported that it cannot serve it.
-    pub fn noted_unavailable(&self) -> bool {
+    /// Returns whether the time until the retry ceiling runs because every node that has the model reported that it
+    /// cannot serve the model, and not because an attempt failed.
+    pub fn is_unavailable_everywhere(&self) -> bool {
         self.first_failure_ms.is_some() && self.node_failures.0.is_empty()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`PlannerState`] caches the Postgres rows of nodes and of jobs that have not ended. The scheduler service feeds it
 //! rows ([`PlannerState::on_job_row`], [`PlannerState::on_job_ended`], [`PlannerState::on_node_row`],
-//! [`PlannerState::on_node_gone`]) and calls [`plan`] for the effects to carry out next. A plan is a proposal: each
+//! [`PlannerState::on_node_gone`]) and calls [`plan()`] for the effects to carry out next. A plan is a proposal: each
 //! effect is a compare-and-set in Postgres, the resulting row is fed back, and a rejected effect changes nothing. A
 //! plan made from stale state therefore does no harm, and a new leader only has to load the rows.
 //!

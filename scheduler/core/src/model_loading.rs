@@ -1,10 +1,10 @@
 //! Decides which nodes should load a model from disk because a queued job needs it.
 //!
-//! A load is requested where no node has the model resident or is loading it. A model that fits into the node's free
+//! A load is requested only if no node has the model resident or is loading it. A model that fits into the node's free
 //! memory is loaded at once. A model that does not fit requires an eviction, and only the highest-ranked job on the
 //! node may cause one: nothing is evicted while a job of higher rank waits there for capacity, while a load is in
-//! progress, or while a placement was not accepted yet. Otherwise two jobs with different models, on a node with memory
-//! for one of them, would evict each other's model before it served a call.
+//! progress, or while the node has not accepted a placement yet. Otherwise two jobs with different models, on a node
+//! with memory for one of them, would evict each other's model before it served a call.
 //!
 //! Until the memory is free, lower-ranked jobs are not placed on the models that have to be evicted, because otherwise
 //! these models would never become idle. A node evicts idle models first: if they free enough memory, the busy models
@@ -48,8 +48,8 @@ impl NodeLoads<'_> {
     }
 }
 
-/// Returns the free memory of each node, and whether evictions are blocked there: on a node that is loading or
-/// unloading a model, or that has not yet accepted a placement.
+/// Returns the free memory of each node, and whether evictions are blocked there. They are blocked while the node loads
+/// or unloads a model, or has not yet accepted a placement.
 pub fn node_loads(state: &PlannerState) -> BTreeMap<&NodeId, NodeLoads<'_>> {
     let mut loads: BTreeMap<&NodeId, NodeLoads<'_>> = state.nodes.values().map(|n| (&n.id, NodeLoads::of(n))).collect();
     for job in state.jobs.values().filter(|job| matches!(job.phase, JobPhase::Placed { .. })) {
@@ -60,7 +60,7 @@ pub fn node_loads(state: &PlannerState) -> BTreeMap<&NodeId, NodeLoads<'_>> {
     loads
 }
 
-/// Returns whether the model is being unloaded: sequences still run on it.
+/// Returns whether the model is being unloaded: it is no longer resident, but sequences still run on it.
 fn is_unloading(model: &ModelState) -> bool {
     model.residency == Residency::Available && model.running > 0
 }
@@ -73,7 +73,8 @@ pub struct LoadRequest<'a> {
 }
 
 impl<'a> LoadRequest<'a> {
-    /// Returns `None` if the free memory plus the memory of models that are being unloaded is enough for the model.
+    /// Returns the request for a load of `model`; `None` if the free memory, together with the memory of models that
+    /// are being unloaded, is enough for it.
     fn of(node: &'a Node, model: &ModelState, free_bytes: u64) -> Option<Self> {
         let unloading = node.ledger.models.iter().filter(|m| is_unloading(m));
         let soon_free = unloading.fold(0u64, |sum, m| sum.saturating_add(m.need_bytes));
@@ -93,9 +94,9 @@ impl<'a> LoadRequest<'a> {
     }
 }
 
-/// Plans a load of the job's model on the node where it is cheapest, unless a node is already loading it. Returns the
-/// request, with the memory that other models have to free for it, even if the eviction has to wait; `None` if no
-/// memory has to be freed.
+/// Plans a load of the job's model on the node where the load is cheapest, unless the model is being loaded already or
+/// such a load is planned. If other models have to free memory for the load, returns a request with the missing bytes,
+/// even if the load cannot be planned because evictions are blocked now. Otherwise returns `None`.
 ///
 /// `able` are the live nodes that have the model and may run the job; `loaders` are the nodes of `able` that take work
 /// now.
@@ -273,7 +274,7 @@ mod tests {
     }
 
     proptest! {
-        /// A job that waits for a load does not affect placements on models that stay resident.
+        /// A job that waits for a load does not affect the placement of jobs whose models stay resident.
         #[test]
         fn waiting_for_a_load_blocks_only_models_to_evict(
             need in 1u64..30, free in 0u64..30, others in prop::collection::vec((0u64..10, 0u32..2), 1..5),

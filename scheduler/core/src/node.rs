@@ -22,18 +22,19 @@ pub struct Node {
     pub exclusions: BTreeMap<ModelId, Exclusion>,
 }
 
-/// Temporary exclusion of a node after a refusal: it gets no more work until its ledger changes.
+/// Temporary exclusion of a node: for one model after a refusal, or for all models if the node is unresponsive. Until
+/// the node's ledger has a later version, the node gets no more of this work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exclusion {
-    /// Version of the ledger at the refusal; a later version ends the exclusion.
+    /// Version of the ledger when the exclusion began; a later version ends the exclusion.
     pub version: u64,
-    /// Time of the refusal, in ms.
+    /// Time at which the exclusion began, in ms.
     pub at_ms: i64,
 }
 
 impl Node {
-    /// Returns whether the node was seen within `ttl_ms`. A time far in the future counts as not seen, because the
-    /// database's clock was then set back.
+    /// Returns whether the node was seen within `ttl_ms`. If the last heartbeat is far in the future, the database's
+    /// clock was set back, and the node counts as not seen.
     pub fn alive(&self, now_ms: i64, ttl_ms: u64) -> bool {
         now_ms.abs_diff(self.seen_ms) <= ttl_ms
     }

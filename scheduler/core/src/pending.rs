@@ -13,9 +13,9 @@ use crate::job::Job;
 use crate::pending_reason::PendingReason;
 use crate::state::PlannerState;
 
-/// Number of writes of `no_node_ms` per retry ceiling: it is written each time it has grown by this fraction of the
-/// ceiling. A scheduler that exits unexpectedly loses at most one such fraction of the count, and a waiting job causes
-/// few writes.
+/// Number of writes of `no_node_ms` until the retry ceiling is reached: `no_node_ms` is written each time it has grown
+/// by the retry ceiling divided by this number. A scheduler that exits unexpectedly loses at most this much of the
+/// count, and a waiting job causes few writes.
 const NO_NODE_WRITES_PER_CEILING: u64 = 20;
 
 /// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct.
@@ -39,7 +39,7 @@ pub(crate) fn pending_effect(
     {
         let last = job.last_failure.as_ref().map(ToString::to_string).unwrap_or_default();
         let minutes = minutes(ceiling_ms);
-        return fail(format!("no answer in {minutes:.1} minutes of tries; the last failure: {last}"));
+        return fail(format!("no answer in {minutes:.1} minutes of repeated attempts; the last failure: {last}"));
     }
     let pending = match candidates.able.is_empty() {
         true if state.models_of_live_nodes(now_ms).is_none() => PendingReason::NoNodeUp,
@@ -56,7 +56,7 @@ pub(crate) fn pending_effect(
         return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reports: reasons.clone() });
     }
     let recorded = state.explained.get(&job.id).map(|e| &e.pending);
-    let ends_a_count = pending.is_served() && (job.no_node_ms > 0 || job.noted_unavailable());
+    let ends_a_count = pending.is_served() && (job.no_node_ms > 0 || job.is_unavailable_everywhere());
     let is_news = match &pending {
         // Lack of capacity is common in a busy cluster, and temporary: it is not worth a write unless another reason is
         // recorded.

@@ -42,8 +42,9 @@ pub enum PendingReason {
 }
 
 impl PendingReason {
-    /// Returns whether the reason implies that some node can serve the model. An earlier record that the model is
-    /// unavailable is then obsolete, and only failures of the job's own attempts still count.
+    /// Returns whether the reason implies that some node can serve the model. If it does, an earlier record that the
+    /// model is unavailable is obsolete, and only failures of the job's own attempts still count towards the retry
+    /// ceiling.
     pub fn is_served(&self) -> bool {
         match self {
             Self::Loading { .. } | Self::Yielding { .. } | Self::Backoff | Self::ExclusiveNode | Self::Capacity => true,

@@ -4,8 +4,8 @@
 //! - a plan that was carried out leaves nothing to do: planning twice changes nothing;
 //! - a job never passes a higher-ranked one on a model that both wait for, so no job starves;
 //! - a node loads the model of the highest-ranked job that needs a load there, and no other model is evicted for it
-//!   while a job of higher rank waits on the node: two models with capacity for one take turns, and neither is evicted
-//!   before it has served;
+//!   while a job of higher rank waits on the node: two models on a node with memory for one take turns, and neither is
+//!   evicted before it has served a call;
 //! - a job that may be poison (more than one node was lost while it ran the job) runs alone on its node, and while it
 //!   waits, one node is reserved for it.
 
@@ -128,8 +128,8 @@ fn overdue_acceptance(state: &PlannerState, job: &Job, now_ms: i64) -> Option<Ef
 /// Returns the effect for a queued job: its placement, or what to do if it cannot be placed now.
 fn place<'a>(state: &'a PlannerState, job: &'a Job, now_ms: i64, remaining: &mut Remaining<'a>) -> Option<Effect> {
     let candidates = Candidates::of(state, job, now_ms);
-    if candidates.all_rejected {
-        let reason = format!("no node can run it: {}", join_by_node(&job.rejected_by));
+    if candidates.all_refused {
+        let reason = format!("no node can run it: {}", join_by_node(&job.refused_by));
         return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Rejected { reason } });
     }
     if let Some((cost, node, capacity)) = cheapest(state, job, &candidates.open, remaining) {

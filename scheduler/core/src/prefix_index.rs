@@ -98,7 +98,7 @@ mod tests {
     }
 
     fn job_with_blocks(blocks: std::ops::Range<u64>) -> Job {
-        let prompt_bytes = (blocks.end - blocks.start) * prefix::BLOCK_BYTES as u64;
+        let prompt_bytes = (blocks.end - blocks.start) * prefix::PREFIX_BLOCK_BYTES as u64;
         Job { prompt_bytes, prefix: blocks.collect(), ..job(Priority::P2, 0) }
     }
 

@@ -4,7 +4,8 @@
 //! **Ageing prevents starvation.** A job rises one class every [`AGE_STEP_MS`] (10 minutes), so a P3 competes as P0
 //! after half an hour. A job older than [`OVERDUE_MS`] (40 minutes) precedes all younger jobs, whatever their class and
 //! deadline, oldest first. No job therefore waits behind work that was submitted more than 40 minutes after it: its
-//! wait is at most 40 minutes plus the time its nodes need for the work that was already queued then.
+//! wait is at most 40 minutes plus the time that the nodes with its model need for the work that is in the queue by
+//! then.
 
 use cfq_proto::ids::JobId;
 

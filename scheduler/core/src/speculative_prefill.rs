@@ -14,8 +14,8 @@ use crate::cost::prefill_hint_cost;
 use crate::job::Job;
 use crate::state::PlannerState;
 
-/// Returns the node on which the hinted prompt should be computed. `None` if no node could start now, or if the task
-/// has no live job.
+/// Returns the node on which the hinted prompt should be computed. `None` if no node on which the model is resident
+/// accepts work for it now, or if the task has no job in progress.
 pub fn prefill_node(state: &PlannerState, hint: &PrefillHint, now_ms: i64) -> Option<NodeId> {
     // Only a task with a call in progress may have prompts computed.
     if !state.jobs.values().any(|job| job.task == hint.task) {

@@ -25,7 +25,7 @@ use crate::prefix_index::PrefixIndex;
 /// The durations of `cfq_proto::timing` that the planner needs, in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannerTiming {
-    /// Time after its last heartbeat at which a node counts as not alive.
+    /// Time from a node's last heartbeat until the node counts as not alive.
     pub lease_ttl_ms: u64,
     /// Time after which a placed job that was not accepted is published again.
     pub accept_timeout_ms: u64,
@@ -35,7 +35,7 @@ pub struct PlannerTiming {
 
 /// Maximum duration of an exclusion, as a multiple of `accept_timeout_ms`: after it the exclusion ends even if the
 /// ledger does not change.
-const MAX_EXCLUSION_ACCEPT_TIMES: u64 = 10;
+const MAX_EXCLUSION_ACCEPT_TIMEOUTS: u64 = 10;
 
 /// A job that ended on a node whose last ledger may still count it.
 #[derive(Debug, Clone, PartialEq)]
@@ -222,7 +222,7 @@ impl PlannerState {
 
     /// Returns whether the node may be given work for the model now, regardless of its free capacity.
     pub(crate) fn accepts_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
-        let max_ms = self.timing.accept_timeout_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMES);
+        let max_ms = self.timing.accept_timeout_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMEOUTS);
         let applies = |exclusion: &Exclusion| exclusion.applies(&node.ledger, now_ms, max_ms);
         let unresponsive = self.unresponsive.get(&node.id).is_some_and(|(_, exclusion)| applies(exclusion));
         node.alive(now_ms, self.timing.lease_ttl_ms)

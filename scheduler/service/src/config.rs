@@ -66,9 +66,9 @@ impl Default for Defaults {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerLimits {
-    /// Maximum number of attempts of a job that may lose their node; one more makes the job a dead letter.
+    /// How many attempts of a job may end because their node was lost; one more makes the job a dead letter.
     pub max_losses: i32,
-    /// Maximum number of attempts of a job that may fail after their first token; one more makes the job a dead letter.
+    /// How many attempts of a job may fail after their first token; one more makes the job a dead letter.
     #[serde(alias = "max_break_offs")]
     pub max_interruptions: i32,
     /// Maximum number of consecutive runner losses of a task without a committed step in between; one more ends the

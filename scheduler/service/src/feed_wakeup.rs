@@ -14,11 +14,11 @@ use tokio::sync::broadcast;
 
 use crate::store::Store;
 
-/// Capacity of each channel, in messages. A feed that falls further behind misses token frames; the gap is visible in
-/// the frames' offsets.
-const CHANNEL_CAPACITY: usize = 4_096;
-/// Maximum number of attempts whose first token is remembered as recorded. When it is exceeded, the set is cleared, and
-/// the next frame of each attempt records the first token again, which changes nothing.
+/// Capacity of each channel, in messages. A feed that falls further behind misses messages. Missed events are read from
+/// the database; missed token frames are visible as a gap in the frames' offsets.
+const CHANNEL_MESSAGES: usize = 4_096;
+/// Maximum size of the set of attempts whose first token is already recorded. A larger set is cleared; the next frame
+/// of each attempt then records the first token again, which changes nothing.
 const MAX_RECORDED_LEASES: usize = 4_096;
 /// Wait before a failed Postgres listener or NATS subscription is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub struct FeedWakeup {
 
 impl Default for FeedWakeup {
     fn default() -> Self {
-        Self { events: broadcast::Sender::new(CHANNEL_CAPACITY), tokens: broadcast::Sender::new(CHANNEL_CAPACITY) }
+        Self { events: broadcast::Sender::new(CHANNEL_MESSAGES), tokens: broadcast::Sender::new(CHANNEL_MESSAGES) }
     }
 }
 
@@ -103,7 +103,7 @@ impl FeedWakeup {
         let mut recorded: HashSet<LeaseId> = HashSet::new();
         // Leases of attempts whose first token could not be recorded. The next frame of such an attempt triggers
         // another try.
-        let (failed, mut failures) = tokio::sync::mpsc::channel(CHANNEL_CAPACITY);
+        let (failed, mut failures) = tokio::sync::mpsc::channel(CHANNEL_MESSAGES);
         loop {
             let frame = tokio::select! {
                 next = frames.next() => match next { Some(frame) => frame, None => return },
@@ -120,7 +120,7 @@ impl FeedWakeup {
             if recorded.insert(frame.fence.lease) {
                 let (store, fence, failed) = (store.clone(), frame.fence, failed.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = store.first_token(&fence).await {
+                    if let Err(error) = store.record_first_token(&fence).await {
                         tracing::debug!(job = %fence.job, attempt = fence.attempt, %error, "first token not recorded");
                         if failed.send(fence.lease).await.is_err() {
                             tracing::debug!("token frame reader stopped");

@@ -4,7 +4,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `store` | Postgres: every write is a compare-and-set on its fence |
-//! | `lead` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
+//! | `leader` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
@@ -16,7 +16,7 @@ mod api;
 mod bus;
 mod config;
 mod feed_wakeup;
-mod lead;
+mod leader;
 mod link;
 mod metrics;
 mod run;

@@ -17,7 +17,7 @@ pub struct Metrics {
     nats_requests: IntCounterVec,
     nats_seconds: HistogramVec,
     pub placements: IntCounter,
-    pub work_orders_republished: IntCounter,
+    pub work_orders_resent: IntCounter,
     pub job_leases_expired: IntCounter,
     pub task_leases_expired: IntCounter,
     pub leader: IntGauge,
@@ -178,8 +178,8 @@ impl Metrics {
             )?,
             nats_seconds: histogram("cfq_nats_request_duration_seconds", "Time until the reply is ready.", &["verb"])?,
             placements: counter("cfq_placements_total", "Attempts that were placed on a node.")?,
-            work_orders_republished: counter(
-                "cfq_work_orders_republished_total",
+            work_orders_resent: counter(
+                "cfq_work_orders_resent_total",
                 "Work orders that were sent again because no node accepted them in time.",
             )?,
             job_leases_expired: counter("cfq_job_leases_expired_total", "Job leases that expired.")?,
@@ -301,7 +301,7 @@ mod tests {
         cfq_placements_total
         cfq_task_leases_expired_total
         cfq_tasks{state="ready"}
-        cfq_work_orders_republished_total
+        cfq_work_orders_resent_total
         "#);
     }
 }

@@ -11,11 +11,11 @@ use cfq_proto::timing::Timing;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::api::{Api, Token, TokenError};
+use crate::api::{Api, ApiToken, ApiTokenError};
 use crate::bus::Bus;
 use crate::config::{Config, DatabaseConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
-use crate::lead::Leader;
+use crate::leader::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
 use crate::store::{Store, StoreError, StorePools};
@@ -32,7 +32,7 @@ pub enum Error {
         source: std::io::Error,
     },
     #[error(transparent)]
-    Token(#[from] TokenError),
+    ApiToken(#[from] ApiTokenError),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -65,7 +65,7 @@ pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
 /// row.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let bind = config.http.bind;
-    let token = Token::load(&config.http.token_file)?;
+    let token = ApiToken::load(&config.http.token_file)?;
     let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
     let store = stores.requests.clone();
     let listener = TcpListener::bind(bind).await.map_err(|source| Error::Bind { bind, source })?;

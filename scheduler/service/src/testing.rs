@@ -19,7 +19,7 @@ use crate::store::{Leadership, NewTask, Store, Submitted};
 
 pub const MODEL: &str = "openai:box/m";
 
-/// The running Postgres and NATS. Dropping it stops them.
+/// The running Postgres and NATS; both are stopped on drop.
 struct TestServices {
     addresses: StackAddresses,
     stop: Option<oneshot::Sender<()>>,
@@ -111,7 +111,7 @@ impl TestEnv {
         self.services.addresses.nats.config(identity)
     }
 
-    pub async fn lead(&self) -> Leadership {
+    pub async fn acquire_leadership(&self) -> Leadership {
         self.store.acquire_leadership(uuid::Uuid::now_v7()).await.unwrap().unwrap()
     }
 

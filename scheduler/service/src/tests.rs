@@ -10,8 +10,8 @@ use cfq_proto::client::{Client, Frame};
 use cfq_proto::ids::{BootId, JobId, TaskKey};
 use cfq_proto::job::{Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage};
 use cfq_proto::messages::{
-    Accept, FenceReply, GetJob, Heartbeat, HeartbeatReply, HeldLease, JobReply, JobReport, LeaseReply, LeaseRequest,
-    NodeCommand, RegisterReply, RunnerCommand, RunnerRegistration, SubmitJob, TaskFence, TokenFrame, WorkOrder,
+    Accept, FenceReply, Heartbeat, HeartbeatReply, HeldLease, JobGet, JobReply, JobResult, JobSubmit, LeaseReply,
+    LeaseRequest, NodeCommand, RegisterReply, RunnerCommand, RunnerRegistration, TaskFence, TokenFrame, WorkOrder,
 };
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::{Agent, TaskState};
@@ -135,15 +135,15 @@ impl TestCluster {
             prefix: vec![],
             max_tokens: 50,
         };
-        let ask = SubmitJob { fence, seq: 0, request };
-        match request_reply(&self.runner, subject::runner(&runner(), "job_submit"), ask).await {
+        let submit = JobSubmit { fence, seq: 0, request };
+        match request_reply(&self.runner, subject::runner(&runner(), "job_submit"), submit).await {
             JobReply::Job { job } => job,
             other => panic!("{other:?}"),
         }
     }
 
     async fn get_job(&self, fence: TaskFence, job: JobId) -> JobView {
-        match request_reply(&self.runner, subject::runner(&runner(), "job_get"), GetJob { fence, job }).await {
+        match request_reply(&self.runner, subject::runner(&runner(), "job_get"), JobGet { fence, job }).await {
             JobReply::Job { job } => job,
             other => panic!("{other:?}"),
         }
@@ -173,7 +173,7 @@ impl TestCluster {
     }
 
     async fn report(&self, order: &WorkOrder, outcome: Outcome) -> FenceReply {
-        let report = JobReport { fence: order.fence, boot: self.node_boot, outcome };
+        let report = JobResult { fence: order.fence, boot: self.node_boot, outcome };
         request_reply(&self.node, subject::node(&node(), "result"), report).await
     }
 
@@ -196,7 +196,7 @@ fn serve(config: &Config) -> Service {
 
 async fn ready(client: &Client) {
     in_time(async {
-        while client.ready().await.is_err() {
+        while client.check_ready().await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })

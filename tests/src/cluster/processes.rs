@@ -9,7 +9,7 @@ use super::{Cluster, WAIT_LIMIT, tail};
 use crate::{binary, signal, wait};
 
 impl Cluster {
-    /// Starts a service's process; its log is appended to.
+    /// Starts a service's process, which appends to the service's log.
     pub fn start_service(&self, service: &str) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
         let mut command = Command::new(binary::cfq());
@@ -112,7 +112,7 @@ pub fn kill_with_parent(command: &mut Command) {
     }
 }
 
-/// Limits the child's address space: beyond it, allocations fail as on a machine without free memory.
+/// Limits the child's address space to `bytes`; allocations above the limit fail, as on a machine without free memory.
 fn limit_address_space(command: &mut Command, bytes: u64) {
     // SAFETY: setrlimit is async-signal-safe and touches nothing of the parent.
     #[allow(unsafe_code)]

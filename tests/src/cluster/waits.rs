@@ -13,7 +13,7 @@ impl Cluster {
     /// Waits until the API is ready and every node has loaded all its models or found them on disk.
     pub async fn wait_until_ready(&self) {
         wait::until("the API to be ready", WAIT_LIMIT, || async {
-            self.client.ready().await.map_err(|e| format!("{e}; {}", tail(&self.log("scheduler"))))
+            self.client.check_ready().await.map_err(|e| format!("{e}; {}", tail(&self.log("scheduler"))))
         })
         .await;
         wait::until("all nodes and their models", WAIT_LIMIT, || async {

@@ -80,7 +80,8 @@ impl DedicatedPostgres {
         Frozen(self.stop_all())
     }
 
-    /// Stops the postmaster first, so that it starts no further process, then its children.
+    /// Sends SIGSTOP to the postmaster first, so that it starts no further process, then to its children. Returns all
+    /// of them, the postmaster first.
     fn stop_all(&self) -> Vec<ProcessIdentity> {
         let postmaster = self.process.lock().unwrap().identity().clone();
         signal::send(postmaster.pid, libc::SIGSTOP);

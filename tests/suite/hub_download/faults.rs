@@ -32,7 +32,7 @@ async fn failed_download_keeps_its_partial_data() {
     let store = store(folder.path(), server.hub(None));
     pull(&store, MODEL).await.refused(&["cannot fetch hf:maker/tiny-GGUF:tiny.gguf", "the same command resumes it"]);
     let here = store.list().unwrap().remove(0);
-    let InstallState::Unfinished { have } = here.state else { panic!("{here:?}") };
+    let InstallState::Unfinished { fetched_bytes: have } = here.state else { panic!("{here:?}") };
     assert!(have > 100_000 && here.bytes == 300_000, "{here:?}");
 
     server.cut_every_connection_after(None);
@@ -41,7 +41,7 @@ async fn failed_download_keeps_its_partial_data() {
     assert_eq!(outcome.bytes(), file);
     assert_eq!(outcome.steps.first(), Some(&PullProgress::Started { files: 1, bytes: 300_000, have }));
     assert_eq!(server.ranges()[before..], [Some(format!("bytes={have}-"))]);
-    assert_eq!(store.list().unwrap()[0].state, InstallState::Ready);
+    assert_eq!(store.list().unwrap()[0].state, InstallState::Complete);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn checksum_mismatch_never_becomes_a_model() {
     let store = store(folder.path(), server.hub(None));
     server.inject_faults(&[Fault::CorruptAt(123_456)]);
     pull(&store, MODEL).await.refused(&["checksum mismatch", "discarded"]);
-    assert!(store.list().unwrap().iter().all(|m| m.state == InstallState::Unfinished { have: 0 }));
+    assert!(store.list().unwrap().iter().all(|m| m.state == InstallState::Unfinished { fetched_bytes: 0 }));
 
     // A partial file that was corrupted on disk is detected at the end, and the file is fetched again from its start.
     server.inject_faults(&[Fault::CutAfter(200_000)]);

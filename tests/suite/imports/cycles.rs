@@ -179,7 +179,8 @@ fn split_visibility(line: &str) -> (bool, &str) {
     (rest.is_some(), rest.unwrap_or(line))
 }
 
-/// Splits code into its `use` declarations (whether each has a visibility, and its list) and all other lines.
+/// Splits code into its `use` declarations and all other lines. Each declaration is returned as its list, and whether
+/// it has a visibility.
 fn split_uses(code: &str) -> (Vec<(bool, String)>, String) {
     let (mut declarations, mut rest) = (Vec::new(), String::new());
     let mut open: Option<(bool, String)> = None;

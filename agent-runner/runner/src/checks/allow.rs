@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn rule_covers_its_kind_in_its_files_and_folders() {
         let text =
-            "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\", \"tools/load.py\"]\nwhy = \"by name\"\n";
+            "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\", \"tools/load.py\"]\nreason = \"by name\"\n";
         let (allowed, problem) = AllowList::parse(Some(text));
         assert_eq!(problem, None);
         for path in ["plugins/a.py", "plugins/deep/b.py", "tools/load.py"] {

@@ -19,12 +19,13 @@ use cfq_proto::review::{CheckKind, Finding, Quarantine};
 const MAX_FINDINGS: usize = 20;
 
 /// Checks `files` and returns the findings and the resulting quarantine, if any. `base` reads a file from the base
-/// commit; dangers that the project allows there (see [`allow`]) are not reported.
+/// commit; dangers that the project allows there (see `allow`) are not reported.
 pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (Vec<Finding>, Option<Quarantine>) {
     let mut dangerous = Vec::new();
     let mut syntax = Vec::new();
     let (allow_list, parse_error) = AllowList::parse(base(ALLOW_LIST_PATH).as_deref());
-    let note = parse_error.map(|error| format!(" ({ALLOW_LIST_PATH} allows nothing, it cannot be parsed: {error})"));
+    let note =
+        parse_error.map(|error| format!(" ({ALLOW_LIST_PATH} allows nothing, because it cannot be parsed: {error})"));
     for file in files {
         if file.path == ALLOW_LIST_PATH {
             let message = "changes the allow-list of the danger check".to_owned();

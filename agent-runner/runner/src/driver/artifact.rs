@@ -54,8 +54,8 @@ fn parent_commit<'h>(history: &'h History, base: &'h Base) -> &'h str {
     deliverable.and_then(|i| i.artifact.commit.as_deref()).unwrap_or(&base.commit)
 }
 
-/// Creates the artifact of the next iteration. A reply that cannot be turned into files gives an artifact without a
-/// commit, whose message states the reason.
+/// Creates the artifact of the next iteration. If the reply cannot be turned into files, the artifact has no commit,
+/// and its `commit_message` states the reason.
 pub(super) fn make_artifact(
     mirror: &Mirror,
     spec: &TaskSpec,

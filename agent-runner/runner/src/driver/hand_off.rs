@@ -34,10 +34,10 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.commit_step(Step::PrOpened { head, base: base.commit, branch: base.branch }, 0).await?)
     }
 
-    /// Computes the merge of `head` into the mirror's main without moving it. `time` is the date of the merge commit,
-    /// if one is needed.
+    /// Computes the merge of `head` into the mirror's `main`, but does not update `main`. `time` is the date of the
+    /// merge commit, if one is needed.
     async fn compute_merge(&mut self, head: String, time: i64) -> Result<MergeOutcome, ActionError> {
-        let mirror = self.mirror().await?;
+        let mirror = self.prepare_mirror().await?;
         let base = self.base()?.commit;
         let message = format!("Merge {}: {}\n", self.number, self.title());
         let plan = tokio::task::spawn_blocking(move || mirror.plan_merge(&base, &head, &message, time));
@@ -67,13 +67,13 @@ impl<P: TaskPort> TaskDriver<P> {
         // Computed again to write the merge commit's objects if they are missing: the mirror may have been recreated
         // since the intent was recorded.
         let outcome = self.compute_merge(head, intent.commit_time).await?;
-        let mirror = self.mirror().await?;
+        let mirror = self.prepare_mirror().await?;
         let known = {
             let (mirror, new) = (mirror.clone(), intent.new.clone());
             tokio::task::spawn_blocking(move || mirror.has_commit(&new)).await??
         };
         if !known {
-            tracing::info!(task = %self.number, ?outcome, "cannot reproduce the intended merge, planning it again");
+            tracing::info!(task = %self.number, ?outcome, "recorded merge commit not reproduced, planning a new merge");
             return self.plan_merge().await;
         }
         self.port.wait_for_lease().await?;
@@ -136,7 +136,10 @@ impl<P: TaskPort> TaskDriver<P> {
         if !self.history.facts.accepted_as_is {
             return self.hold_hand_off(reason).await;
         }
-        let reason = format!("accepted as it is: {reason}; `cfq pull {}` brings the result into a clone", self.number);
+        let reason = format!(
+            "accepted without delivery ({reason}); to get the result into a clone, run `cfq pull {}` there",
+            self.number
+        );
         self.commit_step(Step::HandedOff { reason }, 0).await
     }
 

@@ -19,7 +19,7 @@ use crate::workstream::Snapshot;
 impl<P: TaskPort> TaskDriver<P> {
     /// Asks the creator for an artifact and records the artifact.
     pub(super) async fn create(&mut self) -> Result<(), ActionError> {
-        let mirror = self.mirror().await?;
+        let mirror = self.prepare_mirror().await?;
         let base = self.base()?;
         let prompt = {
             let (mirror, base, spec, history) = (mirror.clone(), base.clone(), self.spec.clone(), self.history.clone());
@@ -54,7 +54,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Runs the built-in static checks on the last artifact and records their findings.
     pub(super) async fn check(&mut self) -> Result<(), ActionError> {
-        let mirror = self.mirror().await?;
+        let mirror = self.prepare_mirror().await?;
         let base = self.base()?;
         let artifact = self.last()?.artifact.clone();
         let iteration = artifact.iteration;
@@ -75,7 +75,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Asks the critic to review the last artifact and records the review.
     pub(super) async fn review(&mut self) -> Result<(), ActionError> {
-        let mirror = self.mirror().await?;
+        let mirror = self.prepare_mirror().await?;
         let base = self.base()?;
         let last = self.last()?.clone();
         let iteration = last.artifact.iteration;

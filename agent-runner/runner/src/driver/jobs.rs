@@ -59,10 +59,12 @@ impl<P: TaskPort> TaskDriver<P> {
     ) -> Result<Option<Answer<T>>, ActionError> {
         let binding = self.spec.agents.of(agent).clone();
         let Some(model) = self.bound_model(agent) else {
-            let why = format!(
-                "no model is configured for {agent}: choose one (switch_llm), or set `model` in [agents.{agent}] of cfq.toml"
+            let reason = format!(
+                "the task has no model for {agent}: choose one with `cfq resolve {} --action switch_llm \
+                 --agent {agent} --model MODEL`",
+                self.number
             );
-            self.commit_escalation(EscalationReason::AgentError, why, 0).await?;
+            self.commit_escalation(EscalationReason::AgentError, reason, 0).await?;
             return Ok(None);
         };
         let predictor = if agent == Agent::Alpha { self.prefill_predictor().await? } else { None };
@@ -82,19 +84,20 @@ impl<P: TaskPort> TaskDriver<P> {
             let prompt = Prompt { messages, sampling, format: format.clone() };
             let (view, outcome) = self.run_job((agent, n), &model, prompt, spent_ms, predictor.as_ref()).await?;
             spent_ms += view.running_ms;
-            let why = match outcome {
+            let reason = match outcome {
                 JobOutcome::Done(completion) => match parse(&completion, repeats == MAX_REPEATED_REQUESTS) {
                     Ok(value) => {
                         return Ok(Some(Answer { value, completion, job: view.id, model: view.model, spent_ms }));
                     }
-                    Err(why) if repeats < MAX_REPEATED_REQUESTS => {
-                        tracing::info!(task = %self.number, %agent, %why, "cannot parse an answer, requesting another");
+                    Err(reason) if repeats < MAX_REPEATED_REQUESTS => {
+                        let task = self.number;
+                        tracing::info!(%task, %agent, %reason, "cannot parse an answer, requesting another");
                         repeats += 1;
                         continue;
                     }
-                    Err(why) => {
+                    Err(reason) => {
                         let tries = MAX_REPEATED_REQUESTS + 1;
-                        format!("{agent}'s answer could not be parsed in {tries} tries: {why}")
+                        format!("{agent}'s answer could not be parsed in {tries} tries: {reason}")
                     }
                 },
                 JobOutcome::Failed(JobFailure::TooLong { have, .. }) if shrinks < MAX_PROMPT_SHRINKS => {
@@ -110,15 +113,15 @@ impl<P: TaskPort> TaskDriver<P> {
                 JobOutcome::Failed(failure @ (JobFailure::TooLong { .. } | JobFailure::Rejected { .. })) => {
                     format!("{model} cannot answer {agent}: {failure}")
                 }
-                JobOutcome::Unusable(why) => format!("{agent}'s job on {model} {why}"),
+                JobOutcome::Unusable(reason) => format!("{agent}'s job on {model} {reason}"),
                 JobOutcome::TimedOut => {
                     self.port.cancel_job(view.id).await?;
-                    let why = "the working time was used up during a model call".to_owned();
-                    self.commit_escalation(EscalationReason::TimeoutExceeded, why, spent_ms).await?;
+                    let reason = "the working time was used up during a model call".to_owned();
+                    self.commit_escalation(EscalationReason::TimeoutExceeded, reason, spent_ms).await?;
                     return Ok(None);
                 }
             };
-            self.commit_escalation(EscalationReason::AgentError, why, spent_ms).await?;
+            self.commit_escalation(EscalationReason::AgentError, reason, spent_ms).await?;
             return Ok(None);
         }
         Ok(None)
@@ -190,8 +193,8 @@ impl<P: TaskPort> TaskDriver<P> {
                 None => JobOutcome::Unusable("failed without a reason".to_owned()),
             }),
             JobState::Dead => {
-                let why = view.failure.as_ref().map_or_else(|| "no reason recorded".to_owned(), ToString::to_string);
-                Some(JobOutcome::Unusable(format!("is a dead letter after {} attempts: {why}", view.attempt)))
+                let reason = view.failure.as_ref().map_or_else(|| "no reason recorded".to_owned(), ToString::to_string);
+                Some(JobOutcome::Unusable(format!("was given up after {} attempts: {reason}", view.attempt)))
             }
             // If the working time is used up, this runner cancelled the job before it crashed; otherwise it was
             // cancelled from outside.

@@ -1,7 +1,8 @@
-//! Driver of one task, from its last committed step until the task ends or waits for a human. [`next_action`]
-//! determines the next action, [`TaskDriver`] performs it, and a step takes effect only after it is committed. After a
-//! crash the next holder of the lease resumes at the last committed step. Effects of an uncommitted step that already
-//! took place (a commit's objects, a moved reference, a branch) are recognised by their content and not repeated.
+//! Driver of one task, from its last committed step until the task ends or waits for a human. `next_action`
+//! determines the next action, [`TaskDriver`] performs it and commits its result as a step, and only committed steps
+//! change the task's state. After a crash the next holder of the lease resumes at the last committed step. If the crash
+//! came between an action's effect on a repository (a commit's objects, a moved reference, a branch) and the commit of
+//! its step, the effect is recognised by its content and not repeated.
 
 mod artifact;
 mod hand_off;

@@ -71,7 +71,8 @@ fn timeout_escalation(history: &History, limits: &LoopLimits) -> Option<NextActi
 }
 
 /// Returns the next action of the hand-off. The pull request is not reviewed again: the review in the loop serves as
-/// its quality control, and the coordinator approves every result that converged or that a human accepted.
+/// its quality control, and the coordinator (the runner that executes the hand-off) approves every result that
+/// converged or that a human accepted.
 fn hand_off_action(history: &History) -> NextAction {
     let hand_off = &history.hand_off;
     if hand_off.done || history.facts.hand_off_held {

@@ -26,8 +26,8 @@ pub enum Stopped {
     CannotDrive(DriveError),
 }
 
-/// Reason why a task cannot be driven. The scheduler and this runner disagree about which step is valid, or a record
-/// cannot be parsed: a bug on one of the two sides.
+/// Reason why a task cannot be driven. Except for [`DriveError::Blob`], it indicates a bug in the scheduler or in this
+/// runner: the two disagree about which step is valid, or a record is not legal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriveError {
     /// The scheduler refused a request for this reason.
@@ -76,7 +76,7 @@ impl Drop for FollowGuard {
 pub trait TaskPort: Send + Sync + 'static {
     /// Commits a step. Returns its commit time, in seconds since 1970 on the database's clock.
     fn commit_step(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
-    /// Submits a job, or returns the existing one with the same `seq`, role and `n`.
+    /// Submits a job, or returns the existing one with the same `seq`, role and index `n` among the calls for the step.
     fn submit_job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
     /// Returns the current state of a submitted job.
     fn get_job(&self, job: JobId) -> impl Future<Output = Result<JobView, Stopped>> + Send;

@@ -1,13 +1,14 @@
 //! Prediction of the critic's prompt while the creator is generating. The predicted part is sent as a hint to the node
 //! that will run the critic, so that the node can prefill it speculatively.
 //!
-//! The critic's prompt starts with task and context, which are known from the start, followed by the files, which come
-//! from the creator's reply. The growing reply is therefore processed like a complete one: its complete lines go
-//! through the same parser, over the same files, into the same prompt, which ends at the current end of the file that
-//! is being generated. If the rest of the reply contradicts the prediction (a second version of the file, another file
-//! that sorts before it, a longer fence), the prediction is wrong from that place on, and the part before it stays
-//! valid. No hint is sent while the checks run: they take only milliseconds, and the critic's prompt contains none of
-//! their findings.
+//! The critic's prompt starts with the task and the context files, which are known from the start. Then come the
+//! artifact's files, which the creator's reply determines. To predict them, the complete lines of the growing reply are
+//! processed like a complete reply: they are parsed, the edits are applied, and the critic's prompt is rendered, up to
+//! the current end of the file that is being generated. The rest of the reply may contradict the prediction: it may
+//! contain a second version of the file, another file whose path sorts before it, or a code fence inside the file, so
+//! that the prompt needs a longer fence around the file. Then the prediction is wrong from that place on, and the part
+//! before it stays valid. No hint is sent while the checks run: they take only milliseconds, and the critic's prompt
+//! contains none of their findings.
 //!
 //! Hints are best effort: nothing waits for them, and they are not recorded.
 
@@ -34,7 +35,7 @@ impl<P: TaskPort> TaskDriver<P> {
             ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => {}
             ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => return Ok(None),
         }
-        let (mirror, base) = (self.mirror().await?, self.base()?);
+        let (mirror, base) = (self.prepare_mirror().await?, self.base()?);
         let (task, spec, history) = (self.task, self.spec.clone(), self.history.clone());
         let predictor = move |generated: &str| {
             let binding = spec.agents.of(Agent::Beta);

@@ -18,7 +18,7 @@ use crate::pipeline::PromptError;
 use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
-const MAX_TRIES: u32 = 3;
+const MAX_ACTION_TRIES: u32 = 3;
 /// Maximum number of tries of an action in the hand-off before the hand-off is held for a human. The waits between the
 /// tries add up to about nine minutes, as long as the wait for an unavailable endpoint. The number is higher than in
 /// the loop, because the result already exists and only a disk or a repository has to become available again.
@@ -46,7 +46,7 @@ impl ActionError {
         }
     }
 
-    /// Whether the error is caused by the task's repository or base commit, so that only another task can avoid it.
+    /// Whether the error is caused by the task's repository or base commit, so that no retry of this task can succeed.
     fn is_invalid_request(&self) -> bool {
         match self {
             Self::Git(error) => error.is_invalid_request(),
@@ -156,11 +156,12 @@ impl<P: TaskPort> TaskDriver<P> {
     /// ends the task.
     async fn recover(&mut self, error: ActionError, tries: u32) -> Result<(), Stopped> {
         use cfq_proto::loop_step::LoopState;
-        let why = error.with_causes();
-        tracing::warn!(task = %self.number, tries, why, "action failed");
+        let reason = error.with_causes();
+        tracing::warn!(task = %self.number, tries, reason, "action failed");
         let in_hand_off = self.history.state == LoopState::Converged;
         // A human who accepted the result as it is should not wait long for the end of the task.
-        let max_tries = if in_hand_off && !self.history.facts.accepted_as_is { MAX_HAND_OFF_TRIES } else { MAX_TRIES };
+        let max_tries =
+            if in_hand_off && !self.history.facts.accepted_as_is { MAX_HAND_OFF_TRIES } else { MAX_ACTION_TRIES };
         if error.is_transient() && tries < max_tries {
             self.prepared = None;
             self.port.record_progress();
@@ -168,17 +169,17 @@ impl<P: TaskPort> TaskDriver<P> {
             return Ok(());
         }
         if in_hand_off {
-            return self.hold_or_end_hand_off(format!("the hand-off cannot continue: {why}")).await;
+            return self.hold_or_end_hand_off(format!("the hand-off cannot continue: {reason}")).await;
         }
         // The task fails instead of escalating: a human has no result to accept, and no action can change the task's
         // repository or base commit.
         if self.history.iterations.is_empty() && error.is_invalid_request() {
-            return self.commit_failure(why, 0).await;
+            return self.commit_failure(reason, 0).await;
         }
-        self.commit_escalation(EscalationReason::WorkflowError, why, 0).await
+        self.commit_escalation(EscalationReason::WorkflowError, reason, 0).await
     }
 
-    /// Returns the wait after `tries` failed tries: exponential, up to the cap.
+    /// Returns the wait after `tries` failed tries: it doubles with each try, up to a maximum.
     pub(super) fn backoff(&self, tries: u32) -> Duration {
         let factor = 1u32 << tries.saturating_sub(1).min(8);
         (self.timing.backoff_base() * factor).min(self.timing.backoff_cap())
@@ -251,7 +252,7 @@ impl<P: TaskPort> TaskDriver<P> {
     }
 
     /// Returns the mirror with everything that the history refers to. Missing objects are rebuilt from the records.
-    pub(super) async fn mirror(&mut self) -> Result<Mirror, ActionError> {
+    pub(super) async fn prepare_mirror(&mut self) -> Result<Mirror, ActionError> {
         if let Some(mirror) = &self.prepared {
             return Ok(mirror.clone());
         }

@@ -14,8 +14,9 @@ const MAX_FILES: usize = 64;
 /// Maximum size of one file, in bytes: far above any source file, far below the size limit of a blob.
 pub const MAX_FILE_BYTES: usize = 512 * 1024;
 
-/// Applies `edits` to the files of the previous artifact (`previous`, empty in the first iteration) and to the base,
-/// and returns the files that now differ from the base, in path order.
+/// Applies each edit to its file as it is in the previous artifact (`previous`, empty in the first iteration), or in
+/// the base if that artifact does not contain the file. Returns the files of the new artifact: those that differ from
+/// the base, in path order.
 ///
 /// # Errors
 /// The first [`ReplyProblem`] found; no edit is applied then.

@@ -14,7 +14,7 @@ pub(super) struct FencedBlock<'t> {
     pub closed: bool,
 }
 
-/// Number of lines above a block in which its label is searched.
+/// Number of lines directly above a block that are searched for its label.
 const MAX_LABEL_DISTANCE: usize = 3;
 
 /// Returns the fenced blocks of `text`, in order.

@@ -1,4 +1,4 @@
-//! Turns a creator's reply into files: edits are parsed ([`parse`]), then applied all or nothing ([`apply`]).
+//! Turns a creator's reply into files: edits are parsed (`parse`), then applied all or nothing (`apply`).
 //!
 //! A reply contains fenced code blocks. Each names its file in the info string, on the line above, or in its first
 //! line; a block of search/replace hunks edits an existing file. One unlabelled block is assigned to the task's target

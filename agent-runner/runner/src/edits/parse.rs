@@ -129,7 +129,8 @@ fn is_auxiliary(block: &FencedBlock<'_>) -> bool {
     )
 }
 
-/// Parses search/replace hunks for one file that are not in a fenced block.
+/// Parses a reply's search/replace hunks, ignoring fences, as one edit of the file that is named above the first hunk.
+/// `None` if there is no hunk or no such name.
 fn unfenced_hunks(reply: &str) -> Result<Option<Edit>, ReplyProblem> {
     let lines: Vec<&str> = reply.lines().collect();
     let Some(first) = lines.iter().position(|l| is_search_marker(l)) else { return Ok(None) };

@@ -5,7 +5,7 @@
 /// Assumed bytes per token, a low estimate. Used only to divide a budget, never to refuse a prompt.
 const PROMPT_BYTES_PER_TOKEN: u64 = 3;
 /// Tokens of the prompt templates without the values inserted into them.
-const TEMPLATE_TOKENS: u64 = 350;
+const PROMPT_TEMPLATE_TOKENS: u64 = 350;
 
 /// Maximum sizes of the parts of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Budget {
     pub fn shrunk(self, have: u64) -> Self {
         // At most a third of the context is for the reply; the rest, less the templates, is for the files and findings.
         let reply = u64::from(self.reply_tokens).min(have / 3).max(64);
-        let tokens = have.saturating_sub(reply + TEMPLATE_TOKENS);
+        let tokens = have.saturating_sub(reply + PROMPT_TEMPLATE_TOKENS);
         let available = usize::try_from(tokens * PROMPT_BYTES_PER_TOKEN).unwrap_or(usize::MAX);
         let total = self.context + self.artifact + self.feedback;
         // Each part is at least halved, so that the number of tries is bounded.

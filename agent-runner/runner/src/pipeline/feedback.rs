@@ -2,7 +2,8 @@
 
 use cfq_convergence::Iteration;
 
-/// Returns the findings of the checks and of the review, the blocking ones first.
+/// Returns the findings of the checks, then those of the review: the defects (critical ones first), the required
+/// changes, and the suggestions.
 pub(super) fn feedback(iteration: &Iteration) -> String {
     let mut lines = Vec::new();
     for finding in &iteration.findings {

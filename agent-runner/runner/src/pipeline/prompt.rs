@@ -95,9 +95,10 @@ pub fn critic_prompt(
 const END_MARK: char = '\u{f8ff}';
 
 /// Returns the known beginning of the critic's prompt for the next iteration while the creator is still generating it:
-/// up to the current end of `open`, the path in `files` that may still grow, or up to the first file if `files` does
-/// not contain it. It is a prefix of [`critic_prompt`], byte for byte, unless the rest of the reply changes the other
-/// files. `None` if the budget truncates the open file before its current end.
+/// up to the current end of the open file, the one that may still grow, or up to the first file if there is no open
+/// one. `open` is the path of the open file in `files`. The result is a prefix of [`critic_prompt`], byte for byte,
+/// unless the rest of the reply changes the other files. `None` if the budget truncates the open file before its
+/// current end.
 ///
 /// # Errors
 /// [`PromptError`] if a template does not render.
@@ -140,7 +141,7 @@ pub(crate) fn review_format() -> OutputFormat {
     OutputFormat::JsonSchema { schema: schemars::schema_for!(ReviewFeedback).to_value() }
 }
 
-/// Whether a revision may start from the iteration's files. Files that do not parse qualify, dangerous ones do not.
+/// Whether a revision may start from the iteration's files. Unparsable files are allowed; dangerous files are not.
 pub(crate) fn is_revision_base(iteration: &Iteration) -> bool {
     iteration.artifact.commit.is_some() && iteration.quarantine != Some(Quarantine::Dangerous)
 }

@@ -200,7 +200,7 @@ fn lenient_defect(value: &Value) -> (Option<Defect>, bool) {
     (Some(defect), severity.is_some())
 }
 
-/// Limits the sizes of a review and clamps its score.
+/// Limits the number of a review's entries and the length of its texts, and clamps its score.
 fn limited(mut review: ReviewFeedback) -> ReviewFeedback {
     let short = |text: &mut String| {
         if let Some((end, _)) = text.char_indices().nth(MAX_TEXT_CHARS) {

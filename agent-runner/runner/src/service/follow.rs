@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfq_proto::blob::INLINE_LIMIT;
+use cfq_proto::blob::MAX_INLINE_BYTES;
 use cfq_proto::ids::JobId;
 use cfq_proto::messages::{PrefillHint, TokenFrame};
 use cfq_proto::subject;
@@ -18,7 +18,7 @@ const MIN_NEW_TEXT_BYTES: usize = 512;
 /// Minimum time between two hints, because each hint contains a whole prompt, which may be long.
 const MIN_HINT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Follows `job` and publishes hints. Runs until the caller aborts the task or the subscription ends.
+/// Follows `job` and publishes hints. Runs until the caller aborts this future or the subscription ends.
 pub(super) async fn follow_tokens(context: Arc<RunnerContext>, job: JobId, predictor: PrefillPredictor) {
     let mut frames = match context.session.subscribe::<TokenFrame>(&subject::tokens_of(&job.to_string())).await {
         Ok(frames) => frames,
@@ -58,7 +58,7 @@ async fn publish_hint(
         Ok(_) | Err(_) => return last_hint,
     };
     // A larger hint would need a blob, which costs more than a hint is worth.
-    if hint.messages.iter().map(|message| message.content.len()).sum::<usize>() > INLINE_LIMIT {
+    if hint.messages.iter().map(|message| message.content.len()).sum::<usize>() > MAX_INLINE_BYTES {
         return last_hint;
     }
     if let Err(error) = context.session.publish(&subject::runner(&context.config.runner, "prefill_hint"), &hint).await {
@@ -90,7 +90,7 @@ impl FollowedText {
         self.text.len() >= self.hinted_bytes + MIN_NEW_TEXT_BYTES
     }
 
-    /// Returns the text and marks it as hinted.
+    /// Returns the text, for a hint, and records its length in `hinted_bytes`.
     fn take_snapshot(&mut self) -> String {
         self.hinted_bytes = self.text.len();
         self.text.clone()

@@ -1,5 +1,5 @@
-//! The runner process: registers with the scheduler, keeps leases, drives leased tasks in its slots, and releases them
-//! on shutdown.
+//! The runner process: registers with the scheduler, keeps leases, drives the leased tasks, one in each slot, and
+//! releases the tasks on shutdown.
 
 mod follow;
 mod nats_port;

@@ -1,5 +1,6 @@
 //! [`TaskPort`] over NATS. Every request is sent only while the lease is live, and is repeated with the same body until
-//! it is answered. While the lease is suspended, requests wait; when it is lost, they return [`Stopped::LeaseLost`].
+//! it is answered. While the lease is suspended (no heartbeat was answered in time), requests wait; once it is lost,
+//! they return [`Stopped::LeaseLost`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::loop_step::{Artifact, Step};
 use cfq_proto::messages::{
-    CancelJob, FenceReply, GetJob, JobReply, StepReply, StepRequest, SubmitJob, TaskFence, UnavailableReason,
+    FenceReply, JobCancel, JobGet, JobReply, JobSubmit, StepReply, StepRequest, TaskFence, UnavailableReason,
 };
 use cfq_proto::subject;
 use serde::Serialize;
@@ -129,12 +130,12 @@ impl TaskPort for NatsTaskPort {
     }
 
     async fn submit_job(&self, seq: i32, request: JobRequest) -> Result<JobView, Stopped> {
-        let request = SubmitJob { fence: self.fence, seq, request };
+        let request = JobSubmit { fence: self.fence, seq, request };
         self.request("job_submit", &request, job_outcome).await
     }
 
     async fn get_job(&self, job: JobId) -> Result<JobView, Stopped> {
-        let request = GetJob { fence: self.fence, job };
+        let request = JobGet { fence: self.fence, job };
         self.request("job_get", &request, job_outcome).await
     }
 
@@ -143,7 +144,7 @@ impl TaskPort for NatsTaskPort {
     }
 
     async fn cancel_job(&self, job: JobId) -> Result<(), Stopped> {
-        let request = CancelJob { fence: self.fence, job };
+        let request = JobCancel { fence: self.fence, job };
         self.request("job_cancel", &request, |reply| match reply {
             FenceReply::Committed => Ok(ReplyOutcome::Done(())),
             FenceReply::Stale => Ok(ReplyOutcome::Stale),

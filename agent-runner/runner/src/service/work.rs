@@ -136,7 +136,8 @@ async fn release(context: &RunnerContext, request: Release) {
 }
 
 /// Abandons the task and reports the reason. Waits before each request, because this runner may be the next to lease
-/// the task. Repeats the request while the lease is live, because otherwise the reason would be lost.
+/// the task, and would then fail again at once. Repeats the request while the lease is live, because otherwise the
+/// reason would be lost.
 async fn abandon(context: &RunnerContext, lease: &LeaseHandle, request: Abandon) {
     let subject = subject::runner(&context.config.runner, "abandon");
     let abandoned = async {
@@ -145,7 +146,7 @@ async fn abandon(context: &RunnerContext, lease: &LeaseHandle, request: Abandon)
             match context.session.request::<_, FenceReply>(&subject, &request).await {
                 Ok(FenceReply::Committed | FenceReply::Stale) => return,
                 Ok(FenceReply::Refused { reason }) => {
-                    return tracing::error!(%reason, "scheduler refused to abandon the task");
+                    return tracing::error!(%reason, "scheduler refused the request to abandon the task");
                 }
                 Ok(FenceReply::Unavailable { reason }) => {
                     tracing::debug!(%reason, "cannot abandon the task yet, retrying")

@@ -46,9 +46,9 @@ pub fn branch_name(number: TaskNumber, description: &str) -> String {
     if slug.is_empty() { format!("cfq/{number}") } else { format!("cfq/{number}-{slug}") }
 }
 
-/// Creates a branch with the commits of `artifacts` (oldest first). HEAD, the index and the working tree are not
-/// changed. Idempotent: a branch of that name that already points at the recorded commit is returned and needs no write
-/// access; if the name is taken by another commit, a numeric suffix is added.
+/// Creates the branch `branch` with the commits of `artifacts` (oldest first). HEAD, the index and the working tree are
+/// not changed. Idempotent: if the branch already points at the recorded commit, it is returned, and no write access is
+/// needed. If it points at another commit, a numeric suffix is added to the name.
 ///
 /// # Errors
 /// A [`GitError`] if the repository cannot be opened or written, if the commits cannot be rebuilt

@@ -105,7 +105,7 @@ impl GitError {
         }
     }
 
-    /// Returns the message followed by its causes, separated by colons, for a recorded reason.
+    /// Returns the message followed by its causes, separated by colons. Recorded reasons use this form.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
@@ -123,9 +123,8 @@ fn is_permission_error(kind: ErrorKind) -> bool {
 }
 
 /// Kind of the operating system's error that caused an error of libgit2; `None` for kinds other than those of
-/// [`is_permission_error`].
-/// libgit2 discards the error number and only appends the text of `strerror` to its message. That text is in English,
-/// because this process sets no locale.
+/// [`is_permission_error`]. libgit2 discards the error number and only appends the text of `strerror` to its message.
+/// That text is in English, because this process sets no locale.
 fn os_error_kind(error: &git2::Error) -> Option<ErrorKind> {
     if error.class() != git2::ErrorClass::Os {
         return None;

@@ -44,8 +44,8 @@ pub enum MergeState {
 
 impl Mirror {
     /// Plans the merge of `head` into `main`. Writes at most the objects of a merge commit, and creates `main` at the
-    /// task's base if the mirror has none. The merge commit is a function of both commits, `message` and `time`
-    /// (seconds since 1970).
+    /// task's base if the mirror has none. The merge commit is a function of `main`'s commit, `head`, `message` and
+    /// `time` (seconds since 1970).
     ///
     /// # Errors
     /// A [`GitError`] if an id is invalid, a commit is missing or libgit2 fails.
@@ -60,8 +60,8 @@ impl Mirror {
         if is_ancestor(&repository, old, head)? {
             return planned(head);
         }
-        let ours = git_context("read main", repository.find_commit(old))?;
-        let theirs = git_context("read the head to merge", repository.find_commit(head))?;
+        let ours = git_context("read the mirror's main", repository.find_commit(old))?;
+        let theirs = git_context("read the commit to merge", repository.find_commit(head))?;
         let mut options = MergeOptions::new();
         options.find_renames(true);
         let mut index = git_context("merge", repository.merge_commits(&ours, &theirs, Some(&options)))?;
@@ -101,7 +101,7 @@ impl Mirror {
         match repository.reference_matching(MAIN_REF, new, true, old, "cfq: merge") {
             Ok(_) => Ok(MergeState::Merged),
             Err(error) if error.code() == ErrorCode::Modified => Ok(MergeState::MainMoved),
-            Err(source) => Err(GitError::Git { operation: "update main".to_owned(), source }),
+            Err(source) => Err(GitError::Git { operation: "update the mirror's main".to_owned(), source }),
         }
     }
 }
@@ -114,12 +114,12 @@ fn main_or_create(repository: &Repository, start: Oid) -> Result<Oid, GitError> 
             match repository.reference(MAIN_REF, start, false, "cfq: start") {
                 Ok(_) => Ok(start),
                 Err(error) if error.code() == ErrorCode::Exists => {
-                    git_context("read main", repository.refname_to_id(MAIN_REF))
+                    git_context("read the mirror's main", repository.refname_to_id(MAIN_REF))
                 }
-                Err(source) => Err(GitError::Git { operation: "create main".to_owned(), source }),
+                Err(source) => Err(GitError::Git { operation: "create the mirror's main".to_owned(), source }),
             }
         }
-        Err(source) => Err(GitError::Git { operation: "read main".to_owned(), source }),
+        Err(source) => Err(GitError::Git { operation: "read the mirror's main".to_owned(), source }),
     }
 }
 

@@ -83,8 +83,8 @@ pub fn repo_path(text: &str) -> Result<String, PathProblem> {
     Ok(path.to_owned())
 }
 
-/// True if some file system resolves `component` to `.git`: in any case, with trailing dots or spaces, as a DOS short
-/// name, or with characters that HFS+ ignores.
+/// True if some file system resolves `component` to `.git`: in upper or lower case, with trailing dots or spaces, as a
+/// DOS short name, or with characters that HFS+ ignores.
 fn is_git_folder(component: &str) -> bool {
     let visible: String = component
         .chars()

@@ -1,4 +1,4 @@
-//! Opens the user's repository and reports why it cannot be used.
+//! Opens the user's repository, or reports why it cannot be used.
 
 use std::path::Path;
 

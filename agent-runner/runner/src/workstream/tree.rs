@@ -12,7 +12,7 @@ const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// A path at which a reply may not write a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {reason}")]
+#[error("{path} {reason}")]
 pub struct FileProblem {
     /// The offending path.
     pub path: String,
@@ -27,7 +27,7 @@ pub enum NotWritableReason {
     InSubmodule,
     #[error("goes through a symbolic link")]
     ThroughSymlink,
-    #[error("treats a file as a folder")]
+    #[error("lies below a path that is a file")]
     ParentIsFile,
     #[error("is a folder")]
     Folder,
@@ -37,7 +37,7 @@ pub enum NotWritableReason {
     Symlink,
     #[error("is stored in Git LFS")]
     Lfs,
-    #[error("is a file and a folder at once")]
+    #[error("would be both a file and a folder")]
     FileAndFolder,
 }
 
@@ -96,8 +96,8 @@ impl<'r> Snapshot<'r> {
     /// Checks that a file may be written or removed at `path`, which is a result of [`super::repo_path`].
     ///
     /// # Errors
-    /// A [`FileProblem`] if `path` is in or below a folder, file, link, submodule or LFS pointer of the tree that must
-    /// not be replaced.
+    /// A [`FileProblem`] if, in the tree, `path` is a folder, symbolic link, submodule or LFS pointer, or is below a
+    /// file, symbolic link or submodule.
     pub fn check_writable(&self, path: &str) -> Result<(), FileProblem> {
         let refuse = |reason| Err(FileProblem { path: path.to_owned(), reason });
         let components: Vec<&str> = path.split('/').collect();
@@ -192,7 +192,7 @@ mod tests {
             ("sub/x", "in a submodule"),
             ("big.bin", "LFS"),
             ("dir", "a folder"),
-            ("dir/a/b", "as a folder"),
+            ("dir/a/b", "below a path that is a file"),
         ] {
             let problem = snapshot.check_writable(path).unwrap_err();
             assert!(problem.to_string().contains(reason), "{path}: {problem}");

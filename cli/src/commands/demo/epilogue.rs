@@ -35,7 +35,7 @@ pub fn render(detail: &TaskDetail, paths: &Paths, config: &Config) -> String {
     }
     lines.push(format!("  stop cfq:     {cfq} down"));
     if let Some(artifact) = detail.iterations.iter().find(|i| Some(i.iteration) == detail.best_iteration) {
-        lines.push(format!("best of {} iterations: {}", detail.iterations.len(), artifact.paths.join(", ")));
+        lines.push(format!("files (best of {} iterations): {}", detail.iterations.len(), artifact.paths.join(", ")));
     }
     lines.push(String::new());
     if config.models().iter().any(|m| m.as_str() == config::SMALL_MODEL) {
@@ -65,7 +65,7 @@ fn suggest_larger_model(devices: &[Device], config: &Config) -> String {
     };
     let choice = match entry {
         Some(entry) => format!("{found}: {} fits; licence: {}", entry.name, entry.licence),
-        None => format!("{found}; `cfq models suggest` lists some"),
+        None => format!("{found}; `cfq models suggest` lists models"),
     };
     let model = entry.map_or("hf:ORG/REPO:FILE.gguf", |entry| entry.model);
     format!(

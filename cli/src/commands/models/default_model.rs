@@ -12,7 +12,8 @@ use cfq_proto::node::Device;
 use super::size;
 use crate::config::{Config, SMALL_MODEL};
 
-/// Returns the default model of this machine; [`DefaultModel::NoCandidate`] if any model is configured.
+/// Returns the default model of this machine. If the configuration names any model, no default is chosen:
+/// [`DefaultModel::NoCandidate`].
 pub fn choose(config: &Config) -> DefaultModel {
     if config.names_a_model() {
         return DefaultModel::NoCandidate;
@@ -100,8 +101,14 @@ mod tests {
             message(&DefaultModel::UnusedGpu { entry: &CURATED_MODELS[4], gpus: gpus(), reason }, true).unwrap()
         };
         let not_built = unused(CudaUnavailable::NotBuilt.into());
-        let words =
-            ["the small default model", "14B", "for the CPU only", "docs/gpu.md", "OpenAI-compatible", "automatically"];
+        let words = [
+            "the small default model",
+            "14B",
+            "for the CPU only",
+            "run-on-an-nvidia-gpu.md",
+            "OpenAI-compatible",
+            "automatically",
+        ];
         for word in words {
             assert!(not_built.contains(word), "{word} is not in {not_built}");
         }

@@ -13,7 +13,7 @@ use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
 
-use self::gpus::GpuPlacement;
+use self::gpus::GpuFit;
 use super::model_error;
 use crate::config::{Config, NodeConfig};
 use crate::exit;
@@ -22,7 +22,7 @@ use crate::output;
 /// Context lengths for which the report has a row, in tokens. A last row shows the model's maximum length.
 const CONTEXT_LENGTHS: [u64; 7] = [2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
-/// Name of the only term that the report omits if its value is zero.
+/// Name of the overhead term of the memory estimate. The report omits this term if it is zero; it shows all others.
 const OVERHEAD_TERM: &str = "overhead";
 
 #[derive(Serialize)]
@@ -30,48 +30,49 @@ pub struct FitReport {
     model: ModelId,
     path: PathBuf,
     /// File size, in bytes.
-    file: u64,
+    file_bytes: u64,
     /// Longest sequence, in tokens.
-    context: u64,
+    context_tokens: u64,
     /// True if the model runs only on the CPU, one sequence at a time.
-    alone: bool,
+    single_sequence: bool,
     /// The estimate on the CPU.
     terms: MemoryTerms,
-    /// Memory that earlier loads on this machine used, and the prediction for them.
+    /// Memory that earlier loads of the model on this CPU used, and the memory that was predicted for these loads;
+    /// `None` if no such load was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     measured: Option<MeasuredLoad>,
     /// Reason why the measurements of earlier loads are not used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    unmeasured: Option<String>,
-    places: Vec<Placement>,
+    measurement_error: Option<String>,
+    devices: Vec<DeviceFit>,
 }
 
 /// The terms of a memory estimate, in bytes.
 #[derive(Serialize)]
 pub struct MemoryTerms {
-    weights: u64,
-    tables: u64,
-    overhead: u64,
-    kv_per_token: u64,
-    scratch: u64,
-    loading: u64,
-    reserve: u64,
+    weight_bytes: u64,
+    table_bytes: u64,
+    overhead_bytes: u64,
+    kv_bytes_per_token: u64,
+    scratch_bytes: u64,
+    loading_bytes: u64,
+    reserve_bytes: u64,
 }
 
-/// A device, or several GPUs together, on which the model could run.
+/// The estimate for one device, or for several GPUs together, whether the model fits there or not.
 #[derive(Serialize)]
-struct Placement {
+struct DeviceFit {
     device: String,
     name: String,
     /// Memory that is free for a model, in bytes.
-    available: u64,
+    available_bytes: u64,
     /// Additional memory for KV offload, in bytes.
     kv_offload_bytes: u64,
     /// True if this build can run models on the device and the `device` setting permits it.
-    used: bool,
+    usable: bool,
     /// Estimate for GPUs; `None` for the CPU.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    on_gpus: Option<GpuPlacement>,
+    on_gpus: Option<GpuFit>,
     lengths: Vec<LengthFit>,
 }
 
@@ -79,7 +80,7 @@ struct Placement {
 #[derive(Serialize)]
 struct LengthFit {
     tokens: u64,
-    total: u64,
+    total_bytes: u64,
     fits: bool,
 }
 
@@ -94,38 +95,50 @@ pub fn fit(store: &ModelStore, config: &Config, model: ModelId) -> anyhow::Resul
         LoadError::Header(source) => exit::usage(format!("{:#}", anyhow::Error::from(source))),
         error => error.into(),
     })?;
-    let (measured, unmeasured) = match store.load_measurements(&model) {
+    let (measured, measurement_error) = match store.load_measurements(&model) {
         Ok(measured) => (measured, None),
         Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
     };
-    let devices = gpu::inventory().devices;
+    let inventory = gpu::inventory().devices;
     let on_cpu = measured.as_ref().and_then(|measured| measured.on_device("cpu"));
     sums.cpu = sums.cpu.with_overhead(on_cpu.map_or(0, MeasuredLoad::overhead_per_mille));
-    let mut places: Vec<Placement> = devices.iter().filter_map(|device| on_host(device, &sums, &config.node)).collect();
+    let on_host = |device: &Device| host_fit(device, &sums, &config.node);
+    let mut devices: Vec<DeviceFit> = inventory.iter().filter_map(on_host).collect();
     if !sums.single_sequence {
-        places.extend(gpus::placements(&devices, &path, sums.context, measured.as_ref(), &config.node)?);
+        devices.extend(gpus::gpu_fits(&inventory, &path, sums.context, measured.as_ref(), &config.node)?);
     }
-    let ModelSummary { file_bytes: file, context, cpu, single_sequence: alone } = sums;
-    Ok(FitReport { model, path, file, context, alone, terms: cpu.into(), measured: on_cpu, unmeasured, places })
+    let ModelSummary { file_bytes, context: context_tokens, cpu, single_sequence } = sums;
+    let (terms, measured) = (cpu.into(), on_cpu);
+    Ok(FitReport {
+        model,
+        path,
+        file_bytes,
+        context_tokens,
+        single_sequence,
+        terms,
+        measured,
+        measurement_error,
+        devices,
+    })
 }
 
-/// Returns the placement on a CPU; `None` if `device` is a GPU.
-fn on_host(device: &Device, sums: &ModelSummary, node: &NodeConfig) -> Option<Placement> {
+/// Returns the estimate on a CPU; `None` if `device` is a GPU.
+fn host_fit(device: &Device, sums: &ModelSummary, node: &NodeConfig) -> Option<DeviceFit> {
     match device.kind {
         DeviceKind::Cpu => {}
         DeviceKind::Cuda => return None,
     }
     let free = device.memory_total.saturating_sub(device.memory_others);
     let division = split_host_memory(free.min(node.memory_limit.unwrap_or(u64::MAX)), node.kv_offload_bytes);
-    let HostMemorySplit { models: available, kv_offload: kv_offload_bytes } = division;
+    let HostMemorySplit { models: available_bytes, kv_offload: kv_offload_bytes } = division;
     let length = |tokens| {
-        let total = sums.cpu.with_kv_tokens(tokens).total();
-        LengthFit { tokens, total, fits: total <= available }
+        let total_bytes = sums.cpu.with_kv_tokens(tokens).total();
+        LengthFit { tokens, total_bytes, fits: total_bytes <= available_bytes }
     };
-    let used = matches!(node.device, DeviceChoice::Auto | DeviceChoice::Cpu);
+    let usable = matches!(node.device, DeviceChoice::Auto | DeviceChoice::Cpu);
     let (device, name) = (device.id.clone(), device.name.clone());
     let lengths = context_lengths(sums.context).map(length).collect();
-    Some(Placement { device, name, available, kv_offload_bytes, used, on_gpus: None, lengths })
+    Some(DeviceFit { device, name, available_bytes, kv_offload_bytes, usable, on_gpus: None, lengths })
 }
 
 fn context_lengths(context: u64) -> impl Iterator<Item = u64> {
@@ -133,9 +146,16 @@ fn context_lengths(context: u64) -> impl Iterator<Item = u64> {
 }
 
 impl From<MemoryEstimate> for MemoryTerms {
-    fn from(need: MemoryEstimate) -> Self {
-        let MemoryEstimate { weights, tables, overhead, kv_per_token, kv_tokens: _, scratch, loading, reserve } = need;
-        Self { weights, tables, overhead, kv_per_token, scratch, loading, reserve }
+    fn from(estimate: MemoryEstimate) -> Self {
+        Self {
+            weight_bytes: estimate.weights,
+            table_bytes: estimate.tables,
+            overhead_bytes: estimate.overhead,
+            kv_bytes_per_token: estimate.kv_per_token,
+            scratch_bytes: estimate.scratch,
+            loading_bytes: estimate.loading,
+            reserve_bytes: estimate.reserve,
+        }
     }
 }
 
@@ -145,42 +165,42 @@ pub fn render(fit: &FitReport) -> String {
         format!(
             "{}: {} in {}, sequences of up to {} tokens",
             fit.model,
-            Bytes(fit.file),
+            Bytes(fit.file_bytes),
             fit.path.display(),
-            fit.context
+            fit.context_tokens
         ),
         String::new(),
     ];
     let rows: Vec<Vec<String>> = [
-        ("weights", Bytes(t.weights).to_string(), "in the layout of the CPU kernels"),
-        ("tables", Bytes(t.tables).to_string(), "norms, biases, tokenizer"),
-        (OVERHEAD_TERM, Bytes(t.overhead).to_string(), "measured overhead of earlier loads"),
-        ("KV", format!("{} per token", Bytes(t.kv_per_token)), "keys and values"),
-        ("scratch", Bytes(t.scratch).to_string(), "activations of the largest forward pass"),
-        ("loading", Bytes(t.loading).to_string(), "peak while loading, before keys and values are allocated"),
-        ("reserve", Bytes(t.reserve).to_string(), "the rest of the process"),
+        ("weights", Bytes(t.weight_bytes).to_string(), "in the layout of the CPU kernels"),
+        ("tables", Bytes(t.table_bytes).to_string(), "norms, biases, tokenizer"),
+        (OVERHEAD_TERM, Bytes(t.overhead_bytes).to_string(), "measured overhead of earlier loads"),
+        ("KV", format!("{} per token", Bytes(t.kv_bytes_per_token)), "keys and values"),
+        ("scratch", Bytes(t.scratch_bytes).to_string(), "activations of the largest forward pass"),
+        ("loading", Bytes(t.loading_bytes).to_string(), "peak while loading, before keys and values are allocated"),
+        ("reserve", Bytes(t.reserve_bytes).to_string(), "the rest of the process"),
     ]
     .into_iter()
-    .filter(|(term, ..)| *term != OVERHEAD_TERM || t.overhead > 0)
+    .filter(|(term, ..)| *term != OVERHEAD_TERM || t.overhead_bytes > 0)
     .map(|(term, size, what)| vec![term.to_owned(), size, what.to_owned()])
     .collect();
     lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
-    if fit.alone {
+    if fit.single_sequence {
         lines.push("\nthis model's architecture runs only on the CPU, in 32 bits, one sequence at a time".to_owned());
     }
     if let Some(load) = &fit.measured {
         lines.push(format!(
-            "\nmeasured: earlier loads on this machine took {}, the prediction was {}",
+            "\nmeasured: earlier loads on this machine took {} of memory; the prediction was {}",
             Bytes(load.measured),
             Bytes(load.predicted)
         ));
     }
-    if let Some(why) = &fit.unmeasured {
-        lines.push(format!("\n{}", output::sanitize(why)));
+    if let Some(error) = &fit.measurement_error {
+        lines.push(format!("\n{}", output::sanitize(error)));
     }
-    for place in &fit.places {
-        let how = match (&place.on_gpus, place.used) {
-            (None, true) => format!(" for models, and {} for KV offload", Bytes(place.kv_offload_bytes)),
+    for device in &fit.devices {
+        let how = match (&device.on_gpus, device.usable) {
+            (None, true) => format!(" for models, and {} for KV offload", Bytes(device.kv_offload_bytes)),
             (Some(_), true) => String::new(),
             (Some(_), false) if !gpu::supports_gpus() => {
                 format!("; {}, so models do not run here", gpu::gpu_support_text())
@@ -189,18 +209,18 @@ pub fn render(fit: &FitReport) -> String {
         };
         lines.push(format!(
             "\n{} ({}): {} available{how}",
-            place.device,
-            output::sanitize(&place.name),
-            Bytes(place.available)
+            device.device,
+            output::sanitize(&device.name),
+            Bytes(device.available_bytes)
         ));
-        lines.extend(place.on_gpus.as_ref().map(GpuPlacement::describe));
-        if place.lengths.is_empty() {
+        lines.extend(device.on_gpus.as_ref().map(GpuFit::describe));
+        if device.lengths.is_empty() {
             continue;
         }
         let row = |l: &LengthFit| {
-            vec![l.tokens.to_string(), Bytes(l.total).to_string(), if l.fits { "yes" } else { "no" }.to_owned()]
+            vec![l.tokens.to_string(), Bytes(l.total_bytes).to_string(), if l.fits { "yes" } else { "no" }.to_owned()]
         };
-        lines.push(output::table(&["CONTEXT", "TOTAL", "FITS"], &place.lengths.iter().map(row).collect::<Vec<_>>()));
+        lines.push(output::table(&["CONTEXT", "TOTAL", "FITS"], &device.lengths.iter().map(row).collect::<Vec<_>>()));
     }
     lines.join("\n")
 }

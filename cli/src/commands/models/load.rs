@@ -1,5 +1,5 @@
-//! `cfq models load` and `unload`: send the request to a running node, and wait until the node's ledger shows the
-//! result.
+//! `cfq models load` and `unload`: send the request to a running node, and wait until the node's ledger (its report of
+//! its models and free memory) shows the result.
 
 use std::time::Duration;
 
@@ -105,8 +105,8 @@ async fn current_state(client: &Client, answer: &ModelAnswer) -> anyhow::Result<
     Ok(node.and_then(|node| node.ledger.models.into_iter().find(|state| state.model == answer.model)))
 }
 
-/// Polls until the node's ledger shows a state that satisfies `is_final`, without a limit, since a load may take long.
-/// If the user interrupts the wait, the node continues.
+/// Polls until the node's ledger shows a state that satisfies `is_final`, without a time limit, because a load may take
+/// long. If the user interrupts the wait, the node still finishes the load or unload.
 async fn wait_for_state(
     client: &Client,
     answer: &ModelAnswer,

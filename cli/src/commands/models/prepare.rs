@@ -2,7 +2,8 @@
 //! every other model that is missing.
 //!
 //! If the chosen model cannot be fetched (no network, no space, a hub error, Ctrl-C), this start uses the small model
-//! instead. The partial download is kept, and the next start chooses again and resumes it.
+//! ([`SMALL_MODEL`](crate::config::SMALL_MODEL)) instead. The partial download is kept, and the next start chooses
+//! again and resumes it.
 
 use std::future::Future;
 use std::time::Duration;
@@ -36,7 +37,7 @@ pub async fn prepare_models(
     signals: &mut Signals,
 ) -> Option<Config> {
     if chosen.is_some() {
-        return Some(Config { unbound: chosen, ..config });
+        return Some(Config { default_model: chosen, ..config });
     }
     let choice = default_model::choose(&config);
     let config = match &choice {
@@ -55,8 +56,8 @@ pub async fn prepare_models(
     }
 }
 
-/// Fetches the chosen model. Returns the configuration with that model, the unchanged configuration if the fetch failed
-/// or was interrupted, or `None` if a signal ended the start.
+/// Fetches the chosen model. Returns the configuration with that model; the unchanged configuration if the fetch failed
+/// or Ctrl-C stopped it; `None` if SIGTERM ended the start.
 async fn fetch_default(
     out: Output,
     paths: &Paths,
@@ -65,7 +66,7 @@ async fn fetch_default(
     model: &ModelId,
     signals: &mut Signals,
 ) -> Option<Config> {
-    let chosen = Config { unbound: Some(model.clone()), ..config.clone() };
+    let chosen = Config { default_model: Some(model.clone()), ..config.clone() };
     let store = chosen.store(paths);
     let present = matches!(store.presence(model), Ok(Presence::Present));
     default_model::message(choice, present).iter().for_each(|text| out.status(text));
@@ -88,7 +89,7 @@ async fn fetch_default(
             Some(config)
         }
         FetchOutcome::Interrupted => {
-            out.status(&format!("fetch interrupted, the partial download is kept: {fallback}"));
+            out.status(&format!("fetch interrupted, and the partial download is kept; {fallback}"));
             Some(config)
         }
         FetchOutcome::Terminated => None,
@@ -148,7 +149,7 @@ mod tests {
         assert!(matches!(after_signal(StopSignal::Terminate, Ok(())).await, FetchOutcome::Terminated));
     }
 
-    /// The outcome of a fetch that reacts to the signal and ends with `result`.
+    /// Returns the outcome if `signal` arrives during a fetch that then stops and returns `result`.
     async fn after_signal(signal: StopSignal, result: anyhow::Result<()>) -> FetchOutcome {
         let (stopper, mut stop) = stop::channel();
         let fetch = async move {

@@ -57,7 +57,7 @@ impl CandleTransformersConfig {
         let (kv_heads, head_dim) = (number("num_key_value_heads", heads)?, hidden / heads);
         let divisible = hidden.is_multiple_of(heads) && heads.is_multiple_of(kv_heads) && head_dim.is_multiple_of(2);
         if !divisible || head_dim == 0 || head_dim > 1 << 10 {
-            let what = format!("{heads} heads and {kv_heads} KV heads do not divide a hidden size of {hidden}");
+            let what = format!("{heads} heads with {kv_heads} KV heads are not valid for a hidden size of {hidden}");
             return Err(folder.unsupported(what));
         }
         // candle-transformers ignores the sliding window, so the context is limited to it.
@@ -96,7 +96,8 @@ impl CandleTransformersConfig {
         s.activations(rows, 1).saturating_add(repeated).saturating_add(scores)
     }
 
-    /// Memory for the RoPE tables of all positions in bytes, including temporaries while they are computed.
+    /// Size of the RoPE tables of all positions, in bytes, including the temporary values while the tables are
+    /// computed.
     pub fn rope_table_bytes(&self) -> u64 {
         [4, 4, self.shape.context, self.shape.head_dim].into_iter().fold(1, u64::saturating_mul)
     }
@@ -347,9 +348,9 @@ mod tests {
             ("olmo2", "rope_scaling", serde_json::json!({ "factor": 4.0 }), "factor"),
             ("olmo2", "quantization_config", serde_json::json!({ "quant_method": "awq" }), "awq"),
             ("starcoder2", "is_encoder_decoder", true.into(), "is_encoder_decoder"),
-            ("olmo2", "num_attention_heads", 6.into(), "divide"),
+            ("olmo2", "num_attention_heads", 6.into(), "6 heads with 2 KV heads are not valid"),
             ("olmo2", "num_key_value_heads", 0.into(), "num_key_value_heads"),
-            ("olmo2", "num_key_value_heads", 3.into(), "divide"),
+            ("olmo2", "num_key_value_heads", 3.into(), "with 3 KV heads are not valid"),
             ("olmo2", "num_hidden_layers", 1_000_000_000_000u64.into(), "num_hidden_layers"),
             ("olmo2", "hidden_size", 0.into(), "hidden_size"),
             ("olmo2", "hidden_size", 128.into(), "embedding"),

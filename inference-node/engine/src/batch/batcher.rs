@@ -29,16 +29,23 @@ use self::plan::{MAX_PREFILL_TIME, prefill_rows};
 use crate::backend::forward::{BatchEntry, ForwardFailure, ForwardModel};
 use crate::batch::admission::{Admission, EngineStats};
 use crate::batch::chunked_prefill::MIN_CHUNK_ROWS;
-use crate::batch::command::EngineCommand;
 use crate::batch::latency_model::BatchWork;
 use crate::batch::oom_backoff::BatchLimit;
 use crate::batch::prompt_lookup::PassCost;
 use crate::batch::sequence::{Sequence, SequenceRequest, TokenOutcome, failed_by_engine};
-use crate::batch::speculative_prefill::{self, PrefillProgress, SpeculativePrompt};
+use crate::batch::speculative_prefill::{self, PrefillChunk, PrefillProgress, SpeculativePrompt};
 use crate::engine_failure::EngineFailure;
-use crate::generation::Ended;
+use crate::generation::GenerationError;
 use crate::kv::{KV_BLOCK_TOKENS, KvPool, SequenceKv};
 use crate::model::tokenizer::Vocabulary;
+
+/// Work for the batcher thread.
+pub enum EngineCommand {
+    /// Run an admitted sequence.
+    Sequence(Box<SequenceRequest>),
+    /// Prefill one chunk speculatively while nothing else runs.
+    PrefillChunk(PrefillChunk),
+}
 
 /// A sequence in the batch. The keys and values of its first `kv.len()` tokens are computed.
 struct Running {
@@ -66,13 +73,13 @@ pub struct Batcher<M: ForwardModel> {
     commands: Receiver<EngineCommand>,
     admission: Arc<Admission>,
     stats: Arc<EngineStats>,
-    /// Function that estimates the cost of a pass over a number of decoding sequences, from which the number of draft
-    /// tokens is derived. It is [`EngineStats::pass_cost`] except in tests, which need the same drafts on every
+    /// Estimates the cost of a pass over a given number of decoding sequences; this cost determines the number of draft
+    /// tokens. The function is [`EngineStats::pass_cost`], except in tests, which need the same drafts on every
     /// machine.
     pass_cost: fn(&EngineStats, usize) -> PassCost,
     /// Sequences in the batch, in order of arrival, oldest first.
     running: Vec<Running>,
-    /// Sequences without KV blocks that wait to resume or to start, oldest first.
+    /// Sequences that have no KV blocks and wait to resume or to start, oldest first.
     preempted: VecDeque<Sequence>,
     limit: BatchLimit,
     /// Device failure that occurred during speculative prefill; the next step ends the engine with it.
@@ -228,7 +235,7 @@ impl<M: ForwardModel> Batcher<M> {
         }
     }
 
-    /// Adds a sequence to the batch with its longest cached prefix.
+    /// Adds a sequence to the batch. Its KV blocks begin with those of its longest cached prefix.
     fn start(&mut self, mut sequence: Sequence) {
         let kv = self.pool.begin(&sequence.tokens, sequence.long_context, sequence.sampling.deterministic);
         sequence.cached_tokens.get_or_insert(kv.len());
@@ -241,14 +248,14 @@ impl<M: ForwardModel> Batcher<M> {
         for at in (0..self.running.len()).rev() {
             if self.running[at].sequence.outbox.is_cancelled() {
                 let running = self.running.remove(at);
-                self.finish(running, Err(Ended::Cancelled));
+                self.finish(running, Err(GenerationError::Cancelled));
             }
         }
         for at in (0..self.preempted.len()).rev() {
             if self.preempted[at].outbox.is_cancelled()
                 && let Some(sequence) = self.preempted.remove(at)
             {
-                sequence.end(Err(Ended::Cancelled));
+                sequence.end(Err(GenerationError::Cancelled));
             }
         }
     }
@@ -307,12 +314,12 @@ impl<M: ForwardModel> Batcher<M> {
         }
     }
 
-    /// Releases the KV blocks of a sequence that left the batch and reports its end to the reader.
-    fn finish(&mut self, running: Running, result: Result<FinishReason, Ended>) {
+    /// Releases the KV blocks of a sequence that left the batch, and reports its end to the reader of its text.
+    fn finish(&mut self, running: Running, result: Result<FinishReason, GenerationError>) {
         let Running { sequence, kv, .. } = running;
         match &result {
-            Err(Ended::Failed(_)) => self.pool.discard(kv),
-            Ok(_) | Err(Ended::Cancelled) => self.pool.end(kv, &sequence.tokens),
+            Err(GenerationError::Failed(_)) => self.pool.discard(kv),
+            Ok(_) | Err(GenerationError::Cancelled) => self.pool.end(kv, &sequence.tokens),
         }
         // Published only when blocks are released, not with every token, because each change of the state wakes its
         // listeners.

@@ -20,7 +20,7 @@ const LONG_PAST_TOKENS: usize = 960;
 /// decoding, and records the results in `stats`.
 ///
 /// # Errors
-/// The forward pass's error, or a pool that cannot hold [`PROMPT_TOKENS`].
+/// The forward pass's error, or an error if the pool has no free block.
 pub fn calibrate<M: ForwardModel>(
     model: &M,
     pool: &mut KvPool<M::Memory>,

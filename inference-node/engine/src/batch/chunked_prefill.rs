@@ -19,7 +19,8 @@ pub struct PrefillDemand {
 }
 
 /// Divides the `budget` of rows of one pass among the sequences; the result has the order of `demands`. Every decoding
-/// sequence gets one row; the prompts share the rest of the budget, but at least [`MIN_CHUNK_ROWS`] rows.
+/// sequence gets one row. The rest of the budget, or [`MIN_CHUNK_ROWS`] rows if the rest is smaller, is divided among
+/// the prompts; a prompt may get none.
 pub fn split_rows(demands: &[PrefillDemand], budget: usize) -> Vec<usize> {
     let mut rows: Vec<usize> = demands.iter().map(|demand| demand.uncomputed.min(1)).collect();
     let mut prompts: Vec<usize> = (0..demands.len()).filter(|at| demands[*at].uncomputed > 1).collect();

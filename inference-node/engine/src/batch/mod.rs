@@ -4,7 +4,6 @@ pub mod admission;
 pub mod batcher;
 pub mod calibration;
 pub mod chunked_prefill;
-pub mod command;
 pub mod latency_model;
 pub mod oom_backoff;
 pub mod prepare;

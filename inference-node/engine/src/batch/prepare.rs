@@ -20,12 +20,12 @@ pub struct PreparedPrompt {
     pub sampling: Sampling,
 }
 
-/// Renders the chat template, tokenizes, compiles the grammar and indexes the previous text for prompt lookup. Takes
-/// from milliseconds to seconds of CPU time, so it must not run on an async thread.
+/// Renders the chat template, tokenizes, compiles the grammar and indexes [`Sampling::previous`] for prompt lookup.
+/// Takes from milliseconds to seconds of CPU time, so it must not run on an async thread.
 ///
 /// # Errors
-/// [`JobFailure::Rejected`] if no engine can run the prompt, [`JobFailure::Engine`] if the output cannot resume after
-/// the delivered tokens.
+/// [`JobFailure::Rejected`] if no engine can run the prompt. [`JobFailure::Engine`] if this engine cannot: its
+/// vocabulary cannot be used for constrained output, or the output cannot resume after the `generated` tokens.
 pub fn prepare(
     template: &ChatTemplate,
     vocabulary: &Vocabulary,
@@ -65,7 +65,7 @@ pub fn prepare(
     Ok(PreparedPrompt { init, lookup, bytes, sampling })
 }
 
-/// Maximum bytes of the previous text that are used for drafting; more than any output needs.
+/// Maximum part of [`Sampling::previous`] that is used for drafting, in bytes; longer than any output.
 const MAX_PREVIOUS_BYTES: usize = 1 << 20;
 
 /// The first [`MAX_PREVIOUS_BYTES`] of `text`, cut at a character boundary.
@@ -73,9 +73,9 @@ fn truncate_previous(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_PREVIOUS_BYTES)]
 }
 
-/// Tokens of the rendered prompt that stay the same however its last message, which is incomplete, continues. They are
-/// found by rendering two different continuations and taking the common prefix. The text that the chat template appends
-/// after the message is not included. `None` if the last message is not a user message.
+/// The tokens at the beginning of the rendered prompt that do not depend on how the last message, which is incomplete,
+/// will continue. They are found by rendering two different continuations and taking the common prefix. The text that
+/// the chat template appends after the message is not included. `None` if the last message is not a user message.
 pub fn stable_prefix(
     template: &ChatTemplate,
     vocabulary: &Vocabulary,

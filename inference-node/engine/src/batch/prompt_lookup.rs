@@ -1,8 +1,8 @@
 //! Prompt lookup decoding: speculative decoding whose draft tokens are copied from earlier text of the sequence,
 //! instead of a draft model.
 //!
-//! The output of a revision mostly repeats two sources: the prompt, and the job's previous revision, which need not be
-//! in the prompt. If the last tokens of the sequence occurred before, the tokens that followed them there are drafted.
+//! The output of a revision mostly repeats two sources: the prompt, and the previous revision, which need not be in
+//! the prompt. If the last tokens of the sequence occurred before, the tokens that followed them there are drafted.
 //! The drafts are computed in the same forward pass as the last token, and a draft is accepted if the model samples the
 //! same token. Drafts do not change the text, only the speed, provided that the kernels return the same result for a
 //! row alone and in a batch (guaranteed for deterministic sequences). Saxena, 2023:
@@ -22,7 +22,7 @@ mod index;
 use self::index::ContextIndex;
 
 /// Number of last tokens that must occur earlier in the text for a draft (the n of an n-gram lookup).
-const CONTEXT_TOKENS: usize = 3;
+const NGRAM_TOKENS: usize = 3;
 /// Maximum draft tokens of one step.
 pub const MAX_DRAFT_TOKENS: usize = 24;
 /// Acceptance rate assumed before the first verification.
@@ -43,10 +43,11 @@ pub struct PassCost {
     pub per_row: f64,
 }
 
-/// The draft source of one sequence. A position is an index into the previous revision followed by the sequence.
+/// The draft source of one sequence. A position is an index into both of its texts joined: first the previous revision,
+/// then the sequence.
 #[derive(Debug)]
 pub struct PromptLookup {
-    /// Tokens of the job's previous revision; empty if there is none.
+    /// Tokens of the previous revision; empty if there is none.
     previous: Vec<u32>,
     /// Length of the sequence's prompt, after which its output begins, in tokens.
     prompt_len: usize,
@@ -159,18 +160,18 @@ impl PromptLookup {
     fn continuation(&mut self, tokens: &[u32]) -> Option<usize> {
         let output = tokens.get(self.prompt_len..).unwrap_or_default();
         // The output is too short for a lookup, but it equals the beginning of the previous revision.
-        if output.len() < CONTEXT_TOKENS && self.previous.len() > output.len() && self.previous.starts_with(output) {
+        if output.len() < NGRAM_TOKENS && self.previous.len() > output.len() && self.previous.starts_with(output) {
             return Some(output.len());
         }
-        let tail = tokens.last_chunk::<CONTEXT_TOKENS>()?;
+        let tail = tokens.last_chunk::<NGRAM_TOKENS>()?;
         self.sequence_index.extend(tokens);
         let first = self.previous.len();
         // The token sampled after the accepted drafts is also the next token of the previous revision: continue there.
         if self.cursor + 1 < first && self.previous[..=self.cursor].ends_with(tail) {
             return Some(self.cursor + 1);
         }
-        let previous = self.previous_index.places_after(&self.previous, tail);
-        let mut sequence = self.sequence_index.places_after(tokens, tail);
+        let previous = self.previous_index.positions_after(&self.previous, tail);
+        let mut sequence = self.sequence_index.positions_after(tokens, tail);
         sequence.iter_mut().for_each(|place| *place += first);
         // Each list is ordered from the latest to the earliest position.
         let next = |places: &[usize]| places.iter().rev().find(|place| **place >= self.cursor).copied();

@@ -1,9 +1,10 @@
-//! The initial state of a sequence: its prompt, and the tokens that an earlier attempt delivered before it was lost.
+//! The initial state of a sequence: its prompt, and the tokens that an earlier generation delivered before it was
+//! lost.
 //!
 //! The delivered tokens are replayed through the grammar and the text stream as if they were sampled here. If they are
 //! not valid (another vocabulary, rejected by the grammar, or an end token among them), this model cannot have
 //! generated them for this prompt. A silent restart could contradict text that readers have already received. Therefore
-//! the attempt fails with the reason, and the next attempt begins with the prompt alone.
+//! the call fails with the reason; the caller can repeat it with the prompt alone.
 
 use cfq_proto::job::{GeneratedTokens, OutputFormat, Sampling};
 
@@ -46,7 +47,7 @@ pub enum ResumeConflict {
 
 /// The state of a sequence before its first pass.
 pub struct SequenceInit {
-    /// Tokens of the prompt, then those delivered by an earlier attempt.
+    /// Tokens of the prompt, then the delivered tokens that are kept ([`Self::resumed_tokens`]).
     pub tokens: Vec<u32>,
     /// Number of prompt tokens.
     pub prompt_len: usize,
@@ -93,7 +94,7 @@ impl SequenceInit {
         Ok(init)
     }
 
-    /// Number of delivered tokens that are kept: all but the last.
+    /// Number of delivered tokens that are kept: all but the last, which is sampled again.
     pub fn resumed_tokens(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }

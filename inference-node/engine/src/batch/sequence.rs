@@ -7,7 +7,7 @@ use cfq_proto::job::{Completion, FinishReason, JobFailure, Sampling, TokenLogpro
 use crate::batch::admission::Permit;
 use crate::batch::prompt_lookup::PromptLookup;
 use crate::batch::resume::SequenceInit;
-use crate::generation::{Ended, Outbox};
+use crate::generation::{GenerationError, Outbox};
 use crate::model::tokenizer::Vocabulary;
 use crate::sampling::grammar::Grammar;
 use crate::sampling::text::TextStream;
@@ -38,7 +38,7 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// Number of prompt tokens.
     pub prompt_len: usize,
-    /// Number of output tokens that an earlier attempt delivered.
+    /// Number of output tokens that are kept from an earlier generation.
     resumed_tokens: usize,
     /// Prefix cache hit when the sequence first entered the batch, in tokens. When it resumes after a preemption, it
     /// finds its own keys and values, which do not count.
@@ -58,8 +58,8 @@ pub struct Sequence {
     /// Time spent evaluating the grammar.
     constraint_time: Duration,
     started: Instant,
-    /// Time until the first sampled token. Tokens that the grammar forced before it do not count, since they were not
-    /// computed by the model.
+    /// Time from `started` to the first sampled token. Tokens that the grammar forced before it do not count, since
+    /// they were not computed by the model.
     time_to_first_token: Option<Duration>,
     pub outbox: Outbox,
     // Reservation of KV tokens and a slot. The last field, so that it is dropped last.
@@ -72,16 +72,17 @@ pub enum TokenOutcome {
     Continue,
     /// The output is complete.
     Finished(FinishReason),
-    /// The sequence cannot continue. The reason becomes that of the job's failure.
+    /// The sequence cannot continue. The reason becomes that of the call's failure.
     Failed(String),
 }
 
 impl Sequence {
-    /// Creates a sequence of which nothing is computed yet, and sends the text of an earlier attempt to the reader.
+    /// Creates a sequence of which nothing is computed yet, and sends the text of an earlier generation to the
+    /// reader.
     pub fn new(request: SequenceRequest, arrival: u64) -> Self {
         let SequenceInit { tokens, prompt_len, grammar, stream, text } = request.init;
         if !text.is_empty() {
-            request.outbox.step(&text);
+            request.outbox.report_step(&text);
         }
         Self {
             arrival,
@@ -107,15 +108,15 @@ impl Sequence {
     }
 
     /// Releases the reservation and reports the end to the reader.
-    pub fn end(mut self, result: Result<FinishReason, Ended>) {
+    pub fn end(mut self, result: Result<FinishReason, GenerationError>) {
         let result = result.map(|finish| {
             let (drafted, accepted) = self.lookup.counts();
             let usage = Usage {
                 drafted_tokens: drafted as u32,
                 accepted_tokens: accepted as u32,
                 prompt_tokens: self.prompt_len as u32,
-                // Limited to the prompt: the cached prefix may also contain output tokens of an earlier attempt or
-                // forced tokens.
+                // Limited to the prompt: the cached prefix may also contain output tokens of an earlier generation
+                // or forced tokens.
                 cached_tokens: self.cached_tokens.unwrap_or(0).min(self.prompt_len) as u32,
                 output_tokens: (self.tokens.len() - self.prompt_len) as u32,
                 resumed_tokens: self.resumed_tokens as u32,
@@ -252,7 +253,7 @@ impl Sequence {
     fn flush(&mut self, output: &StepOutput) {
         if !output.tokens.is_empty() {
             self.text.push_str(&output.text);
-            self.outbox.step_tokens(&output.text, &output.tokens);
+            self.outbox.report_step_with_tokens(&output.text, &output.tokens);
         }
     }
 }
@@ -265,6 +266,6 @@ struct StepOutput {
 }
 
 /// Creates the result of a generation that fails because of the engine, not because of its request.
-pub fn failed_by_engine(reason: String) -> Ended {
-    Ended::Failed(JobFailure::Engine { reason })
+pub fn failed_by_engine(reason: String) -> GenerationError {
+    GenerationError::Failed(JobFailure::Engine { reason })
 }

@@ -20,9 +20,9 @@ use tokio::sync::oneshot;
 use crate::backend::forward::{BatchEntry, ForwardModel};
 use crate::kv::{KV_BLOCK_TOKENS, KvPool};
 
-/// Target duration of a chunk, which is the delay of a sequence that arrives while the chunk runs: about a quarter of
-/// the delay that the prompt of another sequence may cause. If it is too short for one block, the chunk takes longer,
-/// but at most as long as a pass that prefills ordinary prompts.
+/// Target duration of a chunk: about a quarter of the maximum duration of a pass that prefills ordinary prompts. A
+/// sequence that arrives while a chunk runs waits for the end of the chunk. If one block takes longer than the target,
+/// so does the chunk, but at most as long as such a pass.
 pub const CHUNK_TIME: Duration = Duration::from_millis(60);
 
 /// Tokens of an expected prompt.

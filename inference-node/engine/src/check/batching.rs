@@ -11,8 +11,8 @@ use cfq_proto::model::ModelId;
 use crate::backend::cuda::Gpu;
 use crate::check::parity::ParityRow;
 use crate::check::{CheckTarget, NotRun, shapes, with_file};
-use crate::engine::{Engine, Refused};
-use crate::generation::{Ended, Generation, GenerationEvent};
+use crate::engine::{AdmitError, Engine};
+use crate::generation::{Generation, GenerationError, GenerationEvent};
 use crate::kv::{HostKvCache, KvOffloadFormat};
 use crate::load_error::EngineLimits;
 use crate::local_engine::LocalEngine;
@@ -28,7 +28,7 @@ const PROMPTS: [&str; 8] = [
     "{\"key\": [1, 2,",
 ];
 
-/// Runs the checks. [`ParityRow::difference`] is the fraction of wrong texts, which must be zero.
+/// Runs the checks. [`ParityRow::difference`] is the fraction of texts that are not as expected; it must be zero.
 pub fn check(target: &CheckTarget, folder: &Path, progress: &mut dyn FnMut(&str)) -> Vec<ParityRow> {
     progress("texts");
     let rows = with_file(&shapes::engine_model(), folder, |path| rows(target, path).map_err(NotRun::Failed));
@@ -86,10 +86,11 @@ fn rows(target: &CheckTarget, path: &Path) -> Result<Vec<ParityRow>, String> {
 
 /// Size of the smallest KV pool, in tokens.
 const MIN_KV_TOKENS: u64 = 512;
-/// Interval between two attempts to admit a sequence.
+/// Wait before the admission of a sequence is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Checks that with `deterministic`, a text does not depend on the batch; returns the fraction of wrong texts.
+/// Checks that with [`Sampling::deterministic`], a text is the same in a batch and alone; returns the fraction of texts
+/// that differ.
 async fn batch_invariance(engine: &LocalEngine, sampling: &Sampling) -> Result<f64, String> {
     let batched = texts(engine, &PROMPTS, sampling, &OutputFormat::Text).await?;
     let mut alone = Vec::new();
@@ -99,7 +100,8 @@ async fn batch_invariance(engine: &LocalEngine, sampling: &Sampling) -> Result<f
     Ok(wrong_fraction(batched.iter().zip(&alone).map(|(a, b)| a == b)))
 }
 
-/// Checks that with `deterministic`, a text does not depend on the drafted tokens; returns the fraction of wrong texts.
+/// Checks that with [`Sampling::deterministic`], a text is the same with and without prompt lookup; returns the
+/// fraction of texts that differ.
 async fn prompt_lookup(engine: &LocalEngine) -> Result<f64, String> {
     let with = texts(engine, &PROMPTS, &greedy(true), &OutputFormat::Text).await?;
     let without = texts(engine, &PROMPTS, &greedy(false), &OutputFormat::Text).await?;
@@ -144,8 +146,8 @@ async fn constrained_by_grammar(engine: &LocalEngine) -> Result<f64, String> {
     Ok(wrong_fraction(texts.iter().map(is_valid)))
 }
 
-/// Checks that a text that is resumed after half of its tokens, as by another engine after the first one is lost,
-/// equals the uninterrupted text.
+/// Checks that a text that is resumed after half of its tokens equals the uninterrupted text. Another engine resumes a
+/// text in this way after the first engine is lost.
 async fn resumed(engine: &LocalEngine) -> Result<f64, String> {
     let vocabulary = engine.vocabulary().fingerprint();
     let (mut correct, mut resumed_tokens) = (Vec::new(), 0);
@@ -172,7 +174,8 @@ async fn resumed(engine: &LocalEngine) -> Result<f64, String> {
     Ok(wrong_fraction(correct.into_iter()))
 }
 
-/// Checks that a running generation can be cancelled. The text has 400 letters, so it cannot end before.
+/// Checks that a running generation can be cancelled. The grammar requires 400 letters, so the text is not complete
+/// when it is cancelled after the first event.
 async fn cancelled(engine: &LocalEngine) -> Result<f64, String> {
     let letters = OutputFormat::Regex { pattern: "[a-z]{400}".to_owned() };
     let sampling = Sampling { max_tokens: 400, ..greedy(true) };
@@ -181,7 +184,7 @@ async fn cancelled(engine: &LocalEngine) -> Result<f64, String> {
     generation.cancel();
     loop {
         if let GenerationEvent::Done(result) = generation.next().await {
-            return Ok(wrong_fraction([matches!(result, Err(Ended::Cancelled))].into_iter()));
+            return Ok(wrong_fraction([matches!(result, Err(GenerationError::Cancelled))].into_iter()));
         }
     }
 }
@@ -231,7 +234,7 @@ async fn start(
     loop {
         match engine.admit(prompt(text, sampling, format)).await {
             Ok(admitted) => return Ok(admitted.start()),
-            Err(Refused::NotNow { .. }) => tokio::time::sleep(RETRY_INTERVAL).await,
+            Err(AdmitError::NotNow { .. }) => tokio::time::sleep(RETRY_INTERVAL).await,
             Err(refused) => return Err(refused.to_string()),
         }
     }

@@ -22,8 +22,8 @@ pub struct MemoryRow {
     pub model: String,
     /// The memory estimate, term by term.
     pub estimate: String,
-    /// Bytes predicted to be allocated by the load: weights, tables and KV pool (on the CPU, the pool is allocated on
-    /// use).
+    /// Bytes predicted to be allocated by the load: weights, tables and, on a GPU, the KV pool. On the CPU, KV blocks
+    /// are allocated only at their first use, after the load.
     pub predicted_bytes: u64,
     /// Increase of the used memory, in bytes.
     pub measured_bytes: u64,
@@ -43,7 +43,7 @@ impl MemoryRow {
         measured_bytes: u64,
         measured_by: &'static str,
     ) -> Self {
-        let allowed_bytes = (measured_by == DRIVER).then_some(predicted_bytes / 10 + (64 << 20));
+        let allowed_bytes = (measured_by == MEASURED_BY_DRIVER).then_some(predicted_bytes / 10 + (64 << 20));
         Self { model: model.to_owned(), estimate, predicted_bytes, measured_bytes, measured_by, allowed_bytes }
     }
 
@@ -60,7 +60,7 @@ impl MemoryRow {
 }
 
 /// Value of [`MemoryRow::measured_by`] for measurements by the GPU driver.
-const DRIVER: &str = "driver";
+const MEASURED_BY_DRIVER: &str = "driver";
 
 /// Loads the models of [`shapes::sizes`] and compares the estimated with the measured memory of each.
 pub fn check(
@@ -101,7 +101,7 @@ fn on_gpu(
         memory(&gpu.device).map(|(free, total)| total.saturating_sub(free))
     };
     let meters: [(&'static str, &dyn Fn() -> Option<u64>); 2] =
-        [(DRIVER, &driver), ("nvml", &|| nvml_used(gpu.uuid.as_deref()?))];
+        [(MEASURED_BY_DRIVER, &driver), ("nvml", &|| nvml_used(gpu.uuid.as_deref()?))];
     let before = meters.map(|(by, read)| (by, read, read()));
     let limits = EngineLimits { memory_bytes: u64::MAX, max_sequences: MAX_SEQUENCES };
     let model = "path:check".parse::<ModelId>().map_err(|error| NotRun::Failed(error.to_string()))?;

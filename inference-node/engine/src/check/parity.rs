@@ -23,7 +23,7 @@ const F32_TOLERANCE: f64 = 1e-4;
 /// Tolerance of the logits with F16 keys and values, as on a GPU.
 const F16_TOLERANCE: f64 = 1e-2;
 /// Tolerance of the logits with quantized matrices: CPU and GPU quantize the activations to 8 bits in different blocks,
-/// and both convert some formats.
+/// and each converts the formats that its kernels do not support into another one.
 const QUANTIZED_TOLERANCE: f64 = 8e-2;
 
 /// Result of one comparison.

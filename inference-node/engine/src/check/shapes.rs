@@ -23,8 +23,8 @@ const SMALL: RandomFile = RandomFile {
     random_rows: usize::MAX,
 };
 
-/// A mixture in which every token is routed to all experts: with top-k routing, different rounding could choose
-/// different experts where scores are similar.
+/// A mixture-of-experts model in which every token is routed to all experts: with top-k routing, different rounding
+/// could choose different experts where scores are similar.
 const MIXTURE: RandomFile =
     RandomFile { family: "qwen3moe", feed_forward: 256, experts: Some((4, 4)), head_dim: 64, ..SMALL };
 

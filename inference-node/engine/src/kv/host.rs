@@ -50,7 +50,7 @@ impl BlockMemory for HostBlocks {
                 Ok(())
             }
             BlockValues::F32(_) | BlockValues::Half(_) => {
-                candle_core::bail!("the values do not have the number format and size of a block of this pool")
+                candle_core::bail!("the given block differs from this KV pool's blocks in number format or size")
             }
         }
     }

@@ -6,8 +6,9 @@ use crate::kv::{HostBlocks, KV_BLOCK_TOKENS, KvPool, KvShape, SequenceKv};
 
 impl KvPool {
     /// Writes the keys and values of new positions in one layer. `keys` and `values` have the dimensions (new
-    /// positions, KV heads, head dim). [`Self::advance`] counts the positions afterwards. Returns false and writes
-    /// nothing if the sequence has too few blocks; [`Self::grow`] allocates them.
+    /// positions, KV heads, head dim). [`Self::grow`] must be called before, to allocate the blocks, and
+    /// [`Self::advance`] after all layers are written, to count the positions as filled. Returns false and writes
+    /// nothing if the sequence has too few blocks.
     pub fn write(&mut self, sequence: &SequenceKv, layer: usize, keys: &[f32], values: &[f32]) -> bool {
         let KvShape { heads, head_dim, .. } = self.memory.shape;
         let row = heads * head_dim;
@@ -43,13 +44,13 @@ pub struct KvView<'a> {
 }
 
 impl<'a> KvView<'a> {
-    /// Keys of `head` in the sequence's `block`th block: (KV_BLOCK_TOKENS, stride).
+    /// Keys of `head` in the sequence's `block`th block, with the dimensions (KV_BLOCK_TOKENS, stride).
     #[inline(always)]
     pub fn keys(&self, head: usize, block: usize) -> &'a [f32] {
         self.part(0, head, block)
     }
 
-    /// Values of `head` in the sequence's `block`th block: (KV_BLOCK_TOKENS, stride).
+    /// Values of `head` in the sequence's `block`th block, with the dimensions (KV_BLOCK_TOKENS, stride).
     #[inline(always)]
     pub fn values(&self, head: usize, block: usize) -> &'a [f32] {
         self.part(1, head, block)

@@ -83,9 +83,10 @@ impl SequenceKv {
         &self.blocks
     }
 
-    /// Creates a block table, for measurements only, that has `len` filled positions and blocks for `new` more by
-    /// repeating the blocks of this sequence. It holds no references to the blocks. A pass over it overwrites the keys
-    /// and values of this sequence, so neither may be used for anything else afterwards.
+    /// Creates a long block table for measurements: it repeats the blocks of this sequence until there are enough for
+    /// `len` filled and `new` more positions. The table holds no references to the blocks. A forward pass with it
+    /// overwrites the keys and values of this sequence, so neither the table nor this sequence may be used for anything
+    /// but measurements afterwards.
     pub fn repeated(&self, len: usize, new: usize) -> Self {
         let blocks = self.blocks.iter().copied().cycle().take((len + new).div_ceil(KV_BLOCK_TOKENS)).collect();
         Self { len, blocks, cached: 0, prefix: self.prefix, long_context: self.long_context }

@@ -1,9 +1,9 @@
 //! KV offload: keys and values of evicted blocks in host memory.
 //!
-//! All models share one [`HostKvCache`]. Every pool stores its evicted blocks in it, and looks there for the prefix of
-//! a new sequence before computing it again. Blocks that must stay bit-exact (of F32 models and of deterministic
-//! sequences) are stored unchanged; others are stored in a smaller format if one is configured. While a block is moved
-//! between a pool and the cache, neither counts it.
+//! All models share one [`HostKvCache`]. Every pool stores its evicted blocks in this cache. For a new sequence, the
+//! pool first looks in the cache for the prefix; only what is not there is computed again. Blocks that must stay
+//! bit-exact (of F32 models and of deterministic sequences) are stored unchanged; others are stored in a smaller format
+//! if one is configured. While a block is moved between a pool and the cache, it counts towards the size of neither.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +29,7 @@ pub enum KvOffloadFormat {
 }
 
 /// Number of integers that share a scale in [`KvOffloadFormat::Q8`].
-const Q8_GROUP: usize = 32;
+const Q8_GROUP_VALUES: usize = 32;
 
 /// The contents of a block in its storage format.
 #[derive(Debug, Clone)]
@@ -55,7 +55,7 @@ impl PackedBlock {
             return Self::F16(narrow);
         }
         let (mut scales, mut narrow) = (Vec::new(), Vec::with_capacity(plain.len()));
-        for group in plain.chunks(Q8_GROUP) {
+        for group in plain.chunks(Q8_GROUP_VALUES) {
             let scale = group.iter().fold(0.0f32, |max, value| max.max(value.abs())) / 127.0;
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             scales.push(scale);
@@ -73,7 +73,7 @@ impl PackedBlock {
                 BlockValues::F32(plain)
             }
             Self::Q8 { scales, values } => {
-                let groups = values.chunks(Q8_GROUP).zip(scales);
+                let groups = values.chunks(Q8_GROUP_VALUES).zip(scales);
                 BlockValues::F32(
                     groups.flat_map(|(group, scale)| group.iter().map(move |v| f32::from(*v) * scale)).collect(),
                 )
@@ -175,7 +175,7 @@ impl KvOffload {
         self.cache.index().lookup(&self.namespace(salt), tokens)
     }
 
-    /// Whether the block of `tokens`, which fill a whole block, is stored after the prefix `node`.
+    /// Whether a whole block that holds `tokens` is stored after the prefix `node`.
     pub(super) fn contains(&self, node: OffloadNodeId, tokens: &[u32]) -> bool {
         self.cache.index().longest_match(node, tokens).is_some_and(|(count, _)| count == KV_BLOCK_TOKENS)
     }

@@ -47,8 +47,8 @@ impl<B: BlockMemory> KvPool<B> {
     }
 
     /// Begins a sequence with the longest cached prefix of `tokens`, excluding the last token, whose scores are needed.
-    /// A `batch_invariant` sequence shares blocks only with other such sequences, because the results of faster kernels
-    /// may differ in the last bits.
+    /// A `batch_invariant` sequence shares blocks only with other such sequences, because other sequences may be
+    /// computed by faster kernels, whose results may differ in the last bits.
     pub fn begin(&mut self, tokens: &[u32], long_context: bool, batch_invariant: bool) -> SequenceKv {
         let salt = u8::from(long_context) | (u8::from(batch_invariant) * BATCH_INVARIANT_SALT);
         let searched = if self.prefix_cache { tokens.len().saturating_sub(1) } else { 0 };
@@ -100,7 +100,7 @@ impl<B: BlockMemory> KvPool<B> {
         sequence
     }
 
-    /// Releases the reference to a partially matching block that [`BlockTable::find_prefix`] has taken.
+    /// Releases the reference that [`BlockTable::find_prefix`] has taken to a partially matching block.
     fn release_partial(&mut self, partial: Option<(BlockId, usize)>) {
         if let Some((block, _)) = partial {
             self.table.release(&[block]);
@@ -228,8 +228,8 @@ mod tests {
 
     const SHAPE: KvShape = KvShape { layers: 2, heads: 2, head_dim: 2 };
 
-    /// Computes the part of a sequence that is not cached; returns it and the number of cached tokens. The key vector
-    /// of head h at token t is (t, h), its value vector (-t, h).
+    /// Begins the sequence of `tokens` and computes the part of it that is not cached; returns the sequence and the
+    /// number of cached tokens. The key vector of head h at token t is (t, h), its value vector (-t, h).
     fn compute(pool: &mut KvPool, tokens: &[u32]) -> (SequenceKv, usize) {
         let mut kv = pool.begin(tokens, false, false);
         let cached = kv.len();

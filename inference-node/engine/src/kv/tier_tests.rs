@@ -30,7 +30,7 @@ enum Op {
     Finish {
         which: usize,
     },
-    /// Ends a sequence without caching its blocks, as if its computed values may be wrong.
+    /// Ends a sequence without caching its blocks, as an engine does if the computed values may be wrong.
     Discard {
         which: usize,
     },

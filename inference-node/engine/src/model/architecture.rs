@@ -55,10 +55,10 @@ pub struct Architecture {
     pub layers: Vec<LayerAttention>,
     /// RoPE variants of the model; layers refer to them by [`LayerAttention::rope`].
     pub ropes: Vec<Rope>,
-    /// RoPE that replaces the first entry of `ropes` in sequences longer than the original context, in models that have
-    /// one (Phi-3).
+    /// The second RoPE of LongRoPE (Phi-3), which replaces the first entry of `ropes` in sequences longer than the
+    /// original context; `None` for models without such a RoPE.
     pub long_rope: Option<LongContextRope>,
-    /// The mixture of experts; `shape.feed_forward` is then the width of one expert.
+    /// The mixture of experts, in which case `shape.feed_forward` is the width of one expert; `None` for a dense model.
     pub experts: Option<Experts>,
 }
 

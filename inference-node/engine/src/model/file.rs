@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cfq_memory::Format;
+use cfq_memory::WeightFormat;
 
 use crate::model::gguf::{GgufHeader, HeaderError, format_of};
 use crate::model::safetensors::{self, ModelFolder};
@@ -10,7 +10,7 @@ use crate::model::safetensors::{self, ModelFolder};
 /// The name of one metadata value in GGUF files and in config.json.
 #[derive(Debug, Clone, Copy)]
 pub struct MetadataKey {
-    /// Key in a GGUF header, without its prefix: the architecture's name and a dot.
+    /// Key in a GGUF header, without the prefix that consists of the architecture's name and a dot.
     pub gguf: &'static str,
     /// Path in config.json; dots separate the keys of nested objects.
     pub config: &'static str,
@@ -22,7 +22,7 @@ pub struct TensorMeta {
     /// Dimensions, rows first.
     pub dims: Vec<u64>,
     /// Number format; `None` if there are no matrix kernels for it.
-    pub format: Option<Format>,
+    pub format: Option<WeightFormat>,
 }
 
 /// A model's file or folder. Its metadata was read and checked; its weights were not read.

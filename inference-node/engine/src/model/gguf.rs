@@ -13,7 +13,7 @@ use std::io::{BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use candle_core::quantized::{GgmlDType, gguf_file};
-use cfq_memory::Format;
+use cfq_memory::WeightFormat;
 
 use crate::model::gguf::validate::{HeaderFault, validate};
 
@@ -195,22 +195,22 @@ impl GgufHeader {
 }
 
 /// Converts candle's type to the format that the memory estimate uses; `None` if there are no matrix kernels for it.
-pub(crate) fn format_of(dtype: GgmlDType) -> Option<Format> {
+pub(crate) fn format_of(dtype: GgmlDType) -> Option<WeightFormat> {
     Some(match dtype {
-        GgmlDType::F32 => Format::F32,
-        GgmlDType::F16 => Format::F16,
-        GgmlDType::BF16 => Format::Bf16,
-        GgmlDType::Q4_0 => Format::Q4_0,
-        GgmlDType::Q4_1 => Format::Q4_1,
-        GgmlDType::Q5_0 => Format::Q5_0,
-        GgmlDType::Q5_1 => Format::Q5_1,
-        GgmlDType::Q8_0 => Format::Q8_0,
-        GgmlDType::Q8_1 => Format::Q8_1,
-        GgmlDType::Q2K => Format::Q2K,
-        GgmlDType::Q3K => Format::Q3K,
-        GgmlDType::Q4K => Format::Q4K,
-        GgmlDType::Q5K => Format::Q5K,
-        GgmlDType::Q6K => Format::Q6K,
-        GgmlDType::Q8K => Format::Q8K,
+        GgmlDType::F32 => WeightFormat::F32,
+        GgmlDType::F16 => WeightFormat::F16,
+        GgmlDType::BF16 => WeightFormat::Bf16,
+        GgmlDType::Q4_0 => WeightFormat::Q4_0,
+        GgmlDType::Q4_1 => WeightFormat::Q4_1,
+        GgmlDType::Q5_0 => WeightFormat::Q5_0,
+        GgmlDType::Q5_1 => WeightFormat::Q5_1,
+        GgmlDType::Q8_0 => WeightFormat::Q8_0,
+        GgmlDType::Q8_1 => WeightFormat::Q8_1,
+        GgmlDType::Q2K => WeightFormat::Q2K,
+        GgmlDType::Q3K => WeightFormat::Q3K,
+        GgmlDType::Q4K => WeightFormat::Q4K,
+        GgmlDType::Q5K => WeightFormat::Q5K,
+        GgmlDType::Q6K => WeightFormat::Q6K,
+        GgmlDType::Q8K => WeightFormat::Q8K,
     })
 }

@@ -5,7 +5,8 @@ use cfq_memory::ModelShape;
 use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 
-/// Model shape with which the size of a forward pass's activations is calculated.
+/// The model's shape for calculating the size of a forward pass's activations; for a mixture of experts, with a larger
+/// feed-forward.
 pub fn activation_shape(architecture: &Architecture) -> ModelShape {
     let shape = &architecture.shape;
     // In a mixture of experts, buffers of hidden size are added: the rows of an expert are gathered before it and

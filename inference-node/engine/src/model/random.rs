@@ -1,4 +1,4 @@
-//! GGUF files with random weights, for checks of parity, memory and speed, where the values have no meaning.
+//! GGUF files with random weights, for checks that work with any weights: of parity, memory and speed.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub struct RandomFile {
     pub feed_forward: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Experts per layer and experts per token; `None`: no mixture.
+    /// Experts per layer and experts per token; `None`: a dense model.
     pub experts: Option<(usize, usize)>,
     /// Number of query heads.
     pub heads: usize,

@@ -9,7 +9,7 @@
 pub enum RopeLayout {
     /// Values 2i and 2i + 1: Llama's GGUF files (`LLAMA_ROPE_TYPE_NORM` of llama.cpp).
     Interleaved,
-    /// Values i and i + half: all other files (`LLAMA_ROPE_TYPE_NEOX` of llama.cpp).
+    /// Values i and i + p, where p is the number of pairs: all other files (`LLAMA_ROPE_TYPE_NEOX` of llama.cpp).
     HalfSplit,
 }
 

@@ -170,7 +170,8 @@ fn config_ropes(file: &ModelFile, shape: &ModelShape, windowed: bool) -> Result<
     Ok(ModelRopes { ropes: vec![full, sliding], long })
 }
 
-/// The RoPE described by the first of `objects` that exists in config.json, or by the top-level key `base` alone.
+/// The RoPE, and its long-context form if it has one, described by the first of `objects` that exists in config.json;
+/// if none exists, by the top-level key whose name is `base`.
 fn config_rope(
     file: &ModelFile,
     shape: &ModelShape,

@@ -10,7 +10,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use cfq_memory::{Bytes, Format};
+use cfq_memory::{Bytes, WeightFormat};
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -34,8 +34,8 @@ struct HeaderEntry {
     data_offsets: [u64; 2],
 }
 
-/// The tensors in a file's JSON header. Parsed entry by entry, so that other content is never built in memory and a
-/// duplicate name is an error.
+/// The tensors in a file's JSON header. Parsed entry by entry, so that content that describes no tensor is never built
+/// in memory, and a duplicate name is an error.
 struct HeaderEntries(BTreeMap<String, HeaderEntry>);
 
 impl<'de> Deserialize<'de> for HeaderEntries {
@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for HeaderEntries {
 #[derive(Debug, Clone)]
 pub struct StoredTensor {
     /// Number format of the tensor's values.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Dimensions, rows first.
     pub dims: Vec<u64>,
     /// Index in [`ModelFolder::files`].
@@ -162,21 +162,21 @@ impl ModelFolder {
         let mut bytes = vec![0; stored.bytes as usize];
         file.read_exact(&mut bytes)?;
         let dtype = match stored.format {
-            Format::F16 => DType::F16,
-            Format::Bf16 => DType::BF16,
-            Format::F32 => DType::F32,
-            Format::Q4_0
-            | Format::Q4_1
-            | Format::Q5_0
-            | Format::Q5_1
-            | Format::Q8_0
-            | Format::Q8_1
-            | Format::Q2K
-            | Format::Q3K
-            | Format::Q4K
-            | Format::Q5K
-            | Format::Q6K
-            | Format::Q8K => candle_core::bail!("tensor {name} is in a format that safetensors does not have"),
+            WeightFormat::F16 => DType::F16,
+            WeightFormat::Bf16 => DType::BF16,
+            WeightFormat::F32 => DType::F32,
+            WeightFormat::Q4_0
+            | WeightFormat::Q4_1
+            | WeightFormat::Q5_0
+            | WeightFormat::Q5_1
+            | WeightFormat::Q8_0
+            | WeightFormat::Q8_1
+            | WeightFormat::Q2K
+            | WeightFormat::Q3K
+            | WeightFormat::Q4K
+            | WeightFormat::Q5K
+            | WeightFormat::Q6K
+            | WeightFormat::Q8K => candle_core::bail!("tensor {name} is in a format that safetensors does not have"),
         };
         let dims: Vec<usize> = stored.dims.iter().map(|d| *d as usize).collect();
         Tensor::from_raw_buffer(&bytes, dtype, &dims, &Device::Cpu)?.to_dtype(DType::F32)
@@ -262,7 +262,9 @@ fn read_tensors(at: usize, path: &Path, tensors: &mut BTreeMap<String, StoredTen
     let length = u64::from_le_bytes(length);
     let Some(start) = length.checked_add(8).filter(|start| *start <= size && length <= MAX_HEADER_BYTES) else {
         let (claimed, size, max) = (Bytes(length), Bytes(size), Bytes(MAX_HEADER_BYTES));
-        let what = format!("its header claims {claimed}; the file has {size}, and a header may have at most {max}");
+        let what = format!(
+            "its header claims a length of {claimed}; the file has {size}, and a header may have at most {max}"
+        );
         return Err(corrupt(path, what));
     };
     let mut json = vec![0; length as usize];
@@ -279,9 +281,9 @@ fn read_tensors(at: usize, path: &Path, tensors: &mut BTreeMap<String, StoredTen
     }
     for (name, entry) in &entries {
         let format = match entry.dtype.as_str() {
-            "F32" => Format::F32,
-            "F16" => Format::F16,
-            "BF16" => Format::Bf16,
+            "F32" => WeightFormat::F32,
+            "F16" => WeightFormat::F16,
+            "BF16" => WeightFormat::Bf16,
             // Buffers that some exporters write; the engine reads none of them.
             "I64" | "I32" | "BOOL" | "U8" => continue,
             other => {
@@ -345,7 +347,7 @@ mod tests {
         let skipped = folder(&format!(r#"{{"__metadata__":{nested}}}"#), 0);
         assert!(ModelFolder::read(skipped.path()).unwrap().tensors.is_empty());
         let wide = error(&format!(r#"{{"__metadata__":"{}"}}"#, "x".repeat(17 << 20)));
-        assert!(wide.contains("its header claims 17.0 MiB"), "{wide}");
+        assert!(wide.contains("its header claims a length of 17.0 MiB"), "{wide}");
         let many: Vec<String> = (0..100_001).map(|n| format!(r#""{n}":{{{one}:[0,0]}}"#)).collect();
         let many = error(&format!("{{{}}}", many.join(",")));
         assert!(many.contains("more than 100000 tensors"), "{many}");

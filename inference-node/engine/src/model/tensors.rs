@@ -45,7 +45,7 @@ pub enum TensorRole {
     GateUp,
     /// Down projection of the feed-forward.
     Down,
-    /// Router of a mixture: one score per expert.
+    /// Router of a mixture of experts: gives one score per expert.
     Router,
     /// Gate projection of one expert. GGUF stores all experts of a layer in one tensor.
     ExpertGate(u32),

@@ -18,13 +18,14 @@ use crate::model::file::ModelFile;
 use crate::model::gguf::{GgufHeader, HeaderError};
 pub(crate) use crate::model::tokenizer::byte_level::char_to_byte;
 
-/// Names of tokens that end a turn: files often declare only one of the tokens that their models end with.
+/// Names of tokens that end a turn. They are listed here because a file often declares only one of several tokens with
+/// which its model ends a turn.
 const END_TOKEN_NAMES: [&str; 8] =
     ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<|eom_id|>", "</s>", "<end_of_turn>"];
 
-/// Creates an added token. Added tokens are recognized in the text before it is split and merged. Phi-3's added tokens
-/// also take the white space after them (`rstrip` in its tokenizer.json), which GGUF cannot express; llama.cpp has the
-/// same list of exceptions.
+/// Creates an added token. Added tokens are recognized in the text before it is split and merged. All but three of
+/// Phi-3's added tokens also take the white space after them (`rstrip` in its tokenizer.json), which GGUF cannot
+/// express; llama.cpp excepts the same three.
 fn added_token(text: &str, kind: i64, phi3: bool) -> AddedToken {
     let rstrip = phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
     AddedToken::from(text.to_owned(), kind != USER_DEFINED).normalized(false).rstrip(rstrip)

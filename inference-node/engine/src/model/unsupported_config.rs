@@ -14,7 +14,8 @@ use crate::model::gguf::HeaderError;
 pub struct FamilyConfig {
     /// Whether the activation is GELU (tanh approximation) instead of SiLU.
     pub gelu: bool,
-    /// Every n-th layer has full attention and the others a sliding window.
+    /// Period n of the attention pattern: every n-th layer has full attention, the others a sliding window. 1: no
+    /// pattern.
     pub window_every: u64,
 }
 
@@ -59,7 +60,7 @@ pub fn check_common(file: &ModelFile) -> Result<(), HeaderError> {
     if let Some(method) = file.config("quantization_config") {
         let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed");
         return Err(file.unsupported(format!(
-            "its weights are quantized ({method}), which this version reads only from GGUF files"
+            "its weights are quantized ({method}); this version reads quantized weights only from GGUF files"
         )));
     }
     let on = |name: &&&str| file.config(name).is_some_and(|v| v.as_bool() != Some(false));
@@ -175,7 +176,7 @@ mod tests {
             ("qwen2", "rope_parameters", json!({ "rope_type": "yarn" }), "no factor"),
             ("qwen3-moe", "mlp_only_layers", json!([0]), "mlp_only_layers"),
             ("qwen3-moe", "decoder_sparse_step", json!(2), "decoder_sparse_step"),
-            ("qwen3-moe", "num_experts_per_tok", json!(9), "9 of 8 experts"),
+            ("qwen3-moe", "num_experts_per_tok", json!(9), "8 experts, 9 per token"),
             ("qwen3-moe", "num_local_experts", json!(7), "expected [7, 64]"),
             ("qwen3", "num_experts", json!(8), "a mixture-of-experts model of the qwen3 family"),
             ("qwen2", "rope_scaling", json!({ "factor": 4.0 }), "conflicting rope parameters"),

@@ -1,8 +1,9 @@
 //! Constrained decoding: restricts the next token so that the text matches a JSON schema, a regular expression or a
 //! grammar.
 //!
-//! llguidance needs the bytes of every token once per model; a grammar is then compiled per request. The parser factory
-//! is built on the first constrained request, since that takes a moment and many models never need it.
+//! llguidance builds one parser factory per model, from the bytes of every token, and with it compiles a grammar per
+//! request. The factory is built at the first constrained request, because building it takes a moment and many models
+//! never need it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -97,8 +98,8 @@ impl Grammars {
     /// constrained request, which builds the parser factory.
     ///
     /// # Errors
-    /// [`GrammarError::Unusable`] if the request's schema, expression or grammar cannot be used,
-    /// [`GrammarError::Tokens`] if the model's vocabulary cannot.
+    /// `GrammarError::Unusable` if the request's schema, expression or grammar cannot be used,
+    /// `GrammarError::Tokens` if the model's vocabulary cannot.
     pub fn compile(&self, format: &OutputFormat) -> Result<Option<Grammar>, GrammarError> {
         match format {
             OutputFormat::Text => Ok(None),

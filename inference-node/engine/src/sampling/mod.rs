@@ -144,7 +144,8 @@ fn sample_once(
     Ok(token_at(weights, uniform(seed, history.len() as u64)).unwrap_or(best))
 }
 
-/// Replaces logits by their softmax numerators relative to the maximum, whose weight is 1.
+/// Vectorized loop that replaces each logit by its weight: its softmax numerator relative to the maximum, so that the
+/// most likely token has the weight 1.
 struct SoftmaxWeights<'a> {
     logits: &'a mut [f32],
     max: f32,
@@ -207,7 +208,7 @@ fn argmax(logits: &[f32]) -> Result<u32, InvalidLogits> {
     logits.iter().position(|logit| *logit == max).map(|at| at as u32).ok_or(InvalidLogits)
 }
 
-/// The maximum of the logits; `None` if one is NaN or none is finite.
+/// Vectorized loop that returns the maximum of the logits; `None` if one is NaN or none is finite.
 struct MaxLogit<'a>(&'a [f32]);
 
 impl WithSimd for MaxLogit<'_> {

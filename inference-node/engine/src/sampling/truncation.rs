@@ -52,8 +52,8 @@ pub(super) fn apply_top_k_top_p(weights: &mut [f32], sampling: &Sampling) {
     }
 }
 
-/// Min-p, <https://arxiv.org/abs/2407.01082>: sets the weights of tokens to zero whose probability is less than `p`
-/// times that of the most likely token, whose weight is 1.
+/// Min-p, <https://arxiv.org/abs/2407.01082>: sets to zero the weight of each token that is less likely than `p` times
+/// the most likely token. The most likely token must have the weight 1.
 pub(super) fn apply_min_p(weights: &mut [f32], p: f32) {
     weights.iter_mut().filter(|weight| **weight < p).for_each(|weight| *weight = 0.0);
 }

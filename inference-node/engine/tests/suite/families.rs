@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cfq_engine::{Admitted, Engine, EngineLimits, Generation, LoadError, LocalEngine, Refused, estimate_memory};
+use cfq_engine::{AdmitError, Admitted, Engine, EngineLimits, Generation, LoadError, LocalEngine, estimate_memory};
 use cfq_proto::job::{Completion, FinishReason, GeneratedTokens, OutputFormat, Prompt};
 
 use crate::fixtures::{self, CANDLE_TRANSFORMERS_FAMILIES, FAMILIES, folder};
@@ -93,7 +93,7 @@ async fn candle_transformers_families_run_one_sequence_and_write_the_reference()
         assert_eq!(engine.state().max_sequences, 1);
         for case in &cases {
             let first = engine.admit(prompt(case, true)).await.unwrap();
-            assert!(matches!(engine.admit(prompt(case, true)).await, Err(Refused::NotNow { .. })), "{family}");
+            assert!(matches!(engine.admit(prompt(case, true)).await, Err(AdmitError::NotNow { .. })), "{family}");
             let done = finish(first.start()).await.0.unwrap();
             assert_eq!(done.text, expected_text(&engine, case), "{family}: {:?}", case.text);
             assert_eq!((done.usage.drafted_tokens, done.usage.cached_tokens), (0, 0), "no drafts, no prefix cache");
@@ -109,12 +109,12 @@ async fn candle_transformers_families_run_one_sequence_and_write_the_reference()
         drop(engine.admit(prompt(case, true)).await.unwrap().start());
         let mut deterministic = prompt(case, true);
         deterministic.sampling.deterministic = true;
-        let Err(Refused::Never { reason }) = engine.admit(deterministic).await else { panic!("{family}: admitted") };
+        let Err(AdmitError::Never { reason }) = engine.admit(deterministic).await else { panic!("{family}: admitted") };
         assert!(reason.contains("deterministic"), "{reason}");
         let admitted = loop {
             match engine.admit(prompt(case, true)).await {
                 Ok(admitted) => break admitted,
-                Err(Refused::NotNow { .. }) => tokio::task::yield_now().await,
+                Err(AdmitError::NotNow { .. }) => tokio::task::yield_now().await,
                 Err(other) => panic!("{other:?}"),
             }
         };

@@ -1,6 +1,6 @@
 //! Tests of generated text: independence of the batch, seeds, stop strings, schemas, cancellation.
 
-use cfq_engine::{Ended, Engine, GenerationEvent, Refused};
+use cfq_engine::{AdmitError, Engine, GenerationError, GenerationEvent};
 use cfq_proto::job::{FinishReason, JobFailure, OutputFormat, Sampling};
 use cfq_proto::node::Residency;
 use cfq_proto::review::ReviewFeedback;
@@ -135,7 +135,7 @@ async fn output_conforms_to_a_regular_expression_and_a_grammar() {
 
     prompt.format = OutputFormat::Regex { pattern: "(".to_owned() };
     match engine.admit(prompt).await {
-        Err(Refused::Failed(JobFailure::Rejected { reason })) => {
+        Err(AdmitError::Failed(JobFailure::Rejected { reason })) => {
             assert!(reason.contains("regular expression"), "{reason}")
         }
         other => panic!("{other:?}"),
@@ -147,7 +147,7 @@ async fn unusable_schema_fails_the_job() {
     let mut prompt = user_prompt("x");
     prompt.format = OutputFormat::JsonSchema { schema: serde_json::json!({ "type": "no such type" }) };
     match engine().admit(prompt).await {
-        Err(Refused::Failed(JobFailure::Rejected { reason })) => assert!(reason.contains("schema"), "{reason}"),
+        Err(AdmitError::Failed(JobFailure::Rejected { reason })) => assert!(reason.contains("schema"), "{reason}"),
         other => panic!("{other:?}"),
     }
 }
@@ -169,7 +169,7 @@ async fn cancellation_releases_the_reservation_in_prefill_and_decode() {
     for generation in [prefilling, decoding] {
         generation.cancel();
         let (result, _) = finish(generation).await;
-        assert_eq!(result, Err(Ended::Cancelled));
+        assert_eq!(result, Err(GenerationError::Cancelled));
     }
     let state = engine.state();
     assert_eq!((state.running, state.kv_tokens_free), (0, 2 * 8192));
@@ -179,12 +179,12 @@ async fn cancellation_releases_the_reservation_in_prefill_and_decode() {
 async fn prompt_that_does_not_fit_is_refused_with_the_numbers() {
     let engine = smollm::load(1);
     match engine.admit(user_prompt(&"word ".repeat(9000))).await {
-        Err(Refused::Failed(JobFailure::TooLong { need, have })) => assert!(need > 9000 && have == 8192),
+        Err(AdmitError::Failed(JobFailure::TooLong { need, have })) => assert!(need > 9000 && have == 8192),
         other => panic!("{other:?}"),
     }
     let admitted = engine.admit(user_prompt("Hi")).await.unwrap();
     assert_eq!(engine.state().running, 1);
-    assert!(matches!(engine.admit(user_prompt("Hi")).await, Err(Refused::NotNow { have: 0, .. })));
+    assert!(matches!(engine.admit(user_prompt("Hi")).await, Err(AdmitError::NotNow { have: 0, .. })));
     drop(admitted);
     assert_eq!((engine.state().running, engine.state().residency), (0, Residency::Resident));
 }

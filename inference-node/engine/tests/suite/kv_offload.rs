@@ -10,9 +10,10 @@ use cfq_proto::job::{Completion, Prompt};
 use crate::smollm::{answer, user_prompt};
 
 const TURNS: usize = 8;
-/// Number of repetitions in a first prompt that takes more than half of the smallest pool.
+/// Number of times that a phrase is repeated in a long prompt of the first turn, which takes more than half of the
+/// smallest pool.
 const LONG_PROMPT: usize = 24;
-/// Number of repetitions in a shorter first prompt.
+/// Number of times that a phrase is repeated in a short prompt of the first turn.
 const SHORT_PROMPT: usize = 9;
 
 fn file(family: &str) -> PathBuf {

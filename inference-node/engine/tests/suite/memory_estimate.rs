@@ -17,7 +17,7 @@ fn resident() -> u64 {
 /// runs it.
 #[tokio::test]
 #[ignore = "the child process of resident_memory_stays_within_the_estimate"]
-async fn child() {
+async fn measuring_child_process() {
     let file = smollm::file();
     drop(file);
     let before = resident();
@@ -36,7 +36,7 @@ fn resident_memory_stays_within_the_estimate() {
     let limits = EngineLimits { memory_bytes: 4 << 30, max_sequences: 1 };
     let predicted = estimate_memory(&smollm::file(), limits, 0).unwrap();
     let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["memory_estimate::child", "--exact", "--ignored", "--nocapture"])
+        .args(["memory_estimate::measuring_child_process", "--exact", "--ignored", "--nocapture"])
         .env("CFQ_CACHE", smollm::models_dir().parent().unwrap())
         .output()
         .unwrap();
@@ -55,7 +55,7 @@ fn resident_memory_stays_within_the_estimate() {
 }
 
 #[test]
-fn model_that_does_not_fit_is_refused_with_the_arithmetic() {
+fn model_that_does_not_fit_is_refused_with_the_terms_of_the_estimate() {
     let limits = EngineLimits { memory_bytes: 256 << 20, max_sequences: 1 };
     let refused = estimate_memory(&smollm::file(), limits, 0).unwrap_err();
     let LoadError::DoesNotFit { source, .. } = &refused else { panic!("{refused}") };

@@ -1,7 +1,7 @@
 //! Tests that a generation that resumes after the tokens of an earlier attempt gives the same result as an
 //! uninterrupted one.
 
-use cfq_engine::{Engine, EngineLimits, GenerationEvent, LocalEngine, Refused, estimate_memory};
+use cfq_engine::{AdmitError, Engine, EngineLimits, GenerationEvent, LocalEngine, estimate_memory};
 use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::job::{Completion, GeneratedTokens, JobFailure, OutputFormat, Prompt, Sampling};
 
@@ -62,8 +62,9 @@ async fn text_resumes_at_any_token_also_in_constrained_output() {
     }
 }
 
-/// With forced runs, log probabilities and early stops, a text resumes at every position where a journal can end. A
-/// forced run is delivered as one step, so a journal never ends inside one.
+/// A text resumes after each of its steps, also with forced runs (tokens that the grammar forces), log probabilities
+/// and early stops. A node's journal of delivered tokens can end only between two steps: a forced run is delivered in
+/// one step, so the journal never ends inside a run.
 #[tokio::test]
 async fn text_with_forced_runs_resumes_wherever_a_journal_can_end() {
     let vocabulary = engine().vocabulary().fingerprint();
@@ -133,7 +134,7 @@ async fn text_with_forced_runs_resumes_wherever_a_journal_can_end() {
 /// Error message of an attempt that cannot resume after `generated`.
 async fn refusal(engine: &LocalEngine, prompt: &Prompt, generated: GeneratedTokens) -> String {
     match engine.admit_resumed(prompt.clone(), generated).await {
-        Err(Refused::Failed(failure @ JobFailure::Engine { .. })) => failure.to_string(),
+        Err(AdmitError::Failed(failure @ JobFailure::Engine { .. })) => failure.to_string(),
         Err(other) => panic!("{other:?}"),
         Ok(admitted) => panic!("resumed after {} tokens", admitted.resumed()),
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use cfq_engine::{Ended, Engine, EngineLimits, Generation, GenerationEvent, LocalEngine};
+use cfq_engine::{Engine, EngineLimits, Generation, GenerationError, GenerationEvent, LocalEngine};
 use cfq_inference_node::models::{Hub, HubConfig, ModelStore, PullOptions};
 use cfq_proto::job::{ChatMessage, ChatRole, Completion, OutputFormat, Prompt, Sampling};
 use cfq_proto::model::ModelId;
@@ -54,7 +54,7 @@ pub fn user_prompt(content: &str) -> Prompt {
 }
 
 /// Waits for the result of a generation; also returns the text that was streamed.
-pub async fn finish(mut generation: Generation) -> (Result<Completion, Ended>, String) {
+pub async fn finish(mut generation: Generation) -> (Result<Completion, GenerationError>, String) {
     let mut streamed = String::new();
     loop {
         match generation.next().await {

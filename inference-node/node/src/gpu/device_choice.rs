@@ -24,7 +24,7 @@ pub enum DeviceChoice {
 
 /// Error for a `device` setting other than `auto`, `cpu` and `cuda:N`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid device {given:?}: expected \"auto\", \"cpu\", or \"cuda:0\" with the index of a GPU")]
+#[error("invalid device {given:?}: expected \"auto\", \"cpu\", or \"cuda:N\", where N is the index of a GPU")]
 pub struct InvalidDevice {
     given: String,
 }
@@ -114,7 +114,7 @@ mod tests {
         }
         for text in ["gpu", "cuda", "cuda:", "cuda:x", ""] {
             let refused = text.parse::<DeviceChoice>().unwrap_err().to_string();
-            assert!(refused.contains("\"cuda:0\""), "{refused}");
+            assert!(refused.contains("\"cuda:N\""), "{refused}");
         }
     }
 

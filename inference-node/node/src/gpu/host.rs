@@ -1,5 +1,5 @@
-//! The CPU, and the host memory that this process may use: that of the machine, or of its control group if that is
-//! less.
+//! The CPU, and the host memory that this process may use: the machine's memory, or the limit of the process's control
+//! group if that is lower.
 
 use std::fs;
 use std::path::{Path, PathBuf};

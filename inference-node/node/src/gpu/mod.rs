@@ -17,7 +17,7 @@ pub use host::{anonymous_memory, available_memory, trim_heap};
 pub use nvml::describe as describe_gpu;
 
 /// Value of [`DeviceProblem::device`] for a problem that affects all GPUs.
-pub const DRIVER: &str = "driver";
+pub const DRIVER_PROBLEM_DEVICE: &str = "driver";
 
 /// The devices of this machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,16 +28,16 @@ pub struct Inventory {
     pub summary: String,
     /// Version of the NVIDIA driver, if one answers.
     pub driver_version: Option<String>,
-    /// Problems of devices that exist but do not respond.
+    /// Problems of devices that exist but cannot be used.
     pub problems: Vec<DeviceProblem>,
 }
 
-/// A problem of a GPU, or of the whole driver, that does not respond.
+/// A problem that makes one GPU, or all GPUs of the driver, unusable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProblem {
-    /// Id of the GPU, as `cuda:1`, or [`DRIVER`].
+    /// Id of the GPU, as `cuda:1`, or [`DRIVER_PROBLEM_DEVICE`].
     pub device: String,
-    /// The problem, as a predicate that follows the name of the device in a message.
+    /// The problem, as a clause that follows `device` and a colon in messages.
     pub problem: String,
     /// Next step for the user, as text.
     pub next_step: String,
@@ -53,7 +53,7 @@ pub fn gpu_support_text() -> &'static str {
     if supports_gpus() {
         "this build runs models on them where device allows it (`cfq engine check` tests them)"
     } else {
-        "this build runs models on the CPU (docs/gpu.md describes how to build one for GPUs)"
+        "this build runs models on the CPU (docs/how-to/run-on-an-nvidia-gpu.md describes how to build one for GPUs)"
     }
 }
 
@@ -70,13 +70,13 @@ pub fn inventory() -> Inventory {
                     devices.extend(gpus);
                     summary
                 }
-                Err(error) => driver_problem(&error, &mut problems),
+                Err(error) => add_driver_problem(&error, &mut problems),
             }
         }
         Err(NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound) => {
             "no NVIDIA driver: models run on the CPU".to_owned()
         }
-        Err(error) => driver_problem(&error, &mut problems),
+        Err(error) => add_driver_problem(&error, &mut problems),
     };
     Inventory { devices, summary, driver_version, problems }
 }
@@ -106,11 +106,11 @@ fn read_gpus(nvml: &Nvml, problems: &mut Vec<DeviceProblem>) -> Result<Vec<Devic
 }
 
 fn summarize(gpus: &[Device], problems: &[DeviceProblem]) -> String {
-    let lost: Vec<String> = problems.iter().map(|p| format!("{} {}", p.device, p.problem)).collect();
+    let lost: Vec<String> = problems.iter().map(|p| format!("{}: {}", p.device, p.problem)).collect();
     let lost = lost.join("; ");
     match (gpus.is_empty(), lost.is_empty()) {
         (true, true) => "an NVIDIA driver but no GPU: models run on the CPU".to_owned(),
-        (true, false) => format!("{lost}: models run on the CPU"),
+        (true, false) => format!("{lost}; models run on the CPU"),
         (false, _) => {
             let named: Vec<String> =
                 gpus.iter().map(|d| format!("{} {} ({})", d.id, d.name, nvml::describe(d))).collect();
@@ -120,8 +120,9 @@ fn summarize(gpus: &[Device], problems: &[DeviceProblem]) -> String {
     }
 }
 
-/// Adds the problem of a driver whose library exists but does not work. Returns the summary.
-fn driver_problem(error: &NvmlError, problems: &mut Vec<DeviceProblem>) -> String {
+/// Adds the problem of a driver whose library is installed but cannot be used. Returns the text for
+/// [`Inventory::summary`].
+fn add_driver_problem(error: &NvmlError, problems: &mut Vec<DeviceProblem>) -> String {
     let (problem, next_step) = match error {
         NvmlError::LibRmVersionMismatch => (
             format!(
@@ -144,7 +145,7 @@ fn driver_problem(error: &NvmlError, problems: &mut Vec<DeviceProblem>) -> Strin
         error => (format!("the NVIDIA driver does not answer ({error})"), "check what nvidia-smi reports"),
     };
     let summary = format!("{problem}: models run on the CPU");
-    problems.push(DeviceProblem { device: DRIVER.to_owned(), problem, next_step: next_step.to_owned() });
+    problems.push(DeviceProblem { device: DRIVER_PROBLEM_DEVICE.to_owned(), problem, next_step: next_step.to_owned() });
     summary
 }
 
@@ -189,7 +190,7 @@ mod tests {
             (NvmlError::Unknown, "does not answer", "nvidia-smi"),
         ] {
             let mut problems = Vec::new();
-            let summary = driver_problem(&error, &mut problems);
+            let summary = add_driver_problem(&error, &mut problems);
             assert!(summary.contains(word) && summary.ends_with("models run on the CPU"), "{summary}");
             assert!(problems[0].next_step.contains(step), "{problems:?}");
         }

@@ -61,17 +61,18 @@ fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// Describes the problem of a GPU that does not respond.
+/// Describes the problem of a GPU that NVML lists but cannot read.
 pub fn problem(index: u32, error: &NvmlError) -> DeviceProblem {
     let (problem, next_step) = match error {
         NvmlError::GpuLost => (
-            "is lost: the driver cannot reach it any more".to_owned(),
+            "the GPU is lost (the driver cannot reach it any more)".to_owned(),
             "check power and riser cables and `dmesg | grep Xid`; a restart of the machine brings the GPU back",
         ),
-        NvmlError::ResetRequired => {
-            ("needs a reset before it can be used".to_owned(), "restart the machine, or reset it with nvidia-smi")
-        }
-        error => (format!("does not answer ({error})"), "check what nvidia-smi reports about it"),
+        NvmlError::ResetRequired => (
+            "the GPU needs a reset before it can be used".to_owned(),
+            "restart the machine, or reset the GPU with nvidia-smi",
+        ),
+        error => (format!("the GPU does not answer ({error})"), "check what nvidia-smi reports about it"),
     };
     DeviceProblem { device: id(index), problem, next_step: next_step.to_owned() }
 }

@@ -7,21 +7,21 @@
 //! engine.
 //!
 //! Whether a model fits is computed from its shape and file size in the same way as for a load
-//! ([`cfq_engine::cuda::lay_out_shape`]): on a single GPU, otherwise on several together, with a KV pool for sequences
-//! of the usual length of a task.
+//! ([`cfq_engine::cuda::plan_map_for_shape`]): on a single GPU, otherwise on several together, with a KV pool for
+//! sequences of the usual length of a task.
 //!
 //! The calculation uses the total memory of a GPU, not its free memory: a browser or a game uses memory only for some
 //! time, and with free memory each start might choose another model and download gigabytes. The load itself handles the
 //! memory that other programs use at that time: the KV pool gets smaller, the load waits, or the model runs on the CPU.
 //! The driver and the desktop always use some memory of a GPU; a sixteenth is left to them.
 
-use cfq_engine::cuda::{MIN_TOKENS_PER_SEQUENCE, lay_out_shape};
+use cfq_engine::cuda::{MIN_TOKENS_PER_SEQUENCE, plan_map_for_shape};
 use cfq_memory::{GpuCapacity, ModelShape};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Device;
 
 /// Memory of a GPU that is left to the driver and the desktop, as a divisor of its total memory: a sixteenth.
-const DESKTOP_SHARE: u64 = 16;
+const DESKTOP_MEMORY_DIVISOR: u64 = 16;
 
 /// A recommended model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -121,14 +121,14 @@ impl CuratedModel {
 
 /// Capacity of a GPU for choosing a model: its total memory without the share of the driver and the desktop.
 pub fn nominal_capacity(gpu: &Device) -> GpuCapacity {
-    let free = gpu.memory_total - gpu.memory_total / DESKTOP_SHARE;
-    GpuCapacity { free, bandwidth: 1.0, overhead_per_mille: 0 }
+    let free = gpu.memory_total - gpu.memory_total / DESKTOP_MEMORY_DIVISOR;
+    GpuCapacity { free_bytes: free, bandwidth: 1.0, overhead_per_mille: 0 }
 }
 
 /// The curated models that fit these GPUs with [`MIN_TOKENS_PER_SEQUENCE`], from the largest to the smallest.
 pub fn fitting_models(gpus: &[GpuCapacity], sequences: u32) -> impl Iterator<Item = &'static CuratedModel> {
     CURATED_MODELS.iter().rev().filter(move |entry| {
-        let map = lay_out_shape(&entry.shape, entry.bytes, gpus, sequences);
+        let map = plan_map_for_shape(&entry.shape, entry.bytes, gpus, sequences);
         map.is_ok_and(|map| map.kv_tokens >= MIN_TOKENS_PER_SEQUENCE)
     })
 }
@@ -164,8 +164,8 @@ mod tests {
         mib.iter().map(|mib| nominal_capacity(&gpu(mib))).collect()
     }
 
-    /// Minimum GPU in GiB, and file size in GB, of the largest model with an unrestricted licence that fits GPUs with
-    /// these MiB of memory.
+    /// Finds the largest model with an unrestricted licence that fits GPUs with `mib` MiB of memory each. Returns the
+    /// memory of its minimum GPU, in GiB, and its file size, in GB.
     fn best(mib: &[u64]) -> Option<(u64, u64)> {
         let entry = fitting_models(&capacities(mib), 4).find(|entry| entry.unrestricted_licence)?;
         Some((entry.min_gpu_gib, entry.bytes / 1_000_000_000))

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use super::{ModelError, file_error};
 
-/// Number of attempts of [`FileLock::try_exclusive_briefly`] before the last one. A process that only checks whether a
-/// lock is held holds it for microseconds, so a lock that is still held after this many attempts is in use.
-const BRIEF_ATTEMPTS: u32 = 5;
+/// Number of attempts of [`FileLock::try_exclusive_briefly`], not counting one last attempt that is not followed by a
+/// wait. A process that only checks whether a lock is held holds it for microseconds, so a lock that is still held
+/// after this many attempts is in use.
+const BRIEF_LOCK_ATTEMPTS: u32 = 5;
 /// Wait between two attempts of [`FileLock::try_exclusive_briefly`].
-const BRIEF_INTERVAL: Duration = Duration::from_millis(10);
+const BRIEF_LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A held lock. Dropping it releases the lock.
 #[derive(Debug)]
@@ -46,11 +47,11 @@ impl FileLock {
     /// # Errors
     /// [`ModelError::Io`].
     pub fn try_exclusive_briefly(path: &Path) -> Result<Option<Self>, ModelError> {
-        for _ in 0..BRIEF_ATTEMPTS {
+        for _ in 0..BRIEF_LOCK_ATTEMPTS {
             if let Some(lock) = Self::try_exclusive(path)? {
                 return Ok(Some(lock));
             }
-            std::thread::sleep(BRIEF_INTERVAL);
+            std::thread::sleep(BRIEF_LOCK_INTERVAL);
         }
         Self::try_exclusive(path)
     }

@@ -40,8 +40,9 @@ pub struct LoadMeasurements {
     devices: BTreeMap<String, MeasuredLoad>,
 }
 
-/// Predicted and measured memory of a load on one device, in bytes. On the CPU, both are all memory after the load; on
-/// a GPU, only the weights, because the rest is needed only for serving.
+/// Predicted and measured memory of a load on one device, in bytes. On the CPU, both numbers count all memory that the
+/// load added to the process; on a GPU, only the weights, because the model's tables and KV pool are single allocations
+/// of exactly the predicted size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredLoad {
     /// Predicted memory.
@@ -52,8 +53,8 @@ pub struct MeasuredLoad {
 }
 
 impl MeasuredLoad {
-    /// Measurement of a load that used `bytes` of a GPU: of these, only the bytes of the weights count as measured, and
-    /// the predicted size of the weights as predicted.
+    /// Creates the measurement of a load that used `bytes` bytes of a GPU. Both numbers count the weights only, see
+    /// [`MeasuredLoad`].
     pub fn of_gpu_weights(allocation: &GpuAllocation, bytes: u64) -> Self {
         Self { predicted: allocation.weight_bytes, measured: allocation.measured_weight_bytes(bytes) }
     }

@@ -58,7 +58,10 @@ pub enum ModelError {
     )]
     NotInstalled { model: ModelId },
     /// A process uses the model.
-    #[error("{model} is in use on this machine: stop the node that has it loaded (`cfq down`), or unbind it first")]
+    #[error(
+        "{model} is in use on this machine: unload it (`cfq models unload {model}`), or stop the node that has it \
+         loaded (`cfq down`)"
+    )]
     InUse { model: ModelId },
     /// Another process fetches into the model's folder.
     #[error("{model}: another process is fetching into its folder; retry when that fetch has ended")]

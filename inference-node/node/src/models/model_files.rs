@@ -39,7 +39,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// File stem of a model: the readable end of its id, followed by a digest of the id that makes it unique.
+/// File stem of a model: the readable end of its id, followed by a digest of the whole id, which makes the stem unique.
 pub fn file_stem(model: &ModelId) -> String {
     let digest = Sha256::digest(model.as_str());
     let unique: String = digest.iter().take(8).map(|b| format!("{b:02x}")).collect();

@@ -76,7 +76,7 @@ impl Package {
         self.folder().join(self.member)
     }
 
-    /// Entry of the model file for a record; `bytes` is the size of the file.
+    /// The model file's entry in the record; `bytes` is the size of the file.
     pub fn stored(&self, bytes: u64) -> StoredFile {
         StoredFile { path: self.file(), bytes, checksum: Checksum::sha256(self.sha256) }
     }

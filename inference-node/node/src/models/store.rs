@@ -44,11 +44,11 @@ pub struct PullOptions {
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum InstallState {
     /// All files are present and complete.
-    Ready,
+    Complete,
     /// A fetch was interrupted; the next fetch of the model resumes it.
     Unfinished {
         /// Bytes fetched so far.
-        have: u64,
+        fetched_bytes: u64,
     },
 }
 
@@ -145,8 +145,8 @@ impl ModelStore {
         }
     }
 
-    /// Reads the record of a model. For a package that was fetched by a version without records, a record is created in
-    /// memory.
+    /// Reads the record of a model. If an early version of cfq, which did not write records, fetched the package, a
+    /// record is created in memory.
     fn record(&self, model: &ModelId, location: &ModelLocation<'_>) -> Result<Option<ModelRecord>, ModelError> {
         if let Some(record) = ModelRecord::read(&location.record_file())? {
             return Ok(Some(record));
@@ -222,7 +222,7 @@ impl ModelStore {
         Ok(InstalledModel {
             path: self.dir.join(&record.files[0].path),
             bytes: record.bytes(),
-            state: InstallState::Ready,
+            state: InstallState::Complete,
             pinned: record.pinned,
             in_use,
             used_at: known(record.used_at),
@@ -234,12 +234,12 @@ impl ModelStore {
     }
 
     fn unfinished(&self, folder: &Path) -> Option<InstalledModel> {
-        let (note, have) = hub::unfinished(folder)?;
+        let (note, fetched_bytes) = hub::unfinished(folder)?;
         Some(InstalledModel {
             model: note.model,
             path: folder.to_owned(),
             bytes: note.bytes,
-            state: InstallState::Unfinished { have },
+            state: InstallState::Unfinished { fetched_bytes },
             pinned: false,
             in_use: false,
             used_at: None,
@@ -254,10 +254,13 @@ impl ModelStore {
         self.location(model).ok().map(|location| location.record_file())
     }
 
-    /// Whether the model is excluded from eviction. A model without a readable record is not.
-    pub fn is_pinned(&self, model: &ModelId) -> bool {
-        let record = self.record_file(model).and_then(|path| ModelRecord::read(&path).ok().flatten());
-        record.is_some_and(|record| record.pinned)
+    /// Whether the model is excluded from eviction. A model without a record is not.
+    ///
+    /// # Errors
+    /// [`ModelError::UnreadableRecord`] or [`ModelError::Io`].
+    pub fn is_pinned(&self, model: &ModelId) -> Result<bool, ModelError> {
+        let Some(path) = self.record_file(model) else { return Ok(false) };
+        Ok(ModelRecord::read(&path)?.is_some_and(|record| record.pinned))
     }
 
     /// Whether a model is on this machine. Makes no request.
@@ -308,8 +311,8 @@ impl ModelStore {
         self.installed(record)
     }
 
-    /// Sets the time of the last use to now. `read` is the record that was read before; it is written if the record
-    /// file no longer exists.
+    /// Sets the time of the last use to now. The other fields are read from the record file again; `read`, which the
+    /// caller read earlier, is used only if the file no longer exists.
     fn mark_used(&self, location: &ModelLocation<'_>, read: ModelRecord) -> Result<(), ModelError> {
         let _lock = FileLock::exclusive(&self.dir.join(".records"))?;
         let mut record = ModelRecord::read(&location.record_file())?.unwrap_or(read);
@@ -321,7 +324,7 @@ impl ModelStore {
 impl InstalledModel {
     fn state_order(&self) -> u8 {
         match self.state {
-            InstallState::Ready => 0,
+            InstallState::Complete => 0,
             InstallState::Unfinished { .. } => 1,
         }
     }
@@ -329,8 +332,8 @@ impl InstalledModel {
     /// Bytes that are still to be fetched.
     fn remaining_bytes(&self) -> u64 {
         match self.state {
-            InstallState::Ready => 0,
-            InstallState::Unfinished { have } => self.bytes.saturating_sub(have),
+            InstallState::Complete => 0,
+            InstallState::Unfinished { fetched_bytes } => self.bytes.saturating_sub(fetched_bytes),
         }
     }
 }

@@ -10,11 +10,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cfq_engine::{Admitted, Ended, Generation, GenerationEvent, Refused};
+use cfq_engine::{AdmitError, Admitted, Generation, GenerationError, GenerationEvent};
 use cfq_link::lease::{LeaseHandle, LeaseStatus};
 use cfq_link::{LinkError, blobs, failpoint};
 use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt};
-use cfq_proto::messages::{Accept, FenceReply, JobReport, Refusal, Refuse, TokenFrame, WorkOrder};
+use cfq_proto::messages::{Accept, FenceReply, JobResult, Refusal, Refuse, TokenFrame, WorkOrder};
 use cfq_proto::subject;
 use futures::FutureExt;
 use serde::Serialize;
@@ -38,8 +38,8 @@ pub(super) struct Attempt {
 
 /// Result of the admission of a job.
 enum AdmissionOutcome {
-    /// The sequence is admitted. The second field identifies the vocabulary of the engine's token ids; `None` if it
-    /// reports no tokens.
+    /// The sequence is admitted. The second field identifies the vocabulary of the engine's token ids; `None` if the
+    /// engine reports no token ids.
     Admitted(Admitted, Option<i64>),
     /// The job fails: it is accepted only to report this failure.
     Fail(JobFailure),
@@ -83,25 +83,26 @@ impl Attempt {
         match self.request_until_final("accept", &Accept { fence, boot: self.context.boot }).await {
             Some(FenceReply::Committed) => {}
             Some(FenceReply::Refused { reason }) => {
-                let refusal = Refusal::Never { reason: format!("the scheduler cannot store the acceptance: {reason}") };
+                let reason = format!("the scheduler refused this node's acceptance of the job: {reason}");
+                let refusal = Refusal::Never { reason };
                 self.request_until_final("refuse", &Refuse { fence, boot: self.context.boot, refusal }).await;
                 return;
             }
             Some(FenceReply::Stale | FenceReply::Unavailable { .. }) | None => {
-                tracing::info!(job = %fence.job, "order is stale");
+                tracing::info!(job = %fence.job, "order dropped: it is stale, or the scheduler did not answer in time");
                 return;
             }
         }
         let lease = self.context.keeper.hold(fence.lease, asked_at);
         failpoint::hit("node.accepted");
-        match self.outcome(admission, &lease).await {
+        match self.run_accepted(admission, &lease).await {
             Ok(outcome) => self.report(outcome, &lease).await,
             Err(reason) => tracing::info!(job = %fence.job, %reason, "attempt dropped without a report"),
         }
     }
 
     /// Runs an accepted job and returns the outcome to report; `Err` if nothing may be reported.
-    async fn outcome(&mut self, admission: AdmissionOutcome, lease: &LeaseHandle) -> Result<Outcome, AttemptStop> {
+    async fn run_accepted(&mut self, admission: AdmissionOutcome, lease: &LeaseHandle) -> Result<Outcome, AttemptStop> {
         let (admitted, vocabulary) = match admission {
             AdmissionOutcome::Admitted(admitted, vocabulary) => (admitted, vocabulary),
             AdmissionOutcome::Fail(failure) => return Ok(Outcome::Failed { failure }),
@@ -134,7 +135,7 @@ impl Attempt {
             return self.refuse_for_now(None, 0);
         }
         let engine = match registry.status(model) {
-            Some(ModelStatus::Ready(engine)) => engine,
+            Some(ModelStatus::Resident(engine)) => engine,
             Some(
                 ModelStatus::Loading | ModelStatus::Unloading(_) | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_),
             ) => return self.refuse_for_now(None, 0),
@@ -146,9 +147,9 @@ impl Attempt {
         registry.record_use(model);
         match engine.admit_resumed(prompt, self.order.generated.clone().unwrap_or_default()).await {
             Ok(admitted) => AdmissionOutcome::Admitted(admitted, engine.vocabulary()),
-            Err(Refused::NotNow { need, have }) => self.refuse_for_now(need, have),
-            Err(Refused::Never { reason }) => AdmissionOutcome::Refuse(Refusal::Never { reason }),
-            Err(Refused::Failed(failure)) => AdmissionOutcome::Fail(failure),
+            Err(AdmitError::NotNow { need, have }) => self.refuse_for_now(need, have),
+            Err(AdmitError::Never { reason }) => AdmissionOutcome::Refuse(Refusal::Never { reason }),
+            Err(AdmitError::Failed(failure)) => AdmissionOutcome::Fail(failure),
         }
     }
 
@@ -212,8 +213,8 @@ impl Attempt {
                         frames.publish(lease).await;
                         return match ended {
                             Ok(completion) => Ok(Ok(completion)),
-                            Err(Ended::Failed(failure)) => Ok(Err(failure)),
-                            Err(Ended::Cancelled) => {
+                            Err(GenerationError::Failed(failure)) => Ok(Err(failure)),
+                            Err(GenerationError::Cancelled) => {
                                 // Readers have received this text, so the next attempt must resume after it.
                                 journal.close().await;
                                 Err(stopped.unwrap_or(AttemptStop::Cancelled))
@@ -256,7 +257,7 @@ impl Attempt {
     /// lease and look as if it were still running.
     async fn report(&self, outcome: Outcome, lease: &LeaseHandle) {
         let fence = self.running.fence;
-        let mut report = JobReport { fence, boot: self.context.boot, outcome };
+        let mut report = JobResult { fence, boot: self.context.boot, outcome };
         let mut refused = false;
         let subject = self.context.subject("result");
         failpoint::hit("node.before_report");
@@ -299,8 +300,8 @@ impl Attempt {
     }
 }
 
-/// The refusal of an order whose prompt can never be fetched; `None` if a retry may succeed. If the lease is already
-/// lost, the scheduler says so in its reply to the refusal.
+/// The refusal of an order whose prompt can never be fetched; `None` if a retry may succeed. The lease is not checked
+/// here: if it is lost already, the scheduler's reply to the refusal says so.
 fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
     match error {
         LinkError::Blob { .. } | LinkError::Message { .. } => {

@@ -49,6 +49,6 @@ fn check_installed(store: &ModelStore, model: &ModelId) -> Result<(), UnusableRe
     match store.presence(model) {
         Ok(Presence::Present) => Ok(()),
         Ok(Presence::Missing { .. }) => Err(UnusableReason::NotInstalled { model: model.clone() }),
-        Err(error) => Err(UnusableReason::Unreadable { detail: with_causes(&error) }),
+        Err(error) => Err(UnusableReason::Unreadable { model: model.clone(), detail: with_causes(&error) }),
     }
 }

@@ -23,12 +23,12 @@ pub(super) async fn run(devices: watch::Sender<Vec<Device>>, mut problems: Vec<D
 pub(super) fn log_changes(before: &[DeviceProblem], now: &Inventory) -> Vec<DeviceProblem> {
     for problem in now.problems.iter().filter(|problem| !before.contains(problem)) {
         let DeviceProblem { device, problem, next_step } = problem;
-        tracing::error!(device, next_step, "{device} {problem}");
+        tracing::error!(device, next_step, "{device}: {problem}");
     }
     let mut unresponsive = now.problems.clone();
     for old in before.iter().filter(|problem| !now.problems.iter().any(|other| other.device == problem.device)) {
         let is_listed = now.devices.iter().any(|device| device.id == old.device);
-        if now.driver_version.is_some() && (old.device == gpu::DRIVER || is_listed) {
+        if now.driver_version.is_some() && (old.device == gpu::DRIVER_PROBLEM_DEVICE || is_listed) {
             tracing::info!(device = old.device, "{} answers again", old.device);
         } else {
             unresponsive.push(old.clone());

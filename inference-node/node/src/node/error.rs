@@ -16,7 +16,7 @@ pub enum Error {
     #[error("the engine of {model} failed: {failure}; the node exits, and its supervisor starts a new one")]
     Engine { model: ModelId, failure: ModelFault },
     /// The loader thread exited. The node exits because it could no longer load or unload a model.
-    #[error("the model loader thread exited: {failure}; the node exits, and its supervisor starts a new one")]
+    #[error("the model loader failed: {failure}; the node exits, and its supervisor starts a new one")]
     Loader { failure: LoaderFailure },
 }
 
@@ -39,7 +39,7 @@ pub enum LoaderFailure {
     #[error("its thread cannot be created: {detail}")]
     NoThread { detail: String },
     /// The thread's runtime could not be created.
-    #[error("its runtime cannot be created: {detail}")]
+    #[error("its async runtime cannot be created: {detail}")]
     NoRuntime { detail: String },
     /// The thread panicked outside a load.
     #[error("{message}")]

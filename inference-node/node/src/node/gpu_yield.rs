@@ -31,7 +31,7 @@ const DEFAULT_YIELD_BYTES: u64 = 1_500_000_000;
 
 /// Rules that decide to which programs the machine yields.
 pub(super) struct YieldPolicy {
-    /// Minimum memory of a GPU that a process must use, in bytes.
+    /// Minimum memory of a GPU that a process must use to claim the GPU, in bytes.
     min_bytes: u64,
     /// Name prefixes of ignored programs, in lower case.
     ignored: Vec<String>,

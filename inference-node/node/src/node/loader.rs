@@ -3,7 +3,7 @@
 //!
 //! [`plan`] decides what is loaded, evicted, kept and retried, and documents the policy; this module observes the
 //! machine and executes the planner's actions. The thread wakes up on a request, on a change of an engine while models
-//! are waiting or draining, and at the time that the planner requests.
+//! wait or are being unloaded, and at the time that the planner requests.
 
 mod estimate;
 mod execute;
@@ -30,6 +30,7 @@ use self::plan::state::{EngineObservation, LoaderState, Observation, PlannedGpu,
 use crate::config::Config;
 use crate::gpu;
 use crate::models::{ModelFileLock, ModelStore};
+use crate::node::error::with_causes;
 use crate::node::model_registry::{LoaderCommand, ModelRegistry};
 
 /// Loads the pending models of the registry, then serves requests until the registry is closed.
@@ -50,8 +51,8 @@ pub fn run(registry: &Arc<ModelRegistry>, config: &Config, commands: mpsc::Recei
     Ok(())
 }
 
-/// Granularity, in bytes, of the free GPU memory that is passed to the planner. Passes of other models change the exact
-/// value continuously, and every new value would need new estimates.
+/// Granularity, in bytes, of the free GPU memory that the planner is told. Forward passes of other models change the
+/// exact value continuously, and every new value would need new estimates.
 const GPU_FREE_STEP_BYTES: u64 = 64 << 20;
 
 /// A loaded model.
@@ -74,8 +75,13 @@ struct PinState {
 impl PinState {
     fn refresh(&mut self, store: &ModelStore, model: &ModelId) {
         let record = store.record_file(model).and_then(|path| FileStamp::of(&path));
-        if record != self.record {
-            *self = Self { is_pinned: store.is_pinned(model), record };
+        if record == self.record {
+            return;
+        }
+        match store.is_pinned(model) {
+            Ok(is_pinned) => *self = Self { is_pinned, record },
+            // The old value stays, and the record is read again at the next refresh.
+            Err(error) => tracing::debug!(%model, reason = with_causes(&error), "pin record cannot be read"),
         }
     }
 }
@@ -149,8 +155,8 @@ impl Loader {
 
     async fn wait(&mut self, changed: &mut watch::Receiver<()>) -> Wakeup {
         let deadline = self.state.next_wakeup(Instant::now()).into();
-        // Changes of engines matter only while a model is waiting or draining.
-        let watches_engines = !self.state.waiting.is_empty() || !self.state.draining.is_empty();
+        // Changes of engines matter only while a model waits or is being unloaded.
+        let watches_engines = !self.state.waiting.is_empty() || !self.state.unloading.is_empty();
         tokio::select! {
             biased;
             command = self.commands.recv() => command.map_or(Wakeup::Closed, Wakeup::Command),
@@ -170,8 +176,8 @@ impl Loader {
     /// Loads all pending models of the registry together.
     fn load_pending(&mut self) {
         let start = |model: ModelId| {
-            let killed_loads = self.measured(&model).map_or(0, |measured| measured.interrupted_loads());
-            StartModel { model, killed_loads }
+            let interrupted_loads = self.measured(&model).map_or(0, |measured| measured.interrupted_loads());
+            StartModel { model, interrupted_loads }
         };
         let models = self.registry.pending_loads().into_iter().map(start).collect();
         self.process(LoaderEvent::LoadTogether(models));
@@ -200,17 +206,17 @@ impl Loader {
         let engine = |(model, loaded): (&ModelId, &LoadedEngine)| {
             let observation = EngineObservation {
                 running: loaded.engine.state().running,
-                unallocated: loaded.engine.unallocated_bytes(),
+                unallocated_bytes: loaded.engine.unallocated_bytes(),
                 pinned: loaded.pin.is_pinned,
             };
             (model.clone(), observation)
         };
         let kv_cache = self.kv_cache.as_ref();
         Observation {
-            available: gpu::available_memory(),
-            kv_cache_unallocated: kv_cache.map_or(0, |cache| cache.capacity().saturating_sub(cache.bytes())),
+            available_bytes: gpu::available_memory(),
+            kv_cache_unallocated_bytes: kv_cache.map_or(0, |cache| cache.capacity().saturating_sub(cache.bytes())),
             // While the machine yields, nothing is loaded, so the GPUs are not queried.
-            gpu_free: if yielding { Vec::new() } else { self.gpus.iter().map(free_in_steps).collect() },
+            gpu_free_bytes: if yielding { Vec::new() } else { self.gpus.iter().map(free_in_steps).collect() },
             yielding,
             last_use: self.registry.last_uses(),
             engines: self.engines.iter().map(engine).collect(),
@@ -225,7 +231,7 @@ impl Loader {
 }
 
 fn capacities(gpus: &[Gpu]) -> Vec<PlannedGpu> {
-    gpus.iter().map(|gpu| PlannedGpu { index: gpu.index, bytes: gpu.free_bytes }).collect()
+    gpus.iter().map(|gpu| PlannedGpu { index: gpu.index, free_bytes_at_open: gpu.free_bytes }).collect()
 }
 
 /// Free memory of a GPU in bytes, rounded down to [`GPU_FREE_STEP_BYTES`]; `None` if the driver does not report it.

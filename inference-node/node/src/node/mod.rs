@@ -156,7 +156,7 @@ fn spawn_loader(registry: &Arc<ModelRegistry>, work: impl FnOnce() -> std::io::R
             Ok(Err(error)) => LoaderFailure::NoRuntime { detail: error.to_string() },
             Err(panic) => LoaderFailure::Panicked { message: panic_message(&*panic).to_owned() },
         };
-        tracing::error!(reason = %failure, "the model loader thread exited");
+        tracing::error!(reason = %failure, "model loader failed");
         watched.set_loader_failure(failure);
     });
     if let Err(error) = thread {

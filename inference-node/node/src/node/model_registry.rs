@@ -26,7 +26,7 @@ use crate::proxy::{EndpointClient, ProxyEngine};
 #[derive(Clone)]
 pub enum ModelStatus {
     Loading,
-    Ready(Arc<dyn Engine>),
+    Resident(Arc<dyn Engine>),
     /// The model takes no more sequences and is unloaded once its running sequences have finished.
     Unloading(Weak<dyn Engine>),
     /// The model is not loaded. The field is the model's last known or estimated state.
@@ -61,17 +61,17 @@ pub struct ModelRegistry {
     /// The models in the configuration. Unloading a model that is not configured and is unusable removes it from the
     /// registry.
     configured: BTreeSet<ModelId>,
-    table: Mutex<Table>,
+    state: Mutex<RegistryState>,
     changes: Arc<StateChanged>,
 }
 
-struct Table {
+struct RegistryState {
     statuses: BTreeMap<ModelId, ModelStatus>,
-    /// Number of uses by jobs so far, of all models together.
+    /// Number of times that a job has used a model, summed over all models.
     uses: u64,
     /// The value of `uses` at the last use of each model.
     last_use: BTreeMap<ModelId, u64>,
-    /// The model of a job for which code outside its engine panicked, and the failure.
+    /// A failure that happened for a job outside the engines, with the job's model; `None` if there was none.
     fault: Option<(ModelId, ModelFault)>,
     /// Why the loader thread exited.
     loader_failure: Option<LoaderFailure>,
@@ -90,7 +90,7 @@ fn is_file(model: &ModelId) -> bool {
 }
 
 impl ModelRegistry {
-    /// Creates the registry with all models of the configuration: models behind endpoints are ready, models that are
+    /// Creates the registry with all models of the configuration: models behind endpoints are resident, models that are
     /// files are pending loads. Also returns the receiver of requests, for the loader, and the clients of the
     /// endpoints, whose health has to be watched.
     pub fn new(
@@ -110,7 +110,7 @@ impl ModelRegistry {
             ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => ModelStatus::Loading,
             ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
                 Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
-                    Some(engine) => ModelStatus::Ready(Arc::new(engine)),
+                    Some(engine) => ModelStatus::Resident(Arc::new(engine)),
                     None => ModelStatus::Unusable(UnusableReason::NameMissing { model: model.clone() }),
                 },
                 Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
@@ -120,7 +120,7 @@ impl ModelRegistry {
         };
         let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        let table = Table {
+        let state = RegistryState {
             statuses,
             uses: 0,
             last_use: BTreeMap::new(),
@@ -130,14 +130,14 @@ impl ModelRegistry {
             gpu_claims: GpuClaims::new(),
             commands: Some(commands),
         };
-        let registry = Self { configured: config.models.iter().cloned().collect(), table: Mutex::new(table), changes };
+        let registry = Self { configured: config.models.iter().cloned().collect(), state: Mutex::new(state), changes };
         let servers = servers.into_values().filter_map(Result::ok).collect();
         (Arc::new(registry), receiver, servers)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn state(&self) -> MutexGuard<'_, RegistryState> {
         // Poisoning is ignored: the data is consistent even if a thread panicked while it held the lock.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notifier that fires whenever the contents of the ledger change.
@@ -151,19 +151,19 @@ impl ModelRegistry {
 
     /// Status of a model; `None` if the node does not serve it.
     pub fn status(&self, model: &ModelId) -> Option<ModelStatus> {
-        self.table().statuses.get(model).cloned()
+        self.state().statuses.get(model).cloned()
     }
 
     /// Publishes the status of a model.
     pub fn set_status(&self, model: &ModelId, status: ModelStatus) {
-        self.table().statuses.insert(model.clone(), status);
+        self.state().statuses.insert(model.clone(), status);
         self.notify();
     }
 
-    /// Publishes a model whose retry wait is over as available again. Does nothing if the model is no longer unusable,
-    /// because it was requested or removed in the meantime.
+    /// Publishes that an unusable model is available again, because the wait before a retry of its load has passed. Has
+    /// no effect if the model is no longer unusable, because it was requested or removed in the meantime.
     pub fn offer_retry(&self, model: &ModelId, state: ModelState) {
-        if let Some(status @ ModelStatus::Unusable(_)) = self.table().statuses.get_mut(model) {
+        if let Some(status @ ModelStatus::Unusable(_)) = self.state().statuses.get_mut(model) {
             *status = ModelStatus::OnDisk(state);
         }
         self.notify();
@@ -171,16 +171,16 @@ impl ModelRegistry {
 
     /// Whether speculative prefill for `model` may run now.
     pub fn idle_status(&self, model: &ModelId) -> IdleStatus {
-        let table = self.table();
-        if table.ledger.draining || !is_file(model) || !table.gpu_claims.is_empty() {
+        let state = self.state();
+        if state.ledger.draining || !is_file(model) || !state.gpu_claims.is_empty() {
             return IdleStatus::Never;
         }
-        let Some(ModelStatus::Ready(engine)) = table.statuses.get(model) else { return IdleStatus::Never };
+        let Some(ModelStatus::Resident(engine)) = state.statuses.get(model) else { return IdleStatus::Never };
         let devices = engine.state().device;
         let is_busy = |(other, status): (&ModelId, &ModelStatus)| match status {
             // Loading a file uses the CPU and the disk.
             ModelStatus::Loading => is_file(other),
-            ModelStatus::Ready(_) | ModelStatus::Unloading(_) => {
+            ModelStatus::Resident(_) | ModelStatus::Unloading(_) => {
                 let state = status.state(other);
                 is_file(other)
                     && state.running > 0
@@ -188,78 +188,78 @@ impl ModelRegistry {
             }
             ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => false,
         };
-        if table.statuses.iter().any(is_busy) { IdleStatus::Later } else { IdleStatus::Now(engine.clone()) }
+        if state.statuses.iter().any(is_busy) { IdleStatus::Later } else { IdleStatus::Now(engine.clone()) }
     }
 
-    /// Files whose status is [`ModelStatus::Loading`].
+    /// Models that are files and have the status [`ModelStatus::Loading`].
     pub fn pending_loads(&self) -> Vec<ModelId> {
         let is_pending =
             |(model, status): &(&ModelId, &ModelStatus)| is_file(model) && matches!(status, ModelStatus::Loading);
-        self.table().statuses.iter().filter(is_pending).map(|(model, _)| model.clone()).collect()
+        self.state().statuses.iter().filter(is_pending).map(|(model, _)| model.clone()).collect()
     }
 
     /// Publishes the number of bytes that a load may take without an eviction.
     pub fn set_free_bytes(&self, bytes: u64) {
-        let mut table = self.table();
-        if table.ledger.free_bytes != bytes {
-            table.ledger.free_bytes = bytes;
-            table.ledger.version += 1;
-            drop(table);
+        let mut state = self.state();
+        if state.ledger.free_bytes != bytes {
+            state.ledger.free_bytes = bytes;
+            state.ledger.version += 1;
+            drop(state);
             self.notify();
         }
     }
 
     /// Records that a job uses the model, for the order of eviction.
     pub fn record_use(&self, model: &ModelId) {
-        let mut table = self.table();
-        table.uses += 1;
-        let now = table.uses;
-        table.last_use.insert(model.clone(), now);
+        let mut state = self.state();
+        state.uses += 1;
+        let now = state.uses;
+        state.last_use.insert(model.clone(), now);
     }
 
-    /// Sequence number of the last use of each model; uses of all models are numbered together.
+    /// Time of each model's last use, as the value of a counter of all uses.
     pub fn last_uses(&self) -> BTreeMap<ModelId, u64> {
-        self.table().last_use.clone()
+        self.state().last_use.clone()
     }
 
-    /// Closes the queue of requests, so that the loader ends after the current one.
+    /// Closes the queue of requests, so that the loader ends after the requests that are already queued.
     pub fn close(&self) {
-        self.table().commands.take();
+        self.state().commands.take();
         self.notify();
     }
 
     /// True once [`Self::close`] was called.
     pub fn is_closed(&self) -> bool {
-        self.table().commands.is_none()
+        self.state().commands.is_none()
     }
 
     /// Records why the loader thread exited. The thread cannot be restarted, since it owned the engines.
     pub fn set_loader_failure(&self, failure: LoaderFailure) {
-        self.table().loader_failure = Some(failure);
+        self.state().loader_failure = Some(failure);
         self.notify();
     }
 
     /// Why the loader thread exited, if it did.
     pub fn loader_failure(&self) -> Option<LoaderFailure> {
-        self.table().loader_failure.clone()
+        self.state().loader_failure.clone()
     }
 
     /// Records a failure outside the engine of `model`. The node exits because of it, since the process may be out of
     /// memory.
     pub fn set_fault(&self, model: &ModelId, fault: ModelFault) {
-        self.table().fault = Some((model.clone(), fault));
+        self.state().fault = Some((model.clone(), fault));
         self.notify();
     }
 
     /// A model that cannot be served until the process restarts, and the fault; `None` if there is none.
     pub fn broken_engine(&self) -> Option<(ModelId, ModelFault)> {
-        let table = self.table();
-        if let Some(fault) = table.fault.clone() {
+        let state = self.state();
+        if let Some(fault) = state.fault.clone() {
             return Some(fault);
         }
-        table.statuses.iter().find_map(|(model, status)| {
+        state.statuses.iter().find_map(|(model, status)| {
             let failure = match status {
-                ModelStatus::Ready(engine) => engine.failure()?,
+                ModelStatus::Resident(engine) => engine.failure()?,
                 ModelStatus::Unloading(engine) => engine.upgrade()?.failure()?,
                 ModelStatus::Loading | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => return None,
             };
@@ -269,20 +269,20 @@ impl ModelRegistry {
 
     /// Marks the node as draining in the ledger: it takes no new work from now on.
     pub fn drain(&self) {
-        let mut table = self.table();
-        table.ledger.draining = true;
-        table.ledger.version += 1;
-        drop(table);
+        let mut state = self.state();
+        state.ledger.draining = true;
+        state.ledger.version += 1;
+        drop(state);
         self.notify();
     }
 
     /// The current ledger. Its version increases when its contents differ from those of the last ledger returned.
     pub fn ledger(&self) -> Ledger {
-        self.table().refresh_ledger().clone()
+        self.state().refresh_ledger().clone()
     }
 }
 
-impl Table {
+impl RegistryState {
     fn refresh_ledger(&mut self) -> &Ledger {
         let models: Vec<ModelState> = self.statuses.iter().map(|(model, status)| status.state(model)).collect();
         let claim = |(model, status): (&ModelId, &ModelStatus)| {
@@ -302,13 +302,15 @@ impl Table {
 impl ModelStatus {
     fn state(&self, model: &ModelId) -> ModelState {
         match self {
-            Self::Ready(engine) => engine.state(),
+            Self::Resident(engine) => engine.state(),
             Self::Unloading(engine) => match engine.upgrade() {
                 // The model takes no more sequences; the running ones are still reported.
                 Some(engine) => {
                     let residency = Residency::Available;
                     ModelState { residency, kv_tokens_free: 0, max_sequences: 0, ..engine.state() }
                 }
+                // The loader has taken the engine and frees its memory: the model is neither resident nor on disk. Like
+                // a load, this takes a moment, and the next status follows without a request.
                 None => model_state(model, Residency::Loading),
             },
             Self::OnDisk(state) => state.clone(),
@@ -339,7 +341,7 @@ pub fn model_state(model: &ModelId, residency: Residency) -> ModelState {
 
 #[cfg(test)]
 mod tests {
-    use cfq_engine::{Admitted, EngineFailure, Refused};
+    use cfq_engine::{AdmitError, Admitted, EngineFailure};
     use futures::future::BoxFuture;
 
     use super::*;
@@ -359,8 +361,8 @@ mod tests {
             &self,
             _: cfq_proto::job::Prompt,
             _: cfq_proto::job::GeneratedTokens,
-        ) -> BoxFuture<'_, Result<Admitted, Refused>> {
-            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
+        ) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
+            Box::pin(async { Err(AdmitError::NotNow { need: None, have: 0 }) })
         }
     }
 
@@ -375,7 +377,7 @@ mod tests {
         let (registry, _commands, _) = ModelRegistry::new(&config, Arc::default());
         assert_eq!(registry.broken_engine(), None);
         let model: ModelId = "openai:box/m".parse().unwrap();
-        registry.set_status(&model, ModelStatus::Ready(Arc::new(Broken)));
+        registry.set_status(&model, ModelStatus::Resident(Arc::new(Broken)));
         let failure = EngineFailure::Panic { message: "index out of bounds".to_owned() };
         assert_eq!(registry.broken_engine(), Some((model, ModelFault::Engine(failure))));
     }

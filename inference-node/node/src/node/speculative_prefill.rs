@@ -163,7 +163,7 @@ fn expected_prompt(hint: &PrefillHint) -> ExpectedPrompt {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use cfq_engine::{Admitted, Refused};
+    use cfq_engine::{AdmitError, Admitted};
     use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, Prompt};
     use cfq_proto::node::{ModelState, Residency};
     use futures::future::BoxFuture;
@@ -180,8 +180,8 @@ mod tests {
             ModelState { device: self.0.to_owned(), running: self.1.load(Ordering::SeqCst), ..state }
         }
 
-        fn admit_resumed(&self, _: Prompt, _: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, Refused>> {
-            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
+        fn admit_resumed(&self, _: Prompt, _: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
+            Box::pin(async { Err(AdmitError::NotNow { need: None, have: 0 }) })
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
         let engines: Vec<Arc<EngineOn>> =
             models.iter().map(|(_, device)| Arc::new(EngineOn(device, AtomicU32::new(0)))).collect();
         for ((model, _), engine) in models.iter().zip(&engines) {
-            registry.set_status(&model.parse().unwrap(), ModelStatus::Ready(engine.clone()));
+            registry.set_status(&model.parse().unwrap(), ModelStatus::Resident(engine.clone()));
         }
         (registry, engines)
     }

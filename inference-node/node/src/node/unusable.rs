@@ -12,7 +12,10 @@ use crate::gpu::DeviceChoice;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableReason {
     /// `ollama:` models are not supported.
-    #[error("ollama: models are not supported in this version; Ollama also serves an openai: endpoint under /v1")]
+    #[error(
+        "`ollama:` model ids are not supported in this version; Ollama also offers the OpenAI API: add an endpoint \
+         with the url http://127.0.0.1:11434/v1, and name the model openai:ENDPOINT/NAME"
+    )]
     OllamaUnsupported,
     /// The configuration does not contain the endpoint of the model.
     #[error("endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url")]
@@ -21,7 +24,7 @@ pub enum UnusableReason {
     #[error("{detail}")]
     EndpointInvalid { detail: String },
     /// The id of a model behind an endpoint does not contain the model's name on the server.
-    #[error("{model} names no model")]
+    #[error("{model} lacks the model's name: write openai:ENDPOINT/NAME")]
     NameMissing { model: ModelId },
     /// The model is not on this machine and may not be fetched.
     #[error("{model} is not on this node's machine; to fetch it, run `cfq models pull {model}` there")]
@@ -30,8 +33,8 @@ pub enum UnusableReason {
     #[error("{detail}; for details run `cfq models pull {model}`, then retry with `cfq models load {model}`")]
     FetchFailed { model: ModelId, detail: String },
     /// The model's file is missing, corrupt or not supported.
-    #[error("{detail}")]
-    Unreadable { detail: String },
+    #[error("{detail}; to retry, run `cfq models load {model}`")]
+    Unreadable { model: ModelId, detail: String },
     /// The model supports only the CPU, and the configured device is a GPU.
     #[error("{detail}")]
     CpuOnly { detail: String },
@@ -44,17 +47,17 @@ pub enum UnusableReason {
     /// The load panicked.
     #[error("loading {model} failed inside the engine; see the node's log")]
     LoadPanicked { model: ModelId },
-    /// The process ended during each of the last `loads` loads of the model.
+    /// Each of the last loads of the model ended the process; `loads` is their number.
     #[error(
         "loading {model} ended the node the last {loads} times, most likely because memory ran out: free some, set \
          memory_limit, or use a smaller model; to retry, run `cfq models load {model}`"
     )]
-    LoadsEndedNode { model: ModelId, loads: usize },
+    LoadsInterrupted { model: ModelId, loads: usize },
     /// The model needs more memory than it could get even if no other model was loaded.
     #[error("{0}")]
     TooLarge(MemoryShortage),
     /// The model would fit if other models or programs freed memory.
-    #[error("{shortage}. The load is retried at the first request after {} s", retry_after.as_secs().max(1))]
+    #[error("{shortage}. The load is retried at the first request that arrives after {} s", retry_after.as_secs().max(1))]
     OutOfMemory { shortage: MemoryShortage, retry_after: Duration },
 }
 
@@ -74,7 +77,7 @@ impl UnusableReason {
             | Self::DeviceUnusable { .. }
             | Self::EngineNotStarted { .. }
             | Self::LoadPanicked { .. }
-            | Self::LoadsEndedNode { .. }
+            | Self::LoadsInterrupted { .. }
             | Self::TooLarge(_) => true,
         }
     }
@@ -104,5 +107,75 @@ impl fmt::Display for MemoryShortage {
         }
         let pinned: Vec<&str> = self.pinned.iter().map(ModelId::as_str).collect();
         write!(f, "; nothing more can be evicted, since these are pinned: {}", pinned.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_each_reason_names_the_cause_and_the_next_step() {
+        let model: ModelId = "hf:o/r:m.gguf".parse().unwrap();
+        let detail = || "it is broken".to_owned();
+        let shortage = |pinned: &[&str]| MemoryShortage {
+            detail: "it needs 2 GiB".to_owned(),
+            pinned: pinned.iter().map(|model| model.parse().unwrap()).collect(),
+        };
+        let reasons = [
+            (
+                UnusableReason::OllamaUnsupported,
+                "`ollama:` model ids are not supported in this version; Ollama also offers the OpenAI API: add an \
+                 endpoint with the url http://127.0.0.1:11434/v1, and name the model openai:ENDPOINT/NAME",
+            ),
+            (
+                UnusableReason::EndpointNotConfigured { endpoint: "box".to_owned() },
+                "endpoint box is not configured: add [endpoints.box] with its url",
+            ),
+            (UnusableReason::EndpointInvalid { detail: detail() }, "it is broken"),
+            (
+                UnusableReason::NameMissing { model: "openai:box/m".parse().unwrap() },
+                "openai:box/m lacks the model's name: write openai:ENDPOINT/NAME",
+            ),
+            (
+                UnusableReason::NotInstalled { model: model.clone() },
+                "hf:o/r:m.gguf is not on this node's machine; to fetch it, run `cfq models pull hf:o/r:m.gguf` there",
+            ),
+            (
+                UnusableReason::FetchFailed { model: model.clone(), detail: detail() },
+                "it is broken; for details run `cfq models pull hf:o/r:m.gguf`, then retry with \
+                 `cfq models load hf:o/r:m.gguf`",
+            ),
+            (
+                UnusableReason::Unreadable { model: model.clone(), detail: detail() },
+                "it is broken; to retry, run `cfq models load hf:o/r:m.gguf`",
+            ),
+            (UnusableReason::CpuOnly { detail: detail() }, "it is broken"),
+            (
+                UnusableReason::DeviceUnusable { device: DeviceChoice::Cuda(1), detail: detail() },
+                "device = \"cuda:1\": it is broken",
+            ),
+            (UnusableReason::EngineNotStarted { detail: detail() }, "it is broken"),
+            (
+                UnusableReason::LoadPanicked { model: model.clone() },
+                "loading hf:o/r:m.gguf failed inside the engine; see the node's log",
+            ),
+            (
+                UnusableReason::LoadsInterrupted { model, loads: 2 },
+                "loading hf:o/r:m.gguf ended the node the last 2 times, most likely because memory ran out: free \
+                 some, set memory_limit, or use a smaller model; to retry, run `cfq models load hf:o/r:m.gguf`",
+            ),
+            (
+                UnusableReason::TooLarge(shortage(&["path:/a", "path:/b"])),
+                "it needs 2 GiB; nothing more can be evicted, since these are pinned: path:/a, path:/b",
+            ),
+            (
+                UnusableReason::OutOfMemory { shortage: shortage(&[]), retry_after: Duration::from_millis(12_300) },
+                "it needs 2 GiB. The load is retried at the first request that arrives after 12 s",
+            ),
+        ];
+        for (reason, text) in reasons {
+            assert_eq!(reason.to_string(), text);
+        }
     }
 }

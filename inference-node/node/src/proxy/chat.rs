@@ -15,7 +15,7 @@ use crate::proxy::sse::EventParser;
 const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
 /// Maximum bytes of text per requested token; tokens are rarely longer.
 const MAX_TOKEN_BYTES: usize = 32;
-/// Minimum limit of the text of a reply, in bytes, however few tokens are requested.
+/// Lower bound for the limit on a reply's text, in bytes; it applies if only few tokens are requested.
 const MIN_TEXT_LIMIT_BYTES: usize = 64 << 10;
 /// Maximum ratio of received bytes to bytes of text in a stream. It is high because each token is sent in its own
 /// event.
@@ -212,7 +212,7 @@ pub(super) async fn complete(
         return Err(JobFailure::Unavailable { reason: format!("{} broke off in the middle of its reply", peer.url) });
     };
     let rest = reply.stream.finish();
-    outbox.step(&rest);
+    outbox.report_step(&rest);
     reply.text.push_str(&rest);
     let total_ms = started.elapsed().as_millis() as u64;
     let reported = reply.usage.as_ref();
@@ -239,7 +239,7 @@ impl Reply {
         let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
             peer.invalid_reply(&format!("{error} in {:?}", peer.quote(&String::from_utf8_lossy(data))))
         })?;
-        outbox.step("");
+        outbox.report_step("");
         if let Some(error) = chunk.error.filter(|e| !e.is_null()) {
             return Err(JobFailure::Unavailable { reason: format!("{url}: {}", peer.quote(&error_message(&error))) });
         }
@@ -257,7 +257,7 @@ impl Reply {
                 self.first_token_ms.get_or_insert(started.elapsed().as_millis() as u64);
                 let piece = self.stream.push(content.as_bytes());
                 self.text.push_str(&piece.text);
-                outbox.step(&piece.text);
+                outbox.report_step(&piece.text);
                 if piece.stopped {
                     self.finish = Some(FinishReason::Stop);
                     return Ok(());

@@ -11,7 +11,7 @@ mod sse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cfq_engine::{Admitted, Ended, Engine, Generation, Outbox, Refused, StateChanged};
+use cfq_engine::{AdmitError, Admitted, Engine, Generation, GenerationError, Outbox, StateChanged};
 use cfq_link::outbound::endpoint_client;
 use cfq_link::secret::{Secret, SecretError};
 use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
@@ -23,10 +23,10 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Assumed maximum sequence length, in tokens: that of current models. Endpoints do not report theirs, and refuse
-/// longer prompts themselves.
-const CONTEXT_TOKENS: u32 = 131_072;
-/// Assumed tokens per byte of a prompt, since endpoints do not report it.
+/// Assumed context length of a model behind an endpoint, in tokens; it is common for current models. Endpoints do not
+/// report the actual length; they refuse prompts that are too long.
+const ASSUMED_CONTEXT_TOKENS: u32 = 131_072;
+/// Assumed number of tokens per byte of a prompt, since endpoints do not report this ratio.
 const TOKENS_PER_BYTE: f64 = 0.3;
 /// Timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -180,8 +180,8 @@ impl EndpointClient {
         }
     }
 
-    /// Requests the list of models. Any response but a server error means that the server is up; a wrong key is
-    /// reported by the jobs.
+    /// Checks and sets the health of the server by requesting its list of models. Any response but a server error means
+    /// that the server is up; a wrong key is reported by the jobs.
     async fn check(&self) {
         let request = self.authorized(self.client.get(format!("{}/models", self.url))).timeout(CHECK_TIMEOUT);
         let health = match request.send().await {
@@ -245,8 +245,8 @@ impl Engine for ProxyEngine {
             residency: self.server.residency(),
             device: "proxy".to_owned(),
             need_bytes: 0,
-            context_tokens: CONTEXT_TOKENS,
-            kv_tokens_free: u64::from(CONTEXT_TOKENS) * u64::from(free),
+            context_tokens: ASSUMED_CONTEXT_TOKENS,
+            kv_tokens_free: u64::from(ASSUMED_CONTEXT_TOKENS) * u64::from(free),
             kv_tiers: KvTiers::default(),
             running: self.server.max_sequences - free.min(self.server.max_sequences),
             max_sequences: self.server.max_sequences,
@@ -257,7 +257,11 @@ impl Engine for ProxyEngine {
         }
     }
 
-    fn admit_resumed(&self, prompt: Prompt, _generated: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, Refused>> {
+    fn admit_resumed(
+        &self,
+        prompt: Prompt,
+        _generated: GeneratedTokens,
+    ) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
         let slot = self.server.slots.clone().try_acquire_owned();
         let admitted = match slot {
             Ok(slot) => {
@@ -272,7 +276,7 @@ impl Engine for ProxyEngine {
                 }))
             }
             // Only the number of requests is limited here, since tokens are counted by the server.
-            Err(_) => Err(Refused::NotNow { need: None, have: 0 }),
+            Err(_) => Err(AdmitError::NotNow { need: None, have: 0 }),
         };
         async move { admitted }.boxed()
     }
@@ -301,8 +305,10 @@ async fn run(
 ) {
     let started = Instant::now();
     let outcome = tokio::select! {
-        outcome = chat::complete(&server, &remote, &prompt, &outbox, started) => outcome.map_err(Ended::Failed),
-        () = outbox.cancelled() => Err(Ended::Cancelled),
+        outcome = chat::complete(&server, &remote, &prompt, &outbox, started) => {
+            outcome.map_err(GenerationError::Failed)
+        }
+        () = outbox.cancelled() => Err(GenerationError::Cancelled),
     };
     match &outcome {
         Ok(done) => {
@@ -314,12 +320,12 @@ async fn run(
                 *rate.lock().unwrap_or_else(PoisonError::into_inner) = (measured / 10.0).round() * 10.0;
             }
         }
-        Err(Ended::Failed(JobFailure::Unavailable { reason })) => {
+        Err(GenerationError::Failed(JobFailure::Unavailable { reason })) => {
             tracing::warn!(endpoint = server.name, reason, "endpoint failed");
             // A failed reply does not prove that the server is down, so its health is checked.
             server.check().await;
         }
-        Err(Ended::Failed(_) | Ended::Cancelled) => {}
+        Err(GenerationError::Failed(_) | GenerationError::Cancelled) => {}
     }
     drop(slot);
     outbox.end(outcome);

@@ -1,5 +1,5 @@
-//! The server of a chat completion, as seen by its error messages: classifies failures by whether a retry can help,
-//! limits the length of quotes, and masks the API key.
+//! Failures of a server that answers chat completions, classified by whether a retry can help. Their messages quote the
+//! server's replies only up to a maximum length and with the API key masked.
 
 use std::ops::Deref;
 use std::time::Instant;
@@ -22,8 +22,8 @@ pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The server, for error messages. Quotes from its replies are limited in length, and the API key is masked if the
-/// server echoes it.
+/// URL and API key of a server, for error messages: quotes from the server's replies are limited in length, and the API
+/// key is masked if the server echoes it.
 pub(super) struct Peer<'a> {
     pub(super) url: String,
     pub(super) key: Option<&'a Secret>,

@@ -169,7 +169,7 @@ impl Scheduler {
                                     received.refused.insert(refused.fence.job, refused.refusal);
                                 }
                                 "result" => {
-                                    let report: JobReport = serde_json::from_value(body).unwrap();
+                                    let report: JobResult = serde_json::from_value(body).unwrap();
                                     assert!(
                                         received.held.contains(&report.fence.lease),
                                         "the lease is kept until the result is reported"

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfq_engine::{Ended, Engine, GenerationEvent, Refused};
+use cfq_engine::{AdmitError, Engine, GenerationError, GenerationEvent};
 use cfq_inference_node::Endpoint;
 use cfq_inference_node::proxy::{EndpointClient, ProxyEngine};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat};
@@ -67,13 +67,13 @@ fn engine(url: &str) -> ProxyEngine {
     engine_with(url, &Timing::default(), None).0
 }
 
-async fn run(engine: &ProxyEngine) -> Result<Completion, Ended> {
+async fn run(engine: &ProxyEngine) -> Result<Completion, GenerationError> {
     finish(engine.admit(user_prompt("hi")).await.unwrap().start()).await.0
 }
 
-fn failure(outcome: Result<Completion, Ended>) -> JobFailure {
+fn failure(outcome: Result<Completion, GenerationError>) -> JobFailure {
     match outcome {
-        Err(Ended::Failed(failure)) => failure,
+        Err(GenerationError::Failed(failure)) => failure,
         other => panic!("{other:?}"),
     }
 }
@@ -306,14 +306,14 @@ async fn silent_server_times_out_and_can_be_cancelled() {
     let (patient, _) = engine_with(&url, &Timing::default(), None);
     let mut generation = patient.admit(user_prompt("hi")).await.unwrap().start();
     assert!(
-        matches!(patient.admit(user_prompt("hi")).await, Err(Refused::NotNow { have: 0, .. })),
+        matches!(patient.admit(user_prompt("hi")).await, Err(AdmitError::NotNow { have: 0, .. })),
         "one request at a time"
     );
     generation.cancel();
     loop {
         match generation.next().await {
             GenerationEvent::Step { .. } => {}
-            GenerationEvent::Done(outcome) => break assert_eq!(outcome, Err(Ended::Cancelled)),
+            GenerationEvent::Done(outcome) => break assert_eq!(outcome, Err(GenerationError::Cancelled)),
         }
     }
     assert_eq!(patient.state().running, 0);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Signal;
 
-/// Polling interval while waiting for a process that is not a child to end.
+/// Interval at which a process is polled until it has ended; the process need not be a child of this one.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Unique identity of a process.
@@ -27,7 +27,7 @@ impl ProcessIdentity {
         stat(pid).filter(|stat| !stat.zombie).map(|stat| Self { pid, started: stat.started })
     }
 
-    /// Returns the identity of a child of this process that is not reaped yet, even if the child has already ended.
+    /// Returns the identity of a child that this process has not reaped yet, even if the child has already ended.
     pub(super) fn of_child(pid: u32) -> Option<Self> {
         stat(pid).map(|stat| Self { pid, started: stat.started })
     }
@@ -37,7 +37,8 @@ impl ProcessIdentity {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
-    /// Waits until this process has ended; it need not be a child. Returns `false` if it still runs after `within`.
+    /// Waits until the identified process has ended; it need not be a child. Returns `false` if it still runs after
+    /// `within`.
     pub async fn ended(&self, within: Duration) -> bool {
         let watch = async {
             while self.is_alive() {

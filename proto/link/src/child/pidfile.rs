@@ -14,14 +14,14 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Content of a pidfile, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct PidRecord {
     pub(super) name: String,
     #[serde(flatten)]
     pub(super) identity: ProcessIdentity,
     pub(super) stop_signal: Signal,
 }
 
-pub(super) fn write(path: &Path, record: &Record) -> io::Result<()> {
+pub(super) fn write(path: &Path, record: &PidRecord) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     serde_json::to_writer(&mut file, record)?;
@@ -30,7 +30,7 @@ pub(super) fn write(path: &Path, record: &Record) -> io::Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> io::Result<Record> {
+fn read(path: &Path) -> io::Result<PidRecord> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
@@ -54,8 +54,7 @@ pub struct Leftover {
     pidfile: PathBuf,
 }
 
-/// Returns the processes that are still alive according to the pidfiles (`*.pid`) of a folder, and removes the other
-/// pidfiles.
+/// Returns the live processes that are recorded in the pidfiles (`*.pid`) of a folder, and removes all other pidfiles.
 ///
 /// # Errors
 /// [`ChildError::Pidfiles`] if the folder cannot be read or a pidfile cannot be removed.
@@ -77,7 +76,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
             }
         };
         match alive {
-            Some(Record { name, identity, stop_signal }) => {
+            Some(PidRecord { name, identity, stop_signal }) => {
                 found.push(Leftover { name, identity, stop_signal, pidfile: path });
             }
             None => fs::remove_file(&path).map_err(failed)?,
@@ -110,14 +109,14 @@ impl Leftover {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Exit, Spec, spawn};
+    use super::super::{Exit, ProcessSpec, spawn};
     use super::*;
 
     #[tokio::test]
     async fn leftover_process_is_found_and_stopped() {
         let folder = tempfile::tempdir().unwrap();
-        let mut spec =
-            Spec::new("sleep", Path::new("/bin/sleep"), &folder.path().join("log"), &folder.path().join("sleep.pid"));
+        let (log, pidfile) = (folder.path().join("log"), folder.path().join("sleep.pid"));
+        let mut spec = ProcessSpec::new("sleep", Path::new("/bin/sleep"), &log, &pidfile);
         spec.args = vec!["300".into()];
         let process = spawn(spec).unwrap();
         let found = leftovers(folder.path()).unwrap();
@@ -131,7 +130,7 @@ mod tests {
     fn reused_process_id_is_not_a_leftover() {
         let folder = tempfile::tempdir().unwrap();
         let identity = ProcessIdentity { pid: std::process::id(), started: "before".into() };
-        let record = Record { name: "other".into(), identity, stop_signal: Signal::Kill };
+        let record = PidRecord { name: "other".into(), identity, stop_signal: Signal::Kill };
         write(&folder.path().join("other.pid"), &record).unwrap();
         fs::write(folder.path().join("torn.pid"), "").unwrap();
         assert!(leftovers(folder.path()).unwrap().is_empty());

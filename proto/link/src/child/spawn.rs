@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::pidfile::{self, Record};
+use super::pidfile::{self, PidRecord};
 use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Signal, log};
 
 /// User account that a child runs as. Only a supervisor that runs as root can choose an account other than its own.
@@ -26,7 +26,7 @@ pub struct Account {
 
 /// Description of a child to start.
 #[derive(Debug, Clone)]
-pub struct Spec {
+pub struct ProcessSpec {
     /// Name of the process in logs and errors.
     pub name: String,
     /// Path of the program.
@@ -49,7 +49,7 @@ pub struct Spec {
     pub stop_signal: Signal,
 }
 
-impl Spec {
+impl ProcessSpec {
     /// Creates a description with the supervisor's environment, the working directory `/` and SIGTERM as stop signal.
     pub fn new(name: &str, program: &Path, log: &Path, pidfile: &Path) -> Self {
         Self {
@@ -68,21 +68,21 @@ impl Spec {
 }
 
 /// Request to the spawning thread: a child to start, and the channel for the result.
-type Request = (Spec, mpsc::SyncSender<Result<Process, ChildError>>);
+type SpawnRequest = (ProcessSpec, mpsc::SyncSender<Result<Process, ChildError>>);
 
 /// Starts a child process. The child is spawned on the spawning thread, which never ends.
 ///
 /// # Errors
 /// See [`ChildError`].
-pub fn spawn(spec: Spec) -> Result<Process, ChildError> {
-    static SPAWNER: Mutex<Option<mpsc::SyncSender<Request>>> = Mutex::new(None);
+pub fn spawn(spec: ProcessSpec) -> Result<Process, ChildError> {
+    static SPAWNER: Mutex<Option<mpsc::SyncSender<SpawnRequest>>> = Mutex::new(None);
     let (reply, result) = mpsc::sync_channel(1);
     {
         let mut spawner = SPAWNER.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match spawner.as_ref() {
             Some(sender) => sender,
             None => {
-                let (sender, requests) = mpsc::sync_channel::<Request>(1);
+                let (sender, requests) = mpsc::sync_channel::<SpawnRequest>(1);
                 let serve = move || {
                     for (spec, reply) in requests {
                         if reply.send(start(spec)).is_err() {
@@ -99,8 +99,8 @@ pub fn spawn(spec: Spec) -> Result<Process, ChildError> {
     result.recv().map_err(|_| ChildError::ThreadGone)?
 }
 
-fn start(spec: Spec) -> Result<Process, ChildError> {
-    let Spec { name, program, args, clear_env, env, cwd, log, pidfile, run_as, stop_signal } = spec;
+fn start(spec: ProcessSpec) -> Result<Process, ChildError> {
+    let ProcessSpec { name, program, args, clear_env, env, cwd, log, pidfile, run_as, stop_signal } = spec;
     let log_failed = |source| ChildError::Log { name: name.clone(), path: log.clone(), source };
     let out = log::open(&log).map_err(log_failed)?;
     let err = out.try_clone().map_err(log_failed)?;
@@ -144,11 +144,11 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
         child.kill().and_then(|()| child.wait()).map_err(spawn_failed)?;
         return Err(spawn_failed(io::Error::other("its start time cannot be read; is /proc mounted?")));
     };
-    let record = Record { name: name.clone(), identity: identity.clone(), stop_signal };
+    let record = PidRecord { name: name.clone(), identity: identity.clone(), stop_signal };
     if let Err(source) = pidfile::write(&pidfile, &record) {
         // A process without a pidfile must not run, because the next start of the supervisor could not find it.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
-            tracing::error!(%pid, %error, "cannot end a process without a pidfile");
+            tracing::error!(%pid, %error, "cannot end a process whose pidfile could not be written");
         }
         return Err(ChildError::Pidfile { name, path: pidfile, source });
     }
@@ -167,7 +167,7 @@ fn start(spec: Spec) -> Result<Process, ChildError> {
     Ok(process)
 }
 
-/// Waits until the child has ended without reaping it, then reaps it under the lock that [`Process::signal`] takes.
+/// Waits for the end of the child, but reaps it only under the lock that [`Process::signal`] also takes.
 fn reap(inner: &Inner, mut child: Child) -> Exit {
     let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(inner.pid), how) {}
@@ -189,8 +189,8 @@ mod tests {
 
     const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-    fn shell(folder: &Path, script: &str) -> Spec {
-        let mut spec = Spec::new("sh", Path::new("/bin/sh"), &folder.join("sh.log"), &folder.join("sh.pid"));
+    fn shell(folder: &Path, script: &str) -> ProcessSpec {
+        let mut spec = ProcessSpec::new("sh", Path::new("/bin/sh"), &folder.join("sh.log"), &folder.join("sh.pid"));
         spec.args = vec!["-c".into(), script.into()];
         spec
     }

@@ -30,7 +30,7 @@ pub(super) async fn run(
         match Session::connect(&nats, identity.clone(), &timing).await {
             Ok(session) => break session,
             Err(error) => {
-                tracing::warn!(%error, "heartbeat cannot connect");
+                tracing::warn!(%error, "heartbeat cannot connect to nats, retrying");
                 tokio::time::sleep(CONNECT_RETRY_INTERVAL).await;
             }
         }

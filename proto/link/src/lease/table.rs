@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::LeaseStatus;
 
-struct Entry {
+struct LeaseEntry {
     /// Time at which the lease is suspended, on the clock that includes the machine's sleep (see
     /// [`super::Shared::now`]).
     deadline: Instant,
@@ -18,7 +18,7 @@ struct Entry {
     status: watch::Sender<LeaseStatus>,
 }
 
-impl Entry {
+impl LeaseEntry {
     /// Sets the status to `to` if it is `from`.
     fn transition(&self, from: LeaseStatus, to: LeaseStatus) {
         self.status.send_if_modified(|status| {
@@ -32,7 +32,7 @@ impl Entry {
 
 #[derive(Default)]
 pub(super) struct LeaseTable {
-    entries: HashMap<LeaseId, Entry>,
+    entries: HashMap<LeaseId, LeaseEntry>,
 }
 
 impl LeaseTable {
@@ -42,7 +42,7 @@ impl LeaseTable {
         deadline: Instant,
         last_step: Instant,
     ) -> watch::Receiver<LeaseStatus> {
-        let entry = Entry { deadline, last_step, status: watch::Sender::new(LeaseStatus::Live) };
+        let entry = LeaseEntry { deadline, last_step, status: watch::Sender::new(LeaseStatus::Live) };
         let status = entry.status.subscribe();
         self.entries.insert(lease, entry);
         status

@@ -1,5 +1,5 @@
 //! Unpacking of a wheel. A wheel is a zip file from a third party, so the number of entries and the bytes actually
-//! written are limited, and no entry may be written outside the folder.
+//! written are limited, and no entry may be written outside the destination folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ use super::{WheelError, file_error, remove_abandoned};
 
 /// Number of written files that are kept open and then synced together: few enough for the limit on open files, many
 /// enough that one journal commit of the file system covers many of them.
-const SYNC_BATCH: usize = 128;
+const FILES_PER_SYNC: usize = 128;
 
 /// Limits for unpacking one wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,7 @@ fn unpack(wheel: &Path, root: &Path, wanted: impl Fn(&str) -> bool, limits: Unpa
         // The umask may have removed bits that another user needs to run this file.
         file.set_permissions(fs::Permissions::from_mode(mode)).map_err(file_error("write", &path))?;
         written.push((path, file));
-        if written.len() >= SYNC_BATCH {
+        if written.len() >= FILES_PER_SYNC {
             sync(&mut written)?;
         }
     }

@@ -64,20 +64,20 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Maximum length of the output, in tokens.
     pub max_tokens: u32,
-    /// Guarantees bit-identical text whatever else the engine computes at the same time, also for quantized model
-    /// files. In weight formats with tiled kernels this costs nothing; in others it uses slower kernels (on x86; other
-    /// processors are untested).
+    /// Guarantees bit-identical text whatever else the engine computes at the same time, also for quantized model files
+    /// (there tested on x86 only). For weight formats that cfq's own kernels multiply, the guarantee costs nothing; for
+    /// others, slower kernels are used.
     pub deterministic: bool,
-    /// Enables prompt lookup: tokens are drafted from the prompt and verified together. Prompt lookup affects only the
-    /// speed; with `deterministic` the text is bit-identical with and without it.
+    /// Enables prompt lookup: tokens are drafted from the prompt and verified together. Drafts change the speed and not
+    /// the text; for quantized models, bit-identical text is guaranteed only with `deterministic`.
     pub prompt_lookup: bool,
     /// Text that the answer may repeat, such as the files that the answer revises: tokens are drafted from it like from
     /// the prompt. This text counts towards neither the prompt nor the context. In F32 models, and with
     /// `deterministic`, the generated text is bit-identical with and without it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub previous: String,
-    /// Enables jump-forward decoding: tokens that the constraint forces are appended without sampling them, split into
-    /// tokens as the tokenizer would split them.
+    /// Enables jump-forward decoding: text that the constraint forces is appended without sampling, split into tokens
+    /// as the tokenizer would split it.
     #[serde(skip_serializing_if = "is_on")]
     pub jump_forward: bool,
     /// Number of most likely alternatives, at most 20, whose log probabilities are returned along with that of each

@@ -18,7 +18,7 @@ pub enum EscalationReason {
     StagnationDetected,
     /// An artifact repeats the content of an earlier iteration.
     OscillationDetected,
-    /// The limit of the working time or the deadline was reached.
+    /// The working-time limit (`timeout_minutes`) or the deadline was reached.
     TimeoutExceeded,
     /// The dangerous-code check quarantined the artifact.
     DangerousOutputDetected,
@@ -34,7 +34,8 @@ pub enum EscalationReason {
     BelowEscalateThreshold,
     /// A role's calls failed or its replies were unusable.
     AgentError,
-    /// An operation of the loop failed.
+    /// An action of the loop other than a model call failed (for example a git operation), or too many runners lost the
+    /// task.
     WorkflowError,
 }
 
@@ -101,7 +102,7 @@ pub enum EscalationAction {
     SwitchLlm {
         /// Role whose model is replaced.
         target_agent: Agent,
-        /// The new model; `None` retries with the same one.
+        /// The new model; `None` to retry with the role's current model.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         suggested_model: Option<ModelId>,
     },

@@ -27,7 +27,8 @@ pub struct BlobPut {
 pub enum BlobPutReply {
     /// This chunk is committed.
     Kept,
-    /// The lease is not live, or the bytes do not match the size or the hash; nothing of the blob is kept.
+    /// The chunk is not stored, because the lease is not live, or because the bytes do not match the size or the hash.
+    /// If the hash does not match, the other chunks of the blob are deleted too.
     Refused {
         /// Why the chunk is refused, as text.
         reason: String,

@@ -44,10 +44,12 @@ pub struct WorkOrder {
     pub generated: Option<GeneratedTokens>,
 }
 
-/// Maximum tokens journalled per attempt. After a loss, tokens beyond it are generated again.
+/// Maximum length of an attempt's journal, in tokens. If the node is lost, output tokens beyond this length are
+/// generated again.
 pub const MAX_JOURNAL_TOKENS: usize = 16_384;
 
-/// Tokens that an attempt generated since its last journal message. The message is idempotent.
+/// Request to add to the journal of an attempt the tokens that it generated since its last request of this kind. The
+/// request is idempotent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Journal {
     /// Fence of the attempt.
@@ -77,7 +79,8 @@ pub struct Accept {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Refusal {
-    /// No capacity for this model now; the node gets no more work for it until its ledger has a later version.
+    /// No capacity for this model now; the node gets no more work for this model until the node's ledger has a later
+    /// version.
     NotNow {
         /// Tokens the job needs; `None` if the node did not count them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +110,7 @@ pub struct Refuse {
 
 /// Result of an attempt. The node keeps the lease and repeats the report until the reply is `Committed` or `Stale`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobReport {
+pub struct JobResult {
     /// Fence of the attempt.
     pub fence: JobFence,
     /// The sender's boot.
@@ -116,8 +119,8 @@ pub struct JobReport {
     pub outcome: Outcome,
 }
 
-/// Part of the output text, published while it is generated. Lost frames are not repeated; the result of the attempt
-/// holds the whole text.
+/// Part of an attempt's output text, published during the generation. Lost frames are not repeated; the result of the
+/// attempt holds the whole text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenFrame {
     /// Task of the job.
@@ -136,12 +139,13 @@ pub struct TokenFrame {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum NodeCommand {
-    /// Stop the attempt within one step and report `Released`: the attempt is no longer the current one.
+    /// Stop the attempt after its current forward pass at the latest, and report `Released`: the attempt is no longer
+    /// the current one.
     Cancel {
         /// Fence of the attempt.
         fence: JobFence,
     },
-    /// Register and send a heartbeat now: the scheduler has lost its view of the node.
+    /// Register and send a heartbeat now: the scheduler needs the node's current state.
     Report,
     /// Load a model. If sent as a request, the node replies with a [`ModelReply`] before the load finishes; the result
     /// of the load appears later in the ledger.

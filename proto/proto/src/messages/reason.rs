@@ -1,5 +1,5 @@
-//! Reasons that replies give for a request that was not carried out. Every type also loads the free text that cfq 0.1
-//! sends.
+//! Reasons that replies give for a request that was not carried out. In a message, a reason is its text: no receiver
+//! distinguishes the causes, and every build can read the reasons of every other one. A received text is `Other`.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::blob::BlobHash;
 
 /// Why the scheduler cannot carry out a request now. The sender repeats the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(into = "String", from = "String")]
 pub enum UnavailableReason {
     /// Postgres is down, overloaded or too slow.
     Database {
@@ -31,8 +31,19 @@ pub enum UnavailableReason {
         after: u32,
     },
     /// Reason as free text.
-    #[serde(untagged)]
     Other(String),
+}
+
+impl From<UnavailableReason> for String {
+    fn from(reason: UnavailableReason) -> Self {
+        reason.to_string()
+    }
+}
+
+impl From<String> for UnavailableReason {
+    fn from(text: String) -> Self {
+        Self::Other(text)
+    }
 }
 
 impl fmt::Display for UnavailableReason {
@@ -52,7 +63,7 @@ impl fmt::Display for UnavailableReason {
 
 /// Why a write can never be carried out. Repeating the request does not help.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(into = "String", from = "String")]
 pub enum RefusedReason {
     /// Postgres refused the write, for example because a value violates a constraint.
     Database {
@@ -74,8 +85,19 @@ pub enum RefusedReason {
     /// A token id in the journal is larger than 2^31 - 1.
     TokenIdTooLarge,
     /// Reason as free text.
-    #[serde(untagged)]
     Other(String),
+}
+
+impl From<RefusedReason> for String {
+    fn from(reason: RefusedReason) -> Self {
+        reason.to_string()
+    }
+}
+
+impl From<String> for RefusedReason {
+    fn from(text: String) -> Self {
+        Self::Other(text)
+    }
 }
 
 impl fmt::Display for RefusedReason {
@@ -94,37 +116,35 @@ impl fmt::Display for RefusedReason {
 
 #[cfg(test)]
 mod tests {
-    use serde::de::DeserializeOwned;
-
     use super::*;
 
-    fn reloaded<T: Serialize + DeserializeOwned>(reason: &T) -> T {
-        serde_json::from_value(serde_json::to_value(reason).unwrap()).unwrap()
-    }
-
     #[test]
-    fn reasons_load_from_their_json_and_from_the_free_text_of_0_1() {
-        for reason in [
-            UnavailableReason::Database { doing: "placing a job".into() },
-            UnavailableReason::NotLeader,
-            UnavailableReason::NotRegistered,
-            UnavailableReason::MissingBlob { hash: BlobHash::of(b"x") },
-            UnavailableReason::JournalGap { after: 3 },
-            UnavailableReason::Other("no leader".into()),
+    fn reason_is_its_text_in_a_message() {
+        let hash = BlobHash::of(b"x");
+        for (reason, text) in [
+            (
+                UnavailableReason::Database { doing: "placing a job".into() },
+                "Postgres is not available (placing a job)".to_owned(),
+            ),
+            (UnavailableReason::NotLeader, "this scheduler is no longer the leader".to_owned()),
+            (
+                UnavailableReason::MissingBlob { hash: hash.clone() },
+                format!("blob {hash} is not stored, or not for this task: send the blob first"),
+            ),
+            (UnavailableReason::JournalGap { after: 3 }, "the journal has fewer than 3 tokens".to_owned()),
         ] {
-            assert_eq!(reloaded(&reason), reason);
+            let sent = serde_json::to_value(&reason).unwrap();
+            assert_eq!(sent, text);
+            assert_eq!(serde_json::from_value::<UnavailableReason>(sent).unwrap(), UnavailableReason::Other(text));
         }
-        for reason in [
-            RefusedReason::Database { doing: "writing a job".into() },
-            RefusedReason::UnreadableRow { what: "role".into(), text: "gamma".into() },
-            RefusedReason::JournalTooLong { limit: 9 },
-            RefusedReason::TokenIdTooLarge,
-            RefusedReason::Other("too large".into()),
+        for (reason, text) in [
+            (RefusedReason::Database { doing: "writing a job".into() }, "Postgres refused a statement (writing a job)"),
+            (RefusedReason::JournalTooLong { limit: 9 }, "a journal has at most 9 tokens"),
+            (RefusedReason::TokenIdTooLarge, "a token id is above 2^31 - 1"),
         ] {
-            assert_eq!(reloaded(&reason), reason);
+            let sent = serde_json::to_value(&reason).unwrap();
+            assert_eq!(sent, text);
+            assert_eq!(serde_json::from_value::<RefusedReason>(sent).unwrap(), RefusedReason::Other(text.to_owned()));
         }
-        assert_eq!(serde_json::to_value(UnavailableReason::NotLeader).unwrap(), "not_leader");
-        let text: UnavailableReason = serde_json::from_str(r#""no leader yet""#).unwrap();
-        assert_eq!(text.to_string(), "no leader yet");
     }
 }

@@ -27,7 +27,7 @@ pub enum RunnerCommand {
     /// A task is ready: request a lease.
     #[serde(alias = "work_waits")]
     TaskReady,
-    /// A job changed: get its current state with [`GetJob`].
+    /// A job changed: get its current state with [`JobGet`].
     JobChanged {
         /// Task of the job.
         task: TaskId,
@@ -59,7 +59,8 @@ pub struct Grant {
     pub spec: TaskSpec,
     /// Time of submission, in seconds since 1970.
     pub created_at: i64,
-    /// All committed steps, in order; the next `seq` is their count. Artifacts above the inline limit are blobs.
+    /// All committed steps, in order; the next `seq` is their count. Artifacts larger than
+    /// [`crate::blob::MAX_INLINE_BYTES`] are blobs.
     pub steps: Vec<StepRecord>,
 }
 
@@ -125,9 +126,10 @@ pub enum StepReply {
     },
 }
 
-/// Submits a job: creates it, or returns the existing one for (task, seq, role, n).
+/// Request to submit a job: it creates the job, or returns the existing job with the same (task, seq, role, n); `n` is
+/// [`JobRequest::n`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SubmitJob {
+pub struct JobSubmit {
     /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
     /// Index of the loop step that this job is for, from 0.
@@ -136,16 +138,16 @@ pub struct SubmitJob {
     pub request: JobRequest,
 }
 
-/// Gets the state of a submitted job; the prompt is not sent again.
+/// Request for the state of a submitted job. Unlike a repeated [`JobSubmit`], it does not send the prompt again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GetJob {
+pub struct JobGet {
     /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
     /// The job.
     pub job: JobId,
 }
 
-/// Reply to [`SubmitJob`] and [`GetJob`].
+/// Reply to [`JobSubmit`] and [`JobGet`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobReply {
@@ -168,9 +170,9 @@ pub enum JobReply {
     },
 }
 
-/// Cancels a job, for example because a limit was reached; its state becomes cancelled.
+/// Request to cancel a job, for example because a limit was reached; the job's state becomes cancelled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CancelJob {
+pub struct JobCancel {
     /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
     /// The job.
@@ -183,7 +185,8 @@ pub struct CancelJob {
 pub struct Release {
     /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
-    /// Job that the task waits for: the task is not granted again until this job is placed.
+    /// Job that the task waits for: the task is not granted again until a node has accepted this job, or the job has
+    /// ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<JobId>,
 }

@@ -43,7 +43,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         prefix: vec![],
         max_tokens: 200,
         counted_tokens: None,
-        rejected_by: BTreeMap::new(),
+        refused_by: BTreeMap::new(),
         node_failures: NodeFailures::default(),
         first_failure_ms: None,
         no_node_ms: 0,
@@ -115,7 +115,7 @@ pub(crate) fn carry_out(state: &mut PlannerState, effects: &[Effect], now_ms: i6
             Effect::Explain { job, pending, no_node_ms, .. } => {
                 let mut row = state.jobs[&job].clone();
                 row.no_node_ms = no_node_ms;
-                if pending.is_served() && row.noted_unavailable() {
+                if pending.is_served() && row.is_unavailable_everywhere() {
                     row.first_failure_ms = None;
                 }
                 state.on_job_row(row, now_ms);

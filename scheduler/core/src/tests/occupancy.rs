@@ -1,5 +1,5 @@
-//! Tests of which jobs run concurrently: on a node that is full for one model, and with a job that ran on nodes when
-//! they were lost.
+//! Tests of which jobs share a node: a node that is full for one model still gets jobs for another model, and a job
+//! that ran on two nodes when they were lost shares its node with no other job.
 
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;

@@ -71,11 +71,11 @@ fn node_that_answered_not_now_is_excluded_until_its_ledger_changes() {
 }
 
 #[test]
-fn job_rejected_by_every_node_fails_with_their_reasons() {
+fn job_refused_by_every_node_fails_with_their_reasons() {
     let n = node("a", vec![model(4096, 1)], 0);
-    let mut rejected = job(Priority::P2, 0);
-    rejected.rejected_by.insert(n.id.clone(), "a model of another architecture".into());
-    let effects = plan(&state(vec![n], vec![rejected]), 0);
+    let mut refused = job(Priority::P2, 0);
+    refused.refused_by.insert(n.id.clone(), "a model of another architecture".into());
+    let effects = plan(&state(vec![n], vec![refused]), 0);
     let [Effect::Fail { failure: JobFailure::Rejected { reason }, .. }] = effects.as_slice() else {
         panic!("{effects:?}")
     };

@@ -23,8 +23,9 @@ use super::error::ApiError;
 use super::tasks::find;
 use crate::store::FeedCursor;
 
-/// Interval at which a feed queries the database without a wake-up: a notification may be lost, and an event appears in
-/// the global feed only after all older transactions have ended.
+/// Interval at which a feed queries the database even without a wake-up. This is necessary for two reasons: a
+/// notification may be lost, and the global feed can show an event only after all older transactions have ended, which
+/// may be after the event's notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of comments that keep proxies and clients from closing an idle feed.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);

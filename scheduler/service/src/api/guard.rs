@@ -22,7 +22,7 @@ const MIN_TOKEN_BYTES: usize = 16;
 
 /// Why the bearer token cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenError {
+pub enum ApiTokenError {
     #[error("cannot read the bearer token in {path}")]
     Read {
         path: PathBuf,
@@ -42,25 +42,25 @@ pub enum TokenError {
 
 /// The bearer token. `Debug` does not print it.
 #[derive(Clone)]
-pub struct Token(String);
+pub struct ApiToken(String);
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for ApiToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("***")
     }
 }
 
-impl Token {
-    pub fn load(path: &Path) -> Result<Self, TokenError> {
+impl ApiToken {
+    pub fn load(path: &Path) -> Result<Self, ApiTokenError> {
         use std::os::unix::fs::PermissionsExt;
-        let read = |source| TokenError::Read { path: path.to_owned(), source };
+        let read = |source| ApiTokenError::Read { path: path.to_owned(), source };
         let mode = std::fs::metadata(path).map_err(read)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
-            return Err(TokenError::Permissions { path: path.to_owned(), mode });
+            return Err(ApiTokenError::Permissions { path: path.to_owned(), mode });
         }
         let text = std::fs::read_to_string(path).map_err(read)?.trim().to_owned();
         if text.len() < MIN_TOKEN_BYTES {
-            return Err(TokenError::TooShort { path: path.to_owned(), length: text.len() });
+            return Err(ApiTokenError::TooShort { path: path.to_owned(), length: text.len() });
         }
         Ok(Self(text))
     }
@@ -79,12 +79,12 @@ impl Token {
 /// The bearer token and the Host header values that requests must have.
 #[derive(Debug)]
 pub struct Guard {
-    token: Token,
+    token: ApiToken,
     hosts: Vec<String>,
 }
 
 impl Guard {
-    pub fn new(http: &HttpConfig, token: Token) -> Self {
+    pub fn new(http: &HttpConfig, token: ApiToken) -> Self {
         let mut hosts: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
         hosts.push(http.bind.ip().to_string());
         hosts.extend(http.allowed_hosts.iter().map(|h| h.to_ascii_lowercase()));
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn token_matches_only_itself() {
-        let token = Token("0123456789abcdef".into());
+        let token = ApiToken("0123456789abcdef".into());
         assert!(token.matches("0123456789abcdef"));
         for other in ["", "0", "0123456789abcdeg", "0123456789abcdef0", "0123456789abcdef0123456789abcdef"] {
             assert!(!token.matches(other), "{other}");
@@ -193,9 +193,9 @@ mod tests {
         let path = folder.path().join("token");
         std::fs::write(&path, "0123456789abcdef\n").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let error = Token::load(&path).unwrap_err().to_string();
+        let error = ApiToken::load(&path).unwrap_err().to_string();
         assert!(error.contains("chmod 600"), "{error}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert!(Token::load(&path).unwrap().matches("0123456789abcdef"));
+        assert!(ApiToken::load(&path).unwrap().matches("0123456789abcdef"));
     }
 }

@@ -30,7 +30,7 @@ pub async fn metrics(State(api): State<Api>) -> Result<impl IntoResponse, ApiErr
     let gauges = match api.store.gauges().await {
         Ok(gauges) => Some(gauges),
         Err(error) => {
-            tracing::debug!(%error, "cannot read the gauges from the database; the page has their last values");
+            tracing::debug!(%error, "cannot read gauges from the database; the metrics page shows their last values");
             None
         }
     };

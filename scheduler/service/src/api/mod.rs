@@ -32,7 +32,7 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
-pub use guard::{Token, TokenError};
+pub use guard::{ApiToken, ApiTokenError};
 
 /// State that all handlers share.
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ impl Api {
         metrics: Metrics,
         defaults: Defaults,
         http: &HttpConfig,
-        token: Token,
+        token: ApiToken,
         feeds: usize,
         stop: Stop,
     ) -> Self {

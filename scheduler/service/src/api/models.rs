@@ -39,7 +39,8 @@ async fn send_command(
     match answer {
         Ok(reply) => Ok(Json(ModelAnswer { node, boot, model, reply })),
         Err(LinkError::Message { .. }) => Err(ApiError::conflict(format!(
-            "node {node} cannot read the command, its cfq has another version: install the same version on both"
+            "node {node} cannot read the command, because its cfq is of another version: install the scheduler's \
+             version there"
         ))),
         Err(error) => {
             tracing::debug!(%node, %error, "node did not reply to a command");

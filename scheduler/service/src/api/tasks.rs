@@ -16,8 +16,8 @@ use super::submit::read_body;
 use super::validate::{check_supported_model, parse_body};
 use crate::store::{Cancelled, Resolution, TooLateReason};
 
-/// Author that steps and questions record for API requests. Bearer tokens have no names yet, so all clients share this
-/// one.
+/// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
+/// so all clients share this author.
 const API_ACTOR: &str = "a client";
 
 #[derive(Debug, Deserialize)]

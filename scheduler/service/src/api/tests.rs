@@ -35,7 +35,7 @@ impl Service {
             token_file: token_file(&folder),
             allowed_hosts: vec!["box.lan".into()],
         };
-        let token = Token::load(&http.token_file).unwrap();
+        let token = ApiToken::load(&http.token_file).unwrap();
         let mut defaults = Defaults::default();
         defaults.agents.alpha.model = Some(MODEL.parse().unwrap());
         defaults.agents.beta.model = Some(MODEL.parse().unwrap());

@@ -1,5 +1,5 @@
-//! Validation of submitted tasks, with the field name in each error, and defaults for the fields that a task leaves
-//! out.
+//! Checks submitted tasks, and sets default values for the fields that a task leaves out. Each error names the invalid
+//! field.
 
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
@@ -8,10 +8,11 @@ use serde::de::DeserializeOwned;
 use super::error::ApiError;
 use crate::config::Defaults;
 
-/// Maximum length of a task's title, in characters. The title is the description's first line.
+/// Maximum length of a task's title, in characters. The title is the description's first non-empty line, cut to this
+/// length.
 const MAX_TITLE_CHARS: usize = 80;
-/// Maximum size of a description, in bytes; longer texts belong in a file of the repository.
-const MAX_DESCRIPTION_BYTES: usize = 200_000;
+/// Maximum size of a task's description, in bytes; longer texts belong in a file of the repository.
+const MAX_TASK_DESCRIPTION_BYTES: usize = 200_000;
 /// Maximum number of entries of each list in a task.
 const MAX_LIST_ENTRIES: usize = 200;
 /// Number of hexadecimal digits of a SHA-1 commit id; libgit2 reads only SHA-1 repositories.
@@ -41,7 +42,7 @@ pub fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// Fills in the fields that the task leaves out with defaults, then validates the task.
+/// Sets the fields that the task leaves out to the values in `defaults`, then validates the task.
 pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec, ApiError> {
     spec.threshold = spec.threshold.or(Some(defaults.threshold));
     spec.max_iterations = spec.max_iterations.or(Some(defaults.max_iterations));
@@ -64,7 +65,7 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     if spec.description.trim().is_empty() {
         return bad("description", "is empty; describe the change that you want");
     }
-    if spec.description.len() > MAX_DESCRIPTION_BYTES {
+    if spec.description.len() > MAX_TASK_DESCRIPTION_BYTES {
         return bad(
             "description",
             "is longer than 200,000 bytes; move it to a file and list the file in context_files",
@@ -141,8 +142,8 @@ pub fn check_supported_model(field: &str, model: &ModelId) -> Result<(), ApiErro
             return Ok(());
         }
         ModelSource::Ollama { .. } => {
-            "ollama: models are not supported yet. Ollama also offers the OpenAI API: add an endpoint with the url \
-             http://127.0.0.1:11434/v1 and name the model openai:endpoint/model"
+            "`ollama:` model ids are not supported yet. Ollama also offers the OpenAI API: add an endpoint with the \
+             url http://127.0.0.1:11434/v1 and name the model openai:ENDPOINT/NAME"
         }
     };
     Err(ApiError::invalid(field, format!("{field}: {model}: {reason}")))

@@ -1,5 +1,5 @@
-//! Answers the requests of nodes and runners over NATS. Any scheduler may answer (they share a queue group), because
-//! every write is fenced. A sender that receives no reply repeats the request with the same body.
+//! Answers the requests of nodes and runners over NATS. Any scheduler may answer a request (all schedulers share one
+//! queue group), because every write is fenced. A sender that receives no reply repeats the request with the same body.
 //!
 //! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
 //! so that they never wait behind blobs or feeds.
@@ -55,8 +55,9 @@ impl Bus {
         Ok(())
     }
 
-    /// Subscribes to the requests `verb` of all senders of `kind` (node or runner) and replies with the handler's
-    /// result for (sender, body). If the handler returns `None`, no reply is sent and the sender repeats the request.
+    /// Subscribes to the requests with this verb from all senders of this kind (node or runner). Each reply is the
+    /// handler's result for (sender, body). If the handler returns `None`, no reply is sent, and the sender repeats the
+    /// request.
     async fn answer<Q, A, F, Fut>(
         self: &Arc<Self>,
         loops: &mut JoinSet<()>,
@@ -93,7 +94,7 @@ impl Bus {
                     Err(error) => {
                         tracing::warn!(
                             %sender, verb, %error, cause = ?std::error::Error::source(&error),
-                            "message refused"
+                            "unreadable message refused"
                         );
                         bus.metrics.observe_nats(verb, "unreadable", 0.0);
                         if let (Some(refusal), Some(reply)) = (decode_refusal(verb, &error), message.reply)
@@ -143,7 +144,7 @@ fn decode_refusal(verb: &str, error: &EnvelopeError) -> Option<serde_json::Value
     Some(serde_json::json!({ "type": kind, "reason": error.to_string() }))
 }
 
-/// Logs why a request failed, as an error unless a retry can help.
+/// Logs why a request failed: at debug level if a retry can help, else as an error.
 fn log_failure(error: &StoreError, doing: &str) {
     if error.may_retry() {
         tracing::debug!(doing, %error, cause = ?std::error::Error::source(error), "database unavailable");

@@ -8,7 +8,7 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
-    Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobReport, Journal,
+    Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobResult, Journal,
     NodeRegistration, Refuse, RegisterReply,
 };
 use cfq_proto::subject;
@@ -62,7 +62,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
 
 async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
     let node: NodeId = sender.parse().ok()?;
-    match bus.heartbeats.node_heartbeat(&node, &heartbeat).await {
+    match bus.heartbeats.record_node_heartbeat(&node, &heartbeat).await {
         Ok(reply) => {
             bus.link.send_hints(vec![Hint::Leader(LeaderHint::Node(node))]).await;
             Some(reply)
@@ -74,27 +74,27 @@ async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Optio
     }
 }
 
-async fn accept(bus: Arc<Bus>, sender: String, ask: Accept) -> Option<FenceReply> {
+async fn accept(bus: Arc<Bus>, sender: String, request: Accept) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
-    let answer = bus.store.accept(&node, &ask).await;
+    let answer = bus.store.accept(&node, &request).await;
     Some(fence_reply(&bus, "accept", answer).await)
 }
 
-async fn refuse(bus: Arc<Bus>, sender: String, ask: Refuse) -> Option<FenceReply> {
+async fn refuse(bus: Arc<Bus>, sender: String, request: Refuse) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
-    let answer = bus.store.refuse(&node, &ask).await;
+    let answer = bus.store.refuse(&node, &request).await;
     Some(fence_reply(&bus, "refuse", answer).await)
 }
 
-async fn journal(bus: Arc<Bus>, sender: String, ask: Journal) -> Option<FenceReply> {
+async fn journal(bus: Arc<Bus>, sender: String, request: Journal) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
-    let answer = bus.store.journal(&node, &ask).await.map(|reply| (reply, vec![]));
+    let answer = bus.store.append_journal(&node, &request).await.map(|reply| (reply, vec![]));
     Some(fence_reply(&bus, "journal", answer).await)
 }
 
-async fn result(bus: Arc<Bus>, sender: String, ask: JobReport) -> Option<FenceReply> {
+async fn result(bus: Arc<Bus>, sender: String, request: JobResult) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
-    let answer = bus.store.report(&node, &ask).await;
+    let answer = bus.store.record_result(&node, &request).await;
     Some(fence_reply(&bus, "result", answer).await)
 }
 
@@ -154,8 +154,9 @@ pub(super) async fn refuse_former_register(
     Some(RegisterReply::Refused { reason })
 }
 
-/// The reason to refuse a sender of this version; `None` if the version is accepted. Within a minor version, messages
-/// only gain fields; an older minor version may lack fields that this build needs.
+/// The reason to refuse a sender of this version; `None` if the version is accepted. Only an older minor version is
+/// refused: its messages may lack fields that this build needs. Within a minor version, messages only gain optional
+/// fields.
 pub(super) fn version_refusal(version: &str) -> Option<String> {
     let own = env!("CARGO_PKG_VERSION");
     let minor = |v: &str| {
@@ -164,7 +165,7 @@ pub(super) fn version_refusal(version: &str) -> Option<String> {
     };
     let (sender, scheduler) = (minor(version)?, minor(own)?);
     (sender < scheduler)
-        .then(|| format!("cfq {version} is older than the scheduler's {own}: install {own} there, then restart it"))
+        .then(|| format!("its cfq {version} is older than the scheduler's {own}: install {own} there, then restart it"))
 }
 
 /// The reason to refuse a sender whose name is also used by a process that started later: two processes with one name

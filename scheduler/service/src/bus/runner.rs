@@ -6,8 +6,8 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
-    Abandon, CancelJob, FenceReply, GetJob, Heartbeat, HeartbeatReply, JobReply, LeaseReply, LeaseRequest,
-    RegisterReply, Release, RunnerRegistration, StepReply, StepRequest, SubmitJob,
+    Abandon, FenceReply, Heartbeat, HeartbeatReply, JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest,
+    RegisterReply, Release, RunnerRegistration, StepReply, StepRequest,
 };
 use tokio::task::JoinSet;
 
@@ -58,7 +58,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistratio
 
 async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    match bus.heartbeats.runner_heartbeat(&runner, &heartbeat).await {
+    match bus.heartbeats.record_runner_heartbeat(&runner, &heartbeat).await {
         Ok(reply) => Some(reply),
         Err(error) => {
             log_failure(&error, "runner heartbeat");
@@ -67,17 +67,17 @@ async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Optio
     }
 }
 
-async fn lease(bus: Arc<Bus>, sender: String, ask: LeaseRequest) -> Option<LeaseReply> {
+async fn lease(bus: Arc<Bus>, sender: String, request: LeaseRequest) -> Option<LeaseReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.grant(&runner, ask.boot).await {
+    Some(match bus.store.grant(&runner, request.boot).await {
         Ok(reply) => reply,
         Err(error) => LeaseReply::Unavailable { reason: unavailable(&error, "lease") },
     })
 }
 
-async fn step(bus: Arc<Bus>, sender: String, ask: StepRequest) -> Option<StepReply> {
+async fn step(bus: Arc<Bus>, sender: String, request: StepRequest) -> Option<StepReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.commit_step(&runner, &ask).await {
+    Some(match bus.store.commit_step(&runner, &request).await {
         Ok((reply, hints)) => {
             bus.link.send_hints(hints).await;
             reply
@@ -87,9 +87,9 @@ async fn step(bus: Arc<Bus>, sender: String, ask: StepRequest) -> Option<StepRep
     })
 }
 
-async fn job_submit(bus: Arc<Bus>, sender: String, ask: SubmitJob) -> Option<JobReply> {
+async fn job_submit(bus: Arc<Bus>, sender: String, request: JobSubmit) -> Option<JobReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.submit_job(&runner, &ask).await {
+    Some(match bus.store.submit_job(&runner, &request).await {
         Ok((reply, hints)) => {
             bus.link.send_hints(hints).await;
             reply
@@ -99,29 +99,29 @@ async fn job_submit(bus: Arc<Bus>, sender: String, ask: SubmitJob) -> Option<Job
     })
 }
 
-async fn job_get(bus: Arc<Bus>, sender: String, ask: GetJob) -> Option<JobReply> {
+async fn job_get(bus: Arc<Bus>, sender: String, request: JobGet) -> Option<JobReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.get_job(&runner, &ask).await {
+    Some(match bus.store.get_job(&runner, &request).await {
         Ok(reply) => reply,
         Err(error) if may_succeed_later(&error) => JobReply::Unavailable { reason: unavailable(&error, "job get") },
         Err(error) => JobReply::Refused { reason: refusal(&error, "job get") },
     })
 }
 
-async fn job_cancel(bus: Arc<Bus>, sender: String, ask: CancelJob) -> Option<FenceReply> {
+async fn job_cancel(bus: Arc<Bus>, sender: String, request: JobCancel) -> Option<FenceReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    let answer = bus.store.cancel_job(&runner, &ask).await;
+    let answer = bus.store.cancel_job(&runner, &request).await;
     Some(fence_reply(&bus, "job cancel", answer).await)
 }
 
-async fn release(bus: Arc<Bus>, sender: String, ask: Release) -> Option<FenceReply> {
+async fn release(bus: Arc<Bus>, sender: String, request: Release) -> Option<FenceReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    let answer = bus.store.release(&runner, &ask).await;
+    let answer = bus.store.release(&runner, &request).await;
     Some(fence_reply(&bus, "release", answer).await)
 }
 
-async fn abandon(bus: Arc<Bus>, sender: String, ask: Abandon) -> Option<FenceReply> {
+async fn abandon(bus: Arc<Bus>, sender: String, request: Abandon) -> Option<FenceReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    let answer = bus.store.abandon(&runner, &ask).await;
+    let answer = bus.store.abandon(&runner, &request).await;
     Some(fence_reply(&bus, "abandon", answer).await)
 }

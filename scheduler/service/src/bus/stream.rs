@@ -27,12 +27,12 @@ const MAX_WORK_STREAM_BYTES: i64 = 128 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    #[error("cannot look up the work stream")]
+    #[error("cannot look up the JetStream stream of work orders")]
     Find {
         #[source]
         source: GetStreamError,
     },
-    #[error("cannot create the work stream")]
+    #[error("cannot create the JetStream stream of work orders")]
     Create {
         #[source]
         source: CreateStreamError,
@@ -44,7 +44,7 @@ pub enum StreamError {
         source: ConsumerError,
     },
     /// The stream does not exist: the JetStream store was lost.
-    #[error("the work stream does not exist")]
+    #[error("the JetStream stream of work orders does not exist")]
     Missing,
     #[error("cannot encode an order for node {node}")]
     Encode {
@@ -106,7 +106,7 @@ pub async fn ensure_consumer(
     let context = jetstream::new(session.client().clone());
     let name = subject::consumer(node);
     if recreate && let Err(error) = context.delete_consumer_from_stream(&name, subject::WORK_STREAM).await {
-        tracing::debug!(%node, %error, "no consumer deleted");
+        tracing::debug!(%node, %error, "cannot delete the node's former consumer");
     }
     let wanted = pull::Config {
         durable_name: Some(name),
@@ -125,7 +125,7 @@ pub async fn ensure_consumer(
     // retry.
     ensure(session).await?;
     if let Err(error) = context.delete_consumer_from_stream(subject::consumer(node), subject::WORK_STREAM).await {
-        tracing::debug!(%node, %error, "no consumer deleted");
+        tracing::debug!(%node, %error, "cannot delete the node's former consumer");
     }
     match context.create_consumer_on_stream(wanted, subject::WORK_STREAM).await {
         Ok(_) => Ok(()),

@@ -5,7 +5,7 @@ use cfq_proto::job::JobState;
 use cfq_proto::messages::{Accept, FenceReply, JobFence, Refusal, Refuse};
 use sqlx::PgConnection;
 
-use super::attempts;
+use super::attempts::{self, AttemptOutcome};
 use super::columns::{parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint, for_changed_job};
@@ -16,13 +16,13 @@ use super::{Store, StoreError, roll_back};
 impl Store {
     /// Moves an accepted job from placed to running. From then on its lease can expire. A repeated request gets the
     /// same reply.
-    pub async fn accept(&self, node: &NodeId, ask: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {
-        let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
+    pub async fn accept(&self, node: &NodeId, request: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let Some(task) = self.task_of(request.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
-        match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
+        match lock_current_job(&mut tx, node, request.boot.0, &request.fence).await? {
             Some(JobState::Placed) => {}
             Some(JobState::Running) => return roll_back(tx, (FenceReply::Committed, vec![])).await,
             Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
@@ -34,7 +34,7 @@ impl Store {
             r#"update jobs set state = 'running', accepted_at = now(), updated_at = now(),
                       lease_expires = now() + $2::float8 * interval '1 millisecond'
                where id = $1"#,
-            ask.fence.job.0,
+            request.fence.job.0,
             self.lease_ttl_ms()
         )
         .execute(&mut *tx)
@@ -42,29 +42,29 @@ impl Store {
         .doing("accepting a job")?;
         sqlx::query!(
             "update attempts set accepted_at = now() where job = $1 and attempt = $2",
-            ask.fence.job.0,
-            ask.fence.attempt
+            request.fence.job.0,
+            request.fence.attempt
         )
         .execute(&mut *tx)
         .await
         .doing("recording an acceptance")?;
-        append_job_changed(&mut tx, task.id, ask.fence.job, "accepted").await?;
+        append_job_changed(&mut tx, task.id, request.fence.job, "accepted").await?;
         cfq_link::failpoint::hit("scheduler.accept.before_commit");
         tx.commit().await.doing("committing an acceptance")?;
         cfq_link::failpoint::hit("scheduler.accept.after_commit");
-        Ok((FenceReply::Committed, for_changed_job(&task, ask.fence.job)))
+        Ok((FenceReply::Committed, for_changed_job(&task, request.fence.job)))
     }
 
     /// Moves a refused job from placed back to queued. A refusal counts neither as a failure nor as a loss. `NotNow`
     /// excludes the node from jobs of this model for now; `Never` is recorded with the job, as the reason why this node
     /// cannot run it.
-    pub async fn refuse(&self, node: &NodeId, ask: &Refuse) -> Result<(FenceReply, Vec<Hint>), StoreError> {
-        let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
+    pub async fn refuse(&self, node: &NodeId, request: &Refuse) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let Some(task) = self.task_of(request.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
-        match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
+        match lock_current_job(&mut tx, node, request.boot.0, &request.fence).await? {
             Some(JobState::Placed) => {}
             Some(
                 JobState::Queued
@@ -75,60 +75,63 @@ impl Store {
                 | JobState::Cancelled,
             )
             | None => {
-                let reply = reply_to_repeat(&mut tx, &ask.fence, "refused").await?;
+                let reply = reply_to_repeat(&mut tx, &request.fence, AttemptOutcome::Refused).await?;
                 return roll_back(tx, (reply, vec![])).await;
             }
         }
-        let reason = match &ask.refusal {
+        let reason = match &request.refusal {
             Refusal::NotNow { need, have, ledger_version } => {
-                exclude_node(&mut tx, node, ask, *need, *ledger_version).await?;
+                exclude_node(&mut tx, node, request, *need, *ledger_version).await?;
                 match need {
                     Some(need) => {
-                        format!("{node} has no capacity now: needs {need} tokens, has {have} (ledger {ledger_version})")
+                        format!(
+                            "{node} has no capacity now: the job needs {need} tokens, and {have} are free (version \
+                             {ledger_version} of the node's state)"
+                        )
                     }
-                    None => format!("{node} has no capacity now (ledger {ledger_version})"),
+                    None => format!("{node} has no capacity now (version {ledger_version} of the node's state)"),
                 }
             }
             Refusal::Never { reason } => {
                 let reason = pg_text(reason);
                 sqlx::query!(
-                    r#"update jobs set rejected_by = (rejected_by::jsonb || jsonb_build_object($2::text, $3::text))::json
+                    r#"update jobs set refused_by = (refused_by::jsonb || jsonb_build_object($2::text, $3::text))::json
                        where id = $1"#,
-                    ask.fence.job.0,
+                    request.fence.job.0,
                     node.as_str(),
                     reason
                 )
                 .execute(&mut *tx)
                 .await
                 .doing("recording a refusal")?;
-                format!("{node} cannot run it: {reason}")
+                format!("{node} cannot run the job: {reason}")
             }
         };
-        attempts::end_current(&mut tx, ask.fence.job, "refused", &reason).await?;
-        leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
-        append_job_changed(&mut tx, task.id, ask.fence.job, &reason).await?;
+        attempts::end_current(&mut tx, request.fence.job, AttemptOutcome::Refused, &reason).await?;
+        leave_node(&mut tx, request.fence.job, JobState::Queued).await?;
+        append_job_changed(&mut tx, task.id, request.fence.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.refuse.before_commit");
         tx.commit().await.doing("committing a refusal")?;
         cfq_link::failpoint::hit("scheduler.refuse.after_commit");
-        let mut hints = for_changed_job(&task, ask.fence.job);
+        let mut hints = for_changed_job(&task, request.fence.job);
         hints.push(Hint::Leader(LeaderHint::Node(node.clone())));
         Ok((FenceReply::Committed, hints))
     }
 }
 
-/// Excludes the node from this model's jobs until its ledger has a later version. If the node counted the tokens that
-/// the job needs, the number is stored in the job's row.
+/// Excludes the node from this model's jobs until the node reports a later version of its ledger (its models and free
+/// capacity). If the node counted the tokens that the job needs, the number is stored in the job's row.
 async fn exclude_node(
     connection: &mut PgConnection,
     node: &NodeId,
-    ask: &Refuse,
+    request: &Refuse,
     need: Option<u64>,
     ledger_version: u64,
 ) -> Result<(), StoreError> {
     let need = need.map(|need| i64::try_from(need).unwrap_or(i64::MAX));
     let model = sqlx::query_scalar!(
         "update jobs set counted_tokens = coalesce($2, counted_tokens) where id = $1 returning model",
-        ask.fence.job.0,
+        request.fence.job.0,
         need
     )
     .fetch_one(&mut *connection)
@@ -139,7 +142,7 @@ async fn exclude_node(
                       jsonb_build_object('version', $4::bigint, 'at_ms', (extract(epoch from now()) * 1000)::bigint)))::json
            where id = $1 and boot = $2"#,
         node.as_str(),
-        ask.boot.0,
+        request.boot.0,
         model,
         i64::try_from(ledger_version).unwrap_or(i64::MAX)
     )
@@ -175,8 +178,8 @@ pub(super) async fn lock_current_job(
 pub(super) async fn reply_to_repeat(
     connection: &mut PgConnection,
     fence: &JobFence,
-    outcome: &str,
+    outcome: AttemptOutcome,
 ) -> Result<FenceReply, StoreError> {
     let committed = attempts::outcome(connection, fence).await?;
-    Ok(if committed.as_deref() == Some(outcome) { FenceReply::Committed } else { FenceReply::Stale })
+    Ok(if committed == Some(outcome) { FenceReply::Committed } else { FenceReply::Stale })
 }

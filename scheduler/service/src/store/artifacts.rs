@@ -67,7 +67,7 @@ impl Store {
         Ok(Some(ArtifactChain { number: TaskNumber(wanted.number), base, artifacts: chain }))
     }
 
-    /// All internal pull requests (at most 500), newest first, or the one with that number.
+    /// The internal pull request `number`; if `number` is `None`, all of them, newest first, at most 500.
     pub async fn prs(&self, number: Option<i64>) -> Result<Vec<PrView>, StoreError> {
         let rows = sqlx::query!(
             r#"select p.number, t.number as task, p.title, p.state, p.branch, p.head, p.base, p.merge_commit

@@ -1,26 +1,74 @@
 //! The `attempts` table: one row per attempt of a job. A repeated or late report of an outcome is checked against the
 //! row of its attempt. When a job becomes a dead letter, its failure lists the outcomes in these rows.
 
-use cfq_proto::ids::JobId;
+use cfq_proto::ids::{IdError, JobId};
 use cfq_proto::messages::JobFence;
 use sqlx::PgConnection;
 
 use super::StoreError;
-use super::columns::pg_text;
+use super::columns::{parse, pg_text};
 use super::error::Doing;
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AttemptOutcome {
+    /// Its node completed the job.
+    Done,
+    /// Its node reported a failure.
+    Failed,
+    /// Its node released it.
+    Released,
+    /// Its node refused the job.
+    Refused,
+    /// The leader withdrew the placement before the node accepted it.
+    Unplaced,
+    /// Its lease expired, or its node was restarted.
+    Lost,
+    /// The job was cancelled.
+    Cancelled,
+}
+
+impl AttemptOutcome {
+    const ALL: [Self; 7] =
+        [Self::Done, Self::Failed, Self::Released, Self::Refused, Self::Unplaced, Self::Lost, Self::Cancelled];
+
+    /// Returns the outcome's name in SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Released => "released",
+            Self::Refused => "refused",
+            Self::Unplaced => "unplaced",
+            Self::Lost => "lost",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl std::str::FromStr for AttemptOutcome {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        Self::ALL.into_iter().find(|outcome| outcome.as_str() == text).ok_or(IdError {
+            kind: "outcome of an attempt",
+            text: text.to_owned(),
+            expected: "done, failed, released, refused, unplaced, lost or cancelled",
+        })
+    }
+}
 
 /// Records the outcome of a job's latest attempt, unless that attempt has already ended.
 pub(super) async fn end_current(
     connection: &mut PgConnection,
     job: JobId,
-    outcome: &str,
+    outcome: AttemptOutcome,
     detail: &str,
 ) -> Result<(), StoreError> {
     sqlx::query!(
         r#"update attempts set outcome = $2, detail = $3, ended_at = now()
            where job = $1 and attempt = (select attempt from jobs where id = $1) and outcome is null"#,
         job.0,
-        outcome,
+        outcome.as_str(),
         pg_text(detail)
     )
     .execute(connection)
@@ -30,7 +78,10 @@ pub(super) async fn end_current(
 }
 
 /// The outcome of an attempt; `None` if it does not exist or has not ended.
-pub(super) async fn outcome(connection: &mut PgConnection, fence: &JobFence) -> Result<Option<String>, StoreError> {
+pub(super) async fn outcome(
+    connection: &mut PgConnection,
+    fence: &JobFence,
+) -> Result<Option<AttemptOutcome>, StoreError> {
     let found = sqlx::query_scalar!(
         "select outcome from attempts where job = $1 and attempt = $2 and lease = $3",
         fence.job.0,
@@ -40,7 +91,7 @@ pub(super) async fn outcome(connection: &mut PgConnection, fence: &JobFence) -> 
     .fetch_optional(connection)
     .await
     .doing("finding an attempt")?;
-    Ok(found.flatten())
+    found.flatten().map(|outcome| parse("outcome of an attempt", &outcome)).transpose()
 }
 
 /// Outcomes of a job's attempts as text, oldest first, for the failure of a job that becomes a dead letter.

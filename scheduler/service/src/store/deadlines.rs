@@ -22,8 +22,9 @@ use super::tasks::{TaskRow, lock_task, move_task};
 use super::{Store, StoreError, roll_back, steps};
 
 impl Store {
-    /// Ends tasks whose deadline has passed. A task that cannot be read does not stop the others from being ended.
-    pub async fn sweep_deadlines(&self, lead: Leadership) -> Result<Vec<Hint>, StoreError> {
+    /// Escalates or fails the tasks whose deadline has passed. A task that cannot be read does not stop this for the
+    /// other tasks.
+    pub async fn sweep_deadlines(&self, leadership: Leadership) -> Result<Vec<Hint>, StoreError> {
         let due = sqlx::query_scalar!(
             r#"select id from tasks
                where deadline <= now() and state in ('ready', 'running')
@@ -36,15 +37,15 @@ impl Store {
         .doing("finding passed deadlines")?;
         let mut hints = Vec::new();
         for task in due.into_iter().map(TaskId) {
-            let ended = self.end_overdue(lead, task).await;
+            let ended = self.end_overdue(leadership, task).await;
             hints.extend(self.skip_faulty_row("task", task.0, ended)?);
         }
         Ok(hints)
     }
 
-    async fn end_overdue(&self, lead: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
+    async fn end_overdue(&self, leadership: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let is_held = match task.state {
             TaskState::Ready => false,
@@ -77,8 +78,8 @@ impl Store {
     }
 }
 
-/// Writes the escalation step of an overdue task. `None` if the loop would not call a model next: it first decides on
-/// the existing results.
+/// Writes the escalation step of an overdue task. `None` if the next action of the loop is not a model call: the loop
+/// first decides on the existing results.
 async fn escalate(connection: &mut PgConnection, task: &TaskRow) -> Result<Option<Vec<Hint>>, StoreError> {
     let unreadable = |text: String| StoreError::Unreadable { what: "step", text };
     let history = reclaim::history(connection, task).await?.map_err(unreadable)?;

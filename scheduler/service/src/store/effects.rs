@@ -1,5 +1,5 @@
-//! Effects of a step that changes the task's state: the task's reason, the question that an escalation opens, and the
-//! pull request that the end of a task closes.
+//! Effects of a step that changes the task's state: the reason shown for the new state, the question that an escalation
+//! or a held hand-off opens, and the pull request that the end of a task closes.
 
 use cfq_convergence::recommendation;
 use cfq_proto::event::EventBody;
@@ -56,7 +56,7 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
 /// Text for users: the commands that they can run while a hand-off is held.
 fn next_commands(task: &TaskRow) -> String {
     let number = task.number;
-    let show_pr = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far it got, ")).unwrap_or_default();
+    let show_pr = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far the hand-off got, ")).unwrap_or_default();
     format!(
         "{show_pr}`cfq pull {number}` copies the result into a clone, \
          `cfq resolve {number} --action accept_best_effort` retries the remaining steps once and ends the task"

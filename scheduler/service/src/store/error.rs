@@ -51,8 +51,8 @@ pub enum StoreError {
         source: MigrateError,
     },
     /// This scheduler is no longer the leader, so its plan must not be applied.
-    #[error("this scheduler is no longer the leader (generation {generation})")]
-    NotLeader { generation: i64 },
+    #[error("this scheduler is no longer the leader (term {term})")]
+    NotLeader { term: i64 },
 }
 
 impl StoreError {
@@ -136,9 +136,9 @@ fn is_transient(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether a transient error affects the connection or the whole server (class 53 resources, 57P shutting down or
-/// starting, 58 I/O, 25006 read only) and not only one statement (40 deadlock, 55P03 lock not free, 57014 statement
-/// timeout).
+/// Whether a transient error affects the connection or the whole server (SQLSTATE 08 connection, 53 resources, 57P
+/// shutting down or starting, 58 I/O, 25006 read only) and not only one statement (40 deadlock, 55P03 lock not free,
+/// 57014 statement timeout).
 fn is_outage(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_)

@@ -15,10 +15,10 @@ use super::error::Doing;
 use super::{Store, StoreError};
 
 /// Channel of Postgres' `notify` that wakes the feeds; the payload is the task's id.
-pub(crate) const CHANNEL: &str = "cfq_events";
+pub(crate) const EVENTS_CHANNEL: &str = "cfq_events";
 
 /// Maximum number of events that one query returns.
-const PAGE_ROWS: i64 = 500;
+const MAX_EVENTS_PER_QUERY: i64 = 500;
 
 /// Position in the global feed; its text form is the id of a server-sent event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -41,7 +41,7 @@ impl std::str::FromStr for FeedCursor {
     }
 }
 
-/// Appends one event, under the task's row lock.
+/// Appends one event of a task; its number is assigned under the lock on the task's row.
 pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &EventBody) -> Result<(), StoreError> {
     sqlx::query!(
         r#"with numbered as (
@@ -61,15 +61,15 @@ pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &E
 }
 
 impl Store {
-    /// Events of a task with a `task_seq` above `after`, oldest first; at most `PAGE_ROWS`. The next page starts after
-    /// the last `task_seq`.
+    /// Events of a task with a `task_seq` above `after`, oldest first; at most `MAX_EVENTS_PER_QUERY`. The next page
+    /// starts after the last `task_seq`.
     pub async fn task_events(&self, task: TaskId, after: i64) -> Result<Vec<Event>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, number, task_seq, extract(epoch from at)::float8 as "at!", body as "body: Json<EventBody>"
                from events where task = $1 and task_seq > $2 order by task_seq limit $3"#,
             task.0,
             after,
-            PAGE_ROWS
+            MAX_EVENTS_PER_QUERY
         )
         .fetch_all(&self.pool)
         .await
@@ -85,7 +85,7 @@ impl Store {
         Ok(rows.into_iter().map(|r| event(r.id, r.number, r.task_seq, r.at, r.body)).collect())
     }
 
-    /// Events of all tasks after `cursor`, each with its position, at most `PAGE_ROWS`.
+    /// Events of all tasks after `cursor`, each with its position, at most `MAX_EVENTS_PER_QUERY`.
     pub async fn all_events(&self, cursor: FeedCursor) -> Result<Vec<(FeedCursor, Event)>, StoreError> {
         let rows = sqlx::query!(
             r#"select xid::text::bigint as "xid!", id, task, number, task_seq, extract(epoch from at)::float8 as "at!",
@@ -95,7 +95,7 @@ impl Store {
                order by xid, id limit $3"#,
             cursor.xid.to_string(),
             cursor.id,
-            PAGE_ROWS
+            MAX_EVENTS_PER_QUERY
         )
         .fetch_all(&self.pool)
         .await

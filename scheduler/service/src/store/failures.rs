@@ -8,7 +8,7 @@
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::{JobFailure, JobState};
-use cfq_proto::messages::JobReport;
+use cfq_proto::messages::JobResult;
 use cfq_scheduler_core::{BackoffPolicy, NodeFailures};
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -25,10 +25,10 @@ impl Store {
         &self,
         connection: &mut PgConnection,
         node: &NodeId,
-        ask: &JobReport,
+        request: &JobResult,
         failure: &JobFailure,
     ) -> Result<String, StoreError> {
-        let job = ask.fence.job;
+        let job = request.fence.job;
         let now = now_ms(connection).await?;
         let row = sqlx::query!(
             r#"select node_failures as "node_failures: Json<NodeFailures>",

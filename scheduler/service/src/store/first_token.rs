@@ -12,7 +12,7 @@ use super::{Store, StoreError, roll_back};
 impl Store {
     /// Records the first token of an attempt, as seen in a node's token frames. False if the attempt is not the current
     /// one, or its first token was recorded before.
-    pub async fn first_token(&self, fence: &JobFence) -> Result<bool, StoreError> {
+    pub async fn record_first_token(&self, fence: &JobFence) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
         if lock_task(&mut tx, task).await?.is_none() || !record(&mut tx, task, fence, None).await? {
@@ -24,8 +24,8 @@ impl Store {
 }
 
 /// Records the first token of a running attempt of a locked task. The time recorded is now, or `after_ms` after the
-/// acceptance if the node reported that time with the result. Resets the backoff and the retry ceiling of earlier
-/// failures.
+/// acceptance if the node reported that time with the result. Also forgets the job's earlier failures, and with them
+/// the backoff and the time that the retry ceiling limits.
 pub(super) async fn record(
     connection: &mut PgConnection,
     task: TaskId,

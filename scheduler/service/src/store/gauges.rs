@@ -18,11 +18,11 @@ pub struct Gauges {
     pub tasks: BTreeMap<String, i64>,
     /// Number of jobs by state.
     pub jobs: BTreeMap<String, i64>,
-    /// Name of each node, with the time since its last heartbeat in s.
+    /// Name of each node, and the time since its last heartbeat, in s.
     pub nodes: Vec<(String, f64)>,
-    /// Devices of the live nodes, with the node's name.
+    /// Devices of the live nodes, each with the name of its node.
     pub devices: Vec<(String, Device)>,
-    /// Models of the live nodes, with the node's name.
+    /// Models of the live nodes, each with the name of its node.
     pub models: Vec<(String, ModelState)>,
     /// Age of the oldest queued job, in s; zero if none is queued.
     pub oldest_queued_job_s: f64,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use cfq_proto::ids::{LeaseId, NodeId, RunnerId};
+use cfq_proto::job::JobState;
 use cfq_proto::messages::{Heartbeat, HeartbeatReply};
 use uuid::Uuid;
 
@@ -44,7 +45,11 @@ impl ListedLeases {
 impl Store {
     /// Records a node's heartbeat and extends exactly the listed leases whose work progresses. A listed lease that this
     /// boot of the node does not hold any more is reported as lost.
-    pub async fn node_heartbeat(&self, node: &NodeId, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+    pub async fn record_node_heartbeat(
+        &self,
+        node: &NodeId,
+        heartbeat: &Heartbeat,
+    ) -> Result<HeartbeatReply, StoreError> {
         with_timeout(self.extend_node(node, heartbeat)).await
     }
 
@@ -94,13 +99,13 @@ impl Store {
         .await
         .doing("checking job leases")?;
         // The lease of a placed job does not expire before the job's acceptance arrives, so it is reported as extended.
-        extended.extend(live.iter().filter(|l| l.state == "placed").map(|l| l.lease));
+        extended.extend(live.iter().filter(|l| l.state == JobState::Placed.as_str()).map(|l| l.lease));
         let live: Vec<_> = live.into_iter().map(|l| l.lease).collect();
         Ok(listed.reply(known, extended, &live))
     }
 
     /// Records a runner's heartbeat and extends exactly the listed leases whose work progresses.
-    pub async fn runner_heartbeat(
+    pub async fn record_runner_heartbeat(
         &self,
         runner: &RunnerId,
         heartbeat: &Heartbeat,

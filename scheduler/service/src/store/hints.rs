@@ -15,7 +15,7 @@ use super::tasks::TaskRow;
 pub enum Hint {
     /// For the leader: a row changed.
     Leader(LeaderHint),
-    /// For all runners: a task became ready.
+    /// For all runners: a task became ready, or may be able to continue.
     TaskReady,
     /// For the runner that holds the task: one of its jobs changed.
     JobChanged { runner: RunnerId, task: TaskId, job: JobId },
@@ -33,8 +33,8 @@ pub enum LeaderHint {
     Node(NodeId),
 }
 
-/// Hints for a changed job: the leader, and the runner that holds its task. Without such a runner all runners are
-/// notified, because the task may wait for this job.
+/// Hints about a changed job, to the leader and to the runner that holds its task. If no runner holds the task, all
+/// runners are notified, because the task may wait for this job.
 pub(super) fn for_changed_job(task: &TaskRow, job: JobId) -> Vec<Hint> {
     let for_runner = match (&task.runner, task.lease) {
         (Some(runner), Some(_)) => Hint::JobChanged { runner: runner.clone(), task: task.id, job },
@@ -43,7 +43,8 @@ pub(super) fn for_changed_job(task: &TaskRow, job: JobId) -> Vec<Hint> {
     vec![Hint::Leader(LeaderHint::Job(job)), for_runner]
 }
 
-/// Hints for a cancelled job, from its row before the change: the leader, and the node that held it, if any.
+/// Hints about a cancelled job, to the leader and, if a node held the job, to that node. The arguments are from the
+/// job's row before the cancellation.
 pub(super) fn for_cancelled_job(
     job: JobId,
     attempt: i32,
@@ -58,7 +59,8 @@ pub(super) fn for_cancelled_job(
     Ok(hints)
 }
 
-/// The hint for the runner that held the task, from the row before the change; `None` if no runner held it.
+/// The hint to stop working on a task, for the runner that held it; `None` if no runner held it. `task` is the row as
+/// it was before the runner lost the task.
 pub(super) fn for_cancelled_task(task: &TaskRow) -> Option<Hint> {
     task.runner.clone().zip(task.fence()).map(|(runner, fence)| Hint::CancelTask { runner, fence })
 }

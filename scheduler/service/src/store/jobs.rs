@@ -4,13 +4,13 @@ use cfq_proto::blob::Payload;
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{JobId, RunnerId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState, JobView};
-use cfq_proto::messages::{CancelJob, FenceReply, GetJob, JobReply, SubmitJob, UnavailableReason};
+use cfq_proto::messages::{FenceReply, JobCancel, JobGet, JobReply, JobSubmit, UnavailableReason};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
-use super::attempts;
+use super::attempts::{self, AttemptOutcome};
 use super::columns::{AsJson, parse};
 use super::error::Doing;
 use super::events::append;
@@ -20,14 +20,18 @@ use super::{Store, StoreError, blobs, roll_back};
 
 impl Store {
     /// Creates a job, or returns the existing one with the same (task, seq, role, n).
-    pub async fn submit_job(&self, runner: &RunnerId, ask: &SubmitJob) -> Result<(JobReply, Vec<Hint>), StoreError> {
+    pub async fn submit_job(
+        &self,
+        runner: &RunnerId,
+        request: &JobSubmit,
+    ) -> Result<(JobReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let task = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
-        let Some(task) = task.filter(|t| (0..=t.next_seq).contains(&ask.seq)) else {
+        let task = lock_task(&mut tx, request.fence.task).await?.filter(|t| t.is_held_by(runner, &request.fence));
+        let Some(task) = task.filter(|t| (0..=t.next_seq).contains(&request.seq)) else {
             return roll_back(tx, (JobReply::Stale, vec![])).await;
         };
-        let request = &ask.request;
-        if let Payload::Blob(blob) = &request.prompt
+        let call = &request.request;
+        if let Payload::Blob(blob) = &call.prompt
             && !blobs::has(&mut tx, &blob.hash, task.id).await?
         {
             let reason = UnavailableReason::MissingBlob { hash: blob.hash.clone() };
@@ -40,14 +44,14 @@ impl Store {
                on conflict (task, seq, role, n) do nothing"#,
             id.0,
             task.id.0,
-            ask.seq,
-            request.role.as_str(),
-            request.n,
-            request.model.as_str(),
-            AsJson(&request.prompt) as _,
-            i64::try_from(request.prompt_bytes).unwrap_or(i64::MAX),
-            AsJson(&request.prefix) as _,
-            i64::from(request.max_tokens)
+            request.seq,
+            call.role.as_str(),
+            call.n,
+            call.model.as_str(),
+            AsJson(&call.prompt) as _,
+            i64::try_from(call.prompt_bytes).unwrap_or(i64::MAX),
+            AsJson(&call.prefix) as _,
+            i64::from(call.max_tokens)
         )
         .execute(&mut *tx)
         .await
@@ -58,8 +62,8 @@ impl Store {
         if created {
             let body = EventBody::JobChanged {
                 job: id,
-                role: request.role,
-                model: request.model.clone(),
+                role: call.role,
+                model: call.model.clone(),
                 attempt: 0,
                 state: JobState::Queued,
                 node: None,
@@ -73,9 +77,9 @@ impl Store {
         let job = sqlx::query_scalar!(
             "select id from jobs where task = $1 and seq = $2 and role = $3 and n = $4",
             task.id.0,
-            ask.seq,
-            request.role.as_str(),
-            request.n
+            request.seq,
+            call.role.as_str(),
+            call.n
         )
         .fetch_one(&mut *tx)
         .await
@@ -89,34 +93,38 @@ impl Store {
 
     /// Reads a job of a task that the runner holds. No row is locked: runners poll often, and every write that follows
     /// from the reply is fenced.
-    pub async fn get_job(&self, runner: &RunnerId, ask: &GetJob) -> Result<JobReply, StoreError> {
+    pub async fn get_job(&self, runner: &RunnerId, request: &JobGet) -> Result<JobReply, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
         let held = sqlx::query_scalar!(
             r#"select true as "held!" from tasks t join jobs j on j.task = t.id
                where t.id = $1 and t.state = 'running' and t.attempt = $2 and t.lease = $3 and t.runner = $4 and j.id = $5"#,
-            ask.fence.task.0,
-            ask.fence.attempt,
-            ask.fence.lease.0,
+            request.fence.task.0,
+            request.fence.attempt,
+            request.fence.lease.0,
             runner.as_str(),
-            ask.job.0
+            request.job.0
         )
         .fetch_optional(&mut *connection)
         .await
         .doing("finding a job")?;
         Ok(match held {
-            Some(_) => JobReply::Job { job: view(&mut connection, ask.job).await? },
+            Some(_) => JobReply::Job { job: view(&mut connection, request.job).await? },
             None => JobReply::Stale,
         })
     }
 
     /// Cancels a job for the runner that submitted it.
-    pub async fn cancel_job(&self, runner: &RunnerId, ask: &CancelJob) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+    pub async fn cancel_job(
+        &self,
+        runner: &RunnerId,
+        request: &JobCancel,
+    ) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let task = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence));
+        let task = lock_task(&mut tx, request.fence.task).await?.filter(|t| t.is_held_by(runner, &request.fence));
         let Some(task) = task else { return roll_back(tx, (FenceReply::Stale, vec![])).await };
         let row = sqlx::query!(
             "select state, attempt, lease, node from jobs where id = $1 and task = $2 for update",
-            ask.job.0,
+            request.job.0,
             task.id.0
         )
         .fetch_optional(&mut *tx)
@@ -126,9 +134,9 @@ impl Store {
         if parse::<JobState>("job state", &row.state)?.is_terminal() {
             return roll_back(tx, (FenceReply::Committed, vec![])).await;
         }
-        cancel(&mut tx, task.id, ask.job, "cancelled by its runner").await?;
+        cancel(&mut tx, task.id, request.job, "cancelled by its runner").await?;
         tx.commit().await.doing("cancelling a job")?;
-        let hints = for_cancelled_job(ask.job, row.attempt, row.lease, row.node.as_deref())?;
+        let hints = for_cancelled_job(request.job, row.attempt, row.lease, row.node.as_deref())?;
         Ok((FenceReply::Committed, hints))
     }
 }
@@ -165,7 +173,7 @@ pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<Jo
     })
 }
 
-/// Cancels the live jobs of a locked task, whose results are not needed any more.
+/// Cancels the live jobs of a locked task, because the jobs' results are not needed any more.
 pub(super) async fn cancel_jobs(
     connection: &mut PgConnection,
     task: TaskId,
@@ -195,7 +203,7 @@ pub(super) async fn cancel(
     job: JobId,
     reason: &str,
 ) -> Result<(), StoreError> {
-    attempts::end_current(connection, job, "cancelled", reason).await?;
+    attempts::end_current(connection, job, AttemptOutcome::Cancelled, reason).await?;
     leave_node(connection, job, JobState::Cancelled).await?;
     append_job_changed(connection, task, job, reason).await
 }

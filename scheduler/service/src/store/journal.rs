@@ -13,10 +13,10 @@ use super::{Store, StoreError, roll_back};
 impl Store {
     /// Appends to the journal of a running attempt. The commit is asynchronous (`synchronous_commit = off`): if a crash
     /// of Postgres loses tokens, the node sends them again.
-    pub async fn journal(&self, node: &NodeId, ask: &Journal) -> Result<FenceReply, StoreError> {
-        let tokens: Result<Vec<i32>, _> = ask.generated.tokens.iter().map(|token| i32::try_from(*token)).collect();
+    pub async fn append_journal(&self, node: &NodeId, request: &Journal) -> Result<FenceReply, StoreError> {
+        let tokens: Result<Vec<i32>, _> = request.generated.tokens.iter().map(|token| i32::try_from(*token)).collect();
         let tokens = match tokens {
-            Ok(tokens) if ask.after as usize + tokens.len() <= MAX_JOURNAL_TOKENS => tokens,
+            Ok(tokens) if request.after as usize + tokens.len() <= MAX_JOURNAL_TOKENS => tokens,
             Ok(_) => {
                 let reason = RefusedReason::JournalTooLong { limit: MAX_JOURNAL_TOKENS };
                 return Ok(FenceReply::Refused { reason });
@@ -36,15 +36,15 @@ impl Store {
                where a.job = $1 and a.attempt = $2 and a.lease = $3
                  and j.id = a.job and j.lease = a.lease and j.state = 'running' and j.node = $7 and j.node_boot = $8
                returning cardinality(a.journal) >= $4 + cardinality($5::int[]) as "kept!""#,
-            ask.fence.job.0,
-            ask.fence.attempt,
-            ask.fence.lease.0,
-            i32::try_from(ask.after).unwrap_or(i32::MAX),
+            request.fence.job.0,
+            request.fence.attempt,
+            request.fence.lease.0,
+            i32::try_from(request.after).unwrap_or(i32::MAX),
             &tokens,
-            ask.generated.vocabulary,
+            request.generated.vocabulary,
             node.as_str(),
-            ask.boot.0,
-            i32::try_from(ask.resumed).unwrap_or(i32::MAX)
+            request.boot.0,
+            i32::try_from(request.resumed).unwrap_or(i32::MAX)
         )
         .fetch_optional(&mut *tx)
         .await
@@ -52,7 +52,7 @@ impl Store {
         match kept {
             Some(true) => {}
             Some(false) => {
-                let reason = UnavailableReason::JournalGap { after: ask.after };
+                let reason = UnavailableReason::JournalGap { after: request.after };
                 return roll_back(tx, FenceReply::Unavailable { reason }).await;
             }
             None => return roll_back(tx, FenceReply::Stale).await,
@@ -62,7 +62,7 @@ impl Store {
     }
 }
 
-/// Copies the journal of the previous attempt to a new one, unless the previous one failed.
+/// Copies the journal of the previous attempt to the new attempt, unless the previous attempt failed.
 pub(super) async fn inherit(connection: &mut PgConnection, job: JobId, attempt: i32) -> Result<(), StoreError> {
     sqlx::query!(
         r#"update attempts new set journal = old.journal, vocabulary = old.vocabulary from attempts old

@@ -1,6 +1,6 @@
-//! The leader row (generation, holder, expires_at): the lease that makes a scheduler the leader. It is renewed by
+//! The leader row (term, holder, expires_at): the lease that makes a scheduler the leader. It is renewed by
 //! compare-and-set, and expires by the database's clock. Every transaction of a leader locks the row `for share` and
-//! compares the generation, so a leader that was paused and replaced writes nothing.
+//! compares the term, so a leader that was paused and replaced writes nothing.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -14,7 +14,7 @@ const UNDEFINED_TABLE: &str = "42P01";
 /// Fence of an elected leader; valid only while the leader row has the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leadership {
-    pub generation: i64,
+    pub term: i64,
     pub holder: Uuid,
 }
 
@@ -23,27 +23,27 @@ impl Store {
     /// holder could have set was written before the database's clock was set back, and counts as expired; a live holder
     /// overwrites it with its next renewal.
     pub async fn acquire_leadership(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
-        let generation = sqlx::query_scalar!(
-            r#"update leader set generation = generation + 1, holder = $1,
+        let term = sqlx::query_scalar!(
+            r#"update leader set term = term + 1, holder = $1,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
                where expires_at not between now() and now() + 2 * $2::float8 * interval '1 millisecond'
-               returning generation"#,
+               returning term"#,
             holder,
             self.timing.leader_ttl_ms as f64
         )
         .fetch_optional(&self.pool)
         .await
         .doing("acquiring the leader row")?;
-        Ok(generation.map(|generation| Leadership { generation, holder }))
+        Ok(term.map(|term| Leadership { term, holder }))
     }
 
     /// Renews the leader row; false if another scheduler holds it now.
-    pub async fn renew_leadership(&self, lead: Leadership) -> Result<bool, StoreError> {
+    pub async fn renew_leadership(&self, leadership: Leadership) -> Result<bool, StoreError> {
         let done = sqlx::query!(
             r#"update leader set expires_at = now() + $3::float8 * interval '1 millisecond'
-               where holder = $1 and generation = $2"#,
-            lead.holder,
-            lead.generation,
+               where holder = $1 and term = $2"#,
+            leadership.holder,
+            leadership.term,
             self.timing.leader_ttl_ms as f64
         )
         .execute(&self.pool)
@@ -53,11 +53,11 @@ impl Store {
     }
 
     /// Releases the leader row of a stopping scheduler, so that the next leader need not wait until it expires.
-    pub async fn release_leadership(&self, lead: Leadership) -> Result<(), StoreError> {
+    pub async fn release_leadership(&self, leadership: Leadership) -> Result<(), StoreError> {
         sqlx::query!(
-            "update leader set expires_at = '-infinity' where holder = $1 and generation = $2",
-            lead.holder,
-            lead.generation
+            "update leader set expires_at = '-infinity' where holder = $1 and term = $2",
+            leadership.holder,
+            leadership.term
         )
         .execute(&self.pool)
         .await
@@ -77,19 +77,19 @@ impl Store {
     }
 }
 
-/// Locks the leader row and checks that the holder of `lead` is still the leader. This is the first statement of every
-/// transaction of a leader.
+/// Locks the leader row and checks that the holder of `leadership` is still the leader. This is the first statement of
+/// every transaction of a leader.
 ///
 /// # Errors
 /// [`StoreError::NotLeader`] if another scheduler leads.
-pub(super) async fn lock_leader_row(connection: &mut PgConnection, lead: Leadership) -> Result<(), StoreError> {
+pub(super) async fn lock_leader_row(connection: &mut PgConnection, leadership: Leadership) -> Result<(), StoreError> {
     let held = sqlx::query_scalar!(
-        r#"select true as "held!" from leader where holder = $1 and generation = $2 for share"#,
-        lead.holder,
-        lead.generation
+        r#"select true as "held!" from leader where holder = $1 and term = $2 for share"#,
+        leadership.holder,
+        leadership.term
     )
     .fetch_optional(connection)
     .await
     .doing("checking the leader row")?;
-    held.map(|_| ()).ok_or(StoreError::NotLeader { generation: lead.generation })
+    held.map(|_| ()).ok_or(StoreError::NotLeader { term: leadership.term })
 }

@@ -83,9 +83,9 @@ impl Store {
         self.repair_transaction_ids().await
     }
 
-    /// Lowers those transaction ids in the events table that this Postgres cluster has not reached yet. They come from
-    /// a restored dump of another cluster, and the global feed would wait until this cluster reaches them. Lowering
-    /// them is safe, because a visible row belongs to a finished transaction.
+    /// Lowers transaction ids in the events table that are above this Postgres cluster's current transaction id. Such
+    /// ids come from a restored dump of another cluster, and the global feed would not show their events until this
+    /// cluster has reached the ids. Lowering them is safe, because a visible row belongs to a finished transaction.
     async fn repair_transaction_ids(&self) -> Result<(), StoreError> {
         let done = sqlx::query!("update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())")
             .execute(&self.pool)
@@ -109,7 +109,7 @@ impl Store {
     /// Listens for committed events; the payload of each notification is the task's id.
     pub async fn listen(&self) -> Result<sqlx::postgres::PgListener, StoreError> {
         let mut listener = sqlx::postgres::PgListener::connect_with(&self.pool).await.doing("listening for events")?;
-        listener.listen(events::CHANNEL).await.doing("listening for events")?;
+        listener.listen(events::EVENTS_CHANNEL).await.doing("listening for events")?;
         Ok(listener)
     }
 

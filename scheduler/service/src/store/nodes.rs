@@ -7,12 +7,13 @@ use cfq_proto::node::Ledger;
 use cfq_scheduler_core as core;
 use sqlx::types::Json;
 
+use super::attempts::{self, AttemptOutcome};
 use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint};
 use super::jobs::{append_job_changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, attempts, roll_back, sweep};
+use super::{Store, StoreError, roll_back, sweep};
 
 /// Result of a node's registration.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,7 +103,7 @@ impl Store {
                 sweep::count_lost_attempt(&mut tx, &task, job, &reason, self.limits.max_losses).await?
             }
             Some(JobState::Placed) => {
-                attempts::end_current(&mut tx, job, "unplaced", &reason).await?;
+                attempts::end_current(&mut tx, job, AttemptOutcome::Unplaced, &reason).await?;
                 leave_node(&mut tx, job, JobState::Queued).await?;
                 append_job_changed(&mut tx, task.id, job, &reason).await?;
                 vec![Hint::Leader(LeaderHint::Job(job))]
@@ -114,8 +115,8 @@ impl Store {
         Ok(hints)
     }
 
-    /// All nodes, for the planner. A row that cannot be read is omitted and logged; the node's next registration or
-    /// ledger overwrites it.
+    /// All nodes, for the planner. A row that cannot be read is omitted and logged; the node overwrites it with its
+    /// next registration, or with the next heartbeat that reports a change.
     pub async fn core_nodes(&self) -> Result<Vec<core::Node>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, boot, ledger as "ledger: Json<serde_json::Value>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",

@@ -1,6 +1,6 @@
 //! Reading and writing a [`Payload`] inside the scheduler: the value is inline, or a blob of the task.
 
-use cfq_proto::blob::{BlobHash, BlobRef, CHUNK_BYTES, INLINE_LIMIT, Payload};
+use cfq_proto::blob::{BlobHash, BlobRef, CHUNK_BYTES, MAX_INLINE_BYTES, Payload};
 use cfq_proto::ids::TaskId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,7 +21,7 @@ pub(super) async fn load<T: DeserializeOwned>(
     }
 }
 
-/// Stores a value as a payload: inline up to [`INLINE_LIMIT`] bytes of JSON, else as a blob of the task.
+/// Stores a value as a payload: inline up to [`MAX_INLINE_BYTES`] bytes of JSON, else as a blob of the task.
 pub(super) async fn store<T: Serialize>(
     connection: &mut PgConnection,
     task: TaskId,
@@ -29,7 +29,7 @@ pub(super) async fn store<T: Serialize>(
 ) -> Result<Payload<T>, StoreError> {
     let bytes = serde_json::to_vec(&value)
         .map_err(|e| StoreError::Unreadable { what: "value for a payload", text: e.to_string() })?;
-    if bytes.len() <= INLINE_LIMIT {
+    if bytes.len() <= MAX_INLINE_BYTES {
         return Ok(Payload::Inline(value));
     }
     let blob = BlobRef { hash: BlobHash::of(&bytes), size: bytes.len() as u64 };

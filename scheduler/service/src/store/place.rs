@@ -8,7 +8,7 @@ use cfq_proto::messages::{JobFence, WorkOrder};
 use cfq_scheduler_core::PendingReason;
 use sqlx::types::Json;
 
-use super::attempts;
+use super::attempts::{self, AttemptOutcome};
 use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
@@ -32,10 +32,10 @@ pub struct PlaceOrder {
 impl Store {
     /// Moves a job from queued to placed. `None` if the job or the node's boot changed since the plan was made. Resets
     /// the times counted while no node could serve the job, but not the backoff after failed attempts.
-    pub async fn place(&self, lead: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
+    pub async fn place(&self, leadership: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         lock_task(&mut tx, task).await?;
         let lease = LeaseId::fresh();
         let reason = pg_text(&order.reason);
@@ -111,10 +111,10 @@ impl Store {
 
     /// Moves a job from placed back to queued, because its node did not accept it in time or was lost. This counts
     /// neither as a failure nor as a loss of the job. False if the attempt is not placed any more.
-    pub async fn unplace(&self, lead: Leadership, fence: JobFence, reason: &str) -> Result<bool, StoreError> {
+    pub async fn unplace(&self, leadership: Leadership, fence: JobFence, reason: &str) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         lock_task(&mut tx, task).await?;
         let current = sqlx::query!(
             "select id from jobs where id = $1 and attempt = $2 and lease = $3 and state = 'placed' for update",
@@ -128,7 +128,7 @@ impl Store {
         if current.is_none() {
             return roll_back(tx, false).await;
         }
-        attempts::end_current(&mut tx, fence.job, "unplaced", reason).await?;
+        attempts::end_current(&mut tx, fence.job, AttemptOutcome::Unplaced, reason).await?;
         leave_node(&mut tx, fence.job, JobState::Queued).await?;
         append_job_changed(&mut tx, task, fence.job, reason).await?;
         tx.commit().await.doing("revoking a placement")?;
@@ -139,14 +139,14 @@ impl Store {
     /// the plan was made.
     pub async fn fail_queued(
         &self,
-        lead: Leadership,
+        leadership: Leadership,
         job: JobId,
         attempt: i32,
         failure: &JobFailure,
     ) -> Result<Option<Vec<Hint>>, StoreError> {
         let Some(task) = self.task_of(job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, None).await };
         let done = sqlx::query!(
             r#"update jobs set state = 'failed', failure = $3, updated_at = now()
@@ -170,14 +170,14 @@ impl Store {
     /// ceiling limits. False if the job changed since the plan was made, or if that time had already started.
     pub async fn note_unavailable(
         &self,
-        lead: Leadership,
+        leadership: Leadership,
         job: JobId,
         attempt: i32,
         reason: &str,
     ) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         lock_task(&mut tx, task).await?;
         let failure = JobFailure::Unavailable { reason: reason.to_owned() };
         let done = sqlx::query!(
@@ -203,14 +203,14 @@ impl Store {
     /// next leader continues to count). False if the job changed since the plan was made.
     pub async fn explain(
         &self,
-        lead: Leadership,
+        leadership: Leadership,
         job: JobId,
         attempt: i32,
         pending: &PendingReason,
         no_node_ms: u64,
     ) -> Result<bool, StoreError> {
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         let done = sqlx::query!(
             r#"update jobs set placement = $3, no_node_ms = $4,
                       first_failure_at = case when $5 and node_failures::text = '{}' then null else first_failure_at end

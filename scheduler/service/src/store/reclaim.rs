@@ -6,7 +6,7 @@
 
 use cfq_convergence::{History, abandoned};
 use cfq_proto::blob::Payload;
-use cfq_proto::event::EventBody;
+use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::loop_step::{LoopState, Step};
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
@@ -22,12 +22,12 @@ use super::{StoreError, effects, payload, steps};
 /// stall again, and each try costs a whole `task_step_timeout_ms`.
 const LOSSES_PER_STALL: i32 = 3;
 
-/// Why a task is taken back from its runner. The text continues a sentence that starts with the runner's name.
+/// Why a task is taken back from its runner. Its display text continues a sentence that starts with the runner's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunnerLoss {
     /// A later boot of the runner registered.
     Restarted,
-    /// The runner sent no heartbeat while its lease was valid.
+    /// The lease expired, because no heartbeat of the runner extended it in time.
     LeaseExpired,
     /// The runner cannot continue the task, for the given reason.
     Abandoned { reason: String },
@@ -64,8 +64,8 @@ pub(super) async fn reclaim(
         .await
         .doing("counting a loss")?;
     let runner = task.runner.as_ref().map(ToString::to_string).unwrap_or_default();
-    let lost =
-        EventBody::RunnerChanged { runner: runner.clone(), attempt: task.attempt, what: format!("lost: {loss}") };
+    let change = RunnerChange::Lost { reason: loss.to_string() };
+    let lost = EventBody::RunnerChanged { runner: runner.clone(), attempt: task.attempt, change };
     append(connection, task.id, &lost).await?;
     let mut hints = Vec::new();
     if losses > max_losses {
@@ -96,7 +96,7 @@ async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: &str) -
         }
         // No step can be appended to steps that cannot be read.
         Err(unreadable) => {
-            tracing::error!(task = %task.number, unreadable, "cannot read a task's steps; it fails without a last step");
+            tracing::error!(task = %task.number, unreadable, "unreadable steps; the task fails without a final step");
         }
     }
     move_task(connection, task, TaskState::Failed, reason).await?;

@@ -35,7 +35,7 @@ pub enum Resolution {
     NothingAcceptable {
         number: TaskNumber,
     },
-    /// The loop does not allow the answer's step.
+    /// The answer cannot be written as the next step of the loop.
     Refused {
         number: TaskNumber,
         rejection: StepRejection,

@@ -4,11 +4,11 @@
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{NodeId, TaskId};
 use cfq_proto::job::{Completion, JobState, Outcome, Usage};
-use cfq_proto::messages::{FenceReply, JobReport, UnavailableReason};
+use cfq_proto::messages::{FenceReply, JobResult, UnavailableReason};
 use sqlx::PgConnection;
 
 use super::accept::{lock_current_job, reply_to_repeat};
-use super::attempts;
+use super::attempts::{self, AttemptOutcome};
 use super::columns::AsJson;
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
@@ -18,21 +18,25 @@ use super::{Store, StoreError, blobs, first_token, payload, roll_back};
 
 impl Store {
     /// Ends an attempt with the reported outcome.
-    pub async fn report(&self, node: &NodeId, ask: &JobReport) -> Result<(FenceReply, Vec<Hint>), StoreError> {
-        let Some(task) = self.task_of(ask.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
+    pub async fn record_result(
+        &self,
+        node: &NodeId,
+        request: &JobResult,
+    ) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let Some(task) = self.task_of(request.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
-        let outcome = match &ask.outcome {
-            Outcome::Done { .. } => "done",
-            Outcome::Failed { .. } => "failed",
-            Outcome::Released { .. } => "released",
+        let outcome = match &request.outcome {
+            Outcome::Done { .. } => AttemptOutcome::Done,
+            Outcome::Failed { .. } => AttemptOutcome::Failed,
+            Outcome::Released { .. } => AttemptOutcome::Released,
         };
-        match lock_current_job(&mut tx, node, ask.boot.0, &ask.fence).await? {
+        match lock_current_job(&mut tx, node, request.boot.0, &request.fence).await? {
             Some(JobState::Running) => {}
             // A node that stops before it has accepted a placed job reports the job as released, too.
-            Some(JobState::Placed) if outcome == "released" => {}
+            Some(JobState::Placed) if outcome == AttemptOutcome::Released => {}
             Some(
                 JobState::Placed
                 | JobState::Queued
@@ -42,11 +46,11 @@ impl Store {
                 | JobState::Cancelled,
             )
             | None => {
-                let reply = reply_to_repeat(&mut tx, &ask.fence, outcome).await?;
+                let reply = reply_to_repeat(&mut tx, &request.fence, outcome).await?;
                 return roll_back(tx, (reply, vec![])).await;
             }
         }
-        let reason = match &ask.outcome {
+        let reason = match &request.outcome {
             Outcome::Done { completion } => {
                 let usage = match usage(&mut tx, task.id, completion).await? {
                     Ok(usage) => usage,
@@ -54,12 +58,12 @@ impl Store {
                 };
                 // The token frame with the first token may have been lost; the usage also contains the time of the
                 // first token.
-                first_token::record(&mut tx, task.id, &ask.fence, Some(usage.first_token_ms)).await?;
-                attempts::end_current(&mut tx, ask.fence.job, outcome, "").await?;
-                leave_node(&mut tx, ask.fence.job, JobState::Done).await?;
+                first_token::record(&mut tx, task.id, &request.fence, Some(usage.first_token_ms)).await?;
+                attempts::end_current(&mut tx, request.fence.job, outcome, "").await?;
+                leave_node(&mut tx, request.fence.job, JobState::Done).await?;
                 sqlx::query!(
                     r#"update jobs set completion = $2, usage = $3, failure = null where id = $1"#,
-                    ask.fence.job.0,
+                    request.fence.job.0,
                     AsJson(completion) as _,
                     AsJson(usage) as _
                 )
@@ -69,20 +73,20 @@ impl Store {
                 String::new()
             }
             Outcome::Failed { failure } => {
-                attempts::end_current(&mut tx, ask.fence.job, outcome, &failure.to_string()).await?;
-                self.count_failure(&mut tx, node, ask, failure).await?
+                attempts::end_current(&mut tx, request.fence.job, outcome, &failure.to_string()).await?;
+                self.count_failure(&mut tx, node, request, failure).await?
             }
             Outcome::Released { reason } => {
-                attempts::end_current(&mut tx, ask.fence.job, outcome, &reason.to_string()).await?;
-                leave_node(&mut tx, ask.fence.job, JobState::Queued).await?;
+                attempts::end_current(&mut tx, request.fence.job, outcome, &reason.to_string()).await?;
+                leave_node(&mut tx, request.fence.job, JobState::Queued).await?;
                 format!("released by {node}: {reason}")
             }
         };
-        append_job_changed(&mut tx, task.id, ask.fence.job, &reason).await?;
+        append_job_changed(&mut tx, task.id, request.fence.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.result.before_commit");
         tx.commit().await.doing("committing a result")?;
         cfq_link::failpoint::hit("scheduler.result.after_commit");
-        Ok((FenceReply::Committed, for_changed_job(&task, ask.fence.job)))
+        Ok((FenceReply::Committed, for_changed_job(&task, request.fence.job)))
     }
 }
 

@@ -11,10 +11,10 @@ pub enum StepRejection {
     /// The loop's state does not allow the step.
     #[error(transparent)]
     Transition(#[from] IllegalTransition),
-    /// The task's state does not allow the state that the step leads to.
+    /// A task in the state `from` cannot enter the state `to`, to which the step leads.
     #[error("the task is {from}, it cannot become {to}")]
     TaskState { from: TaskState, to: TaskState },
-    /// The pull request's state does not allow the state that the step leads to.
+    /// A pull request in the state `from` cannot enter the state `to`, to which the step leads.
     #[error("pull request {pr} is {from}, it cannot become {to}")]
     PrState { pr: i64, from: PrState, to: PrState },
     #[error("the task has no pull request")]

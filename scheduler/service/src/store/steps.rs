@@ -1,6 +1,6 @@
 //! Commits the steps of a task's loop. Each commit is a compare-and-set on (attempt, lease, seq). `cfq-convergence`
-//! decides whether the step is legal. All effects on the task's other rows are in the same transaction. The runner acts
-//! only on `Committed`.
+//! decides whether the step is legal. All effects on the task's other rows are in the same transaction. The runner
+//! continues from a step only after the reply `Committed`.
 
 use cfq_convergence::{Facts, task_state_after, transition};
 use cfq_proto::blob::{BlobHash, BlobRef, Payload};
@@ -37,33 +37,34 @@ impl Store {
     pub async fn commit_step(
         &self,
         runner: &RunnerId,
-        ask: &StepRequest,
+        request: &StepRequest,
     ) -> Result<(StepReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
+        let Some(task) = lock_task(&mut tx, request.fence.task).await? else {
             return roll_back(tx, (StepReply::Stale, vec![])).await;
         };
-        if ask.seq < task.next_seq {
-            let reply = reply_to_repeat(&mut tx, ask).await?;
+        if request.seq < task.next_seq {
+            let reply = reply_to_repeat(&mut tx, request).await?;
             return roll_back(tx, (reply, vec![])).await;
         }
-        if ask.seq != task.next_seq || !task.is_held_by(runner, &ask.fence) {
+        if request.seq != task.next_seq || !task.is_held_by(runner, &request.fence) {
             return roll_back(tx, (StepReply::Stale, vec![])).await;
         }
-        if matches!(ask.step, Step::Resolved { .. } | Step::Cancelled { .. }) {
-            let reason = format!("a `{}` step is written only by the scheduler, for a client", ask.step.kind());
+        if matches!(request.step, Step::Resolved { .. } | Step::Cancelled { .. }) {
+            let reason = format!("a `{}` step is written only by the scheduler, for a client", request.step.kind());
             return roll_back(tx, (StepReply::Illegal { reason }, vec![])).await;
         }
-        if let Step::Generated { artifact: Payload::Blob(blob) } = &ask.step
+        if let Step::Generated { artifact: Payload::Blob(blob) } = &request.step
             && !blobs::has(&mut tx, &blob.hash, task.id).await?
         {
             let reason = UnavailableReason::MissingBlob { hash: blob.hash.clone() };
             return roll_back(tx, (StepReply::Unavailable { reason }, vec![])).await;
         }
-        let written = match write(&mut tx, &task, Some(ask.fence.lease), &ask.step, ask.active_ms).await? {
+        let written = match write(&mut tx, &task, Some(request.fence.lease), &request.step, request.active_ms).await? {
             Ok(written) => written,
             Err(rejection) => {
-                tracing::warn!(task = %task.number, seq = ask.seq, step = ask.step.kind(), %rejection, "step refused");
+                let (seq, step) = (request.seq, request.step.kind());
+                tracing::warn!(task = %task.number, seq, step, %rejection, "step refused");
                 return roll_back(tx, (StepReply::Illegal { reason: rejection.to_string() }, vec![])).await;
             }
         };
@@ -74,22 +75,22 @@ impl Store {
     }
 }
 
-/// The reply to a step whose number is already committed: `Committed` if it is the same step of the same attempt, whose
-/// first reply was lost, else `Stale`.
-async fn reply_to_repeat(connection: &mut PgConnection, ask: &StepRequest) -> Result<StepReply, StoreError> {
+/// The reply to a step whose number is already committed: `Committed` if the committed step is the same and of the same
+/// attempt (so the first reply was lost), else `Stale`.
+async fn reply_to_repeat(connection: &mut PgConnection, request: &StepRequest) -> Result<StepReply, StoreError> {
     let row = sqlx::query!(
         r#"select step as "step: Json<Step>", pr, extract(epoch from at)::bigint as "at!" from steps
            where task = $1 and seq = $2 and attempt = $3 and lease = $4"#,
-        ask.fence.task.0,
-        ask.seq,
-        ask.fence.attempt,
-        ask.fence.lease.0
+        request.fence.task.0,
+        request.seq,
+        request.fence.attempt,
+        request.fence.lease.0
     )
     .fetch_optional(connection)
     .await
     .doing("finding a step")?;
     Ok(match row {
-        Some(row) if row.step.0 == ask.step => StepReply::Committed { at: row.at, pr: row.pr },
+        Some(row) if row.step.0 == request.step => StepReply::Committed { at: row.at, pr: row.pr },
         Some(_) | None => StepReply::Stale,
     })
 }

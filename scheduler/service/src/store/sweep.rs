@@ -10,17 +10,19 @@ use cfq_proto::ids::{JobId, LeaseId, TaskId};
 use cfq_proto::job::JobState;
 use sqlx::PgConnection;
 
+use super::attempts::{self, AttemptOutcome};
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
 use super::jobs::{append_job_changed, leave_node, mark_dead};
 use super::leader::{Leadership, lock_leader_row};
 use super::reclaim::{RunnerLoss, reclaim};
 use super::tasks::{TaskRow, lock_task};
-use super::{Store, StoreError, attempts, roll_back};
+use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Ends expired job and task leases. Returns the hints, the number of jobs and the number of tasks that were lost.
-    pub async fn sweep(&self, lead: Leadership) -> Result<(Vec<Hint>, usize, usize), StoreError> {
+    /// Ends expired job and task leases. Returns the hints, the number of ended job leases and the number of ended task
+    /// leases.
+    pub async fn sweep(&self, leadership: Leadership) -> Result<(Vec<Hint>, usize, usize), StoreError> {
         let jobs = sqlx::query!(
             r#"select id, task, lease as "lease!", node as "node!" from jobs
                where state = 'running' and lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'"#,
@@ -40,13 +42,14 @@ impl Store {
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
             let reason = format!("its lease on {} expired: no heartbeat, or no step completed in time", job.node);
-            let swept = self.end_job_lease(lead, TaskId(job.task), JobId(job.id), LeaseId(job.lease), &reason).await;
+            let (task, id, lease) = (TaskId(job.task), JobId(job.id), LeaseId(job.lease));
+            let swept = self.end_job_lease(leadership, task, id, lease, &reason).await;
             let job_hints = self.skip_faulty_row("job", job.id, swept)?;
             jobs_lost += usize::from(!job_hints.is_empty());
             hints.extend(job_hints);
         }
         for task in tasks {
-            let swept = self.end_task_lease(lead, TaskId(task.id), LeaseId(task.lease)).await;
+            let swept = self.end_task_lease(leadership, TaskId(task.id), LeaseId(task.lease)).await;
             let task_hints = self.skip_faulty_row("task", task.id, swept)?;
             tasks_lost += usize::from(!task_hints.is_empty());
             hints.extend(task_hints);
@@ -54,8 +57,8 @@ impl Store {
         Ok((hints, jobs_lost, tasks_lost))
     }
 
-    /// The hints of one processed row, or none if processing failed with an error that concerns only this row, so that
-    /// the caller continues with the next row. Any other error is returned.
+    /// Returns the hints of one processed row. If an error concerns only this row, it is logged and there are no hints,
+    /// so that the caller continues with the next row. Any other error is returned.
     pub(super) fn skip_faulty_row(
         &self,
         what: &'static str,
@@ -78,14 +81,14 @@ impl Store {
 
     async fn end_job_lease(
         &self,
-        lead: Leadership,
+        leadership: Leadership,
         task: TaskId,
         job: JobId,
         lease: LeaseId,
         reason: &str,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let expired = sqlx::query_scalar!(
             r#"select id from jobs where id = $1 and lease = $2 and state = 'running'
@@ -107,9 +110,14 @@ impl Store {
         Ok(hints)
     }
 
-    async fn end_task_lease(&self, lead: Leadership, task: TaskId, lease: LeaseId) -> Result<Vec<Hint>, StoreError> {
+    async fn end_task_lease(
+        &self,
+        leadership: Leadership,
+        task: TaskId,
+        lease: LeaseId,
+    ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        lock_leader_row(&mut tx, lead).await?;
+        lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await?.filter(|t| t.lease == Some(lease)) else {
             return roll_back(tx, vec![]).await;
         };
@@ -145,7 +153,7 @@ pub(super) async fn count_lost_attempt(
     reason: &str,
     max_losses: i32,
 ) -> Result<Vec<Hint>, StoreError> {
-    attempts::end_current(connection, job, "lost", reason).await?;
+    attempts::end_current(connection, job, AttemptOutcome::Lost, reason).await?;
     let losses = sqlx::query_scalar!("update jobs set losses = losses + 1 where id = $1 returning losses", job.0)
         .fetch_one(&mut *connection)
         .await

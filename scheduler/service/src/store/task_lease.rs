@@ -2,7 +2,7 @@
 //! continue the task's loop.
 
 use cfq_proto::blob::Payload;
-use cfq_proto::event::EventBody;
+use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
 use cfq_proto::messages::{Abandon, FenceReply, Grant, LeaseReply, Release, TaskFence, UnavailableReason};
 use cfq_proto::task::{TaskSpec, TaskState};
@@ -102,12 +102,12 @@ impl Store {
             reason: format!("granted to {runner}"),
         };
         append(&mut tx, fence.task, &state).await?;
-        let taken = EventBody::RunnerChanged {
+        let granted = EventBody::RunnerChanged {
             runner: runner.to_string(),
             attempt: fence.attempt,
-            what: "took the task".into(),
+            change: RunnerChange::Granted,
         };
-        append(&mut tx, fence.task, &taken).await?;
+        append(&mut tx, fence.task, &granted).await?;
         let grant = Grant {
             fence,
             number: TaskNumber(row.number),
@@ -124,18 +124,18 @@ impl Store {
 
     /// Moves a running task back to ready when its runner releases it. This does not count as a loss. A repeated
     /// request gets the same reply until the task is granted again.
-    pub async fn release(&self, runner: &RunnerId, ask: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+    pub async fn release(&self, runner: &RunnerId, request: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, ask.fence.task).await? else {
+        let Some(task) = lock_task(&mut tx, request.fence.task).await? else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
-        if !task.is_held_by(runner, &ask.fence) {
+        if !task.is_held_by(runner, &request.fence) {
             let is_repeat = task.state == TaskState::Ready
-                && task.attempt == ask.fence.attempt
+                && task.attempt == request.fence.attempt
                 && task.runner.as_ref() == Some(runner);
             return roll_back(tx, (if is_repeat { FenceReply::Committed } else { FenceReply::Stale }, vec![])).await;
         }
-        let pending = match ask.waits_for {
+        let pending = match request.waits_for {
             Some(job) => wait_for_job(&mut tx, task.id, job).await?,
             None => None,
         };
@@ -150,12 +150,13 @@ impl Store {
     /// Takes a task back from a runner that cannot continue it, because the runner cannot read a step or a step is
     /// illegal. This counts as a loss, because another runner, or another version, may be able to continue. The reason
     /// is stored, so that a task that no runner can continue fails with this reason and not only with a count.
-    pub async fn abandon(&self, runner: &RunnerId, ask: &Abandon) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+    pub async fn abandon(&self, runner: &RunnerId, request: &Abandon) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, ask.fence.task).await?.filter(|t| t.is_held_by(runner, &ask.fence)) else {
+        let task = lock_task(&mut tx, request.fence.task).await?;
+        let Some(task) = task.filter(|t| t.is_held_by(runner, &request.fence)) else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
-        let loss = RunnerLoss::Abandoned { reason: ask.reason.chars().take(MAX_REASON_CHARS).collect() };
+        let loss = RunnerLoss::Abandoned { reason: request.reason.chars().take(MAX_REASON_CHARS).collect() };
         let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
         tx.commit().await.doing("abandoning a task")?;
         Ok((FenceReply::Committed, hints))

@@ -9,7 +9,7 @@ use super::{Danger, DangerKind, danger_at, shell};
 /// Suffixes of the keys that hold commands: every string in the value of such a key, at any depth, is a command.
 const COMMAND_KEY_SUFFIXES: [&str; 4] = ["scripts", "tasks", "command", "commands"];
 
-/// Returns the dangers in the commands of a JSON file, by line.
+/// Returns the dangers in the commands of a JSON file, sorted by line.
 pub(super) fn dangers(text: &str) -> Vec<Danger> {
     let mut found = Vec::new();
     let Ok(value) = serde_json::from_str::<Value>(text) else {

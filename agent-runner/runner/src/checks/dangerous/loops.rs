@@ -71,7 +71,7 @@ fn node_text<'t>(node: Node<'_>, text: &'t str) -> &'t str {
     text.get(node.byte_range()).unwrap_or_default()
 }
 
-/// True for the kinds of nodes (loops and switches) that an unlabelled `break` inside the node leaves.
+/// True for loops and switches: an unlabelled `break` inside such a node leaves this node, not a loop around it.
 fn captures_break(kind: &str) -> bool {
     matches!(
         kind,

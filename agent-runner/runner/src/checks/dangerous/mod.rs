@@ -7,7 +7,8 @@
 //! JSON files are extracted and checked in their own language. Other files are matched with patterns after their
 //! comments are removed; prose (Markdown and similar) is not checked.
 //!
-//! A danger is reported if the new text has more dangers of the same kind and code line than the old text.
+//! Only added dangers are reported: each danger of the old text cancels one danger of the new text that has the same
+//! kind and is on an equal line of code.
 
 mod grammar;
 mod html;
@@ -51,7 +52,7 @@ impl DangerKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Danger {
     pub kind: DangerKind,
-    /// First line, from 1.
+    /// First line of the dangerous code, from 1.
     pub line: u32,
     /// Text of that line, truncated.
     pub code: String,

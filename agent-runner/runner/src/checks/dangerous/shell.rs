@@ -1,7 +1,7 @@
 //! Detects `rm` with the recursive and force flags on an absolute or home path, in a command line or in arguments
 //! joined by spaces.
 
-/// True if `text` contains an `rm` command with both flags on an absolute or home path.
+/// True if `text` contains an `rm` command with the recursive and the force flag on an absolute or home path.
 pub(super) fn deletes_files(text: &str) -> bool {
     text.split([';', '|', '&', '\n', '`']).any(|command| {
         let words: Vec<&str> = command

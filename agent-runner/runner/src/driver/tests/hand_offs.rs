@@ -27,8 +27,8 @@ async fn conflicting_result_is_delivered_and_waits_for_a_human() {
     let branch = history.hand_off.delivered.unwrap().0;
     assert!(fixture.show(&branch, "add.py").contains("# try 2"));
     assert_eq!(fixture.delivered().len(), 2);
-    let (why, actions) = fixture.held();
-    assert!(why.contains("add.py") && why.contains(&branch), "{why}");
+    let (reason, actions) = fixture.held();
+    assert!(reason.contains("add.py") && reason.contains(&branch), "{reason}");
     assert_eq!(actions, [ActionKind::AcceptBestEffort, ActionKind::Abort]);
     // The decision can be replayed from the records alone.
     let steps = fixture.steps();
@@ -84,8 +84,8 @@ async fn moved_repository_holds_the_task_until_it_is_back() {
     std::fs::rename(fixture.user.path(), &moved).unwrap();
     let history = fixture.drive().await.unwrap();
     assert!(history.facts.hand_off_held && !history.hand_off.done && history.hand_off.delivered.is_none());
-    let (why, actions) = fixture.held();
-    assert!(why.contains(fixture.user.path().to_str().unwrap()), "{why}");
+    let (reason, actions) = fixture.held();
+    assert!(reason.contains(fixture.user.path().to_str().unwrap()), "{reason}");
     assert_eq!(actions, [ActionKind::AcceptBestEffort], "a result merged in the mirror cannot be aborted");
     std::fs::rename(&moved, fixture.user.path()).unwrap();
     fixture.resolve(EscalationAction::AcceptBestEffort);

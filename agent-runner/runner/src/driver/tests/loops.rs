@@ -54,8 +54,8 @@ async fn working_time_limit_ends_a_running_generation() {
     fixture.limits.timeout_ms = 2_000;
     fixture.script(vec![Reply::Running(100)], vec![score(90)]);
     let history = fixture.drive().await.unwrap();
-    let (why, actions, _) = escalation(&history, &fixture.steps());
-    assert_eq!(why, EscalationReason::TimeoutExceeded);
+    let (reason, actions, _) = escalation(&history, &fixture.steps());
+    assert_eq!(reason, EscalationReason::TimeoutExceeded);
     assert!(!actions.contains(&ActionKind::AcceptBestEffort));
     assert_eq!(fixture.port.0.lock().unwrap().cancelled.len(), 1);
     assert_eq!(fixture.port.0.lock().unwrap().submissions, 1, "the prompt is sent once, however often it is polled");

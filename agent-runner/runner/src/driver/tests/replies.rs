@@ -18,8 +18,8 @@ async fn unparsable_review_is_requested_twice_more_then_escalates() {
     let fixture2 = fixture();
     fixture2.script(vec![add(1)], vec![garbage()]);
     let history = fixture2.drive().await.unwrap();
-    let (why, actions, _) = escalation(&history, &fixture2.steps());
-    assert_eq!(why, EscalationReason::AgentError);
+    let (reason, actions, _) = escalation(&history, &fixture2.steps());
+    assert_eq!(reason, EscalationReason::AgentError);
     assert!(actions.contains(&ActionKind::AcceptBestEffort), "an unreviewed artifact can still be accepted");
     fixture2.resolve(EscalationAction::AcceptBestEffort);
     assert_eq!(fixture2.drive().await.unwrap().state, LoopState::Idle);
@@ -119,14 +119,14 @@ async fn model_failures_fail_or_escalate_the_task() {
     let fixture1 = fixture();
     fixture1.script(vec![Reply::Failed(JobFailure::Rejected { reason: "no such model".into() })], vec![score(90)]);
     let history = fixture1.drive().await.unwrap();
-    let (why, _, text) = escalation(&history, &fixture1.steps());
-    assert_eq!(why, EscalationReason::AgentError);
+    let (reason, _, text) = escalation(&history, &fixture1.steps());
+    assert_eq!(reason, EscalationReason::AgentError);
     assert!(text.contains("no such model") && text.contains("openai:x/alpha"), "{text}");
     let mut fixture2 = fixture();
     fixture2.spec.agents.beta.model = None;
     fixture2.script(vec![add(1)], vec![score(90)]);
     let history = fixture2.drive().await.unwrap();
-    assert!(escalation(&history, &fixture2.steps()).2.contains("[agents.beta]"));
+    assert!(escalation(&history, &fixture2.steps()).2.contains("switch_llm --agent beta --model"));
     // The task continues with another model.
     let switch = EscalationAction::SwitchLlm {
         target_agent: Agent::Beta,

@@ -122,7 +122,8 @@ struct QueryBlock<'a> {
 impl WithSimd for QueryBlock<'_> {
     type Output = ();
 
-    /// Everything called from here is inlined into this function and thus compiled for the machine's vector width.
+    /// Computes the attention of the block. All functions that it calls are inlined into it, and are thus compiled for
+    /// the machine's vector width.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         match self.out.len() / self.params.head_dim {
@@ -133,7 +134,8 @@ impl WithSimd for QueryBlock<'_> {
 }
 
 impl QueryBlock<'_> {
-    /// Computes `R` rows, of which the first `rows` exist; the queries of the others are zero.
+    /// Computes the attention of `R` rows. Only the first `rows` of them are rows of the block; the rest is padding,
+    /// with queries of zero.
     #[inline(always)]
     fn attend_rows<S: Simd, const R: usize>(self, simd: S, rows: usize) {
         let AttentionParams { heads, kv_heads, head_dim, past, scale, .. } = self.params;

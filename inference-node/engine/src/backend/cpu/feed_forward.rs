@@ -1,7 +1,8 @@
 //! The feed-forward part of a layer: one gated MLP for all tokens, or a mixture of experts with top-k routing.
 //!
-//! In a mixture, each expert runs once per pass, over the tokens routed to it, in order of expert index: the result of
-//! a token depends on no other token. Qwen3's mixtures: <https://arxiv.org/abs/2505.09388>.
+//! In a mixture, each expert runs once per pass, over all tokens that are routed to it. The experts run in the order of
+//! their indices, so the outputs for a token are always added in the same order, whatever other tokens are in the pass.
+//! Qwen3's mixtures: <https://arxiv.org/abs/2505.09388>.
 
 use candle_core::Result;
 
@@ -43,22 +44,22 @@ impl FeedForward {
     pub fn load(weights: &mut WeightReader<'_>, a: &Architecture, layer: u64) -> Result<Self> {
         let Some(experts) = a.experts else {
             let gate_up = if a.fused {
-                GateUp::Fused(weights.linear(TensorRole::GateUp, None, layer)?)
+                GateUp::Fused(weights.read_linear(TensorRole::GateUp, None, layer)?)
             } else {
                 GateUp::Separate([
-                    weights.linear(TensorRole::Gate, None, layer)?,
-                    weights.linear(TensorRole::Up, None, layer)?,
+                    weights.read_linear(TensorRole::Gate, None, layer)?,
+                    weights.read_linear(TensorRole::Up, None, layer)?,
                 ])
             };
-            return Ok(Self::Dense(GatedMlp { gate_up, down: weights.linear(TensorRole::Down, None, layer)? }));
+            return Ok(Self::Dense(GatedMlp { gate_up, down: weights.read_linear(TensorRole::Down, None, layer)? }));
         };
         let mut expert = |at: u32| {
-            let mut linear = |role: TensorRole| weights.linear(role, None, layer);
+            let mut linear = |role: TensorRole| weights.read_linear(role, None, layer);
             let gate_up = GateUp::Separate([linear(TensorRole::ExpertGate(at))?, linear(TensorRole::ExpertUp(at))?]);
             Ok(GatedMlp { gate_up, down: linear(TensorRole::ExpertDown(at))? })
         };
         let all = (0..experts.count).map(&mut expert).collect::<Result<_>>()?;
-        let router = weights.linear(TensorRole::Router, None, layer)?;
+        let router = weights.read_linear(TensorRole::Router, None, layer)?;
         Ok(Self::Mixture(Mixture {
             router,
             experts: all,

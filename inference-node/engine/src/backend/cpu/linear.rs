@@ -6,7 +6,7 @@
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Result, Tensor};
-use cfq_memory::{CpuKernels, Format, Matrix, MatrixLayout, cpu_layout};
+use cfq_memory::{CpuKernels, Matrix, MatrixLayout, WeightFormat, cpu_layout};
 
 use crate::backend::cpu::dense::Dense;
 use crate::backend::cpu::tiles::{self, QuantizedInput, TileFormat, Tiles};
@@ -41,52 +41,53 @@ pub fn kernels() -> CpuKernels {
     CpuKernels { tiles: tiles::available() }
 }
 
-/// Format and layout in which a matrix of the file will be held; `None` if it is not a matrix or has unsupported sizes.
+/// Format and layout in which a matrix of the file will be held; `None` if the tensor is not a matrix, or no kernel
+/// supports its sizes.
 pub fn plan(meta: &TensorMeta, kernels: CpuKernels) -> Option<MatrixLayout> {
     let [rows, cols] = meta.dims[..] else { return None };
     cpu_layout(Matrix { format: meta.format?, rows, cols }, kernels)
 }
 
 /// candle's type for a format.
-pub fn dtype(format: Format) -> GgmlDType {
+pub fn dtype(format: WeightFormat) -> GgmlDType {
     match format {
-        Format::F32 => GgmlDType::F32,
-        Format::F16 => GgmlDType::F16,
-        Format::Bf16 => GgmlDType::BF16,
-        Format::Q4_0 => GgmlDType::Q4_0,
-        Format::Q4_1 => GgmlDType::Q4_1,
-        Format::Q5_0 => GgmlDType::Q5_0,
-        Format::Q5_1 => GgmlDType::Q5_1,
-        Format::Q8_0 => GgmlDType::Q8_0,
-        Format::Q8_1 => GgmlDType::Q8_1,
-        Format::Q2K => GgmlDType::Q2K,
-        Format::Q3K => GgmlDType::Q3K,
-        Format::Q4K => GgmlDType::Q4K,
-        Format::Q5K => GgmlDType::Q5K,
-        Format::Q6K => GgmlDType::Q6K,
-        Format::Q8K => GgmlDType::Q8K,
+        WeightFormat::F32 => GgmlDType::F32,
+        WeightFormat::F16 => GgmlDType::F16,
+        WeightFormat::Bf16 => GgmlDType::BF16,
+        WeightFormat::Q4_0 => GgmlDType::Q4_0,
+        WeightFormat::Q4_1 => GgmlDType::Q4_1,
+        WeightFormat::Q5_0 => GgmlDType::Q5_0,
+        WeightFormat::Q5_1 => GgmlDType::Q5_1,
+        WeightFormat::Q8_0 => GgmlDType::Q8_0,
+        WeightFormat::Q8_1 => GgmlDType::Q8_1,
+        WeightFormat::Q2K => GgmlDType::Q2K,
+        WeightFormat::Q3K => GgmlDType::Q3K,
+        WeightFormat::Q4K => GgmlDType::Q4K,
+        WeightFormat::Q5K => GgmlDType::Q5K,
+        WeightFormat::Q6K => GgmlDType::Q6K,
+        WeightFormat::Q8K => GgmlDType::Q8K,
     }
 }
 
-/// Tile format for a file format; `None` if it has no tile kernel. Must agree with [`Format::tile`], which the memory
-/// estimate uses.
-fn tile_format(format: Format) -> Option<TileFormat> {
+/// Tile format for a file format; `None` if it has no tile kernel. Must agree with [`WeightFormat::tile`], which the
+/// memory estimate uses.
+fn tile_format(format: WeightFormat) -> Option<TileFormat> {
     match format {
-        Format::Q4_0 => Some(TileFormat::Q4_0),
-        Format::Q4_1 => Some(TileFormat::Q4_1),
-        Format::Q8_0 => Some(TileFormat::Q8_0),
-        Format::Q4K => Some(TileFormat::Q4K),
-        Format::Q5K => Some(TileFormat::Q5K),
-        Format::Q6K => Some(TileFormat::Q6K),
-        Format::F32
-        | Format::F16
-        | Format::Bf16
-        | Format::Q5_0
-        | Format::Q5_1
-        | Format::Q8_1
-        | Format::Q2K
-        | Format::Q3K
-        | Format::Q8K => None,
+        WeightFormat::Q4_0 => Some(TileFormat::Q4_0),
+        WeightFormat::Q4_1 => Some(TileFormat::Q4_1),
+        WeightFormat::Q8_0 => Some(TileFormat::Q8_0),
+        WeightFormat::Q4K => Some(TileFormat::Q4K),
+        WeightFormat::Q5K => Some(TileFormat::Q5K),
+        WeightFormat::Q6K => Some(TileFormat::Q6K),
+        WeightFormat::F32
+        | WeightFormat::F16
+        | WeightFormat::Bf16
+        | WeightFormat::Q5_0
+        | WeightFormat::Q5_1
+        | WeightFormat::Q8_1
+        | WeightFormat::Q2K
+        | WeightFormat::Q3K
+        | WeightFormat::Q8K => None,
     }
 }
 
@@ -101,7 +102,7 @@ impl Linear {
             StoredMatrix::Quantized(read) => {
                 let (rows, cols) = read.shape().dims2()?;
                 let target = dtype(layout.format);
-                let weight = if layout.format == Format::F32 {
+                let weight = if layout.format == WeightFormat::F32 {
                     Weight::Dense(Dense::new(&read.dequantize(&Device::Cpu)?)?)
                 } else {
                     let blocks = if read.dtype() == target {
@@ -257,19 +258,19 @@ fn has_gemv_kernel(dtype: GgmlDType) -> bool {
 mod tests {
     use super::*;
 
-    const FORMATS: [Format; 12] = [
-        Format::F32,
-        Format::F16,
-        Format::Q8_0,
-        Format::Q4_1,
-        Format::Q4_0,
-        Format::Q5_0,
-        Format::Q5_1,
-        Format::Q4K,
-        Format::Q5K,
-        Format::Q6K,
-        Format::Q3K,
-        Format::Q2K,
+    const FORMATS: [WeightFormat; 12] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Q8_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q4_0,
+        WeightFormat::Q5_0,
+        WeightFormat::Q5_1,
+        WeightFormat::Q4K,
+        WeightFormat::Q5K,
+        WeightFormat::Q6K,
+        WeightFormat::Q3K,
+        WeightFormat::Q2K,
     ];
 
     fn numbers(count: usize, step: usize) -> Vec<f32> {
@@ -277,7 +278,12 @@ mod tests {
     }
 
     /// A test matrix, its planned layout, and its dequantized values.
-    fn linear(format: Format, rows: usize, cols: usize, kernels: CpuKernels) -> (Linear, MatrixLayout, Vec<Vec<f32>>) {
+    fn linear(
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+        kernels: CpuKernels,
+    ) -> (Linear, MatrixLayout, Vec<Vec<f32>>) {
         let values = Tensor::from_vec(numbers(rows * cols, 7919), (rows, cols), &Device::Cpu).unwrap();
         let read = QTensor::quantize(&values, dtype(format)).unwrap();
         let values = read.dequantize(&Device::Cpu).unwrap().to_vec2().unwrap();
@@ -288,7 +294,7 @@ mod tests {
 
     /// Every format and size, with and without tiles. Records the tile cases of `test` as skipped if this CPU has no
     /// kernel for tiles.
-    fn all(test: &str) -> impl Iterator<Item = (Format, usize, usize, CpuKernels)> {
+    fn all(test: &str) -> impl Iterator<Item = (WeightFormat, usize, usize, CpuKernels)> {
         let sizes = [(256, 512), (100, 256), (192, 576)];
         let kernels = [kernels(), CpuKernels::default()];
         if kernels[0] == kernels[1] {

@@ -30,7 +30,8 @@ enum Projections {
 struct Layer {
     attention_norm: Vec<f32>,
     projections: Projections,
-    /// Norm weights for each head of the queries and of the keys.
+    /// Weights of the norms that are applied to every query head and to every key head; `None` if the model has no such
+    /// norms.
     head_norms: Option<[Vec<f32>; 2]>,
     output: Linear,
     post_attention_norm: Option<Vec<f32>>,
@@ -56,9 +57,9 @@ impl CpuModel {
         let layers = (0..architecture.shape.layers)
             .map(|l| Layer::load(&mut weights, &architecture, l))
             .collect::<Result<_>>()?;
-        let embedding = weights.linear(TensorRole::Embedding, None, 0)?;
-        let output = if architecture.tied { None } else { Some(weights.linear(TensorRole::Output, None, 0)?) };
-        let norm = to_vec(&weights.norm(TensorRole::OutputNorm, 0)?)?;
+        let embedding = weights.read_linear(TensorRole::Embedding, None, 0)?;
+        let output = if architecture.tied { None } else { Some(weights.read_linear(TensorRole::Output, None, 0)?) };
+        let norm = to_vec(&weights.read_norm(TensorRole::OutputNorm, 0)?)?;
         Ok(Self { embedding, layers, norm, output, architecture })
     }
 
@@ -207,16 +208,16 @@ fn to_vec(tensor: &Tensor) -> Result<Vec<f32>> {
 impl Layer {
     fn load(weights: &mut WeightReader<'_>, a: &Architecture, layer: u64) -> Result<Self> {
         let projections = if a.fused {
-            Projections::Fused(weights.linear(TensorRole::QueryKeyValue, None, layer)?)
+            Projections::Fused(weights.read_linear(TensorRole::QueryKeyValue, None, layer)?)
         } else {
             Projections::Separate([
-                weights.linear(TensorRole::Query, Some(TensorRole::QueryBias), layer)?,
-                weights.linear(TensorRole::Key, Some(TensorRole::KeyBias), layer)?,
-                weights.linear(TensorRole::Value, Some(TensorRole::ValueBias), layer)?,
+                weights.read_linear(TensorRole::Query, Some(TensorRole::QueryBias), layer)?,
+                weights.read_linear(TensorRole::Key, Some(TensorRole::KeyBias), layer)?,
+                weights.read_linear(TensorRole::Value, Some(TensorRole::ValueBias), layer)?,
             ])
         };
         let feed_forward = FeedForward::load(weights, a, layer)?;
-        let mut norm = |role: TensorRole| weights.norm(role, layer).and_then(|norm| to_vec(&norm));
+        let mut norm = |role: TensorRole| weights.read_norm(role, layer).and_then(|norm| to_vec(&norm));
         let head_norms =
             if a.head_norms { Some([norm(TensorRole::QueryNorm)?, norm(TensorRole::KeyNorm)?]) } else { None };
         let post_norms = if a.post_norms {
@@ -231,7 +232,7 @@ impl Layer {
             attention_norm,
             projections,
             head_norms,
-            output: weights.linear(TensorRole::AttentionOutput, Some(TensorRole::AttentionOutputBias), layer)?,
+            output: weights.read_linear(TensorRole::AttentionOutput, Some(TensorRole::AttentionOutputBias), layer)?,
             post_attention_norm,
             feed_forward_norm,
             feed_forward,

@@ -37,6 +37,10 @@ pub fn add_lanes(lanes: Lanes) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
+/// 1.5 x 2^23: the sum of this number and a small one is rounded to an integer, which is then in the low bits of the
+/// sum.
+pub const ROUND_TO_INTEGER: f32 = 12_582_912.0;
+
 /// e^x for x <= 0, to about two units in the last place; a library call per lane would prevent vectorization.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2: 2^n goes into the exponent bits, e^r is the polynomial of Cephes' expf.
@@ -44,8 +48,6 @@ pub fn add_lanes(lanes: Lanes) -> f32 {
 pub fn exp(x: f32) -> f32 {
     // Below -87 the result would be subnormal.
     let x = if x > -87.0 { x } else { -87.0 };
-    // Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
-    const ROUND_TO_INTEGER: f32 = 12_582_912.0;
     let shifted = x * std::f32::consts::LOG2_E + ROUND_TO_INTEGER;
     let n = shifted - ROUND_TO_INTEGER;
     let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;

@@ -42,7 +42,7 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Reads a matrix of the file; for an expert in a GGUF file, its part of the tensor that holds all experts.
-    fn read_matrix(&mut self, role: TensorRole, layer: u64, meta: &TensorMeta) -> Result<StoredMatrix> {
+    fn read_stored(&mut self, role: TensorRole, layer: u64, meta: &TensorMeta) -> Result<StoredMatrix> {
         let name = self.architecture.tensor_name(self.file, role, layer);
         let (ModelFile::Gguf(header), Some(reader), Some(expert)) = (self.file, &mut self.reader, role.expert()) else {
             return self.read_tensor(&name);
@@ -57,14 +57,14 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Reads a projection for the CPU forward pass, with its bias if the file has one.
-    pub fn linear(&mut self, role: TensorRole, bias: Option<TensorRole>, layer: u64) -> Result<Linear> {
+    pub fn read_linear(&mut self, role: TensorRole, bias: Option<TensorRole>, layer: u64) -> Result<Linear> {
         let kernels = self.kernels;
-        let (stored, layout, bias) = self.matrix(role, bias, layer, |meta| plan(meta, kernels))?;
+        let (stored, layout, bias) = self.read_matrix(role, bias, layer, |meta| plan(meta, kernels))?;
         Linear::new(stored, &layout, bias)
     }
 
     /// Reads a matrix as stored. Also returns the layout that `plan` chooses for it, and its bias if the file has one.
-    pub fn matrix(
+    pub fn read_matrix(
         &mut self,
         role: TensorRole,
         bias: Option<TensorRole>,
@@ -79,13 +79,13 @@ impl<'a> WeightReader<'a> {
         };
         let bias = bias.and_then(|role| {
             let name = self.architecture.tensor_name(self.file, role, layer);
-            self.file.tensor(&name).map(|_| self.vector(&name))
+            self.file.tensor(&name).map(|_| self.read_vector(&name))
         });
         let bias = bias.transpose()?;
-        Ok((self.read_matrix(role, layer, &meta)?, layout, bias))
+        Ok((self.read_stored(role, layer, &meta)?, layout, bias))
     }
 
-    fn vector(&mut self, name: &str) -> Result<Tensor> {
+    fn read_vector(&mut self, name: &str) -> Result<Tensor> {
         match self.read_tensor(name)? {
             StoredMatrix::Quantized(read) => read.dequantize(&Device::Cpu),
             StoredMatrix::Dense(values) => Ok(values),
@@ -93,9 +93,9 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Reads a norm's weights and adds the architecture's offset.
-    pub fn norm(&mut self, role: TensorRole, layer: u64) -> Result<Tensor> {
+    pub fn read_norm(&mut self, role: TensorRole, layer: u64) -> Result<Tensor> {
         let name = self.architecture.tensor_name(self.file, role, layer);
-        let weights = self.vector(&name)?;
+        let weights = self.read_vector(&name)?;
         match self.architecture.norm_offset {
             0.0 => Ok(weights),
             offset => weights + f64::from(offset),

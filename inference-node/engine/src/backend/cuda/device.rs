@@ -35,7 +35,7 @@ impl Gpu {
     /// Capacity for one model if `sharers` models share the GPU's free memory equally.
     pub fn capacity(&self, sharers: u64) -> GpuCapacity {
         GpuCapacity {
-            free: self.free_bytes / sharers.max(1),
+            free_bytes: self.free_bytes / sharers.max(1),
             bandwidth: self.bandwidth,
             overhead_per_mille: self.overhead_per_mille,
         }
@@ -55,7 +55,10 @@ pub struct CudaDeviceId {
 #[derive(Debug, thiserror::Error)]
 pub enum CudaUnavailable {
     /// The program was built without the `cuda` feature.
-    #[error("this program was built for the CPU only; docs/gpu.md explains how to build it for NVIDIA GPUs")]
+    #[error(
+        "this program was built for the CPU only; docs/how-to/run-on-an-nvidia-gpu.md explains how to build it for \
+         NVIDIA GPUs"
+    )]
     NotBuilt,
     /// libcuda.so.1 is missing.
     #[error("no NVIDIA driver found: libcuda.so.1 cannot be loaded")]
@@ -91,8 +94,8 @@ fn listed(indices: &[usize]) -> String {
     indices.iter().map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(" and ")
 }
 
-/// Whether an error means that GPU memory ran out. The error text is searched for these names, because the errors of
-/// the driver, cuBLAS and cuRAND have no common type.
+/// Whether an error means that GPU memory ran out. Searches the error's text for the names of the out-of-memory errors
+/// of the driver, cuBLAS and cuRAND, because their errors have no common type.
 pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
     let text = error.to_string();
     ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CURAND_STATUS_ALLOCATION_FAILED"]

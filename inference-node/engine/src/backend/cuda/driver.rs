@@ -89,8 +89,8 @@ pub fn trim_memory_pool(device: &Device) {
     }
 }
 
-/// Free and total memory of a device, in bytes; `None` on the CPU or if the driver does not report it. Memory in this
-/// process's pool counts as free.
+/// Free and total memory of a device, in bytes; `None` on the CPU or if the driver does not report it. Unused memory in
+/// this process's pool counts as free.
 pub fn memory(device: &Device) -> Option<(u64, u64)> {
     let cuda = device.as_cuda_device().ok()?;
     let context = cuda.cuda_stream().context().clone();
@@ -158,7 +158,7 @@ fn check_libraries() -> std::result::Result<(), CudaUnavailable> {
 }
 
 /// Loads CUDA's libraries from the folders of Python packages and toolkits, which are outside the system's search path.
-/// Once loaded, `dlopen` finds them by their bare names.
+/// After that, `dlopen` finds the loaded libraries by their bare names.
 fn preload_libraries() {
     #[allow(unsafe_code)]
     unsafe extern "C" {

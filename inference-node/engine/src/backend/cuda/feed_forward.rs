@@ -39,7 +39,7 @@ pub struct Mixture {
 
 impl FeedForward {
     pub fn load(reader: &mut CudaWeightReader<'_>, a: &Architecture, layer: u64, device: &Device) -> Result<Self> {
-        let mut linear = |role: TensorRole| reader.linear(role, None, layer, device);
+        let mut linear = |role: TensorRole| reader.read_linear(role, None, layer, device);
         let Some(experts) = a.experts else {
             let gate_up = if a.fused {
                 GateUp::Fused(linear(TensorRole::GateUp)?)

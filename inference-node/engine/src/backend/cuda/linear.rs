@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use candle_core::quantized::{QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
-use cfq_memory::{Format, MatrixLayout};
+use cfq_memory::{MatrixLayout, WeightFormat};
 
 use crate::backend::cpu::linear::{StoredMatrix, dtype};
 
@@ -28,14 +28,14 @@ impl CudaLinear {
     /// Converts a matrix into the layout of [`cfq_memory::gpu_layout`].
     pub fn new(stored: StoredMatrix, layout: &MatrixLayout, bias: Option<Tensor>, device: &Device) -> Result<Self> {
         let weight = match layout.format {
-            Format::F32 | Format::F16 | Format::Bf16 => {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => {
                 let values = match stored {
                     StoredMatrix::Dense(values) => values,
                     StoredMatrix::Quantized(read) => read.dequantize(&Device::Cpu)?,
                 };
                 let precision = match layout.format {
-                    Format::F16 => DType::F16,
-                    Format::Bf16 => DType::BF16,
+                    WeightFormat::F16 => DType::F16,
+                    WeightFormat::Bf16 => DType::BF16,
                     _ => DType::F32,
                 };
                 Weight::Dense(values.to_dtype(precision)?.to_device(device)?)

@@ -10,7 +10,7 @@ use cfq_proto::model::ModelId;
 use crate::backend::candle_transformers::CandleTransformersConfig;
 use crate::backend::cuda::device::{Gpu, is_out_of_memory};
 use crate::backend::cuda::driver::memory;
-use crate::backend::cuda::memory_estimate::{GpuLayout, layout};
+use crate::backend::cuda::memory_estimate::{GpuEstimate, estimate_gpus};
 use crate::backend::cuda::model::{CudaModel, Stage};
 use crate::backend::cuda::paged_kv::PagedKv;
 use crate::backend::cuda::weights::supports_half;
@@ -51,16 +51,16 @@ impl GpuAllocation {
 /// GPUs for error messages.
 ///
 /// # Errors
-/// [`LoadError::NoGpuLayout`] with the memory needed and the memory available, [`LoadError::CpuOnly`], or an error of
-/// the file's header.
+/// [`LoadError::DoesNotFitGpus`] with the memory needed and the memory available, [`LoadError::CpuOnly`], or an error
+/// of the file's header.
 pub fn fit_on_gpus(
     path: &Path,
     gpus: &str,
     capacities: &[GpuCapacity],
     max_sequences: u32,
-) -> Result<GpuLayout, LoadError> {
+) -> Result<GpuEstimate, LoadError> {
     let (file, architecture) = read_for_gpus(path)?;
-    lay_out(&file, &architecture, gpus, capacities, max_sequences, true)
+    estimate_capacities(&file, &architecture, gpus, capacities, max_sequences, true)
 }
 
 /// Memory estimate of a model on these GPUs.
@@ -69,7 +69,7 @@ pub fn fit_on_gpus(
 /// The errors of [`fit_on_gpus`].
 pub fn estimate_on_gpus(path: &Path, gpus: &[Gpu], limits: EngineLimits) -> Result<MemoryEstimate, LoadError> {
     let (file, architecture) = read_for_gpus(path)?;
-    Ok(lay_out_on(&file, &architecture, gpus, 1, limits)?.estimate)
+    Ok(estimate_open_gpus(&file, &architecture, gpus, 1, limits)?.estimate)
 }
 
 /// Reads a model's header and architecture.
@@ -93,33 +93,34 @@ fn ids<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
     gpus.map(Gpu::id).collect::<Vec<_>>().join(",")
 }
 
-fn lay_out_on(
+/// Memory estimate and device map for these GPUs, of each of which the model may use 1/`sharers` of the free memory.
+fn estimate_open_gpus(
     file: &ModelFile,
     architecture: &Architecture,
     gpus: &[Gpu],
     sharers: u64,
     limits: EngineLimits,
-) -> Result<GpuLayout, LoadError> {
+) -> Result<GpuEstimate, LoadError> {
     let capacities: Vec<GpuCapacity> = gpus.iter().map(|gpu| gpu.capacity(sharers)).collect();
-    lay_out(file, architecture, &ids(gpus.iter()), &capacities, limits.max_sequences, !needs_f32(gpus))
+    estimate_capacities(file, architecture, &ids(gpus.iter()), &capacities, limits.max_sequences, !needs_f32(gpus))
 }
 
 /// Assigns a model's layers to GPUs and estimates its memory. `halves`: whether F16 and BF16 matrices keep their
 /// precision; false only on candle's CPU device.
-fn lay_out(
+fn estimate_capacities(
     file: &ModelFile,
     architecture: &Architecture,
     gpus: &str,
     capacities: &[GpuCapacity],
     sequences: u32,
     halves: bool,
-) -> Result<GpuLayout, LoadError> {
+) -> Result<GpuEstimate, LoadError> {
     let dim = architecture.shape.head_dim;
     if halves && dim > MAX_HEAD_DIM {
         let reason = format!("its head dimension is {dim}, and the GPU kernel supports at most {MAX_HEAD_DIM}");
         return Err(file.unsupported(reason).into());
     }
-    layout(file, architecture, capacities, sequences, halves)?.map_err(|source| LoadError::NoGpuLayout {
+    estimate_gpus(file, architecture, capacities, sequences, halves)?.map_err(|source| LoadError::DoesNotFitGpus {
         path: file.path().to_owned(),
         gpus: gpus.to_owned(),
         source: Box::new(source),
@@ -154,7 +155,7 @@ impl GpuLoadError {
     }
 }
 
-/// Loads the weights onto the GPUs that the layout selects and allocates the KV pool. The model may use 1/`sharers` of
+/// Loads the weights onto the GPUs of the device map and allocates the KV pool. The model may use 1/`sharers` of
 /// the free memory of each GPU. Free memory is the smaller of [`Gpu::free_bytes`] and what the driver reports now.
 ///
 /// # Errors
@@ -172,28 +173,28 @@ pub fn load_on_gpus(
         Gpu { free_bytes: reported.min(gpu.free_bytes), ..gpu.clone() }
     };
     let gpus: Vec<Gpu> = gpus.iter().map(now).collect();
-    let GpuLayout { estimate, map } = lay_out_on(file, &architecture, &gpus, sharers, limits)?;
-    let device = ids(map.shares.iter().filter_map(|share| gpus.get(share.gpu)));
+    let GpuEstimate { estimate, device_map } = estimate_open_gpus(file, &architecture, &gpus, sharers, limits)?;
+    let device = ids(device_map.shares.iter().filter_map(|share| gpus.get(share.gpu)));
     tracing::info!(%model, device, %estimate, "loading model");
     let context = || GpuLoadError { path: file.path().to_owned(), gpus: device.clone(), estimate };
     let stage =
         |share: &GpuShare| Some(Stage { device: gpus.get(share.gpu)?.device.clone(), layers: share.layers.clone() });
-    let stages = map.shares.iter().filter_map(stage).collect();
+    let stages = device_map.shares.iter().filter_map(stage).collect();
     let forward = CudaModel::load(file, architecture, stages).map_err(|error| context().explain(error))?;
     let precision = if needs_f32(&gpus) { DType::F32 } else { DType::F16 };
     let blocks = estimate.kv_tokens as usize / KV_BLOCK_TOKENS;
     let pool = forward.pool(blocks, precision).map_err(|error| context().explain(error))?;
-    let scratch_bytes = (estimate.scratch + estimate.reserve) / (map.shares.len() as u64).max(1);
+    let scratch_bytes = (estimate.scratch + estimate.reserve) / (device_map.shares.len() as u64).max(1);
     let allocation = |share: &GpuShare| {
         Some(GpuAllocation {
             gpu: gpus.get(share.gpu)?.index,
-            total_bytes: share.bytes,
+            total_bytes: share.total_bytes,
             scratch_bytes,
-            weight_bytes: share.weights,
-            overhead_bytes: share.overhead,
+            weight_bytes: share.weight_bytes,
+            overhead_bytes: share.overhead_bytes,
         })
     };
-    let allocations = map.shares.iter().filter_map(allocation).collect();
+    let allocations = device_map.shares.iter().filter_map(allocation).collect();
     Ok(GpuLoad { forward, pool, allocations, error_context: context() })
 }
 

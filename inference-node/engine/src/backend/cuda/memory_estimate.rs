@@ -19,24 +19,24 @@ use crate::model::tensors::TensorRole;
 
 /// Size of one element of a key or value vector on a GPU, in bytes: F16.
 pub const ELEMENT_BYTES: u64 = 2;
-/// Bytes kept free on each GPU: the driver's context, cuBLAS and its workspace, the kernels' code, the allocator's
-/// rounding. Not measured on a GPU yet.
-const RESERVE_BYTES: u64 = 768 << 20;
+/// Bytes kept free on each GPU for the driver's context, cuBLAS and its workspace, the kernels' code, and the
+/// allocator's rounding. Not measured on a GPU yet.
+const GPU_RESERVE_BYTES: u64 = 768 << 20;
 /// Number of KV tokens per sequence above which the KV pool is large enough: no further GPU is used only to enlarge it.
 pub const MIN_TOKENS_PER_SEQUENCE: u64 = 8192;
 
-/// A memory estimate and the assignment of layers to GPUs.
+/// The memory estimate of a model on GPUs, and its device map.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GpuLayout {
+pub struct GpuEstimate {
     /// Memory estimate, summed over all GPUs.
     pub estimate: MemoryEstimate,
     /// Layers and memory of each GPU.
-    pub map: DeviceMap,
+    pub device_map: DeviceMap,
 }
 
 /// Why a model does not fit on the GPUs, with the memory it needs and the memory available.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum NoGpuLayout {
+pub enum DoesNotFitGpus {
     /// The model does not fit on the only GPU.
     #[error(transparent)]
     One(DoesNotFit),
@@ -47,37 +47,37 @@ pub enum NoGpuLayout {
 
 /// Assigns the layers of a model to GPUs and estimates the memory. `halves`: see [`super::weights::supports_half`]. The
 /// outer error is that of the file; the inner error says why the model does not fit.
-pub fn layout(
+pub fn estimate_gpus(
     file: &ModelFile,
     architecture: &Architecture,
     capacities: &[GpuCapacity],
     sequences: u32,
     halves: bool,
-) -> Result<Result<GpuLayout, NoGpuLayout>, HeaderError> {
+) -> Result<Result<GpuEstimate, DoesNotFitGpus>, HeaderError> {
     let (stack, terms) = layer_stack(file, architecture, sequences, halves)?;
     let (tokens, sufficient) = pool_tokens(architecture.shape.context, sequences);
-    let map = match plan_device_map(&stack, capacities, tokens.clone(), sufficient) {
+    let device_map = match plan_device_map(&stack, capacities, tokens.clone(), sufficient) {
         Ok(map) => map,
         Err(refused) => {
             let only = <&[GpuCapacity; 1]>::try_from(capacities).ok();
             let terms = |gpu: &GpuCapacity| EstimateTerms { overhead_per_mille: gpu.overhead_per_mille, ..terms };
-            let one = only.and_then(|[gpu]| fit_kv_pool(terms(gpu), tokens, gpu.free).err());
-            return Ok(Err(one.map_or(NoGpuLayout::Several(refused), NoGpuLayout::One)));
+            let one = only.and_then(|[gpu]| fit_kv_pool(terms(gpu), tokens, gpu.free_bytes).err());
+            return Ok(Err(one.map_or(DoesNotFitGpus::Several(refused), DoesNotFitGpus::One)));
         }
     };
-    let used = map.shares.len() as u64;
+    let used = device_map.shares.len() as u64;
     let estimate = MemoryEstimate {
         weights: terms.weights.stored,
-        overhead: map.shares.iter().map(|share| share.overhead).sum(),
+        overhead: device_map.shares.iter().map(|share| share.overhead_bytes).sum(),
         tables: terms.tables.saturating_mul(used),
         kv_per_token: terms.kv_per_token,
         // Rounded down to whole KV blocks.
-        kv_tokens: map.kv_tokens / KV_BLOCK_TOKENS as u64 * KV_BLOCK_TOKENS as u64,
+        kv_tokens: device_map.kv_tokens / KV_BLOCK_TOKENS as u64 * KV_BLOCK_TOKENS as u64,
         scratch: terms.activations.saturating_mul(used),
         loading: 0,
         reserve: terms.reserve.saturating_mul(used),
     };
-    Ok(Ok(GpuLayout { estimate, map }))
+    Ok(Ok(GpuEstimate { estimate, device_map }))
 }
 
 /// Minimum and maximum size of the KV pool in tokens, and the size that is enough (see [`MIN_TOKENS_PER_SEQUENCE`]).
@@ -94,7 +94,7 @@ fn pool_tokens(context: u64, sequences: u32) -> (RangeInclusive<u64>, u64) {
 ///
 /// # Errors
 /// If no assignment of layers fits.
-pub fn lay_out_shape(
+pub fn plan_map_for_shape(
     shape: &ModelShape,
     file_bytes: u64,
     capacities: &[GpuCapacity],
@@ -105,11 +105,11 @@ pub fn lay_out_shape(
     let (embedding, output) = (matrix(144), matrix(210));
     let layer = file_bytes.saturating_sub(embedding.saturating_add(output)).div_ceil(shape.layers.max(1));
     let stack = LayerStack {
-        layers: (0..shape.layers).map(|_| layer).collect(),
-        embedding,
-        output,
-        per_gpu: activations(shape, u64::from(sequences.max(1))).saturating_add(RESERVE_BYTES),
-        kv_per_token_layer: shape.kv_per_token(ELEMENT_BYTES) / shape.layers.max(1),
+        layer_bytes: (0..shape.layers).map(|_| layer).collect(),
+        embedding_bytes: embedding,
+        output_bytes: output,
+        bytes_per_gpu: activations(shape, u64::from(sequences.max(1))).saturating_add(GPU_RESERVE_BYTES),
+        kv_bytes_per_token_layer: shape.kv_per_token(ELEMENT_BYTES) / shape.layers.max(1),
     };
     plan_device_map(&stack, capacities, tokens, sufficient)
 }
@@ -147,14 +147,14 @@ fn layer_stack(
         tables,
         kv_per_token: shape.kv_per_token(ELEMENT_BYTES),
         activations,
-        reserve: RESERVE_BYTES,
+        reserve: GPU_RESERVE_BYTES,
     };
     let stack = LayerStack {
-        layers,
-        embedding,
-        output,
-        per_gpu: activations.saturating_add(RESERVE_BYTES).saturating_add(tables),
-        kv_per_token_layer: shape.kv_per_token(ELEMENT_BYTES) / shape.layers.max(1),
+        layer_bytes: layers,
+        embedding_bytes: embedding,
+        output_bytes: output,
+        bytes_per_gpu: activations.saturating_add(GPU_RESERVE_BYTES).saturating_add(tables),
+        kv_bytes_per_token_layer: shape.kv_per_token(ELEMENT_BYTES) / shape.layers.max(1),
     };
     Ok((stack, terms))
 }
@@ -176,26 +176,26 @@ mod tests {
     use crate::backend::cuda::model::{CudaModel, Stage};
     use crate::parity::{FAMILIES, folder};
 
-    fn gpu(free: u64) -> GpuCapacity {
-        GpuCapacity { free, bandwidth: 1.0, overhead_per_mille: 0 }
+    fn gpu(free_bytes: u64) -> GpuCapacity {
+        GpuCapacity { free_bytes, bandwidth: 1.0, overhead_per_mille: 0 }
     }
 
-    fn lay_out(family: &str, gpus: &[GpuCapacity]) -> Result<GpuLayout, NoGpuLayout> {
+    fn estimate(family: &str, gpus: &[GpuCapacity]) -> Result<GpuEstimate, DoesNotFitGpus> {
         let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
-        layout(&file, &Architecture::read(&file).unwrap(), gpus, 4, false).unwrap()
+        estimate_gpus(&file, &Architecture::read(&file).unwrap(), gpus, 4, false).unwrap()
     }
 
     #[test]
     fn estimate_is_the_sum_over_the_gpus() {
-        let one = lay_out("llama", &[gpu(8 << 30)]).unwrap();
+        let one = estimate("llama", &[gpu(8 << 30)]).unwrap();
         let smallest = one.estimate.with_kv_tokens(MIN_POOL_TOKENS.min(512));
-        assert_eq!(one.estimate.total(), one.map.shares[0].bytes);
+        assert_eq!(one.estimate.total(), one.device_map.shares[0].total_bytes);
         // Neither GPU alone has enough memory for the model.
         let raised = GpuCapacity { overhead_per_mille: 100, ..gpu(smallest.total() - 1) };
-        let two = lay_out("llama", &[raised, raised]).unwrap();
-        assert_eq!(two.map.shares.len(), 2);
+        let two = estimate("llama", &[raised, raised]).unwrap();
+        assert_eq!(two.device_map.shares.len(), 2);
         // The sum of the shares exceeds the estimate by less than one KV block.
-        let over = two.map.shares.iter().map(|share| share.bytes).sum::<u64>() - two.estimate.total();
+        let over = two.device_map.shares.iter().map(|share| share.total_bytes).sum::<u64>() - two.estimate.total();
         assert!(over < KV_BLOCK_TOKENS as u64 * two.estimate.kv_per_token, "{over}");
         assert!(two.estimate.overhead > two.estimate.weights / 11, "{}", two.estimate);
     }
@@ -206,11 +206,11 @@ mod tests {
             for path in [folder(family), folder(family).join("model.gguf")] {
                 let file = ModelFile::read(&path).unwrap();
                 let architecture = Architecture::read(&file).unwrap();
-                let layout = layout(&file, &architecture, &[gpu(8 << 30)], 4, false).unwrap().unwrap();
-                let stages = vec![Stage { device: Device::Cpu, layers: layout.map.shares[0].layers.clone() }];
+                let fit = estimate_gpus(&file, &architecture, &[gpu(8 << 30)], 4, false).unwrap().unwrap();
+                let stages = vec![Stage { device: Device::Cpu, layers: fit.device_map.shares[0].layers.clone() }];
                 let model = CudaModel::load(&file, architecture, stages).unwrap();
-                assert_eq!(layout.estimate.weights, model.stored_bytes() as u64, "{}", path.display());
-                assert!(layout.estimate.total() <= 8 << 30);
+                assert_eq!(fit.estimate.weights, model.stored_bytes() as u64, "{}", path.display());
+                assert!(fit.estimate.total() <= 8 << 30);
             }
         }
     }
@@ -223,11 +223,11 @@ mod tests {
             let file = ModelFile::read(&folder(family).join("model.gguf")).unwrap();
             let architecture = Architecture::read(&file).unwrap();
             let (shape, capacities) = (architecture.shape, [gpu(8 << 30)]);
-            let by_header = layout(&file, &architecture, &capacities, 4, true).unwrap().unwrap();
-            let by_shape = lay_out_shape(&shape, file.size(), &capacities, 4).unwrap();
+            let by_header = estimate_gpus(&file, &architecture, &capacities, 4, true).unwrap().unwrap();
+            let by_shape = plan_map_for_shape(&shape, file.size(), &capacities, 4).unwrap();
             let rest = file.size() - by_header.estimate.weights - by_header.estimate.tables;
-            let (header, outline) = (by_header.map.shares[0].bytes, by_shape.shares[0].bytes);
-            assert_eq!(by_shape.kv_tokens, by_header.map.kv_tokens);
+            let (header, outline) = (by_header.device_map.shares[0].total_bytes, by_shape.shares[0].total_bytes);
+            assert_eq!(by_shape.kv_tokens, by_header.device_map.kv_tokens);
             assert!((header..=header + rest + shape.layers).contains(&outline), "{family}: {outline} for {header}");
         }
     }
@@ -249,10 +249,10 @@ mod tests {
     }
 
     #[test]
-    fn too_small_gpus_are_refused_with_the_arithmetic() {
-        let refused = lay_out("llama", &[gpu(512 << 20)]).unwrap_err().to_string();
+    fn too_small_gpus_are_refused_with_the_terms_of_the_estimate() {
+        let refused = estimate("llama", &[gpu(512 << 20)]).unwrap_err().to_string();
         assert!(refused.contains("512.0 MiB are available") && refused.contains("reserve 768.0 MiB"), "{refused}");
-        let refused = lay_out("llama", &[gpu(512 << 20), gpu(1 << 20)]).unwrap_err().to_string();
+        let refused = estimate("llama", &[gpu(512 << 20), gpu(1 << 20)]).unwrap_err().to_string();
         assert!(refused.ends_with("the GPUs have 512.0 MiB and 1.0 MiB"), "{refused}");
     }
 }

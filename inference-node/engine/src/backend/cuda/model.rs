@@ -71,10 +71,10 @@ impl CudaModel {
     /// Loads the weights. `stages` must cover all layers in order.
     pub fn load(file: &ModelFile, architecture: Architecture, stages: Vec<Stage>) -> Result<Self> {
         let (Some(first), Some(last)) = (stages.first(), stages.last()) else {
-            candle_core::bail!("no stage was given to load the model into")
+            candle_core::bail!("no device was given for the model's layers")
         };
         let mut reader = CudaWeightReader::open(file, &architecture)?;
-        let embedding = reader.linear(TensorRole::Embedding, None, 0, &first.device)?;
+        let embedding = reader.read_linear(TensorRole::Embedding, None, 0, &first.device)?;
         let mut layers = Vec::new();
         for stage in &stages {
             for layer in stage.layers.clone() {
@@ -84,9 +84,9 @@ impl CudaModel {
         let (output, norm_at) = if architecture.tied {
             (None, &first.device)
         } else {
-            (Some(reader.linear(TensorRole::Output, None, 0, &last.device)?), &last.device)
+            (Some(reader.read_linear(TensorRole::Output, None, 0, &last.device)?), &last.device)
         };
-        let norm = reader.norm(TensorRole::OutputNorm, 0, norm_at)?;
+        let norm = reader.read_norm(TensorRole::OutputNorm, 0, norm_at)?;
         // Copies are asynchronous, and the next user may be another thread.
         stages.iter().try_for_each(|stage| stage.device.synchronize())?;
         Ok(Self { architecture, stages, embedding, layers, norm, output })
@@ -262,7 +262,7 @@ fn rotate(x: &Tensor, layout: RopeLayout, cos: &Tensor, sin: &Tensor) -> Result<
 
 impl Layer {
     fn load(reader: &mut CudaWeightReader<'_>, a: &Architecture, layer: u64, device: &Device) -> Result<Self> {
-        let mut linear = |role: TensorRole, bias: Option<TensorRole>| reader.linear(role, bias, layer, device);
+        let mut linear = |role: TensorRole, bias: Option<TensorRole>| reader.read_linear(role, bias, layer, device);
         let projections = if a.fused {
             Projections::Fused(linear(TensorRole::QueryKeyValue, None)?)
         } else {
@@ -274,7 +274,7 @@ impl Layer {
         };
         let output = linear(TensorRole::AttentionOutput, Some(TensorRole::AttentionOutputBias))?;
         let feed_forward = FeedForward::load(reader, a, layer, device)?;
-        let mut norm = |role: TensorRole| reader.norm(role, layer, device);
+        let mut norm = |role: TensorRole| reader.read_norm(role, layer, device);
         let head_norms =
             if a.head_norms { Some([norm(TensorRole::QueryNorm)?, norm(TensorRole::KeyNorm)?]) } else { None };
         let post_norms = if a.post_norms {

@@ -4,7 +4,8 @@ use candle_core::Device;
 
 use crate::backend::cuda::device::{CudaDeviceId, CudaUnavailable, Gpu};
 
-/// Lists the GPUs in CUDA's order, without opening any: opening one allocates memory on it.
+/// Lists the GPUs in CUDA's order, without opening any, because opening a GPU allocates memory on it. In this build,
+/// always fails with [`CudaUnavailable::NotBuilt`].
 ///
 /// # Errors
 /// The reason why CUDA cannot be used.
@@ -12,7 +13,8 @@ pub fn devices() -> Result<Vec<CudaDeviceId>, CudaUnavailable> {
     Err(CudaUnavailable::NotBuilt)
 }
 
-/// Opens the GPU that has the number `ordinal` in CUDA. `index` and `uuid` are copied to the returned [`Gpu`].
+/// Opens the GPU that has the number `ordinal` in CUDA. `index` and `uuid` are copied to the returned [`Gpu`]. In this
+/// build, always fails with [`CudaUnavailable::NotBuilt`].
 ///
 /// # Errors
 /// The driver's error.

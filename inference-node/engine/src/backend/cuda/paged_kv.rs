@@ -99,7 +99,7 @@ impl BlockMemory for PagedKv {
                     let halves: Vec<f16> = all[own].iter().map(|bits| f16::from_bits(*bits)).collect();
                     Tensor::from_vec(halves, page, pages.device())?
                 }
-                _ => candle_core::bail!("the values do not have the number format and size of a block of this pool"),
+                _ => candle_core::bail!("the given block differs from this KV pool's blocks in number format or size"),
             };
             pages.slice_set(&page, 0, block.index())
         };

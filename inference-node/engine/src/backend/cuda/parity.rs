@@ -1,4 +1,4 @@
-//! Tests that the GPU forward pass agrees with the Python library transformers, on candle's CPU device.
+//! Tests of the GPU forward pass, run on candle's CPU device: it must agree with the Python library transformers.
 
 use candle_core::{DType, Device};
 
@@ -8,7 +8,8 @@ use crate::model::architecture::Architecture;
 use crate::model::file::ModelFile;
 use crate::parity::{LoadModel, assert_batch_invariant, assert_greedy_text_matches, assert_logits_match};
 
-/// Loads a model in stages that begin at the given layers, all on the CPU.
+/// Loads a model in one or several stages, all of them on the CPU. `cuts` are the first layers of the stages after the
+/// first.
 fn load_stages(path: &std::path::Path, cuts: &[usize]) -> CudaModel {
     let file = ModelFile::read(path).unwrap();
     let architecture = Architecture::read(&file).unwrap();

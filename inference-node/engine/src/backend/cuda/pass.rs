@@ -39,7 +39,8 @@ pub struct Pass {
 pub struct PassIndices {
     pub slots: Tensor,
     pub page_tables: Tensor,
-    /// Query tiles, four numbers each: first row, number of rows, page table offset, position of the first row.
+    /// Query tiles, that is, groups of rows of one sequence that a thread block computes together; four numbers each:
+    /// first row, number of rows, page table offset, position of the first row.
     pub tiles: Tensor,
     pub tile_count: usize,
 }

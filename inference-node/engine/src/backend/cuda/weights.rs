@@ -15,7 +15,8 @@ pub fn supports_half(device: &Device) -> bool {
     !device.is_cpu()
 }
 
-/// Format in which a matrix of the file will be held on a GPU; `None` if it is not a matrix or has unsupported sizes.
+/// Format in which a matrix of the file will be held on a GPU; `None` if the tensor is not a matrix, or no kernel
+/// supports its sizes.
 pub fn plan(meta: &TensorMeta, halves: bool) -> Option<MatrixLayout> {
     let [rows, cols] = meta.dims[..] else { return None };
     gpu_layout(Matrix { format: meta.format?, rows, cols }, halves)
@@ -33,7 +34,7 @@ impl<'a> CudaWeightReader<'a> {
     }
 
     /// Reads a projection onto `device`, with its bias if the file has one.
-    pub fn linear(
+    pub fn read_linear(
         &mut self,
         role: TensorRole,
         bias: Option<TensorRole>,
@@ -41,13 +42,13 @@ impl<'a> CudaWeightReader<'a> {
         device: &Device,
     ) -> Result<CudaLinear> {
         let halves = supports_half(device);
-        let (stored, layout, bias) = self.reader.matrix(role, bias, layer, |meta| plan(meta, halves))?;
+        let (stored, layout, bias) = self.reader.read_matrix(role, bias, layer, |meta| plan(meta, halves))?;
         CudaLinear::new(stored, &layout, bias, device)
     }
 
     /// Reads a norm's weights onto `device`, as F32.
-    pub fn norm(&mut self, role: TensorRole, layer: u64, device: &Device) -> Result<Tensor> {
-        self.reader.norm(role, layer)?.flatten_all()?.to_dtype(DType::F32)?.to_device(device)
+    pub fn read_norm(&mut self, role: TensorRole, layer: u64, device: &Device) -> Result<Tensor> {
+        self.reader.read_norm(role, layer)?.flatten_all()?.to_dtype(DType::F32)?.to_device(device)
     }
 }
 

@@ -28,9 +28,9 @@ impl Running {
 }
 
 impl<M: ForwardModel> Batcher<M> {
-    /// Moves preempted sequences back to the batch, oldest first, while the pool has enough blocks for them and for the
-    /// blocks that the running sequences have not allocated yet: a sequence that has just resumed has not allocated
-    /// any.
+    /// Moves preempted sequences back to the batch, oldest first, as long as the pool has enough free blocks for the
+    /// next one and for all that the running sequences still have to allocate. (A sequence that has just resumed has
+    /// not allocated all of its blocks yet.) If no sequence is running, the first one always resumes.
     pub(super) fn resume_preempted(&mut self) {
         while let Some(first) = self.preempted.front() {
             if self.running.len() >= self.limit.rows() {

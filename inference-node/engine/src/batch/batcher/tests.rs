@@ -1,4 +1,4 @@
-//! Tests that drive the batcher step by step on this thread, on the small models of tests/fixtures/models.
+//! Tests that run the batcher step by step on the test's own thread, with the small models of tests/fixtures/models.
 
 mod failures;
 mod speculative_prefill;
@@ -244,7 +244,7 @@ async fn cancelled_sequence_leaves_before_the_next_pass() {
                 break result;
             }
         };
-        assert_eq!(ended, Err(crate::generation::Ended::Cancelled));
+        assert_eq!(ended, Err(crate::generation::GenerationError::Cancelled));
         assert_eq!(end(neighbour).await.usage.output_tokens, 40);
     }
 }

@@ -26,7 +26,7 @@ impl<M: ForwardModel> Batcher<M> {
             }
             if entry.scored == 0 {
                 pool.advance(kv, &sequence.tokens, entry.tokens.len());
-                sequence.outbox.step("");
+                sequence.outbox.report_step("");
                 return TokenOutcome::Continue;
             }
             // The first scored row follows the known tokens; each further row follows a draft token and is valid only

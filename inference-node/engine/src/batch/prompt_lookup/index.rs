@@ -1,10 +1,11 @@
 //! Index of the positions where a context (a few consecutive tokens) occurs in a text, with constant memory per token.
 
-use super::CONTEXT_TOKENS;
+use super::NGRAM_TOKENS;
 
 /// Maximum number of positions that a lookup returns; of more positions, it returns the latest.
 const MAX_MATCHES: usize = 8;
-/// Maximum number of positions examined per lookup: other contexts may have the same hash.
+/// Maximum number of positions that a lookup examines: more than it returns, because other contexts may have the same
+/// hash.
 const MAX_CANDIDATES: usize = 4 * MAX_MATCHES;
 /// Hash bits of the smallest table; fewer bits make longer chains.
 const MIN_TABLE_BITS: u32 = 10;
@@ -32,7 +33,7 @@ impl ContextIndex {
             self.chain.clear();
         }
         for last in self.chain.len()..known {
-            let before = match text[..=last].last_chunk::<CONTEXT_TOKENS>() {
+            let before = match text[..=last].last_chunk::<NGRAM_TOKENS>() {
                 Some(context) => {
                     let head = self.bucket(context);
                     std::mem::replace(&mut self.heads[head], last as u32 + 1)
@@ -44,21 +45,21 @@ impl ContextIndex {
     }
 
     /// Positions directly after the occurrences of `context`, latest first.
-    pub fn places_after(&self, text: &[u32], context: &[u32; CONTEXT_TOKENS]) -> Vec<usize> {
+    pub fn positions_after(&self, text: &[u32], context: &[u32; NGRAM_TOKENS]) -> Vec<usize> {
         if self.heads.is_empty() {
             return Vec::new();
         }
-        let after = |place: u32| (place > 0).then_some(place);
-        let chain = std::iter::successors(after(self.heads[self.bucket(context)]), |place| {
-            after(self.chain[*place as usize - 1])
+        let after = |position: u32| (position > 0).then_some(position);
+        let chain = std::iter::successors(after(self.heads[self.bucket(context)]), |position| {
+            after(self.chain[*position as usize - 1])
         });
-        let same = |place: &usize| text[..*place].ends_with(context);
-        chain.take(MAX_CANDIDATES).map(|place| place as usize).filter(same).take(MAX_MATCHES).collect()
+        let same = |position: &usize| text[..*position].ends_with(context);
+        chain.take(MAX_CANDIDATES).map(|position| position as usize).filter(same).take(MAX_MATCHES).collect()
     }
 
     /// Bucket of a context in `heads`, by Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3, section
     /// 6.4.
-    fn bucket(&self, context: &[u32; CONTEXT_TOKENS]) -> usize {
+    fn bucket(&self, context: &[u32; NGRAM_TOKENS]) -> usize {
         let mixed = context
             .iter()
             .fold(0u64, |hash, token| (hash.rotate_left(21) ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -80,9 +81,9 @@ mod tests {
             let mut index = ContextIndex::default();
             parts.iter().for_each(|end| index.extend(&text[..(*end).min(text.len())]));
             index.extend(&text);
-            for context in text.windows(CONTEXT_TOKENS).filter_map(|w| w.first_chunk::<CONTEXT_TOKENS>()) {
-                let all = (CONTEXT_TOKENS..text.len()).rev().filter(|place| text[..*place].ends_with(context));
-                prop_assert_eq!(index.places_after(&text, context), all.take(MAX_MATCHES).collect::<Vec<usize>>());
+            for context in text.windows(NGRAM_TOKENS).filter_map(|w| w.first_chunk::<NGRAM_TOKENS>()) {
+                let all = (NGRAM_TOKENS..text.len()).rev().filter(|position| text[..*position].ends_with(context));
+                prop_assert_eq!(index.positions_after(&text, context), all.take(MAX_MATCHES).collect::<Vec<usize>>());
             }
         }
     }
@@ -95,6 +96,6 @@ mod tests {
         assert!(4 * (index.heads.capacity() + index.chain.capacity()) <= 8 * text.len() + (4 << MAX_TABLE_BITS));
         // The latest of many positions with the same hash is still found.
         let end = text.len() - 1;
-        assert_eq!(index.places_after(&text, text[..end].last_chunk().unwrap()), [end]);
+        assert_eq!(index.positions_after(&text, text[..end].last_chunk().unwrap()), [end]);
     }
 }

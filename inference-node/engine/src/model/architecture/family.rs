@@ -22,10 +22,12 @@ pub(super) struct Family {
     pub post_norms: bool,
     /// Whether the activation is GELU (tanh approximation) instead of SiLU.
     pub gelu: bool,
-    /// Whether embeddings are multiplied by sqrt(hidden), and the Hugging Face layout stores norms minus one.
+    /// Whether embeddings are multiplied by sqrt(hidden), and the weights of norms are stored minus one in the Hugging
+    /// Face layout.
     pub gemma: bool,
-    /// Every n-th layer has full attention and the others a sliding window; 1: all layers have the window, if the file
-    /// sets one.
+    /// Period n of the attention pattern: every n-th layer has full attention, the others a sliding window. 1: no
+    /// pattern; all layers have the window that the file sets, if any (for Qwen, no layer has a window). Not used if
+    /// the file lists the type of each layer.
     pub window_every: u64,
     /// Whether feed-forwards are mixtures of experts.
     pub experts: bool,

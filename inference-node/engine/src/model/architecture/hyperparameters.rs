@@ -51,7 +51,7 @@ pub(super) fn read_shape(file: &ModelFile, family: &Family) -> Result<ModelShape
     let valid = heads.is_multiple_of(kv_heads) && head_dim > 0 && head_dim <= 1 << 10 && head_dim.is_multiple_of(2);
     if !valid || file.get_u64(VALUE_DIM).is_some_and(|d| d != head_dim) {
         let what = format!(
-            "{heads} query heads and {kv_heads} key-value heads of {head_dim} values are not valid for the {} family",
+            "{heads} query heads and {kv_heads} KV heads with head dimension {head_dim} are invalid for the {} family",
             family.gguf
         );
         return Err(file.unsupported(what));
@@ -85,7 +85,7 @@ pub(super) fn read_experts(file: &ModelFile, family: &Family) -> Result<Option<E
     }
     let per_token = file.get_u64(EXPERTS_PER_TOKEN).ok_or_else(|| missing(file, EXPERTS_PER_TOKEN))?;
     if count > MAX_EXPERTS || per_token == 0 || per_token > count {
-        let what = format!("{per_token} of {count} experts per token is not valid for the {} family", family.gguf);
+        let what = format!("{count} experts, {per_token} per token, are not valid for the {} family", family.gguf);
         return Err(file.unsupported(what));
     }
     // llama.cpp's graph for this architecture always normalizes the routing weights.

@@ -7,7 +7,7 @@
 use std::io::{Read, Seek};
 
 use candle_core::quantized::gguf_file;
-use cfq_memory::{Bytes, Format};
+use cfq_memory::{Bytes, WeightFormat};
 
 /// Maximum number of values in a header; each array element counts. The largest published vocabularies have 300
 /// thousand tokens, each with a score, a type and up to two merges.
@@ -43,30 +43,31 @@ struct HeaderCheck<'a, R> {
 
 impl<R: Read + Seek> HeaderCheck<'_, R> {
     fn run(mut self) -> Result<(), HeaderFault> {
-        if self.size < 4 || self.bytes::<4>()? != *b"GGUF" {
+        if self.size < 4 || self.read_bytes::<4>()? != *b"GGUF" {
             return Err(HeaderFault::NotGguf);
         }
-        if !matches!(self.u32()?, 2 | 3) {
+        if !matches!(self.read_u32()?, 2 | 3) {
             return Err(HeaderFault::NotGguf);
         }
-        let tensors = self.u64()?;
-        let entries = self.u64()?;
+        let tensors = self.read_u64()?;
+        let entries = self.read_u64()?;
         if tensors > MAX_TENSORS || entries > MAX_HEADER_VALUES {
-            return Err(HeaderFault::Corrupt(format!("its header claims {tensors} tensors and {entries} entries")));
+            let what = format!("its header claims {tensors} tensors and {entries} metadata entries");
+            return Err(HeaderFault::Corrupt(what));
         }
         let mut alignment = gguf_file::DEFAULT_ALIGNMENT;
         for _ in 0..entries {
-            let key = self.name()?;
-            let kind = self.u32()?;
+            let key = self.read_name()?;
+            let kind = self.read_u32()?;
             if key == "general.alignment" {
                 // The specification demands a 32-bit number; readers differ on other widths.
                 if kind != 4 {
                     return Err(HeaderFault::Corrupt("its alignment is not a 32-bit number".to_owned()));
                 }
-                alignment = u64::from(self.u32()?);
+                alignment = u64::from(self.read_u32()?);
                 self.values += 1;
             } else {
-                self.value(kind, 0)?;
+                self.skip_value(kind, 0)?;
             }
         }
         if !alignment.is_power_of_two() || alignment > 1 << 20 {
@@ -74,7 +75,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         }
         let mut extents = Vec::new();
         for _ in 0..tensors {
-            extents.push(self.tensor()?);
+            extents.push(self.read_tensor_entry()?);
         }
         let data = self.at.next_multiple_of(alignment);
         for (name, offset, bytes) in extents {
@@ -88,16 +89,16 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
     }
 
     /// Reads the entry of the next tensor: its name, its offset in the data section and its size, both in bytes.
-    fn tensor(&mut self) -> Result<(String, u64, u64), HeaderFault> {
-        let name = self.name()?;
-        let dims = self.u32()?;
+    fn read_tensor_entry(&mut self) -> Result<(String, u64, u64), HeaderFault> {
+        let name = self.read_name()?;
+        let dims = self.read_u32()?;
         if dims > 4 {
             return Err(HeaderFault::Corrupt(format!("tensor {name} has {dims} dimensions, more than 4")));
         }
         let mut values = 1u64;
         let mut row = 1;
         for dim in 0..dims {
-            let length = self.u64()?;
+            let length = self.read_u64()?;
             if dim == 0 {
                 row = length;
             }
@@ -106,27 +107,27 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
                 .filter(|v| *v > 0 && *v < 1 << 48)
                 .ok_or_else(|| HeaderFault::Corrupt(format!("tensor {name} has impossible dimensions")))?;
         }
-        let number = self.u32()?;
-        let offset = self.u64()?;
+        let number = self.read_u32()?;
+        let offset = self.read_u64()?;
         let format = format_from_number(number).ok_or_else(|| {
-            HeaderFault::Unsupported(format!("tensor {name} has format number {number}, which has no kernels"))
+            HeaderFault::Unsupported(format!("tensor {name} has the unsupported format number {number}"))
         })?;
         let bytes = format
             .bytes(row)
             .and_then(|_| format.bytes(values))
-            .ok_or_else(|| HeaderFault::Corrupt(format!("tensor {name} does not fill whole blocks")))?;
+            .ok_or_else(|| HeaderFault::Corrupt(format!("tensor {name} does not consist of whole blocks")))?;
         Ok((name, offset, bytes))
     }
 
     /// Skips one metadata value of type `kind` (`enum gguf_metadata_value_type`).
-    fn value(&mut self, kind: u32, depth: u8) -> Result<(), HeaderFault> {
+    fn skip_value(&mut self, kind: u32, depth: u8) -> Result<(), HeaderFault> {
         self.values += 1;
         if self.values > MAX_HEADER_VALUES {
             return Err(HeaderFault::Corrupt(format!("its header has more than {MAX_HEADER_VALUES} values")));
         }
         match kind {
             0 | 1 => self.skip(1),
-            7 => match self.bytes::<1>()? {
+            7 => match self.read_bytes::<1>()? {
                 [0 | 1] => Ok(()),
                 [other] => Err(HeaderFault::Corrupt(format!("a boolean in its header has the value {other}"))),
             },
@@ -134,20 +135,20 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
             4..=6 => self.skip(4),
             10..=12 => self.skip(8),
             8 => {
-                let length = self.u64()?;
+                let length = self.read_u64()?;
                 self.skip(length)
             }
             9 => {
                 if depth >= 3 {
                     return Err(HeaderFault::Corrupt("its header nests arrays too deeply".to_owned()));
                 }
-                let kind = self.u32()?;
-                let length = self.u64()?;
+                let kind = self.read_u32()?;
+                let length = self.read_u64()?;
                 if length > MAX_HEADER_VALUES {
                     return Err(HeaderFault::Corrupt(format!("an array in its header claims {length} values")));
                 }
                 for _ in 0..length {
-                    self.value(kind, depth + 1)?;
+                    self.skip_value(kind, depth + 1)?;
                 }
                 Ok(())
             }
@@ -156,8 +157,8 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
     }
 
     /// Reads a metadata key or a tensor's name.
-    fn name(&mut self) -> Result<String, HeaderFault> {
-        let length = self.u64()?;
+    fn read_name(&mut self) -> Result<String, HeaderFault> {
+        let length = self.read_u64()?;
         if length > 65_535 {
             return Err(HeaderFault::Corrupt(format!("a name in its header claims {length} bytes")));
         }
@@ -189,7 +190,7 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         Ok(())
     }
 
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], HeaderFault> {
+    fn read_bytes<const N: usize>(&mut self) -> Result<[u8; N], HeaderFault> {
         self.check_length(N as u64)?;
         let mut bytes = [0; N];
         self.reader.read_exact(&mut bytes).map_err(HeaderFault::Io)?;
@@ -197,33 +198,33 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, HeaderFault> {
-        Ok(u32::from_le_bytes(self.bytes()?))
+    fn read_u32(&mut self) -> Result<u32, HeaderFault> {
+        Ok(u32::from_le_bytes(self.read_bytes()?))
     }
 
-    fn u64(&mut self) -> Result<u64, HeaderFault> {
-        Ok(u64::from_le_bytes(self.bytes()?))
+    fn read_u64(&mut self) -> Result<u64, HeaderFault> {
+        Ok(u64::from_le_bytes(self.read_bytes()?))
     }
 }
 
 /// The format that has this type number in ggml (`enum ggml_type`); `None` if it is not supported.
-fn format_from_number(number: u32) -> Option<Format> {
+fn format_from_number(number: u32) -> Option<WeightFormat> {
     Some(match number {
-        0 => Format::F32,
-        1 => Format::F16,
-        2 => Format::Q4_0,
-        3 => Format::Q4_1,
-        6 => Format::Q5_0,
-        7 => Format::Q5_1,
-        8 => Format::Q8_0,
-        9 => Format::Q8_1,
-        10 => Format::Q2K,
-        11 => Format::Q3K,
-        12 => Format::Q4K,
-        13 => Format::Q5K,
-        14 => Format::Q6K,
-        15 => Format::Q8K,
-        30 => Format::Bf16,
+        0 => WeightFormat::F32,
+        1 => WeightFormat::F16,
+        2 => WeightFormat::Q4_0,
+        3 => WeightFormat::Q4_1,
+        6 => WeightFormat::Q5_0,
+        7 => WeightFormat::Q5_1,
+        8 => WeightFormat::Q8_0,
+        9 => WeightFormat::Q8_1,
+        10 => WeightFormat::Q2K,
+        11 => WeightFormat::Q3K,
+        12 => WeightFormat::Q4K,
+        13 => WeightFormat::Q5K,
+        14 => WeightFormat::Q6K,
+        15 => WeightFormat::Q8K,
+        30 => WeightFormat::Bf16,
         _ => return None,
     })
 }

@@ -89,7 +89,8 @@ pub(super) fn size(folder: &ModelFolder) -> Result<VocabularySize, HeaderError> 
     })
 }
 
-/// Spelling of the tokens, recognized by the decoder in tokenizer.json; `None` if the decoder is of another kind.
+/// How the tokens are spelled, derived from the type of the decoder in tokenizer.json; `None` if no spelling is known
+/// for that type.
 fn spelling(json: &Value) -> Option<Spelling> {
     let decoder = json.get("decoder")?;
     let steps = decoder.get("decoders").and_then(Value::as_array).cloned().unwrap_or_else(|| vec![decoder.clone()]);

@@ -117,7 +117,8 @@ pub(super) struct HubToken {
 }
 
 impl Hub {
-    /// A hub with settings from the configuration, overridden by the environment `variable`.
+    /// Creates a hub with the settings of the configuration. Environment variables, which `variable` looks up by name,
+    /// override them.
     pub fn new(config: &HubConfig, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let text = |name: &str| set(name).and_then(|value| value.into_string().ok());

@@ -26,7 +26,7 @@ use crate::models::checksum::Checksum;
 /// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 8;
 /// Maximum size of a repository's description, in bytes; the largest known repositories have some ten thousand files.
-const MAX_DESCRIPTION_BYTES: u64 = 32 << 20;
+const MAX_REPO_LISTING_BYTES: u64 = 32 << 20;
 /// Maximum length of an error reason quoted from the hub, in characters.
 const MAX_REASON_CHARS: usize = 300;
 
@@ -127,7 +127,7 @@ impl HubClient {
         if !answer.response.status().is_success() {
             return Err(self.failure(&answer, target));
         }
-        let bytes = self.body(answer.response, MAX_DESCRIPTION_BYTES).await?;
+        let bytes = self.body(answer.response, MAX_REPO_LISTING_BYTES).await?;
         let unexpected = |reason: String| {
             HubFailure::Permanent(HubError::UnexpectedResponse { what: target.repo.to_owned(), reason })
         };
@@ -298,8 +298,8 @@ fn checksum(headers: &HeaderMap) -> Option<Checksum> {
     Checksum::from_etag(tag.to_str().ok()?)
 }
 
-/// Size of the whole file. `Content-Length` is used only for status 200: for a redirect or a partial response it is
-/// another length.
+/// Size of the whole file. `Content-Length` is used only for status 200: with a redirect or a partial response, it is
+/// only the length of that response.
 fn size(headers: &HeaderMap, status: StatusCode) -> Option<u64> {
     let own = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::OK);
     headers.get("x-linked-size").or(own)?.to_str().ok()?.parse().ok()

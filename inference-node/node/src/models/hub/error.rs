@@ -123,7 +123,8 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the request itself is the cause: another request or another account may succeed, a retry cannot.
+    /// Whether the request itself is the cause of the error: another request or another account may succeed, a retry
+    /// cannot.
     pub fn is_invalid_request(&self) -> bool {
         match self {
             Self::InvalidEndpoint { .. }

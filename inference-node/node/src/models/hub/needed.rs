@@ -30,7 +30,8 @@ const MAX_CHOICES: usize = 12;
 pub enum SelectionError {
     /// The repository has no such file; `choices` are model files that it has.
     FileNotFound { choices: Vec<String> },
-    /// The file is one part of a split model; `whole` names the file that stands for all parts, if there is one.
+    /// The file is one part of a split model. `whole` is the index of the safetensors shards, which can be fetched
+    /// instead; `None` if the repository has no index for them.
     SplitPart { whole: Option<String> },
     /// The file is not a model.
     NotAModelFile,
@@ -38,8 +39,8 @@ pub enum SelectionError {
     InvalidIndex(String),
 }
 
-/// Returns `file`, followed by the files with which it is loaded, without the shards of an index, which [`shards`]
-/// returns.
+/// Returns `file`, followed by its companions. If `file` is an index, its shards are not included; [`shards`] returns
+/// them.
 ///
 /// # Errors
 /// A [`SelectionError`].

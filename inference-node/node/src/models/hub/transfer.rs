@@ -1,4 +1,4 @@
-//! Download of one file into a partial file, which continues over any number of broken connections.
+//! Download of one file into a partial file. The download continues over any number of broken connections.
 //!
 //! Bytes that are already in the partial file, from this process or an earlier one, are read and hashed, and the rest
 //! is requested with a range request. A partial file is named by the expected checksum of the whole file, so its bytes
@@ -54,7 +54,7 @@ pub(super) struct FileProgress<'a> {
 
 impl FileProgress<'_> {
     /// Reports that the first `have` bytes of the file are present.
-    fn transferred(&mut self, have: u64) {
+    fn report_transferred(&mut self, have: u64) {
         if let Some((before, total)) = self.offset {
             (self.report)(PullProgress::Transferred { done: before + have, total });
         }
@@ -158,7 +158,7 @@ pub(super) async fn fetch(
     progress: &mut FileProgress<'_>,
 ) -> Result<(), TransferError> {
     let mut partial = PartialFile::open(path, target)?;
-    progress.transferred(partial.have);
+    progress.report_transferred(partial.have);
     let mut retries = Retries::new(client);
     let mut whole_in_one_run = partial.have == 0;
     loop {
@@ -189,7 +189,7 @@ pub(super) async fn fetch(
         let reason = format!("{} has a wrong checksum", target.path);
         (progress.report)(PullProgress::Retrying { reason, wait: Duration::ZERO });
         partial.restart(target)?;
-        progress.transferred(0);
+        progress.report_transferred(0);
         whole_in_one_run = true;
     }
 }
@@ -210,7 +210,7 @@ impl From<HubFailure> for DownloadError {
     }
 }
 
-/// Reads one connection to its end.
+/// Requests the rest of a file, and appends the response to the partial file until the connection ends.
 async fn stream(
     client: &HubClient,
     source: RequestTarget<'_>,
@@ -231,7 +231,7 @@ async fn stream(
         // The server does not support ranges, or not this range: start again from the beginning. If this response
         // contains the whole file, it is used.
         partial.restart(target).map_err(DownloadError::Local)?;
-        progress.transferred(0);
+        progress.report_transferred(0);
     }
     if !resumes && status != StatusCode::OK {
         let error = HubError::UnexpectedStatus { status: status.as_u16(), what: target.path.clone() };
@@ -267,7 +267,7 @@ async fn stream(
             );
         }
         partial.append(&chunk).map_err(DownloadError::Local)?;
-        progress.transferred(partial.have);
+        progress.report_transferred(partial.have);
         if partial.have - window.1 >= client.retry.stall_bytes {
             window = (Instant::now(), partial.have);
         }

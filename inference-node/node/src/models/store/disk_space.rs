@@ -18,7 +18,7 @@ use crate::models::{ModelError, PullProgress, file_error};
 const DISK_RESERVE_BYTES: u64 = 256 << 20;
 
 impl ModelStore {
-    /// Removes a fetched model, or the unfinished fetch of one. Returns the bytes freed.
+    /// Removes a fetched model, or the partial download of a model. Returns the number of bytes freed.
     ///
     /// # Errors
     /// [`ModelError::NotInstalled`], [`ModelError::InUse`], [`ModelError::FetchInProgress`], [`ModelError::LocalFile`]
@@ -104,7 +104,7 @@ impl ModelStore {
             let installed = self.list()?;
             let protected = |i: &InstalledModel| {
                 let bound = i.model == *model || self.bound.contains(&i.model);
-                i.pinned || i.in_use || bound || i.state != InstallState::Ready
+                i.pinned || i.in_use || bound || i.state != InstallState::Complete
             };
             let candidate = |i: &InstalledModel| EvictionCandidate {
                 bytes: i.bytes,

@@ -180,8 +180,8 @@ impl ModelStore {
     }
 }
 
-/// Converts the error that the model folder is read-only for this user into `None`. Models there are used without a
-/// lock, because this user cannot remove them either.
+/// Returns `None` in place of the error that this user may not write to the model folder. Models there are used without
+/// a lock, because this user cannot remove them either.
 fn if_writable<T>(result: Result<T, ModelError>) -> Result<Option<T>, ModelError> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -14,8 +14,8 @@ use super::plan::host_estimate::HostEstimate;
 use crate::models::{InstallState, LoadMeasurements, MeasuredLoad};
 use crate::node::error::with_causes;
 
-/// Derives a [`HostEstimate`] from `fit`, which returns the memory estimate for a number of available bytes: it is
-/// called with no memory and with unlimited memory.
+/// Derives a [`HostEstimate`] from two calls of `fit`, which returns the memory estimate for a number of available
+/// bytes: 0 for the estimate with the smallest KV pool, and the maximum for the size of the largest pool.
 pub(super) fn host_estimate(fit: impl Fn(u64) -> Result<MemoryEstimate, LoadError>) -> Result<HostEstimate, LoadError> {
     let (path, smallest) = match fit(0) {
         Err(LoadError::DoesNotFit { path, source }) => (path, source.estimate),
@@ -46,12 +46,13 @@ impl Loader {
                 let overhead = self.host_overhead(model);
                 match host_estimate(|memory| estimate_memory(&path, self.limits(memory), overhead)) {
                     Ok(estimate) => Estimate::Host(estimate),
-                    Err(error) => Estimate::HostUnusable { reason: unusable_reason(&error) },
+                    Err(error) => Estimate::HostUnusable { reason: unusable_reason(model, &error) },
                 }
             }
             EstimateRequest::Gpus { free } => {
                 let gpus = self.gpus_with(model, &free);
-                let fit = estimate_on_gpus(&path, &gpus, self.limits(0)).map_err(|error| unusable_reason(&error));
+                let fit = estimate_on_gpus(&path, &gpus, self.limits(0));
+                let fit = fit.map_err(|error| unusable_reason(model, &error));
                 Estimate::Gpus { free, fit }
             }
         }
@@ -68,12 +69,13 @@ impl Loader {
             _ => {
                 let installed = self.store.show(model).ok()?;
                 // Unfinished models are excluded: their path is the folder of the partial download.
-                (installed.state == InstallState::Ready).then_some(installed.path)
+                (installed.state == InstallState::Complete).then_some(installed.path)
             }
         }
     }
 
-    /// Memory estimate on the GPUs if no other model is loaded there; `None` if the model does not fit.
+    /// Memory estimate on the GPUs as if no other model were loaded there; `None` if there is no GPU, if the model is
+    /// not installed, or if it would not fit even then.
     pub(super) fn estimate_alone_on_gpus(&self, model: &ModelId) -> Option<MemoryEstimate> {
         if self.gpus.is_empty() {
             return None;
@@ -88,7 +90,8 @@ impl Loader {
         self.measured(model).and_then(|measured| measured.on_device("cpu")).map_or(0, MeasuredLoad::overhead_per_mille)
     }
 
-    /// Returns the GPUs with `free` bytes each, and with the overhead measured in earlier loads of this model on them.
+    /// Returns copies of the GPUs for an estimate of this model: their free memory is set to `free` (bytes of each
+    /// GPU), and their overhead to that measured in earlier loads of the model.
     pub(super) fn gpus_with(&self, model: &ModelId, free: &[u64]) -> Vec<Gpu> {
         let measured = self.measured(model);
         let with = |(gpu, free): (&Gpu, &u64)| {

@@ -129,8 +129,8 @@ impl Loader {
     fn publish(&self, model: &ModelId, status: PublishedStatus) {
         let status = match status {
             PublishedStatus::Loading => ModelStatus::Loading,
-            PublishedStatus::Ready => match self.engines.get(model) {
-                Some(loaded) => ModelStatus::Ready(loaded.engine.clone()),
+            PublishedStatus::Resident => match self.engines.get(model) {
+                Some(loaded) => ModelStatus::Resident(loaded.engine.clone()),
                 None => return,
             },
             PublishedStatus::OnDisk { state, shortage } => {

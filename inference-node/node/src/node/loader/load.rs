@@ -37,7 +37,7 @@ impl Loader {
             {
                 let engine = weights.start(limits, self.registry.changes().clone());
                 let engine = engine.map_err(|error| self.failure(model, &error))?;
-                tracing::info!(%model, seconds = started.elapsed().as_secs_f64(), "model loaded from memory");
+                tracing::info!(%model, seconds = started.elapsed().as_secs_f64(), "model loaded from the weight cache");
                 return Ok((engine, file));
             }
             let file = self.fetch(model).map_err(LoadFailure::Permanent)?;
@@ -49,8 +49,8 @@ impl Loader {
         Ok(LoadedEngine { engine: Arc::new(engine), file, pin: PinState::default() })
     }
 
-    /// Loads the model onto the GPUs, as one of `sharers` models that share their `free` bytes. `None` if it has to
-    /// run on the CPU.
+    /// Loads the model onto the GPUs, as one of `sharers` models that share the `free` bytes of each GPU. `None` if the
+    /// model has to run on the CPU.
     fn load_on_gpus(
         &self,
         model: &ModelId,
@@ -75,7 +75,7 @@ impl Loader {
             let mut record = LoadRecord::begin(&self.store, model);
             let before = self.driver_free(&gpus);
             let loaded = match load(sharers) {
-                Err(LoadError::NoGpuLayout { .. }) if sharers > 1 => load(1),
+                Err(LoadError::DoesNotFitGpus { .. }) if sharers > 1 => load(1),
                 loaded => loaded,
             };
             if let Ok(engine) = &loaded {
@@ -86,7 +86,7 @@ impl Loader {
         match loaded {
             Ok(engine) => Ok(Some((engine, file))),
             Err(
-                error @ (LoadError::NoGpuLayout { .. }
+                error @ (LoadError::DoesNotFitGpus { .. }
                 | LoadError::CpuOnly { .. }
                 | LoadError::GpuMemoryExhausted { .. }),
             ) if self.config.device == DeviceChoice::Auto => {
@@ -140,9 +140,9 @@ impl Loader {
     fn failure(&self, model: &ModelId, error: &LoadError) -> LoadFailure {
         let host = match error {
             LoadError::DoesNotFit { source, .. } => Some(source.estimate),
-            LoadError::NoGpuLayout { .. } | LoadError::GpuMemoryExhausted { .. } => None,
+            LoadError::DoesNotFitGpus { .. } | LoadError::GpuMemoryExhausted { .. } => None,
             LoadError::Header(_) | LoadError::Weights { .. } | LoadError::CpuOnly { .. } | LoadError::Thread(_) => {
-                return LoadFailure::Permanent(unusable_reason(error));
+                return LoadFailure::Permanent(unusable_reason(model, error));
             }
         };
         let (host, gpus) = (host.map(Box::new), self.estimate_alone_on_gpus(model).map(Box::new));
@@ -173,12 +173,10 @@ impl Loader {
             PullProgress::Transferred { .. } | PullProgress::Evicted { .. } => {}
         };
         self.config.store().pull(model, PullOptions::default(), &mut report).map_err(|error| {
-            let detail = with_causes(&error);
+            let (model, detail) = (model.clone(), with_causes(&error));
             match error {
-                ModelError::Header(_) => {
-                    UnusableReason::Unreadable { detail: format!("{detail}; to retry, run `cfq models load {model}`") }
-                }
-                _ => UnusableReason::FetchFailed { model: model.clone(), detail },
+                ModelError::Header(_) => UnusableReason::Unreadable { model, detail },
+                _ => UnusableReason::FetchFailed { model, detail },
             }
         })
     }
@@ -203,14 +201,14 @@ pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, UnusableReason> {
     }
 }
 
-/// Converts an error of the engine into the reason why the model cannot be used.
-pub(super) fn unusable_reason(error: &LoadError) -> UnusableReason {
+/// Converts an error of the engine into the reason why `model` cannot be used.
+pub(super) fn unusable_reason(model: &ModelId, error: &LoadError) -> UnusableReason {
     let detail = with_causes(error);
     match error {
-        LoadError::Header(_) | LoadError::Weights { .. } => UnusableReason::Unreadable { detail },
+        LoadError::Header(_) | LoadError::Weights { .. } => UnusableReason::Unreadable { model: model.clone(), detail },
         LoadError::CpuOnly { .. } => UnusableReason::CpuOnly { detail },
         LoadError::Thread(_) => UnusableReason::EngineNotStarted { detail },
-        LoadError::DoesNotFit { .. } | LoadError::NoGpuLayout { .. } | LoadError::GpuMemoryExhausted { .. } => {
+        LoadError::DoesNotFit { .. } | LoadError::DoesNotFitGpus { .. } | LoadError::GpuMemoryExhausted { .. } => {
             UnusableReason::TooLarge(MemoryShortage::new(detail))
         }
     }

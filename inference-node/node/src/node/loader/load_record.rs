@@ -27,7 +27,7 @@ impl Drop for LoadRecord<'_> {
     fn drop(&mut self) {
         for (device, took) in &self.took {
             let (model, predicted, measured) = (self.model, Bytes(took.predicted), Bytes(took.measured));
-            tracing::info!(%model, device, %predicted, %measured, "load measured");
+            tracing::info!(%model, device, %predicted, %measured, "measured the memory of a load");
         }
         log_failure(self.model, self.store.record_load_end(self.model, &self.took));
     }

@@ -46,7 +46,7 @@ mod waiting;
 use std::time::Instant;
 
 use self::event::{LoaderAction, LoaderEvent, PublishedStatus};
-use self::outcome::WAITING_INTERVAL;
+use self::outcome::WAITING_REPLAN_INTERVAL;
 use self::state::{LoaderState, ModelPhase, StartModel};
 
 /// Applies `event` to the state and returns the next actions; no action if nothing has to be done now.
@@ -101,7 +101,8 @@ impl LoaderState {
         }
     }
 
-    /// Appends the next action with an outcome and all actions before it.
+    /// Appends the actions of the next decision. Appends nothing during a load, or if an action in `actions` has an
+    /// outcome or drops cached weights: the decision after it needs a new observation of the machine.
     fn plan(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) {
         // After an action that changes what the machine reports, the next decision needs a new observation.
         let needs_observation =
@@ -115,14 +116,14 @@ impl LoaderState {
             return;
         }
         if self.observed.yielding {
-            self.starting_models_wait();
+            self.queue_starting_models();
         } else if self.plan_start(now, actions) || (self.replan && self.plan_waiting(now, actions)) {
             return;
         }
         if std::mem::take(&mut self.replan) {
             self.planned_busy = self.busy_models();
             self.planned_yielding = self.observed.yielding;
-            self.next_replan_at = Some(now + WAITING_INTERVAL);
+            self.next_replan_at = Some(now + WAITING_REPLAN_INTERVAL);
         }
         self.report_free_bytes(actions);
     }
@@ -136,7 +137,7 @@ impl LoaderState {
         }
     }
 
-    /// Publishes models whose backoff time is over as available again.
+    /// Publishes that the models whose backoff time is over are available again.
     fn offer_retries(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) {
         for (model, state) in self.backoff.take_due(now) {
             if self.phase(&model) == ModelPhase::Unusable {
@@ -147,7 +148,7 @@ impl LoaderState {
     }
 
     fn report_free_bytes(&mut self, actions: &mut Vec<LoaderAction>) {
-        let free = self.reported_free();
+        let free = self.loadable_bytes();
         if self.reported_free_bytes != Some(free) {
             self.reported_free_bytes = Some(free);
             actions.push(LoaderAction::SetFreeBytes(free));

@@ -144,7 +144,7 @@ impl TestLoader {
         let load = LoadAction { model: model.clone(), host_bytes, target };
         let outcome = self.loader.execute(plan::event::LoaderAction::Load(load)).unwrap();
         self.loader.process(outcome);
-        assert!(matches!(self.registry.status(model), Some(ModelStatus::Ready(_))), "{:?}", self.registry.ledger());
+        assert!(matches!(self.registry.status(model), Some(ModelStatus::Resident(_))), "{:?}", self.registry.ledger());
     }
 
     /// Installs a fixture as if it had been fetched, because a user's own file cannot be pinned.
@@ -214,7 +214,7 @@ fn idle_model_stays_beside_a_pinned_one(mut test: TestLoader, [idle, large]: [&s
         let reason = test.unusable_reason(large);
         assert!(matches!(&reason, UnusableReason::OutOfMemory { .. }), "{reason}");
         assert_eq!(test.state(idle).residency, Residency::Resident, "an eviction would be useless");
-        assert!(matches!(test.registry.status(&pinned), Some(ModelStatus::Ready(_))));
+        assert!(matches!(test.registry.status(&pinned), Some(ModelStatus::Resident(_))));
     }
     test.pin(&pinned, false);
     assert_eq!(test.request(large).residency, Residency::Resident);
@@ -238,7 +238,8 @@ fn nothing_is_evicted_for_a_model_that_does_not_fit_beside_a_pinned_one() {
     idle_model_stays_beside_a_pinned_one(test, families, [0, 0]);
 }
 
-/// Installed models do not wait for a download: a missing model is fetched only when it is the first in the queue.
+/// A missing model is fetched only when it is the first in the queue. Until then its size is unknown, so the models
+/// after it in the queue wait.
 #[test]
 fn model_that_is_not_installed_is_not_fetched_before_its_turn() {
     let [small, fresh, large] = families_by(smallest_on_host);
@@ -259,7 +260,8 @@ fn model_that_is_not_installed_is_not_fetched_before_its_turn() {
     assert_eq!(test.state(small).residency, Residency::Resident);
 }
 
-/// The first model in the queue waits for one in its grace period, and the memory that it needs is reserved.
+/// The first model in the queue waits for the end of the grace period of a loaded model. Until then, no other model
+/// gets the memory that the waiting model needs.
 #[test]
 fn model_that_fits_is_loaded_beside_a_waiting_one() {
     let [small, fresh, large] = families_by(smallest_on_host);
@@ -271,7 +273,7 @@ fn model_that_fits_is_loaded_beside_a_waiting_one() {
         test.loader.state.last_bytes.insert(id(large), wanted);
         assert_eq!(test.request(large).residency, Residency::Loading);
         assert_eq!(test.request(small).residency == Residency::Resident, fits, "{:?}", test.state(small));
-        assert_eq!(test.state(fresh).residency, Residency::Resident, "it is not evicted for it");
+        assert_eq!(test.state(fresh).residency, Residency::Resident, "a model in its grace period is not evicted");
         assert_eq!(test.loader.state.waiting.front(), Some(&id(large)));
     }
 }
@@ -326,7 +328,7 @@ fn reserved_memory_is_not_counted_as_available() {
     let reserved = state.unallocated_bytes();
     assert_eq!(reserved, unallocated + (64 << 20));
     let mut with_available = |available, bytes: fn(&LoaderState) -> u64| {
-        state.observed.available = available;
+        state.observed.available_bytes = available;
         bytes(state)
     };
     let free_now = [reserved - 1, reserved, reserved + 1000].map(|a| with_available(a, LoaderState::free_bytes_now));
@@ -337,7 +339,7 @@ fn reserved_memory_is_not_counted_as_available() {
     // The ledger reports the free memory in multiples of a step, at most the unreserved memory.
     let step = 64 << 20;
     let reported = [0, reserved + step - 1, reserved + 3 * step + 1, u64::MAX];
-    let reported = reported.map(|a| with_available(a, LoaderState::reported_free));
+    let reported = reported.map(|a| with_available(a, LoaderState::loadable_bytes));
     assert_eq!(reported, [0, 0, 3 * step, test.loader.state.unreserved_bytes() / step * step]);
 }
 
@@ -347,4 +349,23 @@ fn unconfigured_model_that_is_unusable_is_removed_by_an_unload() {
     test.request("llama");
     assert!(matches!(test.registry.unload(&id("llama")), ModelReply::Unloaded));
     assert!(test.registry.ledger().models.is_empty());
+}
+
+#[test]
+fn pin_stays_while_its_record_cannot_be_read() {
+    let test = loader(1 << 40, None, 10);
+    let model = test.install("llama");
+    test.pin(&model, true);
+    let (store, mut pin) = (test.loader.config.store(), PinState::default());
+    pin.refresh(&store, &model);
+    assert!(pin.is_pinned);
+    let path = store.record_file(&model).unwrap();
+    let record = std::fs::read(&path).unwrap();
+    std::fs::write(&path, "{").unwrap();
+    pin.refresh(&store, &model);
+    assert!(pin.is_pinned);
+    std::fs::write(&path, &record).unwrap();
+    test.pin(&model, false);
+    pin.refresh(&store, &model);
+    assert!(!pin.is_pinned);
 }

@@ -1,6 +1,6 @@
 //! Requests to load or unload a model, from a user or, for a job, from the scheduler. The reply is sent before the load
-//! or unload finishes. The reply contains the version of the ledger that shows the request; a later ledger shows the
-//! result.
+//! or unload finishes. The reply contains the version of a ledger that already lists the model as being loaded or
+//! unloaded; a later ledger shows the result.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use cfq_proto::messages::ModelReply;
 use cfq_proto::model::ModelId;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{LoaderCommand, ModelRegistry, ModelStatus, Table, is_file};
+use super::{LoaderCommand, ModelRegistry, ModelStatus, RegistryState, is_file};
 use crate::node::unusable::UnusableReason;
 
 fn refused(reason: String) -> ModelReply {
@@ -19,36 +19,38 @@ impl ModelRegistry {
     /// Requests that a model is loaded. `is_installed` is called for a model that the node does not serve yet; its
     /// error is the reason why the model cannot be served.
     pub fn load(&self, model: &ModelId, is_installed: impl FnOnce() -> Result<(), UnusableReason>) -> ModelReply {
-        if let Some(claim) = self.table().load_blocked_by(model) {
+        if let Some(claim) = self.state().load_blocked_by(model) {
             return refused(format!("this machine yields to {claim}; retry after that program has ended"));
         }
         if self.status(model).is_none() {
             if !is_file(model) {
-                return refused(format!("{model} is behind an endpoint: add it to this node's configuration"));
+                return refused(format!(
+                    "{model} is behind an endpoint, and this node does not serve it: name it in `models` under [node]"
+                ));
             }
             // Called without the lock, because it reads the disk.
             if let Err(reason) = is_installed() {
                 return refused(reason.to_string());
             }
         }
-        let reply = self.table().request_load(model);
+        let reply = self.state().request_load(model);
         self.notify();
         reply
     }
 
     /// Requests that a model is unloaded once no sequence runs on it.
     pub fn unload(&self, model: &ModelId) -> ModelReply {
-        let reply = self.table().request_unload(model, self.configured.contains(model));
+        let reply = self.state().request_unload(model, self.configured.contains(model));
         self.notify();
         reply
     }
 }
 
-impl Table {
+impl RegistryState {
     fn request_load(&mut self, model: &ModelId) -> ModelReply {
         let before = self.statuses.get(model).cloned();
         match &before {
-            Some(ModelStatus::Ready(_)) => return ModelReply::Loaded,
+            Some(ModelStatus::Resident(_)) => return ModelReply::Loaded,
             Some(ModelStatus::Loading) => return ModelReply::Loading { ledger_version: self.refresh_ledger().version },
             Some(ModelStatus::Unusable(reason)) if !is_file(model) => return refused(reason.to_string()),
             Some(ModelStatus::OnDisk(_) | ModelStatus::Unusable(_)) | None => {
@@ -76,14 +78,14 @@ impl Table {
             Some(_) if !is_file(model) => {
                 refused(format!("{model} is behind an endpoint, so this node has nothing to unload"))
             }
-            Some(ModelStatus::Ready(engine)) => {
+            Some(ModelStatus::Resident(engine)) => {
                 // Published immediately, so that the next ledger shows it.
                 self.statuses.insert(model.clone(), ModelStatus::Unloading(Arc::downgrade(&engine)));
                 let running = engine.state().running;
                 let reply = ModelReply::Unloading { running, ledger_version: self.refresh_ledger().version };
                 self.send(LoaderCommand::Unload(model.clone())).map_or_else(
                     |full| {
-                        self.statuses.insert(model.clone(), ModelStatus::Ready(engine));
+                        self.statuses.insert(model.clone(), ModelStatus::Resident(engine));
                         full
                     },
                     |()| reply,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use cfq_proto::model::ModelId;
 
-use super::{LoaderCommand, ModelRegistry, ModelStatus, Table, is_file};
+use super::{LoaderCommand, ModelRegistry, ModelStatus, RegistryState, is_file};
 
 /// The claim of another program on a GPU. Its text is, for example, `game on cuda:0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,9 +30,9 @@ impl ModelRegistry {
     pub fn set_gpu_claims(&self, claims: GpuClaims) -> Option<String> {
         let programs = claims.values().map(GpuClaim::to_string).collect::<Vec<_>>().join(", ");
         let changed = {
-            let mut table = self.table();
-            let changed = table.gpu_claims != claims;
-            table.gpu_claims = claims;
+            let mut state = self.state();
+            let changed = state.gpu_claims != claims;
+            state.gpu_claims = claims;
             changed
         };
         if !changed {
@@ -44,54 +44,54 @@ impl ModelRegistry {
 
     /// True while any GPU is claimed by another program.
     pub fn is_yielding(&self) -> bool {
-        !self.table().gpu_claims.is_empty()
+        !self.state().gpu_claims.is_empty()
     }
 
     /// The claim because of which the model takes no jobs now; `None` if the model does not yield.
     pub fn yields_to(&self, model: &ModelId) -> Option<GpuClaim> {
-        let table = self.table();
-        table.statuses.get(model)?.yields_to(model, &table.gpu_claims)
+        let state = self.state();
+        state.statuses.get(model)?.yields_to(model, &state.gpu_claims)
     }
 
-    /// Ready models on GPUs that other programs claim.
+    /// Resident models on GPUs that other programs claim.
     pub fn models_on_claimed_gpus(&self) -> Vec<ModelId> {
-        let table = self.table();
+        let state = self.state();
         let is_on_claimed = |(model, status): &(&ModelId, &ModelStatus)| {
-            matches!(status, ModelStatus::Ready(_))
-                && status.gpus(model).iter().any(|gpu| table.gpu_claims.contains_key(gpu))
+            matches!(status, ModelStatus::Resident(_))
+                && status.gpus(model).iter().any(|gpu| state.gpu_claims.contains_key(gpu))
         };
-        table.statuses.iter().filter(is_on_claimed).map(|(model, _)| model.clone()).collect()
+        state.statuses.iter().filter(is_on_claimed).map(|(model, _)| model.clone()).collect()
     }
 
-    /// Requests that models unloaded for another program are loaded again, sharing the memory as at start. A model that
-    /// is still being unloaded is not included; it is loaded when a job needs it. If the queue of the loader is full,
-    /// all models stay on disk until a job needs them.
+    /// Requests the reload of `models`, which were unloaded for another program. They are loaded together, so that they
+    /// share the memory as at the node's start. A model that is still being unloaded is not included; it is loaded when
+    /// a job needs it. If the loader's queue is full, every model stays on disk until a job needs it.
     pub fn reclaim(&self, models: &BTreeSet<ModelId>) {
         {
-            let mut table = self.table();
-            let on_disk = |model: &&ModelId| matches!(table.statuses.get(*model), Some(ModelStatus::OnDisk(_)));
+            let mut state = self.state();
+            let on_disk = |model: &&ModelId| matches!(state.statuses.get(*model), Some(ModelStatus::OnDisk(_)));
             let on_disk: Vec<ModelId> = models.iter().filter(on_disk).cloned().collect();
             if on_disk.is_empty() {
                 return;
             }
             // Sent first, so that the models do not remain in the status `Loading` without a load. The loader reads
-            // their status only after the table is unlocked.
-            if table.send(LoaderCommand::LoadPending).is_err() {
+            // their status only after the state is unlocked.
+            if state.send(LoaderCommand::LoadPending).is_err() {
                 tracing::warn!("models are not loaded again after the GPU yield: the loader's queue is full or closed");
                 return;
             }
-            table.statuses.extend(on_disk.into_iter().map(|model| (model, ModelStatus::Loading)));
+            state.statuses.extend(on_disk.into_iter().map(|model| (model, ModelStatus::Loading)));
         }
         self.notify();
     }
 }
 
-impl Table {
+impl RegistryState {
     /// The claim because of which `model` must not be loaded now; `None` if the model may be loaded, or is loaded
     /// already.
     pub(super) fn load_blocked_by(&self, model: &ModelId) -> Option<GpuClaim> {
         match self.statuses.get(model) {
-            Some(ModelStatus::Ready(_)) => None,
+            Some(ModelStatus::Resident(_)) => None,
             Some(_) | None => self.gpu_claims.values().next().filter(|_| is_file(model)).cloned(),
         }
     }
@@ -101,7 +101,7 @@ impl ModelStatus {
     /// Ids of the GPUs that the model is loaded on.
     fn gpus(&self, model: &ModelId) -> Vec<String> {
         let engine = match self {
-            Self::Ready(engine) => Some(engine.clone()),
+            Self::Resident(engine) => Some(engine.clone()),
             Self::Unloading(engine) => engine.upgrade(),
             Self::OnDisk(_) | Self::Loading | Self::Unusable(_) => None,
         };
@@ -109,8 +109,8 @@ impl ModelStatus {
         device.split(',').filter(|id| !id.is_empty() && *id != "cpu").map(str::to_owned).collect()
     }
 
-    /// The claim that the model yields to. A model on GPUs that no program claims continues to serve, and an unusable
-    /// model reports its own reason.
+    /// The claim that the model yields to; `None` if there is no claim, or if the model is loaded on unclaimed GPUs, is
+    /// behind an endpoint, or is unusable (and reports that reason).
     pub(super) fn yields_to(&self, model: &ModelId, claims: &GpuClaims) -> Option<GpuClaim> {
         if !is_file(model) || matches!(self, Self::Unusable(_)) {
             return None;
@@ -127,7 +127,7 @@ impl ModelStatus {
 pub(in crate::node) mod tests {
     use std::sync::Arc;
 
-    use cfq_engine::{Admitted, Engine, Refused};
+    use cfq_engine::{AdmitError, Admitted, Engine};
     use cfq_proto::messages::ModelReply;
     use cfq_proto::node::{ModelState, Residency};
     use futures::future::BoxFuture;
@@ -151,12 +151,12 @@ pub(in crate::node) mod tests {
             &self,
             _: cfq_proto::job::Prompt,
             _: cfq_proto::job::GeneratedTokens,
-        ) -> BoxFuture<'_, Result<Admitted, Refused>> {
-            Box::pin(async { Err(Refused::NotNow { need: None, have: 0 }) })
+        ) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
+            Box::pin(async { Err(AdmitError::NotNow { need: None, have: 0 }) })
         }
     }
 
-    /// Creates a registry with one ready model on each of the given devices.
+    /// Creates a registry with one resident model on each of the given devices.
     pub fn registry_on<const N: usize>(
         devices: [&'static str; N],
     ) -> (Arc<ModelRegistry>, Receiver<LoaderCommand>, [ModelId; N]) {
@@ -167,7 +167,7 @@ pub(in crate::node) mod tests {
         .unwrap();
         let (registry, commands, _) = ModelRegistry::new(&config, Arc::default());
         for (model, device) in models.iter().zip(devices) {
-            registry.set_status(model, ModelStatus::Ready(Arc::new(EngineOn(device, model.clone()))));
+            registry.set_status(model, ModelStatus::Resident(Arc::new(EngineOn(device, model.clone()))));
         }
         (registry, commands, models)
     }
@@ -198,9 +198,9 @@ pub(in crate::node) mod tests {
             registry_on(["cpu", "cuda:0", "cuda:1", "cuda:0,cuda:1", "disk", "broken"]);
         let endpoint: ModelId = "openai:box/m".parse().unwrap();
         let on_endpoint: Arc<dyn Engine> = Arc::new(EngineOn("proxy", endpoint.clone()));
-        registry.set_status(&endpoint, ModelStatus::Ready(on_endpoint));
+        registry.set_status(&endpoint, ModelStatus::Resident(on_endpoint));
         registry.set_status(&disk, ModelStatus::OnDisk(model_state(&disk, Residency::Available)));
-        let reason = UnusableReason::Unreadable { detail: "no such file".to_owned() };
+        let reason = UnusableReason::Unreadable { model: broken.clone(), detail: "no such file".to_owned() };
         registry.set_status(&broken, ModelStatus::Unusable(reason));
         let before = registry.ledger();
         assert!(before.yields.is_empty() && !registry.is_yielding() && registry.models_on_claimed_gpus().is_empty());

@@ -23,11 +23,11 @@ async fn states(env: &TestEnv, fence: TaskFence) -> (TaskState, LoopState, Strin
 async fn overdue_running_task_escalates_and_cancels_its_job_and_runner() {
     let r = running().await;
     checked_iteration(&r.env, r.task, None).await;
-    assert_eq!(r.env.store.sweep_deadlines(r.lead).await.unwrap(), vec![], "no deadline is set");
+    assert_eq!(r.env.store.sweep_deadlines(r.leadership).await.unwrap(), vec![], "no deadline is set");
     r.env.store.raw("update tasks set deadline = now() + interval '1 hour'").await;
-    assert_eq!(r.env.store.sweep_deadlines(r.lead).await.unwrap(), vec![], "the deadline has not passed");
+    assert_eq!(r.env.store.sweep_deadlines(r.leadership).await.unwrap(), vec![], "the deadline has not passed");
     r.env.store.raw(PASSED).await;
-    let hints = r.env.store.sweep_deadlines(r.lead).await.unwrap();
+    let hints = r.env.store.sweep_deadlines(r.leadership).await.unwrap();
     assert!(hints.contains(&Hint::CancelJob { node: node(), fence: r.job }), "{hints:?}");
     assert!(hints.contains(&Hint::CancelTask { runner: runner(), fence: r.task }), "{hints:?}");
     let (state, loop_state, reason) = states(&r.env, r.task).await;
@@ -43,7 +43,7 @@ async fn overdue_running_task_escalates_and_cancels_its_job_and_runner() {
     let review = ReviewFeedback { quality_score: 99.0, defects: vec![], suggestions: vec![], required_changes: vec![] };
     let late = Step::Reviewed { iteration: 1, review, job: r.job.job, model: MODEL.into() };
     assert_eq!(step(&r.env, r.task, 3, late).await, StepReply::Stale);
-    assert_eq!(r.env.store.sweep_deadlines(r.lead).await.unwrap(), vec![], "escalated once");
+    assert_eq!(r.env.store.sweep_deadlines(r.leadership).await.unwrap(), vec![], "escalated once");
 }
 
 #[tokio::test]
@@ -51,28 +51,28 @@ async fn answer_after_the_deadline_lifts_it() {
     let r = running().await;
     checked_iteration(&r.env, r.task, None).await;
     r.env.store.raw(PASSED).await;
-    r.env.store.sweep_deadlines(r.lead).await.unwrap();
+    r.env.store.sweep_deadlines(r.leadership).await.unwrap();
     let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec!["be quick".into()] };
     let resolved = r.env.store.resolve(r.task.task, &retry, "me").await.unwrap();
     assert!(matches!(resolved, Resolution::Done { state: TaskState::Ready, .. }), "{resolved:?}");
     let next = grant(&r.env, r.runner).await.fence;
-    assert_eq!(r.env.store.sweep_deadlines(r.lead).await.unwrap(), vec![]);
+    assert_eq!(r.env.store.sweep_deadlines(r.leadership).await.unwrap(), vec![]);
     assert_eq!(states(&r.env, next).await.0, TaskState::Running);
 }
 
 #[tokio::test]
 async fn overdue_task_without_a_runner_ends() {
     let env = TestEnv::new().await;
-    let (boot, lead) = (env.join_runner().await, env.lead().await);
+    let (boot, leadership) = (env.join_runner().await, env.acquire_leadership().await);
     env.submit().await;
     let started_fence = grant(&env, boot).await.fence;
     checked_iteration(&env, started_fence, None).await;
     env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    env.store.sweep(lead).await.unwrap();
+    env.store.sweep(leadership).await.unwrap();
     assert_eq!(states(&env, started_fence).await.0, TaskState::Ready);
     let (waiting, _) = env.submit().await;
     env.store.raw(PASSED).await;
-    env.store.sweep_deadlines(lead).await.unwrap();
+    env.store.sweep_deadlines(leadership).await.unwrap();
     assert_eq!(states(&env, started_fence).await.0, TaskState::Escalated);
     let detail = env.store.task_detail(waiting).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
@@ -82,7 +82,7 @@ async fn overdue_task_without_a_runner_ends() {
 #[tokio::test]
 async fn pending_decisions_come_first_and_unreadable_tasks_are_skipped() {
     let env = TestEnv::new().await;
-    let (boot, lead) = (env.join_runner().await, env.lead().await);
+    let (boot, leadership) = (env.join_runner().await, env.acquire_leadership().await);
     let mut fences = Vec::new();
     for quarantine in [Some(Quarantine::Syntax), None, None] {
         env.submit().await;
@@ -93,7 +93,7 @@ async fn pending_decisions_come_first_and_unreadable_tasks_are_skipped() {
     let review = ReviewFeedback { quality_score: 99.0, defects: vec![], suggestions: vec![], required_changes: vec![] };
     env.store.raw(&format!("update steps set seq = 7 where seq = 2 and task = '{}'", fences[1].task)).await;
     env.store.raw(PASSED).await;
-    env.store.sweep_deadlines(lead).await.unwrap();
+    env.store.sweep_deadlines(leadership).await.unwrap();
     assert_eq!(states(&env, fences[0]).await.0, TaskState::Running, "its next step needs no model");
     assert_eq!(states(&env, fences[1]).await.0, TaskState::Running, "a gap in its steps");
     assert_eq!(states(&env, fences[2]).await.0, TaskState::Escalated);
@@ -103,6 +103,6 @@ async fn pending_decisions_come_first_and_unreadable_tasks_are_skipped() {
     checked_iteration(&env, good, None).await;
     committed(&env, good, 3, Step::Reviewed { iteration: 1, review, job: JobId::fresh(), model: MODEL.into() }).await;
     env.store.raw(PASSED).await;
-    env.store.sweep_deadlines(lead).await.unwrap();
+    env.store.sweep_deadlines(leadership).await.unwrap();
     assert_eq!(states(&env, good).await.0, TaskState::Running);
 }

@@ -8,22 +8,22 @@ async fn only_one_leads_and_a_replaced_leaders_plan_is_rejected() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     assert_eq!(r.env.store.acquire_leadership(Uuid::now_v7()).await.unwrap(), None, "another scheduler leads");
-    assert!(r.env.store.renew_leadership(r.lead).await.unwrap());
+    assert!(r.env.store.renew_leadership(r.leadership).await.unwrap());
     r.env.store.raw("update leader set expires_at = now() - interval '1 second'").await;
     let next = r.env.store.acquire_leadership(Uuid::now_v7()).await.unwrap().unwrap();
-    assert_eq!(next.generation, r.lead.generation + 1);
-    assert!(!r.env.store.renew_leadership(r.lead).await.unwrap());
+    assert_eq!(next.term, r.leadership.term + 1);
+    assert!(!r.env.store.renew_leadership(r.leadership).await.unwrap());
     let order = PlaceOrder { job: r.job.job, attempt: 2, node: node(), boot: r.node, reason: String::new() };
-    let stale = r.env.store.place(r.lead, &order).await.unwrap_err();
+    let stale = r.env.store.place(r.leadership, &order).await.unwrap_err();
     assert!(matches!(stale, StoreError::NotLeader { .. }), "{stale}");
     r.env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    assert!(matches!(r.env.store.sweep(r.lead).await.unwrap_err(), StoreError::NotLeader { .. }));
+    assert!(matches!(r.env.store.sweep(r.leadership).await.unwrap_err(), StoreError::NotLeader { .. }));
     assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
     assert!(r.env.store.place(next, &order).await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn one_of_many_candidates_is_elected_and_a_released_lead_is_free() {
+async fn one_of_many_candidates_is_elected_and_released_leadership_can_be_acquired() {
     let env = TestEnv::new().await;
     let candidates = futures::future::join_all((0..8).map(|_| env.store.acquire_leadership(Uuid::now_v7()))).await;
     let elected: Vec<_> = candidates.into_iter().filter_map(|s| s.unwrap()).collect();

@@ -8,7 +8,7 @@ fn down() -> Outcome {
 
 /// Places and accepts the job's next attempt.
 async fn retry(r: &mut Running) {
-    r.job = place(&r.env, r.lead, r.job.job, r.node).await.fence;
+    r.job = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
     assert_eq!(accept(&r.env, r.job, r.node).await, FenceReply::Committed);
 }
 
@@ -44,15 +44,15 @@ async fn first_token_resets_backoff_and_ceiling() {
     let mut r = running().await;
     report(&r.env, r.job, r.node, down()).await;
     retry(&mut r).await;
-    assert!(r.env.store.first_token(&r.job).await.unwrap());
-    assert!(!r.env.store.first_token(&r.job).await.unwrap(), "recorded before");
+    assert!(r.env.store.record_first_token(&r.job).await.unwrap());
+    assert!(!r.env.store.record_first_token(&r.job).await.unwrap(), "recorded before");
     // The attempt fails after half an hour of output. The backoff starts at its first step again.
     minutes_pass(&r, 30).await;
     report(&r.env, r.job, r.node, down()).await;
     let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
     assert_eq!(row.node_failures.0[&node()].failures, 1);
     assert_eq!(r.env.store.count("select failures::bigint from jobs").await, 2);
-    let late = r.env.store.first_token(&r.job).await.unwrap();
+    let late = r.env.store.record_first_token(&r.job).await.unwrap();
     assert!(!late, "the attempt has ended");
 }
 
@@ -70,7 +70,7 @@ async fn waiting_for_capacity_does_not_count_towards_the_ceiling() {
 async fn time_noted_as_unavailable_does_not_shorten_an_attempts_ceiling() {
     let mut r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
-    assert!(r.env.store.note_unavailable(r.lead, r.job.job, 1, "connection refused").await.unwrap());
+    assert!(r.env.store.note_unavailable(r.leadership, r.job.job, 1, "connection refused").await.unwrap());
     minutes_pass(&r, 30).await;
     retry(&mut r).await;
     report(&r.env, r.job, r.node, down()).await;
@@ -82,7 +82,7 @@ async fn repeated_failures_in_mid_answer_end_as_dead_letter_with_evidence() {
     let mut r = running().await;
     let broken = || Outcome::Failed { failure: JobFailure::Engine { reason: "out of memory".into() } };
     for round in 1..=6 {
-        assert!(r.env.store.first_token(&r.job).await.unwrap());
+        assert!(r.env.store.record_first_token(&r.job).await.unwrap());
         report(&r.env, r.job, r.node, broken()).await;
         if round < 6 {
             retry(&mut r).await;

@@ -6,7 +6,7 @@ use super::*;
 /// Appends to the journal of an attempt that resumed after `resumed` tokens.
 async fn append_resumed(r: &Running, fence: JobFence, resumed: u32, after: u32, tokens: &[u32]) -> FenceReply {
     let generated = GeneratedTokens { vocabulary: -7, tokens: tokens.to_vec() };
-    r.env.store.journal(&node(), &Journal { fence, boot: r.node, resumed, after, generated }).await.unwrap()
+    r.env.store.append_journal(&node(), &Journal { fence, boot: r.node, resumed, after, generated }).await.unwrap()
 }
 
 async fn append(r: &Running, fence: JobFence, after: u32, tokens: &[u32]) -> FenceReply {
@@ -27,9 +27,9 @@ async fn next_attempt_resumes_with_the_tokens_of_the_lost_one() {
     let gap = append(&r, r.job, 9, &[5]).await;
     assert!(matches!(gap, FenceReply::Unavailable { .. }), "has to be sent from the start: {gap:?}");
     r.env.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
-    r.env.store.sweep(r.lead).await.unwrap();
+    r.env.store.sweep(r.leadership).await.unwrap();
     assert_eq!(append(&r, r.job, 4, &[5]).await, FenceReply::Stale, "the lease is lost");
-    let order = place(&r.env, r.lead, r.job.job, r.node).await;
+    let order = place(&r.env, r.leadership, r.job.job, r.node).await;
     let expected = GeneratedTokens { vocabulary: -7, tokens: vec![1, 2, 3, 4] };
     assert_eq!(order.generated, Some(expected.clone()));
     let again = r.env.store.placed_order(order.fence).await.unwrap().unwrap();
@@ -41,7 +41,7 @@ async fn next_attempt_resumes_with_the_tokens_of_the_lost_one() {
     assert_eq!(kept(&r).await, 3);
     let released = Outcome::Released { reason: ReleaseReason::Drained };
     report(&r.env, order.fence, r.node, released).await;
-    let order = place(&r.env, r.lead, r.job.job, r.node).await;
+    let order = place(&r.env, r.leadership, r.job.job, r.node).await;
     assert_eq!(order.generated.unwrap().tokens, [1, 2, 8]);
 }
 
@@ -51,7 +51,7 @@ async fn failed_attempt_leaves_no_journal_to_resume() {
     append(&r, r.job, 0, &[1, 2, 3]).await;
     let failure = JobFailure::Engine { reason: "not a number".into() };
     report(&r.env, r.job, r.node, Outcome::Failed { failure }).await;
-    assert_eq!(place(&r.env, r.lead, r.job.job, r.node).await.generated, None);
+    assert_eq!(place(&r.env, r.leadership, r.job.job, r.node).await.generated, None);
 }
 
 #[tokio::test]

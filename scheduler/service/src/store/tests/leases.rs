@@ -18,15 +18,17 @@ async fn heartbeat_extends_progressing_leases_and_reports_lost_ones() {
     r.env.store.raw("update jobs set lease_expires = now() + interval '1 second'").await;
     let unknown = LeaseId::fresh();
     let held = [(r.job.lease, 0), (unknown, 0)];
-    let reply = r.env.store.node_heartbeat(&node(), &heartbeat(r.node, &held)).await.unwrap();
+    let reply = r.env.store.record_node_heartbeat(&node(), &heartbeat(r.node, &held)).await.unwrap();
     assert_eq!((reply.extended, reply.lost, reply.register_again), (vec![r.job.lease], vec![unknown], false));
     let left = "select extract(epoch from lease_expires - now())::bigint from jobs";
     assert!(r.env.store.count(left).await > 3);
     r.env.store.raw("update jobs set lease_expires = now() + interval '1 second'").await;
-    let reply = r.env.store.node_heartbeat(&node(), &heartbeat(r.node, &[(r.job.lease, 10_000_000)])).await.unwrap();
+    let stalled = heartbeat(r.node, &[(r.job.lease, 10_000_000)]);
+    let reply = r.env.store.record_node_heartbeat(&node(), &stalled).await.unwrap();
     assert_eq!((reply.extended, reply.lost), (vec![], vec![]), "a stalled lease is neither");
     assert!(r.env.store.count(left).await <= 1);
-    let reply = r.env.store.node_heartbeat(&node(), &heartbeat(BootId::fresh(), &[(r.job.lease, 0)])).await.unwrap();
+    let other_boot = heartbeat(BootId::fresh(), &[(r.job.lease, 0)]);
+    let reply = r.env.store.record_node_heartbeat(&node(), &other_boot).await.unwrap();
     assert!(reply.register_again && reply.lost == vec![r.job.lease], "{reply:?}");
 }
 
@@ -39,7 +41,8 @@ async fn new_boot_releases_the_leases_of_the_old_one_at_once() {
     assert_eq!(r.env.store.count("select losses::bigint from jobs").await, 1);
     assert_eq!(report(&r.env, r.job, r.node, done("late")).await, FenceReply::Stale);
     r.env.join_runner().await;
-    let reply = r.env.store.runner_heartbeat(&runner(), &heartbeat(r.runner, &[(r.task.lease, 0)])).await.unwrap();
+    let of_runner = heartbeat(r.runner, &[(r.task.lease, 0)]);
+    let reply = r.env.store.record_runner_heartbeat(&runner(), &of_runner).await.unwrap();
     assert!(reply.register_again && reply.lost == vec![r.task.lease], "{reply:?}");
     assert_eq!(r.env.store.count("select count(*) from tasks where state = 'ready'").await, 1);
 }
@@ -49,7 +52,7 @@ async fn expired_task_is_granted_again_with_all_its_steps() {
     let r = running().await;
     committed(&r.env, r.task, 0, started()).await;
     r.env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    let (hints, _, tasks) = r.env.store.sweep(r.lead).await.unwrap();
+    let (hints, _, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
     assert_eq!(tasks, 1);
     assert!(hints.contains(&crate::store::Hint::TaskReady));
     let next = grant(&r.env, r.runner).await;
@@ -62,10 +65,10 @@ async fn expired_task_is_granted_again_with_all_its_steps() {
 #[tokio::test]
 async fn sweep_ignores_live_leases_and_ended_jobs() {
     let r = running().await;
-    let (_, jobs, tasks) = r.env.store.sweep(r.lead).await.unwrap();
+    let (_, jobs, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
     assert_eq!((jobs, tasks), (0, 0));
     report(&r.env, r.job, r.node, done("x")).await;
-    let (_, jobs, _) = r.env.store.sweep(r.lead).await.unwrap();
+    let (_, jobs, _) = r.env.store.sweep(r.leadership).await.unwrap();
     assert_eq!(jobs, 0);
     assert_eq!(state_of(&r.env, r.job.job).await, JobState::Done);
 }
@@ -75,14 +78,14 @@ async fn task_that_every_runner_abandons_fails_with_the_reason() {
     let env = TestEnv::new().await;
     let (id, _) = env.submit().await;
     let boot = env.join_runner().await;
-    let reason = "step 3 does not follow from those before it".to_owned();
+    let reason = "step 3 is not valid after the steps before it".to_owned();
     for round in 1..=11 {
         let fence = grant(&env, boot).await.fence;
-        let ask = Abandon { fence, reason: reason.clone() };
-        let (reply, hints) = env.store.abandon(&runner(), &ask).await.unwrap();
+        let request = Abandon { fence, reason: reason.clone() };
+        let (reply, hints) = env.store.abandon(&runner(), &request).await.unwrap();
         assert_eq!(reply, FenceReply::Committed);
         assert_eq!(hints.contains(&crate::store::Hint::TaskReady), round < 11, "another runner may try");
-        let (again, _) = env.store.abandon(&runner(), &ask).await.unwrap();
+        let (again, _) = env.store.abandon(&runner(), &request).await.unwrap();
         assert_eq!(again, FenceReply::Stale, "repeated, counted once");
         let task = env.store.task_detail(id).await.unwrap().unwrap();
         let state = if round < 11 { TaskState::Ready } else { TaskState::Failed };
@@ -95,12 +98,12 @@ async fn task_that_every_runner_abandons_fails_with_the_reason() {
 async fn task_that_loses_many_runners_without_a_step_fails() {
     let env = TestEnv::new().await;
     let (id, _) = env.submit().await;
-    let (boot, lead) = (env.join_runner().await, env.lead().await);
+    let (boot, leadership) = (env.join_runner().await, env.acquire_leadership().await);
     for _ in 0..11 {
         grant(&env, boot).await;
         env.store.raw("update runners set last_seen = now() - interval '1 minute'").await;
         env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-        env.store.sweep(lead).await.unwrap();
+        env.store.sweep(leadership).await.unwrap();
     }
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
@@ -170,8 +173,8 @@ async fn late_registration_of_an_older_boot_is_refused_while_the_newer_is_live()
     let runner_registration = RunnerRegistration { runner: runner(), boot: old_runner, version: "0.1.0".into() };
     assert_eq!(env.store.register_node(&node_registration(old_node)).await.unwrap(), None);
     assert_eq!(env.store.register_runner(&runner_registration).await.unwrap(), None);
-    assert!(!env.store.node_heartbeat(&node(), &heartbeat(node_boot, &[])).await.unwrap().register_again);
-    assert!(!env.store.runner_heartbeat(&runner(), &heartbeat(runner_boot, &[])).await.unwrap().register_again);
+    assert!(!env.store.record_node_heartbeat(&node(), &heartbeat(node_boot, &[])).await.unwrap().register_again);
+    assert!(!env.store.record_runner_heartbeat(&runner(), &heartbeat(runner_boot, &[])).await.unwrap().register_again);
     // The clock was set back, then the node restarted: the boot with the later id sends no heartbeats any more.
     env.store.raw("update nodes set last_seen = now() - interval '1 minute'").await;
     env.store.raw("update runners set last_seen = now() - interval '1 minute'").await;
@@ -189,13 +192,15 @@ async fn blocked_heartbeat_times_out_before_the_next_one() {
     let started = std::time::Instant::now();
     let (den, driver) = (node(), runner());
     let (of_node, of_runner) = (heartbeat(node_boot, &[]), heartbeat(runner_boot, &[]));
-    let (first, second) =
-        tokio::join!(env.store.node_heartbeat(&den, &of_node), env.store.runner_heartbeat(&driver, &of_runner));
+    let (first, second) = tokio::join!(
+        env.store.record_node_heartbeat(&den, &of_node),
+        env.store.record_runner_heartbeat(&driver, &of_runner)
+    );
     assert!(matches!(first, Err(StoreError::TooSlow { .. })), "{first:?}");
     assert!(matches!(second, Err(StoreError::TooSlow { .. })), "{second:?}");
     assert!(started.elapsed() < std::time::Duration::from_millis(env.store.timing.heartbeat_ms));
     blocker.rollback().await.unwrap();
-    assert!(!env.store.node_heartbeat(&node(), &of_node).await.unwrap().register_again);
+    assert!(!env.store.record_node_heartbeat(&node(), &of_node).await.unwrap().register_again);
 }
 
 #[tokio::test]
@@ -209,6 +214,6 @@ async fn placed_node_reads_its_prompt_and_loses_access_when_unplaced() {
     assert_eq!(bytes, b"prompt");
     let written = r.env.store.blob_put(r.job.lease, &hash, 6, 0, b"prompt").await.unwrap();
     assert!(matches!(written, crate::store::PutOutcome::Refused(_)), "{written:?}");
-    r.env.store.unplace(r.lead, r.job, "unresponsive").await.unwrap();
+    r.env.store.unplace(r.leadership, r.job, "unresponsive").await.unwrap();
     assert_eq!(r.env.store.blob_get(r.job.lease, &hash, 0).await.unwrap(), None);
 }

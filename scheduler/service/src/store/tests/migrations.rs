@@ -42,9 +42,10 @@ async fn filled_older_database_is_migrated() {
         "alter table tasks drop column waits_for, drop column stalled",
         "alter table nodes drop column exclusions, add column left_out_version bigint, add column left_out_at timestamptz",
         "alter table jobs rename column node_failures to setbacks",
-        "alter table jobs rename column rejected_by to never",
+        "alter table jobs rename column refused_by to never",
         "alter table jobs rename column counted_tokens to known_need",
         "alter table internal_pr_moves rename column reason to why",
+        "alter table leader rename column term to generation",
         r#"update jobs set setbacks = '{"den":{"failures":2,"until_ms":7}}', never = '{"other":"wrong kind"}'"#,
         "update nodes set left_out_version = 3, left_out_at = now()",
         "delete from _sqlx_migrations where version > 2",
@@ -56,7 +57,7 @@ async fn filled_older_database_is_migrated() {
     let jobs = r.env.store.live_jobs().await.unwrap();
     assert_eq!(jobs.len(), 1);
     assert_eq!(jobs[0].0.node_failures.0[&node()].failures, 2);
-    assert_eq!(jobs[0].0.rejected_by.values().collect::<Vec<_>>(), ["wrong kind"]);
+    assert_eq!(jobs[0].0.refused_by.values().collect::<Vec<_>>(), ["wrong kind"]);
     assert_eq!(report(&r.env, r.job, r.node, done("x")).await, FenceReply::Committed);
     committed(&r.env, r.task, 0, started()).await;
     assert!(r.env.store.task_detail(r.task.task).await.unwrap().is_some());
@@ -75,8 +76,8 @@ async fn database_of_0_1_is_migrated_and_read() {
     assert_eq!(nodes[0].exclusions[&model].version, 18);
     let jobs = env.store.live_jobs().await.unwrap();
     assert_eq!(jobs.len(), 3);
-    let rejected: Vec<&str> = jobs.iter().flat_map(|(job, _)| job.rejected_by.values()).map(String::as_str).collect();
-    assert_eq!(rejected, ["its head dimension is 300"]);
+    let refused: Vec<&str> = jobs.iter().flat_map(|(job, _)| job.refused_by.values()).map(String::as_str).collect();
+    assert_eq!(refused, ["its head dimension is 300"]);
     let failures: Vec<u32> =
         jobs.iter().flat_map(|(job, _)| job.node_failures.0.values()).map(|backoff| backoff.failures).collect();
     assert_eq!(failures, [1]);

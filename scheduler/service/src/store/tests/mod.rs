@@ -22,7 +22,7 @@ use cfq_proto::job::{
 };
 use cfq_proto::loop_step::{Artifact, ArtifactFile, Step};
 use cfq_proto::messages::{
-    Accept, FenceReply, Grant, JobFence, JobReply, JobReport, LeaseReply, StepReply, StepRequest, SubmitJob, TaskFence,
+    Accept, FenceReply, Grant, JobFence, JobReply, JobResult, JobSubmit, LeaseReply, StepReply, StepRequest, TaskFence,
     WorkOrder,
 };
 use cfq_proto::task::Agent;
@@ -56,7 +56,7 @@ async fn grant(env: &TestEnv, boot: BootId) -> Grant {
     }
 }
 
-fn submit_job(fence: TaskFence, seq: i32) -> SubmitJob {
+fn submit_job(fence: TaskFence, seq: i32) -> JobSubmit {
     let prompt = Prompt {
         messages: vec![ChatMessage { role: ChatRole::User, content: "hello\0".into() }],
         sampling: Default::default(),
@@ -71,7 +71,7 @@ fn submit_job(fence: TaskFence, seq: i32) -> SubmitJob {
         prefix: vec![u64::MAX],
         max_tokens: 100,
     };
-    SubmitJob { fence, seq, request }
+    JobSubmit { fence, seq, request }
 }
 
 async fn job(env: &TestEnv, fence: TaskFence) -> JobView {
@@ -85,10 +85,10 @@ fn view(reply: JobReply) -> JobView {
     }
 }
 
-async fn place(env: &TestEnv, lead: Leadership, job: JobId, boot: BootId) -> WorkOrder {
+async fn place(env: &TestEnv, leadership: Leadership, job: JobId, boot: BootId) -> WorkOrder {
     let attempt = view_of(env, job).await.attempt + 1;
     let order = PlaceOrder { job, attempt, node: node(), boot, reason: "cheapest".into() };
-    env.store.place(lead, &order).await.unwrap().unwrap()
+    env.store.place(leadership, &order).await.unwrap().unwrap()
 }
 
 async fn accept(env: &TestEnv, fence: JobFence, boot: BootId) -> FenceReply {
@@ -96,7 +96,7 @@ async fn accept(env: &TestEnv, fence: JobFence, boot: BootId) -> FenceReply {
 }
 
 async fn report(env: &TestEnv, fence: JobFence, boot: BootId, outcome: Outcome) -> FenceReply {
-    env.store.report(&node(), &JobReport { fence, boot, outcome }).await.unwrap().0
+    env.store.record_result(&node(), &JobResult { fence, boot, outcome }).await.unwrap().0
 }
 
 async fn view_of(env: &TestEnv, job: JobId) -> JobView {
@@ -123,7 +123,7 @@ fn done(text: &str) -> Outcome {
 /// A task granted to the runner, with one job running on the node.
 struct Running {
     env: TestEnv,
-    lead: Leadership,
+    leadership: Leadership,
     node: BootId,
     runner: BootId,
     task: TaskFence,
@@ -134,12 +134,12 @@ async fn running() -> Running {
     let env = TestEnv::new().await;
     env.submit().await;
     let (node, runner) = (env.join_node().await, env.join_runner().await);
-    let lead = env.lead().await;
+    let leadership = env.acquire_leadership().await;
     let task = grant(&env, runner).await.fence;
     let job = job(&env, task).await.id;
-    let job = place(&env, lead, job, node).await.fence;
+    let job = place(&env, leadership, job, node).await.fence;
     assert_eq!(accept(&env, job, node).await, FenceReply::Committed);
-    Running { env, lead, node, runner, task, job }
+    Running { env, leadership, node, runner, task, job }
 }
 
 async fn step(env: &TestEnv, fence: TaskFence, seq: i32, step: Step) -> StepReply {

@@ -1,4 +1,5 @@
-//! Tests of tasks that are taken back from their runners, and of tasks that wait for a placement without a runner.
+//! Tests of tasks that are taken back from their runners, and of tasks that no runner holds while their job waits for a
+//! placement.
 
 use cfq_proto::loop_step::{ActionKind, Decision, LoopState};
 use cfq_proto::messages::{Abandon, Heartbeat, HeldLease, Release, RunnerRegistration};
@@ -13,8 +14,8 @@ use crate::store::Hint;
 /// Makes the task lose one runner more than permitted, and returns the task after that.
 async fn lose_last_runner(env: &TestEnv, fence: TaskFence) -> cfq_proto::http::TaskDetail {
     env.store.raw("update tasks set losses = 1000").await;
-    let ask = Abandon { fence, reason: "its disk is broken".into() };
-    assert_eq!(env.store.abandon(&runner(), &ask).await.unwrap().0, FenceReply::Committed);
+    let request = Abandon { fence, reason: "its disk is broken".into() };
+    assert_eq!(env.store.abandon(&runner(), &request).await.unwrap().0, FenceReply::Committed);
     let detail = env.store.task_detail(fence.task).await.unwrap().unwrap();
     assert!(detail.reason.contains("its disk is broken"), "{}", detail.reason);
     assert_eq!(detail.runner, None);
@@ -72,15 +73,15 @@ async fn task_with_unreadable_steps_still_ends() {
     let (env, _, fence) = reviewed(None).await;
     env.store.raw("update steps set step = '{}' where seq = 1").await;
     env.store.raw("update tasks set losses = 1000").await;
-    let ask = Abandon { fence, reason: "a step that this version does not know".into() };
-    env.store.abandon(&runner(), &ask).await.unwrap();
+    let request = Abandon { fence, reason: "a step that this version does not know".into() };
+    env.store.abandon(&runner(), &request).await.unwrap();
     let ended = "select count(*) from tasks where state = 'failed' and loop_state = 'failed' and lease is null";
     assert_eq!(env.store.count(ended).await, 1);
 }
 
 async fn heartbeat(env: &TestEnv, boot: BootId, lease: cfq_proto::ids::LeaseId, step_age_ms: u64) {
     let heartbeat = Heartbeat { boot, held: vec![HeldLease { lease, step_age_ms }], ledger: None, devices: None };
-    env.store.runner_heartbeat(&runner(), &heartbeat).await.unwrap();
+    env.store.record_runner_heartbeat(&runner(), &heartbeat).await.unwrap();
 }
 
 const EXPIRE: &str = "update tasks set lease_expires = now() - interval '1 second'";
@@ -89,14 +90,14 @@ const EXPIRE: &str = "update tasks set lease_expires = now() - interval '1 secon
 async fn task_of_stalling_runners_fails_after_four_grants() {
     let env = TestEnv::new().await;
     let (id, _) = env.submit().await;
-    let (boot, lead) = (env.join_runner().await, env.lead().await);
+    let (boot, leadership) = (env.join_runner().await, env.acquire_leadership().await);
     for round in 1..=4 {
         assert_ne!(env.store.task_detail(id).await.unwrap().unwrap().summary.state, TaskState::Failed, "{round}");
         let fence = grant(&env, boot).await.fence;
         heartbeat(&env, boot, fence.lease, 0).await;
         heartbeat(&env, boot, fence.lease, 601_000).await;
         env.store.raw(EXPIRE).await;
-        env.store.sweep(lead).await.unwrap();
+        env.store.sweep(leadership).await.unwrap();
     }
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
@@ -107,18 +108,18 @@ async fn task_of_stalling_runners_fails_after_four_grants() {
 async fn lost_grant_or_resumed_progress_is_not_a_stall() {
     let env = TestEnv::new().await;
     let (id, _) = env.submit().await;
-    let (boot, lead) = (env.join_runner().await, env.lead().await);
+    let (boot, leadership) = (env.join_runner().await, env.acquire_leadership().await);
     let losses = "select losses::bigint from tasks";
     grant(&env, boot).await;
     env.store.raw("update runners set last_seen = now()").await;
     env.store.raw(EXPIRE).await;
-    env.store.sweep(lead).await.unwrap();
+    env.store.sweep(leadership).await.unwrap();
     assert_eq!(env.store.count(losses).await, 1, "the reply was lost, and the runner sends heartbeats");
     let fence = grant(&env, boot).await.fence;
     heartbeat(&env, boot, fence.lease, 601_000).await;
     heartbeat(&env, boot, fence.lease, 0).await;
     env.store.raw(EXPIRE).await;
-    env.store.sweep(lead).await.unwrap();
+    env.store.sweep(leadership).await.unwrap();
     assert_eq!(env.store.count(losses).await, 2);
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert!(detail.reason.contains("did not renew its lease"), "{}", detail.reason);
@@ -145,25 +146,25 @@ async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     let pending = cfq_scheduler_core::PendingReason::NoNodeUp;
-    r.env.store.explain(r.lead, r.job.job, 1, &pending, 0).await.unwrap();
-    let ask = Release { fence: r.task, waits_for: Some(r.job.job) };
-    assert_eq!(r.env.store.release(&runner(), &ask).await.unwrap().0, FenceReply::Committed);
-    assert_eq!(r.env.store.release(&runner(), &ask).await.unwrap().0, FenceReply::Committed, "repeated");
+    r.env.store.explain(r.leadership, r.job.job, 1, &pending, 0).await.unwrap();
+    let request = Release { fence: r.task, waits_for: Some(r.job.job) };
+    assert_eq!(r.env.store.release(&runner(), &request).await.unwrap().0, FenceReply::Committed);
+    assert_eq!(r.env.store.release(&runner(), &request).await.unwrap().0, FenceReply::Committed, "repeated");
     let detail = r.env.store.task_detail(r.task.task).await.unwrap().unwrap();
     assert_eq!((detail.summary.state, detail.reason.as_str()), (TaskState::Ready, "waits: no node is running"));
     assert_eq!(r.env.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None);
     // When the reason of its job changes, the task shows the new reason without a write to the task's row.
     let pending = cfq_scheduler_core::PendingReason::Capacity;
-    r.env.store.explain(r.lead, r.job.job, 1, &pending, 0).await.unwrap();
+    r.env.store.explain(r.leadership, r.job.job, 1, &pending, 0).await.unwrap();
     let detail = r.env.store.task_detail(r.task.task).await.unwrap().unwrap();
     assert_eq!(detail.reason, "waits for free capacity on a node");
     // Another task is granted meanwhile.
     let (other, _) = r.env.submit().await;
     assert_eq!(grant(&r.env, r.runner).await.fence.task, other);
-    let placed = place(&r.env, r.lead, r.job.job, r.node).await.fence;
+    let placed = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
     assert_eq!(r.env.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None, "the node may yet refuse");
-    let ask = Accept { fence: placed, boot: r.node };
-    let (reply, hints) = r.env.store.accept(&node(), &ask).await.unwrap();
+    let request = Accept { fence: placed, boot: r.node };
+    let (reply, hints) = r.env.store.accept(&node(), &request).await.unwrap();
     assert_eq!(reply, FenceReply::Committed);
     assert!(hints.contains(&Hint::TaskReady), "{hints:?}");
     let again = grant(&r.env, r.runner).await.fence;
@@ -178,10 +179,10 @@ async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
 async fn task_whose_pending_job_fails_is_granted_again() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
-    let ask = Release { fence: r.task, waits_for: Some(r.job.job) };
-    r.env.store.release(&runner(), &ask).await.unwrap();
+    let request = Release { fence: r.task, waits_for: Some(r.job.job) };
+    r.env.store.release(&runner(), &request).await.unwrap();
     let failure = cfq_proto::job::JobFailure::Unavailable { reason: "down".into() };
-    let hints = r.env.store.fail_queued(r.lead, r.job.job, 1, &failure).await.unwrap().unwrap();
+    let hints = r.env.store.fail_queued(r.leadership, r.job.job, 1, &failure).await.unwrap().unwrap();
     assert!(hints.contains(&Hint::TaskReady), "{hints:?}");
     assert_eq!(grant(&r.env, r.runner).await.fence.task, r.task.task);
 }
@@ -191,7 +192,7 @@ async fn leases_from_before_the_clock_was_set_back_expire() {
     let r = running().await;
     r.env.store.raw("update jobs set lease_expires = now() + interval '1 hour'").await;
     r.env.store.raw("update tasks set lease_expires = now() + interval '1 hour'").await;
-    let (_, jobs, tasks) = r.env.store.sweep(r.lead).await.unwrap();
+    let (_, jobs, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
     assert_eq!((jobs, tasks), (1, 1));
     r.env.store.raw("update leader set expires_at = now() + interval '1 hour'").await;
     assert!(r.env.store.acquire_leadership(uuid::Uuid::now_v7()).await.unwrap().is_some());

@@ -8,9 +8,9 @@ async fn time_without_a_node_for_the_model_survives_a_new_leader() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     let no_node = PendingReason::NoNodeHasModel { model: MODEL.parse().unwrap() };
-    assert!(r.env.store.explain(r.lead, r.job.job, 1, &no_node, 123_456).await.unwrap());
-    r.env.store.release_leadership(r.lead).await.unwrap();
-    let next = r.env.lead().await;
+    assert!(r.env.store.explain(r.leadership, r.job.job, 1, &no_node, 123_456).await.unwrap());
+    r.env.store.release_leadership(r.leadership).await.unwrap();
+    let next = r.env.acquire_leadership().await;
     let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
     assert_eq!(row.no_node_ms, 123_456);
     let order = PlaceOrder { job: r.job.job, attempt: 2, node: node(), boot: r.node, reason: String::new() };
@@ -22,10 +22,10 @@ async fn time_without_a_node_for_the_model_survives_a_new_leader() {
 async fn model_served_again_resets_the_noted_failure() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
-    r.env.store.note_unavailable(r.lead, r.job.job, 1, "connection refused").await.unwrap();
+    r.env.store.note_unavailable(r.leadership, r.job.job, 1, "connection refused").await.unwrap();
     let unusable = PendingReason::Unusable { reasons: [(node(), "connection refused".into())].into() };
     let first = async |pending: &PendingReason| {
-        assert!(r.env.store.explain(r.lead, r.job.job, 1, pending, 0).await.unwrap());
+        assert!(r.env.store.explain(r.leadership, r.job.job, 1, pending, 0).await.unwrap());
         r.env.store.live_jobs().await.unwrap()[0].0.first_failure_ms
     };
     assert!(first(&unusable).await.is_some());
@@ -44,7 +44,7 @@ async fn working_time_starts_at_the_first_token_and_stops_while_pending() {
     let minutes = |n: u64| n * 60_000 - 5_000..n * 60_000 + 60_000;
     r.env.store.raw("update jobs set accepted_at = accepted_at - interval '20 minutes'").await;
     assert_eq!(worked(&r).await, 0, "a long prompt without a first token");
-    r.env.store.first_token(&r.job).await.unwrap();
+    r.env.store.record_first_token(&r.job).await.unwrap();
     assert!(worked(&r).await < 60_000, "from the first token, not from the acceptance");
     r.env.store.raw("update tasks set first_token_at = first_token_at - interval '3 minutes'").await;
     assert!(minutes(3).contains(&worked(&r).await));
@@ -52,7 +52,7 @@ async fn working_time_starts_at_the_first_token_and_stops_while_pending() {
     assert!(minutes(3).contains(&worked(&r).await));
     // Neither queued nor placed time is working time.
     r.env.store.raw("update tasks set first_token_at = first_token_at - interval '30 minutes'").await;
-    r.job = place(&r.env, r.lead, r.job.job, r.node).await.fence;
+    r.job = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
     assert!(minutes(3).contains(&worked(&r).await));
     // The next attempt's prefill counts: the task has had its first token.
     accept(&r.env, r.job, r.node).await;
@@ -78,8 +78,8 @@ async fn empty_heartbeat_and_heartbeat_of_an_unknown_boot_are_answered() {
     let r = running().await;
     let held = vec![HeldLease { lease: r.task.lease, step_age_ms: 0 }];
     let heartbeat = |boot, held| Heartbeat { boot, held, ledger: None, devices: None };
-    let known = r.env.store.runner_heartbeat(&runner(), &heartbeat(r.runner, vec![])).await.unwrap();
+    let known = r.env.store.record_runner_heartbeat(&runner(), &heartbeat(r.runner, vec![])).await.unwrap();
     assert!(!known.register_again && known.extended.is_empty() && known.lost.is_empty(), "{known:?}");
-    let unknown_boot = r.env.store.runner_heartbeat(&runner(), &heartbeat(BootId::fresh(), held)).await.unwrap();
+    let unknown_boot = r.env.store.record_runner_heartbeat(&runner(), &heartbeat(BootId::fresh(), held)).await.unwrap();
     assert!(unknown_boot.register_again && unknown_boot.lost == vec![r.task.lease], "{unknown_boot:?}");
 }

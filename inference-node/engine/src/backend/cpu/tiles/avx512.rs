@@ -28,9 +28,10 @@ pub fn multiply(format: TileFormat, gemm: &TileGemm<'_>) {
     unsafe { for_format!(format, multiply_format(gemm)) }
 }
 
-/// Unpacks a block: its values, four columns per vector; its scales; and its minima (for Q6_K, the scales of its last
-/// 16 columns). `$step` is a step of format `K` and `$part` one of its blocks. It is a macro because a function would
-/// pass ten vectors through memory.
+/// Unpacks a block: its values, four columns per vector; its scales; and its minima. (A Q6_K block has no minima but
+/// two scales per row: those of columns 0 to 15 and, in place of the minima, those of columns 16 to 31.) `$step` is a
+/// step of format `K` and `$part` one of its blocks. It is a macro because a function would pass ten vectors through
+/// memory.
 macro_rules! unpack {
     ($k:ident, $step:ident, $part:ident) => {{
         macro_rules! vector {
@@ -113,7 +114,7 @@ macro_rules! unpack {
 /// Multiplies all tiles by all input rows.
 ///
 /// # Safety
-/// The CPU has AVX-512 F, BW and VNNI, and the tiles have format `K` and the columns of the input.
+/// The CPU has AVX-512 F, BW and VNNI, and the tiles have format `K` and as many columns as the input.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn multiply_format<const K: u8>(gemm: &TileGemm<'_>) {
     let rows = gemm.x.rows();

@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::backend::cpu::simd::vectorized;
+use crate::backend::cpu::simd::{ROUND_TO_INTEGER, vectorized};
 use crate::backend::cpu::thread_pool::{self, DisjointSlice};
 use crate::backend::cpu::tiles::layout::TILE_BLOCK_COLUMNS;
 
@@ -20,8 +20,8 @@ pub struct BlockMeta {
     /// -128 x the sum of the quants: initial value of a dot product with Q8_0 weights, which tiles store with an offset
     /// of 128.
     pub q8_correction: i32,
-    /// -32 x the sum of the first and of the last 16 quants: initial values of dot products with Q6_K weights, which
-    /// tiles store with an offset of 32.
+    /// -32 x the sum of the first 16 quants, and -32 x the sum of the last 16: initial values of dot products with Q6_K
+    /// weights, which tiles store with an offset of 32.
     pub q6_corrections: [i32; 2],
 }
 
@@ -124,8 +124,6 @@ fn quantize_block(values: &[f32; TILE_BLOCK_COLUMNS], words: &mut BlockWords) ->
     let largest = f32::from_bits(largest);
     let scale = largest / 127.0;
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    // Adding 1.5 x 2^23 rounds to an integer and leaves it in the low bits.
-    const ROUND_TO_INTEGER: f32 = 12_582_912.0;
     let mut quants = [0i8; TILE_BLOCK_COLUMNS];
     for (value, quant) in values.iter().zip(&mut quants) {
         *quant = (value * inverse + ROUND_TO_INTEGER).to_bits() as i8;

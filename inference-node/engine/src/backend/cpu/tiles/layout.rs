@@ -8,7 +8,7 @@
 use half::f16;
 
 /// Number of rows of a tile.
-pub const TILE_ROWS: usize = 16;
+pub const TILE_ROWS: usize = cfq_memory::TILE_ROWS as usize;
 /// Number of columns of a tile block.
 pub const TILE_BLOCK_COLUMNS: usize = 32;
 
@@ -90,7 +90,7 @@ impl TileFormat {
         }
     }
 
-    /// Size of a step, in bytes. Must agree with [`cfq_memory::Format::tile`], which the memory estimate uses.
+    /// Size of a step, in bytes. Must agree with [`cfq_memory::WeightFormat::tile`], which the memory estimate uses.
     pub const fn step_bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 => 320,

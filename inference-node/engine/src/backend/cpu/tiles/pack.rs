@@ -114,12 +114,14 @@ fn write_nibbles(to: &mut [u8], row: usize, quant: impl Fn(usize) -> u8) {
     }
 }
 
-/// The 4-bit value of column `col` of 32 columns in 16 bytes: the low nibbles are columns 0 to 15.
+/// The 4-bit value of column `col`. `bytes` are 16 bytes with 32 columns: 0 to 15 in the low nibbles, 16 to 31 in the
+/// high nibbles.
 fn block_nibble(bytes: &[u8], col: usize) -> u8 {
     bytes[col % 16] >> (col / 16 * 4) & 15
 }
 
-/// Scale and minimum of block `at` of eight, six bits each, packed into 12 bytes (get_scale_min_k4 in ggml).
+/// Scale and minimum of block `at`. `bytes` are 12 bytes with the scales and minima of eight blocks, six bits each
+/// (get_scale_min_k4 in ggml).
 fn scale_and_min(bytes: &[u8], at: usize) -> (u8, u8) {
     if at < 4 {
         (bytes[at] & 63, bytes[at + 4] & 63)

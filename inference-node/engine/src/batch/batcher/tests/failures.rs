@@ -68,7 +68,7 @@ fn rig(failures: &[(usize, &'static str)]) -> (Rig<FailingModel>, Arc<Mutex<Vec<
     (rig, rows)
 }
 
-async fn ended(mut reader: Generation) -> std::result::Result<Completion, Ended> {
+async fn ended(mut reader: Generation) -> std::result::Result<Completion, GenerationError> {
     loop {
         if let GenerationEvent::Done(result) = reader.next().await {
             return result;
@@ -119,7 +119,7 @@ async fn pass_without_memory_preempts_all_and_changes_no_text() {
 }
 
 /// A lost GPU, and a GPU that runs out of memory twice in a row, break the engine: every sequence fails with an error
-/// that may be retried elsewhere, and the stats report the failure.
+/// after which its call may be retried on another node, and the stats report the failure.
 #[tokio::test]
 async fn unusable_gpu_breaks_the_engine() {
     for (failures, word, out_of_memory) in [
@@ -138,7 +138,7 @@ async fn unusable_gpu_breaks_the_engine() {
         assert_eq!(matches!(recorded, EngineFailure::DeviceLost { .. }), !out_of_memory, "{recorded}");
         assert!(recorded.to_string().contains(word), "{recorded}");
         for reader in readers {
-            let Err(Ended::Failed(failure @ JobFailure::Engine { .. })) = ended(reader).await else {
+            let Err(GenerationError::Failed(failure @ JobFailure::Engine { .. })) = ended(reader).await else {
                 panic!("{failures:?}")
             };
             assert!(failure.may_retry() && failure.to_string().contains(word), "{failure}");
@@ -186,7 +186,7 @@ async fn failure_of_one_pass_does_not_break_the_engine() {
     let reader = rig.submit(vec![1, unknown], 5, false);
     rig.batcher.drain_commands();
     rig.run_until_idle();
-    assert!(matches!(ended(reader).await, Err(Ended::Failed(JobFailure::Engine { .. }))));
+    assert!(matches!(ended(reader).await, Err(GenerationError::Failed(JobFailure::Engine { .. }))));
     let reader = rig.submit(rig.cases[0].ids.clone(), 5, false);
     rig.batcher.drain_commands();
     rig.run_until_idle();

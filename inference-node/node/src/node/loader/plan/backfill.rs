@@ -47,7 +47,7 @@ impl LoaderState {
             self.is_idle(model) && self.is_in_grace_period(model, loaded, now) && !self.is_pinned(model)
         };
         let in_grace = self.loaded.iter().filter(|(model, loaded)| evictable(model, loaded)).map(|(_, loaded)| loaded);
-        let leaving = self.draining.iter().map(|(_, loaded)| loaded);
+        let leaving = self.unloading.iter().map(|(_, loaded)| loaded);
         let soon_free: u64 = leaving.chain(in_grace).map(|loaded| loaded.host_bytes).sum();
         let spare = self.unreserved_bytes().saturating_add(soon_free).saturating_sub(reserved);
         let spare = spare.min(self.free_bytes_now());

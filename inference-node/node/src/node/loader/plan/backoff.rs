@@ -1,8 +1,8 @@
 //! Backoff of models that did not fit: the wait before a model is tried again grows with every attempt.
 //!
-//! During the wait, the ledger reports the model as unusable, with the reason. Afterwards, it is reported as on disk,
-//! and the next job that needs it triggers another attempt. A request by a user (`cfq models load`) is tried
-//! immediately.
+//! During the wait, the ledger (the node's report of its models to the scheduler) lists the model as unusable, with the
+//! reason. After the wait, the ledger lists it as on disk, and the next job that needs it triggers another attempt. A
+//! request by a user (`cfq models load`) is tried immediately.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;
 
-/// Number of times the first wait is doubled: with the default accept time the longest wait is three minutes.
+/// Maximum number of times the first wait is doubled. The first wait is four times `accept_timeout_ms`, 12 s by
+/// default, so the longest is about three minutes.
 const MAX_DOUBLINGS: u32 = 4;
 
 #[derive(Debug, Clone, PartialEq)]
-struct Entry {
+struct ModelBackoff {
     tries: u32,
     /// End of the wait, and the state that is published then; `None` after the wait has ended.
     due: Option<(Instant, ModelState)>,
@@ -24,7 +25,7 @@ struct Entry {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Backoff {
     first: Duration,
-    entries: BTreeMap<ModelId, Entry>,
+    entries: BTreeMap<ModelId, ModelBackoff>,
 }
 
 impl Backoff {
@@ -35,7 +36,7 @@ impl Backoff {
     /// Starts the next wait of the model and returns its duration. [`Self::take_due`] returns `state` when the wait is
     /// over.
     pub fn start(&mut self, model: &ModelId, state: ModelState, now: Instant) -> Duration {
-        let entry = self.entries.entry(model.clone()).or_insert(Entry { tries: 0, due: None });
+        let entry = self.entries.entry(model.clone()).or_insert(ModelBackoff { tries: 0, due: None });
         let wait = self.first * (1 << entry.tries.min(MAX_DOUBLINGS));
         entry.tries += 1;
         entry.due = Some((now + wait, state));
@@ -54,7 +55,7 @@ impl Backoff {
 
     /// Returns the models whose wait is over, each only once, with the states given to [`Self::start`].
     pub fn take_due(&mut self, now: Instant) -> Vec<(ModelId, ModelState)> {
-        let due = |(model, entry): (&ModelId, &mut Entry)| {
+        let due = |(model, entry): (&ModelId, &mut ModelBackoff)| {
             let (_, state) = entry.due.take_if(|(at, _)| *at <= now)?;
             Some((model.clone(), state))
         };

@@ -82,7 +82,8 @@ pub enum LoadFailure {
         shortage: MemoryShortage,
         /// Estimate on the host with the smallest KV pool; `None` if host memory was not short.
         host: Option<Box<MemoryEstimate>>,
-        /// Estimate on the GPUs if no other model is loaded there; `None` if the model does not fit.
+        /// Estimate on the GPUs as if no other model were loaded there; `None` if there is no GPU, or if the model
+        /// would not fit even then.
         gpus: Option<Box<MemoryEstimate>>,
     },
     /// A retry would fail as well.
@@ -98,7 +99,7 @@ pub enum LoaderAction {
     },
     Load(LoadAction),
     /// Stops the admission of new sequences to the model's engine, before [`LoaderAction::Unload`]. `evicted_for` is
-    /// the model that needs the memory; `None` if a client requested the unload.
+    /// the model that needs the memory; `None` if a user requested the unload, or if the machine yields.
     BeginUnload {
         model: ModelId,
         evicted_for: Option<ModelId>,
@@ -154,7 +155,7 @@ pub enum LoadTarget {
 #[derive(Debug, Clone, PartialEq)]
 pub enum PublishedStatus {
     Loading,
-    Ready,
+    Resident,
     /// The model is on disk; `shortage` is the memory that it lacked, if a load was attempted.
     OnDisk {
         state: ModelState,

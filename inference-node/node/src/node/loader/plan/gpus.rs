@@ -60,10 +60,10 @@ impl LoaderState {
             }
             return Ok(refuse_now(reason));
         }
-        let draining_here = |idle_only: bool| {
-            self.draining.iter().any(|(other, loaded)| loaded.is_on_gpu() && (!idle_only || self.is_idle(other)))
+        let unloading_here = |idle_only: bool| {
+            self.unloading.iter().any(|(other, loaded)| loaded.is_on_gpu() && (!idle_only || self.is_idle(other)))
         };
-        if draining_here(true) {
+        if unloading_here(true) {
             return Ok(Some(PlacementStep::Wait));
         }
         let idle = |other: &ModelId, loaded: &ResidentModel| loaded.is_on_gpu() && self.is_idle(other);
@@ -77,7 +77,7 @@ impl LoaderState {
             return Ok(None);
         }
         let idle_in_grace = |other: &ModelId, loaded: &ResidentModel| idle(other, loaded) && in_grace(other, loaded);
-        if draining_here(false) || self.least_recently_used(idle_in_grace).is_some() {
+        if unloading_here(false) || self.least_recently_used(idle_in_grace).is_some() {
             return Ok(Some(PlacementStep::Wait));
         }
         match self.least_recently_used(|_, loaded| loaded.is_on_gpu()) {

@@ -50,7 +50,7 @@ impl LoaderState {
         }
         // Unloading a model on GPUs would free no host memory.
         let on_host = |loaded: &ResidentModel| loaded.host_bytes > 0;
-        if self.draining.iter().any(|(draining, loaded)| on_host(loaded) && self.is_idle(draining)) {
+        if self.unloading.iter().any(|(unloading, loaded)| on_host(loaded) && self.is_idle(unloading)) {
             return PlacementStep::Wait;
         }
         let idle = |other: &ModelId, loaded: &ResidentModel| on_host(loaded) && self.is_idle(other);
@@ -63,7 +63,7 @@ impl LoaderState {
             return PlacementStep::Load { host_bytes: have + own, target: LoadTarget::Host };
         }
         let idle_in_grace = |other: &ModelId, loaded: &ResidentModel| idle(other, loaded) && in_grace(other, loaded);
-        if self.draining.iter().any(|(_, loaded)| on_host(loaded)) || self.least_recently_used(idle_in_grace).is_some()
+        if self.unloading.iter().any(|(_, loaded)| on_host(loaded)) || self.least_recently_used(idle_in_grace).is_some()
         {
             return PlacementStep::Wait;
         }

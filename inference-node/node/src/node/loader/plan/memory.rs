@@ -3,8 +3,8 @@
 
 use super::state::{GpuBytes, LoaderState, PlannedGpu, ResidentModel};
 
-/// Resolution of [`LoaderState::reported_free`], in bytes. Each change of the ledger is sent to the scheduler, so small
-/// changes of the free memory are not reported.
+/// Resolution of [`LoaderState::loadable_bytes`], in bytes. Each change of the ledger is sent to the scheduler, so
+/// small changes of the free memory are not reported.
 const REPORTED_STEP_BYTES: u64 = 64 << 20;
 
 impl LoaderState {
@@ -16,12 +16,12 @@ impl LoaderState {
 
     /// The part of [`Self::unreserved_bytes`] that is free on the machine now. Cached weights do not count as free.
     pub fn free_bytes_now(&self) -> u64 {
-        let available = self.observed.available.saturating_sub(self.unallocated_bytes());
+        let available = self.observed.available_bytes.saturating_sub(self.unallocated_bytes());
         self.unreserved_bytes().saturating_sub(self.cached_bytes()).min(available)
     }
 
     /// Bytes that a load may take without evicting a model, for the ledger. Cached weights count as free.
-    pub fn reported_free(&self) -> u64 {
+    pub fn loadable_bytes(&self) -> u64 {
         let bytes = self.free_bytes_now().saturating_add(self.cached_bytes()).min(self.unreserved_bytes());
         bytes - bytes % REPORTED_STEP_BYTES
     }
@@ -34,8 +34,8 @@ impl LoaderState {
     /// Bytes that the kernel reports as available although they are reserved: the unallocated parts of the KV pools and
     /// of the host KV cache.
     pub fn unallocated_bytes(&self) -> u64 {
-        let engines = self.engines().map(|(model, _)| self.unallocated(model)).sum::<u64>();
-        engines.saturating_add(self.observed.kv_cache_unallocated)
+        let engines = self.engines().map(|(model, _)| self.unallocated_bytes_of(model)).sum::<u64>();
+        engines.saturating_add(self.observed.kv_cache_unallocated_bytes)
     }
 
     /// Bytes of host memory that would be free after all permitted evictions and without cached weights. An evicted
@@ -44,23 +44,24 @@ impl LoaderState {
         let (staying, evictable) = self.staying_and_evictable();
         let bytes = |of: &[&ResidentModel]| of.iter().map(|loaded| loaded.host_bytes).fold(0, u64::saturating_add);
         let freed = bytes(&evictable).saturating_add(self.cached_bytes());
-        let available = self.observed.available.saturating_add(freed).saturating_sub(self.unallocated_bytes());
+        let available = self.observed.available_bytes.saturating_add(freed).saturating_sub(self.unallocated_bytes());
         self.config.host_bytes.saturating_sub(bytes(&staying)).min(available)
     }
 
-    /// Returns the engines that are never evicted (pinned), and those that may be evicted or are already draining.
+    /// Returns the engines that are never evicted (pinned), and those that may be evicted or are already being
+    /// unloaded.
     fn staying_and_evictable(&self) -> (Vec<&ResidentModel>, Vec<&ResidentModel>) {
         let (mut staying, mut evictable) = (Vec::new(), Vec::new());
         for (model, loaded) in &self.loaded {
             if self.is_pinned(model) { staying.push(loaded) } else { evictable.push(loaded) }
         }
-        evictable.extend(self.draining.iter().map(|(_, loaded)| loaded));
+        evictable.extend(self.unloading.iter().map(|(_, loaded)| loaded));
         (staying, evictable)
     }
 
     /// Capacities of the GPUs.
     pub(super) fn gpu_capacities(&self) -> Vec<u64> {
-        self.gpus().iter().map(|gpu| gpu.bytes).collect()
+        self.gpus().iter().map(|gpu| gpu.free_bytes_at_open).collect()
     }
 
     /// Free bytes of each GPU now.
@@ -85,8 +86,8 @@ impl LoaderState {
             on_gpu.map(bytes).sum::<u64>()
         };
         let free = |(at, gpu): (usize, &PlannedGpu)| {
-            let unreserved = gpu.bytes.saturating_sub(sum(staying, gpu, |share| share.bytes));
-            let driver = self.observed.gpu_free.get(at).copied().flatten().map(|free| {
+            let unreserved = gpu.free_bytes_at_open.saturating_sub(sum(staying, gpu, |share| share.bytes));
+            let driver = self.observed.gpu_free_bytes.get(at).copied().flatten().map(|free| {
                 let after = free.saturating_add(sum(leaving, gpu, |share| share.bytes));
                 after.saturating_sub(sum(staying, gpu, |share| share.scratch_bytes))
             });

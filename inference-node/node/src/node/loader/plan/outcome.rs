@@ -10,18 +10,18 @@ use super::state::{CachedModel, LoadOrigin, LoaderState, ModelPhase, ResidentMod
 use super::waiting::LoadRefusal;
 use crate::node::unusable::UnusableReason;
 
-/// Wait before an unload is retried if another thread holds the engine. A thread holds it while it admits a sequence,
-/// runs a chunk of speculative prefill, or reads the engine's state for the ledger. It releases the engine without a
-/// notification: one for every read of the ledger would wake the loader and send a heartbeat each time, while a retry
-/// is needed only in the few milliseconds in which such a use and an unload coincide.
-const SHARED_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// Wait before an unload is retried if another thread holds the engine. Threads hold the engine while they admit a
+/// sequence, run a chunk of speculative prefill, or read the engine's state for the ledger. They do not notify the
+/// loader when they release the engine: a notification also sends a heartbeat, and the ledger is read often, but a read
+/// rarely coincides with an unload.
+const UNLOAD_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Interval of checks while models wait for memory, since other programs free memory, and grace periods end, without an
-/// event.
-pub(super) const WAITING_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks while models wait for memory. The checks are needed because no event reports that another program
+/// has freed memory or that a grace period has ended.
+pub(super) const WAITING_REPLAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum age of the value of free memory in the ledger.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+const MAX_FREE_BYTES_AGE: Duration = Duration::from_secs(10);
 
 impl LoaderState {
     pub(super) fn on_estimated(
@@ -65,7 +65,7 @@ impl LoaderState {
                 let used_before = load.used_before;
                 let loaded = ResidentModel { host_bytes, gpus, loaded_at: now, used_before, unload_retry_at: None };
                 self.loaded.insert(model.clone(), loaded);
-                actions.push(LoaderAction::SetStatus { model: model.clone(), status: PublishedStatus::Ready });
+                actions.push(LoaderAction::SetStatus { model: model.clone(), status: PublishedStatus::Resident });
                 return;
             }
             Err(failure) => failure,
@@ -78,7 +78,7 @@ impl LoaderState {
             LoadOrigin::Start { may_retry: true } if self.observed.yielding => {
                 // The yield began during the load. Nothing is loaded until it ends, so the model is put back and waits
                 // like the other models that were still to be loaded.
-                self.starting.push_front(StartModel { model: model.clone(), killed_loads: 0 });
+                self.starting.push_front(StartModel { model: model.clone(), interrupted_loads: 0 });
                 self.request_replan();
             }
             LoadOrigin::Start { may_retry: true } => {
@@ -148,7 +148,7 @@ impl LoaderState {
         cached: Option<CachedModel>,
         actions: &mut Vec<LoaderAction>,
     ) {
-        self.draining.retain(|(draining, _)| draining != model);
+        self.unloading.retain(|(unloading, _)| unloading != model);
         self.unloaded.insert(model.clone(), ModelPhase::OnDisk);
         self.cached.extend(cached);
         while self.cached_bytes() > self.config.weight_cache_bytes
@@ -163,17 +163,17 @@ impl LoaderState {
     }
 
     pub(super) fn on_still_shared(&mut self, model: &ModelId, now: Instant) {
-        for (_, loaded) in self.draining.iter_mut().filter(|(draining, _)| draining == model) {
-            loaded.unload_retry_at = Some(now + SHARED_RETRY_INTERVAL);
+        for (_, loaded) in self.unloading.iter_mut().filter(|(unloading, _)| unloading == model) {
+            loaded.unload_retry_at = Some(now + UNLOAD_RETRY_INTERVAL);
         }
     }
 
     /// Time at which the planner has to be called with [`super::LoaderEvent::Tick`] if no other event occurs before.
     pub fn next_wakeup(&self, now: Instant) -> Instant {
-        let shared = self.draining.iter().filter(|(model, _)| self.is_idle(model));
+        let shared = self.unloading.iter().filter(|(model, _)| self.is_idle(model));
         let shared = shared.filter_map(|(_, loaded)| loaded.unload_retry_at);
         let waiting = (!self.waiting.is_empty() && !self.observed.yielding).then(|| self.next_replan_at.unwrap_or(now));
         let due = shared.chain(waiting).chain(self.backoff.next_due());
-        due.min().map_or(now + SAMPLE_INTERVAL, |due| due.min(now + SAMPLE_INTERVAL))
+        due.min().map_or(now + MAX_FREE_BYTES_AGE, |due| due.min(now + MAX_FREE_BYTES_AGE))
     }
 }

@@ -83,7 +83,10 @@ fn perform(sim: &mut Sim, action: Action) {
                 matches!(phase, ModelPhase::Unknown | ModelPhase::OnDisk | ModelPhase::Loading)
             };
             let models: std::collections::BTreeSet<usize> = models.into_iter().filter(pending).collect();
-            let start = |model: usize| StartModel { model: model_id(model), killed_loads: model / (MODELS - 1) * 2 };
+            let start = |model: usize| {
+                let interrupted_loads = model / (MODELS - 1) * 2;
+                StartModel { model: model_id(model), interrupted_loads }
+            };
             sim.process(LoaderEvent::LoadTogether(models.into_iter().map(start).collect()));
         }
     }
@@ -116,7 +119,7 @@ proptest! {
             sim.run_for(LOAD_GRACE_PERIOD);
         }
         prop_assert!(sim.state.waiting.is_empty(), "{:?}", sim.state.waiting);
-        prop_assert!(sim.state.draining.is_empty() && sim.state.starting.is_empty() && sim.state.loading.is_none());
+        prop_assert!(sim.state.unloading.is_empty() && sim.state.starting.is_empty() && sim.state.loading.is_none());
         for model in 0..MODELS {
             let phase = sim.state.phase(&model_id(model));
             prop_assert!(phase != ModelPhase::Loading, "{model} is loading, but in no queue");
@@ -161,14 +164,14 @@ fn least_recently_used_idle_model_is_evicted_before_a_busy_one() {
     sim.start_sequence(&model_id(0));
     // Model 1 is the most recently used model, but it is the only idle one, so it is evicted.
     assert_eq!(evictions(&sim.request(&model_id(3))), [1]);
-    assert_eq!(sim.state.phase(&model_id(3)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(3)), ModelPhase::Resident);
     sim.start_sequence(&model_id(3));
     // All models are busy, so the least recently used one takes no more sequences.
     assert_eq!(evictions(&sim.request(&model_id(4))), [2]);
-    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Draining);
+    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Unloading);
     assert_eq!(sim.state.phase(&model_id(4)), ModelPhase::Loading);
     sim.end_sequences(&model_id(2));
-    assert_eq!(sim.state.phase(&model_id(4)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(4)), ModelPhase::Resident);
 }
 
 #[test]
@@ -177,10 +180,10 @@ fn unused_model_is_not_evicted_during_its_grace_period() {
     sim.request(&model_id(0));
     assert_eq!(evictions(&sim.request(&model_id(1))), [0; 0]);
     sim.advance(LOAD_GRACE_PERIOD - Duration::from_millis(1));
-    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Resident);
     assert!(sim.state.next_wakeup(sim.now) <= sim.now + Duration::from_secs(1));
     sim.advance(Duration::from_millis(1));
-    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Resident);
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn cached_weights_are_dropped_before_a_model_is_evicted() {
     let actions = sim.request(&model_id(2));
     assert!(actions.contains(&LoaderAction::DropCachedWeights { model: model_id(0) }), "{actions:?}");
     assert_eq!(evictions(&actions), [0; 0]);
-    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Resident);
 }
 
 #[test]
@@ -230,7 +233,7 @@ fn retry_waits_grow_and_a_request_by_hand_is_tried_at_once() {
     sim.pinned.clear();
     sim.run_for(LOAD_GRACE_PERIOD);
     sim.request(&model_id(2));
-    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(2)), ModelPhase::Resident);
     assert_eq!(sim.state.backoff.next_due(), None);
 }
 
@@ -238,7 +241,7 @@ fn retry_waits_grow_and_a_request_by_hand_is_tried_at_once() {
 fn models_loaded_together_share_the_memory() {
     let growing = SimModel { max_kv_tokens: 1000, ..host_model(20) };
     let mut sim = Sim::new(120, 0, &[], vec![growing.clone(), growing.clone(), growing]);
-    let start = |model| StartModel { model: model_id(model), killed_loads: 0 };
+    let start = |model| StartModel { model: model_id(model), interrupted_loads: 0 };
     sim.process(LoaderEvent::LoadTogether((0..3).map(start).collect()));
     let bytes: Vec<u64> = sim.state.loaded.values().map(|loaded| loaded.host_bytes).collect();
     assert_eq!(bytes, [40, 40, 40]);
@@ -247,13 +250,13 @@ fn models_loaded_together_share_the_memory() {
 #[test]
 fn start_skips_models_that_do_not_fit_or_whose_loads_ended_the_node() {
     let mut sim = sim_of(59, 0, 3);
-    let start = |(model, killed_loads)| StartModel { model: model_id(model), killed_loads };
+    let start = |(model, interrupted_loads)| StartModel { model: model_id(model), interrupted_loads };
     sim.process(LoaderEvent::LoadTogether([(0, 1), (1, 0), (2, 2)].map(start).into()));
-    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Resident);
     let statuses = &sim.statuses;
     assert!(matches!(&statuses[&model_id(1)], PublishedStatus::OnDisk { shortage: Some(_), .. }), "{statuses:?}");
-    let killed = UnusableReason::LoadsEndedNode { model: model_id(2), loads: 2 };
-    assert_eq!(statuses[&model_id(2)], PublishedStatus::Unusable(killed));
+    let interrupted = UnusableReason::LoadsInterrupted { model: model_id(2), loads: 2 };
+    assert_eq!(statuses[&model_id(2)], PublishedStatus::Unusable(interrupted));
     assert_eq!(sim.state.backoff.next_due(), None);
 }
 
@@ -270,7 +273,7 @@ fn nothing_is_loaded_during_a_yield_and_unloads_continue() {
     assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Loading);
     sim.yielding = false;
     sim.process(LoaderEvent::EnginesChanged);
-    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(1)), ModelPhase::Resident);
 }
 
 #[test]
@@ -278,11 +281,11 @@ fn start_retry_waits_for_the_end_of_a_yield() {
     // Both models get a share of 20 bytes, which is too small, and may be retried with all 40 bytes.
     let mut sim = sim_of(40, 0, 2);
     sim.yields_during_load = true;
-    let start = |model| StartModel { model: model_id(model), killed_loads: 0 };
+    let start = |model| StartModel { model: model_id(model), interrupted_loads: 0 };
     let actions = sim.process(LoaderEvent::LoadTogether([0, 1].map(start).into()));
     assert_eq!(actions.iter().filter(|action| matches!(action, LoaderAction::Load(_))).count(), 1, "{actions:?}");
     assert_eq!(sim.state.waiting, [model_id(0), model_id(1)]);
     sim.yielding = false;
     sim.process(LoaderEvent::EnginesChanged);
-    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Ready);
+    assert_eq!(sim.state.phase(&model_id(0)), ModelPhase::Resident);
 }

@@ -74,7 +74,7 @@ pub struct Sim {
     pub yields_during_load: bool,
     /// Host memory of other programs.
     pub other_bytes: u64,
-    /// Number of the next unloads that fail because another thread holds the engine.
+    /// Number of unloads, counted from the next one on, that fail because another thread holds the engine.
     pub shared_unloads: u32,
     pub statuses: BTreeMap<ModelId, PublishedStatus>,
     machine_bytes: u64,
@@ -90,7 +90,8 @@ pub fn model_id(index: usize) -> ModelId {
 
 impl Sim {
     pub fn new(host_bytes: u64, weight_cache_bytes: u64, gpus: &[u64], models: Vec<SimModel>) -> Self {
-        let gpus = gpus.iter().enumerate().map(|(index, bytes)| PlannedGpu { index, bytes: *bytes }).collect();
+        let gpu = |(index, bytes): (usize, &u64)| PlannedGpu { index, free_bytes_at_open: *bytes };
+        let gpus = gpus.iter().enumerate().map(gpu).collect();
         let config = PlannerConfig {
             host_bytes,
             weight_cache_bytes,
@@ -144,8 +145,8 @@ impl Sim {
     /// Requests the model as the registry does.
     pub fn request(&mut self, model: &ModelId) -> Vec<LoaderAction> {
         match self.state.phase(model) {
-            ModelPhase::Ready | ModelPhase::Loading => Vec::new(),
-            ModelPhase::Unknown | ModelPhase::OnDisk | ModelPhase::Draining | ModelPhase::Unusable => {
+            ModelPhase::Resident | ModelPhase::Loading => Vec::new(),
+            ModelPhase::Unknown | ModelPhase::OnDisk | ModelPhase::Unloading | ModelPhase::Unusable => {
                 self.process(LoaderEvent::LoadRequested(model.clone()))
             }
         }
@@ -153,7 +154,7 @@ impl Sim {
 
     /// Starts a sequence on a model, if the model takes sequences now.
     pub fn start_sequence(&mut self, model: &ModelId) {
-        if self.yielding || self.state.phase(model) != ModelPhase::Ready {
+        if self.yielding || self.state.phase(model) != ModelPhase::Resident {
             return;
         }
         self.uses += 1;
@@ -187,16 +188,16 @@ impl Sim {
 
     fn observe(&self) -> Observation {
         let engine = |(model, engine): (&ModelId, &SimEngine)| {
-            let unallocated = engine.host_bytes / 4;
+            let unallocated_bytes = engine.host_bytes / 4;
             let pinned = self.pinned.contains(model);
-            (model.clone(), EngineObservation { running: engine.running, unallocated, pinned })
+            (model.clone(), EngineObservation { running: engine.running, unallocated_bytes, pinned })
         };
         let allocated: u64 = self.engines.values().map(|engine| engine.host_bytes - engine.host_bytes / 4).sum();
         let taken = self.other_bytes + allocated + self.cached.values().sum::<u64>();
         Observation {
-            available: self.machine_bytes.saturating_sub(taken),
-            kv_cache_unallocated: 0,
-            gpu_free: vec![None; self.state.gpus().len()],
+            available_bytes: self.machine_bytes.saturating_sub(taken),
+            kv_cache_unallocated_bytes: 0,
+            gpu_free_bytes: vec![None; self.state.gpus().len()],
             yielding: self.yielding,
             last_use: self.last_use.clone(),
             engines: self.engines.iter().map(engine).collect(),
@@ -307,7 +308,7 @@ impl Sim {
 
 /// Reason of a model whose file is not readable.
 fn unreadable() -> UnusableReason {
-    UnusableReason::Unreadable { detail: "corrupt".to_owned() }
+    UnusableReason::Unreadable { model: model_id(0), detail: "corrupt".to_owned() }
 }
 
 /// Allocation of the model on the GPU with the most free memory; `None` if it does not fit.

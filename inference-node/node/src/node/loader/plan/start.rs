@@ -13,17 +13,17 @@ use crate::node::unusable::UnusableReason;
 
 /// Limit of interrupted loads: a model is not loaded at start if the node process ended during this many of its loads
 /// in a row. A single interrupted load may be a coincidence, for example if the user stopped the node.
-const MAX_KILLED_LOADS: usize = 2;
+const MAX_INTERRUPTED_LOADS: usize = 2;
 
 impl LoaderState {
     /// Appends the action for the next model that is loaded at start. Returns whether there was one.
     pub(super) fn plan_start(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) -> bool {
-        while let Some(StartModel { model, killed_loads }) = self.starting.pop_front() {
+        while let Some(StartModel { model, interrupted_loads }) = self.starting.pop_front() {
             if self.phase(&model) != ModelPhase::Loading {
                 continue;
             }
-            if killed_loads >= MAX_KILLED_LOADS {
-                let reason = UnusableReason::LoadsEndedNode { model: model.clone(), loads: killed_loads };
+            if interrupted_loads >= MAX_INTERRUPTED_LOADS {
+                let reason = UnusableReason::LoadsInterrupted { model: model.clone(), loads: interrupted_loads };
                 self.refuse(&model, LoadRefusal::Permanent(reason), now, actions);
                 continue;
             }
@@ -49,7 +49,7 @@ impl LoaderState {
     }
 
     /// Moves the models to be loaded at start to the queue of waiting models; called while the machine yields.
-    pub(super) fn starting_models_wait(&mut self) {
+    pub(super) fn queue_starting_models(&mut self) {
         for StartModel { model, .. } in std::mem::take(&mut self.starting) {
             if !self.waiting.contains(&model) {
                 self.waiting.push_back(model);

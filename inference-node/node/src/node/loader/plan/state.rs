@@ -24,7 +24,7 @@ pub struct PlannerConfig {
     pub device: DeviceChoice,
     /// The GPUs to use (empty for the CPU only), or the reason why the configured GPU cannot be used.
     pub gpus: Result<Vec<PlannedGpu>, UnusableReason>,
-    /// Time after its load during which an unused model is not evicted.
+    /// Grace period: time after the load of a model during which the model is not evicted unless it has been used.
     pub load_grace_period: Duration,
 }
 
@@ -34,7 +34,7 @@ pub struct PlannedGpu {
     /// Index of the GPU: the N of `cuda:N`.
     pub index: usize,
     /// Bytes that were free when the GPU was opened; models together use at most these.
-    pub bytes: u64,
+    pub free_bytes_at_open: u64,
 }
 
 /// Memory of one model on one GPU.
@@ -53,24 +53,24 @@ pub struct GpuBytes {
 pub struct StartModel {
     pub model: ModelId,
     /// Number of consecutive loads of the model during which the process ended.
-    pub killed_loads: usize,
+    pub interrupted_loads: usize,
 }
 
 /// Measurements of the machine and its engines, taken before every [`super::apply`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observation {
     /// Bytes of host memory that the kernel reports as available.
-    pub available: u64,
+    pub available_bytes: u64,
     /// Bytes by which the host KV cache may still grow.
-    pub kv_cache_unallocated: u64,
+    pub kv_cache_unallocated_bytes: u64,
     /// Bytes of each GPU that the driver reports as free, in the order of [`PlannerConfig::gpus`]; `None` if it does
     /// not report them.
-    pub gpu_free: Vec<Option<u64>>,
+    pub gpu_free_bytes: Vec<Option<u64>>,
     /// Whether the machine yields to another program.
     pub yielding: bool,
-    /// Sequence number of the last use of each model; models that were never used are missing.
+    /// Time of each model's last use, as the value of a counter of all uses; models that were never used are missing.
     pub last_use: BTreeMap<ModelId, u64>,
-    /// All engines.
+    /// Measurements of each engine.
     pub engines: BTreeMap<ModelId, EngineObservation>,
 }
 
@@ -80,7 +80,7 @@ pub struct EngineObservation {
     /// Number of running sequences.
     pub running: u32,
     /// Bytes of the engine's reserved host memory that are not allocated yet.
-    pub unallocated: u64,
+    pub unallocated_bytes: u64,
     pub pinned: bool,
 }
 
@@ -91,8 +91,8 @@ pub struct ResidentModel {
     pub host_bytes: u64,
     pub gpus: Vec<GpuBytes>,
     pub loaded_at: Instant,
-    /// Sequence number of the model's last use before it was loaded. While the registry still reports this number, the
-    /// loaded model has not been used.
+    /// Time of the model's last use before it was loaded, see [`Observation::last_use`]. While the registry still
+    /// reports this value, the loaded model has not been used.
     pub used_before: u64,
     /// Time of the next attempt to unload, if the last one failed because another thread held the engine.
     pub unload_retry_at: Option<Instant>,
@@ -151,9 +151,9 @@ pub enum ModelPhase {
     OnDisk,
     /// Requested, waiting, or being loaded.
     Loading,
-    Ready,
+    Resident,
     /// The model takes no more sequences and is unloaded after its last one.
-    Draining,
+    Unloading,
     Unusable,
 }
 
@@ -165,7 +165,7 @@ pub struct LoaderState {
     /// Engines that take sequences.
     pub loaded: BTreeMap<ModelId, ResidentModel>,
     /// Engines that take no more sequences and will be unloaded, in the order in which the unloads were begun.
-    pub draining: Vec<(ModelId, ResidentModel)>,
+    pub unloading: Vec<(ModelId, ResidentModel)>,
     /// Phases of all models without an engine: `OnDisk`, `Loading` or `Unusable`.
     pub unloaded: BTreeMap<ModelId, ModelPhase>,
     /// Weight cache, least recently used weights first.
@@ -197,7 +197,7 @@ impl LoaderState {
             config,
             observed: Observation::default(),
             loaded: BTreeMap::new(),
-            draining: Vec::new(),
+            unloading: Vec::new(),
             unloaded: BTreeMap::new(),
             cached: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -216,10 +216,10 @@ impl LoaderState {
 
     pub fn phase(&self, model: &ModelId) -> ModelPhase {
         if self.loaded.contains_key(model) {
-            return ModelPhase::Ready;
+            return ModelPhase::Resident;
         }
-        if self.draining.iter().any(|(draining, _)| draining == model) {
-            return ModelPhase::Draining;
+        if self.unloading.iter().any(|(unloading, _)| unloading == model) {
+            return ModelPhase::Unloading;
         }
         self.unloaded.get(model).copied().unwrap_or(ModelPhase::Unknown)
     }
@@ -234,9 +234,9 @@ impl LoaderState {
         self.gpus().iter().map(|gpu| format!("cuda:{}", gpu.index)).collect::<Vec<_>>().join(",")
     }
 
-    /// All engines.
+    /// All engines: those that take sequences, and those that are being unloaded.
     pub(super) fn engines(&self) -> impl Iterator<Item = (&ModelId, &ResidentModel)> {
-        self.loaded.iter().chain(self.draining.iter().map(|(model, loaded)| (model, loaded)))
+        self.loaded.iter().chain(self.unloading.iter().map(|(model, loaded)| (model, loaded)))
     }
 
     fn engine(&self, model: &ModelId) -> EngineObservation {
@@ -251,8 +251,8 @@ impl LoaderState {
         self.engine(model).pinned
     }
 
-    pub(super) fn unallocated(&self, model: &ModelId) -> u64 {
-        self.engine(model).unallocated
+    pub(super) fn unallocated_bytes_of(&self, model: &ModelId) -> u64 {
+        self.engine(model).unallocated_bytes
     }
 
     pub(super) fn last_use(&self, model: &ModelId) -> u64 {

@@ -40,18 +40,17 @@ pub(super) enum LoadRefusal {
 }
 
 impl LoaderState {
-    /// Appends the next actions for the waiting models. Returns whether there were any; then planning continues after
-    /// them.
+    /// Appends the actions of the next decision about a waiting model. Returns whether there was one.
     pub(super) fn plan_waiting(&mut self, now: Instant, actions: &mut Vec<LoaderAction>) -> bool {
         let mut index = 0;
         while let Some(model) = self.waiting.get(index).cloned() {
             match self.phase(&model) {
                 // The model is still being unloaded; it is loaded again afterwards.
-                ModelPhase::Draining => {
+                ModelPhase::Unloading => {
                     index += 1;
                     continue;
                 }
-                ModelPhase::Ready | ModelPhase::Unusable | ModelPhase::Unknown => {
+                ModelPhase::Resident | ModelPhase::Unusable | ModelPhase::Unknown => {
                     self.waiting.remove(index);
                     continue;
                 }
@@ -92,7 +91,7 @@ impl LoaderState {
         self.place_on_gpus(model, now).unwrap_or_else(|| self.place_on_host(model, now))
     }
 
-    /// Begins the unload of a loaded model, which takes no more sequences from now on. Does nothing if it is not
+    /// Begins the unload of a model: its engine takes no more sequences from now on. Does nothing if the model is not
     /// loaded.
     pub(super) fn begin_unload(
         &mut self,
@@ -101,7 +100,7 @@ impl LoaderState {
         actions: &mut Vec<LoaderAction>,
     ) {
         let Some(loaded) = self.loaded.remove(model) else { return };
-        self.draining.push((model.clone(), loaded));
+        self.unloading.push((model.clone(), loaded));
         actions.push(LoaderAction::BeginUnload { model: model.clone(), evicted_for });
     }
 
@@ -125,11 +124,11 @@ impl LoaderState {
         actions.push(LoaderAction::Load(LoadAction { model, host_bytes, target }));
     }
 
-    /// The next engine to unload: a draining one without running sequences.
+    /// The next engine to unload: one that is being unloaded and has no running sequences.
     pub(super) fn next_to_unload(&self, now: Instant) -> Option<ModelId> {
         let may = |(model, loaded): &&(ModelId, super::state::ResidentModel)| {
             self.is_idle(model) && loaded.unload_retry_at.is_none_or(|at| at <= now)
         };
-        self.draining.iter().find(may).map(|(model, _)| model.clone())
+        self.unloading.iter().find(may).map(|(model, _)| model.clone())
     }
 }

@@ -39,8 +39,8 @@ fn loader_thread_is_woken_by_requests() {
         }
     };
     assert!(matches!(registry.load(&id("llama"), || Ok(())), ModelReply::Loading { .. }));
-    until(|status| matches!(status, Some(ModelStatus::Ready(_))));
-    let Some(ModelStatus::Ready(held)) = registry.status(&id("llama")) else { panic!("it was ready") };
+    until(|status| matches!(status, Some(ModelStatus::Resident(_))));
+    let Some(ModelStatus::Resident(held)) = registry.status(&id("llama")) else { panic!("it was resident") };
     assert!(matches!(registry.unload(&id("llama")), ModelReply::Unloading { .. }));
     until(|status| matches!(status, Some(ModelStatus::Unloading(_))));
     // Another thread that holds the engine delays the unload.
@@ -88,7 +88,7 @@ fn unusable_models_report_their_reason() {
     Loader::new(&registry, &config, commands).load_pending();
     let ledger = registry.ledger();
     assert!(ledger.version > 1 && ledger.free_bytes > 0);
-    let UnusableReason::Unreadable { detail } = unusable_reason(&registry, 2) else { panic!("{ledger:?}") };
+    let UnusableReason::Unreadable { detail, .. } = unusable_reason(&registry, 2) else { panic!("{ledger:?}") };
     assert!(detail.contains("cut off or corrupt"), "{detail}");
     registry.drain();
     assert!(registry.ledger().draining && registry.ledger().version == ledger.version + 1);

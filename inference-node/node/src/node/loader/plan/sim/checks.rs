@@ -14,7 +14,12 @@ impl Sim {
             let engines = self.state.engines().map(|(_, loaded)| loaded);
             let shares = engines.flat_map(|loaded| &loaded.gpus).filter(|share| share.gpu == gpu.index);
             let taken: u64 = shares.map(|share| share.bytes).sum();
-            assert!(taken <= gpu.bytes, "GPU {} has {} bytes and {taken} are taken", gpu.index, gpu.bytes);
+            assert!(
+                taken <= gpu.free_bytes_at_open,
+                "GPU {} has {} bytes and {taken} are taken",
+                gpu.index,
+                gpu.free_bytes_at_open
+            );
         }
         // The weights of an unloaded model may exceed the cache until the planner drops them.
         let largest = self.models.values().map(|model| model.weights).max().unwrap_or(0);
@@ -24,7 +29,7 @@ impl Sim {
     /// Asserts that the victim is not pinned, and that the wanted model fits beside the pinned models.
     pub(super) fn check_eviction(&self, victim: &ModelId, wanted: &ModelId) {
         assert!(!self.pinned.contains(victim), "{victim} is pinned");
-        let (_, evicted) = self.state.draining.iter().find(|(model, _)| model == victim).unwrap();
+        let (_, evicted) = self.state.unloading.iter().find(|(model, _)| model == victim).unwrap();
         let sim = &self.models[wanted];
         let pinned = || self.state.loaded.iter().filter(|(model, _)| self.pinned.contains(*model));
         if evicted.gpus.is_empty() {
@@ -37,7 +42,7 @@ impl Sim {
         } else {
             let free = self.state.gpus().iter().map(|gpu| {
                 let shares = pinned().flat_map(|(_, loaded)| &loaded.gpus).filter(|share| share.gpu == gpu.index);
-                gpu.bytes - shares.map(|share| share.bytes).sum::<u64>()
+                gpu.free_bytes_at_open - shares.map(|share| share.bytes).sum::<u64>()
             });
             assert!(
                 gpu_for(sim, &free.collect::<Vec<_>>()).is_some(),
@@ -57,9 +62,9 @@ impl Sim {
             engines.map(|(_, loaded)| loaded.host_bytes).sum::<u64>()
         };
         let observed = self.observe();
-        let unallocated: u64 = observed.engines.values().map(|engine| engine.unallocated).sum();
+        let unallocated: u64 = observed.engines.values().map(|engine| engine.unallocated_bytes).sum();
         let freed = bytes(false) + self.cached.values().sum::<u64>();
-        let available = (observed.available + freed).saturating_sub(unallocated);
+        let available = (observed.available_bytes + freed).saturating_sub(unallocated);
         let possible = available.min(self.state.config.host_bytes - bytes(true));
         let smallest = self.models[model].estimate().smallest_bytes();
         assert!(smallest > possible, "{model} needs {smallest} and is refused, although evictions free {possible}");
@@ -77,8 +82,8 @@ impl Sim {
             !self.pinned.contains(*model) && self.engines[*model].running == 0 && in_grace
         };
         let freed_soon = self.state.loaded.iter().filter(is_freed_soon).map(|(_, loaded)| loaded);
-        let draining = self.state.draining.iter().map(|(_, loaded)| loaded);
-        let soon_free: u64 = freed_soon.chain(draining).map(|loaded| loaded.host_bytes).sum();
+        let unloading = self.state.unloading.iter().map(|(_, loaded)| loaded);
+        let soon_free: u64 = freed_soon.chain(unloading).map(|loaded| loaded.host_bytes).sum();
         let reserved = before.iter().map(|model| {
             let smallest = self.models[model].estimate().smallest_bytes();
             let smallest = if self.models[model].is_readable { smallest } else { 0 };

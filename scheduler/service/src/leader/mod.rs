@@ -32,18 +32,18 @@ impl Leader {
     pub async fn run(self, mut stop: Stop) {
         let holder = Uuid::now_v7();
         loop {
-            if let Some(lead) = self.try_take_lead(holder).await {
+            if let Some(leadership) = self.try_acquire_leadership(holder).await {
                 self.metrics.leader.set(1);
                 self.metrics.elections_won.inc();
-                tracing::info!(generation = lead.generation, "became leader");
+                tracing::info!(term = leadership.term, "became leader");
                 tokio::select! {
-                    () = self.renew_until_lost(lead) => tracing::warn!(generation = lead.generation, "lost leadership"),
-                    () = term::run(&self, lead) => {}
+                    () = self.renew_until_lost(leadership) => tracing::warn!(term = leadership.term, "lost leadership"),
+                    () = term::run(&self, leadership) => {}
                     () = stop.raised() => {}
                 }
                 self.metrics.leader.set(0);
                 if stop.is_raised()
-                    && let Err(error) = self.store.release_leadership(lead).await
+                    && let Err(error) = self.store.release_leadership(leadership).await
                 {
                     tracing::debug!(%error, "leader row not released, it will expire");
                 }
@@ -58,11 +58,11 @@ impl Leader {
         }
     }
 
-    async fn try_take_lead(&self, holder: Uuid) -> Option<Leadership> {
+    async fn try_acquire_leadership(&self, holder: Uuid) -> Option<Leadership> {
         match self.store.acquire_leadership(holder).await {
-            Ok(lead) => lead,
+            Ok(leadership) => leadership,
             Err(error) => {
-                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot take the leader row");
+                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot acquire the leader row");
                 None
             }
         }
@@ -70,13 +70,13 @@ impl Leader {
 
     /// Renews the leader row. Returns when another scheduler holds it, or when renewals have failed for longer than the
     /// row's TTL.
-    async fn renew_until_lost(&self, lead: Leadership) {
+    async fn renew_until_lost(&self, leadership: Leadership) {
         let timing = self.store.timing();
         let mut confirmed = Instant::now();
         loop {
             tokio::time::sleep(timing.leader_renewal()).await;
             let asked = Instant::now();
-            match self.store.renew_leadership(lead).await {
+            match self.store.renew_leadership(leadership).await {
                 Ok(true) => confirmed = asked,
                 Ok(false) => return,
                 Err(error) => tracing::warn!(%error, "cannot renew the leader row"),

@@ -15,8 +15,8 @@ use super::clock::DatabaseClock;
 pub struct Grace {
     until: Instant,
     ttl: Duration,
-    /// Time before the expiry of a lease at which its holder stops using it. A clock jump smaller than this cannot end
-    /// a lease that is in use.
+    /// A holder stops using its lease this long before the lease expires, so a clock jump smaller than this margin
+    /// cannot end a lease that is in use.
     margin: Duration,
 }
 

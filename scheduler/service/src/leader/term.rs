@@ -1,7 +1,7 @@
 //! One term of a leader, from its election until it loses the leader row. A single async task owns the planner's cache:
-//! it reads the rows that hints name, plans, applies the plan one compare-and-set at a time, and reads back each row
-//! that it wrote. A periodic sweep ends expired leases and reads all live rows again, so a lost hint delays a change by
-//! at most one sweep interval.
+//! it reads the rows named in hints, makes a plan, applies the plan one compare-and-set at a time, and reads back each
+//! row that it wrote. A periodic sweep ends expired leases and reads all live rows again, so a lost hint delays a
+//! change by at most one sweep interval.
 //!
 //! An error that concerns one row skips only that row; the rest of the plan and of the sweep continues. Such an error
 //! does not renew the grace period (see `grace`); an outage of Postgres or NATS does.
@@ -22,12 +22,12 @@ use crate::bus::stream::{self, StreamError};
 use crate::store::{LeaderHint, Leadership, PlaceOrder, StoreError};
 
 /// Maximum number of hints that are applied before the next plan.
-const HINT_BATCH: usize = 256;
+const MAX_HINTS_PER_PLAN: usize = 256;
 
 /// State of the leader during one term.
 struct Term<'a> {
     leader: &'a Leader,
-    lead: Leadership,
+    leadership: Leadership,
     state: PlannerState,
     /// Last reading of the database's clock; `None` until the first sweep.
     clock: Option<DatabaseClock>,
@@ -35,7 +35,7 @@ struct Term<'a> {
 }
 
 /// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
-pub async fn run(leader: &Leader, lead: Leadership) {
+pub async fn run(leader: &Leader, leadership: Leadership) {
     let timing = leader.store.timing();
     let planner_timing = PlannerTiming {
         lease_ttl_ms: timing.lease_ttl_ms,
@@ -58,15 +58,15 @@ pub async fn run(leader: &Leader, lead: Leadership) {
     };
     let mut term = Term {
         leader,
-        lead,
+        leadership,
         state: PlannerState::new(planner_timing),
         clock: None,
         grace: Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin()),
     };
     let mut sweeps = interval(timing.sweep());
     sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Each tick runs the planner, which checks acceptance times and backoffs. With a sixth of the acceptance time
-    // between ticks, their end is noticed soon enough.
+    // Each tick runs the planner, which checks whether a backoff has ended, or a node has not accepted a job in time.
+    // Ticks at a sixth of the accept timeout notice both soon enough.
     let mut ticks = interval(
         (timing.accept_timeout() / 6)
             .clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)),
@@ -81,7 +81,7 @@ pub async fn run(leader: &Leader, lead: Leadership) {
             Some(message) = prefill_hints.next() => {
                 match message.body {
                     Ok(hint) => term.forward_prefill_hint(hint).await,
-                    Err(error) => tracing::debug!(%error, "prefill hint refused"),
+                    Err(error) => tracing::debug!(%error, "unreadable prefill hint ignored"),
                 }
                 continue;
             }
@@ -92,9 +92,9 @@ pub async fn run(leader: &Leader, lead: Leadership) {
                     match hint.body {
                         Ok(LeaderHint::Job(job)) => { jobs.insert(job); }
                         Ok(LeaderHint::Node(node)) => { nodes.insert(node); }
-                        Err(error) => tracing::warn!(%error, "hint refused"),
+                        Err(error) => tracing::warn!(%error, "unreadable hint to the leader ignored"),
                     }
-                    if jobs.len() + nodes.len() >= HINT_BATCH { break }
+                    if jobs.len() + nodes.len() >= MAX_HINTS_PER_PLAN { break }
                     received = futures::FutureExt::now_or_never(hints.next()).flatten();
                 }
                 term.refresh(&jobs, &nodes).await
@@ -106,8 +106,8 @@ pub async fn run(leader: &Leader, lead: Leadership) {
         };
         match done {
             Ok(()) => {}
-            Err(StoreError::NotLeader { generation }) => {
-                tracing::warn!(generation, "plan rejected, another scheduler leads");
+            Err(StoreError::NotLeader { term }) => {
+                tracing::warn!(term, "plan rejected, another scheduler leads");
                 return;
             }
             Err(error) => {
@@ -122,7 +122,7 @@ pub async fn run(leader: &Leader, lead: Leadership) {
 }
 
 impl Term<'_> {
-    /// Updates the cache with the rows that hints named.
+    /// Updates the cache with the rows named in hints.
     async fn refresh(&mut self, jobs: &BTreeSet<JobId>, nodes: &BTreeSet<NodeId>) -> Result<(), StoreError> {
         if !nodes.is_empty() {
             self.refresh_nodes().await?;
@@ -133,8 +133,8 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Reads one job's row into the cache. A row in backoff after an error is removed from the cache: the planner would
-    /// reserve capacity for a job that cannot be placed.
+    /// Reads one job's row into the cache. A job whose row is skipped for now after an error is removed from the cache;
+    /// otherwise the planner would reserve capacity for a job that cannot be placed.
     async fn refresh_job(&mut self, job: JobId) -> Result<(), StoreError> {
         let store = &self.leader.store;
         if store.row_backoff().contains(job.0) {
@@ -175,8 +175,8 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Reads all live rows again, makes sure that the work stream exists, ends expired leases, and ends tasks whose
-    /// deadline has passed.
+    /// Reads all live rows again, makes sure that the work stream exists, ends expired leases, and escalates or fails
+    /// tasks whose deadline has passed.
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let store = &self.leader.store;
         let asked = Instant::now();
@@ -204,7 +204,7 @@ impl Term<'_> {
         if self.grace.is_active(Instant::now()) {
             return Ok(());
         }
-        let (hints, jobs, tasks) = store.sweep(self.lead).await?;
+        let (hints, jobs, tasks) = store.sweep(self.leadership).await?;
         self.leader.metrics.job_leases_expired.inc_by(jobs as u64);
         self.leader.metrics.task_leases_expired.inc_by(tasks as u64);
         if jobs + tasks > 0 {
@@ -216,11 +216,11 @@ impl Term<'_> {
             }
         }
         self.leader.link.send_hints(hints).await;
-        self.leader.link.send_hints(store.sweep_deadlines(self.lead).await?).await;
+        self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
         Ok(())
     }
 
-    /// Makes sure that every node has its consumer, for example after the work stream was created again.
+    /// Makes sure that every node has its NATS consumer, for example after the work stream was created again.
     async fn ensure_consumers(&self) {
         let nodes = match self.leader.store.core_nodes().await {
             Ok(nodes) => nodes,
@@ -252,7 +252,7 @@ impl Term<'_> {
         match effect {
             Effect::Place { job, attempt, node, boot, reason } => {
                 let order = PlaceOrder { job, attempt, node, boot, reason };
-                let placed = store.place(self.lead, &order).await?;
+                let placed = store.place(self.leadership, &order).await?;
                 self.refresh_job(job).await?;
                 if let Some(work) = placed {
                     self.leader.metrics.placements.inc();
@@ -264,7 +264,7 @@ impl Term<'_> {
             Effect::Resend { job, attempt, lease, node, boot } => {
                 self.state.on_resent(job, lease, now_ms);
                 if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
-                    self.leader.metrics.work_orders_republished.inc();
+                    self.leader.metrics.work_orders_resent.inc();
                     tracing::info!(%job, attempt, %node, "job not accepted in time, work order sent again");
                     self.publish(&node, boot, &work).await;
                 }
@@ -272,7 +272,7 @@ impl Term<'_> {
             Effect::Unplace { job, attempt, lease, node, reason } => {
                 let text = format!("{node} {reason}");
                 tracing::info!(%job, attempt, %node, reason = text, "placement withdrawn");
-                store.unplace(self.lead, JobFence { job, attempt, lease }, &text).await?;
+                store.unplace(self.leadership, JobFence { job, attempt, lease }, &text).await?;
                 self.refresh_job(job).await?;
                 match reason {
                     UnplaceReason::NodeUnresponsive => {
@@ -284,13 +284,13 @@ impl Term<'_> {
             }
             Effect::Fail { job, attempt, failure } => {
                 tracing::warn!(%job, attempt, %failure, "job failed");
-                if let Some(hints) = store.fail_queued(self.lead, job, attempt, &failure).await? {
+                if let Some(hints) = store.fail_queued(self.leadership, job, attempt, &failure).await? {
                     self.leader.link.send_hints(hints).await;
                 }
                 self.refresh_job(job).await?;
             }
             Effect::NoteUnavailable { job, attempt, reports } => {
-                store.note_unavailable(self.lead, job, attempt, &join_by_node(&reports)).await?;
+                store.note_unavailable(self.leadership, job, attempt, &join_by_node(&reports)).await?;
                 self.refresh_job(job).await?;
             }
             Effect::Load { job, node, boot, model, reason } => {
@@ -302,7 +302,7 @@ impl Term<'_> {
                 self.state.on_load_requested(node, boot, model, now_ms);
             }
             Effect::Explain { job, attempt, pending, no_node_ms } => {
-                let written = store.explain(self.lead, job, attempt, &pending, no_node_ms).await?;
+                let written = store.explain(self.leadership, job, attempt, &pending, no_node_ms).await?;
                 self.refresh_job(job).await?;
                 if written {
                     self.state.on_pending_explained(job, pending, now_ms);
@@ -324,7 +324,8 @@ impl Term<'_> {
         }
     }
 
-    /// Publishes a work order. If that fails, the order is published again when its acceptance time is over.
+    /// Publishes a work order. If that fails, the planner has the order published again once the node has not accepted
+    /// the job in time.
     async fn publish(&self, node: &NodeId, boot: cfq_proto::ids::BootId, work: &cfq_proto::messages::WorkOrder) {
         match stream::publish(&self.leader.session, node, boot, work).await {
             Ok(()) => {}
