@@ -4,6 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use cfq_engine::HeaderError;
 use cfq_proto::model::ModelId;
 
 use crate::gpu::DeviceChoice;
@@ -32,9 +33,12 @@ pub enum UnusableReason {
     /// The fetch of the model failed.
     #[error("{detail}; for details run `cfq models pull {model}`, then retry with `cfq models load {model}`")]
     FetchFailed { model: ModelId, detail: String },
-    /// The model's file is missing, corrupt or not supported.
+    /// The model's file is missing or corrupt.
     #[error("{detail}; to retry, run `cfq models load {model}`")]
     Unreadable { model: ModelId, detail: String },
+    /// The model's file is valid, but this version cannot run the model.
+    #[error("{detail}; configure another model")]
+    Unsupported { detail: String },
     /// The model supports only the CPU, and the configured device is a GPU.
     #[error("{detail}")]
     CpuOnly { detail: String },
@@ -62,6 +66,16 @@ pub enum UnusableReason {
 }
 
 impl UnusableReason {
+    /// The reason for an error of the model's header. `detail` is the text of the error.
+    pub fn of_header(model: &ModelId, error: &HeaderError, detail: String) -> Self {
+        match error {
+            HeaderError::Open { .. } | HeaderError::NotGguf { .. } | HeaderError::Corrupt { .. } => {
+                Self::Unreadable { model: model.clone(), detail }
+            }
+            HeaderError::Unsupported { .. } => Self::Unsupported { detail },
+        }
+    }
+
     /// True if the load is retried only at a request by a user, and not for jobs.
     pub fn is_permanent(&self) -> bool {
         match self {
@@ -73,6 +87,7 @@ impl UnusableReason {
             | Self::NotInstalled { .. }
             | Self::FetchFailed { .. }
             | Self::Unreadable { .. }
+            | Self::Unsupported { .. }
             | Self::CpuOnly { .. }
             | Self::DeviceUnusable { .. }
             | Self::EngineNotStarted { .. }
@@ -150,6 +165,7 @@ mod tests {
                 UnusableReason::Unreadable { model: model.clone(), detail: detail() },
                 "it is broken; to retry, run `cfq models load hf:o/r:m.gguf`",
             ),
+            (UnusableReason::Unsupported { detail: detail() }, "it is broken; configure another model"),
             (UnusableReason::CpuOnly { detail: detail() }, "it is broken"),
             (
                 UnusableReason::DeviceUnusable { device: DeviceChoice::Cuda(1), detail: detail() },

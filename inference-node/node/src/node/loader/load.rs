@@ -152,7 +152,7 @@ impl Loader {
     /// Fetches the model if it is not installed, and locks its file.
     ///
     /// # Errors
-    /// [`UnusableReason::FetchFailed`], or [`UnusableReason::Unreadable`] if the file is not a supported model.
+    /// [`UnusableReason::FetchFailed`], or that of [`UnusableReason::of_header`] if the file is not a supported model.
     pub(super) fn fetch(&self, model: &ModelId) -> Result<ModelFileLock, UnusableReason> {
         let mut logged = 0;
         let mut report = |progress: PullProgress| match progress {
@@ -173,10 +173,10 @@ impl Loader {
             PullProgress::Transferred { .. } | PullProgress::Evicted { .. } => {}
         };
         self.config.store().pull(model, PullOptions::default(), &mut report).map_err(|error| {
-            let (model, detail) = (model.clone(), with_causes(&error));
+            let detail = with_causes(&error);
             match error {
-                ModelError::Header(_) => UnusableReason::Unreadable { model, detail },
-                _ => UnusableReason::FetchFailed { model, detail },
+                ModelError::Header(header) => UnusableReason::of_header(model, &header, detail),
+                _ => UnusableReason::FetchFailed { model: model.clone(), detail },
             }
         })
     }
@@ -205,7 +205,8 @@ pub(super) fn open(device: DeviceChoice) -> Result<Vec<Gpu>, UnusableReason> {
 pub(super) fn unusable_reason(model: &ModelId, error: &LoadError) -> UnusableReason {
     let detail = with_causes(error);
     match error {
-        LoadError::Header(_) | LoadError::Weights { .. } => UnusableReason::Unreadable { model: model.clone(), detail },
+        LoadError::Header(header) => UnusableReason::of_header(model, header, detail),
+        LoadError::Weights { .. } => UnusableReason::Unreadable { model: model.clone(), detail },
         LoadError::CpuOnly { .. } => UnusableReason::CpuOnly { detail },
         LoadError::Thread(_) => UnusableReason::EngineNotStarted { detail },
         LoadError::DoesNotFit { .. } | LoadError::DoesNotFitGpus { .. } | LoadError::GpuMemoryExhausted { .. } => {

@@ -33,7 +33,7 @@ async fn heartbeat_is_a_heap_only_update() {
 }
 
 /// A filled database with the schema before migration `0003` is migrated and read, including the values in columns that
-/// `0005` and `0006` rename.
+/// `0005` to `0007` rename.
 #[tokio::test]
 async fn filled_older_database_is_migrated() {
     let r = running().await;
