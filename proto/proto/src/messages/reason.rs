@@ -131,6 +131,7 @@ mod tests {
                 UnavailableReason::MissingBlob { hash: hash.clone() },
                 format!("blob {hash} is not stored, or not for this task: send the blob first"),
             ),
+            (UnavailableReason::NotRegistered, "this boot of the runner is not registered: register first".to_owned()),
             (UnavailableReason::JournalGap { after: 3 }, "the journal has fewer than 3 tokens".to_owned()),
         ] {
             let sent = serde_json::to_value(&reason).unwrap();
@@ -139,6 +140,10 @@ mod tests {
         }
         for (reason, text) in [
             (RefusedReason::Database { doing: "writing a job".into() }, "Postgres refused a statement (writing a job)"),
+            (
+                RefusedReason::UnreadableRow { what: "role".into(), text: "gamma".into() },
+                "the database contains a role that this build cannot read: \"gamma\"",
+            ),
             (RefusedReason::JournalTooLong { limit: 9 }, "a journal has at most 9 tokens"),
             (RefusedReason::TokenIdTooLarge, "a token id is above 2^31 - 1"),
         ] {
