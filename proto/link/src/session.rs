@@ -12,7 +12,7 @@ use async_nats::connection::State;
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, Message, ServerError, Subscriber};
 use bytes::Bytes;
 use cfq_proto::envelope::{self, EnvelopeError};
-use cfq_proto::subject::Identity;
+use cfq_proto::subject::{self, Identity};
 use cfq_proto::timing::Timing;
 use futures::StreamExt;
 use serde::de::DeserializeOwned;
@@ -97,6 +97,8 @@ pub enum LinkError {
     },
 }
 
+/// Time limit of a message to oneself.
+const ROUND_TRIP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connection timeout, for a server that accepts the TCP connection but does not answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -236,6 +238,25 @@ impl Session {
             .flush()
             .await
             .map_err(|error| LinkError::Send { subject: "(flush)".to_owned(), reason: error.to_string() })
+    }
+
+    /// Sends a message to this session itself and waits until the server has delivered it. Only a scheduler may do this.
+    ///
+    /// # Errors
+    /// [`LinkError::NoReply`] after a second, [`LinkError::Listen`] and [`LinkError::Send`] if the connection is closed.
+    pub async fn round_trip(&self) -> Result<(), LinkError> {
+        let subject = subject::round_trip(&uuid::Uuid::now_v7());
+        let sent_and_received = async {
+            let mut received = self.subscribe::<()>(&subject).await?;
+            self.publish(&subject, &()).await?;
+            Ok(received.next().await)
+        };
+        // While the client reconnects, subscribing and publishing wait too.
+        match tokio::time::timeout(ROUND_TRIP_TIMEOUT.min(self.request_timeout), sent_and_received).await {
+            Ok(Ok(Some(_))) => Ok(()),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(None)) | Err(_) => Err(LinkError::NoReply { subject }),
+        }
     }
 
     /// Subscribes to a subject.

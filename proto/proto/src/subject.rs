@@ -59,6 +59,11 @@ pub fn runner_command(runner: &RunnerId) -> String {
     format!("cfq.v1.cmd.runner.{runner}")
 }
 
+/// Subject on which a scheduler sends a message to itself, to test whether the server delivers messages.
+pub fn round_trip(id: &uuid::Uuid) -> String {
+    format!("cfq.v1.round_trip.{}", id.simple())
+}
+
 /// Returns sender and verb of a request on `cfq.v1.{node,runner}.<id>.<verb>`; `None` for any other subject.
 pub fn sender(subject: &str) -> Option<(&str, &str)> {
     let mut tokens = subject.split('.');

@@ -98,6 +98,20 @@ pub enum Effect {
 }
 
 impl Effect {
+    /// Whether the effect only records why a job waits.
+    pub fn is_record(&self) -> bool {
+        match self {
+            Self::Explain { .. } => true,
+            Self::Place { .. }
+            | Self::Resend { .. }
+            | Self::Unplace { .. }
+            | Self::Fail { .. }
+            // Starts the time until the retry ceiling.
+            | Self::NoteUnavailable { .. }
+            | Self::Load { .. } => false,
+        }
+    }
+
     /// The job that the effect is for.
     pub fn job(&self) -> JobId {
         match self {

@@ -81,7 +81,9 @@ impl<'a> Remaining<'a> {
     }
 }
 
-/// Returns the effects to carry out next, in order. A pure function: the same state and time give the same effects.
+/// Returns the effects to carry out next, in order: first those that jobs and nodes wait for, then those that only record
+/// why jobs wait. So a caller that stops early, because there are many, delays no placement. A pure function: the same
+/// state and time give the same effects.
 pub fn plan(state: &PlannerState, now_ms: i64) -> Vec<Effect> {
     let mut effects: Vec<Effect> =
         state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
@@ -99,6 +101,8 @@ pub fn plan(state: &PlannerState, now_ms: i64) -> Vec<Effect> {
         let (node, model) = (node.clone(), load.model.clone());
         Some(Effect::Load { job: load.job, node, boot, model, reason: load.reason })
     }));
+    // The sort is stable: jobs keep their order.
+    effects.sort_by_key(Effect::is_record);
     effects
 }
 

@@ -142,7 +142,7 @@ mod tests {
         let mut s = state(vec![a, b.clone()], vec![]);
         run_to_end(&mut s, &job_with_blocks(0..20), &b);
         s.on_job_row(job_with_blocks(0..20), 0);
-        assert!(matches!(plan(&s, 0).last(), Some(Effect::Load { node, .. }) if *node == b.id), "{:?}", plan(&s, 0));
+        assert!(matches!(plan(&s, 0).first(), Some(Effect::Load { node, .. }) if *node == b.id), "{:?}", plan(&s, 0));
     }
 
     #[test]

@@ -2,12 +2,16 @@
 //! accepts tasks even while NATS is unavailable.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use cfq_link::Session;
+use cfq_link::{LinkError, Session};
 use cfq_proto::messages::{NodeCommand, RunnerCommand};
 use cfq_proto::subject;
 
 use crate::store::Hint;
+
+/// Time limit for sending one hint. While the client reconnects, messages are not sent, and its queue may be full.
+const HINT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Shared handle to the NATS session; empty until the first connection.
 #[derive(Debug, Clone, Default)]
@@ -28,25 +32,31 @@ impl Link {
     /// Publishes the hints of a committed transaction. Receivers also poll, so a hint that cannot be sent is only
     /// logged.
     pub async fn send_hints(&self, hints: Vec<Hint>) {
-        let Some(session) = self.get() else { return };
+        let Some(session) = self.get().filter(|session| session.is_connected()) else { return };
         for hint in hints {
-            let sent = match &hint {
-                Hint::Leader(what) => session.publish(subject::HINT_LEADER, what).await,
-                Hint::TaskReady => session.publish(subject::HINT_RUNNERS, &RunnerCommand::TaskReady).await,
-                Hint::JobChanged { runner, task, job } => {
-                    let command = RunnerCommand::JobChanged { task: *task, job: *job };
-                    session.publish(&subject::runner_command(runner), &command).await
-                }
-                Hint::CancelJob { node, fence } => {
-                    session.publish(&subject::node_command(node), &NodeCommand::Cancel { fence: *fence }).await
-                }
-                Hint::CancelTask { runner, fence } => {
-                    session.publish(&subject::runner_command(runner), &RunnerCommand::Cancel { fence: *fence }).await
-                }
-            };
-            if let Err(error) = sent {
-                tracing::debug!(?hint, %error, "hint not sent");
+            let sent = send_hint(session, &hint);
+            match tokio::time::timeout(HINT_TIMEOUT, sent).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(?hint, %error, "hint not sent"),
+                Err(_) => return tracing::debug!(?hint, "hints not sent: the connection to nats is full"),
             }
+        }
+    }
+}
+
+async fn send_hint(session: &Session, hint: &Hint) -> Result<(), LinkError> {
+    match hint {
+        Hint::Leader(what) => session.publish(subject::HINT_LEADER, what).await,
+        Hint::TaskReady => session.publish(subject::HINT_RUNNERS, &RunnerCommand::TaskReady).await,
+        Hint::JobChanged { runner, task, job } => {
+            let command = RunnerCommand::JobChanged { task: *task, job: *job };
+            session.publish(&subject::runner_command(runner), &command).await
+        }
+        Hint::CancelJob { node, fence } => {
+            session.publish(&subject::node_command(node), &NodeCommand::Cancel { fence: *fence }).await
+        }
+        Hint::CancelTask { runner, fence } => {
+            session.publish(&subject::runner_command(runner), &RunnerCommand::Cancel { fence: *fence }).await
         }
     }
 }

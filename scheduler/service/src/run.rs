@@ -126,7 +126,7 @@ async fn serve_backends(
     metrics: Metrics,
     stop: Stop,
 ) -> Result<(), Error> {
-    let StorePools { requests: store, heartbeats, leader } = stores;
+    let StorePools { requests: store, heartbeats, leader, election } = stores;
     if !migrate_until_done(&store, stop.clone()).await? {
         return Ok(());
     }
@@ -153,7 +153,7 @@ async fn serve_backends(
     };
     let bus_stop = stop.clone();
     tasks.spawn(async move { bus.run(bus_stop).await.map_err(Error::from) });
-    let leader = Leader { store: leader, link, session, metrics };
+    let leader = Leader { store: leader, election, link, session, metrics };
     let lead_stop = stop.clone();
     tasks.spawn(async move {
         leader.run(lead_stop).await;

@@ -3,12 +3,16 @@
 
 mod clock;
 mod grace;
+mod rereads;
+mod sweeper;
 mod term;
+mod work_stream;
 
 use std::time::Instant;
 
 use cfq_link::Session;
 use cfq_link::stop::Stop;
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::link::Link;
@@ -21,6 +25,8 @@ pub struct Leader {
     /// Store with a connection pool that only the leader uses: if no connection can be acquired, Postgres is
     /// unavailable.
     pub store: Store,
+    /// Store that only elects: its connections are never busy with placing or sweeping, so renewals never wait.
+    pub election: Store,
     pub link: Link,
     pub session: Session,
     pub metrics: Metrics,
@@ -36,14 +42,17 @@ impl Leader {
                 self.metrics.leader.set(1);
                 self.metrics.elections_won.inc();
                 tracing::info!(term = leadership.term, "became leader");
+                let (confirm, confirmed) = watch::channel(Instant::now());
+                let mut renewal = tokio::spawn(renew_until_lost(self.election.clone(), leadership, confirm));
                 tokio::select! {
-                    () = self.renew_until_lost(leadership) => tracing::warn!(term = leadership.term, "lost leadership"),
-                    () = term::run(&self, leadership) => {}
+                    _ = &mut renewal => tracing::warn!(term = leadership.term, "lost leadership"),
+                    () = term::run(&self, leadership, confirmed) => {}
                     () = stop.raised() => {}
                 }
+                renewal.abort();
                 self.metrics.leader.set(0);
                 if stop.is_raised()
-                    && let Err(error) = self.store.release_leadership(leadership).await
+                    && let Err(error) = self.election.release_leadership(leadership).await
                 {
                     tracing::debug!(%error, "leader row not released, it will expire");
                 }
@@ -59,7 +68,7 @@ impl Leader {
     }
 
     async fn try_acquire_leadership(&self, holder: Uuid) -> Option<Leadership> {
-        match self.store.acquire_leadership(holder).await {
+        match self.election.acquire_leadership(holder).await {
             Ok(leadership) => leadership,
             Err(error) => {
                 tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot acquire the leader row");
@@ -67,23 +76,25 @@ impl Leader {
             }
         }
     }
+}
 
-    /// Renews the leader row. Returns when another scheduler holds it, or when renewals have failed for longer than the
-    /// row's TTL.
-    async fn renew_until_lost(&self, leadership: Leadership) {
-        let timing = self.store.timing();
-        let mut confirmed = Instant::now();
-        loop {
-            tokio::time::sleep(timing.leader_renewal()).await;
-            let asked = Instant::now();
-            match self.store.renew_leadership(leadership).await {
-                Ok(true) => confirmed = asked,
-                Ok(false) => return,
-                Err(error) => tracing::warn!(%error, "cannot renew the leader row"),
+/// Renews the leader row. Returns when another scheduler holds it, or when renewals have failed for longer than the
+/// row's TTL. Runs as a task of its own, so that no other work of the leader delays a renewal.
+async fn renew_until_lost(store: Store, leadership: Leadership, confirmed: watch::Sender<Instant>) {
+    let timing = store.timing();
+    loop {
+        tokio::time::sleep(timing.leader_renewal()).await;
+        let asked = Instant::now();
+        let left = timing.leader_ttl().saturating_sub(confirmed.borrow().elapsed());
+        match tokio::time::timeout(left, store.renew_leadership(leadership)).await {
+            Ok(Ok(true)) => {
+                confirmed.send_replace(asked);
             }
-            if confirmed.elapsed() > timing.leader_ttl() {
-                return;
-            }
+            Ok(Ok(false)) | Err(_) => return,
+            Ok(Err(error)) => tracing::warn!(%error, "cannot renew the leader row"),
+        }
+        if confirmed.borrow().elapsed() > timing.leader_ttl() {
+            return;
         }
     }
 }

@@ -1,83 +1,117 @@
-//! One term of a leader, from its election until it loses the leader row. A single async task owns the planner's cache:
-//! it reads the rows named in hints, makes a plan, applies the plan one compare-and-set at a time, and reads back each
-//! row that it wrote. A periodic sweep ends expired leases and reads all live rows again, so a lost hint delays a
-//! change by at most one sweep interval.
+//! One term of a leader, from its election until it loses the leader row. Three async tasks share the work, so that
+//! none waits for another:
+//! - [`sweeper`](super::sweeper) ends expired leases and needs only Postgres,
+//! - [`work_stream`](super::work_stream) keeps the JetStream stream and the nodes' consumers in place,
+//! - this module owns the planner's cache: it reads the rows named in hints, makes a plan, and applies the plan one
+//!   compare-and-set at a time. It also reads again, at intervals, the rows that changed since it last read them, so a
+//!   lost hint only delays a change.
 //!
-//! An error that concerns one row skips only that row; the rest of the plan and of the sweep continues. Such an error
-//! does not renew the grace period (see `grace`); an outage of Postgres or NATS does.
+//! An error that concerns one row skips only that row; the rest of the plan continues.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use cfq_proto::ids::{JobId, NodeId};
-use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint};
+use cfq_link::session::Incoming;
+use cfq_proto::ids::{BootId, JobId, NodeId};
+use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint, WorkOrder};
 use cfq_proto::subject;
 use cfq_scheduler_core::{Effect, PlannerState, PlannerTiming, UnplaceReason, join_by_node, plan, prefill_node};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
 use super::clock::DatabaseClock;
-use super::grace::Grace;
+use super::rereads::Rereads;
+use super::sweeper::Sweeper;
+use super::work_stream::WorkStream;
 use crate::bus::stream::{self, StreamError};
-use crate::store::{LeaderHint, Leadership, PlaceOrder, StoreError};
+use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError};
 
 /// Maximum number of hints that are applied before the next plan.
 const MAX_HINTS_PER_PLAN: usize = 256;
+/// Maximum time for applying one plan. The effects that are left are planned again, after the rows named in new hints
+/// were read: a long plan must not delay the placement of a job that was submitted meanwhile.
+const MAX_PLAN_TIME: Duration = Duration::from_millis(250);
+/// Maximum number of work orders that are being published at the same time.
+const MAX_PUBLICATIONS: usize = 256;
+/// Time for which a job whose row is locked is left out of the plan, so that waiting for its lock delays no other job.
+const ROW_UNAVAILABLE_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of job rows that one query reads.
+const MAX_ROWS_PER_READ: usize = 1_000;
 
 /// State of the leader during one term.
 struct Term<'a> {
     leader: &'a Leader,
     leadership: Leadership,
     state: PlannerState,
+    /// Version of each job's row in the cache.
+    versions: HashMap<JobId, RowVersion>,
+    /// Jobs whose rows were locked, or otherwise unavailable, and when they are tried again.
+    unavailable: HashMap<JobId, Instant>,
     /// Last reading of the database's clock; `None` until the first sweep.
-    clock: Option<DatabaseClock>,
-    grace: Grace,
+    clock: watch::Receiver<Option<DatabaseClock>>,
+    work_stream: WorkStream,
+    /// Limits the number of work orders that are being published.
+    publications: Arc<Semaphore>,
 }
 
 /// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
-pub async fn run(leader: &Leader, leadership: Leadership) {
+pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Receiver<Instant>) {
     let timing = leader.store.timing();
     let planner_timing = PlannerTiming {
         lease_ttl_ms: timing.lease_ttl_ms,
         accept_timeout_ms: timing.accept_timeout_ms,
         retry_ceiling_ms: timing.retry_ceiling_ms,
     };
-    let mut hints = match leader.session.subscribe::<LeaderHint>(subject::HINT_LEADER).await {
-        Ok(hints) => hints,
-        Err(error) => {
-            tracing::warn!(%error, "cannot subscribe to hints");
-            return;
-        }
-    };
-    let mut prefill_hints = match leader.session.subscribe::<PrefillHint>(subject::PREFILL_HINTS_ALL).await {
-        Ok(prefill_hints) => prefill_hints,
-        Err(error) => {
-            tracing::warn!(%error, "cannot subscribe to prefill hints");
-            return;
-        }
-    };
+    let (clock_reader, clock) = watch::channel(None);
+    let work_stream = WorkStream::default();
+    // Dropping the set at the end of the term ends its tasks.
+    let mut helpers = JoinSet::new();
+    helpers.spawn(Sweeper::new(leader.clone(), leadership, clock_reader, confirmed).run());
+    helpers.spawn(work_stream.clone().run(leader.clone()));
+    let mut hints = subscribe::<LeaderHint>(leader, subject::HINT_LEADER).await;
+    let mut prefill_hints = subscribe::<PrefillHint>(leader, subject::PREFILL_HINTS_ALL).await;
     let mut term = Term {
         leader,
         leadership,
         state: PlannerState::new(planner_timing),
-        clock: None,
-        grace: Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin()),
+        versions: HashMap::new(),
+        unavailable: HashMap::new(),
+        clock,
+        work_stream,
+        publications: Arc::new(Semaphore::new(MAX_PUBLICATIONS)),
     };
-    let mut sweeps = interval(timing.sweep());
-    sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut rereads = Rereads::new(timing.sweep());
     // Each tick runs the planner, which checks whether a backoff has ended, or a node has not accepted a job in time.
     // Ticks at a sixth of the accept timeout notice both soon enough.
-    let mut ticks = interval(
-        (timing.accept_timeout() / 6)
-            .clamp(std::time::Duration::from_millis(20), std::time::Duration::from_millis(500)),
-    );
+    let mut ticks =
+        interval((timing.accept_timeout() / 6).clamp(Duration::from_millis(20), Duration::from_millis(500)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_plan_cut = false;
+    // Rows named in hints that are not read yet.
+    let (mut jobs, mut nodes) = (BTreeSet::new(), BTreeSet::new());
     loop {
-        let mut jobs = BTreeSet::new();
-        let mut nodes = BTreeSet::new();
         let done = tokio::select! {
-            _ = sweeps.tick() => term.sweep().await,
+            ended = helpers.join_next() => {
+                if let Some(Err(error)) = ended {
+                    tracing::error!(%error, "a task of the leader panicked; the term ends");
+                }
+                return;
+            }
+            () = rereads.due() => {
+                let began = Instant::now();
+                let done = term.reread().await;
+                match &done {
+                    Ok(()) => rereads.on_done(began.elapsed()),
+                    Err(_) => rereads.on_failed(),
+                }
+                done
+            }
             _ = ticks.tick() => Ok(()),
+            () = std::future::ready(()), if is_plan_cut => Ok(()),
             Some(message) = prefill_hints.next() => {
                 match message.body {
                     Ok(hint) => term.forward_prefill_hint(hint).await,
@@ -97,7 +131,12 @@ pub async fn run(leader: &Leader, leadership: Leadership) {
                     if jobs.len() + nodes.len() >= MAX_HINTS_PER_PLAN { break }
                     received = futures::FutureExt::now_or_never(hints.next()).flatten();
                 }
-                term.refresh(&jobs, &nodes).await
+                let done = term.refresh(&jobs, &nodes).await;
+                if done.is_ok() {
+                    jobs.clear();
+                    nodes.clear();
+                }
+                done
             }
         };
         let done = match done {
@@ -105,19 +144,27 @@ pub async fn run(leader: &Leader, leadership: Leadership) {
             Err(error) => Err(error),
         };
         match done {
-            Ok(()) => {}
+            Ok(is_cut) => is_plan_cut = is_cut,
             Err(StoreError::NotLeader { term }) => {
                 tracing::warn!(term, "plan rejected, another scheduler leads");
                 return;
             }
             Err(error) => {
-                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "plan or sweep failed, retrying");
-                if error.is_outage() {
-                    term.grace.renew(Instant::now());
-                }
+                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "plan failed, retrying");
                 tokio::time::sleep(timing.sweep()).await;
             }
         }
+    }
+}
+
+/// Subscribes, and repeats that until it succeeds.
+async fn subscribe<T: DeserializeOwned>(leader: &Leader, subject: &str) -> Incoming<T> {
+    loop {
+        match leader.session.subscribe::<T>(subject).await {
+            Ok(incoming) => return incoming,
+            Err(error) => tracing::warn!(%error, "cannot subscribe to hints, retrying"),
+        }
+        tokio::time::sleep(leader.store.timing().sweep()).await;
     }
 }
 
@@ -125,12 +172,55 @@ impl Term<'_> {
     /// Updates the cache with the rows named in hints.
     async fn refresh(&mut self, jobs: &BTreeSet<JobId>, nodes: &BTreeSet<NodeId>) -> Result<(), StoreError> {
         if !nodes.is_empty() {
-            self.refresh_nodes().await?;
+            let rows = self.leader.store.core_nodes_of(nodes).await?;
+            let gone = nodes.iter().filter(|id| !rows.iter().any(|row| row.id == **id));
+            gone.for_each(|id| self.state.on_node_gone(id));
+            rows.into_iter().for_each(|row| self.state.on_node_row(row));
         }
-        for job in jobs {
-            self.refresh_job(*job).await?;
+        let skipped = self.leader.store.row_backoff().rows();
+        let (skipped, jobs): (Vec<JobId>, Vec<JobId>) = jobs.iter().partition(|job| skipped.contains(&job.0));
+        skipped.into_iter().for_each(|job| self.on_job_ended(job, 0));
+        for row in self.leader.store.live_jobs_of(&jobs).await? {
+            self.on_live_row(row);
         }
         Ok(())
+    }
+
+    /// Reads again all nodes, and the jobs whose rows changed since they were last read.
+    async fn reread(&mut self) -> Result<(), StoreError> {
+        let rows = self.leader.store.core_nodes().await?;
+        let live: BTreeSet<&NodeId> = rows.iter().map(|row| &row.id).collect();
+        let gone: Vec<NodeId> = self.state.node_ids().filter(|id| !live.contains(id)).cloned().collect();
+        gone.iter().for_each(|id| self.state.on_node_gone(id));
+        rows.into_iter().for_each(|row| self.state.on_node_row(row));
+        let live = self.leader.store.live_job_versions().await?;
+        let ended: Vec<JobId> = self.state.job_ids().filter(|id| !live.contains_key(id)).collect();
+        for job in ended {
+            self.refresh_job(job).await?;
+        }
+        let changed: Vec<JobId> =
+            live.iter().filter(|(id, version)| self.versions.get(id) != Some(version)).map(|(id, _)| *id).collect();
+        for rows in changed.chunks(MAX_ROWS_PER_READ) {
+            for row in self.leader.store.live_jobs_of(rows).await? {
+                self.on_live_row(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_live_row(&mut self, row: LiveJob) {
+        match row.job {
+            Some(job) => {
+                self.versions.insert(job.id, row.version);
+                self.state.on_job_row(job, row.changed_ms);
+            }
+            None => self.on_job_ended(row.id, row.changed_ms),
+        }
+    }
+
+    fn on_job_ended(&mut self, job: JobId, ended_ms: i64) {
+        self.versions.remove(&job);
+        self.state.on_job_ended(job, ended_ms);
     }
 
     /// Reads one job's row into the cache. A job whose row is skipped for now after an error is removed from the cache;
@@ -138,13 +228,12 @@ impl Term<'_> {
     async fn refresh_job(&mut self, job: JobId) -> Result<(), StoreError> {
         let store = &self.leader.store;
         if store.row_backoff().contains(job.0) {
-            self.state.on_job_ended(job, 0);
+            self.on_job_ended(job, 0);
             return Ok(());
         }
         match store.live_job(job).await {
-            Ok(Some((Some(row), changed_ms))) => self.state.on_job_row(row, changed_ms),
-            Ok(Some((None, over_ms))) => self.state.on_job_ended(job, over_ms),
-            Ok(None) => self.state.on_job_ended(job, 0),
+            Ok(Some(row)) => self.on_live_row(row),
+            Ok(None) => self.on_job_ended(job, 0),
             Err(error) => self.on_job_error(job, error)?,
         }
         Ok(())
@@ -158,93 +247,38 @@ impl Term<'_> {
         }
         if error.may_retry() {
             let cause = std::error::Error::source(&error);
-            tracing::warn!(%job, %error, ?cause, "job row unavailable, retried with the next plan");
+            tracing::warn!(%job, %error, ?cause, "job row unavailable, retried soon");
+            self.unavailable.insert(job, Instant::now() + ROW_UNAVAILABLE_INTERVAL);
         } else {
             self.leader.store.row_backoff().defer("job", job.0, &error);
-            self.state.on_job_ended(job, 0);
+            self.on_job_ended(job, 0);
         }
         Ok(())
     }
 
-    async fn refresh_nodes(&mut self) -> Result<(), StoreError> {
-        let rows = self.leader.store.core_nodes().await?;
-        let gone: Vec<NodeId> =
-            self.state.node_ids().filter(|id| !rows.iter().any(|r| r.id == **id)).cloned().collect();
-        gone.iter().for_each(|id| self.state.on_node_gone(id));
-        rows.into_iter().for_each(|row| self.state.on_node_row(row));
-        Ok(())
-    }
-
-    /// Reads all live rows again, makes sure that the work stream exists, ends expired leases, and escalates or fails
-    /// tasks whose deadline has passed.
-    async fn sweep(&mut self) -> Result<(), StoreError> {
-        let store = &self.leader.store;
-        let asked = Instant::now();
-        let read = DatabaseClock::new(store.clock_ms().await?);
-        if self.grace.on_clock_reading(self.clock.as_ref(), &read, asked.elapsed()) {
-            tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
-        }
-        self.clock = Some(read);
-        self.refresh_nodes().await?;
-        let rows = store.live_jobs().await?;
-        let over: Vec<JobId> = self.state.job_ids().filter(|id| !rows.iter().any(|(r, _)| r.id == *id)).collect();
-        for job in over {
-            self.refresh_job(job).await?;
-        }
-        rows.into_iter().for_each(|(row, changed_ms)| self.state.on_job_row(row, changed_ms));
-        match stream::ensure(&self.leader.session).await {
-            Ok(false) => {}
-            Ok(true) => self.ensure_consumers().await,
-            Err(error) => {
-                let cause = std::error::Error::source(&error);
-                tracing::warn!(%error, ?cause, "nats does not answer: no lease is ended for one lease TTL");
-                self.grace.renew(Instant::now());
-            }
-        }
-        if self.grace.is_active(Instant::now()) {
-            return Ok(());
-        }
-        let (hints, jobs, tasks) = store.sweep(self.leadership).await?;
-        self.leader.metrics.job_leases_expired.inc_by(jobs as u64);
-        self.leader.metrics.task_leases_expired.inc_by(tasks as u64);
-        if jobs + tasks > 0 {
-            tracing::warn!(jobs, tasks, "leases expired");
-            for hint in &hints {
-                if let crate::store::Hint::Leader(LeaderHint::Job(job)) = hint {
-                    self.refresh_job(*job).await?;
-                }
-            }
-        }
-        self.leader.link.send_hints(hints).await;
-        self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
-        Ok(())
-    }
-
-    /// Makes sure that every node has its NATS consumer, for example after the work stream was created again.
-    async fn ensure_consumers(&self) {
-        let nodes = match self.leader.store.core_nodes().await {
-            Ok(nodes) => nodes,
-            Err(error) => return tracing::warn!(%error, "cannot read the nodes"),
-        };
-        let (session, timing) = (&self.leader.session, self.leader.store.timing());
-        for node in nodes {
-            if let Err(error) = stream::ensure_consumer(session, &node.id, node.boot, timing, false).await {
-                let cause = std::error::Error::source(&error);
-                tracing::warn!(node = %node.id, %error, ?cause, "cannot create the node's consumer");
-            }
-        }
-    }
-
-    /// Plans and applies the plan. An effect that the database rejects leaves its row unchanged; the row is read again.
-    async fn plan(&mut self) -> Result<(), StoreError> {
-        let Some(now_ms) = self.clock.map(|clock| clock.now_ms()) else { return Ok(()) };
+    /// Plans and applies the plan, for at most [`MAX_PLAN_TIME`]. Returns whether effects are left. An effect that the
+    /// database rejects leaves its row unchanged; the row is read again.
+    async fn plan(&mut self) -> Result<bool, StoreError> {
+        let Some(now_ms) = self.now_ms() else { return Ok(false) };
+        let began = Instant::now();
+        self.unavailable.retain(|_, until| *until > began);
         for effect in plan(&self.state, now_ms) {
             let job = effect.job();
+            if self.unavailable.contains_key(&job) {
+                continue;
+            }
+            if began.elapsed() > MAX_PLAN_TIME {
+                return Ok(true);
+            }
             if let Err(error) = self.apply(effect, now_ms).await {
                 self.on_job_error(job, error)?;
             }
         }
-        Ok(())
+        Ok(false)
+    }
+
+    fn now_ms(&self) -> Option<i64> {
+        self.clock.borrow().map(|clock| clock.now_ms())
     }
 
     async fn apply(&mut self, effect: Effect, now_ms: i64) -> Result<(), StoreError> {
@@ -257,8 +291,7 @@ impl Term<'_> {
                 if let Some(work) = placed {
                     self.leader.metrics.placements.inc();
                     tracing::info!(%job, attempt, node = %order.node, reason = order.reason, "placed");
-                    self.publish(&order.node, boot, &work).await;
-                    cfq_link::failpoint::hit("scheduler.place.after_publish");
+                    self.publish(order.node, boot, work);
                 }
             }
             Effect::Resend { job, attempt, lease, node, boot } => {
@@ -266,7 +299,7 @@ impl Term<'_> {
                 if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
                     self.leader.metrics.work_orders_resent.inc();
                     tracing::info!(%job, attempt, %node, "job not accepted in time, work order sent again");
-                    self.publish(&node, boot, &work).await;
+                    self.publish(node, boot, work);
                 }
             }
             Effect::Unplace { job, attempt, lease, node, reason } => {
@@ -277,7 +310,7 @@ impl Term<'_> {
                 match reason {
                     UnplaceReason::NodeUnresponsive => {
                         self.state.on_node_unresponsive(&node, now_ms);
-                        self.ensure_consumers().await;
+                        self.work_stream.repair();
                     }
                     UnplaceReason::NodeLost => {}
                 }
@@ -315,7 +348,7 @@ impl Term<'_> {
     /// Forwards a prefill hint to the node on which its job would be placed now. The hint is not stored, because losing
     /// it costs only time.
     async fn forward_prefill_hint(&mut self, hint: PrefillHint) {
-        let Some(now_ms) = self.clock.map(|clock| clock.now_ms()) else { return };
+        let Some(now_ms) = self.now_ms() else { return };
         let Some(node) = prefill_node(&self.state, &hint, now_ms) else { return };
         self.state.on_prefill_hint_sent(&node, &hint);
         let command = NodeCommand::Prefill { hint };
@@ -324,24 +357,26 @@ impl Term<'_> {
         }
     }
 
-    /// Publishes a work order. If that fails, the planner has the order published again once the node has not accepted
-    /// the job in time.
-    async fn publish(&self, node: &NodeId, boot: cfq_proto::ids::BootId, work: &cfq_proto::messages::WorkOrder) {
-        match stream::publish(&self.leader.session, node, boot, work).await {
-            Ok(()) => {}
-            Err(StreamError::Missing) => {
-                tracing::warn!("work stream is missing, creating it again");
-                match stream::ensure(&self.leader.session).await {
-                    Ok(_) => self.ensure_consumers().await,
-                    Err(error) => {
-                        let cause = std::error::Error::source(&error);
-                        tracing::warn!(%error, ?cause, "cannot create the work stream");
-                    }
+    /// Publishes a work order without waiting for the stream. If that fails, the planner has the order published again
+    /// once the node has not accepted the job in time.
+    fn publish(&self, node: NodeId, boot: BootId, work: WorkOrder) {
+        let (session, work_stream) = (self.leader.session.clone(), self.work_stream.clone());
+        let Ok(permit) = self.publications.clone().try_acquire_owned() else {
+            return tracing::warn!(%node, "work order not published: the work stream does not answer");
+        };
+        tokio::spawn(async move {
+            let _permit = permit;
+            match stream::publish(&session, &node, boot, &work).await {
+                Ok(()) => {}
+                Err(StreamError::Missing) => {
+                    tracing::warn!("work stream is missing, creating it again");
+                    work_stream.repair();
+                }
+                Err(error) => {
+                    tracing::warn!(%error, cause = ?std::error::Error::source(&error), "work order not published");
                 }
             }
-            Err(error) => {
-                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "work order not published");
-            }
-        }
+            cfq_link::failpoint::hit("scheduler.place.after_publish");
+        });
     }
 }

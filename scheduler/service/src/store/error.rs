@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use sqlx::migrate::MigrateError;
 
+/// SQLSTATE of Postgres for a lock that was not free within the time limit.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// Error of a database operation; `doing` names the operation.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -73,6 +76,16 @@ impl StoreError {
         }
     }
 
+    /// Whether another transaction holds a lock that this one needs.
+    pub fn is_lock_timeout(&self) -> bool {
+        match self {
+            Self::Unavailable { source: sqlx::Error::Database(error), .. } => {
+                error.code().as_deref() == Some(LOCK_NOT_AVAILABLE)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether Postgres was unreachable or could not serve any client, so that no heartbeat could be written meanwhile.
     /// A lock that was not free, or a statement that took too long, is no outage.
     pub fn is_outage(&self) -> bool {
@@ -126,11 +139,12 @@ fn is_transient(error: &sqlx::Error) -> bool {
         sqlx::Error::Protocol(_) => true,
         // SQLSTATE classes and codes after which a retry can help: 08 connection, 40 serialisation and deadlock, 53
         // resources (disk full, too many connections), 55P03 lock not free, 57 operator intervention (shutdown,
-        // starting up, statement timeout), 58 I/O error, 25006 read only.
+        // starting up, statement timeout), 58 I/O error, 25006 read only, 25P03 and 25P04 the transaction was idle or
+        // open for too long.
         sqlx::Error::Database(database) => database.code().is_some_and(|code| {
             ["08", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
-                || code == "55P03"
-                || code == "25006"
+                || code == LOCK_NOT_AVAILABLE
+                || ["25006", "25P03", "25P04"].contains(&&*code)
         }),
         _ => false,
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cfq_proto::ids::{LeaseId, NodeId, RunnerId};
+use cfq_proto::ids::{BootId, LeaseId, NodeId, RunnerId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Heartbeat, HeartbeatReply};
 use uuid::Uuid;
@@ -15,6 +15,11 @@ use super::{Store, StoreError};
 /// Time limit for writing one heartbeat. A heartbeat that takes longer is abandoned, so that the next heartbeat does
 /// not queue behind it.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Number of tries to extend a lease whose row is locked. Most locks last a few milliseconds; a lease whose row is locked
+/// for longer is extended by a later heartbeat.
+const MAX_EXTENSION_TRIES: u32 = 4;
+/// Wait between two such tries.
+const EXTENSION_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The leases that a heartbeat lists.
 struct ListedLeases {
@@ -29,6 +34,16 @@ impl ListedLeases {
             heartbeat.held.iter().filter(|h| progresses(h.step_age_ms)).map(|h| h.lease.0).collect()
         };
         Self { all: leases(&|_| true), progressing: leases(&|age| age <= max_step_ms) }
+    }
+
+    /// The leases to extend, without those in `extended`.
+    fn not_in(&self, extended: &[Uuid]) -> Vec<Uuid> {
+        self.progressing.iter().filter(|lease| !extended.contains(lease)).copied().collect()
+    }
+
+    /// Whether this lease is to be extended and is not in `extended`.
+    fn awaits(&self, lease: Uuid, extended: &[Uuid]) -> bool {
+        self.progressing.contains(&lease) && !extended.contains(&lease)
     }
 
     /// Builds the reply. `live` are the listed leases that the sender still holds. A live lease whose work stalls is
@@ -54,7 +69,20 @@ impl Store {
     }
 
     async fn extend_node(&self, node: &NodeId, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let known = sqlx::query!(
+        let listed = ListedLeases::new(heartbeat, self.timing.job_step_timeout_ms);
+        let (mut extended, mut tries) = (Vec::new(), 0);
+        let live = loop {
+            extended.extend(self.extend_unlocked_jobs(node, heartbeat.boot, listed.not_in(&extended)).await?);
+            let live = self.listed_jobs(node, heartbeat.boot, &listed).await?;
+            tries += 1;
+            let is_locked = |(lease, is_running): &(Uuid, bool)| *is_running && listed.awaits(*lease, &extended);
+            if tries == MAX_EXTENSION_TRIES || !live.iter().any(is_locked) {
+                break live;
+            }
+            tokio::time::sleep(EXTENSION_RETRY_INTERVAL).await;
+        };
+        // After the leases, because this row may be locked too, for example while a refusal of the node is stored.
+        let written = sqlx::query!(
             r#"update nodes set last_seen = now(), ledger = coalesce($3, ledger), devices = coalesce($4, devices)
                where id = $1 and boot = $2"#,
             node.as_str(),
@@ -64,44 +92,60 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .doing("writing a heartbeat")?
-        .rows_affected()
-            == 1;
-        let listed = ListedLeases::new(heartbeat, self.timing.job_step_timeout_ms);
-        if listed.all.is_empty() {
-            return Ok(listed.reply(known, vec![], &[]));
+        .doing("writing a heartbeat")?;
+        // The lease of a placed job does not expire before the job's acceptance arrives, so it is reported as extended.
+        extended.extend(live.iter().filter(|(_, is_running)| !is_running).map(|(lease, _)| lease));
+        let live: Vec<_> = live.into_iter().map(|(lease, _)| lease).collect();
+        Ok(listed.reply(written.rows_affected() == 1, extended, &live))
+    }
+
+    /// Extends those of these leases whose rows are not locked. One locked row delays no other lease of the node.
+    async fn extend_unlocked_jobs(
+        &self,
+        node: &NodeId,
+        boot: BootId,
+        leases: Vec<Uuid>,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        if leases.is_empty() {
+            return Ok(vec![]);
         }
-        // Separate from the statement that writes the node's row, so that a heartbeat never waits for the lock on a
-        // job's row while it holds the lock on the node's row. Job rows are locked in the order of their ids, as by a
-        // cancel, which avoids deadlocks.
-        let mut extended = sqlx::query_scalar!(
+        sqlx::query_scalar!(
             r#"update jobs set lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from jobs
                             where lease = any($1) and node = $2 and node_boot = $3 and state = 'running'
-                            order by id for update)
+                            order by id for no key update skip locked)
                returning lease as "lease!""#,
-            &listed.progressing,
+            &leases,
             node.as_str(),
-            heartbeat.boot.0,
+            boot.0,
             self.lease_ttl_ms()
         )
         .fetch_all(&self.pool)
         .await
-        .doing("extending job leases")?;
-        let live = sqlx::query!(
+        .doing("extending job leases")
+    }
+
+    /// The listed leases that the node still holds, each with whether its job is running (and not only placed).
+    async fn listed_jobs(
+        &self,
+        node: &NodeId,
+        boot: BootId,
+        listed: &ListedLeases,
+    ) -> Result<Vec<(Uuid, bool)>, StoreError> {
+        if listed.all.is_empty() {
+            return Ok(vec![]);
+        }
+        let rows = sqlx::query!(
             r#"select lease as "lease!", state from jobs
                where lease = any($1) and node = $2 and node_boot = $3 and state in ('placed', 'running')"#,
             &listed.all,
             node.as_str(),
-            heartbeat.boot.0
+            boot.0
         )
         .fetch_all(&self.pool)
         .await
         .doing("checking job leases")?;
-        // The lease of a placed job does not expire before the job's acceptance arrives, so it is reported as extended.
-        extended.extend(live.iter().filter(|l| l.state == JobState::Placed.as_str()).map(|l| l.lease));
-        let live: Vec<_> = live.into_iter().map(|l| l.lease).collect();
-        Ok(listed.reply(known, extended, &live))
+        Ok(rows.into_iter().map(|row| (row.lease, row.state == JobState::Running.as_str())).collect())
     }
 
     /// Records a runner's heartbeat and extends exactly the listed leases whose work progresses.
@@ -114,56 +158,93 @@ impl Store {
     }
 
     async fn extend_runner(&self, runner: &RunnerId, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let known = sqlx::query!(
+        let listed = ListedLeases::new(heartbeat, self.timing.task_step_timeout_ms);
+        let (mut extended, mut tries) = (Vec::new(), 0);
+        let live = loop {
+            extended.extend(self.extend_unlocked_tasks(runner, heartbeat.boot, listed.not_in(&extended)).await?);
+            let live = self.listed_tasks(runner, heartbeat.boot, &listed).await?;
+            tries += 1;
+            if tries == MAX_EXTENSION_TRIES || !live.iter().any(|lease| listed.awaits(*lease, &extended)) {
+                break live;
+            }
+            tokio::time::sleep(EXTENSION_RETRY_INTERVAL).await;
+        };
+        self.mark_stalled(runner, heartbeat.boot, &listed).await?;
+        let written = sqlx::query!(
             "update runners set last_seen = now() where id = $1 and boot = $2",
             runner.as_str(),
             heartbeat.boot.0
         )
         .execute(&self.pool)
         .await
-        .doing("writing a heartbeat")?
-        .rows_affected()
-            == 1;
-        let listed = ListedLeases::new(heartbeat, self.timing.task_step_timeout_ms);
-        if listed.all.is_empty() {
-            return Ok(listed.reply(known, vec![], &[]));
+        .doing("writing a heartbeat")?;
+        Ok(listed.reply(written.rows_affected() == 1, extended, &live))
+    }
+
+    /// Extends those of these leases whose rows are not locked.
+    async fn extend_unlocked_tasks(
+        &self,
+        runner: &RunnerId,
+        boot: BootId,
+        leases: Vec<Uuid>,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        if leases.is_empty() {
+            return Ok(vec![]);
         }
-        let extended = sqlx::query_scalar!(
+        sqlx::query_scalar!(
             r#"update tasks set stalled = false, lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
-                            order by id for update)
+                            order by id for no key update skip locked)
                returning lease as "lease!""#,
-            &listed.progressing,
+            &leases,
             runner.as_str(),
-            heartbeat.boot.0,
+            boot.0,
             self.lease_ttl_ms()
         )
         .fetch_all(&self.pool)
         .await
-        .doing("extending task leases")?;
-        if extended.len() < listed.all.len() {
-            let stalled: Vec<_> = listed.all.iter().filter(|l| !listed.progressing.contains(l)).copied().collect();
-            sqlx::query!(
-                r#"update tasks set stalled = true
-                   where lease = any($1) and runner = $2 and runner_boot = $3 and not stalled"#,
-                &stalled,
-                runner.as_str(),
-                heartbeat.boot.0
-            )
-            .execute(&self.pool)
-            .await
-            .doing("marking a stalled task")?;
+        .doing("extending task leases")
+    }
+
+    /// The listed leases that the runner still holds.
+    async fn listed_tasks(
+        &self,
+        runner: &RunnerId,
+        boot: BootId,
+        listed: &ListedLeases,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        if listed.all.is_empty() {
+            return Ok(vec![]);
         }
-        let live = sqlx::query_scalar!(
+        sqlx::query_scalar!(
             r#"select lease as "lease!" from tasks where lease = any($1) and runner = $2 and runner_boot = $3"#,
             &listed.all,
             runner.as_str(),
-            heartbeat.boot.0
+            boot.0
         )
         .fetch_all(&self.pool)
         .await
-        .doing("checking task leases")?;
-        Ok(listed.reply(known, extended, &live))
+        .doing("checking task leases")
+    }
+
+    /// Records which of the listed tasks complete no step.
+    async fn mark_stalled(&self, runner: &RunnerId, boot: BootId, listed: &ListedLeases) -> Result<(), StoreError> {
+        let stalled: Vec<_> = listed.all.iter().filter(|l| !listed.progressing.contains(l)).copied().collect();
+        if stalled.is_empty() {
+            return Ok(());
+        }
+        sqlx::query!(
+            r#"update tasks set stalled = true
+               where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
+                              and not stalled order by id for no key update skip locked)"#,
+            &stalled,
+            runner.as_str(),
+            boot.0
+        )
+        .execute(&self.pool)
+        .await
+        .doing("marking a stalled task")?;
+        Ok(())
     }
 }
 

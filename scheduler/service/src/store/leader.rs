@@ -1,6 +1,7 @@
 //! The leader row (term, holder, expires_at): the lease that makes a scheduler the leader. It is renewed by
-//! compare-and-set, and expires by the database's clock. Every transaction of a leader locks the row `for share` and
-//! compares the term, so a leader that was paused and replaced writes nothing.
+//! compare-and-set, and expires by the database's clock. Every transaction of a leader locks the row `for key share` and
+//! compares the term, so a leader that was paused and replaced writes nothing. `term` has a unique index, so a change of
+//! the term waits for these transactions, and a renewal, which changes only the expiry, does not.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -10,6 +11,9 @@ use super::{Store, StoreError};
 
 /// SQLSTATE of Postgres for a table that does not exist.
 const UNDEFINED_TABLE: &str = "42P01";
+/// Number of tries of a takeover that finds the leader row locked. A former leader that does not know yet that its row
+/// has expired may lock the row again.
+const MAX_TAKEOVER_TRIES: u32 = 3;
 
 /// Fence of an elected leader; valid only while the leader row has the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +26,40 @@ impl Store {
     /// Acquires the leader row if it has expired; `None` if another scheduler holds it. An expiry time later than any
     /// holder could have set was written before the database's clock was set back, and counts as expired; a live holder
     /// overwrites it with its next renewal.
+    ///
+    /// If a transaction of the former leader is still open, because its process or machine hangs, that transaction is
+    /// ended: it could not be committed any more anyway, and the takeover would wait for it.
     pub async fn acquire_leadership(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
+        for _ in 0..MAX_TAKEOVER_TRIES {
+            match self.try_acquire_leadership(holder).await {
+                Err(error) if error.is_lock_timeout() => {
+                    let ended = self.end_transactions_of_expired_leader().await?;
+                    tracing::warn!(ended, "transactions of the former leader hung and were ended");
+                }
+                result => return result,
+            }
+        }
+        self.try_acquire_leadership(holder).await
+    }
+
+    /// Ends the connections that lock the leader row, if it has expired. Returns their number.
+    async fn end_transactions_of_expired_leader(&self) -> Result<usize, StoreError> {
+        // `select ... for key share` locks the table in mode RowShareLock; an update locks it in another mode.
+        let ended = sqlx::query_scalar!(
+            r#"select pg_terminate_backend(pid) from pg_locks
+               where relation = 'leader'::regclass and mode = 'RowShareLock' and granted and pid <> pg_backend_pid()
+                 and database = (select oid from pg_database where datname = current_database())
+                 and exists (select from leader
+                             where expires_at not between now() and now() + 2 * $1::float8 * interval '1 millisecond')"#,
+            self.timing.leader_ttl_ms as f64
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("ending the transactions of the former leader")?;
+        Ok(ended.len())
+    }
+
+    async fn try_acquire_leadership(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
         let term = sqlx::query_scalar!(
             r#"update leader set term = term + 1, holder = $1,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
@@ -84,7 +121,7 @@ impl Store {
 /// [`StoreError::NotLeader`] if another scheduler leads.
 pub(super) async fn lock_leader_row(connection: &mut PgConnection, leadership: Leadership) -> Result<(), StoreError> {
     let held = sqlx::query_scalar!(
-        r#"select true as "held!" from leader where holder = $1 and term = $2 for share"#,
+        r#"select true as "held!" from leader where holder = $1 and term = $2 for key share"#,
         leadership.holder,
         leadership.term
     )

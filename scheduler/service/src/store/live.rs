@@ -1,6 +1,6 @@
 //! Reads the jobs that have not ended, for the planner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::{JobFailure, JobState};
@@ -25,61 +25,74 @@ macro_rules! live_rows {
                 failure as "failure: _", attempt, state, node, node_boot, lease,
                 (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
                 (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!"
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!", xmin::text as "version!"
             from jobs where "# + $which,
             $($argument),*
         )
     };
 }
 
-impl Store {
-    /// All jobs that have not ended, each with the time of its last change, in ms since 1970. A leader fills its cache
-    /// with them. Rows that cannot be read are skipped.
-    pub async fn live_jobs(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
-        match self.live_jobs_at_once().await {
-            Err(error) if error.is_row_local() && !error.may_retry() => self.live_jobs_one_by_one().await,
-            result => result,
-        }
-    }
+/// Version of a row. It differs after each write of the row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowVersion(String);
 
-    async fn live_jobs_one_by_one(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
-        let live = sqlx::query_scalar!(
-            "select id from jobs where state in ('queued', 'placed', 'running') and id <> all($1) order by created_at",
+/// Row of a job, for the planner.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LiveJob {
+    pub id: JobId,
+    /// The job; `None` if it has ended.
+    pub job: Option<core::Job>,
+    /// Time of the last change, in ms since 1970.
+    pub changed_ms: i64,
+    pub version: RowVersion,
+}
+
+impl Store {
+    /// Versions of the rows of all jobs that have not ended, without the rows that are skipped for now.
+    pub async fn live_job_versions(&self) -> Result<HashMap<JobId, RowVersion>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select id, xmin::text as "version!" from jobs
+               where state in ('queued', 'placed', 'running') and id <> all($1)"#,
             &self.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await
         .doing("finding the live jobs")?;
-        let mut jobs = Vec::new();
-        for id in live {
-            match self.live_job(JobId(id)).await {
-                Ok(Some((Some(job), changed_ms))) => jobs.push((job, changed_ms)),
-                Ok(Some((None, _)) | None) => {}
-                Err(error) if error.is_row_local() && !error.may_retry() => self.row_backoff.defer("job", id, &error),
+        Ok(rows.into_iter().map(|r| (JobId(r.id), RowVersion(r.version))).collect())
+    }
+
+    /// The rows of these jobs. Rows that cannot be read are skipped for a while.
+    pub async fn live_jobs_of(&self, jobs: &[JobId]) -> Result<Vec<LiveJob>, StoreError> {
+        match self.live_jobs_at_once(jobs).await {
+            Err(error) if error.is_row_local() && !error.may_retry() => self.live_jobs_one_by_one(jobs).await,
+            result => result,
+        }
+    }
+
+    async fn live_jobs_at_once(&self, jobs: &[JobId]) -> Result<Vec<LiveJob>, StoreError> {
+        let ids: Vec<uuid::Uuid> = jobs.iter().map(|job| job.0).collect();
+        let rows = live_rows!("id = any($1)", &ids).fetch_all(&self.pool).await.doing("reading the live jobs")?;
+        rows.into_iter().map(LiveRow::into_live_job).collect()
+    }
+
+    async fn live_jobs_one_by_one(&self, jobs: &[JobId]) -> Result<Vec<LiveJob>, StoreError> {
+        let mut rows = Vec::new();
+        for job in jobs {
+            match self.live_job(*job).await {
+                Ok(row) => rows.extend(row),
+                Err(error) if error.is_row_local() && !error.may_retry() => {
+                    self.row_backoff.defer("job", job.0, &error)
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(jobs)
+        Ok(rows)
     }
 
-    async fn live_jobs_at_once(&self) -> Result<Vec<(core::Job, i64)>, StoreError> {
-        let rows = live_rows!(
-            "state in ('queued', 'placed', 'running') and id <> all($1) order by created_at",
-            &self.row_backoff.rows()
-        )
-        .fetch_all(&self.pool)
-        .await
-        .doing("reading the live jobs")?;
-        rows.into_iter().filter_map(|r| r.into_core().transpose()).collect()
-    }
-
-    /// Reads one job: its row (the inner `None` if the job has ended) and the time, in ms since 1970, of its last
-    /// change. The outer `None` means that there is no such job.
-    pub async fn live_job(&self, job: JobId) -> Result<Option<(Option<core::Job>, i64)>, StoreError> {
+    /// Reads one job's row; `None` if there is no such job.
+    pub async fn live_job(&self, job: JobId) -> Result<Option<LiveJob>, StoreError> {
         let row = live_rows!("id = $1", job.0).fetch_optional(&self.pool).await.doing("reading a job")?;
-        let Some(row) = row else { return Ok(None) };
-        let changed_ms = row.changed_ms;
-        Ok(Some(row.into_core()?.map_or((None, changed_ms), |(job, at)| (Some(job), at))))
+        row.map(LiveRow::into_live_job).transpose()
     }
 }
 
@@ -109,11 +122,17 @@ struct LiveRow {
     placed_ms: Option<i64>,
     accepted_ms: Option<i64>,
     changed_ms: i64,
+    version: String,
 }
 
 impl LiveRow {
-    /// The job as the planner's type, with the time of its last change; `None` if the job has ended.
-    fn into_core(self) -> Result<Option<(core::Job, i64)>, StoreError> {
+    fn into_live_job(mut self) -> Result<LiveJob, StoreError> {
+        let (id, changed_ms, version) = (JobId(self.id), self.changed_ms, std::mem::take(&mut self.version));
+        Ok(LiveJob { id, job: self.into_core()?, changed_ms, version: RowVersion(version) })
+    }
+
+    /// The job as the planner's type; `None` if the job has ended.
+    fn into_core(self) -> Result<Option<core::Job>, StoreError> {
         let state: JobState = parse("job state", &self.state)?;
         let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };
         let holder = || match (&self.node, self.node_boot, self.lease) {
@@ -155,6 +174,6 @@ impl LiveRow {
             attempt: self.attempt,
             phase,
         };
-        Ok(Some((job, self.changed_ms)))
+        Ok(Some(job))
     }
 }

@@ -52,6 +52,7 @@ pub use events::FeedCursor;
 pub use gauges::Gauges;
 pub use hints::{Hint, LeaderHint};
 pub use leader::Leadership;
+pub use live::{LiveJob, RowVersion};
 pub use place::PlaceOrder;
 pub use pools::StorePools;
 pub use resolve::Resolution;
@@ -73,7 +74,16 @@ pub struct Store {
 impl Store {
     /// Creates the pool without opening a connection, so that it also succeeds while the database is down.
     pub fn new(config: &DatabaseConfig, timing: Timing, limits: SchedulerLimits) -> Result<Self, StoreError> {
-        let pool = pools::lazy_pool(config, limits.database_connections)?;
+        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS)
+    }
+
+    fn with_lock_timeout(
+        config: &DatabaseConfig,
+        timing: Timing,
+        limits: SchedulerLimits,
+        lock_timeout_ms: u32,
+    ) -> Result<Self, StoreError> {
+        let pool = pools::lazy_pool(config, limits.database_connections, lock_timeout_ms, &timing)?;
         Ok(Self { pool, timing, limits, row_backoff: RowBackoff::default() })
     }
 

@@ -1,5 +1,7 @@
 //! Registration of nodes, and their rows as the planner reads them.
 
+use std::collections::BTreeSet;
+
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::NodeRegistration;
@@ -118,10 +120,21 @@ impl Store {
     /// All nodes, for the planner. A row that cannot be read is omitted and logged; the node overwrites it with its
     /// next registration, or with the next heartbeat that reports a change.
     pub async fn core_nodes(&self) -> Result<Vec<core::Node>, StoreError> {
+        self.read_core_nodes(None).await
+    }
+
+    /// Those of these nodes that are registered, as [`Self::core_nodes`] reads them.
+    pub async fn core_nodes_of(&self, nodes: &BTreeSet<NodeId>) -> Result<Vec<core::Node>, StoreError> {
+        let ids: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+        self.read_core_nodes(Some(&ids)).await
+    }
+
+    async fn read_core_nodes(&self, ids: Option<&[String]>) -> Result<Vec<core::Node>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, boot, ledger as "ledger: Json<serde_json::Value>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
                       exclusions as "exclusions: Json<serde_json::Value>"
-               from nodes"#
+               from nodes where $1::text[] is null or id = any($1)"#,
+            ids as _
         )
         .fetch_all(&self.pool)
         .await

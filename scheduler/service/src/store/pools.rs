@@ -1,6 +1,6 @@
-//! Connection pools. Requests, heartbeats and the leader use the same database through three separate pools: many
-//! feeds, blobs or steps at once can use up the connections for requests, but do not delay heartbeats and the leader.
-//! With a single pool, live holders would lose their leases under load.
+//! Connection pools. Requests, heartbeats, the leader and its election use the same database through separate pools:
+//! many feeds, blobs or steps at once can use up the connections for requests, but do not delay heartbeats and the
+//! leader. With a single pool, live holders would lose their leases under load.
 
 use std::time::Duration;
 
@@ -14,17 +14,30 @@ use crate::config::{DatabaseConfig, SchedulerLimits};
 /// Time limit of one SQL statement, in ms. Normal statements take milliseconds; a stuck statement must not keep locks
 /// on rows that heartbeats and the leader need.
 const STATEMENT_TIMEOUT_MS: &str = "5000";
-/// Time limit for waiting for a lock, in ms.
-const LOCK_TIMEOUT_MS: &str = "3000";
-/// Time limit for an idle connection inside a transaction, in ms.
-const IDLE_TRANSACTION_TIMEOUT_MS: &str = "10000";
 /// Time limit for waiting for a free connection of a pool.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of connections for heartbeats. A heartbeat runs a few SQL statements that take milliseconds; several
 /// connections are needed because a heartbeat may wait for a row lock.
 const HEARTBEAT_CONNECTIONS: u32 = 4;
-/// Number of connections for the leader: one renews the leader row, one is for planning and sweeping, one is spare.
-const LEADER_CONNECTIONS: u32 = 3;
+/// Number of connections for the leader: for planning, sweeping and the consumers of nodes, and one spare.
+const LEADER_CONNECTIONS: u32 = 4;
+/// Number of connections for the election: one renews or acquires the leader row, one ends transactions that block it.
+const ELECTION_CONNECTIONS: u32 = 2;
+
+/// Time limit for waiting for a lock, in ms, in requests.
+pub(super) const REQUEST_LOCK_TIMEOUT_MS: u32 = 3_000;
+/// Time limit for waiting for a lock, in ms, in the leader's work on many rows: one locked row must not delay the
+/// others.
+const LEADER_LOCK_TIMEOUT_MS: u32 = 100;
+/// Minimum time limit for an idle connection inside a transaction.
+const MIN_IDLE_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time limit for an idle connection inside a transaction. A scheduler that is stopped in the middle of a transaction
+/// keeps its locks for this long. It is shorter than a lease, so that the leases of locked rows can still be extended
+/// afterwards.
+fn idle_transaction_timeout(timing: &Timing) -> Duration {
+    (timing.lease_ttl() / 4).max(MIN_IDLE_TRANSACTION_TIMEOUT)
+}
 
 /// One [`Store`] per pool, all on the same database.
 #[derive(Debug, Clone)]
@@ -32,30 +45,37 @@ pub struct StorePools {
     pub requests: Store,
     pub heartbeats: Store,
     pub leader: Store,
+    pub election: Store,
 }
 
 impl StorePools {
     /// Creates the pools; no connection is opened yet.
     pub fn new(config: &DatabaseConfig, timing: &Timing, limits: &SchedulerLimits) -> Result<Self, StoreError> {
-        let store = |connections: u32| {
+        let store = |connections: u32, lock_timeout_ms: u32| {
             let limits = SchedulerLimits { database_connections: connections, ..limits.clone() };
-            Store::new(config, timing.clone(), limits)
+            Store::with_lock_timeout(config, timing.clone(), limits, lock_timeout_ms)
         };
         Ok(Self {
-            requests: store(limits.database_connections)?,
-            heartbeats: store(HEARTBEAT_CONNECTIONS)?,
-            leader: store(LEADER_CONNECTIONS)?,
+            requests: store(limits.database_connections, REQUEST_LOCK_TIMEOUT_MS)?,
+            heartbeats: store(HEARTBEAT_CONNECTIONS, REQUEST_LOCK_TIMEOUT_MS)?,
+            leader: store(LEADER_CONNECTIONS, LEADER_LOCK_TIMEOUT_MS)?,
+            election: store(ELECTION_CONNECTIONS, LEADER_LOCK_TIMEOUT_MS)?,
         })
     }
 
     /// Closes all connections.
     pub async fn close(&self) {
-        tokio::join!(self.requests.close(), self.heartbeats.close(), self.leader.close());
+        tokio::join!(self.requests.close(), self.heartbeats.close(), self.leader.close(), self.election.close());
     }
 }
 
 /// A pool that opens its connections on first use.
-pub(super) fn lazy_pool(config: &DatabaseConfig, connections: u32) -> Result<PgPool, StoreError> {
+pub(super) fn lazy_pool(
+    config: &DatabaseConfig,
+    connections: u32,
+    lock_timeout_ms: u32,
+    timing: &Timing,
+) -> Result<PgPool, StoreError> {
     let mut options = PgConnectOptions::new_without_pgpass()
         .host(&config.host)
         .port(config.port)
@@ -65,8 +85,8 @@ pub(super) fn lazy_pool(config: &DatabaseConfig, connections: u32) -> Result<PgP
         .application_name("cfq-scheduler")
         .options([
             ("statement_timeout", STATEMENT_TIMEOUT_MS),
-            ("lock_timeout", LOCK_TIMEOUT_MS),
-            ("idle_in_transaction_session_timeout", IDLE_TRANSACTION_TIMEOUT_MS),
+            ("lock_timeout", lock_timeout_ms.to_string().as_str()),
+            ("idle_in_transaction_session_timeout", idle_transaction_timeout(timing).as_millis().to_string().as_str()),
             ("default_transaction_isolation", "read committed"),
         ]);
     if let Some(path) = &config.password_file {

@@ -1,6 +1,6 @@
 //! Sweep of expired leases: their jobs and tasks are requeued. Each row is processed in its own leader transaction,
 //! which checks the lease and its expiry again, so a heartbeat, a completion or a cancel that committed first wins.
-//! Rows are independent: a faulty row does not stop the sweep of the others.
+//! Rows are independent: a faulty row does not stop the sweep of the others, and a locked row is left for the next sweep.
 //!
 //! A lease whose expiry time is later than any heartbeat could have set was written before the database's clock was set
 //! back, and counts as expired. A live holder renews it within the grace period that follows such a clock step; without
@@ -24,8 +24,11 @@ impl Store {
     /// leases.
     pub async fn sweep(&self, leadership: Leadership) -> Result<(Vec<Hint>, usize, usize), StoreError> {
         let jobs = sqlx::query!(
-            r#"select id, task, lease as "lease!", node as "node!" from jobs
-               where state = 'running' and lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'"#,
+            r#"select jobs.id, jobs.task, jobs.lease as "lease!", jobs.node as "node!"
+               from jobs join tasks on tasks.id = jobs.task
+               where jobs.state = 'running'
+                 and jobs.lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'
+               for no key update skip locked"#,
             self.longest_lease_ms()
         )
         .fetch_all(&self.pool)
@@ -33,7 +36,8 @@ impl Store {
         .doing("finding expired job leases")?;
         let tasks = sqlx::query!(
             r#"select id, lease as "lease!" from tasks
-               where lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'"#,
+               where lease is not null and lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'
+               for no key update skip locked"#,
             self.longest_lease_ms()
         )
         .fetch_all(&self.pool)

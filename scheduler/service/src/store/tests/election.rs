@@ -33,3 +33,31 @@ async fn one_of_many_candidates_is_elected_and_released_leadership_can_be_acquir
     assert!(!env.store.has_leader().await.unwrap());
     assert!(env.store.acquire_leadership(Uuid::now_v7()).await.unwrap().is_some());
 }
+
+#[tokio::test]
+async fn takeover_ends_the_open_transaction_of_a_former_leader() {
+    let env = TestEnv::new().await;
+    let former = env.acquire_leadership().await;
+    env.store.raw("update leader set expires_at = now() - interval '1 second'").await;
+    let hanging = env.store.hold("select 1 from leader for share").await;
+    let next = env.store.acquire_leadership(Uuid::now_v7()).await.unwrap().unwrap();
+    assert_eq!(next.term, former.term + 1);
+    assert!(hanging.commit().await.is_err(), "the former leader's transaction was ended");
+}
+
+#[tokio::test]
+async fn renewal_does_not_wait_for_a_placement_that_waits_for_a_locked_row() {
+    let r = running().await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
+    let locked = r.env.store.hold("select 1 from jobs for update").await;
+    let order = PlaceOrder { job: r.job.job, attempt: 2, node: node(), boot: r.node, reason: String::new() };
+    let (store, leadership) = (r.env.store.clone(), r.leadership);
+    let placement = tokio::spawn(async move { store.place(leadership, &order).await });
+    let waiting =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    while r.env.store.count(waiting).await == 0 {}
+    assert!(r.env.store.renew_leadership(r.leadership).await.unwrap());
+    assert!(!placement.is_finished(), "the renewal came first");
+    locked.rollback().await.unwrap();
+    assert!(placement.await.unwrap().unwrap().is_some());
+}

@@ -19,7 +19,7 @@ async fn minutes_pass(r: &Running, minutes: u32) {
     let attempts: Vec<String> = ["placed_at", "accepted_at", "ended_at", "first_token_at"].map(earlier).into();
     r.env.store.raw(&format!("update jobs set {}", jobs.join(", "))).await;
     r.env.store.raw(&format!("update attempts set {}", attempts.join(", "))).await;
-    let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
+    let row = r.env.store.live_jobs().await.remove(0);
     let mut node_failures = row.node_failures;
     node_failures.0.values_mut().for_each(|s| s.until_ms -= i64::from(minutes) * 60_000);
     let node_failures = serde_json::to_string(&node_failures).unwrap();
@@ -49,7 +49,7 @@ async fn first_token_resets_backoff_and_ceiling() {
     // The attempt fails after half an hour of output. The backoff starts at its first step again.
     minutes_pass(&r, 30).await;
     report(&r.env, r.job, r.node, down()).await;
-    let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
+    let row = r.env.store.live_jobs().await.remove(0);
     assert_eq!(row.node_failures.0[&node()].failures, 1);
     assert_eq!(r.env.store.count("select failures::bigint from jobs").await, 2);
     let late = r.env.store.record_first_token(&r.job).await.unwrap();

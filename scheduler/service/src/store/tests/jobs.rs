@@ -66,7 +66,7 @@ async fn retryable_failure_backs_off_and_a_permanent_one_ends_the_job() {
     let down = Outcome::Failed { failure: JobFailure::Unavailable { reason: "refused".into() } };
     assert_eq!(report(&r.env, r.job, r.node, down.clone()).await, FenceReply::Committed);
     assert_eq!(report(&r.env, r.job, r.node, down).await, FenceReply::Committed, "repeated, counted once");
-    let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
+    let row = r.env.store.live_jobs().await.remove(0);
     assert_eq!(row.node_failures.0[&node()].failures, 1);
     let wait = row.node_failures.0[&node()].until_ms - row.first_failure_ms.unwrap();
     assert!((700..=1_100).contains(&wait), "{wait}");
@@ -91,19 +91,19 @@ async fn released_and_refused_jobs_are_requeued_without_a_failure() {
     assert_eq!(r.env.store.refuse(&node(), &request).await.unwrap().0, FenceReply::Committed, "repeated");
     let exclusions = r.env.store.core_nodes().await.unwrap().remove(0).exclusions;
     assert_eq!(exclusions.iter().map(|(m, e)| (m.as_str(), e.version)).collect::<Vec<_>>(), vec![(MODEL, 5)]);
-    assert_eq!(r.env.store.live_jobs().await.unwrap()[0].0.counted_tokens, Some(777));
+    assert_eq!(r.env.store.live_jobs().await[0].counted_tokens, Some(777));
     let again = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
     let refusal = Refusal::NotNow { need: None, have: 0, ledger_version: 6 };
     r.env.store.refuse(&node(), &Refuse { fence: again, boot: r.node, refusal }).await.unwrap();
     assert_eq!(
-        r.env.store.live_jobs().await.unwrap()[0].0.counted_tokens,
+        r.env.store.live_jobs().await[0].counted_tokens,
         Some(777),
         "a refusal without a count keeps the earlier one"
     );
     let third = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
     let request = Refuse { fence: third, boot: r.node, refusal: Refusal::Never { reason: "wrong \"kind\"".into() } };
     r.env.store.refuse(&node(), &request).await.unwrap();
-    assert_eq!(r.env.store.live_jobs().await.unwrap()[0].0.refused_by[&node()], "wrong \"kind\"");
+    assert_eq!(r.env.store.live_jobs().await[0].refused_by[&node()], "wrong \"kind\"");
 }
 
 #[tokio::test]

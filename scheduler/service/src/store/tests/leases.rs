@@ -217,3 +217,26 @@ async fn placed_node_reads_its_prompt_and_loses_access_when_unplaced() {
     r.env.store.unplace(r.leadership, r.job, "unresponsive").await.unwrap();
     assert_eq!(r.env.store.blob_get(r.job.lease, &hash, 0).await.unwrap(), None);
 }
+
+#[tokio::test]
+async fn locked_job_row_delays_no_other_lease_of_its_node() {
+    let r = running().await;
+    r.env.submit().await;
+    let other_task = grant(&r.env, r.runner).await.fence;
+    let other = job(&r.env, other_task).await.id;
+    let other = place(&r.env, r.leadership, other, r.node).await.fence;
+    assert_eq!(accept(&r.env, other, r.node).await, FenceReply::Committed);
+    let locked = r.env.store.hold("select 1 from jobs order by created_at limit 1 for update").await;
+    let held = heartbeat(r.node, &[(r.job.lease, 0), (other.lease, 0)]);
+    let reply = r.env.store.record_node_heartbeat(&node(), &held).await.unwrap();
+    assert_eq!((reply.extended, reply.lost), (vec![other.lease], vec![]), "the locked lease is extended next time");
+    locked.rollback().await.unwrap();
+    let reply = r.env.store.record_node_heartbeat(&node(), &held).await.unwrap();
+    assert_eq!(reply.extended.len(), 2);
+    // An expired lease whose row is locked is left for the next sweep.
+    r.env.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
+    let locked = r.env.store.hold("select 1 from jobs order by created_at limit 1 for update").await;
+    assert_eq!(r.env.store.sweep(r.leadership).await.unwrap().1, 1);
+    locked.rollback().await.unwrap();
+    assert_eq!(r.env.store.sweep(r.leadership).await.unwrap().1, 1);
+}

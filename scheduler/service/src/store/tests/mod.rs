@@ -39,8 +39,15 @@ impl Store {
     /// A transaction that has executed `sql`; it holds its locks until it is dropped.
     pub(crate) async fn hold(&self, sql: &'static str) -> sqlx::Transaction<'static, sqlx::Postgres> {
         let mut transaction = self.pool.begin().await.unwrap();
+        sqlx::raw_sql("set local idle_in_transaction_session_timeout = 0").execute(&mut *transaction).await.unwrap();
         sqlx::raw_sql(sql).execute(&mut *transaction).await.unwrap();
         transaction
+    }
+
+    /// Rows of all jobs that have not ended, as the planner reads them.
+    pub(crate) async fn live_jobs(&self) -> Vec<cfq_scheduler_core::Job> {
+        let ids: Vec<JobId> = self.live_job_versions().await.unwrap().into_keys().collect();
+        self.live_jobs_of(&ids).await.unwrap().into_iter().filter_map(|row| row.job).collect()
     }
 
     /// The single `bigint` that a query returns.

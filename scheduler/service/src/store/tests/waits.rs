@@ -11,11 +11,11 @@ async fn time_without_a_node_for_the_model_survives_a_new_leader() {
     assert!(r.env.store.explain(r.leadership, r.job.job, 1, &no_node, 123_456).await.unwrap());
     r.env.store.release_leadership(r.leadership).await.unwrap();
     let next = r.env.acquire_leadership().await;
-    let (row, _) = r.env.store.live_jobs().await.unwrap().remove(0);
+    let row = r.env.store.live_jobs().await.remove(0);
     assert_eq!(row.no_node_ms, 123_456);
     let order = PlaceOrder { job: r.job.job, attempt: 2, node: node(), boot: r.node, reason: String::new() };
     r.env.store.place(next, &order).await.unwrap().unwrap();
-    assert_eq!(r.env.store.live_jobs().await.unwrap()[0].0.no_node_ms, 0);
+    assert_eq!(r.env.store.live_jobs().await[0].no_node_ms, 0);
 }
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn model_served_again_resets_the_noted_failure() {
     let unusable = PendingReason::Unusable { reasons: [(node(), "connection refused".into())].into() };
     let first = async |pending: &PendingReason| {
         assert!(r.env.store.explain(r.leadership, r.job.job, 1, pending, 0).await.unwrap());
-        r.env.store.live_jobs().await.unwrap()[0].0.first_failure_ms
+        r.env.store.live_jobs().await[0].first_failure_ms
     };
     assert!(first(&unusable).await.is_some());
     assert!(first(&PendingReason::NoNodeUp).await.is_some(), "a node that is gone does not serve the model");

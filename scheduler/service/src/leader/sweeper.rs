@@ -1,0 +1,95 @@
+//! Ends expired leases and passed deadlines. The sweeper needs only Postgres: it waits neither for the planner nor for
+//! JetStream. While NATS delivers no message, it ends no lease, because live holders cannot send heartbeats either.
+//!
+//! Passed deadlines need no grace period, because no heartbeat changes them.
+//!
+//! An error that concerns one row skips only that row. Such an error does not renew the grace period (see `grace`); an
+//! outage of Postgres or NATS does.
+
+use std::time::Instant;
+
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Leader;
+use super::clock::DatabaseClock;
+use super::grace::Grace;
+use crate::store::{Leadership, StoreError};
+
+/// Sweeps during one term of a leader.
+pub struct Sweeper {
+    leader: Leader,
+    leadership: Leadership,
+    /// Last reading of the database's clock, shared with the planner.
+    clock: watch::Sender<Option<DatabaseClock>>,
+    /// When the leader row was last renewed. A renewal is a write, like the extension of a lease by a heartbeat.
+    confirmed: watch::Receiver<Instant>,
+    grace: Grace,
+}
+
+impl Sweeper {
+    pub fn new(
+        leader: Leader,
+        leadership: Leadership,
+        clock: watch::Sender<Option<DatabaseClock>>,
+        confirmed: watch::Receiver<Instant>,
+    ) -> Self {
+        let timing = leader.store.timing();
+        let grace = Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin());
+        Self { leader, leadership, clock, confirmed, grace }
+    }
+
+    /// Sweeps at intervals until another scheduler leads.
+    pub async fn run(mut self) {
+        let mut sweeps = interval(self.leader.store.timing().sweep());
+        sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            sweeps.tick().await;
+            match self.sweep().await {
+                Ok(()) => {}
+                Err(StoreError::NotLeader { term }) => {
+                    tracing::warn!(term, "sweep rejected, another scheduler leads");
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, cause = ?std::error::Error::source(&error), "sweep failed, retrying");
+                    if error.is_outage() {
+                        self.grace.renew(Instant::now());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn sweep(&mut self) -> Result<(), StoreError> {
+        let store = &self.leader.store;
+        let asked = Instant::now();
+        let read = DatabaseClock::new(store.clock_ms().await?);
+        let before = *self.clock.borrow();
+        if self.grace.on_clock_reading(before.as_ref(), &read, asked.elapsed()) {
+            tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
+        }
+        self.clock.send_replace(Some(read));
+        self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
+        let timing = store.timing();
+        if self.confirmed.borrow().elapsed() > timing.leader_renewal() + timing.lease_margin() {
+            tracing::warn!("postgres is slow to write: no lease is ended for one lease TTL");
+            self.grace.renew(Instant::now());
+        }
+        if let Err(error) = self.leader.session.round_trip().await {
+            tracing::warn!(%error, "nats delivers no message: no lease is ended for one lease TTL");
+            self.grace.renew(Instant::now());
+        }
+        if self.grace.is_active(Instant::now()) {
+            return Ok(());
+        }
+        let (hints, jobs, tasks) = store.sweep(self.leadership).await?;
+        self.leader.metrics.job_leases_expired.inc_by(jobs as u64);
+        self.leader.metrics.task_leases_expired.inc_by(tasks as u64);
+        if jobs + tasks > 0 {
+            tracing::warn!(jobs, tasks, "leases expired");
+        }
+        self.leader.link.send_hints(hints).await;
+        Ok(())
+    }
+}
