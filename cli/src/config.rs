@@ -164,6 +164,7 @@ pub fn service_options(file: &ServiceOptions, args: &ServiceArgs) -> anyhow::Res
         source: source.unwrap_or(file.source),
         postgres_bin: args.postgres_bin.clone().or_else(|| file.postgres_bin.clone()),
         nats_bin: args.nats_bin.clone().or_else(|| file.nats_bin.clone()),
+        account: cfq_deploy::account::from_environment().or_else(|| file.account.clone()),
     })
 }
 

@@ -1,42 +1,128 @@
-//! The user account that Postgres and NATS run as. Postgres refuses to run as root, and neither server needs root. If
-//! cfq runs as root, both therefore run as an account that owns nothing else.
+//! The user account that Postgres and NATS run as if cfq runs as root. Postgres refuses to run as root, and neither
+//! server needs root. The account is not `nobody`, which unrelated programs may use: these could then change the
+//! database's files, and root reads some of these files.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use cfq_link::child::Account;
 
 use crate::files::{self, FileError};
 
-/// Name of the account. It exists on every supported system; a dedicated account would have to be created and removed.
-const ACCOUNT_NAME: &str = "nobody";
+/// Name of the account if none is configured.
+const DEFAULT_ACCOUNT_NAME: &str = "cfq";
+/// Number of attempts to create the account: useradd fails while another program changes the accounts.
+const CREATE_ATTEMPTS: u32 = 20;
+const CREATE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+const PASSWD: &str = "/etc/passwd";
 
 #[derive(Debug, thiserror::Error)]
 pub enum AccountError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "as root, cfq runs Postgres and NATS as the account `{ACCOUNT_NAME}`, but {passwd} has no such account; add \
-         it, or run cfq as an ordinary user"
+        "as root, cfq runs Postgres and NATS as the account `{name}`, but {passwd} has no such account; {}",
+        next_steps(name)
     )]
-    Missing { passwd: PathBuf },
+    Missing { name: String, passwd: PathBuf },
+    #[error(
+        "as root, cfq runs Postgres and NATS as the account `{name}`, which does not exist and which `useradd` did not \
+         create ({reason}); {}",
+        next_steps(name)
+    )]
+    NotCreated { name: String, reason: String },
+    #[error(
+        "Postgres and NATS cannot run as {name:?}, which is root; name another account in `account` under [services], \
+         or in CFQ_ACCOUNT"
+    )]
+    Root { name: String },
+}
+
+fn next_steps(name: &str) -> String {
+    format!(
+        "create it with `useradd {} {name}`, name an account that no other program uses in `account` under [services] \
+         or in CFQ_ACCOUNT, or run cfq as an ordinary user",
+        USERADD_OPTIONS.join(" ")
+    )
+}
+
+/// Options for an account without password, login and home folder.
+const USERADD_OPTIONS: [&str; 7] =
+    ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin"];
+
+/// Name of the account that `CFQ_ACCOUNT` sets; `None` if it is unset or empty.
+pub fn from_environment() -> Option<String> {
+    std::env::var("CFQ_ACCOUNT").ok().filter(|name| !name.is_empty())
 }
 
 /// Returns the account that Postgres and NATS run as. `None` if cfq runs as an ordinary user: they then share the
-/// account of that user.
-pub fn for_services() -> Result<Option<Account>, AccountError> {
+/// account of that user. `configured` is a name or `UID:GID`; if it is `None`, the default account is returned, and
+/// created if it does not exist.
+pub fn for_services(configured: Option<&str>) -> Result<Option<Account>, AccountError> {
+    match existing(configured) {
+        Err(AccountError::Missing { name, .. }) if configured.is_none() => create(&name).map(Some),
+        found => found,
+    }
+}
+
+/// Like [`for_services`], but creates nothing.
+pub fn existing(configured: Option<&str>) -> Result<Option<Account>, AccountError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
-    let passwd = Path::new("/etc/passwd");
+    let name = configured.unwrap_or(DEFAULT_ACCOUNT_NAME);
+    let passwd = Path::new(PASSWD);
     let text = files::read_if_exists(passwd)?.unwrap_or_default();
-    find(&text).map(Some).ok_or_else(|| AccountError::Missing { passwd: passwd.to_owned() })
+    match parse_ids(name).or_else(|| find(&text, name)) {
+        None => Err(AccountError::Missing { name: name.to_owned(), passwd: passwd.to_owned() }),
+        Some(account) if account.uid == 0 => Err(AccountError::Root { name: name.to_owned() }),
+        Some(account) => Ok(Some(account)),
+    }
 }
 
-fn find(passwd: &str) -> Option<Account> {
+fn create(name: &str) -> Result<Account, AccountError> {
+    let passwd = Path::new(PASSWD);
+    let folder = passwd.parent().unwrap_or(passwd);
+    // Two concurrent runs of useradd for one name can both succeed, and the second changes the ids of the first.
+    let lock = File::open(folder).map_err(files::error("open", folder))?;
+    lock.lock().map_err(files::error("lock", folder))?;
+    let created = || Ok::<_, FileError>(find(&files::read_if_exists(passwd)?.unwrap_or_default(), name));
+    let mut reason = String::new();
+    for _ in 0..CREATE_ATTEMPTS {
+        // Another cfq may have created the account before this one got the lock.
+        if let Some(account) = created()? {
+            return Ok(account);
+        }
+        let mut useradd = Command::new("useradd");
+        useradd.args(USERADD_OPTIONS).arg(name).stdin(Stdio::null());
+        // Root's PATH may lack the folders of administration programs, for example in a cron job.
+        useradd.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        match useradd.output() {
+            Ok(output) if output.status.success() => {
+                tracing::warn!(account = name, "created the account of Postgres and NATS");
+                continue;
+            }
+            Ok(output) => reason = String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => return Err(AccountError::NotCreated { name: name.to_owned(), reason: error.to_string() }),
+        }
+        std::thread::sleep(CREATE_RETRY_INTERVAL);
+    }
+    created()?.ok_or_else(|| AccountError::NotCreated { name: name.to_owned(), reason })
+}
+
+/// Parses a pair of numeric ids, `UID:GID`.
+fn parse_ids(text: &str) -> Option<Account> {
+    let (uid, gid) = text.split_once(':')?;
+    Some(Account { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
+}
+
+fn find(passwd: &str, wanted: &str) -> Option<Account> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (name, _password, uid, gid) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        (name == ACCOUNT_NAME).then_some(())?;
+        (name == wanted).then_some(())?;
         Some(Account { uid: parse_id(uid)?, gid: parse_id(gid)? })
     })
 }
@@ -54,11 +140,27 @@ mod tests {
     #[test]
     fn account_is_found_by_name() {
         let passwd = "root:x:0:0::/root:/bin/sh\n\nbroken\nnobody:x:65534:65533:n:/:/usr/sbin/nologin\n";
-        assert_eq!(find(passwd), Some(Account { uid: 65534, gid: 65533 }));
+        assert_eq!(find(passwd, "nobody"), Some(Account { uid: 65534, gid: 65533 }));
         assert_eq!(
-            find("nobody:*:-2:-2::/var/empty:/usr/bin/false"),
+            find("nobody:*:-2:-2::/var/empty:/usr/bin/false", "nobody"),
             Some(Account { uid: 4294967294, gid: 4294967294 })
         );
-        assert_eq!(find("root:x:0:0::/root:/bin/sh"), None);
+        assert_eq!(find(passwd, "cfq"), None);
+    }
+
+    #[test]
+    fn configured_account_is_a_name_or_a_pair_of_ids_and_never_root() {
+        if !rustix::process::geteuid().is_root() {
+            assert_eq!(existing(Some("root")).unwrap(), None, "an ordinary user's services run as that user");
+            return;
+        }
+        assert_eq!(existing(Some("450:451")).unwrap(), Some(Account { uid: 450, gid: 451 }));
+        for root in ["root", "0:0", "0:451"] {
+            assert!(matches!(existing(Some(root)), Err(AccountError::Root { .. })), "{root}");
+        }
+        let message = existing(Some("no such account")).unwrap_err().to_string();
+        for part in ["no such account", "useradd --system", "[services]", "CFQ_ACCOUNT"] {
+            assert!(message.contains(part), "{part} in {message}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use cfq_link::wheel::{self, WheelError};
 use serde::{Deserialize, Serialize};
 
-use crate::account;
+use crate::account::{self, AccountError};
 use crate::lock::DataLock;
 use crate::nats;
 use crate::paths::{Paths, closed_parent};
@@ -72,7 +72,7 @@ pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
         checks.push(check_writable(name, variable, folder));
         checks.push(check_free_space(name, variable, folder));
     }
-    if let Ok(Some(account)) = account::for_services() {
+    if let Ok(Some(account)) = account::existing(services.account.as_deref()) {
         for folder in [paths.postgres(), paths.services().join("x")] {
             if let Some(closed) = closed_parent(&folder, account) {
                 checks.push(Check::problem(
@@ -88,16 +88,23 @@ pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
             }
         }
     }
-    checks.extend(check_running(paths).await);
+    checks.extend(check_running(paths, services).await);
     checks
 }
 
 fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec<Check> {
-    let account = account::for_services();
+    let account = account::existing(options.account.as_deref());
     let pinned = postgres::pinned_major(paths);
     let mut checks = Vec::new();
-    if let Err(error) = &account {
-        checks.push(Check::problem("account", CheckStatus::Fail, error.to_string(), "run cfq as an ordinary user"));
+    match &account {
+        Ok(_) => {}
+        Err(AccountError::Missing { name, .. }) if options.account.is_none() => {
+            let what = format!("the account `{name}`, as which Postgres and NATS run, does not exist yet");
+            checks.push(Check::problem("account", CheckStatus::Warn, what, "`cfq up` creates it with useradd"));
+        }
+        Err(error) => {
+            checks.push(Check::problem("account", CheckStatus::Fail, error.to_string(), "run cfq as an ordinary user"));
+        }
     }
     if let Err(error) = &pinned {
         checks.push(Check::problem(
@@ -182,7 +189,7 @@ fn check_free_space(name: &str, variable: &str, folder: &Path) -> Check {
     }
 }
 
-async fn check_running(paths: &Paths) -> Vec<Check> {
+async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
     let mut checks = Vec::new();
     let port = nats::stored_port(paths).unwrap_or(None);
     let Some(holder) = DataLock::holder(paths) else {
@@ -207,7 +214,7 @@ async fn check_running(paths: &Paths) -> Vec<Check> {
             Check::problem("nats port", CheckStatus::Fail, format!("{port} does not respond"), log_hint(paths, "nats"))
         });
     }
-    let address = Postgres::address_of(paths, account::for_services().unwrap_or(None));
+    let address = Postgres::address_of(paths, account::existing(services.account.as_deref()).unwrap_or(None));
     match address.durability_settings().await {
         Ok(settings) => {
             for setting in settings {

@@ -1,12 +1,20 @@
 //! Folders and small files with a given owner and mode; files are replaced atomically.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, fchown};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use cfq_link::child::Account;
+use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
+
+mod folder;
+
+pub use folder::{FolderError, create_folder, only_own_user_writes};
+
+/// Maximum size in bytes of a file that [`read_foreign`] reads; the files are a few hundred bytes long.
+const MAX_FOREIGN_FILE_BYTES: u64 = 64 << 10;
 
 /// A failed file system operation.
 #[derive(Debug, thiserror::Error)]
@@ -40,30 +48,6 @@ pub fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Fil
     move |source| FileError { action, path: path.to_owned(), source }
 }
 
-/// Creates the folder, or sets mode and owner of an existing one. Missing parents are created; existing ones are not
-/// changed.
-pub fn create_folder(path: &Path, mode: u32, owner: Option<Account>) -> Result<(), FileError> {
-    if !path.is_dir() {
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(error("create", parent))?;
-        }
-        match fs::DirBuilder::new().mode(mode).create(path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
-            created => created.map_err(error("create", path))?,
-        }
-    }
-    let current = fs::metadata(path).map_err(error("read", path))?;
-    if let Some(owner) = owner
-        && (current.uid(), current.gid()) != (owner.uid, owner.gid)
-    {
-        chown(path, Some(owner.uid), Some(owner.gid)).map_err(error("change the owner of", path))?;
-    }
-    if current.mode() & 0o7777 != mode {
-        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(error("change the mode of", path))?;
-    }
-    Ok(())
-}
-
 /// Replaces the file atomically by one that only its owner can read. The content is on disk when this returns.
 pub fn write_private(path: &Path, content: &[u8], owner: Option<Account>) -> Result<(), FileError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -92,6 +76,31 @@ pub fn read_if_exists(path: &Path) -> Result<Option<String>, FileError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(error("read", path)(e)),
     }
+}
+
+/// The text of a small file in a folder that another account writes to; `None` if the file does not exist. Fails if the
+/// file is a link, since the link could lead to a file that only the current user may read.
+pub fn read_foreign(path: &Path) -> Result<Option<String>, FileError> {
+    // Without NONBLOCK, opening a FIFO would wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(error("read", path)(errno.into())),
+    };
+    let metadata = file.metadata().map_err(error("read", path))?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let owner = fs::metadata(folder).map_err(error("read", folder))?.uid();
+    let is_link = metadata.nlink() > 1 && metadata.uid() != owner;
+    if !metadata.is_file() || is_link {
+        return Err(error("read", path)(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a file of its folder's owner",
+        )));
+    }
+    let mut text = String::new();
+    file.take(MAX_FOREIGN_FILE_BYTES).read_to_string(&mut text).map_err(error("read", path))?;
+    Ok(Some(text))
 }
 
 /// A random password: 24 bytes from the kernel, in hexadecimal.
@@ -128,12 +137,22 @@ mod tests {
     }
 
     #[test]
-    fn file_in_place_of_a_folder_is_reported_with_its_path() {
+    fn only_a_regular_file_is_read_from_a_foreign_folder() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        fs::write(&path, "").unwrap();
-        let message = create_folder(&path, 0o700, None).unwrap_err().to_string();
-        assert!(message.contains("file exists where a folder is needed") && message.contains("/file"), "{message}");
+        let [secret, link, hard, port] = ["secret", "link", "hard", "port"].map(|name| folder.path().join(name));
+        fs::write(&port, "4222").unwrap();
+        assert_eq!(read_foreign(&port).unwrap().as_deref(), Some("4222"));
+        assert_eq!(read_foreign(&folder.path().join("none")).unwrap(), None);
+        fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        read_foreign(&link).unwrap_err();
+        read_foreign(folder.path()).unwrap_err();
+        fs::hard_link(&secret, &hard).unwrap();
+        assert_eq!(read_foreign(&hard).unwrap().as_deref(), Some("secret"), "the folder's owner owns the file");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(folder.path(), Some(4_000_001), None).unwrap();
+            read_foreign(&hard).unwrap_err();
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use cfq_proto::subject::Identity;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, FolderError};
 use crate::orphans::{self, OrphanError};
 use crate::paths::Paths;
 use crate::services::ServiceProgram;
@@ -35,6 +35,8 @@ const LOG_TAIL_BYTES: u64 = 1500;
 pub enum NatsError {
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error(transparent)]
     Child(#[from] ChildError),
     #[error(transparent)]
@@ -100,12 +102,15 @@ pub struct Nats {
     keys: PathBuf,
     name: String,
     account: Option<Account>,
+    /// User ids of the server's processes of this and earlier runs.
+    users: Vec<u32>,
     options: NatsOptions,
     port: u16,
 }
 
 impl Nats {
-    /// Creates the folders and picks the port.
+    /// Creates the folder and picks the port. The server creates its store itself: cfq changes nothing inside a folder
+    /// that the server's account can write to.
     pub fn prepare(
         paths: &Paths,
         program: &ServiceProgram,
@@ -113,8 +118,8 @@ impl Nats {
         options: NatsOptions,
     ) -> Result<Self, NatsError> {
         let folder = paths.nats();
+        let users = orphans::users(&folder, account);
         files::create_folder(&folder, 0o700, account)?;
-        files::create_folder(&folder.join("store"), 0o700, account)?;
         let mut this = Self {
             program: program.path.clone(),
             log: paths.log("nats"),
@@ -122,6 +127,7 @@ impl Nats {
             keys: paths.keys(),
             name: format!("cfq-{}", files::path_hash(&folder)),
             account,
+            users,
             port: 0,
             options,
             folder,
@@ -181,7 +187,7 @@ impl Nats {
     async fn clear_leftovers(&self) -> Result<(), NatsError> {
         let config = self.config_file();
         let config = config.as_os_str().as_encoded_bytes();
-        orphans::terminate(&self.folder, Signal::Terminate, |args| {
+        orphans::terminate(&self.folder, &self.users, Signal::Terminate, |args| {
             args.windows(2).any(|pair| pair[0] == b"--config" && pair[1] == config)
         })
         .await?;
@@ -253,7 +259,7 @@ impl Nats {
 
 /// The port stored by an earlier start; `None` if the file is missing or is not a port number.
 pub fn stored_port(paths: &Paths) -> Result<Option<u16>, FileError> {
-    Ok(files::read_if_exists(&paths.nats().join("port"))?.and_then(|text| text.trim().parse().ok()))
+    Ok(files::read_foreign(&paths.nats().join("port"))?.and_then(|text| text.trim().parse().ok()))
 }
 
 /// Whether a server could bind to this port on loopback.

@@ -1,13 +1,15 @@
-//! Orphaned Postgres and NATS processes that no pidfile names, found by their command line, which every user may read.
+//! Orphaned Postgres and NATS processes that no pidfile names, found by their command line, which every user may read,
+//! and by their user. A process of another user is never an orphan: any user can start a program with these arguments.
 //!
 //! An orphan remains if cfq is killed in the few microseconds between the start of a server and the write of its
 //! pidfile, or if a Postgres backend outlives its killed postmaster for a moment. Two servers on one folder would
 //! destroy the data in it, so every start searches for orphans.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cfq_link::child::{ProcessIdentity, Signal};
+use cfq_link::child::{Account, ProcessIdentity, Signal};
 
 /// Maximum time that an orphan may take to exit after a signal. If it takes longer after the first signal, SIGKILL
 /// follows; if it takes longer after SIGKILL, [`OrphanError`].
@@ -21,14 +23,15 @@ pub struct OrphanError {
     pub folder: PathBuf,
 }
 
-/// Terminates every process whose arguments satisfy `matches`; `folder` is the folder that these processes use and
-/// appears only in messages. Sends `first_signal`, then SIGKILL after [`EXIT_TIMEOUT`].
+/// Terminates every process that runs as one of `users` and whose arguments satisfy `matches`; `folder` is the folder
+/// that these processes use and appears only in messages. Sends `first_signal`, then SIGKILL after [`EXIT_TIMEOUT`].
 pub async fn terminate(
     folder: &Path,
+    users: &[u32],
     first_signal: Signal,
     matches: impl Fn(&[&[u8]]) -> bool,
 ) -> Result<(), OrphanError> {
-    let orphans = find(&matches);
+    let orphans = find(users, &matches);
     for orphan in &orphans {
         tracing::warn!(pid = orphan.pid, folder = %folder.display(), "terminating a process left by an earlier run");
         signal(orphan, first_signal);
@@ -55,8 +58,16 @@ fn signal(orphan: &ProcessIdentity, signal: Signal) {
     }
 }
 
-/// Processes other than this one whose arguments satisfy `matches`; empty on systems without /proc.
-fn find(matches: &impl Fn(&[&[u8]]) -> bool) -> Vec<ProcessIdentity> {
+/// User ids that a service's processes of this or an earlier run can have: that of this process, that of the service's
+/// account, and the owner of the service's folder, which an earlier run with another account has set.
+pub fn users(folder: &Path, account: Option<Account>) -> Vec<u32> {
+    let owner = std::fs::metadata(folder).ok().map(|meta| meta.uid());
+    let own = rustix::process::geteuid().as_raw();
+    [Some(own), account.map(|account| account.uid), owner].into_iter().flatten().collect()
+}
+
+/// Processes of `users`, other than this one, whose arguments satisfy `matches`; empty on systems without /proc.
+fn find(users: &[u32], matches: &impl Fn(&[&[u8]]) -> bool) -> Vec<ProcessIdentity> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries
         .filter_map(Result::ok)
@@ -68,5 +79,6 @@ fn find(matches: &impl Fn(&[&[u8]]) -> bool) -> Vec<ProcessIdentity> {
             matches(&args)
         })
         .filter_map(ProcessIdentity::of)
+        .filter(|process| process.user().is_some_and(|user| users.contains(&user)))
         .collect()
 }

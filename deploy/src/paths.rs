@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cfq_link::child::Account;
 
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, FolderError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PathsError {
@@ -18,6 +18,8 @@ pub enum PathsError {
     NoHome { variable: &'static str },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error(
         "other users cannot enter {folder}, which contains {path}; as root, cfq runs Postgres and NATS as another \
          user. Run `chmod o+x {folder}`, or choose other folders with CFQ_DATA and CFQ_CACHE"

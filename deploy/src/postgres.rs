@@ -14,7 +14,7 @@ use std::time::Duration;
 use cfq_link::child::{self, Account, ChildError, Exit, Process, ProcessIdentity, ProcessSpec, Signal};
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, FolderError};
 use crate::orphans::{self, OrphanError};
 use crate::paths::Paths;
 use crate::services::ServiceProgram;
@@ -35,6 +35,8 @@ const LOG_TAIL_BYTES: u64 = 1500;
 pub enum PostgresError {
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error(transparent)]
     Child(#[from] ChildError),
     #[error(transparent)]
@@ -87,7 +89,7 @@ pub struct PostgresAddress {
 /// The major version that created the data folder; `None` if the folder does not exist yet.
 pub fn pinned_major(paths: &Paths) -> Result<Option<u32>, PostgresError> {
     let path = paths.postgres().join("PG_VERSION");
-    match files::read_if_exists(&path)? {
+    match files::read_foreign(&path)? {
         None => Ok(None),
         Some(text) => match text.trim().parse() {
             Ok(major) => Ok(Some(major)),
@@ -101,7 +103,7 @@ pub fn pinned_major(paths: &Paths) -> Result<Option<u32>, PostgresError> {
 /// Postgres refuses to start while any process has the id in the lock file. After a reboot that can be an unrelated
 /// process. In a container whose first process does not reap its children, the dead postmaster keeps its id forever.
 fn remove_stale_lock(lock: &Path) -> Result<(), PostgresError> {
-    let named = files::read_if_exists(lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
+    let named = files::read_foreign(lock)?.and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
     if let Some(pid) = named
         && let Ok(comm) = std::fs::read_to_string(format!("/proc/{pid}/comm"))
         && (comm.trim() != "postgres" || ProcessIdentity::of(pid).is_none())
@@ -122,6 +124,8 @@ pub struct Postgres {
     pidfile: PathBuf,
     keys: PathBuf,
     account: Option<Account>,
+    /// User ids of the server's processes of this and earlier runs.
+    users: Vec<u32>,
     /// Postgres's `cluster_name`, which is part of the title of each server process; identifies the processes of a
     /// killed server.
     cluster: String,
@@ -142,11 +146,15 @@ impl Postgres {
             pidfile: paths.pidfile("postgres"),
             keys: paths.keys(),
             account,
+            users: orphans::users(&data, account),
             cluster: format!("cfq-{}", files::path_hash(&data)),
             data,
         };
         if pinned_major(paths)?.is_none() {
             this.initialize(paths).await?;
+        }
+        if account.is_some() {
+            files::create_folder(&this.data, 0o700, account)?;
         }
         Ok(this)
     }
@@ -203,7 +211,7 @@ impl Postgres {
     async fn clear_leftovers(&self) -> Result<(), PostgresError> {
         let title = format!("postgres: {}: ", self.cluster).into_bytes();
         let data = self.data.as_os_str().as_encoded_bytes();
-        orphans::terminate(&self.data, Signal::Interrupt, |args| {
+        orphans::terminate(&self.data, &self.users, Signal::Interrupt, |args| {
             args.first().is_some_and(|first| first.starts_with(&title))
                 || args.windows(2).any(|pair| pair[0] == b"-D" && pair[1] == data)
         })

@@ -13,7 +13,8 @@ use cfq_link::child::Account;
 use cfq_link::wheel::WheelError;
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, FileError};
+use crate::account;
+use crate::files::{self, FolderError};
 use crate::paths::Paths;
 use crate::status_output::StatusOutput;
 pub use version::{UnusableProgram, Version};
@@ -63,17 +64,21 @@ pub struct ServiceOptions {
     /// The program `nats-server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nats_bin: Option<PathBuf>,
+    /// Account that Postgres and NATS run as if cfq runs as root: a name, or `UID:GID`. `cfq` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
 }
 
 impl ServiceOptions {
-    /// Returns these options, overridden by the variables `CFQ_SERVICES` (auto, fetched or found), `CFQ_POSTGRES_BIN`
-    /// and `CFQ_NATS_BIN`.
+    /// Returns these options, overridden by the variables `CFQ_SERVICES` (auto, fetched or found), `CFQ_POSTGRES_BIN`,
+    /// `CFQ_NATS_BIN` and `CFQ_ACCOUNT`.
     pub fn overridden_by_environment(self) -> Result<Self, ServicesError> {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Ok(Self {
             source: ServiceSource::from_environment()?.unwrap_or(self.source),
             postgres_bin: path("CFQ_POSTGRES_BIN").or(self.postgres_bin),
             nats_bin: path("CFQ_NATS_BIN").or(self.nats_bin),
+            account: account::from_environment().or(self.account),
         })
     }
 }
@@ -156,7 +161,7 @@ pub struct RejectedProgram {
 #[derive(Debug, thiserror::Error)]
 pub enum ServicesError {
     #[error(transparent)]
-    File(#[from] FileError),
+    Folder(#[from] FolderError),
     #[error("{variable} is {value:?}; valid values: auto, fetched, found")]
     Source { variable: &'static str, value: String },
     #[error("{} {path} cannot be used: {reason}; it must be {}", kind.flag(), required(*kind))]

@@ -26,7 +26,7 @@ pub struct Server {
 
 impl Server {
     pub async fn start(dir: &Path, nodes: &[NodeId; 2], runner: &RunnerId) -> Self {
-        let account = account::for_services().unwrap();
+        let account = account::for_services(None).unwrap();
         let paths = Paths { data: dir.join("nats-data"), ..user_paths() };
         make_traversable(dir);
         paths.prepare(account).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cfq_deploy::{Paths, StackOptions, StatusOutput, files, stack};
+use cfq_deploy::{Paths, StackOptions, StatusOutput, account, stack};
 use cfq_link::stop::Signals;
 use serde::Serialize;
 
@@ -104,10 +104,8 @@ async fn detach(
         interrupted(out)
     };
 
+    paths.prepare(account::for_services(options.services.account.as_deref())?)?;
     let log_path = paths.log("up");
-    if let Some(folder) = log_path.parent() {
-        files::create_folder(folder, 0o700, None)?;
-    }
     let log = OpenOptions::new()
         .create(true)
         .append(true)

@@ -39,8 +39,10 @@ fn fits(path: &Path) -> bool {
 pub fn create_folder(paths: &Paths, account: Option<Account>) -> Result<PathBuf, PostgresError> {
     let path = folder(paths, account);
     let owner = account.map_or_else(|| rustix::process::geteuid().as_raw(), |account| account.uid);
+    // In a folder of root, only root can have created it, for the account of an earlier start.
+    let changes_account = account.is_some() && path.parent().is_some_and(files::only_own_user_writes);
     if let Ok(existing) = std::fs::symlink_metadata(&path)
-        && !(existing.is_dir() && existing.uid() == owner && existing.mode() & 0o077 == 0)
+        && !(existing.is_dir() && (existing.uid() == owner || changes_account) && existing.mode() & 0o077 == 0)
     {
         return Err(PostgresError::SocketFolder { path });
     }

@@ -5,5 +5,6 @@
 
 mod access;
 mod lab;
+mod other_users;
 mod start;
 mod supervisor;

@@ -32,6 +32,13 @@ impl ProcessIdentity {
         stat(pid).map(|stat| Self { pid, started: stat.started })
     }
 
+    /// Returns the real user id of the process; `None` if the process has ended.
+    pub fn user(&self) -> Option<u32> {
+        let user = real_user(self.pid)?;
+        // The process id may have been reused before the user id was read.
+        self.is_alive().then_some(user)
+    }
+
     /// True while the process exists and is not a zombie.
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
@@ -83,6 +90,20 @@ fn stat(pid: u32) -> Option<Stat> {
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
     });
     Some(Stat { zombie, started: format!("{boot}/{ticks}") })
+}
+
+/// Reads the real user id, the first number of the line `Uid:`, from `/proc/<pid>/status`.
+#[cfg(target_os = "linux")]
+fn real_user(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn real_user(pid: u32) -> Option<u32> {
+    let mut ps = std::process::Command::new("ps");
+    let out = ps.args(["-o", "ruid=", "-p"]).arg(pid.to_string()).output().ok()?;
+    String::from_utf8_lossy(&out.stdout).trim().parse().ok()
 }
 
 #[cfg(not(target_os = "linux"))]

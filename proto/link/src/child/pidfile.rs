@@ -18,7 +18,20 @@ pub(super) struct PidRecord {
     pub(super) name: String,
     #[serde(flatten)]
     pub(super) identity: ProcessIdentity,
+    /// User id of the process; absent in pidfiles of cfq 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) user: Option<u32>,
     pub(super) stop_signal: Signal,
+}
+
+impl PidRecord {
+    /// True if the recorded process runs, as the recorded user.
+    fn is_alive(&self) -> bool {
+        match self.user {
+            Some(user) => self.identity.user() == Some(user),
+            None => self.identity.is_alive(),
+        }
+    }
 }
 
 pub(super) fn write(path: &Path, record: &PidRecord) -> io::Result<()> {
@@ -67,7 +80,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
             continue;
         }
         let alive = match read(&path) {
-            Ok(record) => Some(record).filter(|record| record.identity.is_alive()),
+            Ok(record) => Some(record).filter(PidRecord::is_alive),
             Err(error) => {
                 // Pidfiles are written by rename, so only a power failure can leave a damaged pidfile, and the power
                 // failure also ended the process.
@@ -76,7 +89,7 @@ pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
             }
         };
         match alive {
-            Some(PidRecord { name, identity, stop_signal }) => {
+            Some(PidRecord { name, identity, stop_signal, .. }) => {
                 found.push(Leftover { name, identity, stop_signal, pidfile: path });
             }
             None => fs::remove_file(&path).map_err(failed)?,
@@ -130,7 +143,7 @@ mod tests {
     fn reused_process_id_is_not_a_leftover() {
         let folder = tempfile::tempdir().unwrap();
         let identity = ProcessIdentity { pid: std::process::id(), started: "before".into() };
-        let record = PidRecord { name: "other".into(), identity, stop_signal: Signal::Kill };
+        let record = PidRecord { name: "other".into(), identity, user: None, stop_signal: Signal::Kill };
         write(&folder.path().join("other.pid"), &record).unwrap();
         fs::write(folder.path().join("torn.pid"), "").unwrap();
         assert!(leftovers(folder.path()).unwrap().is_empty());
@@ -139,5 +152,22 @@ mod tests {
             0,
             "both files are removed, and this process is alive"
         );
+    }
+
+    #[test]
+    fn process_of_another_user_is_not_a_leftover() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("own.pid");
+        let identity = ProcessIdentity::of(std::process::id()).unwrap();
+        let own = rustix::process::getuid().as_raw();
+        let record =
+            |user| PidRecord { name: "own".into(), identity: identity.clone(), user, stop_signal: Signal::Kill };
+        // `None` is a pidfile of cfq 0.1.
+        for user in [Some(own), None] {
+            write(&path, &record(user)).unwrap();
+            assert_eq!(leftovers(folder.path()).unwrap().len(), 1, "{user:?}");
+        }
+        write(&path, &record(Some(own + 1))).unwrap();
+        assert!(leftovers(folder.path()).unwrap().is_empty());
     }
 }

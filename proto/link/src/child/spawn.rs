@@ -144,7 +144,8 @@ fn start(spec: ProcessSpec) -> Result<Process, ChildError> {
         child.kill().and_then(|()| child.wait()).map_err(spawn_failed)?;
         return Err(spawn_failed(io::Error::other("its start time cannot be read; is /proc mounted?")));
     };
-    let record = PidRecord { name: name.clone(), identity: identity.clone(), stop_signal };
+    let user = run_as.map_or_else(|| rustix::process::getuid().as_raw(), |account| account.uid);
+    let record = PidRecord { name: name.clone(), identity: identity.clone(), user: Some(user), stop_signal };
     if let Err(source) = pidfile::write(&pidfile, &record) {
         // A process without a pidfile must not run, because the next start of the supervisor could not find it.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
