@@ -11,6 +11,7 @@ use cfq_proto::subject::Identity;
 
 use crate::config::Config;
 use crate::connect::{self, ServerFile};
+use crate::environment;
 use crate::exit;
 use crate::output;
 use crate::supervise::{self, SupervisedProcess};
@@ -155,10 +156,13 @@ async fn start_processes(
         concurrency: config.runner.concurrency,
         timing,
     };
+    let shared = || environment::shared(std::env::vars_os());
+    let mut of_node = environment::of_node(std::env::vars_os(), &config.endpoints, &config.hub);
     let threads = cfq_inference_node::thread_environment(config.node.threads);
-    let scheduler = supervise::start("scheduler", &scheduler, paths, level, grace, &[])?;
-    let node = supervise::start("node", &node, paths, level, grace, &threads)?;
-    let runner = supervise::start("runner", &runner, paths, level, grace, &[])?;
+    of_node.extend(threads.into_iter().map(|(variable, value)| (variable.into(), value.into())));
+    let scheduler = supervise::start("scheduler", &scheduler, paths, level, grace, shared())?;
+    let node = supervise::start("node", &node, paths, level, grace, of_node)?;
+    let runner = supervise::start("runner", &runner, paths, level, grace, shared())?;
 
     let url = format!("http://{bind}");
     let client = Client::new(cfq_link::outbound::api_client()?, &url, token.trim());

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod config;
 mod connect;
+mod environment;
 mod exit;
 mod live;
 mod machine;

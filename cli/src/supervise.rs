@@ -25,14 +25,15 @@ pub struct SupervisedProcess {
     task: JoinHandle<()>,
 }
 
-/// Writes the process's configuration, with mode 0600 because it contains the paths of secrets, and starts the process.
+/// Writes the process's configuration, with mode 0600 because it contains the paths of secrets, and starts the process
+/// with exactly this environment, and `CFQ_LOG`.
 pub fn start<C: Serialize>(
     name: &'static str,
     config: &C,
     paths: &Paths,
     level: &str,
     grace: Duration,
-    environment: &[(&'static str, String)],
+    environment: Vec<(OsString, OsString)>,
 ) -> anyhow::Result<SupervisedProcess> {
     let path = paths.run().join(format!("{name}.toml"));
     let text = toml::to_string(config).with_context(|| format!("cannot write the configuration of the {name}"))?;
@@ -40,10 +41,11 @@ pub fn start<C: Serialize>(
     let program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
     let mut spec = ProcessSpec::new(name, &program, &paths.log(name), &paths.pidfile(name));
     spec.args = vec![OsString::from("serve"), OsString::from(name), path.into_os_string()];
-    if std::env::var_os("CFQ_LOG").is_none() {
+    spec.clear_env = true;
+    spec.env = environment;
+    if !spec.env.iter().any(|(variable, _)| variable == "CFQ_LOG") {
         spec.env.push(("CFQ_LOG".into(), level.into()));
     }
-    spec.env.extend(environment.iter().map(|(key, value)| (OsString::from(key), OsString::from(value))));
     let process = child::spawn(spec.clone())?;
     let (stopper, stop) = cfq_link::stop::channel();
     let task = tokio::spawn(supervise(name, spec, process, stop, grace));

@@ -121,6 +121,28 @@ async fn connect(address: &PostgresAddress, database: &str) -> PgConnection {
         .unwrap()
 }
 
+/// All rows of all tables, as text, of the database of the `cfq up` that runs on these folders.
+pub async fn dump(paths: &Paths) -> String {
+    let account = account::existing(None).unwrap();
+    let address = Postgres::address_of(paths, account);
+    let mut connection = connect(&address, &address.database).await;
+    let tables: Vec<String> = sqlx::query_scalar(
+        "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
+         WHERE schemaname NOT IN ('pg_catalog', 'information_schema')",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    let mut text = String::new();
+    for table in &tables {
+        let query = format!("SELECT coalesce(string_agg(row::text, E'\\n'), '') FROM {table} AS row");
+        let rows: String = sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&mut connection).await.unwrap();
+        text.push_str(&format!("{table}\n{rows}\n"));
+    }
+    assert!(text.contains("tasks"), "{tables:?}");
+    text
+}
+
 mod dedicated;
 
 pub use dedicated::{DedicatedPostgres, copy_seed};

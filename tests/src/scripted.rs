@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::extract::{Json, State};
-use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -72,6 +73,7 @@ struct ScriptedModel {
 struct Inner {
     models: HashMap<String, ScriptedModel>,
     requests: Vec<Value>,
+    authorizations: Vec<(String, String)>,
     calls: Calls,
     down: bool,
 }
@@ -127,6 +129,11 @@ impl ModelServer {
         calls.all()
     }
 
+    /// Model and `Authorization` header of each call; empty text if a call had no such header.
+    pub fn authorizations(&self) -> Vec<(String, String)> {
+        self.inner.lock().unwrap().authorizations.clone()
+    }
+
     /// Request bodies of all calls.
     pub fn requests(&self) -> Vec<Value> {
         self.inner.lock().unwrap().requests.clone()
@@ -144,7 +151,7 @@ async fn models(State(inner): State<Shared>) -> Response {
     Json(json!({ "object": "list", "data": data })).into_response()
 }
 
-async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response {
+async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
     let call = inner.lock().unwrap().calls.begin(&body);
     let refused = |status: u16, body: Value| {
         call.finish(End::Refused);
@@ -153,10 +160,12 @@ async fn chat(State(inner): State<Shared>, Json(body): Json<Value>) -> Response 
     let reply = {
         let mut inner = inner.lock().unwrap();
         inner.requests.push(body.clone());
+        let name = body["model"].as_str().unwrap_or_default().to_owned();
+        let authorization = headers.get(AUTHORIZATION).map_or("", |value| value.to_str().unwrap()).to_owned();
+        inner.authorizations.push((name.clone(), authorization));
         if inner.down {
             return refused(503, json!("the model server is down"));
         }
-        let name = body["model"].as_str().unwrap_or_default().to_owned();
         let Some(model) = inner.models.get_mut(&name) else {
             return refused(404, json!({ "error": { "message": format!("model {name} does not exist") } }));
         };

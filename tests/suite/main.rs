@@ -4,6 +4,7 @@
 mod api;
 mod architecture;
 mod broken_environment;
+mod canaries;
 mod command_line;
 mod default_model;
 mod durable_requests;

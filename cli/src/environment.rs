@@ -1,0 +1,101 @@
+//! The environment variables of the processes that `cfq up` starts. `cfq up` is started from a shell, whose environment
+//! may contain secrets; every process gets only the secrets that it needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+
+use cfq_inference_node::Endpoint;
+use cfq_inference_node::models::HubConfig;
+
+/// Variables that every process gets. `LD_*` and `DYLD_*` are needed to start a program that is linked to libraries in
+/// other folders, and libgit2 reads the git configuration below `HOME` and `XDG_CONFIG_HOME`.
+const SHARED: [&str; 20] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "TMPDIR",
+    "TZ",
+    "LANG",
+    "LC_ALL",
+    "XDG_CONFIG_HOME",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "DYLD_LIBRARY_PATH",
+    "RUST_BACKTRACE",
+    "RUST_LIB_BACKTRACE",
+    "MALLOC_ARENA_MAX",
+    "GLIBC_TUNABLES",
+    "LLVM_PROFILE_FILE",
+    "CFQ_LOG",
+    "CFQ_FAILPOINT",
+    "CFQ_FAILPOINT_ONCE",
+];
+
+/// Variable of the hub's own programs with the token for the hub.
+const HUB_TOKEN: &str = "HF_TOKEN";
+
+/// Last words of the names of variables that usually contain a secret.
+const SECRET_WORDS: [&str; 7] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS"];
+
+type Variables = Vec<(OsString, OsString)>;
+
+/// Environment of a process that needs no secret from it: the scheduler and the runner.
+pub fn shared(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Variables {
+    variables.into_iter().filter(|(name, _)| name.to_str().is_some_and(|name| SHARED.contains(&name))).collect()
+}
+
+/// Environment of the node: everything except secrets, because GPU libraries read many variables; of the secrets, the
+/// keys of the configured endpoints and the token for the hub.
+pub fn of_node(
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+    endpoints: &BTreeMap<String, Endpoint>,
+    hub: &HubConfig,
+) -> Variables {
+    let sources = endpoints.values().filter_map(|endpoint| endpoint.key.as_deref()).chain(hub.token.as_deref());
+    let mut needed: BTreeSet<&str> = sources.filter_map(|source| source.strip_prefix("env:")).collect();
+    needed.insert(HUB_TOKEN);
+    variables
+        .into_iter()
+        .filter(|(name, _)| name.to_str().is_some_and(|name| needed.contains(name) || !is_secret(name)))
+        .collect()
+}
+
+fn is_secret(name: &str) -> bool {
+    let last = name.rsplit('_').next().unwrap_or(name).to_ascii_uppercase();
+    SECRET_WORDS.contains(&last.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(variables: Variables) -> Vec<String> {
+        variables.into_iter().map(|(name, _)| name.into_string().unwrap()).collect()
+    }
+
+    fn shell() -> Variables {
+        let names = "PATH CFQ_TOKEN BOX_KEY HUB_TOKEN HF_TOKEN HF_TOKEN_PATH HF_HOME AWS_SECRET_ACCESS_KEY \
+                     github_token CUDA_VISIBLE_DEVICES HTTPS_PROXY CFQ_LOG";
+        names.split_whitespace().map(|name| (name.into(), "value".into())).collect()
+    }
+
+    #[test]
+    fn scheduler_and_runner_get_no_secret() {
+        assert_eq!(names(shared(shell())), ["PATH", "CFQ_LOG"]);
+    }
+
+    #[test]
+    fn node_gets_only_the_configured_secrets() {
+        let key = |key: &str| {
+            let endpoint = Endpoint { url: "http://127.0.0.1:1/v1".into(), key: Some(key.into()), max_sequences: 1 };
+            BTreeMap::from([("box".to_owned(), endpoint)])
+        };
+        let public = ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "CUDA_VISIBLE_DEVICES", "HTTPS_PROXY", "CFQ_LOG"];
+        let without = of_node(shell(), &key("file:/k"), &HubConfig::default());
+        assert_eq!(names(without), [&["PATH"][..], &public].concat());
+        let hub = HubConfig { token: Some("env:HUB_TOKEN".into()), ..HubConfig::default() };
+        let with = of_node(shell(), &key("env:BOX_KEY"), &hub);
+        assert_eq!(names(with), [&["PATH", "BOX_KEY", "HUB_TOKEN"][..], &public].concat());
+    }
+}
