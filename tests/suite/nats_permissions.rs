@@ -80,6 +80,10 @@ async fn publishing_without_permission_is_refused() {
         (&node, "cfq.v1.cmd.runner.r1"),
         (&node, "cfq.v1.work.n1.x"),
         (&node, "cfq.v1.hint.runners"),
+        // Forged replies to the requests of others.
+        (&node, "_INBOX_scheduler.x"),
+        (&node, "_INBOX_runner_r1.x"),
+        (&runner, "_INBOX_node_n1.x"),
         (&runner, "cfq.v1.runner.r2.step"),
         (&runner, "cfq.v1.node.n1.result"),
         (&runner, "cfq.v1.cmd.node.n1"),
