@@ -86,6 +86,7 @@ crash_tests! {
     runner_crash_before_merge: "runner", "runner.before_merge_ref";
     runner_crash_after_merge: "runner", "runner.after_merge_ref";
     runner_crash_before_delivery: "runner", "runner.before_deliver";
+    runner_crash_while_the_branch_is_locked: "runner", "runner.branch_locked";
     runner_crash_after_delivery: "runner", "runner.after_deliver";
 }
 

@@ -12,6 +12,7 @@ mod fault_injection;
 mod full_disk;
 mod gpu_yield;
 mod gpus;
+mod hostile_repository;
 mod hub_download;
 mod hub_models;
 mod imports;

@@ -1,5 +1,6 @@
 //! Tests of results that cannot be merged or delivered: the task waits for a human.
 
+use cfq_proto::ids::TaskNumber;
 use cfq_proto::loop_step::{ActionKind, EscalationAction, LoopState};
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::Cluster;
@@ -69,6 +70,32 @@ async fn refused_delivery_waits_for_a_human_and_merges_once_possible() {
     let done = cluster.wait_for_state(task, TaskState::Merged).await;
     assert!(repo.show(&done.delivered_branch.unwrap(), "add.py").unwrap().contains("def add"));
     assert!(done.escalation.is_none());
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locked_branch_waits_for_a_human_with_the_lock_in_the_reason() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![add(1)]);
+    cluster.models.script("beta", vec![score(93)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let spec = cluster.spec(&repo);
+    let branch = cfq_agent_runner::workstream::branch_name(TaskNumber(1), &spec.description);
+    let lock = repo.path().join(format!(".git/refs/heads/{branch}.lock"));
+    std::fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    std::fs::write(&lock, "").unwrap();
+    let task = cluster.submit(&spec).await;
+    let detail = cluster.wait_until_settled(task).await;
+
+    assert_eq!(detail.summary.state, TaskState::WaitingOnHuman, "{}", detail.reason);
+    for words in [lock.to_str().unwrap(), "delete this file", "cfq pull t1"] {
+        assert!(detail.reason.contains(words), "{words:?} is not in {:?}", detail.reason);
+    }
+    std::fs::remove_file(&lock).unwrap();
+    cluster.client.resolve(task, EscalationAction::AcceptBestEffort).await.unwrap();
+    let done = cluster.wait_for_state(task, TaskState::Merged).await;
+    assert_eq!(done.delivered_branch, Some(branch));
     cluster.run_oracle(task, &repo).await;
     cluster.finish().await;
 }

@@ -16,7 +16,13 @@ use cfq_proto::pr::PrState;
 use super::artifact::artifact_chain;
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{DeliveredBranch, MergeOutcome, MergeState, branch_name, deliver};
+use crate::workstream::{
+    DeliveredBranch, DeliveryRecordFile, GitError, MergeOutcome, MergeState, branch_name, deliver_recorded,
+};
+
+/// Maximum number of tries to create a branch whose lock another program holds. The waits between the tries add up to 7
+/// seconds; a git command holds the lock of a ref for milliseconds, so a lock that stays longer was left by a crash.
+const MAX_LOCKED_BRANCH_TRIES: u32 = 4;
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Returns the iteration to hand off, and its commit.
@@ -99,21 +105,27 @@ impl<P: TaskPort> TaskDriver<P> {
         let repository = PathBuf::from(&self.spec.repo);
         // If a human has accepted the result as it is, delivery is tried once more, without retries.
         let ceiling = if self.history.facts.accepted_as_is { Duration::ZERO } else { self.timing.retry_ceiling() };
+        let record = DeliveryRecordFile::new(&self.data_dir, self.task);
         let mut waited = Duration::ZERO;
         for tries in 1.. {
             let (repository, branch, base, artifacts) =
                 (repository.clone(), branch.clone(), base.clone(), artifacts.clone());
+            let recorded = record.clone();
             self.port.wait_for_lease().await?;
             failpoint::hit("runner.before_deliver");
-            let delivered =
-                tokio::task::spawn_blocking(move || deliver(&repository, &branch, &base, &artifacts)).await?;
+            let delivered = tokio::task::spawn_blocking(move || {
+                deliver_recorded(&recorded, &repository, &branch, &base, &artifacts)
+            })
+            .await?;
             failpoint::hit("runner.after_deliver");
             match delivered {
                 Ok(DeliveredBranch { branch, commit }) => {
                     let step = Step::Delivered { branch, commit };
-                    return Ok(self.commit_step(step, 0).await?);
+                    self.commit_step(step, 0).await?;
+                    record.remove();
+                    return Ok(());
                 }
-                Err(error) if error.is_transient() && waited < ceiling => {
+                Err(error) if may_deliver_later(&error, tries, waited < ceiling) => {
                     let error = error.with_causes();
                     tracing::warn!(task = %self.number, tries, error, "cannot deliver yet, retrying");
                     let wait = self.backoff(tries);
@@ -140,7 +152,9 @@ impl<P: TaskPort> TaskDriver<P> {
             "accepted without delivery ({reason}); to get the result into a clone, run `cfq pull {}` there",
             self.number
         );
-        self.commit_step(Step::HandedOff { reason }, 0).await
+        self.commit_step(Step::HandedOff { reason }, 0).await?;
+        DeliveryRecordFile::new(&self.data_dir, self.task).remove();
+        Ok(())
     }
 
     /// Holds the hand-off until a human answers.
@@ -158,5 +172,13 @@ impl<P: TaskPort> TaskDriver<P> {
             (None, _) => String::new(),
         };
         self.commit_step(Step::HandedOff { reason }, 0).await
+    }
+}
+
+/// Whether a failed delivery is tried again. `below_ceiling` is whether the retry ceiling is not reached.
+fn may_deliver_later(error: &GitError, tries: u32, below_ceiling: bool) -> bool {
+    match error {
+        GitError::BranchLocked { .. } => tries < MAX_LOCKED_BRANCH_TRIES,
+        _ => error.is_transient() && below_ceiling,
     }
 }

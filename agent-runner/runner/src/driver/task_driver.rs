@@ -86,7 +86,7 @@ pub struct TaskDriver<P> {
     pub(super) limits: LoopLimits,
     pub(super) history: History,
     worker: usize,
-    data_dir: PathBuf,
+    pub(super) data_dir: PathBuf,
     worktrees: Worktrees,
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.

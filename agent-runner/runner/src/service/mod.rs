@@ -22,7 +22,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant as Wake;
 
 use crate::Config;
-use crate::workstream::{GitError, Worktrees};
+use crate::workstream::{DeliveryRecordFile, GitError, Worktrees, remove_mirror_locks};
 use slots::TaskSlots;
 use work::{GrantedTask, Worker};
 
@@ -39,6 +39,8 @@ pub enum Error {
     DataDirTaken { path: PathBuf },
     #[error("cannot remove old worktrees")]
     Worktrees(#[source] GitError),
+    #[error("cannot remove the locks of an earlier process in the mirrors")]
+    MirrorLocks(#[source] GitError),
     #[error("the built-in loop declaration is invalid")]
     Declaration(#[from] cfq_transformer::DeclarationError),
     #[error(transparent)]
@@ -64,6 +66,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let _lock = lock_data_dir(&config)?;
     let worktrees = Worktrees::new(&config.data_dir);
     worktrees.remove_all().map_err(Error::Worktrees)?;
+    remove_mirror_locks(&config.data_dir).map_err(Error::MirrorLocks)?;
+    DeliveryRecordFile::remove_old(&config.data_dir);
     let declaration = cfq_transformer::dual_agent()?;
     let identity = Identity::Runner(config.runner.clone());
     let boot = BootId::fresh();

@@ -4,13 +4,14 @@ use cfq_proto::loop_step::Artifact;
 use cfq_proto::loop_step::ArtifactFile;
 use git2::{Repository, Signature, Time};
 
+use super::durable::sync_commit;
 use super::error::{GitError, git_context, parse_oid};
 use super::tree::Snapshot;
 
 /// Author and committer of every commit that cfq creates. Fixed, because the name of a machine or a user would change
 /// the commit id of the same step on another machine.
-const AUTHOR_NAME: &str = "cfq";
-const AUTHOR_EMAIL: &str = "cfq@localhost";
+pub(super) const AUTHOR_NAME: &str = "cfq";
+pub(super) const AUTHOR_EMAIL: &str = "cfq@localhost";
 
 /// All inputs of a commit; its id is a function of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,14 +33,16 @@ pub(crate) fn signature(time: i64) -> Result<Signature<'static>, GitError> {
     git_context("create the commit signature", Signature::new(AUTHOR_NAME, AUTHOR_EMAIL, &Time::new(time, 0)))
 }
 
-/// Writes the commit's objects and returns its id. No ref is updated.
+/// Writes the commit's objects and returns its id; they are on disk then. No ref is updated.
 pub(crate) fn create_commit(repository: &Repository, plan: &CommitPlan<'_>) -> Result<String, GitError> {
-    let tree = Snapshot::of(repository, plan.base)?.write_tree_with(plan.files)?;
+    let base = Snapshot::of(repository, plan.base)?;
+    let tree = base.write_tree_with(plan.files)?;
     let tree = git_context("read the new tree", repository.find_tree(tree))?;
     let parent = git_context(format!("find commit {}", plan.parent), repository.find_commit(parse_oid(plan.parent)?))?;
     let author = signature(plan.time)?;
     let commit =
         git_context("write a commit", repository.commit(None, &author, &author, plan.message, &tree, &[&parent]))?;
+    sync_commit(repository, commit, base.tree())?;
     Ok(commit.to_string())
 }
 

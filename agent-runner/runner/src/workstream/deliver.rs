@@ -1,17 +1,24 @@
 //! Creates the delivery branch: the only write of cfq into the user's repository.
+//!
+//! A runner first writes the commits' objects, then records the delivery in its data folder ([`DeliveryRecordFile`]),
+//! then creates the branch under git's lock; each of the three is on disk before the next begins. After a crash, the
+//! record shows which lock or branch is cfq's own, even if the user has moved the branch since.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use cfq_proto::ids::TaskNumber;
+use cfq_link::child::ProcessIdentity;
+use cfq_link::failpoint;
 use cfq_proto::loop_step::Artifact;
-use git2::{ErrorCode, Repository};
+use git2::{ErrorCode, Repository, Signature};
 
-use super::commit::rebuild;
-use super::error::{GitError, parse_oid};
+use super::commit::{AUTHOR_EMAIL, AUTHOR_NAME, rebuild};
+use super::delivery_record::{DeliveryRecord, DeliveryRecordFile, EarlierDelivery};
+use super::durable::sync_ref;
+use super::error::{GitError, git_context, parse_oid};
+use super::git_links::{check_branch_paths, check_object_paths};
+use super::ref_lock::remove_own_lock;
 use super::source::open_source_repository;
 
-/// Maximum length of the slug in a branch name, in bytes. Short, because users type branch names.
-const MAX_SLUG_BYTES: usize = 40;
 /// Number of names tried if the branch name is taken: the name itself, then with the suffixes `-2`, `-3`, ...
 const MAX_BRANCH_NAMES: u32 = 50;
 
@@ -20,30 +27,8 @@ const MAX_BRANCH_NAMES: u32 = 50;
 pub struct DeliveredBranch {
     /// Short branch name, without `refs/heads/`.
     pub branch: String,
-    /// Id of the commit that the branch points at.
+    /// Id of the delivered commit. The user may have moved the branch since.
     pub commit: String,
-}
-
-/// Name of a task's delivery branch, such as `cfq/t42-add-a-parser`: the task number and the first words of the
-/// description.
-pub fn branch_name(number: TaskNumber, description: &str) -> String {
-    let mut slug = String::new();
-    for c in description.chars() {
-        if c.is_ascii_alphanumeric() {
-            slug.push(c.to_ascii_lowercase());
-        } else if !slug.is_empty() && !slug.ends_with('-') {
-            slug.push('-');
-        }
-        if slug.len() >= MAX_SLUG_BYTES {
-            // Cut at the end of a word, if one ends in the last third.
-            if let Some(end) = slug.rfind('-').filter(|end| *end > MAX_SLUG_BYTES * 2 / 3) {
-                slug.truncate(end);
-            }
-            break;
-        }
-    }
-    let slug = slug.trim_end_matches('-');
-    if slug.is_empty() { format!("cfq/{number}") } else { format!("cfq/{number}-{slug}") }
 }
 
 /// Creates the branch `branch` with the commits of `artifacts` (oldest first). HEAD, the index and the working tree are
@@ -52,141 +37,221 @@ pub fn branch_name(number: TaskNumber, description: &str) -> String {
 ///
 /// # Errors
 /// A [`GitError`] if the repository cannot be opened or written, if the commits cannot be rebuilt
-/// (see [`rebuild`]), or if no branch name is free.
+/// (see [`rebuild`]), if no branch name is free, if another program holds the branch's lock, or if a link would
+/// redirect a write.
 pub fn deliver(
     repository: &Path,
     branch: &str,
     base: &str,
     artifacts: &[Artifact],
 ) -> Result<DeliveredBranch, GitError> {
-    let opened = open_source_repository(repository)?;
-    let recorded = artifacts.last().and_then(|a| a.commit.clone());
-    let mut rebuilt = None;
-    for n in 1..=MAX_BRANCH_NAMES {
-        let branch = if n == 1 { branch.to_owned() } else { format!("{branch}-{n}") };
-        match branch_tip(&opened, &branch)? {
-            Some(tip) if Some(&tip) == recorded.as_ref() => return Ok(DeliveredBranch { branch, commit: tip }),
-            Some(_) => continue,
-            None => {}
-        }
-        let commit = match &rebuilt {
-            Some(commit) => String::clone(commit),
-            None => rebuilt.insert(rebuild(&opened, base, artifacts)?).clone(),
-        };
-        if create_branch(repository, &opened, &branch, &commit)? {
-            return Ok(DeliveredBranch { branch, commit });
-        }
-    }
-    Err(GitError::BranchNamesTaken { path: repository.to_owned(), branch: branch.to_owned() })
+    Delivery::open(repository, base, artifacts, None)?.run(branch)
 }
 
-/// Commit id that a branch points at; `None` if the branch does not exist.
+/// Like [`deliver`], for a runner that may have delivered the same result before it was killed: a branch that it
+/// created is found again after the user moved it, and a lock that it left is removed.
+///
+/// # Errors
+/// As [`deliver`].
+pub fn deliver_recorded(
+    record: &DeliveryRecordFile,
+    repository: &Path,
+    branch: &str,
+    base: &str,
+    artifacts: &[Artifact],
+) -> Result<DeliveredBranch, GitError> {
+    Delivery::open(repository, base, artifacts, Some(record))?.run(branch)
+}
+
+/// State of a branch name in the user's repository.
+enum NameState {
+    Free,
+    /// The branch was created by this delivery, now or before.
+    Delivered,
+    Taken,
+}
+
+struct Delivery<'a> {
+    path: &'a Path,
+    repository: Repository,
+    base: &'a str,
+    artifacts: &'a [Artifact],
+    /// Recorded id of the commit to deliver.
+    recorded: Option<String>,
+    record: Option<&'a DeliveryRecordFile>,
+    /// Delivery of the same commit to the same repository that an earlier call began.
+    earlier: Option<EarlierDelivery>,
+}
+
+impl<'a> Delivery<'a> {
+    fn open(
+        path: &'a Path,
+        base: &'a str,
+        artifacts: &'a [Artifact],
+        record: Option<&'a DeliveryRecordFile>,
+    ) -> Result<Self, GitError> {
+        let repository = open_source_repository(path)?;
+        let recorded = artifacts.last().and_then(|a| a.commit.clone());
+        let mut delivery = Self { path, repository, base, artifacts, recorded, record, earlier: None };
+        if let Some(found) = record.map(DeliveryRecordFile::read).transpose()?.flatten() {
+            let is_same =
+                found.record.git_dir == delivery.git_dir() && Some(&found.record.commit) == delivery.recorded.as_ref();
+            delivery.earlier = Some(found).filter(|_| is_same);
+        }
+        Ok(delivery)
+    }
+
+    fn git_dir(&self) -> String {
+        self.repository.commondir().to_string_lossy().into_owned()
+    }
+
+    /// File that git creates to lock the branch.
+    fn lock_path(&self, branch: &str) -> PathBuf {
+        self.repository.commondir().join(format!("{}.lock", branch_ref(branch)))
+    }
+
+    fn run(&self, branch: &str) -> Result<DeliveredBranch, GitError> {
+        let numbered = (1..=MAX_BRANCH_NAMES).map(|n| if n == 1 { branch.to_owned() } else { format!("{branch}-{n}") });
+        // The recorded name comes first: an earlier name may have become free since.
+        let names = self.earlier.iter().map(|earlier| earlier.record.branch.clone()).chain(numbered);
+        let mut rebuilt = None;
+        for branch in names {
+            if let Some(earlier) = self.earlier.as_ref().filter(|earlier| earlier.record.branch == branch) {
+                remove_own_lock(&self.lock_path(&branch), earlier)?;
+            }
+            check_branch_paths(&self.repository, &branch)?;
+            match self.name_state(&branch)? {
+                NameState::Taken => continue,
+                NameState::Delivered => {
+                    sync_ref(&self.repository, &branch_ref(&branch))?;
+                    let commit = self.recorded.clone().unwrap_or_default();
+                    return Ok(DeliveredBranch { branch, commit });
+                }
+                NameState::Free => {}
+            }
+            let commit = match &rebuilt {
+                Some(commit) => String::clone(commit),
+                None => {
+                    check_object_paths(&self.repository)?;
+                    rebuilt.insert(rebuild(&self.repository, self.base, self.artifacts)?).clone()
+                }
+            };
+            if self.create_branch(&branch, &commit)? {
+                return Ok(DeliveredBranch { branch, commit });
+            }
+        }
+        Err(GitError::BranchNamesTaken { path: self.path.to_owned(), branch: branch.to_owned() })
+    }
+
+    fn name_state(&self, branch: &str) -> Result<NameState, GitError> {
+        let Some(tip) = branch_tip(&self.repository, branch)? else {
+            // Creating the branch that HEAD names would change what is checked out.
+            let is_head = is_head(&self.repository, branch);
+            return Ok(if is_head { NameState::Taken } else { NameState::Free });
+        };
+        let Some(recorded) = &self.recorded else { return Ok(NameState::Taken) };
+        let is_delivered = tip == *recorded || (self.record.is_some() && self.was_delivered(branch, &tip, recorded)?);
+        Ok(if is_delivered { NameState::Delivered } else { NameState::Taken })
+    }
+
+    /// True if an earlier call created the branch at `recorded` and the user has moved it to `tip` since.
+    fn was_delivered(&self, branch: &str, tip: &str, recorded: &str) -> Result<bool, GitError> {
+        let delivered = parse_oid(recorded)?;
+        if let Some(earlier) = self.earlier.as_ref().filter(|earlier| earlier.record.branch == branch) {
+            // A branch that did not exist before and now contains the commit got it from cfq.
+            let contains = |tip| self.repository.graph_descendant_of(tip, delivered).unwrap_or(false);
+            if earlier.record.created || parse_oid(tip).is_ok_and(contains) {
+                return Ok(true);
+            }
+        }
+        // The record may be lost, or be in the data folder of another runner.
+        let operation = || format!("read the reflog of {branch}");
+        let reference = branch_ref(branch);
+        // libgit2 would create a missing reflog.
+        if !git_context(operation(), self.repository.reference_has_log(&reference))? {
+            return Ok(false);
+        }
+        let reflog = git_context(operation(), self.repository.reflog(&reference))?;
+        Ok(reflog.iter().any(|entry| entry.id_new() == delivered))
+    }
+
+    /// Creates the branch. Returns true if the branch points at `commit`, whether it was created now or before, and
+    /// false if it points at another commit.
+    fn create_branch(&self, branch: &str, commit: &str) -> Result<bool, GitError> {
+        self.check_conflicts(branch)?;
+        let reference = branch_ref(branch);
+        self.write_record(branch, commit, false)?;
+        let operation = || format!("create the branch {branch}");
+        let mut transaction = git_context(operation(), self.repository.transaction())?;
+        if let Err(source) = transaction.lock_ref(&reference) {
+            return Err(match source.code() {
+                ErrorCode::Locked => GitError::BranchLocked { lock: self.lock_path(branch), branch: branch.to_owned() },
+                _ => GitError::Git { operation: operation(), source },
+            });
+        }
+        failpoint::hit("runner.branch_locked");
+        if let Some(tip) = branch_tip(&self.repository, branch)? {
+            return Ok(tip == commit);
+        }
+        // The identity is fixed: libgit2 would take it from the repository's configuration, which is not trusted.
+        let signature = git_context(operation(), Signature::now(AUTHOR_NAME, AUTHOR_EMAIL))?;
+        let target = parse_oid(commit)?;
+        git_context(operation(), transaction.set_target(&reference, target, Some(&signature), "cfq: deliver"))?;
+        git_context(operation(), transaction.commit())?;
+        sync_ref(&self.repository, &reference)?;
+        self.write_record(branch, commit, true)?;
+        Ok(true)
+    }
+
+    fn write_record(&self, branch: &str, commit: &str, created: bool) -> Result<(), GitError> {
+        let Some(file) = self.record else { return Ok(()) };
+        file.write(&DeliveryRecord {
+            git_dir: self.git_dir(),
+            branch: branch.to_owned(),
+            commit: commit.to_owned(),
+            process: ProcessIdentity::of(std::process::id()),
+            created,
+        })
+    }
+
+    /// Git stores a ref as a file, so the branches `a` and `a/b` cannot both exist.
+    fn check_conflicts(&self, branch: &str) -> Result<(), GitError> {
+        let conflict = |existing: &str| {
+            let (path, branch, existing) = (self.path.to_owned(), branch.to_owned(), existing.to_owned());
+            Err(GitError::BranchConflict { path, branch, existing })
+        };
+        for (end, _) in branch.match_indices('/') {
+            if branch_tip(&self.repository, &branch[..end])?.is_some() {
+                return conflict(&branch[..end]);
+            }
+        }
+        let below = self.repository.references_glob(&format!("{}/*", branch_ref(branch)));
+        let mut below = git_context(format!("list the branches below {branch}"), below)?;
+        match below.names().flatten().next() {
+            Some(existing) => conflict(existing.trim_start_matches("refs/heads/")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn branch_ref(branch: &str) -> String {
+    format!("refs/heads/{branch}")
+}
+
+/// True if HEAD names the branch, whether or not the branch exists.
+fn is_head(repository: &Repository, branch: &str) -> bool {
+    let head = repository.find_reference("HEAD");
+    head.is_ok_and(|head| head.symbolic_target_bytes() == Some(branch_ref(branch).as_bytes()))
+}
+
+/// Commit id that a branch points at, empty for a symbolic ref; `None` if the branch does not exist.
 fn branch_tip(repository: &Repository, branch: &str) -> Result<Option<String>, GitError> {
-    match repository.refname_to_id(&format!("refs/heads/{branch}")) {
-        Ok(id) => Ok(Some(id.to_string())),
+    match repository.find_reference(&branch_ref(branch)) {
+        Ok(reference) => Ok(Some(reference.target().map(|id| id.to_string()).unwrap_or_default())),
         Err(error) if error.code() == ErrorCode::NotFound => Ok(None),
         Err(source) => Err(GitError::Git { operation: format!("read the branch {branch}"), source }),
     }
 }
 
-/// Creates the branch. Returns true if the branch points at `commit`, whether it was created now or before, and false
-/// if it points at another commit.
-fn create_branch(path: &Path, repository: &Repository, branch: &str, commit: &str) -> Result<bool, GitError> {
-    match repository.reference(&format!("refs/heads/{branch}"), parse_oid(commit)?, false, "cfq: deliver") {
-        Ok(_) => Ok(true),
-        Err(source) => {
-            if let Some(tip) = branch_tip(repository, branch)? {
-                return Ok(tip == commit);
-            }
-            // Git stores a ref as a file, so the branches `a` and `a/b` cannot both exist.
-            for (end, _) in branch.match_indices('/') {
-                let existing = &branch[..end];
-                if branch_tip(repository, existing)?.is_some() {
-                    let (path, branch, existing) = (path.to_owned(), branch.to_owned(), existing.to_owned());
-                    return Err(GitError::BranchConflict { path, branch, existing });
-                }
-            }
-            Err(GitError::Git { operation: format!("create the branch {branch}"), source })
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::workstream::testing::{UserRepo, artifact, file};
-    use crate::workstream::{CommitPlan, Mirror};
-
-    #[test]
-    fn branch_name_has_the_task_number_and_a_slug() {
-        let name = |text| branch_name(TaskNumber(42), text);
-        assert_eq!(name("Add a parser!"), "cfq/t42-add-a-parser");
-        assert_eq!(name("…"), "cfq/t42");
-        assert_eq!(name("../../etc: HEAD"), "cfq/t42-etc-head");
-        let long = name("Write a function that returns the sum of the two largest numbers of a list");
-        assert_eq!(long, "cfq/t42-write-a-function-that-returns-the-sum");
-        for text in ["a.lock", "@{x", "a..b", "-x"] {
-            assert!(git2::Reference::is_valid_name(&format!("refs/heads/{}", name(text))), "{text}");
-        }
-    }
-
-    #[test]
-    fn deliver_creates_one_branch_and_changes_nothing_else() {
-        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
-        user.make_dirty();
-        let data = tempfile::tempdir().unwrap();
-        let mirror = Mirror::open(data.path(), &user.path()).unwrap();
-        mirror.fetch_base(&user.base).unwrap();
-        let made = artifact(&mirror.repository().unwrap(), &user.base, &user.base, 1, vec![file("b.py", "y = 1\n")]);
-        let before = user.capture_state();
-        let delivered = deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap();
-        assert_eq!(delivered, DeliveredBranch { branch: "cfq/t1-b".into(), commit: made.commit.clone().unwrap() });
-        assert_eq!(deliver(&user.path(), "cfq/t1-b", &user.base, std::slice::from_ref(&made)).unwrap(), delivered);
-        let mut after = user.capture_state();
-        assert_eq!(after.remove("refs/heads/cfq/t1-b").unwrap(), delivered.commit.into_bytes());
-        assert_eq!(after, before);
-    }
-
-    #[test]
-    fn taken_branch_name_gets_a_numeric_suffix() {
-        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
-        let repository = user.repo();
-        let one = artifact(&repository, &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
-        let two = artifact(&repository, &user.base, &user.base, 1, vec![file("b.py", "2\n")]);
-        let deliver =
-            |a: &Artifact| deliver(&user.path(), "cfq/t1", &user.base, std::slice::from_ref(a)).unwrap().branch;
-        assert_eq!(deliver(&one), "cfq/t1");
-        assert_eq!(deliver(&two), "cfq/t1-2");
-        assert_eq!(deliver(&two), "cfq/t1-2");
-        assert_eq!(deliver(&one), "cfq/t1");
-    }
-
-    #[test]
-    fn existing_delivery_is_found_without_a_write() {
-        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
-        let mut made = artifact(&user.repo(), &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
-        let first = deliver(&user.path(), "cfq/t1", &user.base, std::slice::from_ref(&made)).unwrap();
-        // This artifact cannot be rebuilt, so a write would fail.
-        made.parent = "0".repeat(40);
-        assert_eq!(deliver(&user.path(), "cfq/t1", &user.base, &[made]).unwrap(), first);
-    }
-
-    #[test]
-    fn conflicting_branch_is_named_in_the_error() {
-        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
-        let repository = user.repo();
-        repository.reference("refs/heads/cfq", parse_oid(&user.base).unwrap(), false, "mine").unwrap();
-        let made = artifact(&repository, &user.base, &user.base, 1, vec![file("b.py", "1\n")]);
-        let error = deliver(&user.path(), "cfq/t1", &user.base, &[made]).unwrap_err();
-        assert!(!error.is_transient() && error.to_string().contains("git branch -m cfq "), "{error}");
-    }
-
-    #[test]
-    fn missing_base_is_reported() {
-        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
-        let plan = CommitPlan { base: &user.base, files: &[], parent: &user.base, message: "m", time: 1 };
-        assert!(crate::workstream::commit::create_commit(&user.repo(), &plan).is_ok());
-        let error = deliver(&user.path(), "cfq/t1", &"12".repeat(20), &[]).unwrap_err();
-        assert!(!error.is_transient() && error.to_string().contains("has no commit"), "{error}");
-    }
-}
+mod tests;

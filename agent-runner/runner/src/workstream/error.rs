@@ -49,6 +49,15 @@ pub enum GitError {
         "{path} has a branch {existing}, so git cannot create {branch}: rename it with `git branch -m {existing} NAME`"
     )]
     BranchConflict { path: PathBuf, branch: String, existing: String },
+    /// The branch's lock file exists.
+    #[error(
+        "the branch {branch} is locked, because {lock} exists: if no git command is running in that repository, delete \
+         this file"
+    )]
+    BranchLocked { lock: PathBuf, branch: String },
+    /// A path in the `.git` folder could redirect a write to a place outside.
+    #[error("{path} {reason}, so cfq does not write there: replace it with a plain file or folder")]
+    UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
     /// libgit2 failed.
     #[error("cannot {operation}")]
     Git {
@@ -63,6 +72,17 @@ pub enum GitError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// Reason why a delivery does not write to a path in a `.git` folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnsafeGitPathReason {
+    #[error("is a symbolic link")]
+    SymbolicLink,
+    #[error("is hard-linked to another file")]
+    HardLink,
+    #[error("is neither a file nor a folder")]
+    SpecialFile,
 }
 
 impl GitError {
@@ -81,6 +101,8 @@ impl GitError {
             | Self::NotReproduced { .. }
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
+            | Self::BranchLocked { .. }
+            | Self::UnsafeGitPath { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
         }
@@ -91,6 +113,7 @@ impl GitError {
         match self {
             Self::Git { source, .. } => !os_error_kind(source).is_some_and(is_permission_error),
             Self::Io { source, .. } => !is_permission_error(source.kind()),
+            Self::BranchLocked { .. } => true,
             Self::PathNotFound { .. }
             | Self::Unreadable { .. }
             | Self::NotARepository { .. }
@@ -101,7 +124,8 @@ impl GitError {
             | Self::InvalidCommitId { .. }
             | Self::NotReproduced { .. }
             | Self::BranchNamesTaken { .. }
-            | Self::BranchConflict { .. } => false,
+            | Self::BranchConflict { .. }
+            | Self::UnsafeGitPath { .. } => false,
         }
     }
 

@@ -7,6 +7,7 @@
 use git2::{ErrorCode, MergeOptions, Oid, Repository};
 
 use super::commit::signature;
+use super::durable::{sync_commit, sync_ref};
 use super::error::{GitError, git_context, parse_oid};
 use super::mirror::Mirror;
 
@@ -80,10 +81,12 @@ impl Mirror {
         let author = signature(time)?;
         let parents = [&ours, &theirs];
         let merge_commit = repository.commit(None, &author, &author, message, &tree, &parents);
-        planned(git_context("write the merge commit", merge_commit)?)
+        let merge_commit = git_context("write the merge commit", merge_commit)?;
+        sync_commit(&repository, merge_commit, &git_context("read the tree of main", ours.tree())?)?;
+        planned(merge_commit)
     }
 
-    /// Carries out a recorded merge intent. Idempotent.
+    /// Carries out a recorded merge intent; the new `main` is on disk when this returns. Idempotent.
     ///
     /// # Errors
     /// A [`GitError`] if an id is invalid, the lock cannot be taken or libgit2 fails.
@@ -93,13 +96,14 @@ impl Mirror {
         let (old, new) = (parse_oid(old)?, parse_oid(new)?);
         let main = main_or_create(&repository, old)?;
         if main == new || (main != old && is_ancestor(&repository, new, main)?) {
+            sync_ref(&repository, MAIN_REF)?;
             return Ok(MergeState::Merged);
         }
         if main != old {
             return Ok(MergeState::MainMoved);
         }
         match repository.reference_matching(MAIN_REF, new, true, old, "cfq: merge") {
-            Ok(_) => Ok(MergeState::Merged),
+            Ok(_) => sync_ref(&repository, MAIN_REF).map(|()| MergeState::Merged),
             Err(error) if error.code() == ErrorCode::Modified => Ok(MergeState::MainMoved),
             Err(source) => Err(GitError::Git { operation: "update the mirror's main".to_owned(), source }),
         }

@@ -8,6 +8,7 @@ use git2::{Oid, Repository, RepositoryInitOptions};
 use sha2::{Digest, Sha256};
 
 use super::commit::{CommitPlan, create_commit};
+use super::durable::{enable_fsync, sync_all, sync_ref};
 use super::error::{GitError, git_context, io_context, parse_oid};
 use super::source::open_source_repository;
 
@@ -29,6 +30,7 @@ impl Mirror {
     /// # Errors
     /// A [`GitError`] if the mirror cannot be created.
     pub fn open(data_dir: &Path, source: &Path) -> Result<Self, GitError> {
+        enable_fsync();
         let canonical = std::fs::canonicalize(source).unwrap_or_else(|_| source.to_owned());
         let digest = Sha256::digest(canonical.as_os_str().as_encoded_bytes());
         let hash: String = digest.iter().take(12).map(|b| format!("{b:02x}")).collect();
@@ -102,7 +104,15 @@ impl Mirror {
         self.copy_objects(&source, &repository, id)?;
         git_context(format!("find {commit} in the mirror"), repository.find_commit(id))?;
         let created = repository.reference(&name, id, true, "cfq: base");
-        git_context(format!("create a ref for commit {commit}"), created).map(drop)
+        git_context(format!("create a ref for commit {commit}"), created)?;
+        sync_ref(&repository, &name)?;
+        self.sync_folders()
+    }
+
+    /// Syncs the files and folders that the creation of the mirror wrote.
+    fn sync_folders(&self) -> Result<(), GitError> {
+        let files = ["config", "HEAD", "objects/pack", "objects", "refs"].map(|name| self.path.join(name));
+        sync_all(files.into_iter().chain(self.path.ancestors().take(3).map(Path::to_owned)))
     }
 
     /// Copies one pack with all objects that `id` reaches and that no previously fetched base reaches. libgit2's local
@@ -141,7 +151,7 @@ impl Mirror {
         Ok(self.repository()?.find_commit(parse_oid(commit)?).is_ok())
     }
 
-    /// Writes the commit's objects and returns its id; no ref is updated.
+    /// Writes the commit's objects to disk and returns its id; no ref is updated.
     ///
     /// # Errors
     /// A [`GitError`] if the base or the parent is missing, or libgit2 fails.

@@ -8,24 +8,32 @@
 //! Repositories without commits and shallow clones are refused. Bare repositories and a detached HEAD work, because the
 //! base is a commit, not a branch. Submodules and Git LFS pointers are preserved, and edits to them are refused.
 
+mod branch_name;
 mod commit;
 mod deliver;
+mod delivery_record;
 mod diff;
+mod durable;
 mod error;
+mod git_links;
 mod merge;
 mod mirror;
 mod path;
+mod ref_lock;
 mod source;
 mod tree;
 mod worktree;
 
+pub use branch_name::branch_name;
 pub use commit::{CommitPlan, rebuild};
-pub use deliver::{DeliveredBranch, branch_name, deliver};
+pub use deliver::{DeliveredBranch, deliver, deliver_recorded};
+pub use delivery_record::DeliveryRecordFile;
 pub use diff::unified;
-pub use error::GitError;
+pub use error::{GitError, UnsafeGitPathReason};
 pub use merge::{MergeOutcome, MergePlan, MergeState};
 pub use mirror::Mirror;
 pub use path::{InvalidPathReason, PathProblem, repo_path};
+pub use ref_lock::remove_mirror_locks;
 pub use source::{head_commit, open_source_repository};
 pub use tree::{FileProblem, NotWritableReason, Snapshot, content_hash};
 pub use worktree::Worktrees;

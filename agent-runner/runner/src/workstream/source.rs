@@ -4,6 +4,7 @@ use std::path::Path;
 
 use git2::{ErrorCode, Repository, RepositoryOpenFlags};
 
+use super::durable::enable_fsync;
 use super::error::{GitError, git_context};
 
 /// Opens exactly `path` (a working tree's top folder, its `.git`, or a bare repository), not a repository in a
@@ -12,6 +13,7 @@ use super::error::{GitError, git_context};
 /// # Errors
 /// A [`GitError`] for a path that does not exist or cannot be read, is not a repository, or belongs to another user.
 pub fn open_source_repository(path: &Path) -> Result<Repository, GitError> {
+    enable_fsync();
     let owned = || path.to_path_buf();
     match std::fs::metadata(path) {
         Ok(_) => {}

@@ -11,6 +11,7 @@ use cfq_proto::timing::Timing;
 
 use super::port::{FakePort, Reply};
 use crate::driver::{Assignment, Stopped, TaskDriver};
+use crate::workstream::branch_name;
 use crate::workstream::testing::UserRepo;
 
 pub(super) struct Fixture {
@@ -117,6 +118,11 @@ impl Fixture {
         let repository = self.user.repo();
         let branches = repository.branches(Some(git2::BranchType::Local)).unwrap();
         branches.map(|b| b.unwrap().0.name().unwrap().unwrap().to_owned()).filter(|n| n.starts_with("cfq/")).collect()
+    }
+
+    /// Name of the task's delivery branch, without `cfq/`.
+    pub(super) fn branch_file(&self) -> String {
+        branch_name(self.number, &self.spec.description).trim_start_matches("cfq/").to_owned()
     }
 
     pub(super) fn show(&self, branch: &str, path: &str) -> String {

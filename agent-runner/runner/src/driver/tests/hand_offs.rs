@@ -120,3 +120,48 @@ async fn merge_that_cannot_be_computed_waits_for_a_human() {
     assert!(fixture.drive().await.unwrap().facts.hand_off_held);
     assert_eq!(fixture.held().1, [ActionKind::AcceptBestEffort, ActionKind::Abort]);
 }
+
+#[tokio::test]
+async fn locked_branch_holds_the_task_until_the_lock_is_gone() {
+    let fixture = before_delivery().await;
+    let lock = fixture.user.path().join(".git/refs/heads/cfq").join(format!("{}.lock", fixture.branch_file()));
+    std::fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    std::fs::write(&lock, "").unwrap();
+    fixture.drive().await.unwrap();
+    let (reason, _) = fixture.held();
+    assert!(reason.contains(lock.to_str().unwrap()) && reason.contains("delete"), "{reason}");
+    assert!(lock.exists(), "a foreign lock is kept");
+    std::fs::remove_file(&lock).unwrap();
+    fixture.resolve(EscalationAction::AcceptBestEffort);
+    fixture.drive().await.unwrap();
+    assert_eq!((fixture.task_state(), fixture.delivered().len()), (TaskState::Merged, 1));
+}
+
+#[tokio::test]
+async fn branch_that_the_user_moved_before_the_step_is_not_delivered_twice() {
+    let change = |fixture: &Fixture, deleted: bool| {
+        let repository = fixture.user.repo();
+        let name = format!("refs/heads/{}", fixture.delivered()[0]);
+        let mut branch = repository.find_reference(&name).unwrap();
+        if deleted {
+            return branch.delete().unwrap();
+        }
+        let parent = branch.peel_to_commit().unwrap();
+        let author = git2::Signature::now("user", "user@example.org").unwrap();
+        let commit = repository.commit(None, &author, &author, "mine", &parent.tree().unwrap(), &[&parent]).unwrap();
+        branch.set_target(commit, "commit: mine").unwrap();
+    };
+    for deleted in [false, true] {
+        let fixture = before_delivery().await;
+        let delivering = STEPS_OF_FIRST_TRY.iter().position(|k| *k == "delivered").unwrap();
+        fixture.port.0.lock().unwrap().interrupt = Some(Interrupt::Before(delivering));
+        assert_eq!(fixture.drive().await, Err(Stopped::LeaseLost));
+        fixture.port.0.lock().unwrap().interrupt = None;
+        let branch = fixture.delivered();
+        change(&fixture, deleted);
+        let history = fixture.drive().await.unwrap();
+        assert_eq!(fixture.delivered(), branch, "deleted: {deleted}");
+        assert_eq!(history.hand_off.delivered.unwrap().0, branch[0]);
+        assert_eq!(std::fs::read_dir(fixture.data.path().join("deliveries")).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,33 @@
+//! Tests of repositories that would harm the machine: links in the `.git` folder that lead outside. The
+//! task waits with the reason, and nothing is written outside.
+
+use cfq_proto::task::TaskState;
+use cfq_tests::cluster::Cluster;
+use cfq_tests::repo::UserRepo;
+use cfq_tests::scripted::{Reply, file, review};
+
+fn scripts(cluster: &Cluster) {
+    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b\n"))]);
+    cluster.models.script("beta", vec![Reply::Text(review(93, &[]))]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn link_out_of_the_git_folder_stops_the_delivery() {
+    let cluster = Cluster::start().await;
+    scripts(&cluster);
+    let repo = UserRepo::with_uncommitted_changes();
+    let outside = tempfile::tempdir().unwrap();
+    let link = repo.path().join(".git/logs/refs/heads/cfq");
+    std::os::unix::fs::symlink(outside.path(), &link).unwrap();
+    repo.open().config().unwrap().set_str("user.name", "$(payload)").unwrap();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+
+    assert_eq!(detail.summary.state, TaskState::WaitingOnHuman, "{}", detail.reason);
+    for words in [link.to_str().unwrap(), "is a symbolic link", "cfq pull t1"] {
+        assert!(detail.reason.contains(words), "{words:?} is not in {:?}", detail.reason);
+    }
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0, "something was written outside");
+    assert!(repo.branches().iter().all(|branch| !branch.starts_with("cfq/")), "{:?}", repo.branches());
+    cluster.finish().await;
+}
