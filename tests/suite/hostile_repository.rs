@@ -1,5 +1,5 @@
-//! Tests of repositories that would harm the machine: links in the `.git` folder that lead outside. The
-//! task waits with the reason, and nothing is written outside.
+//! Tests of repositories that would harm the machine: links in the `.git` folder that lead outside, and commits that
+//! describe a huge checkout. The task ends or waits with the reason, and nothing is written outside.
 
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::Cluster;
@@ -29,5 +29,36 @@ async fn link_out_of_the_git_folder_stops_the_delivery() {
     }
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0, "something was written outside");
     assert!(repo.branches().iter().all(|branch| !branch.starts_with("cfq/")), "{:?}", repo.branches());
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn base_that_describes_a_huge_checkout_fails_the_task() {
+    let cluster = Cluster::start().await;
+    scripts(&cluster);
+    let repo = UserRepo::with_uncommitted_changes();
+    let repository = repo.open();
+    let first = repository.head().unwrap().peel_to_commit().unwrap();
+    // 10 to the power of 12 folders in 12 objects.
+    let mut tree = first.tree_id();
+    for _ in 0..12 {
+        let mut above = repository.treebuilder(None).unwrap();
+        for n in 0..10 {
+            above.insert(format!("d{n}"), tree, git2::FileMode::Tree.into()).unwrap();
+        }
+        tree = above.write().unwrap();
+    }
+    let (author, tree) = (first.author(), repository.find_tree(tree).unwrap());
+    let base = repository.commit(None, &author, &author, "huge", &tree, &[&first]).unwrap();
+    let mut spec = cluster.spec(&repo);
+    spec.base = Some(base.to_string());
+    let task = cluster.submit(&spec).await;
+    let detail = cluster.wait_until_settled(task).await;
+
+    assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
+    for words in ["more than 2000000 files and folders", "submit a smaller repository"] {
+        assert!(detail.reason.contains(words), "{words:?} is not in {:?}", detail.reason);
+    }
+    assert_eq!(cluster.models.call_count("alpha"), 0);
     cluster.finish().await;
 }

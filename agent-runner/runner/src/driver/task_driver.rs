@@ -15,7 +15,7 @@ use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
 use crate::pipeline::PromptError;
-use crate::workstream::{GitError, Mirror, Worktrees, head_commit, rebuild};
+use crate::workstream::{GitError, Mirror, SizeLimits, StopCondition, Worktrees, head_commit, rebuild};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
 const MAX_ACTION_TRIES: u32 = 3;
@@ -260,9 +260,11 @@ impl<P: TaskPort> TaskDriver<P> {
         let (data_dir, source) = (self.data_dir.clone(), PathBuf::from(&self.spec.repo));
         let artifacts: Vec<_> = self.history.iterations.iter().map(|i| i.artifact.clone()).collect();
         let (worktrees, number, attempt) = (self.worktrees.clone(), self.number, self.attempt);
+        // A copy that takes longer loses the lease before its task has a reason; it ends with this future.
+        let (stop, _cancel) = StopCondition::after(self.timing.task_step_timeout() * 4 / 5);
         let mirror = tokio::task::spawn_blocking(move || {
             let mirror = Mirror::open(&data_dir, &source)?;
-            mirror.fetch_base(&base.commit)?;
+            mirror.fetch_base_within(&base.commit, &SizeLimits::default(), &stop)?;
             let head = rebuild(&mirror.repository()?, &base.commit, &artifacts)?;
             mirror.set_branch(&base.branch, &head)?;
             worktrees.remove_other_attempts(number, attempt)?;

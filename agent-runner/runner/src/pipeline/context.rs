@@ -23,7 +23,7 @@ pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec
             let content = match repo_path(path) {
                 Err(_) => "[not a path inside the repository]\n".to_owned(),
                 Ok(plain) => match base.read(&plain).map(String::from_utf8) {
-                    None => "[file not found]\n".to_owned(),
+                    None => "[file not found, or too large]\n".to_owned(),
                     Some(Err(_)) => "[not a text file]\n".to_owned(),
                     Some(Ok(text)) => {
                         let shown = truncate(&text, left);

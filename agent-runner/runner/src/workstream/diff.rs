@@ -7,16 +7,23 @@ use super::tree::Snapshot;
 
 /// Number of unchanged lines around a change.
 const CONTEXT_LINES: u32 = 3;
+/// Maximum size of a file whose lines are compared, in bytes: far above any source file. The diff only states that a
+/// larger file differs.
+const MAX_DIFF_FILE_BYTES: i64 = 8 << 20;
+/// Maximum size of a diff, in bytes. A longer one is cut.
+const MAX_DIFF_BYTES: usize = 32 << 20;
+/// Last line of a diff that was cut.
+const CUT_NOTE: &str = "[the diff is longer and was cut here]\n";
 
 /// Returns the unified diff from the tree of commit `from` to the tree of commit `to`. Bytes that are not UTF-8 are
-/// replaced.
+/// replaced. A very large file is not compared, and a very long diff is cut; both are stated in the diff.
 ///
 /// # Errors
 /// A [`GitError`] if a commit is missing or libgit2 fails.
 pub fn unified(repository: &Repository, from: &str, to: &str) -> Result<String, GitError> {
     let (from, to) = (Snapshot::of(repository, from)?, Snapshot::of(repository, to)?);
     let mut options = DiffOptions::new();
-    options.context_lines(CONTEXT_LINES).indent_heuristic(true);
+    options.max_size(MAX_DIFF_FILE_BYTES).context_lines(CONTEXT_LINES).indent_heuristic(true);
     let diff = repository.diff_tree_to_tree(Some(from.tree()), Some(to.tree()), Some(&mut options));
     let diff = git_context("compare two trees", diff)?;
     let mut text = String::new();
@@ -25,8 +32,48 @@ pub fn unified(repository: &Repository, from: &str, to: &str) -> Result<String, 
             text.push(line.origin());
         }
         text.push_str(&String::from_utf8_lossy(line.content()));
-        true
+        text.len() <= MAX_DIFF_BYTES
     });
+    if text.len() > MAX_DIFF_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_DIFF_BYTES));
+        text.push('\n');
+        text.push_str(CUT_NOTE);
+        return Ok(text);
+    }
     git_context("print a diff", printed)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workstream::commit::{CommitPlan, create_commit};
+    use crate::workstream::testing::{UserRepo, file};
+
+    #[test]
+    fn very_large_file_is_not_compared() {
+        let large = "x = 1\n".repeat(2 << 20);
+        let user = UserRepo::new(&[("large.py", large.as_str()), ("a.py", "x = 1\n")]);
+        let repository = user.repo();
+        let files = [file("a.py", "x = 2\n"), file("large.py", "x = 2\n")];
+        let plan = CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 1 };
+        let commit = create_commit(&repository, &plan).unwrap();
+        let diff = unified(&repository, &user.base, &commit).unwrap();
+        assert!(diff.contains("-x = 1\n+x = 2\n") && diff.contains("large.py") && diff.len() < 1000, "{diff:.2000}");
+    }
+
+    #[test]
+    fn very_long_diff_is_cut() {
+        let name = |n: usize| format!("f{n}.py");
+        let content = "ä = 1\n".repeat(1 << 20);
+        let old: Vec<(String, &str)> = (0..5).map(|n| (name(n), content.as_str())).collect();
+        let old: Vec<(&str, &str)> = old.iter().map(|(path, content)| (path.as_str(), *content)).collect();
+        let user = UserRepo::new(&old);
+        let repository = user.repo();
+        let files: Vec<_> = (0..5).map(|n| file(&name(n), "x = 2\n")).collect();
+        let plan = CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 1 };
+        let commit = create_commit(&repository, &plan).unwrap();
+        let diff = unified(&repository, &user.base, &commit).unwrap();
+        assert!(diff.ends_with(CUT_NOTE) && diff.len() < MAX_DIFF_BYTES + 100, "{}", diff.len());
+    }
 }

@@ -58,6 +58,15 @@ pub enum GitError {
     /// A path in the `.git` folder could redirect a write to a place outside.
     #[error("{path} {reason}, so cfq does not write there: replace it with a plain file or folder")]
     UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
+    /// The repository exceeds a limit.
+    #[error("{path} has {limit}, which cfq does not accept: submit a smaller repository")]
+    TooLarge { path: PathBuf, limit: SizeLimit },
+    /// The operation took too long.
+    #[error("it takes more than {seconds} s to {operation}: submit a smaller repository, or one on a faster disk")]
+    TimeLimit { operation: String, seconds: u64 },
+    /// The task no longer needs the operation.
+    #[error("cancelled: {operation}")]
+    Cancelled { operation: String },
     /// libgit2 failed.
     #[error("cannot {operation}")]
     Git {
@@ -85,6 +94,19 @@ pub enum UnsafeGitPathReason {
     SpecialFile,
 }
 
+/// Limit that a repository exceeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SizeLimit {
+    #[error("more than {0} files and folders")]
+    Entries(u64),
+    #[error("files of more than {} MiB in total", .0 >> 20)]
+    Bytes(u64),
+    #[error("folders nested more than {0} levels deep")]
+    Depth(usize),
+    #[error("more than {0} objects in its history")]
+    Objects(usize),
+}
+
 impl GitError {
     /// True if the task itself is wrong (it names a path or a commit that does not exist), so that only a new submit
     /// can fix it.
@@ -93,7 +115,9 @@ impl GitError {
             Self::PathNotFound { .. }
             | Self::NotARepository { .. }
             | Self::CommitNotFound { .. }
-            | Self::InvalidCommitId { .. } => true,
+            | Self::InvalidCommitId { .. }
+            | Self::TooLarge { .. }
+            | Self::TimeLimit { .. } => true,
             Self::Unreadable { .. }
             | Self::WrongOwner { .. }
             | Self::NoCommits { .. }
@@ -103,6 +127,7 @@ impl GitError {
             | Self::BranchConflict { .. }
             | Self::BranchLocked { .. }
             | Self::UnsafeGitPath { .. }
+            | Self::Cancelled { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
         }
@@ -125,7 +150,10 @@ impl GitError {
             | Self::NotReproduced { .. }
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
-            | Self::UnsafeGitPath { .. } => false,
+            | Self::UnsafeGitPath { .. }
+            | Self::TooLarge { .. }
+            | Self::TimeLimit { .. }
+            | Self::Cancelled { .. } => false,
         }
     }
 

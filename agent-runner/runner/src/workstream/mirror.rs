@@ -1,15 +1,16 @@
 //! A bare mirror of the user's repository in cfq's data folder, shared by all tasks of that repository.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use git2::{Oid, Repository, RepositoryInitOptions};
 use sha2::{Digest, Sha256};
 
 use super::commit::{CommitPlan, create_commit};
+use super::copy_objects::ObjectCopy;
 use super::durable::{enable_fsync, sync_all, sync_ref};
 use super::error::{GitError, git_context, io_context, parse_oid};
+use super::size_limits::{SizeLimits, StopCondition, check_size};
 use super::source::open_source_repository;
 
 /// Prefix of the refs that keep fetched bases from being garbage-collected.
@@ -87,6 +88,14 @@ impl Mirror {
     /// [`GitError::ShallowClone`] or [`GitError::CommitNotFound`] if the history or the commit is missing, and other
     /// [`GitError`]s if a repository cannot be opened, read or written.
     pub fn fetch_base(&self, commit: &str) -> Result<(), GitError> {
+        self.fetch_base_within(commit, &SizeLimits::default(), &StopCondition::default())
+    }
+
+    /// Like [`Self::fetch_base`], with limits on the size of the repository and on the time.
+    ///
+    /// # Errors
+    /// As [`Self::fetch_base`], and [`GitError::TooLarge`], [`GitError::TimeLimit`] or [`GitError::Cancelled`].
+    pub fn fetch_base_within(&self, commit: &str, limits: &SizeLimits, stop: &StopCondition) -> Result<(), GitError> {
         let repository = self.repository()?;
         let name = format!("{BASE_REFS}/{commit}");
         let id = parse_oid(commit)?;
@@ -101,7 +110,10 @@ impl Mirror {
             return Err(GitError::CommitNotFound { path: self.source.clone(), commit: commit.to_owned() });
         }
         let _lock = self.lock("cfq-fetch.lock")?;
-        self.copy_objects(&source, &repository, id)?;
+        check_size(&source, id, limits, stop)?;
+        let copied = git_context("list the bases in the mirror", repository.references_glob(&format!("{BASE_REFS}/*")));
+        let known: Vec<Oid> = copied?.flatten().filter_map(|reference| reference.target()).collect();
+        ObjectCopy { source: &source, mirror: &repository, limits, stop }.run(id, &known)?;
         git_context(format!("find {commit} in the mirror"), repository.find_commit(id))?;
         let created = repository.reference(&name, id, true, "cfq: base");
         git_context(format!("create a ref for commit {commit}"), created)?;
@@ -113,34 +125,6 @@ impl Mirror {
     fn sync_folders(&self) -> Result<(), GitError> {
         let files = ["config", "HEAD", "objects/pack", "objects", "refs"].map(|name| self.path.join(name));
         sync_all(files.into_iter().chain(self.path.ancestors().take(3).map(Path::to_owned)))
-    }
-
-    /// Copies one pack with all objects that `id` reaches and that no previously fetched base reaches. libgit2's local
-    /// transport is not used, because it fetches only commits that a ref of the source still reaches.
-    fn copy_objects(&self, source: &Repository, mirror: &Repository, id: Oid) -> Result<(), GitError> {
-        let operation = || format!("copy {id} from {}", self.source.display());
-        let mut walk = git_context(operation(), source.revwalk())?;
-        git_context(operation(), walk.push(id))?;
-        for reference in git_context(operation(), mirror.references_glob(&format!("{BASE_REFS}/*")))?.flatten() {
-            if let Some(known) = reference.target().filter(|known| source.find_commit(*known).is_ok()) {
-                git_context(operation(), walk.hide(known))?;
-            }
-        }
-        let mut pack = git_context(operation(), source.packbuilder())?;
-        git_context(operation(), pack.insert_walk(&mut walk))?;
-        if pack.object_count() == 0 {
-            return Ok(());
-        }
-        let odb = git_context(operation(), mirror.odb())?;
-        let mut writer = git_context(operation(), odb.packwriter())?;
-        let mut written = Ok(());
-        let packed = pack.foreach(|chunk| {
-            written = writer.write_all(chunk);
-            written.is_ok()
-        });
-        io_context(operation(), written)?;
-        git_context(operation(), packed)?;
-        git_context(operation(), writer.commit()).map(drop)
     }
 
     /// True if the mirror contains the commit.
@@ -174,7 +158,7 @@ impl Mirror {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workstream::testing::{UserRepo, file};
+    use crate::workstream::testing::{UserRepo, commit_tree, file, nested_tree};
 
     #[test]
     fn fetch_base_copies_the_base_and_leaves_the_source_unchanged() {
@@ -220,6 +204,56 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let error = Mirror::open(data.path(), &user.path()).unwrap().fetch_base(&user.base).unwrap_err();
         assert!(error.to_string().contains("--unshallow"), "{error}");
+    }
+
+    #[test]
+    fn too_large_repository_is_refused_before_it_is_copied() {
+        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
+        let repository = user.repo();
+        let nested = commit_tree(&repository, nested_tree(&repository, 300)).to_string();
+        let data = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(data.path(), &user.path()).unwrap();
+        let error = mirror.fetch_base(&nested).unwrap_err();
+        assert!(error.is_invalid_request() && error.to_string().contains("levels deep"), "{error}");
+        // The same folders in an earlier commit only.
+        let nested = repository.find_commit(parse_oid(&nested).unwrap()).unwrap();
+        let base = repository.find_commit(parse_oid(&user.base).unwrap()).unwrap();
+        let (author, tree) = (base.author(), base.tree().unwrap());
+        let later = repository.commit(None, &author, &author, "later", &tree, &[&nested]).unwrap();
+        assert!(matches!(mirror.fetch_base(&later.to_string()), Err(GitError::TooLarge { .. })));
+        let limits = SizeLimits { objects: 2, ..SizeLimits::default() };
+        let fetched = mirror.fetch_base_within(&user.base, &limits, &StopCondition::default());
+        assert!(fetched.unwrap_err().to_string().contains("more than 2 objects"));
+        let (late, _guard) = StopCondition::after(std::time::Duration::ZERO);
+        let fetched = mirror.fetch_base_within(&user.base, &SizeLimits::default(), &late);
+        assert!(matches!(fetched, Err(GitError::TimeLimit { .. })));
+        assert_eq!(std::fs::read_dir(mirror.path.join("objects/pack")).unwrap().count(), 0, "nothing was copied");
+        mirror.fetch_base(&user.base).unwrap();
+    }
+
+    #[test]
+    fn large_file_and_several_bases_are_copied_completely() {
+        let large = "x = 1\n".repeat(4 << 20);
+        let user = UserRepo::new(&[("large.txt", large.as_str()), ("d/a.py", "x = 1\n")]);
+        let second = user.commit_files(&user.repo(), &[("d/b.py", "y = 1\n")]);
+        let data = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(data.path(), &user.path()).unwrap();
+        for commit in [&user.base, &second] {
+            mirror.fetch_base(commit).unwrap();
+            let (repository, copy) = (user.repo(), mirror.repository().unwrap());
+            let mut walk = copy.revwalk().unwrap();
+            walk.push(parse_oid(commit).unwrap()).unwrap();
+            for id in walk {
+                let tree = copy.find_commit(id.unwrap()).unwrap().tree().unwrap();
+                tree.walk(git2::TreeWalkMode::PreOrder, |_, entry| {
+                    let copied = copy.odb().unwrap().read(entry.id()).unwrap().data().to_vec();
+                    assert_eq!(copied, repository.odb().unwrap().read(entry.id()).unwrap().data());
+                    git2::TreeWalkResult::Ok
+                })
+                .unwrap();
+            }
+        }
+        assert!(mirror.repository().unwrap().find_commit(parse_oid(&second).unwrap()).is_ok());
     }
 
     #[test]

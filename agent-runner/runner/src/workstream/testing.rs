@@ -49,6 +49,26 @@ pub fn artifact(
     }
 }
 
+/// Commits a tree without a parent; no ref is updated.
+pub fn commit_tree(repository: &Repository, tree: git2::Oid) -> git2::Oid {
+    let author = Signature::new("user", "user@example.org", &git2::Time::new(1_600_000_000, 0)).unwrap();
+    repository.commit(None, &author, &author, "tree", &repository.find_tree(tree).unwrap(), &[]).unwrap()
+}
+
+/// Writes a tree with one file below `depth` nested folders.
+pub fn nested_tree(repository: &Repository, depth: usize) -> git2::Oid {
+    let blob = repository.blob(b"x = 1\n").unwrap();
+    let mut builder = repository.treebuilder(None).unwrap();
+    builder.insert("a.py", blob, git2::FileMode::Blob.into()).unwrap();
+    let mut tree = builder.write().unwrap();
+    for _ in 0..depth {
+        let mut above = repository.treebuilder(None).unwrap();
+        above.insert("d", tree, git2::FileMode::Tree.into()).unwrap();
+        tree = above.write().unwrap();
+    }
+    tree
+}
+
 impl UserRepo {
     pub fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();

@@ -7,6 +7,8 @@ use sha2::{Digest, Sha256};
 
 use super::error::{GitError, git_context, parse_oid};
 
+/// Maximum size of a file that is read, in bytes: far above any source file.
+const MAX_READ_BYTES: usize = 16 << 20;
 /// First bytes of every Git LFS pointer file.
 const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
 
@@ -37,6 +39,8 @@ pub enum NotWritableReason {
     Symlink,
     #[error("is stored in Git LFS")]
     Lfs,
+    #[error("is larger than 16 MiB")]
+    TooLarge,
     #[error("would be both a file and a folder")]
     FileAndFolder,
 }
@@ -79,13 +83,21 @@ impl<'r> Snapshot<'r> {
         &self.tree
     }
 
-    /// Returns a file's bytes; `None` if the path does not exist or is not a plain file.
+    /// Returns a file's bytes; `None` if the path does not exist, is not a plain file, or is too large to be read.
     pub fn read(&self, path: &str) -> Option<Vec<u8>> {
         let entry = self.tree.get_path(path.as_ref()).ok()?;
         if entry.kind() != Some(ObjectType::Blob) || entry.filemode() == i32::from(FileMode::Link) {
             return None;
         }
+        if self.is_too_large(entry.id()) {
+            return None;
+        }
         Some(self.repository.find_blob(entry.id()).ok()?.content().to_vec())
+    }
+
+    fn is_too_large(&self, file: Oid) -> bool {
+        let header = self.repository.odb().and_then(|odb| odb.read_header(file));
+        header.is_ok_and(|(bytes, _)| bytes > MAX_READ_BYTES)
     }
 
     /// Returns a file as text; `None` also if it is not UTF-8.
@@ -96,8 +108,8 @@ impl<'r> Snapshot<'r> {
     /// Checks that a file may be written or removed at `path`, which is a result of [`super::repo_path`].
     ///
     /// # Errors
-    /// A [`FileProblem`] if, in the tree, `path` is a folder, symbolic link, submodule or LFS pointer, or is below a
-    /// file, symbolic link or submodule.
+    /// A [`FileProblem`] if, in the tree, `path` is a folder, symbolic link, submodule, LFS pointer or very large file,
+    /// or is below a file, symbolic link or submodule.
     pub fn check_writable(&self, path: &str) -> Result<(), FileProblem> {
         let refuse = |reason| Err(FileProblem { path: path.to_owned(), reason });
         let components: Vec<&str> = path.split('/').collect();
@@ -118,6 +130,7 @@ impl<'r> Snapshot<'r> {
             Ok(entry) if entry.kind() == Some(ObjectType::Tree) => refuse(NotWritableReason::Folder),
             Ok(entry) if entry.kind() == Some(ObjectType::Commit) => refuse(NotWritableReason::Submodule),
             Ok(entry) if entry.filemode() == i32::from(FileMode::Link) => refuse(NotWritableReason::Symlink),
+            Ok(entry) if self.is_too_large(entry.id()) => refuse(NotWritableReason::TooLarge),
             Ok(_) if self.read(path).is_some_and(|b| b.starts_with(LFS_POINTER_PREFIX)) => {
                 refuse(NotWritableReason::Lfs)
             }
@@ -173,8 +186,12 @@ mod tests {
 
     #[test]
     fn links_submodules_and_lfs_pointers_are_not_writable() {
-        let user =
-            UserRepo::new(&[("big.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), ("dir/a", "x")]);
+        let huge = "x".repeat(MAX_READ_BYTES + 1);
+        let user = UserRepo::new(&[
+            ("big.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+            ("dir/a", "x"),
+            ("huge.txt", &huge),
+        ]);
         let repository = user.repo();
         let base = repository.find_commit(git2::Oid::from_str(&user.base).unwrap()).unwrap();
         let link = repository.blob(b"/etc").unwrap();
@@ -192,6 +209,7 @@ mod tests {
             ("sub/x", "in a submodule"),
             ("big.bin", "LFS"),
             ("dir", "a folder"),
+            ("huge.txt", "larger than 16 MiB"),
             ("dir/a/b", "below a path that is a file"),
         ] {
             let problem = snapshot.check_writable(path).unwrap_err();
@@ -200,7 +218,7 @@ mod tests {
         for path in ["new", "dir/new", "dir/a", "deep/er/new"] {
             snapshot.check_writable(path).unwrap();
         }
-        assert_eq!(snapshot.read("link"), None);
+        assert_eq!((snapshot.read("link"), snapshot.read("huge.txt")), (None, None));
         // Entries that are not edited are unchanged.
         let new = repository.find_tree(snapshot.write_tree_with(&[file("dir/a", "y")]).unwrap()).unwrap();
         assert_eq!(new.get_name("sub").unwrap().id(), base.id());

@@ -9,6 +9,7 @@ use git2::build::CheckoutBuilder;
 
 use super::error::{GitError, git_context, io_context, parse_oid};
 use super::mirror::Mirror;
+use super::size_limits::{SizeLimits, StopCondition, check_size};
 
 /// The worktree folders of one runner, `worktrees/t<task>-a<attempt>` in its data folder.
 #[derive(Debug, Clone)]
@@ -30,11 +31,12 @@ impl Worktrees {
     /// Checks `commit` out into the attempt's folder, replacing the folder's content, and returns the folder's path.
     ///
     /// # Errors
-    /// A [`GitError`] if the commit is missing or the folder cannot be written.
+    /// A [`GitError`] if the commit is missing or too large, or the folder cannot be written.
     pub fn checkout(&self, mirror: &Mirror, task: TaskNumber, attempt: i32, commit: &str) -> Result<PathBuf, GitError> {
         let path = self.path(task, attempt);
-        io_context(format!("create {}", path.display()), std::fs::create_dir_all(&path))?;
         let repository = mirror.repository()?;
+        check_size(&repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
+        io_context(format!("create {}", path.display()), std::fs::create_dir_all(&path))?;
         let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
         let mut options = CheckoutBuilder::new();
         options
