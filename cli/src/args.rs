@@ -10,7 +10,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority, TaskState};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand};
+pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -127,6 +127,12 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: ServicesCommand,
     },
+    /// Manage the API token of this machine's server
+    #[command(arg_required_else_help = true)]
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Check the built-in inference engine
     #[command(arg_required_else_help = true)]
     Engine {
@@ -156,6 +162,9 @@ pub struct UpArgs {
     /// Address of the HTTP API [default: server.bind in cfq.toml, else 127.0.0.1:7710]
     #[arg(long, env = "CFQ_BIND", value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
+    /// Serve plain HTTP on an address other than loopback; also needs server.allow_plaintext in cfq.toml
+    #[arg(long)]
+    pub allow_plaintext: bool,
     #[command(flatten)]
     pub services: ServiceArgs,
     /// Default model for agents that have none configured (internal: `cfq up -d` passes its choice to the background

@@ -71,6 +71,9 @@ impl Default for LoopConfig {
 pub struct ServerConfig {
     /// Address of the HTTP API.
     pub bind: SocketAddr,
+    /// Whether `bind` may be an address other than loopback although there is no TLS. `cfq up` also needs the flag
+    /// `--allow-plaintext` for it.
+    pub allow_plaintext: bool,
     /// Accepted values of the `Host` header in API requests, besides the address of `bind` and the loopback names
     /// (`localhost`, `127.0.0.1`, `::1`).
     pub allowed_hosts: Vec<String>,
@@ -78,7 +81,11 @@ pub struct ServerConfig {
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT), allowed_hosts: Vec::new() }
+        Self {
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT),
+            allow_plaintext: false,
+            allowed_hosts: Vec::new(),
+        }
     }
 }
 

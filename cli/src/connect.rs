@@ -1,5 +1,8 @@
 //! Address and token of the server: from `CFQ_URL` and `CFQ_TOKEN`, else from the files that the running `cfq up` of
-//! this data folder wrote.
+//! this data folder wrote. `CFQ_TOKEN` is used only with `CFQ_URL`.
+//!
+//! The token in the data folder is sent only through the Unix socket in the data folder. Only the owner of the folder
+//! can listen there; any user may listen on the TCP port of a server that was killed.
 
 use std::path::{Path, PathBuf};
 
@@ -20,35 +23,38 @@ pub fn server_file(data: &Path) -> PathBuf {
     data.join("run").join("server.json")
 }
 
+/// The Unix socket of the running server. Its folder is private to the user who runs cfq.
+pub fn socket_file(data: &Path) -> PathBuf {
+    data.join("run").join("api.sock")
+}
+
 pub fn token_file(data: &Path) -> PathBuf {
     data.join("keys").join("api.token")
 }
 
 const HOW_TO_START: &str = "start cfq with `cfq up -d`, or set CFQ_URL and CFQ_TOKEN for a server elsewhere";
+const HOW_TO_EXAMINE: &str =
+    "if CFQ_URL is set, check that a cfq server listens there; otherwise see `cfq logs --process scheduler`";
 
 /// Creates a client for the server in `CFQ_URL`; if that is unset, for the local server of this data folder.
 pub fn client(data: &Path) -> anyhow::Result<Client> {
-    let http = cfq_link::outbound::api_client().context("cannot create an HTTP client")?;
     if let Ok(url) = std::env::var("CFQ_URL") {
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(exit::usage(format!(
                 "CFQ_URL is {url:?}; it must be an HTTP address, for example http://127.0.0.1:7710"
             )));
         }
-        let token = match std::env::var("CFQ_TOKEN") {
-            Ok(token) => token,
-            // The token in this data folder is sent only to the local server of this data folder.
-            Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => {
-                read_token(&token_file(data))?
+        return match std::env::var("CFQ_TOKEN") {
+            Ok(token) => {
+                let http = cfq_link::outbound::api_client().context("cannot create an HTTP client")?;
+                Ok(Client::new(http, &url, token.trim()))
             }
-            Err(_) => {
-                return Err(exit::usage(format!(
-                    "CFQ_URL is {url}, not the local server of {}: set CFQ_TOKEN to the token of the server at CFQ_URL",
-                    data.display()
-                )));
-            }
+            Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => local_client(data, &url),
+            Err(_) => Err(exit::usage(format!(
+                "CFQ_URL is {url}, not the local server of {}: set CFQ_TOKEN to the token of the server at CFQ_URL",
+                data.display()
+            ))),
         };
-        return Ok(Client::new(http, &url, token.trim()));
     }
     let path = server_file(data);
     let text = match std::fs::read_to_string(&path) {
@@ -66,11 +72,23 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     };
     let server: ServerFile = serde_json::from_str(&text)
         .with_context(|| format!("{} is damaged: run `cfq down`, then `cfq up -d`, to rewrite it", path.display()))?;
-    let token = match std::env::var("CFQ_TOKEN") {
-        Ok(token) => token,
-        Err(_) => read_token(&token_file(data))?,
-    };
-    Ok(Client::new(http, &server.url, token.trim()))
+    if !socket_file(data).exists() {
+        return Err(exit::unreachable(format!(
+            "the server of {} has no socket for local commands, because it is of an older version or did not stop in \
+             order: restart it with `cfq down` and `cfq up -d`",
+            data.display()
+        )));
+    }
+    local_client(data, &server.url)
+}
+
+/// Creates a client for the server of this data folder, which `url` names. It reaches only this server, and uses the
+/// token in the data folder.
+pub fn local_client(data: &Path, url: &str) -> anyhow::Result<Client> {
+    let path = socket_file(data);
+    let short = cfq_link::unix_socket::short_path(&path).with_context(|| format!("cannot use {}", path.display()))?;
+    let http = cfq_link::outbound::local_api_client(&short).context("cannot create an HTTP client")?;
+    Ok(Client::with_token_file(http, url, &token_file(data)))
 }
 
 /// Returns the URL of the local server of this data folder; `None` if the server file cannot be read.
@@ -79,16 +97,23 @@ fn own_url(data: &Path) -> Option<String> {
     serde_json::from_str::<ServerFile>(&text).ok().map(|server| server.url)
 }
 
-fn read_token(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).map_err(|error| {
-        exit::usage(format!("cannot read the API token in {} ({error}): set CFQ_TOKEN", path.display()))
-    })
-}
-
 /// The message of a client error, with the next step.
 pub fn describe_error(error: &ClientError) -> String {
     match error {
-        ClientError::Unreachable { url, .. } => format!("no server responds at {url}: {HOW_TO_START}"),
+        ClientError::Unreachable { url, source } if source.is_connect() => {
+            format!("no server responds at {url}: {HOW_TO_START}")
+        }
+        ClientError::Unreachable { url, source } if source.is_timeout() => format!(
+            "the server at {url} accepted the connection but did not answer in time: {HOW_TO_EXAMINE}, or restart it \
+             with `cfq down` and `cfq up -d`"
+        ),
+        ClientError::Unreachable { url, source } => {
+            format!("the connection to {url} failed ({}): {HOW_TO_EXAMINE}", root_cause(source))
+        }
+        ClientError::TokenFile { path, source } => format!(
+            "cannot read the API token in {} ({source}): run this as the user who started cfq",
+            path.display()
+        ),
         ClientError::Refused { status: 401, .. } => {
             "wrong API token: set CFQ_TOKEN to the server's token, or run this as the user who started the server"
                 .to_owned()
@@ -98,6 +123,15 @@ pub fn describe_error(error: &ClientError) -> String {
             format!("unexpected response from {url} ({source}): check that it is a cfq server, and of the same version")
         }
     }
+}
+
+/// The innermost cause of an error.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 #[cfg(test)]

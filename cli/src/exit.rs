@@ -65,6 +65,7 @@ pub fn of_error(error: &anyhow::Error) -> Code {
         return coded.code;
     }
     match error.downcast_ref::<ClientError>() {
+        Some(ClientError::TokenFile { .. }) => Code::Usage,
         Some(ClientError::Unreachable { .. } | ClientError::UnexpectedResponse { .. }) => Code::Unreachable,
         // 400, 404, 409, 413: the request is wrong. Other codes are problems of the server.
         Some(ClientError::Refused { status, .. })

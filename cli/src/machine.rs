@@ -3,13 +3,12 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use cfq_deploy::{DataLock, Paths, ServiceOptions, Stack, StackOptions, StatusOutput, files};
 use cfq_proto::client::Client;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
 
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_PORT};
 use crate::connect::{self, ServerFile};
 use crate::environment;
 use crate::exit;
@@ -18,6 +17,31 @@ use crate::supervise::{self, SupervisedProcess};
 
 /// Longest wait for the API after all processes were started.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Address of the HTTP API.
+#[derive(Debug, Clone, Copy)]
+pub struct ApiAddress {
+    pub bind: SocketAddr,
+    /// Whether the user allowed plain HTTP on an address other than loopback.
+    pub allow_plaintext: bool,
+}
+
+impl ApiAddress {
+    /// Checks that plain HTTP is allowed on `bind`. On an address other than loopback it must be allowed twice, by the
+    /// flag and in the configuration, so that neither a copied command nor a copied file is enough.
+    pub fn new(bind: SocketAddr, flag: bool, config: &Config) -> anyhow::Result<Self> {
+        let allow_plaintext = flag && config.server.allow_plaintext;
+        if bind.ip().to_canonical().is_loopback() || allow_plaintext {
+            return Ok(Self { bind, allow_plaintext });
+        }
+        Err(exit::usage(format!(
+            "{bind} is reachable from the network, and cfq has no TLS yet, so the API token could be intercepted. Use a \
+             loopback address, and reach it from other machines through SSH (`ssh -L {DEFAULT_PORT}:127.0.0.1:\
+             {DEFAULT_PORT} HOST`) or through a proxy with TLS on this machine. To serve plain HTTP nevertheless, set \
+             allow_plaintext = true under [server] in cfq.toml and start `cfq up --allow-plaintext`"
+        )))
+    }
+}
 
 pub struct Machine {
     stack: Stack,
@@ -34,11 +58,12 @@ impl Machine {
         paths: &Paths,
         config: &Config,
         services: ServiceOptions,
-        bind: SocketAddr,
+        address: ApiAddress,
         status: StatusOutput,
     ) -> anyhow::Result<Self> {
         check_data_folder_is_free(paths)?;
-        let bind = check_bind(bind)?;
+        let address = ApiAddress { bind: check_bind(address.bind)?, ..address };
+        let bind = address.bind;
         if !bind.ip().is_loopback() {
             output::print_stderr(&format!(
                 "cfq: warning: {bind} is reachable from the network without TLS: the API token can be intercepted"
@@ -49,7 +74,7 @@ impl Machine {
         let identities = vec![Identity::Node(node.clone()), Identity::Runner(runner.clone())];
         let options = StackOptions { services, identities, status, ..StackOptions::default() };
         let stack = Stack::start(paths, options).await?;
-        let started = start_processes(paths, config, &stack, bind, &node, &runner).await;
+        let started = start_processes(paths, config, &stack, address, &node, &runner).await;
         match started {
             Ok((scheduler, node, runner, client)) => {
                 Ok(Self { stack, paths: paths.clone(), scheduler, node, runner, client })
@@ -96,7 +121,7 @@ async fn start_processes(
     paths: &Paths,
     config: &Config,
     stack: &Stack,
-    bind: SocketAddr,
+    address: ApiAddress,
     node: &NodeId,
     runner: &RunnerId,
 ) -> anyhow::Result<(SupervisedProcess, SupervisedProcess, SupervisedProcess, Client)> {
@@ -105,7 +130,6 @@ async fn start_processes(
     if files::read_if_exists(&token_file)?.is_none() {
         files::write_private(&token_file, files::random_password()?.as_bytes(), None)?;
     }
-    let token = std::fs::read_to_string(&token_file).context("cannot read the API token just written")?;
     let timing = config.timing.clone();
     let grace = timing.drain_timeout() + Duration::from_secs(5);
     let level = &config.log.level;
@@ -119,7 +143,13 @@ async fn start_processes(
             password_file: Some(addresses.postgres.password_file.clone()),
         },
         nats: addresses.nats.config(&Identity::Scheduler),
-        http: cfq_scheduler::HttpConfig { bind, token_file, allowed_hosts: config.server.allowed_hosts.clone() },
+        http: cfq_scheduler::HttpConfig {
+            bind: address.bind,
+            socket: Some(connect::socket_file(&paths.data)),
+            allow_plaintext: address.allow_plaintext,
+            token_file,
+            allowed_hosts: config.server.allowed_hosts.clone(),
+        },
         defaults: cfq_scheduler::Defaults {
             agents: config.agents(),
             threshold: config.loop_defaults.threshold,
@@ -164,8 +194,8 @@ async fn start_processes(
     let node = supervise::start("node", &node, paths, level, grace, of_node)?;
     let runner = supervise::start("runner", &runner, paths, level, grace, shared())?;
 
-    let url = format!("http://{bind}");
-    let client = Client::new(cfq_link::outbound::api_client()?, &url, token.trim());
+    let url = format!("http://{}", address.bind);
+    let client = connect::local_client(&paths.data, &url)?;
     if let Err(error) = wait_until_ready(&client, paths).await {
         runner.stop().await;
         node.stop().await;

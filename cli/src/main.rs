@@ -102,6 +102,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
+        CliCommand::Token { command } => commands::token::run(out, &paths, command),
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
         CliCommand::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
         command => run_client_command(&connect::client(&paths.data)?, out, command).await,
@@ -133,6 +134,7 @@ async fn run_client_command(
         | CliCommand::Doctor
         | CliCommand::Engine { .. }
         | CliCommand::Services { .. }
+        | CliCommand::Token { .. }
         | CliCommand::Models { .. }
         | CliCommand::Completions { .. }
         | CliCommand::Serve { .. } => Err(exit::usage("this command does not use a server")),

@@ -45,6 +45,16 @@ fn usage_errors_name_the_next_step() {
     std::fs::write(dir.join("bad.toml"), "[agents.alpha]\nmodle = 1\n").unwrap();
     refused(&cfq(dir, &["--config", "bad.toml", "up"], &[]), 2, &["bad.toml", "modle"]);
     refused(&cfq(dir, &["up", "--bind", "127.0.0.1:0", "--postgres-bin", "/nowhere"], &[]), 4, &["/nowhere"]);
+    let open = ["up", "--bind", "0.0.0.0:0", "--postgres-bin", "/nowhere"];
+    let open_twice = [&open[..], &["--allow-plaintext"]].concat();
+    let next_step = ["0.0.0.0:0", "no TLS", "ssh -L", "allow_plaintext = true", "--allow-plaintext"];
+    refused(&cfq(dir, &open, &[]), 2, &next_step);
+    refused(&cfq(dir, &[&open[..], &["-d"]].concat(), &[]), 2, &next_step);
+    refused(&cfq(dir, &open_twice, &[]), 2, &next_step);
+    refused(&cfq(dir, &["up"], &[("CFQ_BIND", "[::]:0")]), 2, &["no TLS"]);
+    std::fs::write(dir.join("open.toml"), "[server]\nallow_plaintext = true\n").unwrap();
+    refused(&cfq(dir, &[&["--config", "open.toml"], &open[..]].concat(), &[]), 2, &next_step);
+    refused(&cfq(dir, &[&["--config", "open.toml"], &open_twice[..]].concat(), &[]), 4, &["/nowhere"]);
     let away = [("CFQ_URL", "http://127.0.0.1:9"), ("CFQ_TOKEN", "x")];
     refused(&cfq(dir, &["ls"], &away), 5, &["127.0.0.1:9"]);
     refused(&cfq(dir, &["ls"], &[("CFQ_URL", "localhost"), ("CFQ_TOKEN", "x")]), 2, &["CFQ_URL", "http://"]);

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api;
+mod api_token;
 mod architecture;
 mod broken_environment;
 mod canaries;
@@ -29,5 +30,6 @@ mod small_model;
 mod speculative_prefill;
 mod terminal;
 mod two_nodes;
+mod unresponsive_server;
 mod up_and_demo;
 mod watch;

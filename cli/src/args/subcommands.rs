@@ -1,4 +1,4 @@
-//! Subcommands of `cfq pr`, `cfq models`, `cfq engine`, `cfq services` and `cfq serve`.
+//! Subcommands of `cfq pr`, `cfq models`, `cfq engine`, `cfq services`, `cfq token` and `cfq serve`.
 
 use std::path::PathBuf;
 
@@ -101,6 +101,12 @@ pub enum ServicesCommand {
     Fetch,
     /// Show the Postgres and NATS programs that `cfq up` would run
     Ls,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Replace the API token by a new one; the old one stops working at once, and running work continues
+    Rotate,
 }
 
 #[derive(Debug, Subcommand)]

@@ -16,7 +16,7 @@ use crate::args::DemoArgs;
 use crate::commands::{models, pull, watch};
 use crate::config::{self, Config};
 use crate::exit::{self, Code};
-use crate::machine::{self, Machine};
+use crate::machine::{self, ApiAddress, Machine};
 use crate::output::{self, Output};
 use crate::repo;
 
@@ -33,7 +33,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
         config.agents.alpha.model = Some(model.clone());
         config.agents.beta.model = Some(model.clone());
     }
-    let bind = free_address()?;
+    let address = ApiAddress::new(free_address()?, false, &config)?;
     let services = config::service_options(&config.services, &args.services)?;
     let status = if out.json || args.quiet { StatusOutput::Silent } else { StatusOutput::Stderr };
     if !args.quiet {
@@ -41,7 +41,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     }
     machine::check_data_folder_is_free(&paths)?;
     models::fetch_required(out, &config, &paths).await?;
-    let machine = Machine::start(&paths, &config, services, bind, status).await?;
+    let machine = Machine::start(&paths, &config, services, address, status).await?;
     if !args.quiet {
         out.status(&format!("ready after {:.1} s", start.elapsed().as_secs_f64()));
     }

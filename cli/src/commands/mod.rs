@@ -18,5 +18,6 @@ pub mod serve;
 pub mod services;
 pub mod show;
 pub mod submit;
+pub mod token;
 pub mod up;
 pub mod watch;

@@ -11,7 +11,7 @@ use cfq_proto::task::TaskSpec;
 use crate::args::SubmitArgs;
 use crate::commands::watch;
 use crate::exit::{self, Code};
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::repo;
 
 pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
@@ -23,6 +23,9 @@ pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Resu
         let note = if r.created { "" } else { " (already submitted with this key)" };
         format!("{} accepted{note}", r.number)
     })?;
+    for warning in &reply.warnings {
+        out.status(&format!("warning: {}", output::sanitize(warning)));
+    }
     if args.watch {
         return watch::run(client, out, TaskKey::Number(reply.number), 0, true).await;
     }

@@ -17,7 +17,7 @@ use crate::commands::models::prepare;
 use crate::config::{self, Config};
 use crate::connect;
 use crate::exit::{self, Code};
-use crate::machine::{self, Machine};
+use crate::machine::{self, ApiAddress, Machine};
 use crate::output::Output;
 
 /// Exit code that shells use for a program ended by Ctrl-C.
@@ -36,7 +36,7 @@ pub async fn run(
     args: UpArgs,
     file: Option<&Path>,
 ) -> anyhow::Result<Code> {
-    let bind = args.bind.unwrap_or(config.server.bind);
+    let address = ApiAddress::new(args.bind.unwrap_or(config.server.bind), args.allow_plaintext, &config)?;
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     if args.detach {
         return detach(out, paths, config, args, file, status).await;
@@ -53,7 +53,7 @@ pub async fn run(
     };
     let mut machine = tokio::select! {
         biased;
-        machine = Machine::start(paths, &config, services, bind, status) => machine?,
+        machine = Machine::start(paths, &config, services, address, status) => machine?,
         _ = signals.next() => interrupted(out),
     };
     let up = Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string() };
@@ -125,6 +125,9 @@ async fn detach(
     }
     if let Some(bind) = args.bind {
         command.arg("--bind").arg(bind.to_string());
+    }
+    if args.allow_plaintext {
+        command.arg("--allow-plaintext");
     }
     let services = &options.services;
     for (flag, value) in [("--postgres-bin", &services.postgres_bin), ("--nats-bin", &services.nats_bin)] {

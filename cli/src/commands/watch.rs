@@ -54,7 +54,7 @@ pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, toke
         match watch_connection(client, task, &mut view, &mut disconnected_since).await {
             Ok(Some(state)) => return Ok(exit::of_state(state)),
             Ok(None) | Err(ClientError::Unreachable { .. }) => {}
-            Err(ClientError::Refused { status: 503, .. }) => {}
+            Err(ClientError::Refused { status: 429 | 503, .. }) => {}
             Err(error) => return Err(error.into()),
         }
         view.screen.progress.server_unreachable = true;

@@ -11,6 +11,7 @@ pub mod permission_violation;
 pub mod secret;
 pub mod session;
 pub mod stop;
+pub mod unix_socket;
 pub mod wheel;
 
 pub use session::{LinkError, NatsConfig, Session};

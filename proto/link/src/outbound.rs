@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::path::Path;
 use std::sync::Once;
 use std::time::Duration;
 
@@ -26,8 +27,21 @@ const API_READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// reqwest's error if the client cannot be built.
 pub fn api_client() -> Result<reqwest::Client, reqwest::Error> {
+    api_client_builder().build()
+}
+
+/// Creates a client that reaches cfq's own API only through the Unix socket `path`, whatever host a request names. The
+/// path must be short enough ([`crate::unix_socket::short_path`]).
+///
+/// # Errors
+/// reqwest's error if the client cannot be built.
+pub fn local_api_client(path: &Path) -> Result<reqwest::Client, reqwest::Error> {
+    api_client_builder().unix_socket(path).build()
+}
+
+fn api_client_builder() -> reqwest::ClientBuilder {
     install_crypto();
-    reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(5)).read_timeout(API_READ_TIMEOUT).build()
+    reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(5)).read_timeout(API_READ_TIMEOUT)
 }
 
 /// Creates a client for the model endpoints that the user configured. It follows no redirects, because an API key must

@@ -1,10 +1,14 @@
 //! Rust client of the HTTP API, for the command line and the tests.
 
+mod sse;
+mod token;
+
 use futures::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, AUTHORIZATION};
-use reqwest::{Method, RequestBuilder, StatusCode};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::event::Event;
@@ -16,10 +20,18 @@ use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
 use crate::task::TaskState;
 
+use sse::SseBuffer;
+use token::TokenSource;
+
+/// Time limit of a request that is not a feed. The server itself ends such a request after 8 s.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum size of a response that is not a feed, in bytes. The longest ones are the artifacts of a task.
+const MAX_RESPONSE_BYTES: usize = 256 * 1024 * 1024;
+
 /// A failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing listens at the URL, or the connection broke: a retry may help.
+    /// Nothing listens at the URL, the server did not answer in time, or the connection broke: a retry may help.
     #[error("cannot reach cfq at {url}")]
     Unreachable {
         /// Root URL of the server.
@@ -27,6 +39,15 @@ pub enum ClientError {
         /// Cause.
         #[source]
         source: reqwest::Error,
+    },
+    /// The file with the API token cannot be read. No request was sent.
+    #[error("cannot read the API token in {path}")]
+    TokenFile {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: std::io::Error,
     },
     /// The server rejected the request.
     #[error("{}", .body.message)]
@@ -61,14 +82,20 @@ pub enum Frame {
 pub struct Client {
     http: reqwest::Client,
     base: String,
-    token: String,
+    token: TokenSource,
 }
 
 impl Client {
     /// Creates a client. `url` is the server's root, for example `http://127.0.0.1:7710`. `http` must not use a proxy
     /// for loopback addresses.
     pub fn new(http: reqwest::Client, url: &str, token: &str) -> Self {
-        Self { http, base: url.trim_end_matches('/').to_owned(), token: token.to_owned() }
+        Self { http, base: url.trim_end_matches('/').to_owned(), token: TokenSource::Text(token.to_owned()) }
+    }
+
+    /// Creates a client that reads the API token from `file` for every request, so that it continues after the token
+    /// was rotated.
+    pub fn with_token_file(http: reqwest::Client, url: &str, file: &Path) -> Self {
+        Self { http, base: url.trim_end_matches('/').to_owned(), token: TokenSource::File(file.to_owned()) }
     }
 
     /// Returns the root URL of the server, without a trailing slash.
@@ -206,10 +233,9 @@ impl Client {
         let request = self
             .http
             .request(Method::GET, format!("{}/api/v1/tasks/{key}/feed", self.base))
-            .header(AUTHORIZATION, format!("Bearer {}", self.token))
             .header(ACCEPT, "text/event-stream")
             .header("Last-Event-ID", after.to_string());
-        let response = request.send().await.map_err(|source| self.unreachable(source))?;
+        let response = self.send_authorized(request).await?;
         if !response.status().is_success() {
             return Err(refused(response).await);
         }
@@ -243,10 +269,28 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http
-            .request(method, format!("{}/api/v1{path}", self.base))
-            .header(AUTHORIZATION, format!("Bearer {}", self.token))
-            .timeout(Duration::from_secs(30))
+        self.http.request(method, format!("{}/api/v1{path}", self.base)).timeout(REQUEST_TIMEOUT)
+    }
+
+    /// Sends a request with the token. If the token was rotated after it was read, sends the request again.
+    async fn send_authorized(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+        let token = self.token.read()?;
+        let again = request.try_clone();
+        let response = self.send_with(request, &token).await?;
+        if response.status() == StatusCode::UNAUTHORIZED
+            && let Some(again) = again
+        {
+            let current = self.token.read()?;
+            if current != token {
+                return self.send_with(again, &current).await;
+            }
+        }
+        Ok(response)
+    }
+
+    async fn send_with(&self, request: RequestBuilder, token: &str) -> Result<Response, ClientError> {
+        let request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        request.send().await.map_err(|source| self.unreachable(source))
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
@@ -258,13 +302,22 @@ impl Client {
     }
 
     async fn send<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
-        let response = request.send().await.map_err(|source| self.unreachable(source))?;
+        let mut response = self.send_authorized(request).await?;
         if !response.status().is_success() {
             return Err(refused(response).await);
         }
-        let bytes = response.bytes().await.map_err(|source| self.unreachable(source))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|source| ClientError::UnexpectedResponse { url: self.base.clone(), source: Box::new(source) })
+        let mut bytes = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|source| self.unreachable(source))? {
+            if bytes.len() + chunk.len() > MAX_RESPONSE_BYTES {
+                return Err(self.unexpected(format!("it has more than {MAX_RESPONSE_BYTES} bytes")));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        serde_json::from_slice(&bytes).map_err(|source| self.unexpected(source))
+    }
+
+    fn unexpected(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ClientError {
+        ClientError::UnexpectedResponse { url: self.base.clone(), source: source.into() }
     }
 
     fn unreachable(&self, source: reqwest::Error) -> ClientError {
@@ -272,7 +325,7 @@ impl Client {
     }
 }
 
-async fn refused(response: reqwest::Response) -> ClientError {
+async fn refused(response: Response) -> ClientError {
     let status = response.status();
     let body = match response.json::<ErrorReply>().await {
         Ok(reply) => reply.error,
@@ -284,55 +337,4 @@ async fn refused(response: reqwest::Response) -> ClientError {
         },
     };
     ClientError::Refused { status: status.as_u16(), body }
-}
-
-/// Parser of server-sent events, which end with a blank line. Comments (keep-alives) and unknown event names are
-/// skipped.
-#[derive(Default)]
-struct SseBuffer {
-    bytes: Vec<u8>,
-}
-
-impl SseBuffer {
-    fn push(&mut self, chunk: &[u8]) {
-        self.bytes.extend(chunk.iter().filter(|b| **b != b'\r'));
-    }
-
-    fn next_frame(&mut self) -> Option<Result<Frame, serde_json::Error>> {
-        loop {
-            let end = self.bytes.windows(2).position(|w| w == b"\n\n")?;
-            let block: Vec<u8> = self.bytes.drain(..end + 2).collect();
-            let text = String::from_utf8_lossy(&block);
-            let mut name = "message";
-            let mut data = String::new();
-            for line in text.lines() {
-                if let Some(value) = line.strip_prefix("event:") {
-                    name = value.trim();
-                } else if let Some(value) = line.strip_prefix("data:") {
-                    data.push_str(value.strip_prefix(' ').unwrap_or(value));
-                }
-            }
-            match name {
-                "event" => return Some(serde_json::from_str(&data).map(|e| Frame::Event(Box::new(e)))),
-                "tokens" => return Some(serde_json::from_str(&data).map(Frame::Tokens)),
-                _ => {}
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_span_chunks_and_comments_are_skipped() {
-        let mut buffer = SseBuffer::default();
-        buffer.push(b": keep-alive\n\nevent: tok");
-        assert!(buffer.next_frame().is_none());
-        buffer.push(b"ens\ndata: {\"job\":\"0190b4b1-0000-7000-8000-000000000000\",\"attempt\":1,\"role\":\"alpha\",\"offset\":0,\"text\":\"hi\"}\n\n");
-        let Some(Ok(Frame::Tokens(tokens))) = buffer.next_frame() else { panic!("a frame") };
-        assert_eq!(tokens.text, "hi");
-        assert!(buffer.next_frame().is_none());
-    }
 }

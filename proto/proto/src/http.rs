@@ -28,6 +28,9 @@ pub struct SubmitReply {
     pub state: TaskState,
     /// False if a request with the same idempotency key already created this task.
     pub created: bool,
+    /// Reasons why the task may wait although it was accepted, for the user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Summary of a task.
@@ -356,6 +359,8 @@ pub enum ErrorCode {
     Conflict,
     /// 413: the body is too large.
     TooLarge,
+    /// 429: a limit of this API token is reached; close or end something, or retry later.
+    TooManyRequests,
     /// 503: the server cannot handle the request now; retry later.
     Busy,
     /// 500: an error on the server.

@@ -37,7 +37,14 @@ pub struct DatabaseConfig {
 #[serde(deny_unknown_fields)]
 pub struct HttpConfig {
     pub bind: SocketAddr,
-    /// File of mode 0600 that holds the bearer token.
+    /// Path of a Unix socket on which the API is served too. Only its owner may be able to enter its folder: a client
+    /// that connects to this socket knows that the server runs as the owner of the folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Whether `bind` may be an address other than loopback. There is no TLS, so the token can then be intercepted.
+    #[serde(default)]
+    pub allow_plaintext: bool,
+    /// File of mode 0600 that holds the bearer token. If the file is replaced, the new token is used at once.
     pub token_file: PathBuf,
     /// Values of the Host header that are accepted in addition to the loopback names and the address in `bind`.
     #[serde(default)]
@@ -80,8 +87,17 @@ pub struct SchedulerLimits {
     pub concurrency: usize,
     /// Database connections for HTTP, feeds and NATS requests. Heartbeats and the leader have separate connections.
     pub database_connections: u32,
-    /// Maximum number of open event feeds.
+    /// Maximum number of open event feeds of one API token.
     pub feeds: usize,
+    /// Maximum number of tasks of one API token that have not ended.
+    pub open_tasks: u32,
+    /// Maximum number of open HTTP connections of one listener (TCP address or Unix socket).
+    pub connections: usize,
+    /// Maximum time until the complete head of the next request has arrived, in ms. Idle connections are closed after
+    /// this time too.
+    pub request_head_timeout_ms: u64,
+    /// Maximum time for which a client may accept no byte of a response, in ms.
+    pub write_stall_timeout_ms: u64,
 }
 
 impl Default for SchedulerLimits {
@@ -94,6 +110,10 @@ impl Default for SchedulerLimits {
             concurrency: 16,
             database_connections: 16,
             feeds: 200,
+            open_tasks: 10_000,
+            connections: 512,
+            request_head_timeout_ms: 20_000,
+            write_stall_timeout_ms: 30_000,
         }
     }
 }

@@ -8,6 +8,7 @@
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
+//! | `server` | listens on TCP and on a Unix socket, limits connections |
 //!
 //! Outside of tests, only `store` reads and writes cfq's tables; `deploy` uses SQL to create the role and the database.
 //! The service runs no models and does not use git.
@@ -20,6 +21,7 @@ mod leader;
 mod link;
 mod metrics;
 mod run;
+mod server;
 mod store;
 #[cfg(test)]
 mod testing;

@@ -1,23 +1,22 @@
 //! Assembles the service. HTTP starts first and answers at once. If Postgres or NATS is unavailable, at the start or
 //! later, the service logs that once and retries; only errors that a retry cannot fix end the process.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use cfq_link::stop::{Stop, channel};
 use cfq_link::{LinkError, Session};
 use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::api::{Api, ApiToken, ApiTokenError};
+use crate::api::{Api, ApiTokenError, TokenFile};
 use crate::bus::Bus;
 use crate::config::{Config, DatabaseConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
 use crate::leader::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
+use crate::server::{self, ConnectionLimits, ListenError};
 use crate::store::{Store, StoreError, StorePools};
 
 /// Wait between two attempts to connect to Postgres or NATS.
@@ -25,12 +24,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot listen on {bind}: another program may use this address; set http.bind to a free address")]
-    Bind {
-        bind: SocketAddr,
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error(transparent)]
     ApiToken(#[from] ApiTokenError),
     #[error(transparent)]
@@ -39,11 +34,6 @@ pub enum Error {
     Link(#[from] LinkError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    #[error("the HTTP server failed")]
-    Http {
-        #[source]
-        source: std::io::Error,
-    },
     #[error("a background task of the scheduler panicked")]
     TaskPanicked {
         #[source]
@@ -65,11 +55,12 @@ pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
 /// row.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let bind = config.http.bind;
-    let token = ApiToken::load(&config.http.token_file)?;
+    let token = TokenFile::load(&config.http.token_file)?;
     let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
     let store = stores.requests.clone();
-    let listener = TcpListener::bind(bind).await.map_err(|source| Error::Bind { bind, source })?;
-    tracing::info!(address = %listener.local_addr().unwrap_or(bind), "listening");
+    let listener = server::bind_tcp(bind, config.http.allow_plaintext).await?;
+    let socket = config.http.socket.as_deref().map(server::bind_socket).transpose()?;
+    tracing::info!(address = %listener.local_addr().unwrap_or(bind), socket = ?config.http.socket, "listening");
     let (stopper, stop) = channel();
     let (link, wakeup, metrics) = (Link::default(), FeedWakeup::default(), Metrics::new()?);
     let api = Api::new(
@@ -80,16 +71,24 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         config.defaults.clone(),
         &config.http,
         token,
-        config.limits.feeds,
+        &config.limits,
         stop.clone(),
     );
-    let router = api.router(config.limits.body_bytes);
+    let router = api.router();
+    let limits = ConnectionLimits::from(&config.limits);
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
-    let mut http_stop = stop.clone();
+    let tcp = server::serve(listener, router.clone(), limits, stop.clone());
     tasks.spawn(async move {
-        let served = axum::serve(listener, router).with_graceful_shutdown(async move { http_stop.raised().await });
-        served.await.map_err(|source| Error::Http { source })
+        tcp.await;
+        Ok(())
     });
+    if let Some(socket) = socket {
+        let local = server::serve(socket, router, limits, stop.clone());
+        tasks.spawn(async move {
+            local.await;
+            Ok(())
+        });
+    }
     tasks.spawn(serve_backends(config.clone(), stores.clone(), link, wakeup, metrics, stop.clone()));
     tokio::pin!(shutdown);
     let mut failed = None;

@@ -1,7 +1,7 @@
 //! Test fixture of this crate. A private Postgres and NATS are started by the first test that needs them, shared by all
 //! tests that run at the same time, and stopped after the last of them. Each test has its own database.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
 use cfq_deploy::stack::StackAddresses;
@@ -187,9 +187,12 @@ pub fn new_task(key: Option<&str>) -> NewTask {
 }
 
 pub fn token_file(folder: &tempfile::TempDir) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
     let path = folder.path().join("token");
-    std::fs::write(&path, "0123456789abcdef").unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    replace_token(&path, "0123456789abcdef");
     path
+}
+
+/// Replaces the token file atomically, as `cfq token rotate` does.
+pub fn replace_token(path: &Path, token: &str) {
+    cfq_deploy::files::write_private(path, token.as_bytes(), None).unwrap();
 }

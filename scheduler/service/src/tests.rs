@@ -70,6 +70,8 @@ impl TestCluster {
             nats: env.nats(&Identity::Scheduler),
             http: HttpConfig {
                 bind: format!("127.0.0.1:{}", free_port()).parse().unwrap(),
+                socket: None,
+                allow_plaintext: false,
                 token_file: token_file(&folder),
                 allowed_hosts: vec![],
             },
@@ -362,7 +364,13 @@ async fn used_port_is_reported_with_its_setting() {
     let config = Config {
         database: env.database.clone(),
         nats: env.nats(&Identity::Scheduler),
-        http: HttpConfig { bind: taken.local_addr().unwrap(), token_file: token_file(&folder), allowed_hosts: vec![] },
+        http: HttpConfig {
+            bind: taken.local_addr().unwrap(),
+            socket: None,
+            allow_plaintext: false,
+            token_file: token_file(&folder),
+            allowed_hosts: vec![],
+        },
         defaults: Defaults::default(),
         limits: SchedulerLimits::default(),
         timing: Timing::default(),

@@ -24,6 +24,8 @@ impl Cluster {
             nats: self.nats.config("scheduler"),
             http: cfq_scheduler::HttpConfig {
                 bind: self.bind,
+                socket: None,
+                allow_plaintext: false,
                 token_file: self.file("token"),
                 allowed_hosts: Vec::new(),
             },

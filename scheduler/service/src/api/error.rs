@@ -59,6 +59,13 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::TooLarge, message)
     }
 
+    /// 429: a limit of the token is reached; the request may succeed after `retry_after` seconds.
+    pub fn too_many_requests(message: impl Into<String>, retry_after: u32) -> Self {
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorCode::TooManyRequests, message);
+        error.body.retry_after = Some(retry_after);
+        error
+    }
+
     /// 503: the same request may succeed after `RETRY_AFTER_SECONDS`.
     pub fn busy(message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Busy, message);
@@ -111,4 +118,9 @@ pub async fn unknown_path(uri: Uri) -> ApiError {
 pub async fn unsupported_method(method: Method, uri: Uri) -> ApiError {
     let message = format!("{} does not support {method}", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, message)
+}
+
+/// Reply to every request on a connection above the limit.
+pub async fn too_many_connections() -> ApiError {
+    ApiError::busy("too many connections to the server are open: close some, or retry in a moment")
 }

@@ -7,10 +7,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::HeaderMap;
 use axum::response::sse::{Event as Frame, KeepAlive, Sse};
-use cfq_link::stop::Stop;
 use cfq_proto::http::TokensData;
 use cfq_proto::ids::TaskId;
 use cfq_proto::messages::TokenFrame;
@@ -21,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 use super::Api;
 use super::error::ApiError;
 use super::tasks::find;
+use super::token::TokenEpoch;
 use crate::store::FeedCursor;
 
 /// Interval at which a feed queries the database even without a wake-up. This is necessary for two reasons: a
@@ -29,16 +29,26 @@ use crate::store::FeedCursor;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of comments that keep proxies and clients from closing an idle feed.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval at which an open feed checks whether its token is still the current one.
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Seconds after which a client should retry if too many feeds are open.
+const RETRY_AFTER_SECONDS: u32 = 5;
 
 type FeedReply = Result<Sse<axum::response::sse::KeepAliveStream<FrameStream>>, ApiError>;
 type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Infallible>> + Send>>;
 
 /// Opens the feed of one task: its events after `Last-Event-ID` (a `task_seq`), then new events and tokens as they
 /// arrive.
-pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: HeaderMap) -> FeedReply {
+pub async fn task(
+    State(api): State<Api>,
+    Extension(epoch): Extension<TokenEpoch>,
+    Path(key): Path<String>,
+    headers: HeaderMap,
+) -> FeedReply {
     let after = last_event_id::<i64>(&headers)?.unwrap_or(0);
     let task = find(&api, &key).await?;
     let open = OpenFeed::new(&api)?;
+    let end = end_of_feeds(api.clone(), epoch);
     let reader = TaskFeed {
         wakeups: api.wakeup.events(),
         tokens: api.wakeup.tokens(),
@@ -49,14 +59,15 @@ pub async fn task(State(api): State<Api>, Path(key): Path<String>, headers: Head
         next_poll: Instant::now(),
         _open: open,
     };
-    stream(reader)
+    stream(reader, end)
 }
 
 /// Opens the feed of all tasks: their events after `Last-Event-ID` (a [`FeedCursor`]), without tokens.
-pub async fn all(State(api): State<Api>, headers: HeaderMap) -> FeedReply {
+pub async fn all(State(api): State<Api>, Extension(epoch): Extension<TokenEpoch>, headers: HeaderMap) -> FeedReply {
     let cursor = last_event_id::<FeedCursor>(&headers)?.unwrap_or_default();
     let open = OpenFeed::new(&api)?;
-    stream(GlobalFeed { wakeups: api.wakeup.events(), api, cursor, ready: VecDeque::new(), _open: open })
+    let end = end_of_feeds(api.clone(), epoch);
+    stream(GlobalFeed { wakeups: api.wakeup.events(), api, cursor, ready: VecDeque::new(), _open: open }, end)
 }
 
 fn last_event_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
@@ -77,7 +88,9 @@ impl OpenFeed {
     fn new(api: &Api) -> Result<Self, ApiError> {
         let permit = api.feeds.clone().try_acquire_owned().map_err(|error| match error {
             TryAcquireError::NoPermits | TryAcquireError::Closed => {
-                ApiError::busy("too many event feeds are open: close some, then retry")
+                let message =
+                    format!("{} event feeds are open, which is the limit: close some, then retry", api.feed_limit);
+                ApiError::too_many_requests(message, RETRY_AFTER_SECONDS)
             }
         })?;
         api.metrics.open_event_feeds.inc();
@@ -94,17 +107,29 @@ impl Drop for OpenFeed {
 trait FeedReader: Send + 'static {
     /// The next frame; `None` ends the feed.
     fn next(&mut self) -> impl Future<Output = Option<Frame>> + Send;
-    fn stop(&self) -> Stop;
 }
 
-fn stream<R: FeedReader>(reader: R) -> FeedReply {
-    let frames = futures::stream::unfold(reader, |mut reader| async move {
-        let mut stop = reader.stop();
+/// Completes when the feeds of `epoch` must end: the scheduler stops, or the token was rotated.
+async fn end_of_feeds(api: Api, epoch: TokenEpoch) {
+    let mut stop = api.stop.clone();
+    let rotated = async {
+        while api.guard.token().epoch() == epoch {
+            tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        () = stop.raised() => {}
+        () = rotated => {}
+    }
+}
+
+fn stream<R: FeedReader>(reader: R, end: impl Future<Output = ()> + Send + 'static) -> FeedReply {
+    let frames = futures::stream::unfold((reader, Box::pin(end)), |(mut reader, mut end)| async move {
         let frame = tokio::select! {
             frame = reader.next() => frame,
-            () = stop.raised() => None,
+            () = end.as_mut() => None,
         };
-        frame.map(|frame| (Ok(frame), reader))
+        frame.map(|frame| (Ok(frame), (reader, end)))
     });
     let frames: FrameStream = Box::pin(frames);
     Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)))
@@ -149,10 +174,6 @@ impl FeedReader for TaskFeed {
             }
             self.next_poll = Instant::now() + POLL_INTERVAL;
         }
-    }
-
-    fn stop(&self) -> Stop {
-        self.api.stop.clone()
     }
 }
 
@@ -215,10 +236,6 @@ impl FeedReader for GlobalFeed {
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
-    }
-
-    fn stop(&self) -> Stop {
-        self.api.stop.clone()
     }
 }
 

@@ -9,9 +9,12 @@ mod guard;
 mod health;
 mod models;
 mod nodes;
+mod open_tasks;
 mod prs;
+mod servable;
 mod submit;
 mod tasks;
+mod token;
 mod validate;
 
 #[cfg(test)]
@@ -26,13 +29,15 @@ use axum::routing::{get, post};
 use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
-use crate::config::{Defaults, HttpConfig};
+use crate::config::{Defaults, HttpConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
-pub use guard::{ApiToken, ApiTokenError};
+use open_tasks::OpenTaskLimit;
+
+pub use token::{ApiTokenError, TokenFile};
 
 /// State that all handlers share.
 #[derive(Debug, Clone)]
@@ -44,6 +49,9 @@ pub struct Api {
     pub defaults: Arc<Defaults>,
     pub guard: Arc<guard::Guard>,
     pub feeds: Arc<Semaphore>,
+    feed_limit: usize,
+    pub open_tasks: Arc<OpenTaskLimit>,
+    body_bytes: usize,
     pub stop: Stop,
 }
 
@@ -56,8 +64,8 @@ impl Api {
         metrics: Metrics,
         defaults: Defaults,
         http: &HttpConfig,
-        token: ApiToken,
-        feeds: usize,
+        token: TokenFile,
+        limits: &SchedulerLimits,
         stop: Stop,
     ) -> Self {
         Self {
@@ -67,12 +75,15 @@ impl Api {
             metrics,
             defaults: Arc::new(defaults),
             guard: Arc::new(guard::Guard::new(http, token)),
-            feeds: Arc::new(Semaphore::new(feeds)),
+            feeds: Arc::new(Semaphore::new(limits.feeds)),
+            feed_limit: limits.feeds,
+            open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
+            body_bytes: limits.body_bytes,
             stop,
         }
     }
 
-    pub fn router(self, body_bytes: usize) -> Router {
+    pub fn router(self) -> Router {
         let requests = Router::new()
             .route("/healthz", get(health::healthz))
             .route("/readyz", get(health::readyz))
@@ -95,9 +106,14 @@ impl Api {
             .merge(feeds)
             .fallback(error::unknown_path)
             .method_not_allowed_fallback(error::unsupported_method)
-            .layer(DefaultBodyLimit::max(body_bytes))
+            .layer(DefaultBodyLimit::max(self.body_bytes))
             .layer(middleware::from_fn_with_state(self.clone(), guard::authorize))
             .route_layer(middleware::from_fn_with_state(self.clone(), guard::record_metrics))
             .with_state(self)
     }
+}
+
+/// Router of connections above the limit: every request is refused.
+pub fn refusing_router() -> Router {
+    Router::new().fallback(error::too_many_connections)
 }

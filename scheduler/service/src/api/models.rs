@@ -31,7 +31,7 @@ async fn send_command(
     bytes: Body,
     command: impl FnOnce(ModelId) -> NodeCommand,
 ) -> Result<Json<ModelAnswer>, ApiError> {
-    let request: ModelRequest = parse_body(&read_body(bytes)?)?;
+    let request: ModelRequest = parse_body(&read_body(api, bytes)?)?;
     let (node, boot) = select_node(&request, &api.store.node_views().await?)?;
     let session = api.link.get().ok_or_else(|| ApiError::busy("not connected to NATS: retry in a moment"))?;
     let model = request.model;

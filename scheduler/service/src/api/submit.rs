@@ -12,18 +12,16 @@ use cfq_proto::task::TaskState;
 
 use super::Api;
 use super::error::ApiError;
-use super::validate;
+use super::{servable, validate};
 use crate::store::{Hint, NewTask, Submitted};
 
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 
-pub async fn submit(
-    State(api): State<Api>,
-    headers: HeaderMap,
-    bytes: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<SubmitReply>), ApiError> {
+type SubmitResult = Result<(StatusCode, Json<SubmitReply>), ApiError>;
+
+pub async fn submit(State(api): State<Api>, headers: HeaderMap, bytes: Result<Bytes, BytesRejection>) -> SubmitResult {
     let key = idempotency_key(&headers)?;
-    let request: SubmitRequest = validate::parse_body(&read_body(bytes)?)?;
+    let request: SubmitRequest = validate::parse_body(&read_body(&api, bytes)?)?;
     // The request is hashed before the defaults are filled in, because the defaults may change between two tries.
     let canonical = serde_json::to_vec(&request).map_err(|e| ApiError::malformed(e.to_string()))?;
     let spec = validate::with_defaults(request, &api.defaults)?;
@@ -36,16 +34,50 @@ pub async fn submit(
         key,
         body_hash: BlobHash::of(&canonical).to_string(),
     };
-    match api.store.submit(&new).await? {
+    let warnings = match admit(&api, &new).await? {
+        Ok(warnings) => warnings,
+        Err(refusal) => return repeat_or_refuse(&api, &new, refusal).await,
+    };
+    let submitted = api.store.submit(&new).await?;
+    if let Submitted::Created { id, number } = submitted {
+        api.open_tasks.on_created().await;
+        let link = api.link.clone();
+        // The reply does not wait until the hint is sent.
+        tokio::spawn(async move { link.send_hints(vec![Hint::TaskReady]).await });
+        tracing::info!(task = %number, %id, "task accepted");
+    }
+    reply(submitted, warnings)
+}
+
+/// Whether a new task may be created now: its warnings, or the reason to refuse it.
+async fn admit(api: &Api, new: &NewTask) -> Result<Result<Vec<String>, ApiError>, ApiError> {
+    if let Some(refusal) = api.open_tasks.refusal(&api.store).await? {
+        return Ok(Err(refusal));
+    }
+    let Some(nodes) = servable::registered_nodes(&api.store).await? else { return Ok(Ok(Vec::new())) };
+    Ok(servable::check_models(&new.spec.agents, &nodes, &api.defaults.agents))
+}
+
+/// Repeats the reply to an earlier submission with the same idempotency key, because that reply may have been lost.
+/// Without one, refuses the task.
+async fn repeat_or_refuse(api: &Api, new: &NewTask, refusal: ApiError) -> SubmitResult {
+    if new.key.is_none() {
+        return Err(refusal);
+    }
+    match api.store.find_by_key(new).await? {
+        Submitted::TooLate => Err(refusal),
+        found => reply(found, Vec::new()),
+    }
+}
+
+fn reply(submitted: Submitted, warnings: Vec<String>) -> SubmitResult {
+    match submitted {
         Submitted::Created { id, number } => {
-            let link = api.link.clone();
-            // The reply does not wait until the hint is sent.
-            tokio::spawn(async move { link.send_hints(vec![Hint::TaskReady]).await });
-            tracing::info!(task = %number, %id, "task accepted");
-            Ok((StatusCode::CREATED, Json(SubmitReply { id, number, state: TaskState::Ready, created: true })))
+            let reply = SubmitReply { id, number, state: TaskState::Ready, created: true, warnings };
+            Ok((StatusCode::CREATED, Json(reply)))
         }
         Submitted::Existing { id, number, state } => {
-            Ok((StatusCode::OK, Json(SubmitReply { id, number, state, created: false })))
+            Ok((StatusCode::OK, Json(SubmitReply { id, number, state, created: false, warnings: Vec::new() })))
         }
         Submitted::TooLate => Err(ApiError::invalid("deadline", "deadline: is in the past; set a later one")),
         Submitted::KeyReused { number } => Err(ApiError::key_reused(format!(
@@ -66,12 +98,13 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 }
 
 /// The body's bytes; an error if the body exceeds `SchedulerLimits::body_bytes` or the connection broke.
-pub fn read_body(bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+pub fn read_body(api: &Api, bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     bytes.map_err(|rejection| {
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            ApiError::too_large(
-                "the request body exceeds the size limit: move large texts into files of the repository",
-            )
+            ApiError::too_large(format!(
+                "the request body exceeds the limit of {} bytes: move large texts into files of the repository",
+                api.body_bytes
+            ))
         } else {
             ApiError::malformed("the request body cannot be read: send it again")
         }

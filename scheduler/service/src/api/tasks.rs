@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::Api;
 use super::error::ApiError;
+use super::servable;
 use super::submit::read_body;
 use super::validate::{check_supported_model, parse_body};
 use crate::store::{Cancelled, Resolution, TooLateReason};
@@ -48,7 +49,7 @@ pub async fn cancel(
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
-    let bytes = read_body(bytes)?;
+    let bytes = read_body(&api, bytes)?;
     let request =
         if bytes.is_empty() { CancelRequest { reason: String::new() } } else { parse_body::<CancelRequest>(&bytes)? };
     let by = if request.reason.is_empty() { API_ACTOR.to_owned() } else { format!("{API_ACTOR}: {}", request.reason) };
@@ -72,9 +73,12 @@ pub async fn resolve(
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
-    let request: ResolveRequest = parse_body(&read_body(bytes)?)?;
+    let request: ResolveRequest = parse_body(&read_body(&api, bytes)?)?;
     if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action {
         check_supported_model("action.suggested_model", model)?;
+        if let Some(nodes) = servable::registered_nodes(&api.store).await? {
+            servable::check_model("action.suggested_model", model, &nodes, &api.defaults.agents)?;
+        }
     }
     match api.store.resolve(task, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {

@@ -8,6 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+mod limits;
+
 use super::*;
 use crate::config::SchedulerLimits;
 use crate::testing::{MODEL, TestEnv, token_file};
@@ -16,9 +18,11 @@ const TOKEN: &str = "0123456789abcdef";
 
 struct Service {
     router: Router,
+    token_file: std::path::PathBuf,
     wakeup: FeedWakeup,
     metrics: Metrics,
     env: Option<TestEnv>,
+    _folder: tempfile::TempDir,
     _stopper: cfq_link::stop::Stopper,
 }
 
@@ -29,20 +33,28 @@ impl Service {
     }
 
     fn over(store: Store, env: Option<TestEnv>) -> Self {
+        Self::within(SchedulerLimits { feeds: 1, ..SchedulerLimits::default() }, store, env)
+    }
+
+    fn within(limits: SchedulerLimits, store: Store, env: Option<TestEnv>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let http = HttpConfig {
             bind: "127.0.0.1:0".parse().unwrap(),
+            socket: None,
+            allow_plaintext: false,
             token_file: token_file(&folder),
             allowed_hosts: vec!["box.lan".into()],
         };
-        let token = ApiToken::load(&http.token_file).unwrap();
+        let token = TokenFile::load(&http.token_file).unwrap();
         let mut defaults = Defaults::default();
         defaults.agents.alpha.model = Some(MODEL.parse().unwrap());
         defaults.agents.beta.model = Some(MODEL.parse().unwrap());
         let (stopper, stop) = cfq_link::stop::channel();
         let (wakeup, metrics) = (FeedWakeup::default(), Metrics::new().unwrap());
-        let api = Api::new(store, Link::default(), wakeup.clone(), metrics.clone(), defaults, &http, token, 1, stop);
-        Self { router: api.router(SchedulerLimits::default().body_bytes), wakeup, metrics, env, _stopper: stopper }
+        let api =
+            Api::new(store, Link::default(), wakeup.clone(), metrics.clone(), defaults, &http, token, &limits, stop);
+        let token_file = http.token_file;
+        Self { router: api.router(), token_file, wakeup, metrics, env, _folder: folder, _stopper: stopper }
     }
 
     async fn send(&self, request: Request<Body>) -> (StatusCode, Vec<u8>) {
@@ -233,7 +245,9 @@ async fn feed_resumes_after_last_event_id_and_excess_feed_is_refused() {
         tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
     assert!(text.contains("event: event\n") && text.contains("id: 2\n") && text.contains("cancelled"), "{text}");
-    assert_eq!(open("0").await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE, "the only permit is taken");
+    let refused = open("0").await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "the only permit is taken");
+    assert!(refused.headers().contains_key("retry-after"));
     drop(stream);
     assert_eq!(open("x").await.unwrap().status(), StatusCode::BAD_REQUEST);
     let all = service.router.clone().oneshot(request(Method::GET, "/api/v1/events", &[], Body::empty())).await.unwrap();

@@ -22,6 +22,7 @@ mod journal;
 mod leader;
 mod live;
 mod nodes;
+mod open_tasks;
 mod payload;
 mod place;
 mod pools;

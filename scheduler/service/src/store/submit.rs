@@ -78,7 +78,9 @@ impl Store {
         Ok(Submitted::Created { id: new.id, number: TaskNumber(number) })
     }
 
-    async fn find_by_key(&self, new: &NewTask) -> Result<Submitted, StoreError> {
+    /// Finds the task that an earlier submission with the idempotency key of `new` created. [`Submitted::TooLate`] if
+    /// there is none. Writes nothing.
+    pub async fn find_by_key(&self, new: &NewTask) -> Result<Submitted, StoreError> {
         let row = sqlx::query!(
             "select id, number, state, body_hash from tasks where idempotency_key = $1",
             new.key.as_deref()

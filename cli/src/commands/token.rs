@@ -1,0 +1,52 @@
+//! `cfq token rotate`: replaces the API token. The running scheduler notices the new file by itself. Whoever owns the
+//! data folder may do this, so no request is sent, and it works while the server is stopped.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use cfq_deploy::{Paths, files};
+use cfq_link::child::Account;
+use serde::Serialize;
+
+use crate::args::TokenCommand;
+use crate::connect;
+use crate::exit::{self, Code};
+use crate::output::Output;
+
+#[derive(Serialize)]
+struct Rotated {
+    token_file: PathBuf,
+}
+
+pub fn run(out: Output, paths: &Paths, command: TokenCommand) -> anyhow::Result<Code> {
+    match command {
+        TokenCommand::Rotate => rotate(out, paths),
+    }
+}
+
+fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
+    let token_file = connect::token_file(&paths.data);
+    let old = match std::fs::metadata(&token_file) {
+        Ok(old) => old,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(exit::usage(format!("{} has no API token yet: `cfq up` creates one", paths.data.display())));
+        }
+        Err(error) => {
+            return Err(exit::usage(format!(
+                "cannot read {} ({error}): run this as the user who started cfq",
+                token_file.display()
+            )));
+        }
+    };
+    // The file keeps its owner if root rotates the token of another user.
+    let owner = Account { uid: old.uid(), gid: old.gid() };
+    files::write_private(&token_file, files::random_password()?.as_bytes(), Some(owner))?;
+    out.print(&Rotated { token_file }, |rotated| {
+        format!(
+            "the new API token is in {}; the old one no longer works\nset CFQ_TOKEN again where you use it; the commands \
+             on this machine read the new token by themselves",
+            rotated.token_file.display()
+        )
+    })?;
+    Ok(Code::Done)
+}

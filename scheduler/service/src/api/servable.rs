@@ -1,0 +1,131 @@
+//! Checks whether the cluster can serve a task's models.
+
+use std::collections::BTreeSet;
+
+use cfq_proto::http::NodeView;
+use cfq_proto::model::ModelId;
+use cfq_proto::task::{Agent, AgentBindings};
+
+use super::error::ApiError;
+use crate::store::{Store, StoreError};
+
+/// All registered nodes; `None` if a row cannot be read, which must prevent no submission.
+pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, StoreError> {
+    match store.node_views().await {
+        Ok(nodes) => Ok(Some(nodes)),
+        Err(error) if error.may_retry() => Err(error),
+        Err(error) => {
+            tracing::error!(%error, "cannot read the nodes; models of tasks are not checked");
+            Ok(None)
+        }
+    }
+}
+
+/// Checks the models of both agents against the registered nodes and the endpoints of `defaults`, the agents' settings
+/// in the scheduler's configuration. A model behind an endpoint that none of them knows is refused, unless no node is
+/// alive: then a node that starts later may know the endpoint. Returns a warning for each model that no live node lists.
+pub fn check_models(
+    agents: &AgentBindings,
+    nodes: &[NodeView],
+    defaults: &AgentBindings,
+) -> Result<Vec<String>, ApiError> {
+    let mut warnings = Vec::new();
+    for agent in [Agent::Alpha, Agent::Beta] {
+        let Some(model) = &agents.of(agent).model else { continue };
+        let field = format!("agents.{agent}.model");
+        if let Some(warning) = check_model(&field, model, nodes, defaults)?
+            && !warnings.contains(&warning)
+        {
+            warnings.push(warning);
+        }
+    }
+    Ok(warnings)
+}
+
+/// Checks one model; `field` is the field of the request that names the model.
+pub fn check_model(
+    field: &str,
+    model: &ModelId,
+    nodes: &[NodeView],
+    defaults: &AgentBindings,
+) -> Result<Option<String>, ApiError> {
+    let listed_by = |node: &NodeView| node.ledger.models.iter().any(|state| state.model == *model);
+    if nodes.iter().any(|node| node.alive && listed_by(node)) {
+        return Ok(None);
+    }
+    if !nodes.iter().any(|node| node.alive) {
+        return Ok(Some(format!("no node is running, so the task waits for one that serves {model}")));
+    }
+    if let Some(endpoint) = model.endpoint() {
+        let known = known_endpoints(nodes, defaults);
+        if !known.contains(&endpoint) {
+            let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
+            return Err(ApiError::invalid(
+                field,
+                format!(
+                    "{field}: {model}: no node has an endpoint {endpoint}; known endpoints: {known}. Correct the name, \
+                     or add [endpoints.{endpoint}] and a model behind it to cfq.toml and restart cfq"
+                ),
+            ));
+        }
+    }
+    Ok(Some(format!("no running node lists {model}, so the task waits for one that serves it: see `cfq nodes`")))
+}
+
+/// Endpoints of the models that any node lists, alive or not, and of the models in `defaults`.
+fn known_endpoints(nodes: &[NodeView], defaults: &AgentBindings) -> BTreeSet<String> {
+    let listed = nodes.iter().flat_map(|node| &node.ledger.models).map(|state| &state.model);
+    let configured = [Agent::Alpha, Agent::Beta].into_iter().filter_map(|agent| defaults.of(agent).model.as_ref());
+    listed.chain(configured).filter_map(ModelId::endpoint).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::ids::{BootId, NodeId};
+    use cfq_proto::task::AgentBinding;
+
+    use super::*;
+    use crate::testing;
+
+    fn node(name: &str, alive: bool, model: &str) -> NodeView {
+        let registration = testing::node_registration(BootId::fresh());
+        let mut ledger = registration.ledger;
+        ledger.models[0].model = model.parse().unwrap();
+        NodeView {
+            id: NodeId::new(name).unwrap(),
+            boot: registration.boot,
+            version: registration.version,
+            alive,
+            devices: registration.devices,
+            ledger,
+            last_seen: 0.0,
+            running: 0,
+        }
+    }
+
+    fn agents(alpha: &str, beta: &str) -> AgentBindings {
+        let binding = |model: &str| AgentBinding { model: model.parse().ok(), ..AgentBinding::default() };
+        AgentBindings { alpha: binding(alpha), beta: binding(beta) }
+    }
+
+    #[test]
+    fn only_an_unknown_endpoint_is_refused_and_only_while_a_node_is_alive() {
+        let nodes = [node("a", true, "openai:box/m"), node("b", false, "openai:den/m")];
+        let defaults = agents("openai:lab/m", "path:/m.gguf");
+        let check = |alpha: &str, nodes: &[NodeView]| check_models(&agents(alpha, "openai:box/m"), nodes, &defaults);
+
+        assert_eq!(check("openai:box/m", &nodes).unwrap(), Vec::<String>::new());
+        for waits in ["openai:box/other", "openai:den/m", "openai:lab/m", "path:/other.gguf"] {
+            let warnings = check(waits, &nodes).unwrap();
+            assert!(warnings.len() == 1 && warnings[0].contains(waits), "{waits}: {warnings:?}");
+        }
+        let refused = format!("{:?}", check("openai:typo/m", &nodes).unwrap_err());
+        for word in ["agents.alpha.model", "typo", "box, den, lab", "[endpoints.typo]"] {
+            assert!(refused.contains(word), "{word} is not in {refused}");
+        }
+        for offline in [&nodes[1..], &[]] {
+            let warnings = check("openai:typo/m", offline).unwrap();
+            assert!(warnings.len() == 2 && warnings[0].contains("no node is running"), "{warnings:?}");
+        }
+    }
+}

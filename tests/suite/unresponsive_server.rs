@@ -1,0 +1,108 @@
+//! Tests of the commands with a server that accepts connections and then does not answer, answers slowly, answers
+//! something else than HTTP, or fails. Each command ends by itself, with an error that says what happened and the next
+//! step.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use cfq_tests::cluster::{WAIT_LIMIT, kill_with_parent};
+use cfq_tests::{binary, wait};
+
+type Behaviour = fn(TcpStream);
+
+/// Starts a server and returns its URL.
+fn serve(behaviour: Behaviour) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || behaviour(stream.unwrap()));
+        }
+    });
+    url
+}
+
+fn reply(mut stream: TcpStream, bytes: &[u8]) {
+    let mut request = [0; 4096];
+    drop(stream.read(&mut request));
+    drop(stream.write_all(bytes));
+}
+
+fn silent(mut stream: TcpStream) {
+    drop(stream.read_to_end(&mut Vec::new()));
+}
+
+/// Sends a byte of the body now and then, so that no single read takes long.
+fn slow(mut stream: TcpStream) {
+    if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n").is_err() {
+        return;
+    }
+    while stream.write_all(b" ").is_ok() {
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+fn endless(mut stream: TcpStream) {
+    let head = b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n";
+    let mut sent = stream.write_all(head);
+    while sent.is_ok() {
+        sent = stream.write_all(&[b' '; 65536]);
+    }
+}
+
+fn garbage(stream: TcpStream) {
+    reply(stream, b"\x00\x01SSH-2.0-other\r\n\r\n");
+}
+
+fn hang_up(stream: TcpStream) {
+    reply(stream, b"");
+}
+
+fn fail(stream: TcpStream) {
+    reply(stream, b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+}
+
+fn page(stream: TcpStream) {
+    reply(stream, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_report_a_server_that_does_not_work() {
+    let home = tempfile::tempdir().unwrap();
+    let program = tokio::task::block_in_place(binary::cfq);
+    let cases: [(&str, Behaviour, &[&str]); 7] = [
+        ("silent", silent, &["did not answer in time", "cfq logs --process scheduler"]),
+        ("slow", slow, &["did not answer in time", "cfq logs --process scheduler"]),
+        ("endless", endless, &["unexpected response", "same version"]),
+        ("garbage", garbage, &["the connection to http://127.0.0.1", "check that a cfq server listens there"]),
+        ("hang_up", hang_up, &["the connection to http://127.0.0.1", "check that a cfq server listens there"]),
+        ("fail", fail, &["500 Internal Server Error", "check that cfq listens at this address"]),
+        ("page", page, &["unexpected response", "check that it is a cfq server"]),
+    ];
+    let mut running: Vec<(String, &[&str], std::path::PathBuf, Child)> = Vec::new();
+    for (name, behaviour, words) in cases {
+        for args in [&["ls"][..], &["show", "t1"], &["logs", "t1"]] {
+            let log = home.path().join(format!("{name}-{}", args[0]));
+            let mut command = Command::new(&program);
+            command.args(args).env("CFQ_URL", serve(behaviour)).env("CFQ_TOKEN", "0123456789abcdef");
+            command.env("CFQ_DATA", home.path().join("data")).stdin(Stdio::null()).stdout(Stdio::null());
+            command.stderr(std::fs::File::create(&log).unwrap());
+            kill_with_parent(&mut command);
+            running.push((format!("{name} {args:?}"), words, log, command.spawn().unwrap()));
+        }
+    }
+    for (name, words, log, mut child) in running {
+        let status = wait::until(&format!("cfq to end, {name}"), WAIT_LIMIT, || {
+            let done = child.try_wait().unwrap();
+            async move { done.ok_or_else(|| "still running".to_owned()) }
+        })
+        .await;
+        let text = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(status.code(), Some(5), "{name}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{name}: {word:?} is not in {text:?}");
+        }
+    }
+}
