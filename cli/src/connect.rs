@@ -110,10 +110,9 @@ pub fn describe_error(error: &ClientError) -> String {
         ClientError::Unreachable { url, source } => {
             format!("the connection to {url} failed ({}): {HOW_TO_EXAMINE}", root_cause(source))
         }
-        ClientError::TokenFile { path, source } => format!(
-            "cannot read the API token in {} ({source}): run this as the user who started cfq",
-            path.display()
-        ),
+        ClientError::TokenFile { path, source } => {
+            format!("cannot read the API token in {} ({source}): run this as the user who started cfq", path.display())
+        }
         ClientError::Refused { status: 401, .. } => {
             "wrong API token: set CFQ_TOKEN to the server's token, or run this as the user who started the server"
                 .to_owned()

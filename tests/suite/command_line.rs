@@ -180,6 +180,8 @@ async fn task_from_submit_to_pull_through_the_binary() {
     refused(&run(&["submit", "-f", "none.yaml", "--repo", repo_arg]), 2, &["none.yaml"]);
     refused(&run(&["submit", "--repo", repo_arg]), 2, &["empty", "cfq submit"]);
     refused(&run(&["submit", "x", "--repo", repo_arg, "--context", "none.py"]), 2, &["none.py", "commit"]);
+    let typo = run(&["submit", "x", "--repo", repo_arg, "--alpha", "openai:typo/x"]);
+    refused(&typo, 2, &["agents.alpha.model", "no node has an endpoint typo", "known endpoints: scripted"]);
     let mut full = command(home.path(), &["ls"], &[("CFQ_URL", url.as_str()), ("CFQ_TOKEN", TOKEN)]);
     full.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
     refused(&tokio::task::block_in_place(|| full.output().unwrap()), 4, &["cannot write the output"]);

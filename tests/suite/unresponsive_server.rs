@@ -24,10 +24,10 @@ fn serve(behaviour: Behaviour) -> String {
     url
 }
 
-fn reply(mut stream: TcpStream, bytes: &[u8]) {
+/// Reads the request, then sends `bytes`. True if they were sent.
+fn reply(stream: &mut TcpStream, bytes: &[u8]) -> bool {
     let mut request = [0; 4096];
-    drop(stream.read(&mut request));
-    drop(stream.write_all(bytes));
+    stream.read(&mut request).is_ok() && stream.write_all(bytes).is_ok()
 }
 
 fn silent(mut stream: TcpStream) {
@@ -36,36 +36,34 @@ fn silent(mut stream: TcpStream) {
 
 /// Sends a byte of the body now and then, so that no single read takes long.
 fn slow(mut stream: TcpStream) {
-    if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n").is_err() {
-        return;
-    }
-    while stream.write_all(b" ").is_ok() {
+    let mut sent = reply(&mut stream, b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n");
+    while sent {
         std::thread::sleep(Duration::from_millis(500));
+        sent = stream.write_all(b" ").is_ok();
     }
 }
 
 fn endless(mut stream: TcpStream) {
-    let head = b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n";
-    let mut sent = stream.write_all(head);
-    while sent.is_ok() {
-        sent = stream.write_all(&[b' '; 65536]);
+    let mut sent = reply(&mut stream, b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n");
+    while sent {
+        sent = stream.write_all(&[b' '; 65536]).is_ok();
     }
 }
 
-fn garbage(stream: TcpStream) {
-    reply(stream, b"\x00\x01SSH-2.0-other\r\n\r\n");
+fn garbage(mut stream: TcpStream) {
+    reply(&mut stream, b"\x00\x01SSH-2.0-other\r\n\r\n");
 }
 
-fn hang_up(stream: TcpStream) {
-    reply(stream, b"");
+fn hang_up(mut stream: TcpStream) {
+    reply(&mut stream, b"");
 }
 
-fn fail(stream: TcpStream) {
-    reply(stream, b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+fn fail(mut stream: TcpStream) {
+    reply(&mut stream, b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
 }
 
-fn page(stream: TcpStream) {
-    reply(stream, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>");
+fn page(mut stream: TcpStream) {
+    reply(&mut stream, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>");
 }
 
 #[tokio::test(flavor = "multi_thread")]

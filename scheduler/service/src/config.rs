@@ -91,7 +91,8 @@ pub struct SchedulerLimits {
     pub feeds: usize,
     /// Maximum number of tasks of one API token that have not ended.
     pub open_tasks: u32,
-    /// Maximum number of open HTTP connections of one listener (TCP address or Unix socket).
+    /// Maximum number of open HTTP connections of one listener (TCP address or Unix socket). The default leaves room
+    /// for both listeners and the database below 1024 open files, the usual limit of a process.
     pub connections: usize,
     /// Maximum time until the complete head of the next request has arrived, in ms. Idle connections are closed after
     /// this time too.
@@ -111,7 +112,7 @@ impl Default for SchedulerLimits {
             database_connections: 16,
             feeds: 200,
             open_tasks: 10_000,
-            connections: 512,
+            connections: 400,
             request_head_timeout_ms: 20_000,
             write_stall_timeout_ms: 30_000,
         }

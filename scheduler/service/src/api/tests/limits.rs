@@ -90,6 +90,10 @@ async fn model_behind_an_unknown_endpoint_is_refused_while_a_node_is_alive() {
     let (status, body) = service.post("/api/v1/tasks", &[], &task()).await;
     assert_eq!((status, read::<SubmitReply>(&body).warnings), (StatusCode::CREATED, vec![]));
 
+    let switch = json!({"action": {"type": "switch_llm", "target_agent": "alpha", "suggested_model": "openai:typo/m"}});
+    let (status, body) = service.post("/api/v1/tasks/t1/resolve", &[], &switch).await;
+    assert_eq!((status, error(&body).field.as_deref()), (StatusCode::BAD_REQUEST, Some("action.suggested_model")));
+
     env.store.raw("update nodes set last_seen = now() - interval '1 hour'").await;
     let (status, body) = service.post("/api/v1/tasks", &[], &task()).await;
     let warnings = read::<SubmitReply>(&body).warnings;
