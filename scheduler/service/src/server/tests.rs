@@ -10,6 +10,8 @@ use super::*;
 /// Maximum wait of a test for the server. Normally the server acts within the limits below.
 const WAIT: Duration = Duration::from_secs(20);
 const REQUEST: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+/// Time until the reply to a request for `/slow`; longer than the timeouts of the tests.
+const SLOW_REPLY: Duration = Duration::from_millis(900);
 /// More than the socket buffers of both sides hold.
 const LARGE_BYTES: usize = 64 * 1024 * 1024;
 
@@ -22,7 +24,7 @@ struct Server {
 impl Server {
     async fn start(limits: ConnectionLimits) -> Self {
         let slow = async || {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            tokio::time::sleep(SLOW_REPLY).await;
             "slow"
         };
         let router = Router::new()
@@ -71,6 +73,7 @@ async fn half_open_and_idle_connections_are_closed() {
     let server = Server::start(ConnectionLimits { request_head_timeout: Duration::from_millis(300), ..limits() }).await;
     let mut idle = server.send(REQUEST).await;
     read_until(&mut idle, "ok").await;
+    let mut busy = server.send(&REQUEST.replace("/ ", "/slow ")).await;
     let mut open = Vec::new();
     for bytes in ["", "GET / HT", "GET / HTTP/1.1\r\nHost: localhost\r\nX-A: b"].into_iter().cycle().take(60) {
         open.push(server.send(bytes).await);
@@ -78,6 +81,7 @@ async fn half_open_and_idle_connections_are_closed() {
     for stream in open.iter_mut().chain([&mut idle]) {
         closed(stream).await;
     }
+    read_until(&mut busy, "slow").await;
     read_until(&mut server.send(REQUEST).await, "ok").await;
 }
 
@@ -115,6 +119,9 @@ async fn client_that_does_not_read_its_response_is_disconnected() {
         }
     };
     tokio::time::timeout(WAIT, served).await.expect("the connection of the stalled client is free again");
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(WAIT, stalled.read_to_end(&mut rest)).await.expect("the connection was closed");
+    assert!(rest.len() < LARGE_BYTES / 2, "{end:?}: the client was not disconnected");
 }
 
 #[tokio::test]
