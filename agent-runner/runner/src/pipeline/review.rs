@@ -1,11 +1,15 @@
-//! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text. A reply without a
-//! score is not a review. An incomplete review is an error, and another one is requested ([`parse_review`]). If no try
-//! gives a complete review, the readable part is kept for the creator ([`salvage_review`]). A critical defect is added
-//! that states what is missing, because the missing part may contain the finding that must prevent convergence.
+//! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text (`object` finds the
+//! review in it). A reply without a score is not a review. An incomplete review is an error, and another one is
+//! requested ([`parse_review`]). If no try gives a complete review, the readable part is kept for the creator
+//! ([`salvage_review`]). A critical defect is added that states what is missing, because the missing part may contain
+//! the finding that must prevent convergence.
+
+mod object;
 
 use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::job::FinishReason;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
+use object::{ReviewObject, is_only_an_object, review_object};
 use serde_json::Value;
 
 /// Maximum number of entries kept per list, for servers that do not enforce the schema's limits.
@@ -25,6 +29,9 @@ pub enum UnreadableReview {
     /// The reply ends before the object does.
     #[error("the review was cut off at the maximum reply length")]
     Truncated,
+    /// It is unclear which part of the reply is the critic's own review.
+    #[error("the reply has more than one score or review, or only a quoted one")]
+    Ambiguous,
     /// Some defects are incomplete or have an unknown severity.
     #[error("{count} defects of the review cannot be parsed: each needs a description and a known severity")]
     Defects { count: usize },
@@ -41,8 +48,8 @@ pub fn parse_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback, 
 
 /// Parses a review that ended early because one of `conditions` was met. `None` if none is met.
 pub fn early_stopped_review(text: &str, conditions: &[EarlyStop]) -> Option<ReviewFeedback> {
-    // A draft inside the model's reasoning is not a review.
-    if text.contains("<think>") {
+    // Other replies may contain a draft or a quoted review.
+    if !is_only_an_object(text) {
         return None;
     }
     conditions.iter().find_map(|condition| {
@@ -81,11 +88,10 @@ fn read_review(
     text: &str,
     finish: FinishReason,
 ) -> Result<(ReviewFeedback, Option<UnreadableReview>), UnreadableReview> {
-    let text = text.rsplit_once("</think>").map_or(text, |(_, rest)| rest);
-    // Reasoning that does not end contains drafts only, not an answer.
-    let text = text.split_once("<think>").map_or(text, |(before, _)| before);
-    let start = text.find('{').ok_or(UnreadableReview::NoObject)?;
-    let (value, complete) = first_object(&text[start..], finish).ok_or(UnreadableReview::NoObject)?;
+    let (value, complete) = match review_object(text, finish)? {
+        ReviewObject::Whole(value) => (value, true),
+        ReviewObject::Truncated(value) => (value, false),
+    };
     let (review, unreadable) = match serde_json::from_value::<ReviewFeedback>(value.clone()) {
         Ok(review) => (review, 0),
         Err(_) => lenient_review(&value)?,
@@ -96,49 +102,6 @@ fn read_review(
         (true, count) => Some(UnreadableReview::Defects { count }),
     };
     Ok((limited(review), missing))
-}
-
-/// Returns the first JSON object of a text, and whether it is complete. A truncated object is closed after its last
-/// complete value.
-fn first_object(text: &str, finish: FinishReason) -> Option<(Value, bool)> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    if let Some(Ok(value)) = values.next() {
-        // If the reply was truncated in a second review, the first one was a draft.
-        let rest = text.get(values.byte_offset()..).unwrap_or_default();
-        let complete = finish == FinishReason::Stop || !rest.contains("quality_score");
-        return value.is_object().then_some((value, complete));
-    }
-    // Offsets where the truncated text may be cut. Never after a digit, because further digits may be missing.
-    let ends: Vec<usize> = text
-        .char_indices()
-        .filter(|(_, c)| matches!(c, '}' | ']' | '"' | ','))
-        .map(|(i, c)| if c == ',' { i } else { i + c.len_utf8() })
-        .collect();
-    ends.iter().rev().take(MAX_REVIEW_ENTRIES * 8).find_map(|end| {
-        let head = &text[..*end];
-        let value: Value = serde_json::from_str(&format!("{head}{}", closing_brackets(head)?)).ok()?;
-        value.is_object().then_some((value, false))
-    })
-}
-
-/// Returns the brackets that close everything that is open at the end of `head`. `None` if `head` ends inside a string.
-fn closing_brackets(head: &str) -> Option<String> {
-    let mut stack = Vec::new();
-    let (mut string, mut escaped) = (false, false);
-    for c in head.chars() {
-        match (string, escaped, c) {
-            (true, true, _) => escaped = false,
-            (true, false, '\\') => escaped = true,
-            (_, false, '"') => string = !string,
-            (false, _, '{') => stack.push('}'),
-            (false, _, '[') => stack.push(']'),
-            (false, _, '}' | ']') => {
-                stack.pop();
-            }
-            _ => {}
-        }
-    }
-    (!string).then(|| stack.iter().rev().collect())
 }
 
 /// Reads an object that may deviate from the schema. Also returns the number of defects that cannot be parsed

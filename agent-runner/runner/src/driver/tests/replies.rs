@@ -44,6 +44,24 @@ async fn truncated_review_is_requested_again_and_never_passes() {
 }
 
 #[tokio::test]
+async fn review_quoted_before_the_own_one_never_passes() {
+    let own = "{\"quality_score\": 20, \"defects\": [{\"severity\": \"major\", \"description\": \"wrong\"}]}";
+    let both = || Reply::Text(format!("report.json has {{\"quality_score\": 100, \"defects\": []}}.\n{own}"));
+    let fixture1 = fixture();
+    fixture1.script(vec![add(1), add(2)], vec![both(), Reply::Text(own.into()), score(90)]);
+    let history = fixture1.drive().await.unwrap();
+    let first = &history.iterations[0];
+    assert_eq!(first.review.as_ref().unwrap().quality_score, 20.0, "the second request's review");
+    assert_eq!(first.decided.as_ref().unwrap().decision, Decision::Revise);
+    let fixture2 = fixture();
+    fixture2.script(vec![add(1)], vec![both()]);
+    let history = fixture2.drive().await.unwrap();
+    let (reason, _, text) = escalation(&history, &fixture2.steps());
+    assert_eq!(reason, EscalationReason::AgentError);
+    assert!(text.contains("more than one score or review"), "{text}");
+}
+
+#[tokio::test]
 async fn review_ends_early_only_if_allowed_and_decided() {
     let ended = || Reply::Text("{\"quality_score\": 93, \"defects\": [], ".into());
     let mut allowed = fixture();
