@@ -64,7 +64,8 @@ fn report(error: &anyhow::Error, json: bool) {
     };
     if json {
         let code = exit::of_error(error) as u8;
-        output::print_stderr(&serde_json::json!({ "error": { "message": text, "exit_code": code } }).to_string());
+        let error = serde_json::json!({ "error": { "message": text, "exit_code": code } });
+        output::print_stderr(&output::json(&error).unwrap_or_default());
     } else {
         output::print_stderr(&format!("cfq: {}", output::sanitize(&text)));
     }

@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible, visible_json};
 use serde::Serialize;
 
 use crate::exit::Code;
@@ -17,7 +18,7 @@ impl Output {
     /// Prints one result: as JSON, or as the text from `human`, which is sanitized because it may contain a model's
     /// text.
     pub fn print<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-        let text = if self.json { serde_json::to_string(value)? } else { sanitize(&human(value)) };
+        let text = if self.json { json(value)? } else { sanitize(&human(value)) };
         print_line(&text);
         Ok(())
     }
@@ -85,10 +86,15 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     lines.join("\n")
 }
 
-/// Removes control characters, except line ends and tabs: text of a model or a repository must not control the
-/// terminal.
+/// Shows control characters, except line ends and tabs, and invisible characters as code points such as `<U+001B>`:
+/// text of a model or a repository must not control the terminal or hide a part of itself.
 pub fn sanitize(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+    visible(&text.replace("\r\n", "\n"), TERMINAL_CHARACTERS).into_owned()
+}
+
+/// One line of JSON, with the same characters escaped.
+pub fn json<T: Serialize>(value: &T) -> serde_json::Result<String> {
+    Ok(visible_json(&serde_json::to_string(value)?).into_owned())
 }
 
 /// A number with its noun: `1 defect`, `2 defects`.
@@ -117,7 +123,8 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_are_removed() {
-        assert_eq!(sanitize("a\x1b[2Jb\n\tc\r"), "a[2Jb\n\tc");
+    fn control_and_invisible_characters_are_shown() {
+        assert_eq!(sanitize("a\x1b[2Jb\r\n\tc\r\u{202e}"), "a<U+001B>[2Jb\n\tc<U+000D><U+202E>");
+        assert_eq!(json(&"\x1b\u{202e}").unwrap(), r#""\u001b\u202e""#);
     }
 }

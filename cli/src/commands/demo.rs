@@ -60,7 +60,7 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
         output::print_line(&output::sanitize(&epilogue::render(&detail, &paths, &config)));
         output::print_line(&format!("finished in {:.0} s", start.elapsed().as_secs_f64()));
     } else {
-        output::print_line(&serde_json::to_string(&detail)?);
+        output::print_line(&output::json(&detail)?);
     }
     Ok(exit::of_state(detail.summary.state))
 }

@@ -14,7 +14,7 @@ pub async fn task(client: &Client, out: Output, task: TaskKey) -> anyhow::Result
     let list = client.events(task, 0).await?;
     for event in &list.events {
         if out.json {
-            output::print_line(&serde_json::to_string(event)?);
+            output::print_line(&output::json(event)?);
         } else if let Some(text) = describe(&event.body) {
             let second = event.at as i64 % 86_400;
             let clock = format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60);

@@ -152,7 +152,7 @@ impl WatchView {
             return;
         }
         if self.out.json {
-            if let Ok(text) = serde_json::to_string(tokens) {
+            if let Ok(text) = output::json(tokens) {
                 output::print_line(&text);
             }
             return;
@@ -173,7 +173,7 @@ impl WatchView {
             return;
         }
         if self.out.json {
-            if let Ok(text) = serde_json::to_string(event) {
+            if let Ok(text) = output::json(event) {
                 output::print_line(&text);
             }
             return;

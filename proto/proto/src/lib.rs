@@ -28,3 +28,4 @@ pub mod review;
 pub mod subject;
 pub mod task;
 pub mod timing;
+pub mod visible_text;

@@ -1,5 +1,6 @@
 //! Rendering of prompt templates.
 
+use cfq_proto::visible_text::{SOURCE_CHARACTERS, visible};
 use minijinja::{Environment, UndefinedBehavior, Value};
 
 /// Error: a prompt template does not render. It is a bug in the template, which the tests detect.
@@ -11,13 +12,15 @@ pub struct PromptError {
     source: minijinja::Error,
 }
 
-/// Renders a prompt template. Undefined values are errors, and nothing is escaped.
+/// Renders a prompt template. Undefined values are errors. Control and invisible characters are shown as code points,
+/// because a model must see them in the code that it reviews; nothing else is escaped.
 pub(super) fn render(role: &'static str, template: &str, values: Value) -> Result<String, PromptError> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.add_filter("fenced", fenced);
-    environment.render_str(template, values).map_err(|source| PromptError { role, source })
+    let text = environment.render_str(template, values).map_err(|source| PromptError { role, source })?;
+    Ok(visible(&text, SOURCE_CHARACTERS).into_owned())
 }
 
 /// Returns a code block around `text`, labelled with the language of `path`. Its fence is longer than every fence
@@ -57,5 +60,12 @@ mod tests {
     fn fence_is_longer_than_fences_inside() {
         assert_eq!(fenced("a\n````\nb\n````\n", Some("x.md")), "`````md\na\n````\nb\n````\n`````");
         assert_eq!(fenced("x = `1`\n", None), "```\nx = `1`\n```");
+    }
+
+    #[test]
+    fn hidden_characters_are_visible_in_prompts() {
+        let text =
+            render("critic", "{{ text }}", minijinja::context! { text => "a\u{202e}b\x1b\r\n\u{e0041}" }).unwrap();
+        assert_eq!(text, "a<U+202E>b<U+001B>\r\n<U+E0041>");
     }
 }

@@ -1,5 +1,5 @@
-//! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text (`object` finds the
-//! review in it). A reply without a score is not a review. An incomplete review is an error, and another one is
+//! Parsing of the critic's reply (L11): JSON of the review schema, possibly surrounded by other text (`object` finds
+//! the review in it). A reply without a score is not a review. An incomplete review is an error, and another one is
 //! requested ([`parse_review`]). If no try gives a complete review, the readable part is kept for the creator
 //! ([`salvage_review`]). A critical defect is added that states what is missing, because the missing part may contain
 //! the finding that must prevent convergence.
@@ -9,6 +9,7 @@ mod object;
 use cfq_proto::early_stop::EarlyStop;
 use cfq_proto::job::FinishReason;
 use cfq_proto::review::{Defect, ReviewFeedback, Severity};
+use cfq_proto::visible_text::{SOURCE_CHARACTERS, visible};
 use object::{ReviewObject, is_only_an_object, review_object};
 use serde_json::Value;
 
@@ -163,9 +164,11 @@ fn lenient_defect(value: &Value) -> (Option<Defect>, bool) {
     (Some(defect), severity.is_some())
 }
 
-/// Limits the number of a review's entries and the length of its texts, and clamps its score.
+/// Limits the number of a review's entries and the length of its texts, makes hidden characters visible in them, and
+/// clamps its score.
 fn limited(mut review: ReviewFeedback) -> ReviewFeedback {
     let short = |text: &mut String| {
+        *text = visible(text, SOURCE_CHARACTERS).into_owned();
         if let Some((end, _)) = text.char_indices().nth(MAX_TEXT_CHARS) {
             text.truncate(end);
         }
@@ -263,6 +266,12 @@ mod tests {
         let draft = format!("<think>perhaps {WHOLE}");
         let draft = parse_review(&draft, Length);
         assert_eq!(draft, Err(UnreadableReview::NoObject), "a draft in the reasoning is not a review");
+    }
+
+    #[test]
+    fn hidden_characters_of_a_review_are_visible() {
+        let text = "{\"quality_score\": 9, \"suggestions\": [\"a\\u202eb\\u001b[2J\"]}";
+        assert_eq!(parse_review(text, Stop).unwrap().suggestions, ["a<U+202E>b<U+001B>[2J"]);
     }
 
     #[test]
