@@ -2,7 +2,8 @@
 //!
 //! ```toml
 //! [[allow]]
-//! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop or dynamic_code
+//! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code or
+//!                              # bidi_control
 //! paths = ["plugins/", "tools/load.py"]   # a folder with everything in it, or a file
 //! reason = "plugins are loaded by name"
 //! ```

@@ -1,6 +1,10 @@
 //! Languages with a tree-sitter grammar, found by file name or by language name.
 
-use tree_sitter::Parser;
+use std::ops::ControlFlow;
+
+use tree_sitter::{ParseOptions, Parser, Tree};
+
+use super::limits::{CheckLimitExceeded, MAX_CHECKED_BYTES, MAX_PARSE_STEPS};
 
 /// A language with a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,8 +36,27 @@ impl Language {
         Self::of_path(&format!("x.{}", extension(name)?))
     }
 
+    /// Parses a text of limited size, in a limited number of steps.
+    ///
+    /// # Errors
+    /// [`CheckLimitExceeded`] if the text exceeds a limit.
+    pub(super) fn parse(self, text: &str) -> Result<Tree, CheckLimitExceeded> {
+        if text.len() > MAX_CHECKED_BYTES {
+            return Err(CheckLimitExceeded::Bytes { bytes: text.len() });
+        }
+        let mut steps = 0;
+        let mut progress = |_: &tree_sitter::ParseState| {
+            steps += 1;
+            if steps > MAX_PARSE_STEPS { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let options = ParseOptions::new().progress_callback(&mut progress);
+        let mut read = |offset: usize, _| text.as_bytes().get(offset..).unwrap_or_default();
+        let tree = self.parser().and_then(|mut parser| parser.parse_with_options(&mut read, None, Some(options)));
+        tree.ok_or(CheckLimitExceeded::Work)
+    }
+
     /// A parser with this language's grammar.
-    pub(super) fn parser(self) -> Option<Parser> {
+    fn parser(self) -> Option<Parser> {
         let language = match self {
             Self::Python => tree_sitter_python::LANGUAGE,
             Self::JavaScript => tree_sitter_javascript::LANGUAGE,

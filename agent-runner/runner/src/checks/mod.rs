@@ -6,9 +6,11 @@
 mod allow;
 mod dangerous;
 mod language;
+mod limits;
 mod syntax;
 
 pub use language::{Language, extension};
+pub use limits::CheckLimitExceeded;
 pub use syntax::{SyntaxError, syntax_error};
 
 use allow::{ALLOW_LIST_PATH, AllowList};
@@ -33,7 +35,13 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
         }
         let Some(content) = &file.content else { continue };
         let before = base(&file.path).unwrap_or_default();
-        for danger in dangerous::added_dangers(&file.path, &before, content) {
+        let syntax_finding =
+            |line, message| Finding { check: CheckKind::Syntax, path: file.path.clone(), line, message };
+        let added = dangerous::added_dangers(&file.path, &before, content).unwrap_or_else(|limit| {
+            syntax.push(syntax_finding(0, limit.to_string()));
+            Vec::new()
+        });
+        for danger in added {
             if allow_list.covers(danger.kind, &file.path) {
                 let kind = danger.kind.as_str();
                 tracing::info!(path = file.path, danger = kind, "dangerous code allowed by the project");
@@ -48,16 +56,10 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
             });
         }
         let Some(language) = Language::of_path(&file.path) else { continue };
-        if let Some(error) = syntax_error(language, content)
-            && syntax_error(language, &before).is_none()
-        {
-            syntax.push(Finding {
-                check: CheckKind::Syntax,
-                path: file.path.clone(),
-                line: error.line,
-                message: error.message,
-            });
-        }
+        // A file that exceeds a limit is reported above.
+        let Ok(Some(error)) = syntax_error(language, content) else { continue };
+        let is_new = !matches!(syntax_error(language, &before), Ok(Some(_)));
+        syntax.extend(is_new.then(|| syntax_finding(error.line, error.message)));
     }
     let quarantine = match (dangerous.is_empty(), syntax.is_empty()) {
         (false, _) => Some(Quarantine::Dangerous),
@@ -122,5 +124,26 @@ mod tests {
         assert_eq!((findings, quarantine), (vec![], None));
         let (_, quarantine) = run("a.py", "eval(x)\n", "eval(x)\neval(x)\n");
         assert_eq!(quarantine, Some(Quarantine::Dangerous));
+    }
+
+    #[test]
+    fn file_that_exceeds_a_limit_does_not_pass() {
+        let nested = format!("{}{}", "f(".repeat(20_000), ")".repeat(20_000));
+        let large = "x = 1\n".repeat(400_000);
+        for (path, content, reason) in [
+            ("a.py", nested.as_str(), "nested too deeply"),
+            ("a.c", &"while (1) {".repeat(40_000), "nested too deeply"),
+            ("a.sh", &"rm ".repeat(100_000), "too repetitive"),
+            ("a.sql", &"DELETE FROM a ".repeat(30_000), "too repetitive"),
+            ("a.py", large.as_str(), "split the file"),
+            ("a.txt.gz", large.as_str(), "split the file"),
+        ] {
+            let (findings, quarantine) = run(path, "", content);
+            assert_eq!(quarantine, Some(Quarantine::Syntax), "{path}");
+            assert!(findings[0].message.contains(reason), "{path}: {findings:?}");
+        }
+        // A base that is too large does not hide what a change adds.
+        assert_eq!(run("a.py", &large, "eval(x)\n").1, Some(Quarantine::Dangerous));
+        assert_eq!(run("a.py", &large, "def f(:\n").1, Some(Quarantine::Syntax));
     }
 }

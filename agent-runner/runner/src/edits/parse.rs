@@ -158,7 +158,7 @@ fn without_reasoning(reply: &str) -> String {
 /// True if text without a fence is code: it has more than one line and parses without a syntax error.
 fn is_code(language: Language, text: &str) -> bool {
     let text = text.trim();
-    text.lines().count() > 1 && syntax_error(language, text).is_none()
+    text.lines().count() > 1 && syntax_error(language, text) == Ok(None)
 }
 
 /// Adds the final newline of a text file, if it is missing.

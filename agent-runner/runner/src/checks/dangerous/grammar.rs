@@ -2,89 +2,62 @@
 
 use tree_sitter::Node;
 
-use super::{Danger, DangerKind, danger_at, loops, shell, sql};
+use super::bindings::{self, operands};
+use super::{Danger, DangerKind, Lines, WorkLimit, literals, loops};
 use crate::checks::language::Language;
 use crate::checks::syntax::advance;
 
-/// Names of functions that run their string arguments as a shell command; only the last component of a qualified name.
-const SHELL_CALLS: [&str; 24] = [
-    "system",
-    "popen",
-    "Popen",
-    "run",
-    "call",
-    "check_call",
-    "check_output",
-    "getoutput",
-    "getstatusoutput",
-    "create_subprocess_shell",
-    "create_subprocess_exec",
-    "spawn",
-    "spawnSync",
-    "exec",
-    "execSync",
-    "execFile",
-    "execFileSync",
-    "execa",
-    "execaCommand",
-    "$",
-    "new",
-    "Command",
-    "CommandContext",
-    "sh",
-];
-
-/// Names of functions and macros that run their string arguments as database statements; only the last component of a
-/// qualified name.
-const DATABASE_CALLS: [&str; 24] = [
-    "execute",
-    "executemany",
-    "executescript",
-    "execute_batch",
-    "batch_execute",
-    "exec",
-    "Exec",
-    "ExecContext",
-    "MustExec",
-    "query",
-    "Query",
-    "QueryRow",
-    "QueryContext",
-    "query_as",
-    "query_scalar",
-    "raw",
-    "Raw",
-    "sql",
-    "text",
-    "run",
-    "prepare",
-    "Prepare",
-    "unsafe",
-    "$queryRawUnsafe",
-];
+/// Maximum depth of a syntax tree; hand-written code stays far below it.
+const MAX_SYNTAX_DEPTH: u32 = 5_000;
+/// Maximum length of a function's qualified name, in bytes; longer names are chains of calls.
+const MAX_NAME_BYTES: usize = 200;
 
 /// Returns the dangers in `text`, in document order.
-pub(super) fn dangers(language: Language, text: &str) -> Vec<Danger> {
-    let Some(tree) = language.parser().and_then(|mut parser| parser.parse(text, None)) else { return Vec::new() };
+pub(super) fn dangers(language: Language, text: &str, work: &WorkLimit) -> Vec<Danger> {
+    let Ok(tree) = language.parse(text) else {
+        work.exceed();
+        return Vec::new();
+    };
+    let lines = Lines::new(text);
+    let bindings = bindings::of(tree.root_node(), text, work);
     let mut found = Vec::new();
     let mut cursor = tree.root_node().walk();
     loop {
         let node = cursor.node();
-        let row = node.start_position().row;
-        if loops::is_infinite(language, node, text) {
-            found.push(danger_at(DangerKind::EndlessLoop, text, row));
+        if !work.take(1) || cursor.depth() > MAX_SYNTAX_DEPTH {
+            work.exceed();
+            break;
         }
-        if let Some(name) = callee(node, text) {
-            if is_dynamic_code(language, node, &name) {
-                found.push(danger_at(DangerKind::DynamicCode, text, row));
+        let row = node.start_position().row;
+        if loops::is_infinite(language, node, text, work) {
+            found.push(Danger::new(DangerKind::EndlessLoop, &lines, row, lines.line(row)));
+        }
+        if let Some(callee) = callee(node, text) {
+            // `Command::new("rm").arg("-rf")`: the arguments are spread over the method chain.
+            let is_chain = literals::last_component(&callee) == "new";
+            let call = if is_chain { method_chain(node, work) } else { node };
+            let arguments = node.child_by_field_name("arguments").filter(|_| !is_chain).unwrap_or(call);
+            let mut kinds = Vec::new();
+            for name in bindings.names(&callee) {
+                if is_dynamic_code(language, node, name) {
+                    kinds.push(DangerKind::DynamicCode);
+                }
+                if literals::runs_strings(name) {
+                    let operands = operands(arguments, text, work);
+                    kinds.extend(literals::dangers_in_arguments(name, &operands, text, &bindings, work));
+                }
             }
-            found.extend(dangers_in_strings(node, text, &name).map(|kind| danger_at(kind, text, row)));
+            kinds.sort_unstable();
+            kinds.dedup();
+            let code = text.get(call.byte_range()).unwrap_or_default();
+            if !kinds.is_empty() && work.take(code.len()) {
+                found.extend(kinds.into_iter().map(|kind| Danger::new(kind, &lines, row, code)));
+            }
         }
         if !advance(&mut cursor, true) {
             break;
         }
     }
-    found.dedup();
     found
 }
 
@@ -96,8 +69,10 @@ fn callee(node: Node<'_>, text: &str) -> Option<String> {
         "macro_invocation" => "macro",
         _ => return None,
     };
-    let name = node.child_by_field_name(field)?;
-    Some(text.get(name.byte_range())?.chars().filter(|c| !c.is_whitespace()).collect())
+    let name = text.get(node.child_by_field_name(field)?.byte_range())?;
+    // Only the last component of a long chain of calls is needed.
+    let name = &name[name.floor_char_boundary(name.len().saturating_sub(MAX_NAME_BYTES))..];
+    Some(name.chars().filter(|c| !c.is_whitespace()).collect())
 }
 
 fn is_dynamic_code(language: Language, node: Node<'_>, name: &str) -> bool {
@@ -115,30 +90,10 @@ fn is_dynamic_code(language: Language, node: Node<'_>, name: &str) -> bool {
     }
 }
 
-/// Dangers in the string arguments of a call to `name`.
-fn dangers_in_strings(node: Node<'_>, text: &str, name: &str) -> impl Iterator<Item = DangerKind> {
-    let last = name.rsplit(['.', ':']).next().unwrap_or(name);
-    let mut found = Vec::new();
-    let (shell, database) = (SHELL_CALLS.contains(&last), DATABASE_CALLS.contains(&last));
-    if shell || database {
-        // `Command::new("rm").arg("-rf")`: the arguments are spread over the method chain.
-        let call = if last == "new" { method_chain(node) } else { node };
-        let strings = string_literals(call, text);
-        if shell && shell::deletes_files(&strings.join(" ")) {
-            found.push(DangerKind::DeletesFiles);
-        }
-        if database {
-            found.extend(strings.iter().flat_map(|s| sql::destructive(s, sql::SqlSource::Call)).map(|(kind, _)| kind));
-        }
-    }
-    found.dedup();
-    found.into_iter()
-}
-
 /// Outermost call of the method chain that begins with `node`.
-fn method_chain(node: Node<'_>) -> Node<'_> {
+fn method_chain<'t>(node: Node<'t>, work: &WorkLimit) -> Node<'t> {
     let mut top = node;
-    while let Some(parent) = top.parent() {
+    while let Some(parent) = top.parent().filter(|_| work.take(1)) {
         match parent.kind() {
             "field_expression" | "call_expression" | "member_expression" | "await_expression" | "try_expression" => {
                 top = parent
@@ -149,35 +104,12 @@ fn method_chain(node: Node<'_>) -> Node<'_> {
     top
 }
 
-/// Contents of all string literals in `node`, without quotes.
-fn string_literals(node: Node<'_>, text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut stack = vec![node];
-    while let Some(node) = stack.pop() {
-        let is_string = matches!(
-            node.kind(),
-            "string" | "template_string" | "string_literal" | "raw_string_literal" | "interpreted_string_literal"
-        );
-        if is_string {
-            let literal = text.get(node.byte_range()).unwrap_or_default();
-            let body = literal.trim_start_matches(|c: char| c.is_ascii_alphabetic() || c == '#');
-            found.push(body.trim_matches(['"', '\'', '`', '#']).to_owned());
-        } else {
-            let mut cursor = node.walk();
-            let mut children: Vec<_> = node.named_children(&mut cursor).collect();
-            children.reverse();
-            stack.extend(children);
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn kinds(language: Language, text: &str) -> Vec<DangerKind> {
-        dangers(language, text).into_iter().map(|d| d.kind).collect()
+        dangers(language, text, &WorkLimit::default()).into_iter().map(|d| d.kind).collect()
     }
 
     #[test]
@@ -263,6 +195,66 @@ mod tests {
             ["print('rm -rf /')", "x = 'DROP TABLE users'", "'''rm -rf /'''", "# rm -rf /", "raise E('rm -rf /')"]
         {
             assert_eq!(kinds(Python, good), [], "{good}");
+        }
+    }
+
+    #[test]
+    fn constants_and_aliases_are_followed_one_step() {
+        use Language::*;
+        for (language, bad) in [
+            (Python, "x = 'rm -rf'\nos.system(x + ' /')"),
+            (Python, "X = 'ls'\nX = 'rm -rf'\nsubprocess.run(X + ' ~', shell=True)"),
+            (Python, "cmd = ['rm', '-rf', '/']\nsubprocess.run(cmd)"),
+            (Python, "from os import system as s\ns('rm -rf /')"),
+            (Python, "s = os.system\ns('rm -rf /')"),
+            (Python, "os.system('rm -r'\n  'f /')"),
+            (Python, "os.execvp('rm', ['rm', '-rf', '/'])"),
+            (JavaScript, "const x = 'rm -rf'; execSync(x + ' /')"),
+            (JavaScript, "import { execSync as e } from 'child_process'; e('rm -rf /')"),
+            (JavaScript, "const { exec: e } = require('child_process'); e('rm -rf /')"),
+            (TypeScript, "const e = cp.execSync; e('rm -rf /')"),
+            (Rust, "const P: &str = \"/\"; fn f() { Command::new(\"rm\").arg(\"-rf\").arg(P).status(); }"),
+            (Rust, "use std::process::Command as C; fn f() { C::new(\"rm\").args([\"-rf\", \"/\"]).status(); }"),
+            (Go, "package a\nfunc f() { x := \"/\"; exec.Command(\"rm\", \"-rf\", x).Run() }"),
+            (Go, "package a\nfunc f() { run := exec.Command; run(\"rm\", \"-rf\", \"/\") }"),
+        ] {
+            assert_eq!(kinds(language, bad), [DangerKind::DeletesFiles], "{bad}");
+        }
+        for (language, bad) in [
+            (Python, "e = eval\ne(x)"),
+            (Python, "from builtins import exec as run\nrun(x)"),
+            (JavaScript, "const e = eval; e(x)"),
+        ] {
+            assert_eq!(kinds(language, bad), [DangerKind::DynamicCode], "{bad}");
+        }
+        assert_eq!(kinds(Python, "q = 'DROP TABLE'\ndb.execute(q + ' users')"), [DangerKind::DropsTable]);
+        assert_eq!(kinds(Python, "db.execute('DELETE FROM ' + table)"), [DangerKind::DeletesAllRows]);
+        for good in [
+            "db.execute('DELETE FROM users' ' WHERE id = 1')",
+            "db.execute('DELETE FROM ' + table + ' WHERE id = 1')",
+            "x = 'rm -rf'\nprint(x + ' /')",
+            "x = 'rm -rf'\nos.system(x + ' build')",
+            "run = model.eval\nrun(x)",
+        ] {
+            assert_eq!(kinds(Python, good), [], "{good}");
+        }
+    }
+
+    #[test]
+    fn two_dangers_of_a_line_are_both_found() {
+        assert_eq!(kinds(Language::Python, "eval(a); eval(b)"), [DangerKind::DynamicCode; 2]);
+    }
+
+    #[test]
+    fn quadratic_code_exceeds_the_work_limit() {
+        for code in [
+            format!("{}1{}", "run(".repeat(60_000), ")".repeat(60_000)),
+            format!("x{}", ".run(eval(x))".repeat(30_000)),
+            format!("{}{}", "while (1) {".repeat(30_000), "}".repeat(30_000)),
+        ] {
+            let work = WorkLimit::default();
+            dangers(Language::JavaScript, &code, &work);
+            assert!(work.is_exceeded(), "{}", &code[..20]);
         }
     }
 }

@@ -1,25 +1,25 @@
 //! Detects dangers in scripts of HTML pages: the content of `<script>` elements and of event attributes
 //! (`onclick="..."`) is checked in its language. Text, comments and data blocks are ignored.
 
-use super::{Danger, danger_at, grammar};
+use super::{Danger, Lines, WorkLimit, grammar};
 use crate::checks::language::Language;
 
 /// Returns the dangers in the scripts of a page.
-pub(super) fn dangers(text: &str) -> Vec<Danger> {
-    scripts(text)
+pub(super) fn dangers(text: &str, work: &WorkLimit) -> Vec<Danger> {
+    let lines = Lines::new(text);
+    scripts(text, work)
         .into_iter()
         .flat_map(|(code, language)| {
-            let dangers = grammar::dangers(language, code);
             // `code` is a slice of `text`.
-            let offset = code.as_ptr() as usize - text.as_ptr() as usize;
-            let rows_before = if dangers.is_empty() { 0 } else { text[..offset].matches('\n').count() };
-            dangers.into_iter().map(move |danger| danger_at(danger.kind, text, rows_before + danger.line as usize - 1))
+            let first_row = lines.row_of(code.as_ptr() as usize - text.as_ptr() as usize);
+            let dangers = grammar::dangers(language, code, work);
+            dangers.into_iter().map(move |danger| danger.moved_down(first_row)).collect::<Vec<_>>()
         })
         .collect()
 }
 
 /// Scripts of a page with their languages, in order.
-fn scripts(text: &str) -> Vec<(&str, Language)> {
+fn scripts<'t>(text: &'t str, work: &WorkLimit) -> Vec<(&'t str, Language)> {
     let mut found = Vec::new();
     let mut rest = text;
     while let Some(open) = rest.find('<') {
@@ -28,7 +28,7 @@ fn scripts(text: &str) -> Vec<(&str, Language)> {
             rest = rest.find("-->").map_or("", |end| &rest[end..]);
             continue;
         }
-        let tag = tag(rest);
+        let tag = tag(rest, work);
         found.extend(inline_scripts(tag).map(|code| (code, Language::JavaScript)));
         rest = &rest[tag.len()..];
         if is_script(tag) {
@@ -41,12 +41,12 @@ fn scripts(text: &str) -> Vec<(&str, Language)> {
 }
 
 /// The tag at the start of `text`, from `<` to the closing `>` outside quotes; only the `<` if no tag begins there.
-fn tag(text: &str) -> &str {
+fn tag<'t>(text: &'t str, work: &WorkLimit) -> &'t str {
     if !text[1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') {
         return &text[..1];
     }
     let mut quote = None;
-    for (i, c) in text.char_indices().skip(1) {
+    for (i, c) in text.char_indices().skip(1).take_while(|_| work.take(1)) {
         match (quote, c) {
             (None, '>') => return &text[..=i],
             (None, '"' | '\'') => quote = Some(c),
@@ -136,7 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn kinds(text: &str) -> Vec<(DangerKind, u32)> {
-        dangers(text).into_iter().map(|d| (d.kind, d.line)).collect()
+        dangers(text, &WorkLimit::default()).into_iter().map(|d| (d.kind, d.line)).collect()
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
     proptest! {
         #[test]
         fn dangers_does_not_panic_on_any_page(text in "(<script|</script>|<!--|-->|<a |on|=|\"|'|>|<|/|eval\\(x\\)|é|[a-z \n]){0,30}") {
-            dangers(&text);
+            dangers(&text, &WorkLimit::default());
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use tree_sitter::Node;
 
+use super::WorkLimit;
 use crate::checks::language::Language;
 
 /// True if `node` is an infinite loop. `text` is the whole file.
-pub(super) fn is_infinite(language: Language, node: Node<'_>, text: &str) -> bool {
+pub(super) fn is_infinite(language: Language, node: Node<'_>, text: &str, work: &WorkLimit) -> bool {
     let source = |n: Node<'_>| text.get(n.byte_range()).unwrap_or_default().trim_matches(['(', ')', ' ']).to_owned();
     let always_true = |n: Option<Node<'_>>| n.is_some_and(|n| matches!(source(n).as_str(), "true" | "True" | "1"));
     let condition = node.child_by_field_name("condition");
@@ -30,15 +31,18 @@ pub(super) fn is_infinite(language: Language, node: Node<'_>, text: &str) -> boo
         }
         _ => false,
     };
-    unconditional && node.child_by_field_name("body").is_some_and(|body| !leaves(language, body, text, true))
+    unconditional && node.child_by_field_name("body").is_some_and(|body| !leaves(language, body, text, work))
 }
 
-/// True if something in `node` leaves the enclosing loop. `breakable` is true if an unlabelled `break` at `node` would
-/// leave that loop.
-fn leaves(language: Language, node: Node<'_>, text: &str, breakable: bool) -> bool {
+/// True if something in the loop's body leaves the loop.
+fn leaves(language: Language, body: Node<'_>, text: &str, work: &WorkLimit) -> bool {
     // An explicit stack instead of recursion: generated text can nest deeper than the thread's stack allows.
-    let mut stack = vec![(node, breakable)];
+    // The flag is true if an unlabelled `break` at the node would leave the loop.
+    let mut stack = vec![(body, true)];
     while let Some((node, breakable)) = stack.pop() {
+        if !work.take(1) {
+            return true;
+        }
         match node.kind() {
             "break_statement" | "break_expression" => {
                 let labelled = (0..node.named_child_count() as u32)

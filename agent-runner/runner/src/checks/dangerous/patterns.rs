@@ -1,7 +1,12 @@
 //! Detects dangers in files without a grammar: patterns are matched on the text without comments, and in code also
 //! without string literals.
 
-use super::{Danger, DangerKind, danger_at, html, json, shell, sql};
+use super::{
+    Danger, DangerKind, Lines, WorkLimit, calls, html, json, logical_lines, notebook, python_path, shell, sql,
+};
+
+/// Maximum length of the parentheses of an unconditional loop, in bytes.
+const MAX_UNCONDITIONAL_HEAD_BYTES: usize = 200;
 
 /// Comment syntax of a kind of file, and the patterns to match in such files.
 struct FileStyle {
@@ -28,8 +33,7 @@ fn style_of(path: &str) -> Option<FileStyle> {
     let extension = extension(path);
     let hash: &[&str] = &["#"];
     Some(match (name.as_str(), extension.as_str()) {
-        // Prose and data are not executed.
-        (_, "md" | "rst" | "txt" | "adoc" | "css" | "csv" | "xml" | "lock") => return None,
+        _ if is_prose(path) => return None,
         (_, "sql" | "psql" | "ddl") => {
             FileStyle { line_comments: &["--"], block_comments: true, shell: false, sql: true, code: false }
         }
@@ -54,37 +58,40 @@ fn style_of(path: &str) -> Option<FileStyle> {
     })
 }
 
+/// True for prose and data, which are not executed.
+pub(super) fn is_prose(path: &str) -> bool {
+    matches!(extension(path).as_str(), "md" | "rst" | "txt" | "adoc" | "css" | "csv" | "xml" | "lock")
+}
+
 /// Returns the dangers in the file at `path`.
-pub(super) fn dangers(path: &str, text: &str) -> Vec<Danger> {
-    match extension(path).as_str() {
-        "html" | "htm" | "xhtml" | "svg" | "vue" | "svelte" => return html::dangers(text),
-        "json" | "jsonc" | "json5" | "webmanifest" => return json::dangers(text),
+pub(super) fn dangers(path: &str, text: &str, work: &WorkLimit) -> Vec<Danger> {
+    let extension = extension(path);
+    match extension.as_str() {
+        "html" | "htm" | "xhtml" | "svg" | "vue" | "svelte" => return html::dangers(text, work),
+        "json" | "jsonc" | "json5" | "webmanifest" => return json::dangers(text, work),
+        "ipynb" => return notebook::dangers(text, work),
+        "pth" => return python_path::dangers(text, work),
         _ => {}
     }
     let Some(style) = style_of(path) else { return Vec::new() };
+    let lines = Lines::new(text);
     let uncommented = blank_out(text, &style, false);
     let mut found = Vec::new();
     if style.shell {
-        // A backslash continues a command on the next line; the danger is reported at the first line.
-        let (mut command, mut first) = (String::new(), 0);
-        for (row, line) in uncommented.lines().enumerate() {
-            if command.is_empty() {
-                first = row;
-            }
-            let continues = line.ends_with('\\');
-            command.push_str(line.trim_end_matches('\\'));
-            command.push(' ');
-            if !continues {
-                if shell::deletes_files(&command) {
-                    found.push(danger_at(DangerKind::DeletesFiles, text, first));
-                }
-                command.clear();
-            }
+        let is_yaml = matches!(extension.as_str(), "yml" | "yaml");
+        for (row, command) in logical_lines::commands(&uncommented, is_yaml, work) {
+            let dangers = shell::dangers(&command, work);
+            found.extend(dangers.into_iter().map(|(kind, code)| Danger::new(kind, &lines, row, &code)));
         }
     }
+    let mut report = |kind, range: std::ops::Range<usize>| {
+        if work.take(range.len()) {
+            found.push(Danger::new(kind, &lines, lines.row_of(range.start), &uncommented[range]));
+        }
+    };
     if style.sql {
-        for (kind, offset) in sql::destructive(&uncommented, sql::SqlSource::File) {
-            found.push(danger_at(kind, text, row_of(&uncommented, offset)));
+        for (kind, range) in sql::destructive(&uncommented, sql::SqlSource::File, work) {
+            report(kind, range);
         }
     }
     if style.code {
@@ -95,21 +102,25 @@ pub(super) fn dangers(path: &str, text: &str) -> Vec<Danger> {
             let is_method =
                 before.ends_with(['.', '>']) || ["def", "func", "function", "fun"].iter().any(|d| before.ends_with(d));
             if after.starts_with('(') && !is_method {
-                found.push(danger_at(DangerKind::DynamicCode, text, row_of(&code, offset)));
+                report(DangerKind::DynamicCode, offset..end_of_line(&code, offset));
             }
         }
         for offset in whole_words(&code, "while").chain(whole_words(&code, "for")) {
-            if is_infinite_loop(&code, offset) {
-                found.push(danger_at(DangerKind::EndlessLoop, text, row_of(&code, offset)));
+            if is_infinite_loop(&code, offset, work) {
+                report(DangerKind::EndlessLoop, offset..end_of_line(&code, offset));
             }
+        }
+        // Commands in files that may contain shell lines are reported above.
+        let skipped: &[DangerKind] = if style.shell { &[DangerKind::DeletesFiles] } else { &[] };
+        for (kind, range) in calls::dangers(&code, &uncommented, skipped, work) {
+            report(kind, range);
         }
     }
     found
 }
 
-/// Row of a byte offset, from 0.
-fn row_of(text: &str, offset: usize) -> usize {
-    text[..offset].matches('\n').count()
+fn end_of_line(text: &str, offset: usize) -> usize {
+    text[offset..].find('\n').map_or(text.len(), |end| offset + end)
 }
 
 /// Offsets of `word` as a whole word, in bytes.
@@ -121,12 +132,17 @@ fn whole_words<'t>(text: &'t str, word: &'t str) -> impl Iterator<Item = usize> 
 }
 
 /// True for `while (true)` and `for (;;)` whose body has no keyword that leaves the loop.
-fn is_infinite_loop(code: &str, offset: usize) -> bool {
-    let Some(head) = code[offset..].find('(').map(|i| offset + i) else { return false };
-    let keyword = code[offset..head].trim_end();
-    let Some(close) = code[head..].find(')').map(|i| head + i) else { return false };
+fn is_infinite_loop(code: &str, offset: usize, work: &WorkLimit) -> bool {
+    let keyword = code[offset..].chars().take_while(char::is_ascii_alphabetic).collect::<String>();
+    let head = code.len() - code[offset + keyword.len()..].trim_start().len();
+    if !code[head..].starts_with('(') {
+        return false;
+    }
+    // An unconditional head is short.
+    let end = code.floor_char_boundary(code.len().min(head + MAX_UNCONDITIONAL_HEAD_BYTES));
+    let Some(close) = code[head..end].find(')').map(|i| head + i) else { return false };
     let condition: String = code[head + 1..close].chars().filter(|c| !c.is_whitespace()).collect();
-    let unconditional = match keyword {
+    let unconditional = match keyword.as_str() {
         "while" => matches!(condition.to_ascii_lowercase().as_str(), "true" | "1"),
         "for" => condition == ";;",
         _ => false,
@@ -136,24 +152,27 @@ fn is_infinite_loop(code: &str, offset: usize) -> bool {
     }
     let after = code[close + 1..].trim_start();
     let body = if after.starts_with('{') {
-        braced_block(after)
+        braced_block(after, work)
     } else {
         // The body of `do { .. } while (true);`, else a single statement.
         let before = code[..offset].trim_end();
         match before.ends_with('}') {
-            true if after.starts_with(';') => before.rfind("do").map_or("", |i| &before[i..]),
+            true if after.starts_with(';') && work.take(before.len() / 8) => {
+                before.rfind("do").map_or("", |i| &before[i..])
+            }
             _ => after.split_inclusive(';').next().unwrap_or_default(),
         }
     };
-    !["break", "return", "throw", "goto", "await", "yield", "exit", "raise"]
-        .iter()
-        .any(|w| whole_words(body, w).next().is_some())
+    work.take(body.len())
+        && !["break", "return", "throw", "goto", "await", "yield", "exit", "raise"]
+            .iter()
+            .any(|w| whole_words(body, w).next().is_some())
 }
 
 /// The block at the start of `text`, from the opening brace to the matching closing one.
-fn braced_block(text: &str) -> &str {
+fn braced_block<'t>(text: &'t str, work: &WorkLimit) -> &'t str {
     let mut depth = 0usize;
-    for (i, c) in text.char_indices() {
+    for (i, c) in text.char_indices().take_while(|_| work.take(1)) {
         match c {
             '{' => depth += 1,
             '}' => {
@@ -219,7 +238,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn kinds(path: &str, text: &str) -> Vec<(DangerKind, u32)> {
-        dangers(path, text).into_iter().map(|d| (d.kind, d.line)).collect()
+        dangers(path, text, &WorkLimit::default()).into_iter().map(|d| (d.kind, d.line)).collect()
     }
 
     #[test]
@@ -259,9 +278,9 @@ mod tests {
     proptest! {
         #[test]
         fn dangers_does_not_panic_on_any_text(text in ".{0,80}", lines in "[a-z(){};'\"#/*\\\\\n -]{0,80}") {
-            for path in ["a.sh", "a.sql", "a.java", "a.php", "a.lua", "a.html", "a.json", "x"] {
-                dangers(path, &text);
-                dangers(path, &lines);
+            for path in ["a.sh", "a.sql", "a.java", "a.php", "a.lua", "a.html", "a.json", "a.yml", "a.ipynb", "a.pth", "x"] {
+                dangers(path, &text, &WorkLimit::default());
+                dangers(path, &lines, &WorkLimit::default());
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Detects destructive SQL statements: `DROP TABLE`, `DROP DATABASE`, and `DELETE FROM` without its own `WHERE` or
 //! `LIMIT`. Comments and string literals are skipped; clauses in parentheses belong to another statement.
 
-use super::DangerKind;
+use std::ops::Range;
+
+use super::{DangerKind, WorkLimit};
 
 /// Origin of the SQL text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +32,11 @@ enum SqlToken {
     Semicolon,
 }
 
-/// Returns the dangers in `text` with their offsets, in bytes.
-pub(super) fn destructive(text: &str, source: SqlSource) -> Vec<(DangerKind, usize)> {
+/// Returns the dangers in `text` with the positions of their statements: from the keyword to the statement's end.
+pub(super) fn destructive(text: &str, source: SqlSource, work: &WorkLimit) -> Vec<(DangerKind, Range<usize>)> {
+    if !work.take(text.len()) {
+        return Vec::new();
+    }
     let tokens = tokens(text);
     let mut found = Vec::new();
     let mut statement_start = 0;
@@ -52,11 +57,13 @@ pub(super) fn destructive(text: &str, source: SqlSource) -> Vec<(DangerKind, usi
         let next = tokens.get(i + 1).map(|(_, t)| t);
         let next_is = |words: &[&str]| matches!(next, Some(SqlToken::Word(w)) if words.contains(&w.as_str()));
         match word.as_str() {
-            "DROP" if is_statement && next_is(&["TABLE", "DATABASE"]) => found.push((DangerKind::DropsTable, *offset)),
+            "DROP" if is_statement && next_is(&["TABLE", "DATABASE"]) => {
+                found.push((DangerKind::DropsTable, *offset..statement_end(&tokens[i..], text, work)));
+            }
             "DELETE" if is_statement && next_is(&["FROM"]) => {
                 let rest = &tokens[i + 2..];
-                if is_unbounded(rest) && !(source == SqlSource::Call && is_prose(rest)) {
-                    found.push((DangerKind::DeletesAllRows, *offset));
+                if is_unbounded(rest, work) && !(source == SqlSource::Call && is_prose(rest)) {
+                    found.push((DangerKind::DeletesAllRows, *offset..statement_end(&tokens[i..], text, work)));
                 }
             }
             _ => {}
@@ -65,12 +72,18 @@ pub(super) fn destructive(text: &str, source: SqlSource) -> Vec<(DangerKind, usi
     found
 }
 
+/// Offset of the end of the statement that `tokens` begin in.
+fn statement_end(tokens: &[(usize, SqlToken)], text: &str, work: &WorkLimit) -> usize {
+    let mut rest = tokens.iter().take_while(|_| work.take(1));
+    rest.find(|(_, token)| *token == SqlToken::Semicolon).map_or(text.len(), |(offset, _)| *offset)
+}
+
 /// True if the tokens after `DELETE FROM` name a table and have neither `WHERE` nor `LIMIT` before the end of the
 /// statement or of its parenthesis.
-fn is_unbounded(rest: &[(usize, SqlToken)]) -> bool {
+fn is_unbounded(rest: &[(usize, SqlToken)], work: &WorkLimit) -> bool {
     let mut depth = 0usize;
     let mut table = false;
-    for (_, token) in rest {
+    for (_, token) in rest.iter().take_while(|_| work.take(1)) {
         match token {
             SqlToken::OpenParen => depth += 1,
             SqlToken::CloseParen if depth == 0 => break,
@@ -163,8 +176,9 @@ mod tests {
 
     #[track_caller]
     fn kinds(text: &str) -> Vec<DangerKind> {
-        let kinds =
-            |source| -> Vec<DangerKind> { destructive(text, source).into_iter().map(|(kind, _)| kind).collect() };
+        let kinds = |source| -> Vec<DangerKind> {
+            destructive(text, source, &WorkLimit::default()).into_iter().map(|(kind, _)| kind).collect()
+        };
         assert_eq!(kinds(SqlSource::File), kinds(SqlSource::Call), "{text}");
         kinds(SqlSource::File)
     }
@@ -208,10 +222,10 @@ mod tests {
 
     #[test]
     fn prose_in_a_call_is_not_a_statement() {
-        let of = |text| destructive(text, SqlSource::Call);
+        let of = |text| destructive(text, SqlSource::Call, &WorkLimit::default());
         assert_eq!(of("please delete from the list all that is old"), []);
         assert_eq!(of("Delete from the list all that is old"), []);
         assert_eq!(of("Never drop table salt"), []);
-        assert!(!destructive("FOR EACH ROW DELETE FROM a;", SqlSource::File).is_empty());
+        assert!(!destructive("FOR EACH ROW DELETE FROM a;", SqlSource::File, &WorkLimit::default()).is_empty());
     }
 }
