@@ -6,13 +6,16 @@ use cfq_proto::loop_step::ArtifactFile;
 
 use super::ReplyProblem;
 use super::parse::Edit;
-use super::replace::replace;
+use super::replace::{MAX_LINE_COMPARISONS, replace};
 use crate::workstream::{FileProblem, NotWritableReason, Snapshot};
 
 /// Maximum number of files that one artifact may change.
 const MAX_FILES: usize = 64;
 /// Maximum size of one file, in bytes: far above any source file, far below the size limit of a blob.
 pub const MAX_FILE_BYTES: usize = 512 * 1024;
+
+/// Maximum size of an existing file that is edited, in bytes: far above any source file that people write.
+const MAX_BASE_BYTES: usize = 8 * 1024 * 1024;
 
 /// Applies each edit to its file as it is in the previous artifact (`previous`, empty in the first iteration), or in
 /// the base if that artifact does not contain the file. Returns the files of the new artifact: those that differ from
@@ -27,15 +30,29 @@ pub fn apply(
 ) -> Result<Vec<ArtifactFile>, ReplyProblem> {
     let mut files: BTreeMap<String, Option<String>> =
         previous.iter().map(|f| (f.path.clone(), f.content.clone())).collect();
+    let mut comparisons = MAX_LINE_COMPARISONS;
     for edit in edits {
         let path = edit.path();
+        // Before the file is read.
+        if let Some(bytes) = base.size(path).filter(|bytes| *bytes > MAX_BASE_BYTES) {
+            return Err(ReplyProblem::BaseTooLarge { path: path.to_owned(), bytes, max: MAX_BASE_BYTES });
+        }
         base.check_writable(path)?;
         let current = files.get(path).cloned().unwrap_or_else(|| base.read_text(path));
         let text = current.as_deref().unwrap_or_default();
         let new = match edit {
             Edit::Write { content, .. } => content.clone(),
             Edit::Replace { hunks, .. } => {
-                hunks.iter().try_fold(text.to_owned(), |text, hunk| replace(path, &text, hunk))?
+                let comparisons = &mut comparisons;
+                hunks.iter().try_fold(text.to_owned(), |text, hunk| {
+                    // Checked after each hunk, because a hunk may append any text.
+                    match replace(path, &text, hunk, comparisons)? {
+                        new if new.len() > MAX_FILE_BYTES.max(text.len()) => {
+                            Err(ReplyProblem::TooLarge { path: path.to_owned(), bytes: new.len(), max: MAX_FILE_BYTES })
+                        }
+                        new => Ok(new),
+                    }
+                })?
             }
         };
         if new.len() > MAX_FILE_BYTES {
@@ -126,6 +143,18 @@ mod tests {
             assert_eq!(
                 apply(&[write("a.py", "x = 2\ny = 1\n")], &[], base).unwrap(),
                 [file("a.py", "x = 2\r\ny = 1\r\n")]
+            );
+        });
+    }
+
+    #[test]
+    fn large_file_of_the_base_cannot_be_edited() {
+        let large = "x = 1\n".repeat(MAX_BASE_BYTES / 6 + 1);
+        with_base(&[("a.py", &large)], |base| {
+            let problem = apply(&[write("a.py", "x = 2\n")], &[], base).unwrap_err();
+            assert_eq!(
+                problem,
+                ReplyProblem::BaseTooLarge { path: "a.py".into(), bytes: large.len(), max: MAX_BASE_BYTES }
             );
         });
     }

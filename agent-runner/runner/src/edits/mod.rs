@@ -42,6 +42,14 @@ pub enum ReplyProblem {
     Incomplete { path: String },
     #[error("{count} files are more than the {max} that one reply may change")]
     TooManyFiles { count: usize, max: usize },
+    #[error("the reply has {bytes} bytes, more than {max}: send only the changed files")]
+    ReplyTooLong { bytes: usize, max: usize },
+    #[error("the reply has more than {max} edits: send fewer, or whole files")]
+    TooManyEdits { max: usize },
+    #[error("{path}: it has {bytes} bytes, and files of more than {max} bytes cannot be edited: leave it unchanged")]
+    BaseTooLarge { path: String, bytes: usize, max: usize },
+    #[error("{path}: its search/replace blocks need too many comparisons: send the file whole, or shorter blocks")]
+    TooManyComparisons { path: String },
     #[error("{path}: {bytes} bytes are more than the {max} that one file may have")]
     TooLarge { path: String, bytes: usize, max: usize },
     #[error("the reply changes nothing: the files are the same as before")]

@@ -8,6 +8,11 @@ use super::target::ReplyTarget;
 use crate::checks::{Language, extension, syntax_error};
 use crate::workstream::repo_path;
 
+/// Maximum length of a reply, in bytes: above any answer of a model.
+const MAX_REPLY_BYTES: usize = 8 * 1024 * 1024;
+/// Maximum number of edits in one reply. More edits than files are normal, because a file may have several.
+const MAX_EDITS: usize = 512;
+
 /// One edit of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Edit {
@@ -33,6 +38,9 @@ impl Edit {
 /// # Errors
 /// A [`ReplyProblem`] if the reply has no usable block, an invalid path, an incomplete hunk or a truncated file.
 pub fn parse(reply: &str, target: &ReplyTarget, truncated: bool) -> Result<Vec<Edit>, ReplyProblem> {
+    if reply.len() > MAX_REPLY_BYTES {
+        return Err(ReplyProblem::ReplyTooLong { bytes: reply.len(), max: MAX_REPLY_BYTES });
+    }
     let reply = without_reasoning(reply);
     let check_closed = |block: &FencedBlock<'_>, path: &str| match truncated && !block.closed {
         true => Err(ReplyProblem::Truncated { path: path.to_owned() }),
@@ -42,6 +50,9 @@ pub fn parse(reply: &str, target: &ReplyTarget, truncated: bool) -> Result<Vec<E
     let mut edits = Vec::new();
     for block in &blocks {
         if let Some((path, first_line)) = label_of(block) {
+            if edits.len() == MAX_EDITS {
+                return Err(ReplyProblem::TooManyEdits { max: MAX_EDITS });
+            }
             let path = repo_path(&path)?;
             check_closed(block, &path)?;
             let lines = if first_line { &block.lines[1..] } else { &block.lines[..] };
@@ -143,11 +154,12 @@ fn unfenced_hunks(reply: &str) -> Result<Option<Edit>, ReplyProblem> {
 
 /// Removes the reasoning of models that emit `<think>` sections before the answer; blocks in them are not files.
 fn without_reasoning(reply: &str) -> String {
-    let mut text = reply.to_owned();
-    while let Some(start) = text.find("<think>") {
-        let end = text[start..].find("</think>").map_or(text.len(), |i| start + i + "</think>".len());
-        text.replace_range(start..end, "");
+    let (mut text, mut rest) = (String::with_capacity(reply.len()), reply);
+    while let Some((before, reasoning)) = rest.split_once("<think>") {
+        text.push_str(before);
+        rest = reasoning.split_once("</think>").map_or("", |(_, after)| after);
     }
+    text.push_str(rest);
     // Some chat templates put `<think>` into the prompt, so that the reply has only the closing tag.
     match text.rfind("</think>") {
         Some(end) => text[end + "</think>".len()..].to_owned(),
@@ -255,6 +267,23 @@ mod tests {
             truncated("```python\nx = 1\n```\nUse:\n```python\nadd(").unwrap(),
             parse("```python\nx = 1\n```", &target(), false).unwrap()
         );
+    }
+
+    #[test]
+    fn large_replies_are_refused() {
+        let long = format!("```python\n{}```\n", "x = 1\n".repeat(2_000_000));
+        let problem = parse(&long, &target(), false).unwrap_err();
+        assert_eq!(problem, ReplyProblem::ReplyTooLong { bytes: long.len(), max: MAX_REPLY_BYTES });
+        let blocks = |count| "a.py\n```python\nx = 1\n```\n".repeat(count);
+        assert_eq!(parse(&blocks(MAX_EDITS), &target(), false).unwrap().len(), MAX_EDITS);
+        let problem = parse(&blocks(5_000), &target(), false).unwrap_err();
+        assert_eq!(problem, ReplyProblem::TooManyEdits { max: MAX_EDITS });
+        assert!(problem.to_string().contains("send fewer"), "{problem}");
+        let hunk = "<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n";
+        let hunks = format!("a.py\n{}", hunk.repeat(100_000));
+        assert!(matches!(parse(&hunks, &target(), false), Err(ReplyProblem::TooManyEdits { .. })));
+        let thoughts = format!("{}```python\nx = 1\n```", "<think>a</think>".repeat(100_000));
+        assert_eq!(files(&thoughts), one("add.py", "x = 1\n"));
     }
 
     proptest! {

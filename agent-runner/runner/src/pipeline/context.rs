@@ -3,6 +3,9 @@
 use super::budget::truncate;
 use crate::workstream::{Snapshot, repo_path};
 
+/// Maximum size of a context file, in bytes. Larger files are not read, because a prompt shows only their beginning.
+const MAX_CONTEXT_FILE_BYTES: usize = 8 * 1024 * 1024;
+
 /// One context file as the prompt shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextFile {
@@ -22,6 +25,9 @@ pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec
         .map(|path| {
             let content = match repo_path(path) {
                 Err(_) => "[not a path inside the repository]\n".to_owned(),
+                Ok(plain) if base.size(&plain).is_some_and(|size| size > MAX_CONTEXT_FILE_BYTES) => {
+                    "[file too large]\n".to_owned()
+                }
                 Ok(plain) => match base.read(&plain).map(String::from_utf8) {
                     None => "[file not found, or too large]\n".to_owned(),
                     Some(Err(_)) => "[not a text file]\n".to_owned(),

@@ -83,6 +83,15 @@ impl<'r> Snapshot<'r> {
         &self.tree
     }
 
+    /// Returns a file's size in bytes without reading it; `None` if the path does not exist or is not a plain file.
+    pub fn size(&self, path: &str) -> Option<usize> {
+        let entry = self.tree.get_path(path.as_ref()).ok()?;
+        if entry.kind() != Some(ObjectType::Blob) || entry.filemode() == i32::from(FileMode::Link) {
+            return None;
+        }
+        Some(self.repository.odb().ok()?.read_header(entry.id()).ok()?.0)
+    }
+
     /// Returns a file's bytes; `None` if the path does not exist, is not a plain file, or is too large to be read.
     pub fn read(&self, path: &str) -> Option<Vec<u8>> {
         let entry = self.tree.get_path(path.as_ref()).ok()?;
