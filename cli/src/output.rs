@@ -26,7 +26,7 @@ impl Output {
     /// Prints a status message to stderr; silent with `--json`.
     pub fn status(&self, text: &str) {
         if !self.json {
-            print_stderr(text);
+            print_stderr(&sanitize(text));
         }
     }
 }
