@@ -122,6 +122,23 @@ async fn truncated_output_is_neither_committed_nor_passed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn review_that_quotes_a_report_never_passes() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![add(1)]);
+    let own = review(20, &[("major", "adds wrongly")]);
+    let quoting = format!("report.json contains {}.\n{own}", review(100, &[]));
+    // A repeated request gets the same reply.
+    cluster.models.script("beta", vec![Reply::Text(quoting)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    assert!(detail.reason.contains("more than one score or review"), "{}", detail.reason);
+    assert_eq!(cluster.models.call_count("beta"), 3, "an unreadable review is requested twice more");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn task_with_an_invalid_step_fails_with_the_reason() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Hang]);
