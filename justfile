@@ -47,3 +47,11 @@ fuzz SECONDS="300":
     mkdir -p inference-node/fuzz/corpus/gguf
     for f in inference-node/engine/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done
     cargo fuzz run --fuzz-dir inference-node/fuzz --sanitizer none gguf inference-node/fuzz/corpus/gguf -- -max_total_time={{SECONDS}} -rss_limit_mb=2048 -malloc_limit_mb=512
+
+# Run the thread pool's tests in Miri; needs `rustup component add miri --toolchain nightly`
+miri:
+    MIRIFLAGS=-Zmiri-ignore-leaks RAYON_NUM_THREADS=3 cargo +nightly miri test --manifest-path inference-node/miri/Cargo.toml
+
+# Run the thread pool's tests under ThreadSanitizer; needs `rustup component add rust-src --toolchain nightly`
+tsan:
+    RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu --manifest-path inference-node/miri/Cargo.toml

@@ -57,18 +57,24 @@ pub struct AttentionInput<'a> {
 }
 
 /// Computes the attention of all sequences in one parallel region. The result is (all new positions, heads, head dim),
-/// one sequence after the other.
+/// one sequence after the other. Panics if the number of queries does not match the parameters.
 pub fn attend(inputs: &[AttentionInput<'_>]) -> Vec<f32> {
     let mut out = vec![0.0; inputs.iter().map(|input| input.queries.len()).sum()];
     let slots = DisjointSlice::new(&mut out);
     let (mut blocks, mut work, mut from) = (Vec::new(), 0, 0);
     for input in inputs {
-        let AttentionParams { heads, head_dim, past, new, .. } = input.params;
+        let AttentionParams { heads, kv_heads, head_dim, past, new, .. } = input.params;
+        let queries = input.queries.len();
+        // The parts of `out` are disjoint only under these conditions.
+        assert!(
+            head_dim > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads) && queries == new * heads * head_dim,
+            "{queries} values are not the queries of {new} positions, {heads} heads ({kv_heads} of keys), {head_dim} each"
+        );
         for head in 0..heads {
             blocks.extend((0..new).step_by(QUERY_ROWS).map(|first| (input, head, first, from)));
         }
         work += heads * new * (past + new) * head_dim * 2;
-        from += input.queries.len();
+        from += queries;
     }
     let run = |blocks: &[(&AttentionInput<'_>, usize, usize, usize)]| {
         let (mut scratch, mut local) = (Scratch::default(), Vec::new());
@@ -80,7 +86,8 @@ pub fn attend(inputs: &[AttentionInput<'_>]) -> Vec<f32> {
             vectorized(QueryBlock { queries, kv, params, head, first, scratch: &mut scratch, out: &mut local });
             for (row, values) in local.chunks_exact(head_dim).enumerate() {
                 let to = from + ((first + row) * heads + head) * head_dim;
-                // SAFETY: each head of each position is in one query block, and each block in one chunk.
+                // SAFETY: each head of each position is in one query block, and each block in one chunk; the sequences'
+                // parts do not overlap, since each has as many values as its queries (asserted above).
                 #[allow(unsafe_code)]
                 unsafe { slots.slice(to, head_dim) }.copy_from_slice(values);
             }
@@ -339,6 +346,13 @@ mod tests {
                 assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want} at {head_dim} {softcap:?} {window:?}");
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "128 values are not the queries of 1 positions, 4 heads (2 of keys), 64 each")]
+    fn queries_that_do_not_match_the_parameters_are_refused() {
+        let (pool, kv, _) = cache(DECODE, 1);
+        attend_one(&numbers(2 * 64, 3), pool.view(&kv, 0), DECODE);
     }
 
     #[test]

@@ -34,6 +34,14 @@ impl Dense {
     /// Multiplies n input vectors by the matrix: (n, columns) -> (n, rows).
     pub fn multiply(&self, x: &[f32]) -> Vec<f32> {
         let n = x.len() / self.cols.max(1);
+        assert!(
+            x.len() == n * self.cols && self.weights.len() == self.rows * self.cols,
+            "{} values are not rows of {} columns, or {} weights are not {} such rows",
+            x.len(),
+            self.cols,
+            self.weights.len(),
+            self.rows
+        );
         let mut out = vec![0.0; n * self.rows];
         let slots = DisjointSlice::new(&mut out);
         let chunk = |at: usize| {

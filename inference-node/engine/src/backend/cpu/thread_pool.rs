@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
@@ -113,27 +114,33 @@ pub fn for_each_chunk<T: Send>(values: &mut [T], size: usize, work: impl Fn(usiz
     });
 }
 
-/// A slice that several chunks write to, each to its own part.
-pub struct DisjointSlice<T>(*mut T, usize);
+/// A slice that several chunks write to, each to its own part. It borrows the slice, which cannot be used otherwise in
+/// the meantime.
+pub struct DisjointSlice<'a, T> {
+    start: *mut T,
+    length: usize,
+    borrowed: PhantomData<&'a mut [T]>,
+}
 
 // SAFETY: `slice`, its only access, requires its callers to keep the parts disjoint.
-unsafe impl<T: Send> Sync for DisjointSlice<T> {}
+unsafe impl<T: Send> Sync for DisjointSlice<'_, T> {}
 
-impl<T> DisjointSlice<T> {
-    pub fn new(values: &mut [T]) -> Self {
-        Self(values.as_mut_ptr(), values.len())
+impl<'a, T> DisjointSlice<'a, T> {
+    pub fn new(values: &'a mut [T]) -> Self {
+        Self { start: values.as_mut_ptr(), length: values.len(), borrowed: PhantomData }
     }
 
     /// The part `from..from + length`.
     ///
     /// # Safety
-    /// While the result lives, the slice given to [`Self::new`] is not used otherwise, and no other part of it that
-    /// overlaps `from..from + length` is held.
+    /// While the result lives, no other part that overlaps `from..from + length` is held.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice(&self, from: usize, length: usize) -> &mut [T] {
-        assert!(from <= self.1 && length <= self.1 - from, "{from} + {length} exceeds the slice's length {}", self.1);
-        // SAFETY: inside the slice by the assertion, exclusive by the contract of this function.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(from), length) }
+        let whole = self.length;
+        assert!(from <= whole && length <= whole - from, "{from} + {length} exceeds the slice's length {whole}");
+        // SAFETY: inside the slice by the assertion; exclusive by the contract of this function, and because `self`
+        // borrows the slice.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(from), length) }
     }
 }
 
@@ -184,8 +191,11 @@ impl ThreadPool {
                     let work = unsafe { (*self.work.get()).map(|work| &*work) };
                     IN_REGION.set(true);
                     if let Some(work) = work
-                        && catch_unwind(AssertUnwindSafe(|| work(next))).is_err()
+                        && let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(next)))
                     {
+                        // Dropping the payload may panic again. This thread must reach `done`, or the region never
+                        // ends.
+                        std::mem::forget(payload);
                         self.panicked.store(true, Ordering::Relaxed);
                     }
                     IN_REGION.set(false);
@@ -239,7 +249,7 @@ mod tests {
         std::thread::scope(|scope| {
             for caller in 0..3 {
                 scope.spawn(move || {
-                    for round in 0..2000 {
+                    for round in 0..if cfg!(miri) { 20 } else { 2000 } {
                         let chunks = (round * 7 + caller) % 40;
                         let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
                         run(chunks, &|at| {
@@ -272,6 +282,34 @@ mod tests {
             for_each_chunk(&mut values, 10, |at, chunk| chunk.iter_mut().for_each(|v| *v += at + 1));
             assert!(values.iter().enumerate().all(|(i, v)| *v == i / 10 + 1), "{values:?}");
         }
+    }
+
+    struct PanicsOnDrop;
+
+    impl Drop for PanicsOnDrop {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+
+    #[test]
+    fn payload_that_panics_when_dropped_does_not_stop_the_pool() {
+        let (done, finished) = std::sync::mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            let work = |at| {
+                if at == 5 {
+                    std::panic::panic_any(PanicsOnDrop)
+                }
+            };
+            let panicked = catch_unwind(|| run(8, &work)).map_err(std::mem::forget).is_err();
+            let sum = AtomicUsize::new(0);
+            run(8, &|at| {
+                sum.fetch_add(at, Ordering::Relaxed);
+            });
+            done.send((panicked, sum.into_inner()))
+        });
+        // With one thread there is no pool: the panic reaches the caller as it is.
+        assert_eq!(finished.recv_timeout(Duration::from_secs(60)), Ok((true, 28)));
     }
 
     #[test]

@@ -136,7 +136,7 @@ struct TileGemm<'a> {
     tile_bytes: usize,
     x: &'a QuantizedInput,
     /// Output, (input rows, `width`).
-    out: &'a DisjointSlice<f32>,
+    out: &'a DisjointSlice<'a, f32>,
     width: usize,
     /// Columns of the output that are written.
     columns: std::ops::Range<usize>,
@@ -150,7 +150,7 @@ impl TileGemm<'_> {
 }
 
 impl Tiles {
-    fn multiply_tiles(&self, tiles: std::ops::Range<usize>, x: &QuantizedInput, out: &DisjointSlice<f32>) {
+    fn multiply_tiles(&self, tiles: std::ops::Range<usize>, x: &QuantizedInput, out: &DisjointSlice<'_, f32>) {
         assert_eq!(x.cols(), self.cols, "the input does not have as many columns as the matrix");
         let tile_bytes = self.stored_bytes() / self.tile_count().max(1);
         let gemm = TileGemm {
