@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use cfq_engine::{Outbox, TextStream};
-use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt, Usage};
+use cfq_proto::job::{ChatMessage, Completion, FinishReason, JobFailure, OutputFormat, Prompt, Usage};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::proxy::EndpointClient;
+use crate::proxy::control_names::Unescape;
 use crate::proxy::peer::{Peer, error_message};
 use crate::proxy::sse::EventParser;
 
@@ -63,13 +64,13 @@ struct PromptDetails {
     cached_tokens: Option<u32>,
 }
 
-/// The body of a request. Parameters that OpenAI does not define are sent only if set, because strict servers refuse
+/// The body of a request with these messages. Parameters that OpenAI does not define are sent only if set, because strict servers refuse
 /// them.
-fn request_body(remote: &str, prompt: &Prompt) -> Value {
+fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessage]) -> Value {
     let sampling = &prompt.sampling;
     let mut body = json!({
         "model": remote,
-        "messages": prompt.messages,
+        "messages": messages,
         "stream": true,
         "stream_options": { "include_usage": true },
         "temperature": sampling.temperature,
@@ -112,6 +113,7 @@ fn request_body(remote: &str, prompt: &Prompt) -> Value {
 
 /// The reply so far.
 struct Reply {
+    unescape: Unescape,
     stream: TextStream,
     text: String,
     finish: Option<FinishReason>,
@@ -137,7 +139,9 @@ pub(super) async fn complete(
         return Err(JobFailure::Rejected { reason: reason.to_owned() });
     }
     let peer = &Peer { url: format!("{}/chat/completions", server.url), key: server.key.as_ref() };
-    let request = server.authorized(server.client.post(&peer.url)).json(&request_body(remote, prompt));
+    let escaped = server.control_names().and_then(|names| names.escape(&prompt.messages));
+    let body = request_body(remote, prompt, escaped.as_deref().unwrap_or(&prompt.messages));
+    let request = server.authorized(server.client.post(&peer.url)).json(&body);
     let mut answer = request.send().await.map_err(|error| peer.unreachable(&error))?;
     let status = answer.status();
     if !status.is_success() {
@@ -158,6 +162,7 @@ pub(super) async fn complete(
     let max_text_bytes =
         (prompt.sampling.max_tokens as usize).saturating_mul(MAX_TOKEN_BYTES).max(MIN_TEXT_LIMIT_BYTES);
     let mut reply = Reply {
+        unescape: Unescape::new(escaped.is_some()),
         stream: TextStream::new(&prompt.sampling.stop),
         text: String::new(),
         finish: None,
@@ -251,7 +256,7 @@ impl Reply {
             if let Some(refusal) = part.as_ref().and_then(|p| p.refusal.as_deref()) {
                 return Err(JobFailure::Rejected { reason: format!("{url} refused: {}", peer.quote(refusal)) });
             }
-            let content = part.and_then(|p| p.content).unwrap_or_default();
+            let content = self.unescape.push(part.and_then(|p| p.content).unwrap_or_default());
             if !content.is_empty() {
                 self.text_chunks += 1;
                 self.first_token_ms.get_or_insert(started.elapsed().as_millis() as u64);
@@ -287,13 +292,13 @@ mod tests {
     #[test]
     fn only_requested_parameters_are_sent() {
         let prompt = Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text };
-        let plain = request_body("m", &prompt);
+        let plain = request_body("m", &prompt, &[]);
         for absent in ["top_k", "min_p", "top_p", "stop", "repetition_penalty", "response_format"] {
             assert!(plain.get(absent).is_none(), "{absent}");
         }
         let sampling = Sampling { top_k: Some(5), stop: vec!["x".into()], ..Sampling::default() };
         let format = OutputFormat::JsonSchema { schema: json!({ "type": "object" }) };
-        let full = request_body("m", &Prompt { messages: vec![], sampling, format });
+        let full = request_body("m", &Prompt { messages: vec![], sampling, format }, &[]);
         assert_eq!(full["response_format"]["json_schema"]["schema"]["type"], "object");
         assert_eq!((&full["top_k"], &full["stop"][0]), (&json!(5), &json!("x")));
     }

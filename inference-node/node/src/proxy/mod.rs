@@ -5,6 +5,7 @@
 //! limited. The health of a server is known from a check every few seconds and from the jobs themselves.
 
 mod chat;
+mod control_names;
 mod peer;
 mod sse;
 
@@ -23,6 +24,8 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::proxy::control_names::ControlNames;
+
 /// Assumed context length of a model behind an endpoint, in tokens; it is common for current models. Endpoints do not
 /// report the actual length; they refuse prompts that are too long.
 const ASSUMED_CONTEXT_TOKENS: u32 = 131_072;
@@ -30,6 +33,8 @@ const ASSUMED_CONTEXT_TOKENS: u32 = 131_072;
 const TOKENS_PER_BYTE: f64 = 0.3;
 /// Timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes that are read of the properties that a server reports.
+const MAX_PROPERTIES_BYTES: usize = 4 << 20;
 /// Number of heartbeat intervals between two health checks of a server that is up. Other servers are checked every
 /// interval.
 const HEALTHY_CHECK_INTERVALS: u32 = 5;
@@ -104,6 +109,8 @@ pub struct EndpointClient {
     slots: Arc<Semaphore>,
     max_sequences: u32,
     health: Mutex<Health>,
+    /// Names of control tokens in the server's chat template; `None` if the server does not report the template.
+    control_names: Mutex<Option<Arc<ControlNames>>>,
     changes: Arc<StateChanged>,
 }
 
@@ -151,6 +158,7 @@ impl EndpointClient {
             slots: Arc::new(Semaphore::new(max_sequences as usize)),
             max_sequences,
             health: Mutex::new(Health::Unknown),
+            control_names: Mutex::default(),
             changes,
         }))
     }
@@ -188,10 +196,40 @@ impl EndpointClient {
             Ok(response) if response.status().is_server_error() => {
                 Health::Down(format!("{} answered {}", self.url, response.status()))
             }
-            Ok(_) => Health::Up,
+            Ok(_) => {
+                // The server may run another model than before.
+                if *self.health() != Health::Up {
+                    let names = self.reported_control_names().await.map(Arc::new);
+                    *self.control_names.lock().unwrap_or_else(PoisonError::into_inner) = names;
+                }
+                Health::Up
+            }
             Err(error) => Health::Down(format!("cannot reach {}: {}", self.url, peer::with_causes(&error))),
         };
         self.set_health(health);
+    }
+
+    /// The names of control tokens in the chat template that llama.cpp's server reports; other servers report none.
+    async fn reported_control_names(&self) -> Option<ControlNames> {
+        #[derive(Deserialize)]
+        struct Properties {
+            chat_template: String,
+        }
+        let url = format!("{}/props", self.url.trim_end_matches("/v1"));
+        let mut answer = self.authorized(self.client.get(url)).timeout(CHECK_TIMEOUT).send().await.ok()?;
+        let mut body = Vec::new();
+        while answer.status().is_success() && body.len() < MAX_PROPERTIES_BYTES {
+            match answer.chunk().await.ok()? {
+                Some(bytes) => body.extend_from_slice(&bytes),
+                None => break,
+            }
+        }
+        let properties: Properties = serde_json::from_slice(&body).ok()?;
+        Some(ControlNames::of_template(&properties.chat_template))
+    }
+
+    fn control_names(&self) -> Option<Arc<ControlNames>> {
+        self.control_names.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Checks the health of the server in an endless loop: frequently while it is not up, else less often.
