@@ -18,6 +18,7 @@ use crate::backend::forward::ForwardModel;
 use crate::batch::admission::{Admission, EngineStats, StateChanged};
 use crate::batch::batcher::{Batcher, EngineCommand, StepHook};
 use crate::batch::calibration;
+use crate::batch::preparations::Preparations;
 use crate::batch::prepare::{PreparedPrompt, prepare, stable_prefix};
 use crate::batch::resume::{ResumeConflict, ResumeError};
 use crate::batch::sequence::SequenceRequest;
@@ -129,7 +130,8 @@ impl EngineParts {
             .spawn(move || batcher.run().and_then(M::into_cached))
             .map_err(LoadError::Thread)?;
         let chunk_slot = ChunkSlot::default();
-        Ok(LocalEngine { parts: self, estimate, weight_bytes, admission, commands, chunk_slot, thread })
+        let preparations = Preparations::default();
+        Ok(LocalEngine { parts: self, estimate, weight_bytes, admission, commands, chunk_slot, preparations, thread })
     }
 }
 
@@ -142,6 +144,7 @@ pub struct LocalEngine {
     admission: Arc<Admission>,
     commands: SyncSender<EngineCommand>,
     chunk_slot: ChunkSlot,
+    preparations: Preparations,
     /// The batcher thread. It exits once `commands` is dropped and the last sequence has ended, and returns the
     /// weights, or `None` if they cannot be cached.
     thread: JoinHandle<Option<CpuModel>>,
@@ -222,11 +225,8 @@ impl LocalEngine {
         let EngineParts { template, vocabulary, grammars, .. } = &self.parts;
         let (template, vocabulary, grammars) = (template.clone(), vocabulary.clone(), grammars.clone());
         let prepared =
-            tokio::task::spawn_blocking(move || prepare(&template, &vocabulary, &grammars, prompt, &generated)).await;
-        let prepared = prepared.unwrap_or_else(|panic| {
-            Err(JobFailure::Engine { reason: format!("preparing the prompt failed: {panic}") })
-        });
-        prepared.map_err(AdmitError::Failed)
+            self.preparations.run(move |limit| prepare(&template, &vocabulary, &grammars, prompt, &generated, limit));
+        prepared.await.and_then(|prepared| prepared).map_err(AdmitError::Failed)
     }
 
     async fn admit_prepared(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<Admitted, AdmitError> {
@@ -285,8 +285,8 @@ impl LocalEngine {
         }
         let (template, vocabulary) = (self.parts.template.clone(), self.parts.vocabulary.clone());
         let ExpectedPrompt { messages, max_tokens, deterministic } = expected;
-        let tokens =
-            tokio::task::spawn_blocking(move || stable_prefix(&template, &vocabulary, messages)).await.ok()??;
+        let prefix = self.preparations.run(move |limit| stable_prefix(&template, &vocabulary, messages, limit));
+        let tokens = prefix.await.ok()??;
         let count = tokens.len() as u64;
         if count + 1 > self.parts.context.min(self.admission.capacity()) {
             return None;

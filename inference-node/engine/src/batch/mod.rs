@@ -6,6 +6,7 @@ pub mod calibration;
 pub mod chunked_prefill;
 pub mod latency_model;
 pub mod oom_backoff;
+pub mod preparations;
 pub mod prepare;
 pub mod prompt_lookup;
 pub mod resume;

@@ -4,8 +4,9 @@ use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, JobFailure, OutputF
 
 use crate::batch::prompt_lookup::PromptLookup;
 use crate::batch::resume::{ResumeError, SequenceInit};
-use crate::model::chat_template::ChatTemplate;
-use crate::model::tokenizer::Vocabulary;
+use crate::model::chat_template::{ChatTemplate, TemplateError};
+use crate::model::time_limit::TimeLimit;
+use crate::model::tokenizer::{TokenizeError, Vocabulary};
 use crate::sampling::grammar::{GrammarError, Grammars};
 
 /// A prompt ready for admission.
@@ -25,17 +26,19 @@ pub struct PreparedPrompt {
 ///
 /// # Errors
 /// [`JobFailure::Rejected`] if no engine can run the prompt. [`JobFailure::Engine`] if this engine cannot: its
-/// vocabulary cannot be used for constrained output, or the output cannot resume after the `generated` tokens.
+/// vocabulary cannot be used for constrained output, the output cannot resume after the `generated` tokens, or `limit`
+/// stopped the preparation.
 pub fn prepare(
     template: &ChatTemplate,
     vocabulary: &Vocabulary,
     grammars: &Grammars,
     prompt: Prompt,
     generated: &GeneratedTokens,
+    limit: &TimeLimit,
 ) -> Result<PreparedPrompt, JobFailure> {
     let rejected = |reason: String| JobFailure::Rejected { reason };
-    let text = template.render(&prompt.messages).map_err(|e| rejected(e.to_string()))?;
-    let tokens = vocabulary.encode_sequence(&text).map_err(|e| rejected(e.to_string()))?;
+    let text = template.render(&prompt.messages, limit).map_err(template_failure)?;
+    let tokens = vocabulary.encode_prompt(&text, limit).map_err(tokenize_failure)?;
     if tokens.is_empty() {
         return Err(rejected("the prompt is empty".to_owned()));
     }
@@ -48,7 +51,7 @@ pub fn prepare(
     let lookup = match prompt.sampling.prompt_lookup {
         true => {
             let previous = truncate_previous(&prompt.sampling.previous);
-            let mut previous = vocabulary.encode(previous).map_err(|e| rejected(e.to_string()))?;
+            let mut previous = vocabulary.encode_content(previous, limit).map_err(tokenize_failure)?;
             // The output has at most `max_tokens` tokens, so it cannot repeat more of the previous text.
             previous.truncate(prompt.sampling.max_tokens as usize);
             PromptLookup::new(previous, init.prompt_len).indexed(&init.tokens)
@@ -63,6 +66,24 @@ pub fn prepare(
     }
     let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
     Ok(PreparedPrompt { init, lookup, bytes, sampling })
+}
+
+fn template_failure(error: TemplateError) -> JobFailure {
+    let reason = error.to_string();
+    match error {
+        TemplateError::Rejected { .. } | TemplateError::OutOfFuel | TemplateError::NoFreeCharacters => {
+            JobFailure::Rejected { reason }
+        }
+        TemplateError::Thread { .. } | TemplateError::Stopped(_) => JobFailure::Engine { reason },
+    }
+}
+
+fn tokenize_failure(error: TokenizeError) -> JobFailure {
+    let reason = error.to_string();
+    match error {
+        TokenizeError::Failed { .. } => JobFailure::Rejected { reason },
+        TokenizeError::Stopped(_) => JobFailure::Engine { reason },
+    }
 }
 
 /// Maximum part of [`Sampling::previous`] that is used for drafting, in bytes; longer than any output.
@@ -80,8 +101,9 @@ pub fn stable_prefix(
     template: &ChatTemplate,
     vocabulary: &Vocabulary,
     mut messages: Vec<ChatMessage>,
+    limit: &TimeLimit,
 ) -> Option<Vec<u32>> {
-    let tokens = |messages: &[_]| vocabulary.encode_sequence(&template.render(messages).ok()?).ok();
+    let tokens = |messages: &[_]| vocabulary.encode_prompt(&template.render(messages, limit).ok()?, limit).ok();
     if messages.last()?.role != ChatRole::User {
         return None;
     }

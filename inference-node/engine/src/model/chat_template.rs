@@ -2,19 +2,38 @@
 //!
 //! Templates are written for Python's Jinja2 with the settings of Hugging Face transformers: `trim_blocks` and
 //! `lstrip_blocks` are on, Python's string and list methods exist, and `raise_exception` ends rendering with the
-//! template's own error.
+//! template's own error. A template comes with the model's file and is not trusted: fuel limits its time and memory.
+//!
+//! The rendered text knows which of its characters come from the messages (see [`origin`]).
+
+mod container_text;
+mod origin;
+mod python_methods;
+
+use std::sync::Arc;
 
 use cfq_proto::job::ChatMessage;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, context};
+use minijinja::{Environment, Error, ErrorKind, Value, context};
 
+use crate::model::control_names::ControlNames;
 use crate::model::file::ModelFile;
 use crate::model::gguf::HeaderError;
+use crate::model::prompt_text::PromptText;
 use crate::model::safetensors::ModelFolder;
+use crate::model::time_limit::{Stopped, TimeLimit};
 use crate::model::tokenizer::Vocabulary;
 
-/// Maximum number of template instructions per rendering: far beyond any real conversation, but it stops endless loops.
-const MAX_TEMPLATE_INSTRUCTIONS: u64 = 10_000_000;
+/// Fuel of one rendering. An instruction costs one unit, and so do 64 bytes of text that the template creates or
+/// processes: this is far beyond any real conversation, takes less than a second, and creates at most 128 MiB.
+const TEMPLATE_FUEL: u64 = 2 << 20;
+/// Maximum size of a template. Real ones have up to some ten thousand bytes.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Maximum length of the reason that a template gives to `raise_exception`, in characters.
+const MAX_REASON_CHARS: usize = 1000;
+/// Stack of the thread that renders, in bytes. Dropping a list that is nested as deep as the fuel allows takes this much
+/// stack; the system provides only the part that is used.
+const STACK_BYTES: usize = 256 << 20;
 
 /// A parsed chat template, with the names of the BOS and EOS tokens that it may insert.
 #[derive(Debug)]
@@ -23,20 +42,44 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    control_names: Arc<ControlNames>,
 }
 
-/// Rendering failed: the template raised an exception or is faulty for these messages.
+/// Rendering failed.
 #[derive(Debug, thiserror::Error)]
-#[error("the model's chat template rejects these messages: {reason}")]
-pub struct TemplateError {
-    reason: String,
+pub enum TemplateError {
+    /// The template raised an exception or is faulty for these messages.
+    #[error("the model's chat template rejects these messages: {reason}")]
+    Rejected {
+        /// The reason that the template or the template engine gives.
+        reason: String,
+    },
+    /// The template exceeds the limits of time and memory.
+    #[error(
+        "the model's chat template needs more time or memory than a chat template may take; \
+         shorten the messages, or use another model"
+    )]
+    OutOfFuel,
+    /// The messages use all private-use characters of Unicode.
+    #[error("the messages contain all private-use characters of Unicode")]
+    NoFreeCharacters,
+    /// No thread could be started.
+    #[error("cannot start a thread for the chat template: {reason}")]
+    Thread {
+        /// The system's error.
+        reason: String,
+    },
+    /// The time limit ended, or nobody waits for the prompt any more.
+    #[error("the chat template was not rendered: {0}")]
+    Stopped(#[from] Stopped),
 }
 
 impl ChatTemplate {
-    /// Reads and parses the template of `file`.
+    /// Reads and parses the template of `file`, and renders a message with it.
     ///
     /// # Errors
-    /// [`HeaderError::Unsupported`] if there is none or it does not parse; I/O errors of the template's own file.
+    /// [`HeaderError::Unsupported`] if there is none, if it does not parse, or if it exceeds the limits of time and
+    /// memory; I/O errors of the template's own file.
     pub fn read(file: &ModelFile, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
         let source = match file {
             ModelFile::Gguf(header) => header.get_str("tokenizer.chat_template").map(str::to_owned),
@@ -45,34 +88,61 @@ impl ChatTemplate {
         let source = source.ok_or_else(|| {
             file.unsupported("it has no chat template; models made for chat have one (they are often named -Instruct)")
         })?;
-        let template = Self::new(&source, vocabulary.bos_name(), vocabulary.eos_name());
+        if source.len() > MAX_TEMPLATE_BYTES {
+            let size = source.len();
+            return Err(file.unsupported(format!("its chat template has {size} bytes, more than {MAX_TEMPLATE_BYTES}")));
+        }
+        let names = (vocabulary.bos_name(), vocabulary.eos_name());
+        let template = Self::new(&source, names, vocabulary.control_names().clone());
         template
             .environment
             .template_from_str(&template.source)
             .map_err(|error| file.unsupported(format!("its chat template cannot be parsed: {error}")))?;
+        let example = [ChatMessage { role: cfq_proto::job::ChatRole::User, content: "x".to_owned() }];
+        // Other errors may depend on the messages.
+        if let Err(error @ TemplateError::OutOfFuel) = template.render(&example, &TimeLimit::none()) {
+            return Err(file.unsupported(format!("it cannot render a message: {error}")));
+        }
         Ok(template)
     }
 
-    fn new(source: &str, bos: &str, eos: &str) -> Self {
+    fn new(source: &str, (bos, eos): (&str, &str), control_names: Arc<ControlNames>) -> Self {
         let mut environment = Environment::new();
         if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
             environment.set_syntax(syntax);
         }
-        environment.set_fuel(Some(MAX_TEMPLATE_INSTRUCTIONS));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |reason: String| -> Result<String, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        environment.set_fuel(Some(TEMPLATE_FUEL));
+        container_text::limit(&mut environment);
+        environment.set_unknown_method_callback(python_methods::call);
+        environment.add_function("raise_exception", |reason: Value| -> Result<String, Error> {
+            // The text of another value can be arbitrarily long.
+            let reason = reason.as_str().unwrap_or("it raised an exception without a text");
+            Err(Error::new(ErrorKind::InvalidOperation, reason.chars().take(MAX_REASON_CHARS).collect::<String>()))
         });
-        Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() }
+        Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned(), control_names }
     }
 
     /// Renders the conversation up to the beginning of the assistant's reply.
     ///
     /// # Errors
-    /// If the template raises an exception, or fails on these messages.
-    pub fn render(&self, messages: &[ChatMessage]) -> Result<String, TemplateError> {
-        let messages: Vec<_> =
-            messages.iter().map(|m| context! { role => m.role.as_str(), content => &m.content }).collect();
+    /// See [`TemplateError`].
+    pub fn render(&self, messages: &[ChatMessage], limit: &TimeLimit) -> Result<PromptText, TemplateError> {
+        let render = || origin::render(self, messages, limit);
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, render);
+            let thread = thread.map_err(|error| TemplateError::Thread { reason: error.to_string() })?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// The text of messages with these contents instead of their own.
+    fn render_text(&self, messages: &[ChatMessage], contents: &[impl AsRef<str>]) -> Result<String, TemplateError> {
+        let messages: Vec<_> = messages
+            .iter()
+            .zip(contents)
+            .map(|(message, content)| context! { role => message.role.as_str(), content => content.as_ref() })
+            .collect();
         self.environment
             .template_from_str(&self.source)
             .and_then(|template| {
@@ -83,8 +153,23 @@ impl ChatTemplate {
                     eos_token => &self.eos,
                 })
             })
-            .map_err(|error| TemplateError { reason: error.to_string() })
+            .map_err(|error| match is_out_of_fuel(&error) {
+                true => TemplateError::OutOfFuel,
+                false => TemplateError::Rejected { reason: error.to_string() },
+            })
     }
+}
+
+/// Whether the error, or one of its causes, is that the fuel is used up.
+fn is_out_of_fuel(error: &Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The template from chat_template.jinja, or from tokenizer_config.json: a string, or the entry "default" of a list.
@@ -103,54 +188,4 @@ fn template_in_folder(folder: &ModelFolder) -> Result<Option<String>, HeaderErro
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-    use cfq_proto::job::ChatRole;
-
-    fn user(content: &str) -> Vec<ChatMessage> {
-        vec![ChatMessage { role: ChatRole::User, content: content.to_owned() }]
-    }
-
-    #[test]
-    fn python_methods_and_block_trimming_work() {
-        let source = "{% for m in messages %}\n{{ m['role'].upper() }}: {{ m.content.strip() }}\n{% endfor %}\n{% if add_generation_prompt %}ASSISTANT:{% endif %}";
-        let text = ChatTemplate::new(source, "<s>", "</s>").render(&user(" hi ")).unwrap();
-        assert_eq!(text, "USER: hi\nASSISTANT:");
-    }
-
-    #[test]
-    fn raise_exception_ends_rendering_with_its_reason() {
-        let source = "{{ raise_exception('roles must alternate') }}";
-        let error = ChatTemplate::new(source, "", "").render(&user("x")).unwrap_err();
-        assert!(error.to_string().contains("roles must alternate"), "{error}");
-    }
-
-    #[derive(serde::Deserialize)]
-    struct Conversation {
-        messages: Vec<ChatMessage>,
-        text: String,
-        ids: Vec<u32>,
-    }
-
-    // Expected: transformers' rendering of the same template (tests/fixtures/chat_models.py).
-    #[test]
-    fn conversations_match_transformers_and_have_one_bos_token() {
-        for family in ["deepseek-distill", "deepseek-distill-qwen", "mistral-tekken"] {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
-            let expected = std::fs::read_to_string(folder.join("conversations.json")).unwrap();
-            let expected: Vec<Conversation> = serde_json::from_str(&expected).unwrap();
-            assert!(!expected.is_empty());
-            for path in [folder.join("model.gguf"), folder] {
-                let file = ModelFile::read(&path).unwrap();
-                let vocabulary = Vocabulary::read(&file).unwrap();
-                let template = ChatTemplate::read(&file, &vocabulary).unwrap();
-                for Conversation { messages, text, ids } in &expected {
-                    assert_eq!(&template.render(messages).unwrap(), text, "{}", path.display());
-                    assert_eq!(&vocabulary.encode_sequence(text).unwrap(), ids, "{}: {text:?}", path.display());
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -16,6 +16,7 @@ use candle_core::quantized::{GgmlDType, gguf_file};
 use cfq_memory::WeightFormat;
 
 use crate::model::gguf::validate::{HeaderFault, validate};
+use crate::model::regular_file;
 
 /// Why a model's file or folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +29,14 @@ pub enum HeaderError {
         /// The operating system's error.
         #[source]
         source: std::io::Error,
+    },
+    /// Not a file that can be read to its end.
+    #[error("{path} is a {kind}, not a regular file: name the model's file or folder")]
+    SpecialFile {
+        /// Path of the file.
+        path: PathBuf,
+        /// "FIFO", "socket" or "device".
+        kind: &'static str,
     },
     /// The magic number or the version is not GGUF's.
     #[error("{path} is not a GGUF file of version 2 or 3")]
@@ -71,7 +80,7 @@ impl GgufHeader {
     /// See [`HeaderError`].
     pub fn read(path: &Path) -> Result<Self, HeaderError> {
         let open = |source| HeaderError::Open { path: path.to_owned(), source };
-        let file = File::open(path).map_err(open)?;
+        let file = regular_file::open(path)?;
         let meta = file.metadata().map_err(open)?;
         if !meta.is_file() {
             return Err(HeaderError::NotGguf { path: path.to_owned() });

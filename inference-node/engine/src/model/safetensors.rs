@@ -15,6 +15,7 @@ use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::model::gguf::HeaderError;
+use crate::model::regular_file;
 
 /// Maximum size of one file's JSON header, in bytes. The format allows 100 MB; the headers of the largest models have 2
 /// MB. Parsing takes several times the header's size in memory.
@@ -193,10 +194,10 @@ fn corrupt(path: &Path, what: impl Into<String>) -> HeaderError {
 
 fn read_text(path: &Path) -> Result<Option<String>, HeaderError> {
     let open = |source| HeaderError::Open { path: path.to_owned(), source };
-    let file = match File::open(path) {
+    let file = match regular_file::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(open(error)),
+        Err(HeaderError::Open { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
     };
     let mut text = String::new();
     let read = file.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text);
@@ -255,7 +256,7 @@ fn files_of_index(index: &Path) -> Result<Vec<PathBuf>, HeaderError> {
 /// Adds the tensors of the safetensors file `path`, the folder's file number `at`; returns the file's size in bytes.
 fn read_tensors(at: usize, path: &Path, tensors: &mut BTreeMap<String, StoredTensor>) -> Result<u64, HeaderError> {
     let open = |source| HeaderError::Open { path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(open)?;
+    let mut file = regular_file::open(path)?;
     let size = file.metadata().map_err(open)?.len();
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(|_| corrupt(path, "it is too short"))?;

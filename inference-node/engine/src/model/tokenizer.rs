@@ -5,18 +5,28 @@
 //! which streaming, stop strings and constrained decoding work on.
 
 mod byte_level;
+mod encode;
 mod json;
 mod sentence_piece;
+mod split_regex;
+mod untrusted_rules;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use cfq_memory::VocabularySize;
 use sha2::{Digest, Sha256};
+use tokenizers::tokenizer::Model;
 use tokenizers::{AddedToken, Tokenizer};
 
+use crate::model::control_names::{ControlNames, is_control_name};
 use crate::model::file::ModelFile;
 use crate::model::gguf::{GgufHeader, HeaderError};
+use crate::model::prompt_text::PromptText;
+use crate::model::time_limit::TimeLimit;
 pub(crate) use crate::model::tokenizer::byte_level::char_to_byte;
+use crate::model::tokenizer::encode::SplitStep;
+pub use crate::model::tokenizer::encode::TokenizeError;
 
 /// Names of tokens that end a turn. They are listed here because a file often declares only one of several tokens with
 /// which its model ends a turn.
@@ -35,6 +45,13 @@ fn added_token(text: &str, kind: i64, phi3: bool) -> AddedToken {
 #[derive(Debug)]
 pub struct Vocabulary {
     tokenizer: Tokenizer,
+    /// The steps of its pre-tokenizer.
+    split_steps: Vec<SplitStep>,
+    /// Names that are text if they occur in a message's content: those of the control tokens, and turn markers that
+    /// are declared as text.
+    control_names: Arc<ControlNames>,
+    /// Control tokens that merging must not give.
+    unmergeable: HashSet<u32>,
     /// The bytes of each token; empty for control tokens.
     bytes: Vec<Vec<u8>>,
     /// Ids and names of the control tokens.
@@ -123,18 +140,22 @@ impl Vocabulary {
             byte_level::build(&tokens, &merges, pre)
         };
         let mut tokenizer = built.map_err(|what| header.unsupported(what))?;
+        let mut end_tokens: BTreeSet<u32> = [eos].into();
+        end_tokens.extend(token_id("tokenizer.ggml.eot_token_id"));
+        end_tokens.extend(token_id("tokenizer.ggml.eom_token_id"));
         let phi3 = sentence_piece && header.get_str("general.architecture") == Some("phi3");
         let special: Vec<AddedToken> = tokens
             .iter()
             .zip(&kinds)
-            .filter(|(text, kind)| matches!(**kind, 2..=5) && !text.is_empty())
-            .map(|(text, kind)| added_token(text, *kind, phi3))
+            .zip(0u32..)
+            .filter(|((text, kind), id)| {
+                // Some files declare a token that ends a turn as an ordinary one.
+                matches!(**kind, 2..=5) && !text.is_empty() || end_tokens.contains(id) && is_control_name(text)
+            })
+            .map(|((text, kind), _)| added_token(text, *kind, phi3))
             .collect();
         tokenizer.add_tokens(special).map_err(|error| header.unsupported(error.to_string()))?;
 
-        let mut end_tokens: BTreeSet<u32> = [eos].into();
-        end_tokens.extend(token_id("tokenizer.ggml.eot_token_id"));
-        end_tokens.extend(token_id("tokenizer.ggml.eom_token_id"));
         let control: Vec<(u32, String)> = (0u32..)
             .zip(tokens.iter().zip(&kinds))
             .filter(|(id, (_, kind))| !matches!(**kind, NORMAL | USER_DEFINED | BYTE) || end_tokens.contains(id))
@@ -148,7 +169,8 @@ impl Vocabulary {
         });
         // The default is to add BOS for SentencePiece models only.
         let add_bos = header.get_bool("tokenizer.ggml.add_bos_token").unwrap_or(sentence_piece);
-        Ok(Self::new(tokenizer, bytes.collect(), control, end_tokens, eos, bos.filter(|_| add_bos), bos))
+        let built = Self::new(tokenizer, bytes.collect(), control, end_tokens, eos, bos.filter(|_| add_bos), bos);
+        built.map_err(|what| header.unsupported(what))
     }
 
     fn new(
@@ -159,7 +181,7 @@ impl Vocabulary {
         eos: u32,
         sequence_prefix: Option<u32>,
         bos: Option<u32>,
-    ) -> Self {
+    ) -> Result<Self, String> {
         let named_ends = control.iter().filter(|(_, text)| END_TOKEN_NAMES.contains(&text.as_str()));
         end_tokens.extend(named_ends.map(|(id, _)| *id));
         for (id, _) in &control {
@@ -168,25 +190,53 @@ impl Vocabulary {
             }
         }
         let fingerprint = fingerprint(&bytes);
-        Self { tokenizer, bytes, control, end_tokens, eos, bos, sequence_prefix, fingerprint }
+        let split_steps = encode::split_steps(tokenizer.get_pre_tokenizer())?;
+        let added = tokenizer.get_added_tokens_decoder();
+        let markers = added.values().map(|token| token.content.clone()).filter(|name| is_control_name(name));
+        let names = control.iter().map(|(_, name)| name.clone()).chain(markers);
+        let control_names = Arc::new(ControlNames::new(names.collect::<BTreeSet<_>>()));
+        // The token for unknown characters is a control token that merging gives.
+        let unknown = tokenizer.get_model().tokenize("\u{10FFFF}").unwrap_or_default();
+        let is_unknown = |id: u32| unknown.iter().any(|token| token.id == id);
+        let unmergeable = control.iter().map(|(id, _)| *id).filter(|id| !is_unknown(*id)).collect();
+        Ok(Self {
+            tokenizer,
+            split_steps,
+            control_names,
+            unmergeable,
+            bytes,
+            control,
+            end_tokens,
+            eos,
+            bos,
+            sequence_prefix,
+            fingerprint,
+        })
     }
 
-    /// Token ids of `text`. Names of control tokens in the text become those tokens.
+    /// Token ids of `text`, in which names of control tokens become those tokens.
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizeError> {
-        let encoding = self.tokenizer.encode_fast(text, false).map_err(|e| TokenizeError { reason: e.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_text(&PromptText::of_template(text), &TimeLimit::none())
     }
 
-    /// Token ids of `text` as the beginning of a sequence: with a BOS token, if the model expects one and the text does
-    /// not begin with it.
+    /// Token ids of `text`, in which names of control tokens are text.
     ///
     /// # Errors
-    /// The errors of [`Self::encode`].
-    pub fn encode_sequence(&self, text: &str) -> Result<Vec<u32>, TokenizeError> {
-        let mut ids = self.encode(text)?;
+    /// If the tokenizer cannot encode the text, or the limit stops it.
+    pub fn encode_content(&self, text: &str, limit: &TimeLimit) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_text(&PromptText::of_content(text), limit)
+    }
+
+    /// Token ids of a prompt: with a BOS token, if the model expects one and the prompt does not begin with it. Names
+    /// of control tokens become those tokens, unless one of their characters comes from a message's content.
+    ///
+    /// # Errors
+    /// The errors of [`Self::encode_content`].
+    pub fn encode_prompt(&self, prompt: &PromptText, limit: &TimeLimit) -> Result<Vec<u32>, TokenizeError> {
+        let mut ids = self.encode_text(prompt, limit)?;
         if let Some(bos) = self.sequence_prefix.filter(|bos| ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
@@ -234,6 +284,11 @@ impl Vocabulary {
         &self.control
     }
 
+    /// Names that are text if they occur in a message's content.
+    pub(crate) fn control_names(&self) -> &Arc<ControlNames> {
+        &self.control_names
+    }
+
     fn name_of(&self, token: u32) -> &str {
         self.control.iter().find(|(id, _)| *id == token).map_or("", |(_, text)| text)
     }
@@ -247,13 +302,6 @@ impl Vocabulary {
     pub(crate) fn bos_name(&self) -> &str {
         self.bos.map_or("", |bos| self.name_of(bos))
     }
-}
-
-/// The tokenizer cannot encode a text.
-#[derive(Debug, thiserror::Error)]
-#[error("the prompt cannot be tokenized: {reason}")]
-pub struct TokenizeError {
-    reason: String,
 }
 
 /// The first eight bytes of the SHA-256 of all tokens.

@@ -13,6 +13,7 @@ use llguidance::{Matcher, ParserFactory};
 
 use cfq_proto::job::OutputFormat;
 
+use crate::model::time_limit::TimeLimit;
 use crate::model::tokenizer::Vocabulary;
 
 /// Why constrained decoding failed.
@@ -63,9 +64,11 @@ impl TokenizerEnv for TokenizerAdapter {
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         // Text that the tokenizer cannot encode is split greedily into the longest matching tokens.
-        self.trie.tokenize_with_greedy_fallback(bytes, |text| match self.vocabulary.encode(text) {
-            Ok(ids) => ids,
-            Err(_) => self.trie.greedy_tokenize(text.as_bytes()),
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| {
+            match self.vocabulary.encode_content(text, &TimeLimit::none()) {
+                Ok(ids) => ids,
+                Err(_) => self.trie.greedy_tokenize(text.as_bytes()),
+            }
         })
     }
 }

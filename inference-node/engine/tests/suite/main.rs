@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod allocations;
 #[cfg(test)]
+mod control_tokens;
+#[cfg(test)]
 mod damaged_files;
 #[cfg(test)]
 mod families;
@@ -11,6 +13,8 @@ mod families;
 mod fixtures;
 #[cfg(test)]
 mod generation;
+#[cfg(test)]
+mod hostile_models;
 #[cfg(test)]
 mod kv_offload;
 #[cfg(test)]

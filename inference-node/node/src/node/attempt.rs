@@ -50,10 +50,17 @@ impl Attempt {
     pub(super) async fn run(mut self) {
         let fence = self.running.fence;
         let admission = match self.prompt().await {
-            Ok(prompt) => match AssertUnwindSafe(self.admit(prompt)).catch_unwind().await {
-                Ok(admission) => admission,
-                Err(panic) => AdmissionOutcome::Fail(self.on_admission_panic(&*panic)),
-            },
+            Ok(prompt) => {
+                let mut stop = self.running.stop.clone();
+                tokio::select! {
+                    admission = AssertUnwindSafe(self.admit(prompt)).catch_unwind() => match admission {
+                        Ok(admission) => admission,
+                        Err(panic) => AdmissionOutcome::Fail(self.on_admission_panic(&*panic)),
+                    },
+                    // The preparation of the prompt is cancelled. The reason is handled below.
+                    _ = stop.stopped() => self.refuse_for_now(None, 0),
+                }
+            }
             Err(error) => match permanent_refusal(&error) {
                 Some(refusal) => AdmissionOutcome::Refuse(refusal),
                 None => {

@@ -69,9 +69,10 @@ impl UnusableReason {
     /// The reason for an error of the model's header. `detail` is the text of the error.
     pub fn of_header(model: &ModelId, error: &HeaderError, detail: String) -> Self {
         match error {
-            HeaderError::Open { .. } | HeaderError::NotGguf { .. } | HeaderError::Corrupt { .. } => {
-                Self::Unreadable { model: model.clone(), detail }
-            }
+            HeaderError::Open { .. }
+            | HeaderError::SpecialFile { .. }
+            | HeaderError::NotGguf { .. }
+            | HeaderError::Corrupt { .. } => Self::Unreadable { model: model.clone(), detail },
             HeaderError::Unsupported { .. } => Self::Unsupported { detail },
         }
     }

@@ -8,7 +8,7 @@ use tokenizers::Tokenizer;
 
 use crate::model::gguf::HeaderError;
 use crate::model::safetensors::ModelFolder;
-use crate::model::tokenizer::{Vocabulary, byte_level, sentence_piece};
+use crate::model::tokenizer::{Vocabulary, byte_level, sentence_piece, untrusted_rules};
 
 /// Maximum number of token ids. The table of token bytes has an entry for every id up to the largest one; the largest
 /// published vocabularies have 300 thousand tokens.
@@ -30,6 +30,7 @@ pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
     let spelling = spelling(&json).ok_or_else(|| {
         folder.unsupported("the decoder in its tokenizer.json is neither byte-level nor SentencePiece")
     })?;
+    untrusted_rules::check(&json).map_err(|what| folder.unsupported(what))?;
     let mut tokenizer: Tokenizer = serde_json::from_value(json)
         .map_err(|e| folder.unsupported(format!("its tokenizer.json cannot be parsed: {e}")))?;
     let plain = tokenizer.with_truncation(None).map(|t| t.with_padding(None).clone());
@@ -73,7 +74,8 @@ pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
         .collect();
     control.sort_unstable();
     // No sequence prefix: the chat templates of this layout contain the BOS token.
-    Ok(Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, None, named_token("bos_token")))
+    let built = Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, None, named_token("bos_token"));
+    built.map_err(|what| folder.unsupported(what))
 }
 
 /// The size of the vocabulary in tokenizer.json; zero if there is none. See [`super::vocabulary_size`].
