@@ -66,7 +66,9 @@ mod tests {
 
     /// Runs work that ends only when a message arrives, until its time is over.
     async fn run_stuck(preparations: &Preparations, until: Receiver<()>) -> JobFailure {
-        let run = preparations.run(move |_| drop(until.recv()));
+        let run = preparations.run(move |_| {
+            let _ = until.recv();
+        });
         let (result, ()) = tokio::join!(run, tokio::time::advance(MAX_PREPARE_TIME * 2));
         result.unwrap_err()
     }

@@ -6,6 +6,7 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, little-endian, versions 2 and 3.
 
+pub(crate) mod regular_file;
 mod validate;
 
 use std::fs::File;
@@ -16,7 +17,6 @@ use candle_core::quantized::{GgmlDType, gguf_file};
 use cfq_memory::WeightFormat;
 
 use crate::model::gguf::validate::{HeaderFault, validate};
-use crate::model::regular_file;
 
 /// Why a model's file or folder cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,6 @@ pub mod gguf;
 pub(crate) mod memory_terms;
 pub mod prompt_text;
 pub mod random;
-pub(crate) mod regular_file;
 pub(crate) mod rope;
 pub(crate) mod rope_scaling;
 pub(crate) mod safetensors;

@@ -14,8 +14,7 @@ use cfq_memory::{Bytes, WeightFormat};
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::model::gguf::HeaderError;
-use crate::model::regular_file;
+use crate::model::gguf::{HeaderError, regular_file};
 
 /// Maximum size of one file's JSON header, in bytes. The format allows 100 MB; the headers of the largest models have 2
 /// MB. Parsing takes several times the header's size in memory.
