@@ -50,8 +50,8 @@ fuzz SECONDS="300":
 
 # Run the thread pool's tests in Miri; needs `rustup component add miri --toolchain nightly`
 miri:
-    MIRIFLAGS=-Zmiri-ignore-leaks RAYON_NUM_THREADS=3 cargo +nightly miri test --manifest-path inference-node/miri/Cargo.toml
+    MIRIFLAGS="-Zmiri-ignore-leaks -Zmiri-tree-borrows" RAYON_NUM_THREADS=3 cargo +nightly miri test --manifest-path inference-node/miri/Cargo.toml
 
 # Run the thread pool's tests under ThreadSanitizer; needs `rustup component add rust-src --toolchain nightly`
 tsan:
-    RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu --manifest-path inference-node/miri/Cargo.toml
+    RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --lib -Zbuild-std --target x86_64-unknown-linux-gnu --manifest-path inference-node/miri/Cargo.toml
