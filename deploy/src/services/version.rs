@@ -143,7 +143,8 @@ mod tests {
         assert_eq!(parse("nats-server: v2.15.1"), Version::new(2, 15, 1));
         assert_eq!(parse("postgres (PostgreSQL) 19beta2"), Version::new(19, 0, 0));
         assert_eq!(Version::parse("no version"), None);
-        assert!(Version::new(2, 9, 25) < ServiceKind::Nats.min_version());
+        assert!(Version::new(2, 12, 2) < ServiceKind::Nats.min_version());
+        assert!(Version::new(2, 12, 3) == ServiceKind::Nats.min_version());
     }
 
     #[test]
@@ -161,8 +162,11 @@ mod tests {
             }
             reason
         };
-        let old = script("#!/bin/sh\necho nats-server: v2.9.10");
-        assert!(matches!(old, UnusableProgram::TooOld { .. }) && old.to_string().contains("older than 2.10"), "{old}");
+        let old = script("#!/bin/sh\necho nats-server: v2.12.2");
+        assert!(
+            matches!(old, UnusableProgram::TooOld { .. }) && old.to_string().contains("older than 2.12.3"),
+            "{old}"
+        );
         let failing = script("#!/bin/sh\necho lost >&2; exit 3");
         assert!(matches!(&failing, UnusableProgram::VersionFailed { stderr, .. } if stderr == "lost"), "{failing}");
         assert!(failing.to_string().ends_with(") lost"), "{failing}");

@@ -9,6 +9,7 @@ pub mod lease;
 pub mod outbound;
 pub mod permission_violation;
 pub mod secret;
+pub mod server_version;
 pub mod session;
 pub mod stop;
 pub mod unix_socket;

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::permission_violation::{PermissionViolation, ViolationWatch, Violations};
+use crate::server_version::{MIN_NATS_VERSION, is_too_old};
 
 /// Address of NATS and the client's key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +68,9 @@ pub enum LinkError {
         #[source]
         source: async_nats::ConnectError,
     },
+    /// The server is older than [`MIN_NATS_VERSION`]: a retry does not help.
+    #[error("the NATS server at {url} has version {version}: install nats-server {MIN_NATS_VERSION} or newer there")]
+    ServerTooOld { url: String, version: String },
     /// The server rejects the publication: a retry does not help.
     #[error("the NATS server does not permit this client to publish on {subject}")]
     Forbidden { subject: String },
@@ -115,7 +119,7 @@ impl Session {
     ///
     /// # Errors
     /// [`LinkError::Seed`] if the key cannot be read, [`LinkError::AuthRejected`] if the server rejects it,
-    /// [`LinkError::Connect`] if there is no connection.
+    /// [`LinkError::ServerTooOld`] if its version is too old, [`LinkError::Connect`] if there is no connection.
     pub async fn connect(config: &NatsConfig, identity: Identity, timing: &Timing) -> Result<Self, LinkError> {
         crate::outbound::install_crypto();
         let mut options = ConnectOptions::new();
@@ -155,6 +159,10 @@ impl Session {
         Ok(Self { client, request_timeout: timing.request_timeout(), violations })
     }
 
+        let version = client.server_info().version;
+        if is_too_old(&version) {
+            return Err(LinkError::ServerTooOld { url: config.url.clone(), version });
+        }
     /// Returns a receiver of the permission violations that this session's server reports from now on.
     pub fn permission_violations(&self) -> ViolationWatch {
         self.violations.watch()

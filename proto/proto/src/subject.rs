@@ -77,6 +77,16 @@ pub fn sender(subject: &str) -> Option<(&str, &str)> {
 
 /// Identity of a client of the NATS server.
 #[derive(Debug, Clone, PartialEq, Eq)]
+/// Returns whether a reply subject is below the inbox prefix of the `node` or `runner` named `sender`. The NATS server
+/// does not check the reply subject of a request: without this check, a client could name any subject that the scheduler
+/// may publish to, such as another node's work or the JetStream API.
+pub fn is_inbox_of(kind: &str, sender: &str, reply: &str) -> bool {
+    reply.strip_prefix(&format!("{INBOX_PREFIX}{kind}_{sender}.")).is_some_and(|rest| !rest.is_empty())
+}
+
+/// Beginning of the inbox prefix of every client.
+const INBOX_PREFIX: &str = "_INBOX_";
+
 pub enum Identity {
     /// A scheduler; all schedulers share one identity.
     Scheduler,
@@ -90,9 +100,9 @@ impl Identity {
     /// Prefix of the inboxes that replies are sent to; each client may only read its own inboxes.
     pub fn inbox_prefix(&self) -> String {
         match self {
-            Self::Scheduler => "_INBOX_scheduler".to_owned(),
-            Self::Node(id) => format!("_INBOX_node_{id}"),
-            Self::Runner(id) => format!("_INBOX_runner_{id}"),
+            Self::Scheduler => format!("{INBOX_PREFIX}scheduler"),
+            Self::Node(id) => format!("{INBOX_PREFIX}node_{id}"),
+            Self::Runner(id) => format!("{INBOX_PREFIX}runner_{id}"),
         }
     }
 }
@@ -151,6 +161,28 @@ mod tests {
 
     #[test]
     fn node_may_publish_only_under_its_own_name() {
+    #[test]
+    fn inbox_belongs_to_one_client() {
+        for (kind, name, identity) in [
+            ("node", "den", Identity::Node(NodeId::new("den").unwrap())),
+            ("runner", "den", Identity::Runner(RunnerId::new("den").unwrap())),
+        ] {
+            assert!(is_inbox_of(kind, name, &format!("{}.abc.1", identity.inbox_prefix())));
+        }
+        let foreign = [
+            "_INBOX_runner_den.a",
+            "_INBOX_node_denmark.a",
+            "_INBOX_node_den",
+            "_INBOX_node_den.",
+            "_INBOX_scheduler.a",
+            "_INBOX.a",
+            "cfq.v1.work.den.x",
+            "$JS.API.STREAM.DELETE.WORK",
+            "",
+        ];
+        assert!(foreign.iter().all(|reply| !is_inbox_of("node", "den", reply)));
+    }
+
         let g = grants(&Identity::Node(NodeId::new("den").unwrap()));
         assert!(g.publish.iter().all(|s| s.contains(".den")));
         assert!(!g.subscribe.iter().any(|s| s == ">" || s.starts_with("cfq.v1.>")));

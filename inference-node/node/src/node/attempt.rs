@@ -323,6 +323,7 @@ fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
         | LinkError::Listen { .. }
         | LinkError::Thread { .. } => None,
     }
+        | LinkError::ServerTooOld { .. }
 }
 
 fn outcome_name(outcome: &Outcome) -> &'static str {

@@ -90,6 +90,14 @@ impl Bus {
                 };
                 let Some(sender) = subject::sender(&message.subject).map(|(id, _)| id.to_owned()) else { continue };
                 let body: Q = match envelope::decode(&message.payload) {
+                if message.reply.as_ref().is_some_and(|reply| !subject::is_inbox_of(kind, &sender, reply)) {
+                    tracing::warn!(
+                        %sender, verb, reply = ?message.reply,
+                        "request refused: its reply subject is not an inbox of the sender"
+                    );
+                    bus.metrics.observe_nats(verb, "foreign_reply", 0.0);
+                    continue;
+                }
                     Ok(body) => body,
                     Err(error) => {
                         tracing::warn!(
