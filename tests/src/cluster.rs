@@ -64,6 +64,8 @@ pub struct Options {
     pub dedicated_postgres: bool,
     /// Whether a second node, `n2`, serves the same models as `n1`. Its service is named `second_node`.
     pub second_node: bool,
+    /// Whether a second scheduler stands by. Its service is named `second_scheduler`.
+    pub second_scheduler: bool,
 }
 
 impl Default for Options {
@@ -90,6 +92,7 @@ impl Default for Options {
         }
     }
 }
+            second_scheduler: false,
 
 /// A running cluster; its processes are killed on drop.
 pub struct Cluster {
@@ -106,7 +109,7 @@ pub struct Cluster {
     address_space: Mutex<Option<u64>>,
 }
 
-/// The services of every cluster; `Options::second_node` adds another.
+/// The services of every cluster; `Options::second_node` and `Options::second_scheduler` add others.
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
 
 /// Runs `cfq ARGS` until it exits, as a client of `cluster`, with its data and configuration folders below `home`.
@@ -166,7 +169,11 @@ impl Cluster {
     }
 
     fn services(&self) -> impl Iterator<Item = &'static str> {
-        SERVICES.into_iter().chain(self.options.second_node.then_some("second_node"))
+        let second = [
+            self.options.second_node.then_some("second_node"),
+            self.options.second_scheduler.then_some("second_scheduler"),
+        ];
+        SERVICES.into_iter().chain(second.into_iter().flatten())
     }
 
     /// Id of a scripted model.

@@ -28,6 +28,7 @@ mod postgres_faults;
 mod requirements;
 mod small_model;
 mod speculative_prefill;
+mod standby_scheduler;
 mod terminal;
 mod two_nodes;
 mod unresponsive_server;

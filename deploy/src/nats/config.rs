@@ -5,6 +5,12 @@ use std::path::Path;
 
 use cfq_proto::subject::{Identity, grants};
 
+/// Interval at which the server pings each client. A client that is stopped, for example by SIGSTOP, keeps its connection
+/// open; until the server closes it, requests that are delivered to it are lost.
+const PING_INTERVAL: &str = "1s";
+/// The server closes a connection after this number of pings without an answer.
+const MAX_UNANSWERED_PINGS: u32 = 3;
+
 pub struct Server<'a> {
     pub name: &'a str,
     pub port: u16,
@@ -29,13 +35,15 @@ pub fn render(server: &Server<'_>) -> String {
         );
     }
     format!(
-        "server_name: {}\nlisten: \"127.0.0.1:{}\"\njetstream {{\n  store_dir: {}\n  max_memory_store: {}\n  max_file_store: {}\n}}\nauthorization {{\n  users: [\n{users}  ]\n}}\n",
+        "server_name: {}\nlisten: \"127.0.0.1:{}\"\njetstream {{\n  store_dir: {}\n  max_memory_store: {}\n  max_file_store: {}\n}}\nping_interval: {}\nping_max: {}\nauthorization {{\n  users: [\n{users}  ]\n}}\n",
         quoted(server.name),
         server.port,
         quoted(&server.store.display().to_string()),
         // A small limit for memory storage, since all of cfq's streams use file storage.
         64 << 20,
         server.store_bytes,
+        quoted(PING_INTERVAL),
+        MAX_UNANSWERED_PINGS,
     )
 }
 
@@ -67,6 +75,7 @@ mod tests {
         assert!(text.contains("listen: \"127.0.0.1:4222\"") && text.contains("store_dir: \"/a b/store\""), "{text}");
         assert!(text.contains("nkey: \"UNODE\"") && text.contains("\"$JS.ACK.WORK.den.>\""), "{text}");
         assert!(text.contains("allow_responses: true"));
+        assert!(text.contains("\nping_interval: \"1s\"\nping_max: 3\n"), "{text}");
         assert!(!text.contains("no_auth_user") && !text.contains("0.0.0.0"));
     }
 }

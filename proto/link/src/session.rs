@@ -106,6 +106,9 @@ const ROUND_TRIP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connection timeout, for a server that accepts the TCP connection but does not answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Interval of the client's pings: a server that does not answer two of them is considered lost.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Connection to NATS as one identity. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Session {
@@ -136,7 +139,7 @@ impl Session {
             .custom_inbox_prefix(identity.inbox_prefix())
             .request_timeout(Some(timing.request_timeout()))
             .connection_timeout(CONNECT_TIMEOUT)
-            .ping_interval(Duration::from_secs(10))
+            .ping_interval(PING_INTERVAL)
             .max_reconnects(None)
             .reconnect_delay_callback(|tries| Duration::from_millis((50 * tries as u64).min(1_000)))
             .event_callback(move |event| {
@@ -156,13 +159,13 @@ impl Session {
                 }
                 _ => LinkError::Connect { url: config.url.clone(), source },
             })?;
-        Ok(Self { client, request_timeout: timing.request_timeout(), violations })
-    }
-
         let version = client.server_info().version;
         if is_too_old(&version) {
             return Err(LinkError::ServerTooOld { url: config.url.clone(), version });
         }
+        Ok(Self { client, request_timeout: timing.request_timeout(), violations })
+    }
+
     /// Returns a receiver of the permission violations that this session's server reports from now on.
     pub fn permission_violations(&self) -> ViolationWatch {
         self.violations.watch()

@@ -12,6 +12,8 @@ pub const WORK_ALL: &str = "cfq.v1.work.>";
 pub const HINT_RUNNERS: &str = "cfq.v1.hint.runners";
 /// Subject of the hints for the leader: a scheduler publishes here that something changed.
 pub const HINT_LEADER: &str = "cfq.v1.hint.leader";
+/// Subject on which the leader announces itself to the other schedulers.
+pub const LEADER_ANNOUNCEMENTS: &str = "cfq.v1.leader";
 /// Subject filter for the prefill hints of all runners; the leader subscribes to it.
 pub const PREFILL_HINTS_ALL: &str = "cfq.v1.runner.*.prefill_hint";
 
@@ -75,8 +77,6 @@ pub fn sender(subject: &str) -> Option<(&str, &str)> {
     tokens.next().is_none().then_some(found)
 }
 
-/// Identity of a client of the NATS server.
-#[derive(Debug, Clone, PartialEq, Eq)]
 /// Returns whether a reply subject is below the inbox prefix of the `node` or `runner` named `sender`. The NATS server
 /// does not check the reply subject of a request: without this check, a client could name any subject that the scheduler
 /// may publish to, such as another node's work or the JetStream API.
@@ -87,6 +87,8 @@ pub fn is_inbox_of(kind: &str, sender: &str, reply: &str) -> bool {
 /// Beginning of the inbox prefix of every client.
 const INBOX_PREFIX: &str = "_INBOX_";
 
+/// Identity of a client of the NATS server.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
     /// A scheduler; all schedulers share one identity.
     Scheduler,
@@ -160,8 +162,6 @@ mod tests {
     }
 
     #[test]
-    fn node_may_publish_only_under_its_own_name() {
-    #[test]
     fn inbox_belongs_to_one_client() {
         for (kind, name, identity) in [
             ("node", "den", Identity::Node(NodeId::new("den").unwrap())),
@@ -183,6 +183,8 @@ mod tests {
         assert!(foreign.iter().all(|reply| !is_inbox_of("node", "den", reply)));
     }
 
+    #[test]
+    fn node_may_publish_only_under_its_own_name() {
         let g = grants(&Identity::Node(NodeId::new("den").unwrap()));
         assert!(g.publish.iter().all(|s| s.contains(".den")));
         assert!(!g.subscribe.iter().any(|s| s == ">" || s.starts_with("cfq.v1.>")));

@@ -10,7 +10,7 @@ use cfq_proto::timing::Timing;
 use tokio::task::JoinSet;
 
 use crate::api::{Api, ApiTokenError, TokenFile};
-use crate::bus::Bus;
+use crate::bus::{Bus, presence};
 use crate::config::{Config, DatabaseConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
 use crate::leader::Leader;
@@ -142,7 +142,9 @@ async fn serve_backends(
         tokens.await;
         Ok(())
     });
+    let scheduler = uuid::Uuid::now_v7();
     let bus = Bus {
+        answers: presence::follow(&session, scheduler, &config.timing, stop.clone()).await?,
         store,
         heartbeats,
         link: link.clone(),
@@ -152,7 +154,7 @@ async fn serve_backends(
     };
     let bus_stop = stop.clone();
     tasks.spawn(async move { bus.run(bus_stop).await.map_err(Error::from) });
-    let leader = Leader { store: leader, election, link, session, metrics };
+    let leader = Leader { id: scheduler, store: leader, election, link, session, metrics };
     let lead_stop = stop.clone();
     tasks.spawn(async move {
         leader.run(lead_stop).await;

@@ -8,7 +8,7 @@ use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{AgentBinding, AgentBindings};
 
-use super::{Cluster, TOKEN, model_dir};
+use super::{Cluster, TOKEN, free_address, model_dir};
 
 impl Cluster {
     /// Writes the token file and the configuration of every service.
@@ -67,6 +67,9 @@ impl Cluster {
         };
         let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();
         write("scheduler.toml", toml::to_string(&scheduler).unwrap());
+        let http = cfq_scheduler::HttpConfig { bind: free_address(), ..scheduler.http.clone() };
+        let second_scheduler = cfq_scheduler::Config { http, ..scheduler };
+        write("second_scheduler.toml", toml::to_string(&second_scheduler).unwrap());
         write("node.toml", toml::to_string(&node).unwrap());
         let second_node =
             cfq_inference_node::Config { node: nodes[1].clone(), nats: self.nats.config("second_node"), ..node };

@@ -14,7 +14,7 @@ impl Cluster {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
         let mut command = Command::new(binary::cfq());
         command
-            .args(["serve", if service == "second_node" { "node" } else { service }])
+            .args(["serve", service.trim_start_matches("second_")])
             .arg(self.file(&format!("{service}.toml")))
             .env("CFQ_LOG", "info,cfq=debug")
             .env("RUST_BACKTRACE", "1")
@@ -84,7 +84,7 @@ impl Cluster {
     /// failpoint that the test configured.
     pub async fn finish(self) {
         let mut services = std::mem::take(&mut *self.services.lock().unwrap());
-        for service in ["runner", "second_node", "node", "scheduler"] {
+        for service in ["runner", "second_node", "node", "second_scheduler", "scheduler"] {
             let Some(mut child) = services.remove(service) else { continue };
             signal::send(child.id(), libc::SIGTERM);
             let status = wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {

@@ -1,10 +1,13 @@
 //! Answers the requests of nodes and runners over NATS. Any scheduler may answer a request (all schedulers share one
-//! queue group), because every write is fenced. A sender that receives no reply repeats the request with the same body.
+//! queue group), because every write is fenced; while one leads, the others leave the group (see [`presence`]). A sender
+//! that receives no reply repeats the request with the same body.
 //!
 //! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
 //! so that they never wait behind blobs or feeds.
 
+mod group;
 mod node;
+pub mod presence;
 mod runner;
 pub mod stream;
 
@@ -16,18 +19,15 @@ use cfq_link::{LinkError, Session};
 use cfq_proto::envelope::EnvelopeError;
 use cfq_proto::messages::{RefusedReason, UnavailableReason};
 use cfq_proto::{envelope, subject};
-use futures::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
-
-/// NATS queue group: each request is delivered to one scheduler.
-const QUEUE_GROUP: &str = "scheduler";
+use group::GroupSubscription;
 
 /// State shared by all request handlers.
 #[derive(Debug, Clone)]
@@ -39,6 +39,8 @@ pub struct Bus {
     pub session: Session,
     pub metrics: Metrics,
     pub concurrency: usize,
+    /// Whether this scheduler answers requests now.
+    pub answers: watch::Receiver<bool>,
 }
 
 impl Bus {
@@ -73,8 +75,7 @@ impl Bus {
         Fut: Future<Output = Option<A>> + Send + 'static,
     {
         let subject = format!("cfq.v1.{kind}.*.{verb}");
-        let listening = self.session.client().queue_subscribe(subject.clone(), QUEUE_GROUP.to_owned()).await;
-        let mut incoming = listening.map_err(|error| LinkError::Listen { subject, reason: error.to_string() })?;
+        let mut requests = GroupSubscription::new(self.session.clone(), subject, self.answers.clone()).await?;
         let (bus, mut stop) = (self.clone(), stop.clone());
         loops.spawn(async move {
             let permits = Arc::new(Semaphore::new(bus.concurrency));
@@ -83,13 +84,12 @@ impl Bus {
                 let message = tokio::select! {
                     biased;
                     () = stop.raised() => break,
-                    next = incoming.next() => match next {
+                    next = requests.next() => match next {
                         Some(message) => message,
                         None => break,
                     },
                 };
                 let Some(sender) = subject::sender(&message.subject).map(|(id, _)| id.to_owned()) else { continue };
-                let body: Q = match envelope::decode(&message.payload) {
                 if message.reply.as_ref().is_some_and(|reply| !subject::is_inbox_of(kind, &sender, reply)) {
                     tracing::warn!(
                         %sender, verb, reply = ?message.reply,
@@ -98,6 +98,7 @@ impl Bus {
                     bus.metrics.observe_nats(verb, "foreign_reply", 0.0);
                     continue;
                 }
+                let body: Q = match envelope::decode(&message.payload) {
                     Ok(body) => body,
                     Err(error) => {
                         tracing::warn!(

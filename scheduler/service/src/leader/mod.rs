@@ -15,6 +15,7 @@ use cfq_link::stop::Stop;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::bus::presence;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Leadership, Store};
@@ -22,6 +23,8 @@ use crate::store::{Leadership, Store};
 /// Takes part in the election and, while it holds the leader row, places jobs and ends expired leases.
 #[derive(Debug, Clone)]
 pub struct Leader {
+    /// Id of this scheduler process.
+    pub id: Uuid,
     /// Store with a connection pool that only the leader uses: if no connection can be acquired, Postgres is
     /// unavailable.
     pub store: Store,
@@ -36,9 +39,8 @@ impl Leader {
     /// Tries to become the leader until `stop` is raised. A leader that stops releases the row, so that another
     /// scheduler need not wait until it expires.
     pub async fn run(self, mut stop: Stop) {
-        let holder = Uuid::now_v7();
         loop {
-            if let Some(leadership) = self.try_acquire_leadership(holder).await {
+            if let Some(leadership) = self.try_acquire_leadership(self.id).await {
                 self.metrics.leader.set(1);
                 self.metrics.elections_won.inc();
                 tracing::info!(term = leadership.term, "became leader");
@@ -47,6 +49,7 @@ impl Leader {
                 tokio::select! {
                     _ = &mut renewal => tracing::warn!(term = leadership.term, "lost leadership"),
                     () = term::run(&self, leadership, confirmed) => {}
+                    () = presence::announce(&self.session, self.id, self.store.timing()) => {}
                     () = stop.raised() => {}
                 }
                 renewal.abort();
