@@ -1,5 +1,5 @@
 //! A test cluster: scheduler, node and runner as processes of the real binary, each with a separate log, on a dedicated
-//! NATS server and a new database. Leases and waits are about a tenth of the defaults.
+//! NATS server and a new database. Leases are about a third of the defaults, waits about a tenth.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -72,6 +72,9 @@ impl Default for Options {
     fn default() -> Self {
         let mut timing = Timing::default().faster(10);
         timing.request_timeout_ms = 2_000;
+        // Long enough for a machine on which other programs use all cores: a heartbeat passes through four processes.
+        (timing.lease_ttl_ms, timing.lease_margin_ms, timing.heartbeat_ms) = (2_000, 300, 400);
+        timing.accept_timeout_ms = 1_000;
         // The ceiling is short, so that retries of a call to an unavailable scripted model end soon.
         timing.retry_ceiling_ms = 3_000;
         Self {

@@ -1,5 +1,5 @@
-//! Keeps leases alive: a dedicated thread with its own runtime and connection sends heartbeats, so that busy cores
-//! cannot delay them.
+//! Keeps leases alive: a dedicated thread with its own runtime, connection and, where permitted, a raised priority sends
+//! heartbeats, so that busy cores cannot delay them.
 //!
 //! Every heartbeat lists the held leases, each with the time since its last step; the scheduler extends only leases in
 //! this list. Each holder computes its own deadline: the *send* time of the last confirmed heartbeat + TTL - margin, on
@@ -10,6 +10,7 @@
 //! therefore include the time slept. The age of a step excludes it, because no work could proceed during the sleep.
 
 mod heartbeat;
+mod priority;
 mod table;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -119,6 +120,7 @@ impl LeaseKeeper {
         std::thread::Builder::new()
             .name("heartbeat".to_owned())
             .spawn(move || {
+                priority::raise();
                 runtime.block_on(async move {
                     let mut stop = for_thread.stop.subscribe();
                     tokio::select! {

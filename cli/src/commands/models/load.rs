@@ -1,7 +1,7 @@
 //! `cfq models load` and `unload`: send the request to a running node, and wait until the node's ledger (its report of
 //! its models and free memory) shows the result.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cfq_deploy::Paths;
 use cfq_memory::Bytes;
@@ -19,6 +19,10 @@ use crate::output::{self, Output};
 
 /// Interval at which the node's ledger is read. The ledger itself changes with the node's heartbeats.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Time without heartbeats after which the wait for a node ends. A load can keep a machine so busy that a few heartbeats
+/// are late.
+const UNREACHABLE_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
 struct LoadResult {
@@ -116,11 +120,17 @@ async fn wait_for_state(
         ModelReply::Loading { ledger_version } | ModelReply::Unloading { ledger_version, .. } => ledger_version,
         ModelReply::Loaded | ModelReply::Unloaded | ModelReply::Refused { .. } => 0,
     };
+    let mut last_alive = Instant::now();
     loop {
         let nodes = client.nodes().await?;
         let Some(node) = nodes.into_iter().find(|node| node.id == answer.node && node.alive) else {
-            anyhow::bail!("{} became unreachable; `cfq nodes` shows when it is back", answer.node);
+            if last_alive.elapsed() > UNREACHABLE_LIMIT {
+                anyhow::bail!("{} became unreachable; `cfq nodes` shows when it is back", answer.node);
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+            continue;
         };
+        last_alive = Instant::now();
         // A ledger of the same process with a lower version was written before the request.
         let fresh = node.boot != answer.boot || node.ledger.version >= version;
         if fresh
