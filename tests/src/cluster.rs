@@ -92,10 +92,10 @@ impl Default for Options {
             node_environment: Vec::new(),
             dedicated_postgres: false,
             second_node: false,
+            second_scheduler: false,
         }
     }
 }
-            second_scheduler: false,
 
 /// A running cluster; its processes are killed on drop.
 pub struct Cluster {

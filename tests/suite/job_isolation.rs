@@ -7,7 +7,7 @@ use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 use cfq_proto::task::{AgentBinding, TaskSpec, TaskState};
 use cfq_proto::timing::Timing;
-use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT};
+use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT, cfq};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::wait;
@@ -80,6 +80,57 @@ async fn poison_job_ends_alone_in_the_dead_letter() {
     let detail = cluster.run_oracle(innocent, &good).await;
     let losses: Vec<i32> = detail.jobs.iter().map(|j| j.losses).collect();
     assert_eq!(losses, [2, 0], "the innocent job was lost only while both jobs ran at once");
+    cluster.finish().await;
+}
+
+/// The node aborts each time before it accepts the job, as if the preparation of the prompt crashed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn job_that_crashes_its_node_before_acceptance_ends_in_the_dead_letter() {
+    let crash = ("CFQ_FAILPOINT".to_owned(), "node.before_accept".to_owned());
+    let mut cluster = Cluster::start_with(Options { node_environment: vec![crash], ..Options::default() }).await;
+    cluster.models.script("alpha", vec![Reply::Text(add())]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let (bad, good) = (UserRepo::with_uncommitted_changes(), UserRepo::with_uncommitted_changes());
+    let poison = cluster.submit(&cluster.spec(&bad)).await;
+    let mut crashes = 0;
+    while !wait::until("a crash of the node, or the end of the task", WAIT_LIMIT, || async {
+        let detail = cluster.client.task(poison).await.map_err(|e| e.to_string())?;
+        match (detail.summary.state.is_settled(), cluster.has_exited("node")) {
+            (true, _) => Ok(true),
+            (false, true) => Ok(false),
+            (false, false) => Err(format!("{:?}", detail.jobs)),
+        }
+    })
+    .await
+    {
+        crashes += 1;
+        assert!(crashes <= 4, "the job is placed again and again");
+        cluster.kill9("node");
+        cluster.start_service("node");
+    }
+    let detail = cluster.client.task(poison).await.unwrap();
+    assert_eq!(
+        (detail.summary.state, detail.jobs[0].state),
+        (TaskState::Escalated, JobState::Dead),
+        "{}",
+        detail.reason
+    );
+    for evidence in [
+        "was not accepted by its node 4 times",
+        "attempt 4 on n1: unplaced (n1 stopped unexpectedly and was restarted before it accepted the job) at 2",
+    ] {
+        assert!(detail.reason.contains(evidence), "{evidence:?} is not in {}", detail.reason);
+    }
+    assert_eq!(cluster.models.call_count("alpha"), 0, "no attempt was accepted");
+    let home = tempfile::tempdir().unwrap();
+    let shown = cfq(&cluster, home.path(), &["show", &detail.summary.number.to_string()]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("attempts: 0 lost, 4 not accepted, 0 failed"), "{shown}");
+    cluster.options.node_environment.clear();
+    cluster.kill9("node");
+    cluster.start_service("node");
+    let task = cluster.submit(&cluster.spec(&good)).await;
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged, "other work continues");
     cluster.finish().await;
 }
 

@@ -66,8 +66,9 @@ pub fn render(detail: &TaskDetail) -> String {
         if job.state == JobState::Queued && !job.placement.is_empty() {
             line += &format!(", {}", output::sanitize(&job.placement));
         }
-        if job.losses > 0 || job.failures > 0 {
-            line += &format!(", attempts: {} lost, {} failed", job.losses, job.failures);
+        let unaccepted = (job.unaccepted > 0).then(|| format!("{} not accepted, ", job.unaccepted)).unwrap_or_default();
+        if job.losses > 0 || job.unaccepted > 0 || job.failures > 0 {
+            line += &format!(", attempts: {} lost, {unaccepted}{} failed", job.losses, job.failures);
         }
         if let Some(failure) = &job.failure {
             line += &format!(": {failure}");

@@ -17,6 +17,12 @@ pub fn time_slept() -> Duration {
     with_sleep.saturating_sub(read(libc::CLOCK_MONOTONIC))
 }
 
+/// Identifies the current start of this machine; `None` if the system does not report it.
+pub fn machine_boot() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
 fn read(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec that outlives the call, which writes nothing else.

@@ -160,8 +160,11 @@ pub struct JobSummary {
     pub attempt: i32,
     /// Node of the current attempt.
     pub node: Option<NodeId>,
-    /// Number of attempts lost with their node.
+    /// Number of attempts lost with their node after it had accepted them.
     pub losses: i32,
+    /// Number of attempts that ended before a node accepted them, because the node was lost or did not accept them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unaccepted: i32,
     /// Number of failed attempts, not counting those lost with their node.
     pub failures: i32,
     /// The last failure.
@@ -170,6 +173,10 @@ pub struct JobSummary {
     pub usage: Option<Usage>,
     /// Why the job was placed on its node, or why it waits, as text.
     pub placement: String,
+}
+
+fn is_zero(count: &i32) -> bool {
+    *count == 0
 }
 
 /// Reply to `GET /tasks`.

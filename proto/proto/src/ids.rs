@@ -70,6 +70,10 @@ uuid_id!(
     BootId
 );
 uuid_id!(
+    /// Id of a runner's request for a lease; a repeated request has the same id.
+    LeaseRequestId
+);
+uuid_id!(
     /// Id of an artifact, the creator's result of one iteration.
     ArtifactId
 );

@@ -49,7 +49,8 @@ pub enum JobState {
     Done,
     /// Failed permanently, but not because nodes were lost (see `Dead`).
     Failed,
-    /// Dead letter: too many attempts were lost with their nodes. The job is kept, with the records of its attempts.
+    /// Dead letter: too many attempts were lost with their nodes, or not accepted. The job is kept, with the records of
+    /// its attempts.
     Dead,
     /// Cancelled by its task.
     Cancelled,

@@ -39,7 +39,8 @@ pub enum Effect {
         /// Boot (process start) of that node.
         boot: BootId,
     },
-    /// Change the job from placed back to queued. The node did not accept the job, so no failure is counted.
+    /// Change the job from placed back to queued, or end it as a dead letter if this happened too often. The node did
+    /// not accept the job, so no failure is counted.
     Unplace {
         /// Placed job.
         job: JobId,

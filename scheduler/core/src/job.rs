@@ -8,6 +8,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority};
 
 use crate::backoff::NodeFailures;
+use crate::suspicion::{LOSSES_BEFORE_ISOLATION, SUSPICIONS_BEFORE_ISOLATION};
 
 /// One model call that is queued, placed or running.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,8 +46,12 @@ pub struct Job {
     pub first_failure_ms: Option<i64>,
     /// Total recorded time in which nodes were live but none had the model, in ms.
     pub no_node_ms: u64,
-    /// Number of attempts that were lost together with their node.
+    /// Number of attempts that were lost together with their node after it had accepted them.
     pub losses: u32,
+    /// Number of attempts that ended before a node accepted them, because the node was lost or did not accept them.
+    pub unaccepted: u32,
+    /// Number of these attempts whose end the job may have caused ([`is_suspect`](crate::is_suspect)).
+    pub suspicions: u32,
     /// Last failure, if there was one.
     pub last_failure: Option<JobFailure>,
     /// Number of the current attempt; 0 before the first.
@@ -82,15 +87,13 @@ pub enum JobPhase {
     },
 }
 
-/// A job with at least this many lost attempts runs alone on its node.
-const LOSSES_BEFORE_ISOLATION: u32 = 2;
-
 impl Job {
-    /// Returns whether the job may be a poison job: more than one node was lost while it ran the job. The job may be
-    /// the cause, or may only have run concurrently with the cause. Running the job alone shows whether it is the
-    /// cause, and puts no other job at risk.
+    /// Returns whether the job may be a poison job: it is suspected to have stopped its node more than once, or very
+    /// many of its attempts were lost. The job may be the cause, or may only have run concurrently with the cause.
+    /// Running the job alone shows whether it is the cause, and puts no other job at risk.
     pub fn may_be_poison(&self) -> bool {
-        self.losses >= LOSSES_BEFORE_ISOLATION
+        self.suspicions >= SUSPICIONS_BEFORE_ISOLATION
+            || self.losses.saturating_add(self.unaccepted) >= LOSSES_BEFORE_ISOLATION
     }
 
     /// Returns whether the time until the retry ceiling runs because every node that has the model reported that it

@@ -27,6 +27,7 @@ mod prefix_index;
 mod priority;
 mod speculative_prefill;
 mod state;
+mod suspicion;
 mod task_state;
 
 #[cfg(test)]
@@ -42,4 +43,5 @@ pub use pr_state::pr_transition_allowed;
 pub use priority::{AGE_STEP_MS, OVERDUE_MS, Rank, rank};
 pub use speculative_prefill::prefill_node;
 pub use state::{PlannerState, PlannerTiming};
+pub use suspicion::{BootAttempt, UnreportedEnd, is_suspect};
 pub use task_state::task_transition_allowed;

@@ -1,5 +1,5 @@
-//! Decides which jobs a node runs concurrently. A job that may be poison (more than one node was lost while it ran the
-//! job) shares its node with no other job.
+//! Decides which jobs a node runs concurrently. A job that may be poison (it may have stopped more than one node)
+//! shares its node with no other job.
 
 use std::collections::BTreeMap;
 

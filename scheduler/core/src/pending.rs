@@ -70,7 +70,7 @@ pub(crate) fn pending_effect(
         | PendingReason::Unusable { .. }
         | PendingReason::Yielding { .. }
         | PendingReason::Backoff
-        | PendingReason::ExclusiveNode => recorded != Some(&pending),
+        | PendingReason::ExclusiveNode { .. } => recorded != Some(&pending),
     };
     (is_news || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, pending, no_node_ms })
 }
@@ -90,7 +90,7 @@ fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: 
         | PendingReason::Unusable { .. }
         | PendingReason::Yielding { .. }
         | PendingReason::Backoff
-        | PendingReason::ExclusiveNode
+        | PendingReason::ExclusiveNode { .. }
         | PendingReason::Capacity => 0,
     }
 }
@@ -133,7 +133,9 @@ fn reason_with_able_nodes(job: &Job, candidates: &Candidates<'_>) -> PendingReas
     }
     match candidates.open.is_empty() {
         true if !job.node_failures.0.is_empty() => PendingReason::Backoff,
-        false if job.may_be_poison() => PendingReason::ExclusiveNode,
+        false if job.may_be_poison() => {
+            PendingReason::ExclusiveNode { lost_or_unaccepted: job.losses.saturating_add(job.unaccepted) }
+        }
         true | false => PendingReason::Capacity,
     }
 }

@@ -36,7 +36,10 @@ pub enum PendingReason {
         unusable: BTreeMap<NodeId, String>,
     },
     /// A job that may be poison waits for a node that runs nothing else.
-    ExclusiveNode,
+    ExclusiveNode {
+        /// Number of the job's attempts that were lost with their node or not accepted.
+        lost_or_unaccepted: u32,
+    },
     /// No node has enough free capacity, or higher-ranked jobs wait for it.
     Capacity,
 }
@@ -47,7 +50,11 @@ impl PendingReason {
     /// ceiling.
     pub fn is_served(&self) -> bool {
         match self {
-            Self::Loading { .. } | Self::Yielding { .. } | Self::Backoff | Self::ExclusiveNode | Self::Capacity => true,
+            Self::Loading { .. }
+            | Self::Yielding { .. }
+            | Self::Backoff
+            | Self::ExclusiveNode { .. }
+            | Self::Capacity => true,
             Self::NoNodeHasModel { .. } | Self::NoNodeUp | Self::Unusable { .. } => false,
         }
     }
@@ -67,9 +74,11 @@ impl fmt::Display for PendingReason {
                 write!(f, "waits: {} (see yield_bytes and yield_ignores under [node])", all.join("; "))
             }
             Self::Backoff => f.write_str("waits before the next attempt"),
-            Self::ExclusiveNode => {
-                f.write_str("waits for a node that runs nothing else: nodes were lost while they ran this job")
-            }
+            Self::ExclusiveNode { lost_or_unaccepted } => write!(
+                f,
+                "waits for a node that runs nothing else: it may have stopped its nodes ({lost_or_unaccepted} attempts \
+                 were lost with their node or not accepted)"
+            ),
             Self::Capacity => f.write_str("waits for free capacity on a node"),
         }
     }

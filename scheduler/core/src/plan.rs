@@ -6,8 +6,8 @@
 //! - a node loads the model of the highest-ranked job that needs a load there, and no other model is evicted for it
 //!   while a job of higher rank waits on the node: two models on a node with memory for one take turns, and neither is
 //!   evicted before it has served a call;
-//! - a job that may be poison (more than one node was lost while it ran the job) runs alone on its node, and while it
-//!   waits, one node is reserved for it.
+//! - a job that may be poison (it may have stopped more than one node) runs alone on its node, and while it waits, one
+//!   node is reserved for it.
 
 use std::collections::BTreeMap;
 

@@ -210,6 +210,14 @@ impl PlannerState {
         self.explained.insert(job, Explained { pending, at_ms: now_ms });
     }
 
+    /// Leases of the jobs that are placed but not accepted.
+    pub fn placed_leases(&self) -> impl Iterator<Item = LeaseId> + '_ {
+        self.jobs.values().filter_map(|job| match &job.phase {
+            JobPhase::Placed { lease, .. } => Some(*lease),
+            JobPhase::Queued | JobPhase::Running { .. } => None,
+        })
+    }
+
     /// Ids of the cached jobs; the scheduler service uses them to find the jobs that have ended.
     pub fn job_ids(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.keys().copied()

@@ -73,8 +73,11 @@ impl Default for Defaults {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerLimits {
-    /// How many attempts of a job may end because their node was lost; one more makes the job a dead letter.
+    /// How many attempts of a job may end with the loss of their node, or unaccepted by it, if the job may be the cause;
+    /// one more makes the job a dead letter.
     pub max_losses: i32,
+    /// How many attempts of a job may end in this way whatever the cause; one more makes the job a dead letter.
+    pub max_lost_or_unaccepted: i32,
     /// How many attempts of a job may fail after their first token; one more makes the job a dead letter.
     #[serde(alias = "max_break_offs")]
     pub max_interruptions: i32,
@@ -105,6 +108,7 @@ impl Default for SchedulerLimits {
     fn default() -> Self {
         Self {
             max_losses: 3,
+            max_lost_or_unaccepted: 20,
             max_interruptions: 5,
             max_task_losses: 10,
             body_bytes: 1024 * 1024,

@@ -130,7 +130,7 @@ impl TestEnv {
 
     pub async fn join_runner(&self) -> BootId {
         let boot = BootId::fresh();
-        let registration = RunnerRegistration { runner: runner(), boot, version: "0.1.0".into() };
+        let registration = RunnerRegistration { runner: runner(), boot, version: "0.1.0".into(), machine_boot: None };
         self.store.register_runner(&registration).await.unwrap().unwrap();
         boot
     }
@@ -161,7 +161,7 @@ pub fn node_registration(boot: BootId) -> NodeRegistration {
         tokens_per_byte: 0.3,
     };
     let ledger = Ledger { version: 1, models: vec![model], ..Ledger::default() };
-    NodeRegistration { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger }
+    NodeRegistration { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger, machine_boot: None }
 }
 
 pub fn spec() -> TaskSpec {

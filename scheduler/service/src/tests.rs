@@ -2,6 +2,7 @@
 
 mod faults;
 mod replies;
+mod unaccepted;
 
 use std::time::Duration;
 
@@ -105,7 +106,12 @@ impl TestCluster {
         let registration = node_registration(self.node_boot);
         let reply: RegisterReply = request_reply(&self.node, subject::node(&node(), "register"), registration).await;
         assert_eq!(reply, RegisterReply::Registered { consumer: "den".into() });
-        let registration = RunnerRegistration { runner: runner(), boot: self.runner_boot, version: "0.1.0".into() };
+        let registration = RunnerRegistration {
+            runner: runner(),
+            boot: self.runner_boot,
+            version: "0.1.0".into(),
+            machine_boot: None,
+        };
         let subject = subject::runner(&runner(), "register");
         let reply: RegisterReply = request_reply(&self.runner, subject, registration).await;
         assert!(matches!(reply, RegisterReply::Registered { .. }), "{reply:?}");
@@ -124,7 +130,8 @@ impl TestCluster {
     }
 
     async fn request_lease(&self) -> LeaseReply {
-        request_reply(&self.runner, subject::runner(&runner(), "lease"), LeaseRequest { boot: self.runner_boot }).await
+        let request = LeaseRequest { boot: self.runner_boot, request: None };
+        request_reply(&self.runner, subject::runner(&runner(), "lease"), request).await
     }
 
     async fn submit_job(&self, fence: TaskFence) -> cfq_proto::job::JobView {

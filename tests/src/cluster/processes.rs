@@ -50,6 +50,12 @@ impl Cluster {
         child.wait().unwrap();
     }
 
+    /// Returns whether a service's process has ended by itself.
+    pub fn has_exited(&self, service: &str) -> bool {
+        let mut services = self.services.lock().unwrap();
+        services.get_mut(service).is_some_and(|child| child.try_wait().unwrap().is_some())
+    }
+
     /// Limits the node's address space to `bytes`, from its next start on.
     pub fn limit_address_space(&self, bytes: u64) {
         *self.address_space.lock().unwrap() = Some(bytes);

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use cfq_link::lease::{HeartbeatExtras, LeaseKeeper};
 use cfq_link::{LinkError, Session};
-use cfq_proto::ids::BootId;
+use cfq_proto::ids::{BootId, LeaseRequestId};
 use cfq_proto::messages::{LeaseReply, LeaseRequest, RegisterReply, RunnerCommand, RunnerRegistration};
 use cfq_proto::subject::{self, Identity};
 use cfq_transformer::Declaration;
@@ -98,13 +98,15 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let mut slots = TaskSlots::new(context.config.concurrency.max(1));
     let mut workers: JoinSet<usize> = JoinSet::new();
     let mut lease_request: Option<LeaseRequestTask> = None;
+    // Kept until a reply arrives: if the reply with a grant is lost, the next request gets the same grant.
+    let mut request_id = LeaseRequestId::fresh();
     let mut next_request = Wake::now();
     // True if a hint that a task may be available arrived during a lease request. The reply to that request may be
     // older than the hint.
     let mut hinted = false;
     loop {
         if lease_request.is_none() && slots.has_free() && next_request <= Wake::now() {
-            lease_request = Some(request_lease(&context));
+            lease_request = Some(request_lease(&context, request_id));
             hinted = false;
         }
         tokio::select! {
@@ -112,6 +114,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             () = &mut shutdown => break,
             reply = lease_reply(&mut lease_request) => {
                 lease_request = None;
+                if reply.is_some() {
+                    request_id = LeaseRequestId::fresh();
+                }
                 match reply {
                     Some((requested_at, LeaseReply::Granted { lease, grant })) => {
                         let held = keeper.hold(lease, requested_at);
@@ -197,6 +202,7 @@ async fn register(context: &RunnerContext) -> Result<(), Error> {
         runner: context.config.runner.clone(),
         boot: context.boot,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine_boot: cfq_link::clock::machine_boot(),
     };
     match context.session.request_until_answered(&subject, &registration).await? {
         RegisterReply::Registered { .. } => {
@@ -211,19 +217,29 @@ async fn register(context: &RunnerContext) -> Result<(), Error> {
 /// reply.
 type LeaseRequestTask = JoinHandle<Option<(Instant, LeaseReply)>>;
 
-/// Requests a lease once, in a separate Tokio task, so that an unavailable scheduler does not delay commands.
-fn request_lease(context: &Arc<RunnerContext>) -> LeaseRequestTask {
+/// Number of times that a lease request without a reply is sent, at intervals of a quarter of the lease TTL. The lease of
+/// a grant whose reply was lost is still valid when the request is repeated.
+const LEASE_REQUEST_TRIES: u32 = 3;
+
+/// Requests a lease, in a separate Tokio task, so that an unavailable scheduler does not delay commands.
+fn request_lease(context: &Arc<RunnerContext>, id: LeaseRequestId) -> LeaseRequestTask {
     let context = context.clone();
     tokio::spawn(async move {
-        let requested_at = Instant::now();
         let subject = subject::runner(&context.config.runner, "lease");
-        match context.session.request(&subject, &LeaseRequest { boot: context.boot }).await {
-            Ok(reply) => Some((requested_at, reply)),
-            Err(error) => {
-                tracing::debug!(%error, "lease request failed");
-                None
+        let body = LeaseRequest { boot: context.boot, request: Some(id) };
+        for _ in 0..LEASE_REQUEST_TRIES {
+            let requested_at = Instant::now();
+            let request = context.session.request(&subject, &body);
+            match tokio::time::timeout(context.config.timing.lease_ttl() / 4, request).await {
+                Ok(Ok(reply)) => return Some((requested_at, reply)),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "lease request failed");
+                    return None;
+                }
+                Err(_) => tracing::debug!("no reply to the lease request yet, repeating it"),
             }
         }
+        None
     })
 }
 

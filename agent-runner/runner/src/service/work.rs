@@ -1,6 +1,7 @@
 //! Drives one granted task until it ends or waits for a human, its lease is lost, or it is released.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cfq_convergence::History;
 use cfq_link::lease::LeaseHandle;
@@ -15,6 +16,9 @@ use super::slots::{SlotSignals, TaskStop};
 use crate::driver::{Assignment, Stopped, TaskDriver};
 use crate::pipeline::loop_limits;
 use crate::workstream::Worktrees;
+
+/// Wait before a release is repeated after the scheduler replied that it was unavailable.
+const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A lease and the grant received with it.
 pub(super) struct GrantedTask {
@@ -59,7 +63,7 @@ impl Worker {
                 Ok(history) => tracing::info!(%task, state = %history.state, "task ended or waits for a human"),
                 Err(Stopped::LeaseLost) => tracing::info!(%task, "lease lost, task dropped"),
                 Err(Stopped::WaitingForPlacement { job }) => {
-                    release(&context, Release { fence, waits_for: Some(job) }).await
+                    release(&context, &lease, Release { fence, waits_for: Some(job) }).await
                 }
                 Err(Stopped::CannotDrive(reason)) => {
                     tracing::error!(%task, %reason, "cannot drive the task, abandoning it");
@@ -69,7 +73,7 @@ impl Worker {
             () = lease.lost() => tracing::info!(%task, "lease lost, task dropped"),
             stop = stop_requested(&mut signals) => match stop {
                 TaskStop::Cancelled => tracing::info!(%task, "task cancelled by the scheduler"),
-                TaskStop::Drain => release(&context, Release { fence, waits_for: None }).await,
+                TaskStop::Drain => release(&context, &lease, Release { fence, waits_for: None }).await,
             },
         }
         drop(lease);
@@ -120,18 +124,32 @@ async fn with_inline_artifact(port: &NatsTaskPort, record: StepRecord) -> Result
     Ok(StepRecord { step, ..record })
 }
 
-/// Releases the task to the scheduler. The lease is dropped in any case.
-async fn release(context: &RunnerContext, request: Release) {
+/// Releases the task to the scheduler. Repeats the request while the scheduler is unavailable and the lease is not lost:
+/// a task that is not released counts as lost together with its runner.
+async fn release(context: &RunnerContext, lease: &LeaseHandle, request: Release) {
     let fence = request.fence;
     let subject = subject::runner(&context.config.runner, "release");
-    match context.session.request_until_answered::<_, FenceReply>(&subject, &request).await {
-        Ok(FenceReply::Committed) => tracing::info!(task = %fence.task, "task released"),
-        Ok(FenceReply::Stale) => tracing::info!(task = %fence.task, "task not released, the lease is stale"),
-        Ok(FenceReply::Refused { reason }) => tracing::warn!(task = %fence.task, %reason, "cannot release the task"),
-        Ok(FenceReply::Unavailable { reason }) => {
-            tracing::warn!(task = %fence.task, %reason, "cannot release the task")
+    let released = async {
+        loop {
+            match context.session.request_until_answered::<_, FenceReply>(&subject, &request).await {
+                Ok(FenceReply::Committed) => return tracing::info!(task = %fence.task, "task released"),
+                Ok(FenceReply::Stale) => {
+                    return tracing::info!(task = %fence.task, "task not released, the lease is stale");
+                }
+                Ok(FenceReply::Refused { reason }) => {
+                    return tracing::warn!(task = %fence.task, %reason, "cannot release the task");
+                }
+                Ok(FenceReply::Unavailable { reason }) => {
+                    tracing::info!(task = %fence.task, %reason, "cannot release the task yet, retrying");
+                }
+                Err(error) => return tracing::warn!(task = %fence.task, %error, "cannot release the task"),
+            }
+            tokio::time::sleep(RELEASE_RETRY_INTERVAL).await;
         }
-        Err(error) => tracing::warn!(task = %fence.task, %error, "cannot release the task"),
+    };
+    tokio::select! {
+        () = released => {}
+        () = lease.lost() => tracing::info!(task = %fence.task, "lease lost before the task was released"),
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cfq_engine::{AdmitError, Admitted, Generation, GenerationError, GenerationEvent};
 use cfq_link::lease::{LeaseHandle, LeaseStatus};
 use cfq_link::{LinkError, blobs, failpoint};
-use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt};
+use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt, ReleaseReason};
 use cfq_proto::messages::{Accept, FenceReply, JobResult, Refusal, Refuse, TokenFrame, WorkOrder};
 use cfq_proto::subject;
 use futures::FutureExt;
@@ -74,7 +74,13 @@ impl Attempt {
             None => admission,
             // The order is refused, so that the scheduler places the job elsewhere immediately.
             Some(AttemptStop::Yielded { .. }) => self.refuse_for_now(None, 0),
-            Some(reason @ (AttemptStop::Cancelled | AttemptStop::Drained | AttemptStop::LostLease)) => {
+            // Reported, so that the order does not count as one that this node did not accept.
+            Some(AttemptStop::Drained) => {
+                let outcome = Outcome::Released { reason: ReleaseReason::Drained };
+                self.request_until_final("result", &JobResult { fence, boot: self.context.boot, outcome }).await;
+                return;
+            }
+            Some(reason @ (AttemptStop::Cancelled | AttemptStop::LostLease)) => {
                 tracing::debug!(job = %fence.job, %reason, "attempt stopped before its order was accepted");
                 return;
             }
@@ -317,13 +323,13 @@ fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
         LinkError::Seed { .. }
         | LinkError::Connect { .. }
         | LinkError::AuthRejected { .. }
+        | LinkError::ServerTooOld { .. }
         | LinkError::Forbidden { .. }
         | LinkError::NoReply { .. }
         | LinkError::Send { .. }
         | LinkError::Listen { .. }
         | LinkError::Thread { .. } => None,
     }
-        | LinkError::ServerTooOld { .. }
 }
 
 fn outcome_name(outcome: &Outcome) -> &'static str {

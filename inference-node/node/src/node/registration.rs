@@ -43,6 +43,7 @@ async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -
             version: env!("CARGO_PKG_VERSION").to_owned(),
             devices: devices.borrow().clone(),
             ledger: context.registry.ledger(),
+            machine_boot: cfq_link::clock::machine_boot(),
         };
         match context.session.request::<_, RegisterReply>(&context.subject("register"), &body).await {
             Ok(RegisterReply::Registered { consumer }) => {

@@ -24,6 +24,10 @@ pub struct NodeRegistration {
     pub devices: Vec<Device>,
     /// Ledger (capacity report) at registration.
     pub ledger: Ledger,
+    /// Identifies the current start of the node's machine; `None` if it is unknown. With it, the scheduler
+    /// distinguishes a restart of the machine from a crash of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_boot: Option<String>,
 }
 
 /// Work order: the work of one attempt at a job, as published to a node.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RefusedReason, TaskFence, UnavailableReason};
 use crate::blob::Payload;
-use crate::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
+use crate::ids::{BootId, JobId, LeaseId, LeaseRequestId, RunnerId, TaskId, TaskNumber};
 use crate::job::{JobRequest, JobView};
 use crate::loop_step::{Step, StepRecord};
 use crate::task::TaskSpec;
@@ -18,6 +18,9 @@ pub struct RunnerRegistration {
     pub boot: BootId,
     /// cfq version of the runner.
     pub version: String,
+    /// Identifies the current start of the runner's machine; `None` if it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_boot: Option<String>,
 }
 
 /// Command of the scheduler to a runner.
@@ -46,6 +49,10 @@ pub enum RunnerCommand {
 pub struct LeaseRequest {
     /// The sender's boot.
     pub boot: BootId,
+    /// Id of the request. A repeated request with the same id gets the same grant, so that no grant is lost with its
+    /// reply. Older runners send none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<LeaseRequestId>,
 }
 
 /// Everything a runner needs to resume a task after its last committed step.

@@ -48,6 +48,8 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         first_failure_ms: None,
         no_node_ms: 0,
         losses: 0,
+        unaccepted: 0,
+        suspicions: 0,
         last_failure: None,
         attempt: 0,
         phase: JobPhase::Queued,

@@ -1,5 +1,5 @@
 //! Tests of which jobs share a node: a node that is full for one model still gets jobs for another model, and a job
-//! that ran on two nodes when they were lost shares its node with no other job.
+//! that may have stopped two nodes shares its node with no other job.
 
 use cfq_proto::model::ModelId;
 use cfq_proto::node::ModelState;
@@ -24,14 +24,16 @@ fn exclusion_for_one_model_does_not_apply_to_another() {
 }
 
 #[test]
-fn job_lost_twice_runs_alone_and_a_node_is_reserved_for_it() {
+fn job_suspected_twice_runs_alone_and_a_node_is_reserved_for_it() {
     let n = node("a", vec![model(8192, 4)], 0);
     let busy = running(&n, job(Priority::P2, 0));
-    let poison = Job { losses: 2, attempt: 2, ..job(Priority::P2, 1) };
+    let poison = Job { suspicions: 2, losses: 2, attempt: 2, ..job(Priority::P2, 1) };
     let behind = job(Priority::P2, 2);
     let mut s = state(vec![n.clone()], vec![busy.clone(), poison.clone(), behind.clone()]);
     let effects = plan(&s, 0);
-    let [Effect::Explain { job: waits, pending: PendingReason::ExclusiveNode, .. }] = effects.as_slice() else {
+    let [Effect::Explain { job: waits, pending: PendingReason::ExclusiveNode { lost_or_unaccepted: 2 }, .. }] =
+        effects.as_slice()
+    else {
         panic!("{effects:?}")
     };
     assert_eq!(*waits, poison.id);
@@ -47,10 +49,15 @@ fn job_lost_twice_runs_alone_and_a_node_is_reserved_for_it() {
 }
 
 #[test]
-fn job_lost_once_is_not_isolated() {
+fn job_suspected_once_or_lost_beside_another_one_is_not_isolated() {
     let n = node("a", vec![model(8192, 4)], 0);
-    let jobs = vec![Job { losses: 1, ..job(Priority::P2, 0) }, Job { losses: 1, ..job(Priority::P2, 0) }];
-    assert_eq!(placements(&plan(&state(vec![n], jobs), 0)).len(), 2);
+    let jobs =
+        vec![Job { suspicions: 1, losses: 1, ..job(Priority::P2, 0) }, Job { losses: 2, ..job(Priority::P2, 0) }];
+    assert_eq!(placements(&plan(&state(vec![n.clone()], jobs.clone()), 0)).len(), 2);
+    let often = Job { losses: 4, unaccepted: 2, ..job(Priority::P1, 0) };
+    let placed = placements(&plan(&state(vec![n], [jobs, vec![often.clone()]].concat()), 0));
+    assert_eq!(placed.len(), 1, "a job that is lost again and again is isolated in the end");
+    assert_eq!(placed[0].0, often.id);
 }
 
 #[test]
@@ -58,7 +65,7 @@ fn other_nodes_take_work_while_a_possible_poison_job_waits() {
     let (a, b) = (node("a", vec![model(8192, 4)], 0), node("b", vec![model(8192, 4)], 0));
     let on_a = running(&a, job(Priority::P2, 0));
     let on_b = [running(&b, job(Priority::P2, 0)), running(&b, job(Priority::P2, 0))];
-    let poison = Job { losses: 2, ..job(Priority::P1, 0) };
+    let poison = Job { suspicions: 2, ..job(Priority::P1, 0) };
     let behind = job(Priority::P2, 2);
     let jobs = vec![on_a, on_b[0].clone(), on_b[1].clone(), poison, behind.clone()];
     assert_eq!(placements(&plan(&state(vec![a, b.clone()], jobs), 0)), vec![(behind.id, b.id)]);
@@ -67,12 +74,12 @@ fn other_nodes_take_work_while_a_possible_poison_job_waits() {
 proptest! {
     #[test]
     fn possible_poison_job_never_shares_a_node(
-        losses in prop::collection::vec(0u32..4, 1..20),
+        suspicions in prop::collection::vec(0u32..4, 1..20),
         ends in prop::collection::vec(any::<prop::sample::Index>(), 20),
     ) {
         let nodes = vec![node("a", vec![model(8192, 3)], 0), node("b", vec![model(8192, 3)], 0)];
-        let small = |losses| Job { losses, prompt_bytes: 10, max_tokens: 10, ..job(Priority::P2, 0) };
-        let jobs = losses.into_iter().map(small);
+        let small = |suspicions| Job { suspicions, prompt_bytes: 10, max_tokens: 10, ..job(Priority::P2, 0) };
+        let jobs = suspicions.into_iter().map(small);
         let mut s = state(nodes, jobs.collect());
         for (round, end) in ends.into_iter().enumerate() {
             let now = i64::try_from(round).unwrap();

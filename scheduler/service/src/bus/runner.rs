@@ -44,7 +44,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistratio
     match bus.store.register_runner(&registration).await {
         Ok(None) => Some(RegisterReply::Refused { reason: newer_boot_refusal(&sender) }),
         Ok(Some(hints)) => {
-            let RunnerRegistration { runner, boot, version } = &registration;
+            let RunnerRegistration { runner, boot, version, .. } = &registration;
             tracing::info!(%runner, %boot, version, "runner registered");
             bus.link.send_hints(hints).await;
             Some(RegisterReply::Registered { consumer: String::new() })
@@ -69,7 +69,7 @@ async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Optio
 
 async fn lease(bus: Arc<Bus>, sender: String, request: LeaseRequest) -> Option<LeaseReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    Some(match bus.store.grant(&runner, request.boot).await {
+    Some(match bus.store.grant(&runner, &request).await {
         Ok(reply) => reply,
         Err(error) => LeaseReply::Unavailable { reason: unavailable(&error, "lease") },
     })

@@ -16,12 +16,20 @@ use super::clock::DatabaseClock;
 use super::grace::Grace;
 use crate::store::{Leadership, StoreError};
 
+/// What the sweeper found, for the planner.
+#[derive(Debug, Clone, Copy)]
+pub struct Observed {
+    /// Last reading of the database's clock.
+    pub clock: DatabaseClock,
+    /// The current grace period.
+    pub grace: Grace,
+}
+
 /// Sweeps during one term of a leader.
 pub struct Sweeper {
     leader: Leader,
     leadership: Leadership,
-    /// Last reading of the database's clock, shared with the planner.
-    clock: watch::Sender<Option<DatabaseClock>>,
+    observed: watch::Sender<Option<Observed>>,
     /// When the leader row was last renewed. A renewal is a write, like the extension of a lease by a heartbeat.
     confirmed: watch::Receiver<Instant>,
     grace: Grace,
@@ -31,12 +39,12 @@ impl Sweeper {
     pub fn new(
         leader: Leader,
         leadership: Leadership,
-        clock: watch::Sender<Option<DatabaseClock>>,
+        observed: watch::Sender<Option<Observed>>,
         confirmed: watch::Receiver<Instant>,
     ) -> Self {
         let timing = leader.store.timing();
         let grace = Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin());
-        Self { leader, leadership, clock, confirmed, grace }
+        Self { leader, leadership, observed, confirmed, grace }
     }
 
     /// Sweeps at intervals until another scheduler leads.
@@ -65,11 +73,11 @@ impl Sweeper {
         let store = &self.leader.store;
         let asked = Instant::now();
         let read = DatabaseClock::new(store.clock_ms().await?);
-        let before = *self.clock.borrow();
+        let before = self.observed.borrow().map(|observed| observed.clock);
         if self.grace.on_clock_reading(before.as_ref(), &read, asked.elapsed()) {
             tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
         }
-        self.clock.send_replace(Some(read));
+        self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
         self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
         let timing = store.timing();
         if self.confirmed.borrow().elapsed() > timing.leader_renewal() + timing.lease_margin() {
@@ -80,6 +88,7 @@ impl Sweeper {
             tracing::warn!(%error, "nats delivers no message: no lease is ended for one lease TTL");
             self.grace.renew(Instant::now());
         }
+        self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
         if self.grace.is_active(Instant::now()) {
             return Ok(());
         }

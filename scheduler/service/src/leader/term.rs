@@ -8,24 +8,25 @@
 //!
 //! An error that concerns one row skips only that row; the rest of the plan continues.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cfq_link::session::Incoming;
-use cfq_proto::ids::{BootId, JobId, NodeId};
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
 use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint, WorkOrder};
 use cfq_proto::subject;
-use cfq_scheduler_core::{Effect, PlannerState, PlannerTiming, UnplaceReason, join_by_node, plan, prefill_node};
+use cfq_scheduler_core::{
+    Effect, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan, prefill_node,
+};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
-use super::clock::DatabaseClock;
 use super::rereads::Rereads;
-use super::sweeper::Sweeper;
+use super::sweeper::{Observed, Sweeper};
 use super::work_stream::WorkStream;
 use crate::bus::stream::{self, StreamError};
 use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError};
@@ -51,11 +52,13 @@ struct Term<'a> {
     versions: HashMap<JobId, RowVersion>,
     /// Jobs whose rows were locked, or otherwise unavailable, and when they are tried again.
     unavailable: HashMap<JobId, Instant>,
-    /// Last reading of the database's clock; `None` until the first sweep.
-    clock: watch::Receiver<Option<DatabaseClock>>,
+    /// What the last sweep found; `None` until the first sweep.
+    observed: watch::Receiver<Option<Observed>>,
     work_stream: WorkStream,
     /// Limits the number of work orders that are being published.
     publications: Arc<Semaphore>,
+    /// Leases of placed attempts whose work orders are stored in the work stream.
+    published: Arc<Mutex<HashSet<LeaseId>>>,
 }
 
 /// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
@@ -66,11 +69,11 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
         accept_timeout_ms: timing.accept_timeout_ms,
         retry_ceiling_ms: timing.retry_ceiling_ms,
     };
-    let (clock_reader, clock) = watch::channel(None);
+    let (observer, observed) = watch::channel(None);
     let work_stream = WorkStream::default();
     // Dropping the set at the end of the term ends its tasks.
     let mut helpers = JoinSet::new();
-    helpers.spawn(Sweeper::new(leader.clone(), leadership, clock_reader, confirmed).run());
+    helpers.spawn(Sweeper::new(leader.clone(), leadership, observer, confirmed).run());
     helpers.spawn(work_stream.clone().run(leader.clone()));
     let mut hints = subscribe::<LeaderHint>(leader, subject::HINT_LEADER).await;
     let mut prefill_hints = subscribe::<PrefillHint>(leader, subject::PREFILL_HINTS_ALL).await;
@@ -80,9 +83,10 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
         state: PlannerState::new(planner_timing),
         versions: HashMap::new(),
         unavailable: HashMap::new(),
-        clock,
+        observed,
         work_stream,
         publications: Arc::new(Semaphore::new(MAX_PUBLICATIONS)),
+        published: Arc::default(),
     };
     let mut rereads = Rereads::new(timing.sweep());
     // Each tick runs the planner, which checks whether a backoff has ended, or a node has not accepted a job in time.
@@ -205,6 +209,8 @@ impl Term<'_> {
                 self.on_live_row(row);
             }
         }
+        let placed: HashSet<LeaseId> = self.state.placed_leases().collect();
+        self.published().retain(|lease| placed.contains(lease));
         Ok(())
     }
 
@@ -277,8 +283,13 @@ impl Term<'_> {
         Ok(false)
     }
 
+    fn published(&self) -> MutexGuard<'_, HashSet<LeaseId>> {
+        // Plain data: consistent even if a thread panicked while it held the lock.
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn now_ms(&self) -> Option<i64> {
-        self.clock.borrow().map(|clock| clock.now_ms())
+        self.observed.borrow().map(|observed| observed.clock.now_ms())
     }
 
     async fn apply(&mut self, effect: Effect, now_ms: i64) -> Result<(), StoreError> {
@@ -305,8 +316,12 @@ impl Term<'_> {
             Effect::Unplace { job, attempt, lease, node, reason } => {
                 let text = format!("{node} {reason}");
                 tracing::info!(%job, attempt, %node, reason = text, "placement withdrawn");
-                store.unplace(self.leadership, JobFence { job, attempt, lease }, &text).await?;
+                let end = self.end_of_placement(lease, reason);
+                let fence = JobFence { job, attempt, lease };
+                let hints = store.unplace(self.leadership, fence, end, &text).await?;
+                self.published().remove(&lease);
                 self.refresh_job(job).await?;
+                self.leader.link.send_hints(hints.unwrap_or_default()).await;
                 match reason {
                     UnplaceReason::NodeUnresponsive => {
                         self.state.on_node_unresponsive(&node, now_ms);
@@ -345,6 +360,19 @@ impl Term<'_> {
         Ok(())
     }
 
+    /// What the end of a placement says about its job: nothing if the order was not stored in the work stream, or if
+    /// Postgres or NATS was unavailable a moment ago.
+    fn end_of_placement(&self, lease: LeaseId, reason: UnplaceReason) -> UnreportedEnd {
+        let is_grace = self.observed.borrow().is_none_or(|observed| observed.grace.is_active(Instant::now()));
+        if is_grace || !self.published().contains(&lease) {
+            return UnreportedEnd::Infrastructure;
+        }
+        match reason {
+            UnplaceReason::NodeLost => UnreportedEnd::NodeLost,
+            UnplaceReason::NodeUnresponsive => UnreportedEnd::NotAccepted,
+        }
+    }
+
     /// Forwards a prefill hint to the node on which its job would be placed now. The hint is not stored, because losing
     /// it costs only time.
     async fn forward_prefill_hint(&mut self, hint: PrefillHint) {
@@ -361,13 +389,16 @@ impl Term<'_> {
     /// once the node has not accepted the job in time.
     fn publish(&self, node: NodeId, boot: BootId, work: WorkOrder) {
         let (session, work_stream) = (self.leader.session.clone(), self.work_stream.clone());
+        let published = self.published.clone();
         let Ok(permit) = self.publications.clone().try_acquire_owned() else {
             return tracing::warn!(%node, "work order not published: the work stream does not answer");
         };
         tokio::spawn(async move {
             let _permit = permit;
             match stream::publish(&session, &node, boot, &work).await {
-                Ok(()) => {}
+                Ok(()) => {
+                    published.lock().unwrap_or_else(PoisonError::into_inner).insert(work.fence.lease);
+                }
                 Err(StreamError::Missing) => {
                     tracing::warn!("work stream is missing, creating it again");
                     work_stream.repair();

@@ -20,9 +20,9 @@ pub(super) enum AttemptOutcome {
     Released,
     /// Its node refused the job.
     Refused,
-    /// The leader withdrew the placement before the node accepted it.
+    /// The placement ended before the node accepted it.
     Unplaced,
-    /// Its lease expired, or its node was restarted.
+    /// The node had accepted it; its lease expired, or the node was restarted.
     Lost,
     /// The job was cancelled.
     Cancelled,
@@ -94,16 +94,29 @@ pub(super) async fn outcome(
     found.flatten().map(|outcome| parse("outcome of an attempt", &outcome)).transpose()
 }
 
-/// Outcomes of a job's attempts as text, oldest first, for the failure of a job that becomes a dead letter.
+/// Maximum number of attempts that the failure of a dead letter lists.
+const MAX_LISTED_ATTEMPTS: i64 = 20;
+
+/// The latest attempts of a job as text, oldest first, for the failure of a job that becomes a dead letter: the node,
+/// the outcome with its reason, and the time (UTC). Refused attempts are left out, because they say nothing about the
+/// job.
 pub(super) async fn history(connection: &mut PgConnection, job: JobId) -> Result<String, StoreError> {
-    let rows = sqlx::query!(
-        r#"select attempt, node, coalesce(outcome, 'live') as "outcome!", detail from attempts where job = $1 order by attempt"#,
-        job.0
+    let mut rows = sqlx::query!(
+        r#"select attempt, node, coalesce(outcome, 'live') as "outcome!", detail,
+                  to_char(coalesce(ended_at, now()) at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') as "ended!",
+                  count(*) over () as "count!"
+           from attempts where job = $1 and outcome is distinct from 'refused' order by attempt desc limit $2"#,
+        job.0,
+        MAX_LISTED_ATTEMPTS
     )
     .fetch_all(connection)
     .await
     .doing("reading a job's attempts")?;
-    let lines: Vec<String> =
-        rows.iter().map(|r| format!("attempt {} on {}: {} ({})", r.attempt, r.node, r.outcome, r.detail)).collect();
-    Ok(lines.join("; "))
+    rows.reverse();
+    let omitted = rows.first().map_or(0, |r| r.count - MAX_LISTED_ATTEMPTS);
+    let omitted = (omitted > 0).then(|| format!("{omitted} earlier attempts"));
+    let lines = rows
+        .iter()
+        .map(|r| format!("attempt {} on {}: {} ({}) at {} UTC", r.attempt, r.node, r.outcome, r.detail, r.ended));
+    Ok(omitted.into_iter().chain(lines).collect::<Vec<_>>().join("; "))
 }

@@ -96,6 +96,11 @@ impl Store {
         // The lease of a placed job does not expire before the job's acceptance arrives, so it is reported as extended.
         extended.extend(live.iter().filter(|(_, is_running)| !is_running).map(|(lease, _)| lease));
         let live: Vec<_> = live.into_iter().map(|(lease, _)| lease).collect();
+        let lost: Vec<_> =
+            listed.progressing.iter().filter(|lease| !live.contains(lease)).copied().map(LeaseId).collect();
+        if !lost.is_empty() {
+            self.withdraw_suspicions_of_leases(&lost).await?;
+        }
         Ok(listed.reply(written.rows_affected() == 1, extended, &live))
     }
 
@@ -192,7 +197,8 @@ impl Store {
             return Ok(vec![]);
         }
         sqlx::query_scalar!(
-            r#"update tasks set stalled = false, lease_expires = now() + $4::float8 * interval '1 millisecond'
+            r#"update tasks set stalled = false, lease_request = null,
+                      lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
                             order by id for no key update skip locked)
                returning lease as "lease!""#,

@@ -21,6 +21,7 @@ mod jobs;
 mod journal;
 mod leader;
 mod live;
+mod lost_attempts;
 mod nodes;
 mod open_tasks;
 mod payload;

@@ -6,16 +6,14 @@ use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::NodeRegistration;
 use cfq_proto::node::Ledger;
-use cfq_scheduler_core as core;
+use cfq_scheduler_core::{self as core, UnreportedEnd};
 use sqlx::types::Json;
 
-use super::attempts::{self, AttemptOutcome};
 use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint};
-use super::jobs::{append_job_changed, leave_node};
 use super::tasks::lock_task;
-use super::{Store, StoreError, roll_back, sweep};
+use super::{Store, StoreError, roll_back};
 
 /// Result of a node's registration.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +21,22 @@ pub struct RegisteredNode {
     /// Whether the node's boot id differs from the last registered one.
     pub new_boot: bool,
     pub hints: Vec<Hint>,
+}
+
+/// How the earlier boot of a node ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NodeStop {
+    /// The node was draining.
+    Clean,
+    /// The machine was restarted, so no job is suspected.
+    MachineRestarted,
+    /// The process ended without draining, for example because it crashed.
+    Unexpected,
+}
+
+/// Whether both boots of the machine are known and differ.
+pub(super) fn is_other_machine_boot(before: &Option<String>, now: &Option<String>) -> bool {
+    before.as_ref().zip(now.as_ref()).is_some_and(|(before, now)| before != now)
 }
 
 impl Store {
@@ -33,14 +47,18 @@ impl Store {
     /// registration only while it sends heartbeats.
     pub async fn register_node(&self, registration: &NodeRegistration) -> Result<Option<RegisteredNode>, StoreError> {
         let node = &registration.node;
-        let before = sqlx::query_scalar!("select boot from nodes where id = $1", node.as_str())
-            .fetch_optional(&self.pool)
-            .await
-            .doing("finding a node")?;
+        let before = sqlx::query!(
+            r#"select boot, machine_boot, coalesce((ledger->>'draining')::boolean, false) as "draining!"
+               from nodes where id = $1"#,
+            node.as_str()
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("finding a node")?;
         let written = sqlx::query!(
-            r#"insert into nodes (id, boot, version, devices, ledger) values ($1, $2, $3, $4, $5)
+            r#"insert into nodes (id, boot, version, devices, ledger, machine_boot) values ($1, $2, $3, $4, $5, $7)
                on conflict (id) do update set boot = excluded.boot, version = excluded.version, devices = excluded.devices,
-                   ledger = excluded.ledger, last_seen = now(), exclusions = '{}'
+                   ledger = excluded.ledger, machine_boot = excluded.machine_boot, last_seen = now(), exclusions = '{}'
                where nodes.boot <= excluded.boot
                   or nodes.last_seen not between now() - $6::float8 * interval '1 millisecond'
                                              and now() + $6::float8 * interval '1 millisecond'"#,
@@ -49,7 +67,8 @@ impl Store {
             pg_text(&registration.version),
             AsJson(&registration.devices) as _,
             AsJson(&registration.ledger) as _,
-            self.lease_ttl_ms()
+            self.lease_ttl_ms(),
+            registration.machine_boot.as_deref().map(pg_text)
         )
         .execute(&self.pool)
         .await
@@ -57,12 +76,25 @@ impl Store {
         if written.rows_affected() == 0 {
             return Ok(None);
         }
-        let mut hints = self.release_jobs_of_earlier_boot(node, registration.boot).await?;
+        let stop = match &before {
+            Some(before) if before.draining => NodeStop::Clean,
+            Some(before) if is_other_machine_boot(&before.machine_boot, &registration.machine_boot) => {
+                self.withdraw_suspicions_of_boot(BootId(before.boot)).await?;
+                NodeStop::MachineRestarted
+            }
+            Some(_) | None => NodeStop::Unexpected,
+        };
+        let mut hints = self.release_jobs_of_earlier_boot(node, registration.boot, stop).await?;
         hints.push(Hint::Leader(LeaderHint::Node(node.clone())));
-        Ok(Some(RegisteredNode { new_boot: before != Some(registration.boot.0), hints }))
+        Ok(Some(RegisteredNode { new_boot: before.map(|before| before.boot) != Some(registration.boot.0), hints }))
     }
 
-    async fn release_jobs_of_earlier_boot(&self, node: &NodeId, boot: BootId) -> Result<Vec<Hint>, StoreError> {
+    async fn release_jobs_of_earlier_boot(
+        &self,
+        node: &NodeId,
+        boot: BootId,
+        stop: NodeStop,
+    ) -> Result<Vec<Hint>, StoreError> {
         let held = sqlx::query!(
             r#"select id, task, lease as "lease!" from jobs
                where node = $1 and node_boot <> $2 and state in ('placed', 'running')"#,
@@ -74,7 +106,8 @@ impl Store {
         .doing("finding the jobs of an earlier boot")?;
         let mut hints = Vec::new();
         for row in held {
-            let released = self.release_old_job(node, boot, TaskId(row.task), JobId(row.id), LeaseId(row.lease)).await;
+            let released =
+                self.release_old_job(node, boot, stop, TaskId(row.task), JobId(row.id), LeaseId(row.lease)).await;
             hints.extend(self.skip_faulty_row("job", row.id, released)?);
         }
         Ok(hints)
@@ -84,6 +117,7 @@ impl Store {
         &self,
         node: &NodeId,
         boot: BootId,
+        stop: NodeStop,
         task: TaskId,
         job: JobId,
         lease: LeaseId,
@@ -99,16 +133,18 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        let reason = format!("{node} was restarted");
-        let hints = match state.map(|s| parse::<JobState>("job state", &s)).transpose()? {
-            Some(JobState::Running) => {
-                sweep::count_lost_attempt(&mut tx, &task, job, &reason, self.limits.max_losses).await?
+        let (end, reason) = match stop {
+            NodeStop::Clean => (UnreportedEnd::Infrastructure, format!("{node} was restarted")),
+            NodeStop::MachineRestarted => {
+                (UnreportedEnd::Infrastructure, format!("the machine of {node} was restarted"))
             }
+            NodeStop::Unexpected => (UnreportedEnd::NodeLost, format!("{node} stopped unexpectedly and was restarted")),
+        };
+        let hints = match state.map(|s| parse::<JobState>("job state", &s)).transpose()? {
+            Some(JobState::Running) => self.end_lost_attempt(&mut tx, &task, job, end, &reason).await?,
             Some(JobState::Placed) => {
-                attempts::end_current(&mut tx, job, AttemptOutcome::Unplaced, &reason).await?;
-                leave_node(&mut tx, job, JobState::Queued).await?;
-                append_job_changed(&mut tx, task.id, job, &reason).await?;
-                vec![Hint::Leader(LeaderHint::Job(job))]
+                let reason = format!("{reason} before it accepted the job");
+                self.end_lost_attempt(&mut tx, &task, job, end, &reason).await?
             }
             Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
             | None => return roll_back(tx, vec![]).await,

@@ -3,16 +3,15 @@
 
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
-use cfq_proto::job::{JobFailure, JobState, Prompt};
+use cfq_proto::job::{JobFailure, Prompt};
 use cfq_proto::messages::{JobFence, WorkOrder};
-use cfq_scheduler_core::PendingReason;
+use cfq_scheduler_core::{PendingReason, UnreportedEnd};
 use sqlx::types::Json;
 
-use super::attempts::{self, AttemptOutcome};
 use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
-use super::jobs::{append_job_changed, leave_node};
+use super::jobs::append_job_changed;
 use super::leader::{Leadership, lock_leader_row};
 use super::tasks::lock_task;
 use super::{Store, StoreError, journal, roll_back};
@@ -109,15 +108,22 @@ impl Store {
         }))
     }
 
-    /// Moves a job from placed back to queued, because its node did not accept it in time or was lost. This counts
-    /// neither as a failure nor as a loss of the job. False if the attempt is not placed any more.
-    pub async fn unplace(&self, leadership: Leadership, fence: JobFence, reason: &str) -> Result<bool, StoreError> {
-        let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
+    /// Moves a job from placed back to queued, because its node did not accept it in time or was lost, or ends it as a
+    /// dead letter if this happened too often. `None` if the attempt is not placed any more.
+    pub async fn unplace(
+        &self,
+        leadership: Leadership,
+        fence: JobFence,
+        end: UnreportedEnd,
+        reason: &str,
+    ) -> Result<Option<Vec<Hint>>, StoreError> {
+        let Some(task) = self.task_of(fence.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
-        lock_task(&mut tx, task).await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, None).await };
         let current = sqlx::query!(
-            "select id from jobs where id = $1 and attempt = $2 and lease = $3 and state = 'placed' for update",
+            r#"select node as "node!", node_boot as "boot!" from jobs
+               where id = $1 and attempt = $2 and lease = $3 and state = 'placed' for update"#,
             fence.job.0,
             fence.attempt,
             fence.lease.0
@@ -125,14 +131,12 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("finding a placed job")?;
-        if current.is_none() {
-            return roll_back(tx, false).await;
-        }
-        attempts::end_current(&mut tx, fence.job, AttemptOutcome::Unplaced, reason).await?;
-        leave_node(&mut tx, fence.job, JobState::Queued).await?;
-        append_job_changed(&mut tx, task, fence.job, reason).await?;
+        let Some(holder) = current else { return roll_back(tx, None).await };
+        let draining = self.is_draining(&mut tx, &parse("node", &holder.node)?, BootId(holder.boot)).await?;
+        let end = if draining { UnreportedEnd::Infrastructure } else { end };
+        let hints = self.end_lost_attempt(&mut tx, &task, fence.job, end, reason).await?;
         tx.commit().await.doing("revoking a placement")?;
-        Ok(true)
+        Ok(Some(hints))
     }
 
     /// Moves a job from queued to failed, for failures that only the planner detects. `None` if the job changed since

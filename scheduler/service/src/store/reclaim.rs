@@ -25,8 +25,12 @@ const LOSSES_PER_STALL: i32 = 3;
 /// Why a task is taken back from its runner. Its display text continues a sentence that starts with the runner's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunnerLoss {
-    /// A later boot of the runner registered.
+    /// A later boot of the runner registered, and the machine was not restarted in between.
     Restarted,
+    /// The runner's machine was restarted.
+    MachineRestarted,
+    /// The lease expired before the first heartbeat that lists it: the runner did not receive the grant.
+    NotReceived,
     /// The lease expired, because no heartbeat of the runner extended it in time.
     LeaseExpired,
     /// The runner cannot continue the task, for the given reason.
@@ -39,6 +43,8 @@ impl std::fmt::Display for RunnerLoss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Restarted => f.write_str("was restarted"),
+            Self::MachineRestarted => f.write_str("was restarted together with its machine"),
+            Self::NotReceived => f.write_str("did not receive the grant"),
             Self::LeaseExpired => f.write_str("did not renew its lease"),
             Self::Abandoned { reason } => write!(f, "abandoned the task: {reason}"),
             Self::Stalled { ms } => write!(f, "sent heartbeats but completed no step in {} s", ms / 1000),
@@ -46,7 +52,7 @@ impl std::fmt::Display for RunnerLoss {
     }
 }
 
-/// Counts the loss of a locked task's runner and makes the task ready again, or ends the task if the count exceeds
+/// Counts the loss of a locked task's runner, unless the task cannot be its cause, and makes the task ready again, or ends the task if the count exceeds
 /// `max_losses`.
 pub(super) async fn reclaim(
     connection: &mut PgConnection,
@@ -55,6 +61,8 @@ pub(super) async fn reclaim(
     max_losses: i32,
 ) -> Result<Vec<Hint>, StoreError> {
     let weight = match loss {
+        // The task cannot be the cause.
+        RunnerLoss::MachineRestarted | RunnerLoss::NotReceived => 0,
         RunnerLoss::Restarted | RunnerLoss::LeaseExpired | RunnerLoss::Abandoned { .. } => 1,
         RunnerLoss::Stalled { .. } => LOSSES_PER_STALL,
     };

@@ -6,17 +6,15 @@
 //! back, and counts as expired. A live holder renews it within the grace period that follows such a clock step; without
 //! this rule, a lease that has no holder any more would stay valid for as long as the clock was set back.
 
-use cfq_proto::ids::{JobId, LeaseId, TaskId};
-use cfq_proto::job::JobState;
-use sqlx::PgConnection;
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_scheduler_core::UnreportedEnd;
 
-use super::attempts::{self, AttemptOutcome};
+use super::columns::parse;
 use super::error::Doing;
-use super::hints::{Hint, for_changed_job};
-use super::jobs::{append_job_changed, leave_node, mark_dead};
+use super::hints::Hint;
 use super::leader::{Leadership, lock_leader_row};
 use super::reclaim::{RunnerLoss, reclaim};
-use super::tasks::{TaskRow, lock_task};
+use super::tasks::lock_task;
 use super::{Store, StoreError, roll_back};
 
 impl Store {
@@ -24,8 +22,7 @@ impl Store {
     /// leases.
     pub async fn sweep(&self, leadership: Leadership) -> Result<(Vec<Hint>, usize, usize), StoreError> {
         let jobs = sqlx::query!(
-            r#"select jobs.id, jobs.task, jobs.lease as "lease!", jobs.node as "node!"
-               from jobs join tasks on tasks.id = jobs.task
+            r#"select jobs.id, jobs.task, jobs.lease as "lease!" from jobs join tasks on tasks.id = jobs.task
                where jobs.state = 'running'
                  and jobs.lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'
                for no key update skip locked"#,
@@ -45,9 +42,8 @@ impl Store {
         .doing("finding expired task leases")?;
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
-            let reason = format!("its lease on {} expired: no heartbeat, or no step completed in time", job.node);
             let (task, id, lease) = (TaskId(job.task), JobId(job.id), LeaseId(job.lease));
-            let swept = self.end_job_lease(leadership, task, id, lease, &reason).await;
+            let swept = self.end_job_lease(leadership, task, id, lease).await;
             let job_hints = self.skip_faulty_row("job", job.id, swept)?;
             jobs_lost += usize::from(!job_hints.is_empty());
             hints.extend(job_hints);
@@ -89,13 +85,12 @@ impl Store {
         task: TaskId,
         job: JobId,
         lease: LeaseId,
-        reason: &str,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
-        let expired = sqlx::query_scalar!(
-            r#"select id from jobs where id = $1 and lease = $2 and state = 'running'
+        let expired = sqlx::query!(
+            r#"select node as "node!", node_boot as "boot!" from jobs where id = $1 and lease = $2 and state = 'running'
                  and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond' for update"#,
             job.0,
             lease.0,
@@ -104,14 +99,27 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        if expired.is_none() {
-            return roll_back(tx, vec![]).await;
-        }
-        let hints = count_lost_attempt(&mut tx, &task, job, reason, self.limits.max_losses).await?;
+        let Some(holder) = expired else { return roll_back(tx, vec![]).await };
+        let node: NodeId = parse("node", &holder.node)?;
+        let end = self.end_of_expired_lease(&mut tx, &node, BootId(holder.boot)).await?;
+        let reason = self.expiry_reason(&node, end);
+        let hints = self.end_lost_attempt(&mut tx, &task, job, end, &reason).await?;
         cfq_link::failpoint::hit("scheduler.sweep.before_commit");
         tx.commit().await.doing("ending an expired lease")?;
         cfq_link::failpoint::hit("scheduler.sweep.after_commit");
         Ok(hints)
+    }
+
+    /// Why a job's lease expired, shown to users.
+    fn expiry_reason(&self, node: &NodeId, end: UnreportedEnd) -> String {
+        match end {
+            UnreportedEnd::Stalled | UnreportedEnd::NotAccepted => {
+                let seconds = self.timing.job_step_timeout_ms / 1000;
+                format!("{node} sends heartbeats, but completed no step of the job in {seconds} s")
+            }
+            UnreportedEnd::NodeLost => format!("{node} was lost: its heartbeats stopped"),
+            UnreportedEnd::Infrastructure => format!("{node} was stopped before it released the job"),
+        }
     }
 
     async fn end_task_lease(
@@ -125,8 +133,8 @@ impl Store {
         let Some(task) = lock_task(&mut tx, task).await?.filter(|t| t.lease == Some(lease)) else {
             return roll_back(tx, vec![]).await;
         };
-        let stalled = sqlx::query_scalar!(
-            r#"select stalled from tasks where id = $1 and lease = $2
+        let expired = sqlx::query!(
+            r#"select stalled, lease_request is not null as "unconfirmed!" from tasks where id = $1 and lease = $2
                  and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond'"#,
             task.id.0,
             lease.0,
@@ -135,10 +143,11 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        let loss = match stalled {
+        let loss = match expired {
             None => return roll_back(tx, vec![]).await,
-            Some(true) => RunnerLoss::Stalled { ms: self.timing.task_step_timeout_ms },
-            Some(false) => RunnerLoss::LeaseExpired,
+            Some(row) if row.stalled => RunnerLoss::Stalled { ms: self.timing.task_step_timeout_ms },
+            Some(row) if row.unconfirmed => RunnerLoss::NotReceived,
+            Some(_) => RunnerLoss::LeaseExpired,
         };
         let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;
         cfq_link::failpoint::hit("scheduler.sweep.before_commit");
@@ -146,27 +155,4 @@ impl Store {
         cfq_link::failpoint::hit("scheduler.sweep.after_commit");
         Ok(hints)
     }
-}
-
-/// Counts a lost attempt of a running job whose task is locked. The job is requeued, or becomes a dead letter if the
-/// count exceeds `max_losses`.
-pub(super) async fn count_lost_attempt(
-    connection: &mut PgConnection,
-    task: &TaskRow,
-    job: JobId,
-    reason: &str,
-    max_losses: i32,
-) -> Result<Vec<Hint>, StoreError> {
-    attempts::end_current(connection, job, AttemptOutcome::Lost, reason).await?;
-    let losses = sqlx::query_scalar!("update jobs set losses = losses + 1 where id = $1 returning losses", job.0)
-        .fetch_one(&mut *connection)
-        .await
-        .doing("counting a loss")?;
-    if losses > max_losses {
-        mark_dead(connection, job, &format!("lost its node {losses} times")).await?;
-    } else {
-        leave_node(connection, job, JobState::Queued).await?;
-    }
-    append_job_changed(connection, task.id, job, reason).await?;
-    Ok(for_changed_job(task, job))
 }

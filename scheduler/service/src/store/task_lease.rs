@@ -3,8 +3,10 @@
 
 use cfq_proto::blob::Payload;
 use cfq_proto::event::{EventBody, RunnerChange};
-use cfq_proto::ids::{BootId, JobId, LeaseId, RunnerId, TaskId, TaskNumber};
-use cfq_proto::messages::{Abandon, FenceReply, Grant, LeaseReply, Release, TaskFence, UnavailableReason};
+use cfq_proto::ids::{JobId, LeaseId, RunnerId, TaskId, TaskNumber};
+use cfq_proto::messages::{
+    Abandon, FenceReply, Grant, LeaseReply, LeaseRequest, Release, TaskFence, UnavailableReason,
+};
 use cfq_proto::task::{TaskSpec, TaskState};
 use cfq_scheduler_core::PendingReason;
 use sqlx::PgConnection;
@@ -23,13 +25,14 @@ use super::{Store, StoreError, payload, roll_back};
 const MAX_REASON_CHARS: usize = 2_000;
 
 impl Store {
-    /// Grants the first ready task to a runner. The order is the planner's (`cfq_scheduler_core::rank`): the priority
+    /// Grants the first ready task to a runner. A repeated request gets the same grant again, as long as the runner has
+    /// sent no heartbeat with its lease. The order is the planner's (`cfq_scheduler_core::rank`): the priority
     /// class, raised by one for every ten minutes of age, then the deadline, then the age; tasks older than forty
     /// minutes come first.
-    pub async fn grant(&self, runner: &RunnerId, boot: BootId) -> Result<LeaseReply, StoreError> {
+    pub async fn grant(&self, runner: &RunnerId, request: &LeaseRequest) -> Result<LeaseReply, StoreError> {
         loop {
             let mut picked = None;
-            match (self.grant_next(runner, boot, &mut picked).await, picked) {
+            match (self.grant_next(runner, request, &mut picked).await, picked) {
                 // Skip the faulty task for a while; otherwise every request would pick it again.
                 (Err(error), Some(task)) if error.is_row_local() && !error.may_retry() => {
                     self.row_backoff.defer("task", task, &error);
@@ -42,14 +45,14 @@ impl Store {
     async fn grant_next(
         &self,
         runner: &RunnerId,
-        boot: BootId,
+        request: &LeaseRequest,
         picked: &mut Option<uuid::Uuid>,
     ) -> Result<LeaseReply, StoreError> {
         let mut tx = self.begin().await?;
         let known = sqlx::query_scalar!(
             r#"select true as "known!" from runners where id = $1 and boot = $2"#,
             runner.as_str(),
-            boot.0
+            request.boot.0
         )
         .fetch_optional(&mut *tx)
         .await
@@ -57,6 +60,10 @@ impl Store {
         if known.is_none() {
             let reason = UnavailableReason::NotRegistered;
             return roll_back(tx, LeaseReply::Unavailable { reason }).await;
+        }
+        if let Some(repeated) = repeat_grant(&mut tx, runner, request, self.lease_ttl_ms()).await? {
+            tx.commit().await.doing("repeating a grant")?;
+            return Ok(repeated);
         }
         let ready = sqlx::query!(
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
@@ -83,15 +90,16 @@ impl Store {
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
-                      reason = '', waits_for = null, stalled = false,
+                      reason = '', waits_for = null, stalled = false, lease_request = $7,
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,
             fence.attempt,
             fence.lease.0,
             runner.as_str(),
-            boot.0,
-            self.lease_ttl_ms()
+            request.boot.0,
+            self.lease_ttl_ms(),
+            request.request.map(|id| id.0)
         )
         .execute(&mut *tx)
         .await
@@ -161,6 +169,45 @@ impl Store {
         tx.commit().await.doing("abandoning a task")?;
         Ok((FenceReply::Committed, hints))
     }
+}
+
+/// Returns the grant that answered an earlier request with the same id, and extends its lease; `None` if there is none.
+/// Until the transaction ends, another request with this id waits, so that two of them never get two tasks.
+async fn repeat_grant(
+    connection: &mut PgConnection,
+    runner: &RunnerId,
+    request: &LeaseRequest,
+    lease_ttl_ms: f64,
+) -> Result<Option<LeaseReply>, StoreError> {
+    let Some(id) = request.request else { return Ok(None) };
+    sqlx::query!("select pg_advisory_xact_lock(hashtextextended($1, 0))", id.to_string())
+        .execute(&mut *connection)
+        .await
+        .doing("repeating a grant")?;
+    let granted = sqlx::query!(
+        r#"update tasks set lease_expires = clock_timestamp() + $4::float8 * interval '1 millisecond'
+           where lease is not null and lease_request = $1 and runner = $2 and runner_boot = $3
+           returning id, number, attempt, lease as "lease!", spec as "spec: Json<TaskSpec>",
+                     extract(epoch from created_at)::bigint as "created_at!""#,
+        id.0,
+        runner.as_str(),
+        request.boot.0,
+        lease_ttl_ms
+    )
+    .fetch_optional(&mut *connection)
+    .await
+    .doing("repeating a grant")?;
+    let Some(row) = granted else { return Ok(None) };
+    let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt, lease: LeaseId(row.lease) };
+    let grant = Grant {
+        fence,
+        number: TaskNumber(row.number),
+        spec: row.spec.0,
+        created_at: row.created_at,
+        steps: committed_steps(connection, fence.task).await?,
+    };
+    let grant = payload::store(connection, fence.task, grant).await?;
+    Ok(Some(LeaseReply::Granted { lease: fence.lease, grant }))
 }
 
 /// Records the job that a task waits for, and returns why the job is pending. `None` if the job is not pending any

@@ -179,7 +179,7 @@ impl Store {
 
     async fn jobs_of(&self, task: TaskId) -> Result<Vec<JobSummary>, StoreError> {
         let rows = sqlx::query!(
-            r#"select id, role, model, state, attempt, node, losses, failures, failure as "failure: Json<JobFailure>",
+            r#"select id, role, model, state, attempt, node, losses, unaccepted, failures, failure as "failure: Json<JobFailure>",
                       usage as "usage: Json<Usage>", placement
                from jobs where task = $1 order by seq, role, n"#,
             task.0
@@ -197,6 +197,7 @@ impl Store {
                     attempt: r.attempt,
                     node: r.node.as_deref().map(|n| parse("node", n)).transpose()?,
                     losses: r.losses,
+                    unaccepted: r.unaccepted,
                     failures: r.failures,
                     failure: r.failure.map(|f| f.0),
                     usage: r.usage.map(|u| u.0),

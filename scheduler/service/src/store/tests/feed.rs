@@ -25,7 +25,7 @@ async fn global_feed_skips_no_event_under_concurrent_writers() {
             );
             store.raw(&sql).await;
             if n % 2 == 0 {
-                store.grant(&runner(), boot).await.unwrap();
+                store.grant(&runner(), &LeaseRequest { boot, request: None }).await.unwrap();
             }
         }
     });

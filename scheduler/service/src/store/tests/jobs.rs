@@ -1,5 +1,6 @@
 use cfq_proto::job::{JobFailure, JobState, Outcome};
 use cfq_proto::messages::{FenceReply, JobCancel, JobFence, JobGet, Refusal, Refuse};
+use cfq_scheduler_core::UnreportedEnd;
 
 use super::super::PlaceOrder;
 use super::*;
@@ -148,7 +149,8 @@ async fn placement_is_rejected_if_the_row_or_boot_changed_since_the_plan() {
     assert!(r.env.store.place(r.leadership, &old_plan).await.unwrap().is_none(), "an old plan");
     let order = r.env.store.place(r.leadership, &again).await.unwrap().unwrap();
     assert_eq!(r.env.store.placed_order(order.fence).await.unwrap(), Some(order.clone()));
-    assert!(r.env.store.unplace(r.leadership, order.fence, "not accepted").await.unwrap());
-    assert!(!r.env.store.unplace(r.leadership, order.fence, "not accepted").await.unwrap());
+    let unplace = || r.env.store.unplace(r.leadership, order.fence, UnreportedEnd::NotAccepted, "not accepted");
+    assert!(unplace().await.unwrap().is_some());
+    assert_eq!(unplace().await.unwrap(), None);
     assert_eq!(r.env.store.placed_order(order.fence).await.unwrap(), None);
 }

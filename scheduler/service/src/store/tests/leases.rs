@@ -1,7 +1,8 @@
-use cfq_proto::ids::LeaseId;
+use cfq_proto::ids::{LeaseId, LeaseRequestId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Abandon, FenceReply, Heartbeat, HeldLease, LeaseReply, Release, RunnerRegistration};
 use cfq_proto::task::{Priority, TaskState};
+use cfq_scheduler_core::UnreportedEnd;
 
 use super::*;
 use crate::store::StoreError;
@@ -127,7 +128,7 @@ async fn overdue_tasks_are_granted_first_then_by_priority_and_age() {
         order.push(grant(&env, boot).await.fence.task);
     }
     assert_eq!(order, vec![made[0], made[3], made[1], made[2]]);
-    assert_eq!(env.store.grant(&runner(), boot).await.unwrap(), LeaseReply::None);
+    assert_eq!(grant_reply(&env, boot).await, LeaseReply::None);
 }
 
 #[tokio::test]
@@ -144,7 +145,7 @@ async fn concurrent_grants_return_different_tasks() {
 }
 
 async fn grant_or_none(env: &TestEnv, boot: BootId) -> Option<cfq_proto::ids::TaskId> {
-    match env.store.grant(&runner(), boot).await.unwrap() {
+    match grant_reply(&env, boot).await {
         LeaseReply::Granted { grant: Payload::Inline(grant), .. } => Some(grant.fence.task),
         LeaseReply::None => None,
         other => panic!("{other:?}"),
@@ -154,7 +155,7 @@ async fn grant_or_none(env: &TestEnv, boot: BootId) -> Option<cfq_proto::ids::Ta
 #[tokio::test]
 async fn draining_runner_releases_its_task_and_unknown_boot_gets_none() {
     let r = running().await;
-    let unknown_boot = r.env.store.grant(&runner(), BootId::fresh()).await.unwrap();
+    let unknown_boot = grant_reply(&r.env, BootId::fresh()).await;
     assert!(matches!(unknown_boot, LeaseReply::Unavailable { .. }), "{unknown_boot:?}");
     let release = Release { fence: r.task, waits_for: None };
     assert_eq!(r.env.store.release(&runner(), &release).await.unwrap().0, FenceReply::Committed);
@@ -170,7 +171,8 @@ async fn late_registration_of_an_older_boot_is_refused_while_the_newer_is_live()
     let env = TestEnv::new().await;
     let (old_node, old_runner) = (env.join_node().await, env.join_runner().await);
     let (node_boot, runner_boot) = (env.join_node().await, env.join_runner().await);
-    let runner_registration = RunnerRegistration { runner: runner(), boot: old_runner, version: "0.1.0".into() };
+    let runner_registration =
+        RunnerRegistration { runner: runner(), boot: old_runner, version: "0.1.0".into(), machine_boot: None };
     assert_eq!(env.store.register_node(&node_registration(old_node)).await.unwrap(), None);
     assert_eq!(env.store.register_runner(&runner_registration).await.unwrap(), None);
     assert!(!env.store.record_node_heartbeat(&node(), &heartbeat(node_boot, &[])).await.unwrap().register_again);
@@ -214,7 +216,7 @@ async fn placed_node_reads_its_prompt_and_loses_access_when_unplaced() {
     assert_eq!(bytes, b"prompt");
     let written = r.env.store.blob_put(r.job.lease, &hash, 6, 0, b"prompt").await.unwrap();
     assert!(matches!(written, crate::store::PutOutcome::Refused(_)), "{written:?}");
-    r.env.store.unplace(r.leadership, r.job, "unresponsive").await.unwrap();
+    r.env.store.unplace(r.leadership, r.job, UnreportedEnd::NotAccepted, "unresponsive").await.unwrap();
     assert_eq!(r.env.store.blob_get(r.job.lease, &hash, 0).await.unwrap(), None);
 }
 
@@ -239,4 +241,53 @@ async fn locked_job_row_delays_no_other_lease_of_its_node() {
     assert_eq!(r.env.store.sweep(r.leadership).await.unwrap().1, 1);
     locked.rollback().await.unwrap();
     assert_eq!(r.env.store.sweep(r.leadership).await.unwrap().1, 1);
+}
+
+#[tokio::test]
+async fn repeated_lease_request_gets_the_same_grant() {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
+    env.submit().await;
+    env.submit().await;
+    let request = LeaseRequest { boot, request: Some(LeaseRequestId::fresh()) };
+    let asker = runner();
+    let (first, second) = tokio::join!(env.store.grant(&asker, &request), env.store.grant(&asker, &request));
+    let LeaseReply::Granted { lease, grant: Payload::Inline(granted) } = first.unwrap() else { panic!("a grant") };
+    let LeaseReply::Granted { lease: again, grant: Payload::Inline(repeated) } = second.unwrap() else {
+        panic!("a grant")
+    };
+    assert_eq!((lease, granted), (again, repeated), "concurrent requests with one id get one task");
+    let confirmed = env.store.record_runner_heartbeat(&runner(), &heartbeat(boot, &[(lease, 0)])).await.unwrap();
+    assert_eq!(confirmed.extended, vec![lease]);
+    let next =
+        env.store.grant(&runner(), &LeaseRequest { boot, request: Some(LeaseRequestId::fresh()) }).await.unwrap();
+    assert!(matches!(&next, LeaseReply::Granted { lease: other, .. } if *other != lease), "{next:?}");
+}
+
+#[tokio::test]
+async fn grant_that_never_arrived_and_machine_restart_are_not_losses_of_the_task() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    env.submit().await;
+    let losses = "select losses::bigint from tasks";
+    let join = async |machine: &str| {
+        let boot = BootId::fresh();
+        let machine_boot = Some(machine.to_owned());
+        let registration = RunnerRegistration { runner: runner(), boot, version: "0.1.0".into(), machine_boot };
+        env.store.register_runner(&registration).await.unwrap().unwrap();
+        boot
+    };
+    let request = |boot| LeaseRequest { boot, request: Some(LeaseRequestId::fresh()) };
+    let boot = join("monday").await;
+    env.store.grant(&runner(), &request(boot)).await.unwrap();
+    env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
+    env.store.sweep(leadership).await.unwrap();
+    assert_eq!(env.store.count(losses).await, 0, "the runner never received the grant");
+    let LeaseReply::Granted { lease, .. } = env.store.grant(&runner(), &request(boot)).await.unwrap() else { panic!() };
+    env.store.record_runner_heartbeat(&runner(), &heartbeat(boot, &[(lease, 0)])).await.unwrap();
+    let boot = join("tuesday").await;
+    assert_eq!(env.store.count(losses).await, 0, "the machine was restarted");
+    env.store.grant(&runner(), &request(boot)).await.unwrap();
+    join("tuesday").await;
+    assert_eq!(env.store.count(losses).await, 1, "the process was restarted");
 }

@@ -49,6 +49,12 @@ async fn filled_older_database_is_migrated() {
         "alter table leader rename column term to generation",
         r#"update jobs set setbacks = '{"den":{"failures":2,"until_ms":7}}', never = '{"other":"wrong kind"}'"#,
         "update nodes set left_out_version = 3, left_out_at = now()",
+        "alter table jobs drop column unaccepted, drop column suspicions",
+        "alter table attempts drop column suspicion",
+        "drop index attempts_by_boot",
+        "alter table nodes drop column machine_boot",
+        "alter table runners drop column machine_boot",
+        "alter table tasks drop column lease_request",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

@@ -9,6 +9,7 @@ mod jobs;
 mod journal;
 mod leases;
 mod loops;
+mod lost_attempts;
 mod migrations;
 mod reclaim;
 mod submits;
@@ -22,8 +23,8 @@ use cfq_proto::job::{
 };
 use cfq_proto::loop_step::{Artifact, ArtifactFile, Step};
 use cfq_proto::messages::{
-    Accept, FenceReply, Grant, JobFence, JobReply, JobResult, JobSubmit, LeaseReply, StepReply, StepRequest, TaskFence,
-    WorkOrder,
+    Accept, FenceReply, Grant, JobFence, JobReply, JobResult, JobSubmit, LeaseReply, LeaseRequest, StepReply,
+    StepRequest, TaskFence, WorkOrder,
 };
 use cfq_proto::task::Agent;
 
@@ -56,8 +57,12 @@ impl Store {
     }
 }
 
+async fn grant_reply(env: &TestEnv, boot: BootId) -> LeaseReply {
+    env.store.grant(&runner(), &LeaseRequest { boot, request: None }).await.unwrap()
+}
+
 async fn grant(env: &TestEnv, boot: BootId) -> Grant {
-    match env.store.grant(&runner(), boot).await.unwrap() {
+    match grant_reply(env, boot).await {
         LeaseReply::Granted { grant: Payload::Inline(grant), .. } => grant,
         other => panic!("{other:?}"),
     }

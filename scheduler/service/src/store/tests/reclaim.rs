@@ -134,7 +134,8 @@ async fn task_that_cannot_be_reclaimed_does_not_block_registration() {
     env.submit().await;
     let good = grant(&env, boot).await.fence;
     env.store.raw("alter table tasks add constraint broken check (number <> 1 or losses = 0)").await;
-    let registration = RunnerRegistration { runner: runner(), boot: BootId::fresh(), version: "0.1.0".into() };
+    let registration =
+        RunnerRegistration { runner: runner(), boot: BootId::fresh(), version: "0.1.0".into(), machine_boot: None };
     assert!(env.store.register_runner(&registration).await.unwrap().is_some(), "registered");
     assert_eq!(grant(&env, registration.boot).await.fence.task, good.task);
     let detail = env.store.task_detail(bad.task).await.unwrap().unwrap();
@@ -152,7 +153,7 @@ async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
     assert_eq!(r.env.store.release(&runner(), &request).await.unwrap().0, FenceReply::Committed, "repeated");
     let detail = r.env.store.task_detail(r.task.task).await.unwrap().unwrap();
     assert_eq!((detail.summary.state, detail.reason.as_str()), (TaskState::Ready, "waits: no node is running"));
-    assert_eq!(r.env.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None);
+    assert_eq!(grant_reply(&r.env, r.runner).await, LeaseReply::None);
     // When the reason of its job changes, the task shows the new reason without a write to the task's row.
     let pending = cfq_scheduler_core::PendingReason::Capacity;
     r.env.store.explain(r.leadership, r.job.job, 1, &pending, 0).await.unwrap();
@@ -162,7 +163,7 @@ async fn task_waiting_for_its_job_is_granted_once_a_node_accepts_it() {
     let (other, _) = r.env.submit().await;
     assert_eq!(grant(&r.env, r.runner).await.fence.task, other);
     let placed = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
-    assert_eq!(r.env.store.grant(&runner(), r.runner).await.unwrap(), LeaseReply::None, "the node may yet refuse");
+    assert_eq!(grant_reply(&r.env, r.runner).await, LeaseReply::None, "the node may yet refuse");
     let request = Accept { fence: placed, boot: r.node };
     let (reply, hints) = r.env.store.accept(&node(), &request).await.unwrap();
     assert_eq!(reply, FenceReply::Committed);
