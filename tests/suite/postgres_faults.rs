@@ -4,11 +4,10 @@
 
 use std::time::Duration;
 
-use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskState;
 use cfq_proto::timing::Timing;
-use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT, tail};
+use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::wait;
@@ -25,8 +24,9 @@ fn timing() -> Timing {
 }
 
 /// Starts a cluster with a task whose generation takes about twice as long as the fault, and waits until it generates.
-async fn generating(timing: Timing) -> (Cluster, UserRepo, TaskKey) {
-    let cluster = Cluster::start_with(Options { dedicated_postgres: true, timing, ..Options::default() }).await;
+async fn generating() -> (Cluster, UserRepo, TaskKey) {
+    let cluster =
+        Cluster::start_with(Options { dedicated_postgres: true, timing: timing(), ..Options::default() }).await;
     let long = file("add.py", &format!("# {}\ndef add(a, b):\n    return a + b", "word ".repeat(300)));
     cluster.models.script("alpha", vec![Reply::Slow(long, Duration::from_millis(40))]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
@@ -57,7 +57,7 @@ async fn assert_unaffected(cluster: Cluster, repo: UserRepo, task: TaskKey) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_postgres_costs_no_lease() {
-    let (cluster, repo, task) = generating(timing()).await;
+    let (cluster, repo, task) = generating().await;
     cluster.database.server().kill9().await;
     wait::until("the API to report that it is not ready", WAIT_LIMIT, || async {
         if cluster.client.check_ready().await.is_err() { Ok(()) } else { Err("still ready".to_owned()) }
@@ -72,7 +72,7 @@ async fn killed_postgres_costs_no_lease() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_frozen_past_the_lease_ttl_costs_no_lease() {
-    let (cluster, repo, task) = generating(timing()).await;
+    let (cluster, repo, task) = generating().await;
     let frozen = cluster.database.server().freeze();
     let reply = tokio::time::timeout(FAULT_DURATION, cluster.client.task(task)).await;
     assert!(!matches!(reply, Ok(Ok(_))), "Postgres was not frozen: {reply:?}");
@@ -82,38 +82,4 @@ async fn postgres_frozen_past_the_lease_ttl_costs_no_lease() {
     }
     drop(frozen);
     assert_unaffected(cluster, repo, task).await;
-}
-
-/// The runner is stopped while Postgres is down. Its release of the task is answered `unavailable` at first.
-#[tokio::test(flavor = "multi_thread")]
-async fn drained_runner_releases_its_task_after_the_outage() {
-    let (cluster, repo, task) = generating(Timing { drain_timeout_ms: 60_000, ..timing() }).await;
-    cluster.database.server().kill9().await;
-    wait::until("the API to report that it is not ready", WAIT_LIMIT, || async {
-        if cluster.client.check_ready().await.is_err() { Ok(()) } else { Err("still ready".to_owned()) }
-    })
-    .await;
-    cluster.signal("runner", libc::SIGTERM);
-    wait::until("a release that fails", WAIT_LIMIT, || async {
-        let log = std::fs::read_to_string(cluster.log("runner")).unwrap();
-        if log.contains("cannot release the task") { Ok(()) } else { Err(tail(&cluster.log("runner"))) }
-    })
-    .await;
-    cluster.database.server().restart().await;
-    wait::until("the end of the runner", WAIT_LIMIT, || async {
-        if cluster.has_exited("runner") { Ok(()) } else { Err(tail(&cluster.log("runner"))) }
-    })
-    .await;
-    cluster.kill9("runner");
-    cluster.start_service("runner");
-    let detail = cluster.wait_until_settled(task).await;
-    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
-    let events = cluster.client.events(task, 0).await.unwrap().events;
-    let losses: Vec<_> = events
-        .iter()
-        .filter(|e| matches!(&e.body, EventBody::RunnerChanged { change: RunnerChange::Lost { .. }, .. }))
-        .collect();
-    assert!(losses.is_empty(), "the task was released, not lost: {losses:?}");
-    cluster.run_oracle(task, &repo).await;
-    cluster.finish().await;
 }
