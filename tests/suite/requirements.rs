@@ -1,4 +1,4 @@
-//! Tests that each test, file and command that docs/requirements.md names exists.
+//! Tests that each test, file and command that docs/requirements.md names exists, and each test that SECURITY.md names.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,26 @@ fn files_and_commands_of_the_requirements_exist() {
         } else if code.ends_with(".rs") {
             assert!(root().join(code).exists(), "docs/requirements.md names {code}, which does not exist");
         }
+    }
+}
+
+#[test]
+fn tests_of_the_threats_exist() {
+    let page = std::fs::read_to_string(root().join("SECURITY.md")).unwrap();
+    let (_, threats) = page.split_once("## Threats").unwrap();
+    let packages = package_folders(&root());
+    let folders = packages.values().flat_map(|folder| ["src", "tests"].map(|name| folder.join(name)));
+    let files = folders.filter(|folder| folder.is_dir()).flat_map(|folder| rust_files(&folder));
+    let sources: Vec<String> = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let names: Vec<&str> = threats
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|code| code.contains('_') && code.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_'))
+        .collect();
+    assert!(names.len() >= 40, "{} names", names.len());
+    for name in names {
+        assert!(sources.iter().any(|text| has_test(text, name)), "SECURITY.md names {name}, which is not a test");
     }
 }
 

@@ -25,10 +25,10 @@ async fn stopped_standby_costs_no_request_and_no_lease() {
     let cluster = Cluster::start_with(Options { second_scheduler: true, timing, ..Options::default() }).await;
     let stands_by = |service: &str| {
         let log = std::fs::read_to_string(cluster.log(service)).unwrap_or_default();
-        let lines = log
+        let mut lines = log
             .lines()
             .filter(|line| line.contains("the requests of nodes and runners") || line.contains("became leader"));
-        lines.last().is_some_and(|line| line.contains("another scheduler leads"))
+        lines.next_back().is_some_and(|line| line.contains("another scheduler leads"))
     };
     let standby = wait::until("one scheduler to stand by", WAIT_LIMIT, || async {
         let standby = ["scheduler", "second_scheduler"].into_iter().find(|service| stands_by(service));

@@ -94,7 +94,7 @@ impl Measurement {
 
 fn main() -> anyhow::Result<()> {
     if let Some(file) = std::env::args().nth(1) {
-        return tokio::runtime::Builder::new_current_thread().build()?.block_on(child(Path::new(&file)));
+        return tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(child(Path::new(&file)));
     }
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("model.gguf");

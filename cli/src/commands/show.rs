@@ -66,7 +66,7 @@ pub fn render(detail: &TaskDetail) -> String {
         if job.state == JobState::Queued && !job.placement.is_empty() {
             line += &format!(", {}", output::sanitize(&job.placement));
         }
-        let unaccepted = (job.unaccepted > 0).then(|| format!("{} not accepted, ", job.unaccepted)).unwrap_or_default();
+        let unaccepted = if job.unaccepted > 0 { format!("{} not accepted, ", job.unaccepted) } else { String::new() };
         if job.losses > 0 || job.unaccepted > 0 || job.failures > 0 {
             line += &format!(", attempts: {} lost, {unaccepted}{} failed", job.losses, job.failures);
         }

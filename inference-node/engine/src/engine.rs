@@ -30,7 +30,8 @@ pub trait Engine: Send + Sync {
         None
     }
 
-    /// Tokenizes the prompt and reserves KV tokens and a slot for it. Must be called within a tokio runtime.
+    /// Tokenizes the prompt and reserves KV tokens and a slot for it. Must be called within a tokio runtime whose
+    /// timers are enabled.
     ///
     /// # Errors
     /// [`AdmitError`] says where a retry can succeed: on this engine, on another one, or nowhere.
@@ -47,7 +48,7 @@ pub trait Engine: Send + Sync {
     fn admit_resumed(&self, prompt: Prompt, generated: GeneratedTokens) -> BoxFuture<'_, Result<Admitted, AdmitError>>;
 
     /// Tokenizes an expected prompt for speculative prefill. Returns `None` if the engine does not support speculative
-    /// prefill, for example a model behind an endpoint. Must be called within a tokio runtime.
+    /// prefill, for example a model behind an endpoint. Must be called within a tokio runtime whose timers are enabled.
     fn plan_prefill(&self, _expected: &ExpectedPrompt) -> BoxFuture<'_, Option<SpeculativePrompt>> {
         Box::pin(async { None })
     }

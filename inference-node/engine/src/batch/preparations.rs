@@ -31,7 +31,7 @@ impl Default for Preparations {
 
 impl Preparations {
     /// Runs `work` on a thread on which it may block. Its time is limited, and it is cancelled if this future is
-    /// dropped. Must be called within a tokio runtime.
+    /// dropped. Must be called within a tokio runtime whose timers are enabled.
     ///
     /// # Errors
     /// [`JobFailure::Engine`] if `work` panics, or does not stop at its time limit.

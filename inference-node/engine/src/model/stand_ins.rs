@@ -2,6 +2,7 @@
 //!
 //! A stand-in occurs in none of the given texts, so restoring it always gives the character that it replaced.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The private-use planes of Unicode. Their characters have no case, no normal form and are not white space.
@@ -21,9 +22,8 @@ impl StandIns {
         let mut free = PRIVATE_USE.into_iter().flatten().filter(|c| !used.contains(c));
         let mut chosen = Self::default();
         for c in chars {
-            if !chosen.stand_ins.contains_key(&c) {
-                let stand_in = free.next()?;
-                chosen.stand_ins.insert(c, stand_in);
+            if let Entry::Vacant(entry) = chosen.stand_ins.entry(c) {
+                let stand_in = *entry.insert(free.next()?);
                 chosen.originals.insert(stand_in, c);
             }
         }

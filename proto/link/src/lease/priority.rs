@@ -20,13 +20,13 @@ mod tests {
     use super::*;
 
     /// Field 19 of a thread's `stat` file.
-    fn niceness(stat: &str) -> i32 {
-        stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(16).unwrap().parse().unwrap()
+    fn niceness(stat: &str) -> Option<i32> {
+        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(16)?.parse().ok()
     }
 
     #[test]
     fn only_the_current_thread_gets_the_priority() {
-        let own = || niceness(&std::fs::read_to_string("/proc/thread-self/stat").unwrap());
+        let own = || niceness(&std::fs::read_to_string("/proc/thread-self/stat").unwrap()).unwrap();
         let before = own();
         let (permitted, raised) = std::thread::spawn(move || {
             raise();

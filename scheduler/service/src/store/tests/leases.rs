@@ -145,7 +145,7 @@ async fn concurrent_grants_return_different_tasks() {
 }
 
 async fn grant_or_none(env: &TestEnv, boot: BootId) -> Option<cfq_proto::ids::TaskId> {
-    match grant_reply(&env, boot).await {
+    match grant_reply(env, boot).await {
         LeaseReply::Granted { grant: Payload::Inline(grant), .. } => Some(grant.fence.task),
         LeaseReply::None => None,
         other => panic!("{other:?}"),
