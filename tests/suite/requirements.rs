@@ -36,7 +36,7 @@ fn tests_of_the_threats_exist() {
     let page = std::fs::read_to_string(root().join("SECURITY.md")).unwrap();
     let (_, threats) = page.split_once("## Threats").unwrap();
     let packages = package_folders(&root());
-    let folders = packages.values().flat_map(|folder| ["src", "tests"].map(|name| folder.join(name)));
+    let folders = packages.values().flat_map(|folder| ["src", "tests", "suite"].map(|name| folder.join(name)));
     let files = folders.filter(|folder| folder.is_dir()).flat_map(|folder| rust_files(&folder));
     let sources: Vec<String> = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
     let names: Vec<&str> = threats
