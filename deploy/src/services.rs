@@ -338,6 +338,10 @@ impl Finder<'_> {
 mod tests {
     use super::*;
 
+    fn finder<'a>(paths: &'a Paths, options: &'a ServiceOptions, pinned: Option<u32>, may_fetch: bool) -> Finder<'a> {
+        Finder { paths, options, account: None, pinned, may_fetch, status: StatusOutput::Silent }
+    }
+
     #[test]
     fn old_environment_variable_still_selects_the_source() {
         let read = |pairs: &[(&str, &str)]| {
@@ -366,14 +370,7 @@ mod tests {
             nats_bin: Some("/bin/false".into()),
             ..ServiceOptions::default()
         };
-        let finder = Finder {
-            paths: &paths,
-            options: &options,
-            account: None,
-            pinned: None,
-            may_fetch: false,
-            status: StatusOutput::Silent,
-        };
+        let finder = finder(&paths, &options, None, false);
         let message = finder.find(ServiceKind::Postgres).unwrap_err().to_string();
         assert!(message.starts_with("--postgres-bin /nowhere cannot be used"), "{message}");
         assert!(message.contains("initdb"), "{message}");
@@ -386,14 +383,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let paths = Paths { data: "/d".into(), cache: cache.path().to_owned(), config: "/e".into() };
         let options = ServiceOptions { source: ServiceSource::Fetched, ..ServiceOptions::default() };
-        let finder = Finder {
-            paths: &paths,
-            options: &options,
-            account: None,
-            pinned: Some(14),
-            may_fetch: true,
-            status: StatusOutput::Silent,
-        };
+        let finder = finder(&paths, &options, Some(14), true);
         let error = finder.find(ServiceKind::Postgres).unwrap_err();
         assert!(matches!(error, ServicesError::OtherMajor { pinned: 14, .. }), "{error}");
         assert!(error.to_string().contains("CFQ_DATA=DIR"), "{error}");

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-use crate::session::{LinkError, Session};
+use crate::link_error::LinkError;
+use crate::session::Session;
 
 /// Maximum size of a blob, in bytes.
 pub const MAX_BLOB_BYTES: u64 = 1 << 30;

@@ -22,7 +22,8 @@ use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
 use tokio::sync::{Notify, watch};
 
-use crate::session::{LinkError, NatsConfig};
+use crate::link_error::LinkError;
+use crate::session::NatsConfig;
 use table::LeaseTable;
 
 /// Interval at which a waiting holder checks the deadline, which may move without a change of status.

@@ -6,6 +6,7 @@ pub mod child;
 pub mod clock;
 pub mod failpoint;
 pub mod lease;
+mod link_error;
 pub mod outbound;
 pub mod permission_violation;
 pub mod secret;
@@ -15,4 +16,5 @@ pub mod stop;
 pub mod unix_socket;
 pub mod wheel;
 
-pub use session::{LinkError, NatsConfig, Session};
+pub use link_error::LinkError;
+pub use session::{NatsConfig, Session};

@@ -18,8 +18,9 @@ use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::link_error::LinkError;
 use crate::permission_violation::{PermissionViolation, ViolationWatch, Violations};
-use crate::server_version::{MIN_NATS_VERSION, is_too_old};
+use crate::server_version::is_too_old;
 
 /// Address of NATS and the client's key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,75 +31,6 @@ pub struct NatsConfig {
     /// File that holds the nkey seed; `None` if the server requires none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed_file: Option<PathBuf>,
-}
-
-/// A failed operation on a [`Session`].
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// The file with the nkey seed cannot be read.
-    #[error("cannot read the nkey seed in {path}")]
-    Seed {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    /// No connection to the server: a retry may help.
-    #[error("cannot connect to NATS at {url}")]
-    Connect {
-        url: String,
-        #[source]
-        source: async_nats::ConnectError,
-    },
-    /// The server rejects the client's key: a retry does not help.
-    #[error(
-        "the NATS server at {url} {}",
-        key.as_ref().map_or_else(
-            || "requires a key, and none is configured; or it is not cfq's server, but another one on the same port"
-                .to_owned(),
-            |key| format!(
-                "refuses the key in {}: it does not know the key, or it is not cfq's server, but another one on the \
-                 same port",
-                key.display()
-            )
-        )
-    )]
-    AuthRejected {
-        url: String,
-        key: Option<PathBuf>,
-        #[source]
-        source: async_nats::ConnectError,
-    },
-    /// The server is older than [`MIN_NATS_VERSION`]: a retry does not help.
-    #[error("the NATS server at {url} has version {version}: install nats-server {MIN_NATS_VERSION} or newer there")]
-    ServerTooOld { url: String, version: String },
-    /// The server rejects the publication: a retry does not help.
-    #[error("the NATS server does not permit this client to publish on {subject}")]
-    Forbidden { subject: String },
-    /// No reply in time, or no subscriber: a retry may help.
-    #[error("no reply on {subject}")]
-    NoReply { subject: String },
-    /// The message could not be sent.
-    #[error("cannot publish on {subject}: {reason}")]
-    Send { subject: String, reason: String },
-    /// The subscription failed.
-    #[error("cannot subscribe to {subject}: {reason}")]
-    Listen { subject: String, reason: String },
-    /// The message cannot be encoded or decoded.
-    #[error("invalid message on {subject}")]
-    Message {
-        subject: String,
-        #[source]
-        source: EnvelopeError,
-    },
-    /// A blob cannot be transferred, or its content does not match its hash.
-    #[error("blob {hash}: {reason}")]
-    Blob { hash: String, reason: String },
-    /// The heartbeat thread cannot be started.
-    #[error("cannot start the heartbeat thread")]
-    Thread {
-        #[source]
-        source: std::io::Error,
-    },
 }
 
 /// Time limit of a message to oneself.

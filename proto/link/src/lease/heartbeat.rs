@@ -8,7 +8,8 @@ use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
 
 use super::{HeartbeatExtras, Shared};
-use crate::session::{LinkError, NatsConfig, Session};
+use crate::link_error::LinkError;
+use crate::session::{NatsConfig, Session};
 
 /// Wait between two attempts to connect.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(500);

@@ -3,6 +3,7 @@
 
 mod clock;
 mod grace;
+mod publisher;
 mod rereads;
 mod sweeper;
 mod term;

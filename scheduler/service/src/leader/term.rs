@@ -8,27 +8,26 @@
 //!
 //! An error that concerns one row skips only that row; the rest of the plan continues.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use cfq_link::session::Incoming;
-use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
-use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint, WorkOrder};
+use cfq_proto::ids::{JobId, LeaseId, NodeId};
+use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint};
 use cfq_proto::subject;
 use cfq_scheduler_core::{
     Effect, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan, prefill_node,
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
+use super::publisher::Publisher;
 use super::rereads::Rereads;
 use super::sweeper::{Observed, Sweeper};
 use super::work_stream::WorkStream;
-use crate::bus::stream::{self, StreamError};
 use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError};
 
 /// Maximum number of hints that are applied before the next plan.
@@ -36,8 +35,6 @@ const MAX_HINTS_PER_PLAN: usize = 256;
 /// Maximum time for applying one plan. The effects that are left are planned again, after the rows named in new hints
 /// were read: a long plan must not delay the placement of a job that was submitted meanwhile.
 const MAX_PLAN_TIME: Duration = Duration::from_millis(250);
-/// Maximum number of work orders that are being published at the same time.
-const MAX_PUBLICATIONS: usize = 256;
 /// Time for which a job whose row is locked is left out of the plan, so that waiting for its lock delays no other job.
 const ROW_UNAVAILABLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of job rows that one query reads.
@@ -54,11 +51,7 @@ struct Term<'a> {
     unavailable: HashMap<JobId, Instant>,
     /// What the last sweep found; `None` until the first sweep.
     observed: watch::Receiver<Option<Observed>>,
-    work_stream: WorkStream,
-    /// Limits the number of work orders that are being published.
-    publications: Arc<Semaphore>,
-    /// Leases of placed attempts whose work orders are stored in the work stream.
-    published: Arc<Mutex<HashSet<LeaseId>>>,
+    publisher: Publisher,
 }
 
 /// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
@@ -84,9 +77,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
         versions: HashMap::new(),
         unavailable: HashMap::new(),
         observed,
-        work_stream,
-        publications: Arc::new(Semaphore::new(MAX_PUBLICATIONS)),
-        published: Arc::default(),
+        publisher: Publisher::new(leader.session.clone(), work_stream),
     };
     let mut rereads = Rereads::new(timing.sweep());
     // Each tick runs the planner, which checks whether a backoff has ended, or a node has not accepted a job in time.
@@ -209,8 +200,7 @@ impl Term<'_> {
                 self.on_live_row(row);
             }
         }
-        let placed: HashSet<LeaseId> = self.state.placed_leases().collect();
-        self.published().retain(|lease| placed.contains(lease));
+        self.publisher.retain(self.state.placed_leases());
         Ok(())
     }
 
@@ -283,11 +273,6 @@ impl Term<'_> {
         Ok(false)
     }
 
-    fn published(&self) -> MutexGuard<'_, HashSet<LeaseId>> {
-        // Plain data: consistent even if a thread panicked while it held the lock.
-        self.published.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn now_ms(&self) -> Option<i64> {
         self.observed.borrow().map(|observed| observed.clock.now_ms())
     }
@@ -302,7 +287,7 @@ impl Term<'_> {
                 if let Some(work) = placed {
                     self.leader.metrics.placements.inc();
                     tracing::info!(%job, attempt, node = %order.node, reason = order.reason, "placed");
-                    self.publish(order.node, boot, work);
+                    self.publisher.publish(order.node, boot, work);
                 }
             }
             Effect::Resend { job, attempt, lease, node, boot } => {
@@ -310,7 +295,7 @@ impl Term<'_> {
                 if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
                     self.leader.metrics.work_orders_resent.inc();
                     tracing::info!(%job, attempt, %node, "job not accepted in time, work order sent again");
-                    self.publish(node, boot, work);
+                    self.publisher.publish(node, boot, work);
                 }
             }
             Effect::Unplace { job, attempt, lease, node, reason } => {
@@ -319,13 +304,12 @@ impl Term<'_> {
                 let end = self.end_of_placement(lease, reason);
                 let fence = JobFence { job, attempt, lease };
                 let hints = store.unplace(self.leadership, fence, end, &text).await?;
-                self.published().remove(&lease);
                 self.refresh_job(job).await?;
                 self.leader.link.send_hints(hints.unwrap_or_default()).await;
                 match reason {
                     UnplaceReason::NodeUnresponsive => {
                         self.state.on_node_unresponsive(&node, now_ms);
-                        self.work_stream.repair();
+                        self.publisher.repair_stream();
                     }
                     UnplaceReason::NodeLost => {}
                 }
@@ -364,7 +348,7 @@ impl Term<'_> {
     /// Postgres or NATS was unavailable a moment ago.
     fn end_of_placement(&self, lease: LeaseId, reason: UnplaceReason) -> UnreportedEnd {
         let is_grace = self.observed.borrow().is_none_or(|observed| observed.grace.is_active(Instant::now()));
-        if is_grace || !self.published().contains(&lease) {
+        if is_grace || !self.publisher.is_stored(lease) {
             return UnreportedEnd::Infrastructure;
         }
         match reason {
@@ -383,31 +367,5 @@ impl Term<'_> {
         if let Err(error) = self.leader.session.publish(&subject::node_command(&node), &command).await {
             tracing::debug!(%node, %error, "prefill hint not sent");
         }
-    }
-
-    /// Publishes a work order without waiting for the stream. If that fails, the planner has the order published again
-    /// once the node has not accepted the job in time.
-    fn publish(&self, node: NodeId, boot: BootId, work: WorkOrder) {
-        let (session, work_stream) = (self.leader.session.clone(), self.work_stream.clone());
-        let published = self.published.clone();
-        let Ok(permit) = self.publications.clone().try_acquire_owned() else {
-            return tracing::warn!(%node, "work order not published: the work stream does not answer");
-        };
-        tokio::spawn(async move {
-            let _permit = permit;
-            match stream::publish(&session, &node, boot, &work).await {
-                Ok(()) => {
-                    published.lock().unwrap_or_else(PoisonError::into_inner).insert(work.fence.lease);
-                }
-                Err(StreamError::Missing) => {
-                    tracing::warn!("work stream is missing, creating it again");
-                    work_stream.repair();
-                }
-                Err(error) => {
-                    tracing::warn!(%error, cause = ?std::error::Error::source(&error), "work order not published");
-                }
-            }
-            cfq_link::failpoint::hit("scheduler.place.after_publish");
-        });
     }
 }
