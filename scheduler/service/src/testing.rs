@@ -112,7 +112,7 @@ impl TestEnv {
     }
 
     pub async fn acquire_leadership(&self) -> Leadership {
-        self.store.acquire_leadership(uuid::Uuid::now_v7()).await.unwrap().unwrap()
+        self.store.acquire_leadership(uuid::Uuid::now_v7(), true).await.unwrap().unwrap()
     }
 
     pub async fn submit(&self) -> (TaskId, TaskNumber) {

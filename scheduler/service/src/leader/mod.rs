@@ -3,6 +3,7 @@
 
 mod clock;
 mod grace;
+mod nats_check;
 mod publisher;
 mod rereads;
 mod sweeper;
@@ -14,7 +15,10 @@ use std::time::Instant;
 use cfq_link::Session;
 use cfq_link::stop::Stop;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use uuid::Uuid;
+
+use nats_check::NatsCheck;
 
 use crate::bus::presence;
 use crate::link::Link;
@@ -46,10 +50,14 @@ impl Leader {
                 self.metrics.elections_won.inc();
                 tracing::info!(term = leadership.term, "became leader");
                 let (confirm, confirmed) = watch::channel(Instant::now());
-                let mut renewal = tokio::spawn(renew_until_lost(self.election.clone(), leadership, confirm));
+                let nats = NatsCheck::default();
+                let mut checks = JoinSet::new();
+                checks.spawn(nats.clone().run(self.session.clone(), self.store.timing().sweep()));
+                let renewal = renew_until_lost(self.election.clone(), leadership, confirm, nats.clone());
+                let mut renewal = tokio::spawn(renewal);
                 tokio::select! {
                     _ = &mut renewal => tracing::warn!(term = leadership.term, "lost leadership"),
-                    () = term::run(&self, leadership, confirmed) => {}
+                    () = term::run(&self, leadership, confirmed, nats) => {}
                     () = presence::announce(&self.session, self.id, self.store.timing()) => {}
                     () = stop.raised() => {}
                 }
@@ -72,7 +80,8 @@ impl Leader {
     }
 
     async fn try_acquire_leadership(&self, holder: Uuid) -> Option<Leadership> {
-        match self.election.acquire_leadership(holder).await {
+        let has_nats = self.session.round_trip().await.is_ok();
+        match self.election.acquire_leadership(holder, has_nats).await {
             Ok(leadership) => leadership,
             Err(error) => {
                 tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot acquire the leader row");
@@ -84,13 +93,13 @@ impl Leader {
 
 /// Renews the leader row. Returns when another scheduler holds it, or when renewals have failed for longer than the
 /// row's TTL. Runs as a task of its own, so that no other work of the leader delays a renewal.
-async fn renew_until_lost(store: Store, leadership: Leadership, confirmed: watch::Sender<Instant>) {
+async fn renew_until_lost(store: Store, leadership: Leadership, confirmed: watch::Sender<Instant>, nats: NatsCheck) {
     let timing = store.timing();
     loop {
         tokio::time::sleep(timing.leader_renewal()).await;
         let asked = Instant::now();
         let left = timing.leader_ttl().saturating_sub(confirmed.borrow().elapsed());
-        match tokio::time::timeout(left, store.renew_leadership(leadership)).await {
+        match tokio::time::timeout(left, store.renew_leadership(leadership, nats.delivers())).await {
             Ok(Ok(true)) => {
                 confirmed.send_replace(asked);
             }

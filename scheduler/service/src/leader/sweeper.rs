@@ -14,6 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::Leader;
 use super::clock::DatabaseClock;
 use super::grace::Grace;
+use super::nats_check::NatsCheck;
 use crate::store::{Leadership, StoreError};
 
 /// What the sweeper found, for the planner.
@@ -32,6 +33,7 @@ pub struct Sweeper {
     observed: watch::Sender<Option<Observed>>,
     /// When the leader row was last renewed. A renewal is a write, like the extension of a lease by a heartbeat.
     confirmed: watch::Receiver<Instant>,
+    nats: NatsCheck,
     grace: Grace,
 }
 
@@ -41,10 +43,11 @@ impl Sweeper {
         leadership: Leadership,
         observed: watch::Sender<Option<Observed>>,
         confirmed: watch::Receiver<Instant>,
+        nats: NatsCheck,
     ) -> Self {
         let timing = leader.store.timing();
         let grace = Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin());
-        Self { leader, leadership, observed, confirmed, grace }
+        Self { leader, leadership, observed, confirmed, nats, grace }
     }
 
     /// Sweeps at intervals until another scheduler leads.
@@ -84,8 +87,7 @@ impl Sweeper {
             tracing::warn!("postgres is slow to write: no lease is ended for one lease TTL");
             self.grace.renew(Instant::now());
         }
-        if let Err(error) = self.leader.session.round_trip().await {
-            tracing::warn!(%error, "nats delivers no message: no lease is ended for one lease TTL");
+        if !self.nats.delivers() {
             self.grace.renew(Instant::now());
         }
         self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));

@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
+use super::nats_check::NatsCheck;
 use super::publisher::Publisher;
 use super::rereads::Rereads;
 use super::sweeper::{Observed, Sweeper};
@@ -55,7 +56,7 @@ struct Term<'a> {
 }
 
 /// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
-pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Receiver<Instant>) {
+pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Receiver<Instant>, nats: NatsCheck) {
     let timing = leader.store.timing();
     let planner_timing = PlannerTiming {
         lease_ttl_ms: timing.lease_ttl_ms,
@@ -66,7 +67,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
     let work_stream = WorkStream::default();
     // Dropping the set at the end of the term ends its tasks.
     let mut helpers = JoinSet::new();
-    helpers.spawn(Sweeper::new(leader.clone(), leadership, observer, confirmed).run());
+    helpers.spawn(Sweeper::new(leader.clone(), leadership, observer, confirmed, nats).run());
     helpers.spawn(work_stream.clone().run(leader.clone()));
     let mut hints = subscribe::<LeaderHint>(leader, subject::HINT_LEADER).await;
     let mut prefill_hints = subscribe::<PrefillHint>(leader, subject::PREFILL_HINTS_ALL).await;

@@ -23,15 +23,16 @@ pub struct Leadership {
 }
 
 impl Store {
-    /// Acquires the leader row if it has expired; `None` if another scheduler holds it. An expiry time later than any
+    /// Acquires the leader row if it has expired, or if its holder is cut off from NATS and this scheduler is not
+    /// (`has_nats`); `None` if another scheduler holds it. An expiry time later than any
     /// holder could have set was written before the database's clock was set back, and counts as expired; a live holder
     /// overwrites it with its next renewal.
     ///
     /// If a transaction of the former leader is still open, because its process or machine hangs, that transaction is
     /// ended: it could not be committed any more anyway, and the takeover would wait for it.
-    pub async fn acquire_leadership(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
+    pub async fn acquire_leadership(&self, holder: Uuid, has_nats: bool) -> Result<Option<Leadership>, StoreError> {
         for _ in 0..MAX_TAKEOVER_TRIES {
-            match self.try_acquire_leadership(holder).await {
+            match self.try_acquire_leadership(holder, has_nats).await {
                 Err(error) if error.is_lock_timeout() => {
                     let ended = self.end_transactions_of_expired_leader().await?;
                     tracing::warn!(ended, "transactions of the former leader hung and were ended");
@@ -39,7 +40,7 @@ impl Store {
                 result => return result,
             }
         }
-        self.try_acquire_leadership(holder).await
+        self.try_acquire_leadership(holder, has_nats).await
     }
 
     /// Ends the connections that lock the leader row, if it has expired. Returns their number.
@@ -59,14 +60,16 @@ impl Store {
         Ok(ended.len())
     }
 
-    async fn try_acquire_leadership(&self, holder: Uuid) -> Result<Option<Leadership>, StoreError> {
+    async fn try_acquire_leadership(&self, holder: Uuid, has_nats: bool) -> Result<Option<Leadership>, StoreError> {
         let term = sqlx::query_scalar!(
-            r#"update leader set term = term + 1, holder = $1,
+            r#"update leader set term = term + 1, holder = $1, has_nats = $3,
                       expires_at = now() + $2::float8 * interval '1 millisecond'
                where expires_at not between now() and now() + 2 * $2::float8 * interval '1 millisecond'
+                  or ($3 and not has_nats)
                returning term"#,
             holder,
-            self.timing.leader_ttl_ms as f64
+            self.timing.leader_ttl_ms as f64,
+            has_nats
         )
         .fetch_optional(&self.pool)
         .await
@@ -74,14 +77,16 @@ impl Store {
         Ok(term.map(|term| Leadership { term, holder }))
     }
 
-    /// Renews the leader row; false if another scheduler holds it now.
-    pub async fn renew_leadership(&self, leadership: Leadership) -> Result<bool, StoreError> {
+    /// Renews the leader row, and records whether the leader receives messages from NATS; false if another scheduler
+    /// holds the row now.
+    pub async fn renew_leadership(&self, leadership: Leadership, has_nats: bool) -> Result<bool, StoreError> {
         let done = sqlx::query!(
-            r#"update leader set expires_at = now() + $3::float8 * interval '1 millisecond'
+            r#"update leader set expires_at = now() + $3::float8 * interval '1 millisecond', has_nats = $4
                where holder = $1 and term = $2"#,
             leadership.holder,
             leadership.term,
-            self.timing.leader_ttl_ms as f64
+            self.timing.leader_ttl_ms as f64,
+            has_nats
         )
         .execute(&self.pool)
         .await

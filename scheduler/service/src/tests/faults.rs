@@ -1,6 +1,8 @@
 //! Tests of partial database faults: the parts of the service that a fault does not affect must continue.
 
 use cfq_proto::ids::LeaseId;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use super::*;
 
@@ -150,4 +152,64 @@ async fn heartbeat_is_answered_while_all_request_connections_wait() {
         let _answer = in_time(request).await.unwrap();
     }
     cluster.stop().await;
+}
+
+/// A TCP proxy whose connections stay open but carry nothing once it is cut.
+struct CuttableProxy {
+    url: String,
+    cut: watch::Sender<bool>,
+}
+
+impl CuttableProxy {
+    async fn start(target: &str) -> Self {
+        let target = target.trim_start_matches("nats://").to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("nats://{}", listener.local_addr().unwrap());
+        let (cut, is_cut) = watch::channel(false);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let (target, mut is_cut) = (target.clone(), is_cut.clone());
+                tokio::spawn(async move {
+                    let Ok(mut server) = TcpStream::connect(target).await else { return };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => return,
+                        _ = is_cut.changed() => {}
+                    }
+                    // Keeps both connections open.
+                    std::future::pending().await
+                });
+            }
+        });
+        Self { url, cut }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_that_is_cut_off_from_nats_is_replaced() {
+    let mut cluster = TestCluster::start().await;
+    cluster.stop().await;
+    let proxy = CuttableProxy::start(&cluster.config.nats.url).await;
+    let mut behind_proxy = cluster.config.clone();
+    behind_proxy.nats.url = proxy.url.clone();
+    cluster.service = Some(serve(&behind_proxy));
+    ready(&cluster.client).await;
+    let mut second_config = cluster.config.clone();
+    second_config.http.bind = format!("127.0.0.1:{}", free_port()).parse().unwrap();
+    let (stop_second, second) = serve(&second_config);
+    let term = cluster.env.store.count("select term from leader").await;
+    proxy.cut.send_replace(true);
+    in_time(async { while cluster.env.store.count("select term from leader").await == term {} }).await;
+    // The NATS server closes the connection of the former leader, which answers no ping. Until then, it sends some of
+    // the requests there.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    cluster.client.submit(&spec(), None).await.unwrap();
+    let fence = cluster.take_task().await;
+    let heartbeats = cluster.send_heartbeats(vec![fence.lease]);
+    let job = cluster.submit_job(fence).await;
+    let order = cluster.pull().await;
+    assert_eq!(order.fence.job, job.id);
+    assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
+    heartbeats.abort();
+    stop_second.send(()).unwrap();
+    in_time(second).await.unwrap().unwrap();
 }

@@ -46,6 +46,7 @@ async fn filled_older_database_is_migrated() {
         "alter table jobs rename column counted_tokens to known_need",
         "alter table internal_pr_moves rename column reason to why",
         "drop index leader_term",
+        "alter table leader drop column has_nats",
         "alter table leader rename column term to generation",
         r#"update jobs set setbacks = '{"den":{"failures":2,"until_ms":7}}', never = '{"other":"wrong kind"}'"#,
         "update nodes set left_out_version = 3, left_out_at = now()",

@@ -196,5 +196,5 @@ async fn leases_from_before_the_clock_was_set_back_expire() {
     let (_, jobs, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
     assert_eq!((jobs, tasks), (1, 1));
     r.env.store.raw("update leader set expires_at = now() + interval '1 hour'").await;
-    assert!(r.env.store.acquire_leadership(uuid::Uuid::now_v7()).await.unwrap().is_some());
+    assert!(r.env.store.acquire_leadership(uuid::Uuid::now_v7(), true).await.unwrap().is_some());
 }
