@@ -8,12 +8,14 @@ use cfq_inference_node::Endpoint;
 use cfq_inference_node::models::HubConfig;
 
 /// Variables that every process gets. `LD_*` and `DYLD_*` are needed to start a program that is linked to libraries in
-/// other folders, and libgit2 reads the git configuration below `HOME` and `XDG_CONFIG_HOME`.
-const SHARED: [&str; 20] = [
+/// other folders. libgit2 reads the git configuration below `HOME` and `XDG_CONFIG_HOME`, and opens repositories of the user
+/// `SUDO_UID`.
+const SHARED: [&str; 21] = [
     "PATH",
     "HOME",
     "USER",
     "LOGNAME",
+    "SUDO_UID",
     "TMPDIR",
     "TZ",
     "LANG",
@@ -35,8 +37,21 @@ const SHARED: [&str; 20] = [
 /// Variable of the hub's own programs with the token for the hub.
 const HUB_TOKEN: &str = "HF_TOKEN";
 
-/// Last words of the names of variables that usually contain a secret.
-const SECRET_WORDS: [&str; 7] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS"];
+/// Ends of the names of variables that usually contain a secret.
+const SECRET_ENDS: [&str; 12] = [
+    "TOKEN",
+    "KEY",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "_PASS",
+    "_PWD",
+    "_PAT",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "_AUTH",
+];
 
 type Variables = Vec<(OsString, OsString)>;
 
@@ -57,13 +72,27 @@ pub fn of_node(
     needed.insert(HUB_TOKEN);
     variables
         .into_iter()
-        .filter(|(name, _)| name.to_str().is_some_and(|name| needed.contains(name) || !is_secret(name)))
+        .filter(|(name, value)| {
+            let is_secret = |name| is_secret_name(name) || (!is_proxy(name) && has_password(&value.to_string_lossy()));
+            name.to_str().is_some_and(|name| needed.contains(name) || !is_secret(name))
+        })
         .collect()
 }
 
-fn is_secret(name: &str) -> bool {
-    let last = name.rsplit('_').next().unwrap_or(name).to_ascii_uppercase();
-    SECRET_WORDS.contains(&last.as_str())
+fn is_secret_name(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    SECRET_ENDS.iter().any(|end| name.ends_with(end))
+}
+
+/// The node needs the address of a proxy even if it contains a password.
+fn is_proxy(name: &str) -> bool {
+    name.to_ascii_uppercase().ends_with("_PROXY")
+}
+
+/// Whether the value is a URL with a password.
+fn has_password(value: &str) -> bool {
+    let authority = value.split_once("://").map(|(_, rest)| rest.split('/').next().unwrap_or(rest));
+    authority.and_then(|authority| authority.rsplit_once('@')).is_some_and(|(user, _)| user.contains(':'))
 }
 
 #[cfg(test)]
@@ -97,5 +126,20 @@ mod tests {
         let hub = HubConfig { token: Some("env:HUB_TOKEN".into()), ..HubConfig::default() };
         let with = of_node(shell(), &key("env:BOX_KEY"), &hub);
         assert_eq!(names(with), [&["PATH", "BOX_KEY", "HUB_TOKEN"][..], &public].concat());
+    }
+
+    #[test]
+    fn secrets_are_recognized_by_name_and_value() {
+        for name in ["PGPASSWORD", "OPENAI_APIKEY", "GITHUB_PAT", "DB_PASS", "github_token"] {
+            assert!(is_secret_name(name), "{name}");
+        }
+        for name in ["PATH", "HF_TOKEN_PATH", "PWD", "CUDA_VISIBLE_DEVICES"] {
+            assert!(!is_secret_name(name), "{name}");
+        }
+        assert!(has_password("postgres://me:secret@db/x"));
+        assert!(!has_password("postgres://db/x?a=b:c@d") && !has_password("/a:b@c"));
+        let variables = [("DATABASE_URL", "postgres://me:secret@db/x"), ("HTTPS_PROXY", "http://me:secret@proxy")];
+        let variables = variables.map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(names(of_node(variables, &BTreeMap::new(), &HubConfig::default())), ["HTTPS_PROXY"]);
     }
 }

@@ -92,6 +92,11 @@ pub fn sanitize(text: &str) -> String {
     visible(&text.replace("\r\n", "\n"), TERMINAL_CHARACTERS).into_owned()
 }
 
+/// Indents all lines except the first, so that they are recognized as its continuation.
+pub fn indent_rest(text: &str) -> String {
+    text.replace('\n', "\n          ")
+}
+
 /// One line of JSON, with the same characters escaped.
 pub fn json<T: Serialize>(value: &T) -> serde_json::Result<String> {
     Ok(visible_json(&serde_json::to_string(value)?).into_owned())

@@ -3,6 +3,7 @@
 //! database's files, and root reads some of these files.
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -17,6 +18,8 @@ const DEFAULT_ACCOUNT_NAME: &str = "cfq";
 const CREATE_ATTEMPTS: u32 = 20;
 const CREATE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 const PASSWD: &str = "/etc/passwd";
+/// File of the lock that one process holds while it creates the account.
+const CREATION_LOCK: &str = "/run/cfq-account.lock";
 
 #[derive(Debug, thiserror::Error)]
 pub enum AccountError {
@@ -34,7 +37,7 @@ pub enum AccountError {
     )]
     NotCreated { name: String, reason: String },
     #[error(
-        "Postgres and NATS cannot run as {name:?}, which is root; name another account in `account` under [services], \
+        "Postgres and NATS cannot run as {name:?}, which is root or in root's group; name another account in `account` under [services], \
          or in CFQ_ACCOUNT"
     )]
     Root { name: String },
@@ -77,17 +80,24 @@ pub fn existing(configured: Option<&str>) -> Result<Option<Account>, AccountErro
     let text = files::read_if_exists(passwd)?.unwrap_or_default();
     match parse_ids(name).or_else(|| find(&text, name)) {
         None => Err(AccountError::Missing { name: name.to_owned(), passwd: passwd.to_owned() }),
-        Some(account) if account.uid == 0 => Err(AccountError::Root { name: name.to_owned() }),
+        Some(account) if account.uid == 0 || account.gid == 0 => Err(AccountError::Root { name: name.to_owned() }),
         Some(account) => Ok(Some(account)),
     }
 }
 
 fn create(name: &str) -> Result<Account, AccountError> {
     let passwd = Path::new(PASSWD);
-    let folder = passwd.parent().unwrap_or(passwd);
     // Two concurrent runs of useradd for one name can both succeed, and the second changes the ids of the first.
-    let lock = File::open(folder).map_err(files::error("open", folder))?;
-    lock.lock().map_err(files::error("lock", folder))?;
+    // Only root can open the file of this lock.
+    let path = Path::new(CREATION_LOCK);
+    let lock = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(files::error("open", path))?;
+    lock.lock().map_err(files::error("lock", path))?;
     let created = || Ok::<_, FileError>(find(&files::read_if_exists(passwd)?.unwrap_or_default(), name));
     let mut reason = String::new();
     for _ in 0..CREATE_ATTEMPTS {
@@ -155,7 +165,7 @@ mod tests {
             return;
         }
         assert_eq!(existing(Some("450:451")).unwrap(), Some(Account { uid: 450, gid: 451 }));
-        for root in ["root", "0:0", "0:451"] {
+        for root in ["root", "0:0", "0:451", "450:0"] {
             assert!(matches!(existing(Some(root)), Err(AccountError::Root { .. })), "{root}");
         }
         let message = existing(Some("no such account")).unwrap_err().to_string();

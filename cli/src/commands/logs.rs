@@ -18,7 +18,8 @@ pub async fn task(client: &Client, out: Output, task: TaskKey) -> anyhow::Result
         } else if let Some(text) = describe(&event.body) {
             let second = event.at as i64 % 86_400;
             let clock = format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60);
-            output::print_line(&format!("{clock}Z {} {}", event.number, output::sanitize(&text)));
+            let line = format!("{clock}Z {} {}", event.number, output::sanitize(&text));
+            output::print_line(&output::indent_rest(&line));
         }
     }
     Ok(Code::Done)

@@ -41,7 +41,11 @@ pub async fn run(
         ));
     }
     out.print(&Pulled { branch: delivered.branch, commit: delivered.commit, repo }, |p| {
-        format!("branch {0} in {1}\nview it:  git diff HEAD...{0}\nmerge it: git merge {0}", p.branch, p.repo.display())
+        let (branch, repo) = (&p.branch, p.repo.display());
+        format!(
+            "branch {branch} in {repo}\nview it:  git -C '{repo}' diff HEAD...{branch}\nmerge it: git -C '{repo}' merge \
+             {branch}"
+        )
     })?;
     Ok(Code::Done)
 }

@@ -17,14 +17,15 @@ pub async fn run(client: &Client, out: Output, task: TaskKey) -> anyhow::Result<
 
 pub fn render(detail: &TaskDetail) -> String {
     let mut text = String::new();
+    // A line break in a text of a model or user must not begin a line that looks like cfq's own.
     let mut push = |line: String| {
-        text.push_str(&line);
+        text.push_str(&output::indent_rest(&line));
         text.push('\n');
     };
     let s = &detail.summary;
     push(format!("{}  {}  ({})", s.number, s.state, s.id));
     push(format!("  {}", output::sanitize(&s.title)));
-    push(format!("  repository  {}", detail.spec.repo));
+    push(format!("  repository  {}", output::sanitize(&detail.spec.repo)));
     if let Some(base) = &detail.spec.base {
         push(format!("  base        {base}"));
     }

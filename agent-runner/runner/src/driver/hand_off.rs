@@ -149,7 +149,7 @@ impl<P: TaskPort> TaskDriver<P> {
             return self.hold_hand_off(reason).await;
         }
         let reason = format!(
-            "accepted without delivery ({reason}); to get the result into a clone, run `cfq pull {}` there",
+            "accepted without delivery ({reason}); to get the result into a clone, run `cfq pull {} --repo .` there",
             self.number
         );
         self.commit_step(Step::HandedOff { reason }, 0).await?;

@@ -6,7 +6,8 @@ mod nats_port;
 mod slots;
 mod work;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,7 +16,9 @@ use std::time::Instant;
 use cfq_link::lease::{HeartbeatExtras, LeaseKeeper};
 use cfq_link::{LinkError, Session};
 use cfq_proto::ids::{BootId, LeaseRequestId};
-use cfq_proto::messages::{LeaseReply, LeaseRequest, RegisterReply, RunnerCommand, RunnerRegistration};
+use cfq_proto::messages::{
+    LeaseReply, LeaseRequest, RegisterReply, RunnerCommand, RunnerRegistration, UnavailableReason,
+};
 use cfq_proto::subject::{self, Identity};
 use cfq_transformer::Declaration;
 use tokio::task::{JoinHandle, JoinSet};
@@ -181,7 +184,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 /// Locks the data folder for this process: two runners in one folder would remove each other's worktrees.
 fn lock_data_dir(config: &Config) -> Result<File, Error> {
     let data_dir = |source| Error::DataDir { path: config.data_dir.clone(), source };
-    std::fs::create_dir_all(&config.data_dir).map_err(data_dir)?;
+    // The mirrors and worktrees are copies of the user's repositories, which other users may be unable to read.
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.data_dir).map_err(data_dir)?;
+    std::fs::set_permissions(&config.data_dir, Permissions::from_mode(0o700)).map_err(data_dir)?;
     let lock = File::options()
         .create(true)
         .truncate(false)
@@ -232,6 +237,13 @@ fn request_lease(context: &Arc<RunnerContext>, id: LeaseRequestId) -> LeaseReque
             let request = context.session.request(&subject, &body);
             match tokio::time::timeout(context.config.timing.lease_ttl() / 4, request).await {
                 Ok(Ok(reply)) => return Some((requested_at, reply)),
+                // A repeat would get the same reply, so the next request has another id.
+                Ok(Err(error @ LinkError::Message { .. })) => {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    tracing::error!(%error, cause, "cannot read the reply to a lease request; update this runner");
+                    let reason = UnavailableReason::Other(error.to_string());
+                    return Some((requested_at, LeaseReply::Unavailable { reason }));
+                }
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "lease request failed");
                     return None;

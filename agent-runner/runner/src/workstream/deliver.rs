@@ -191,7 +191,8 @@ impl<'a> Delivery<'a> {
         }
         failpoint::hit("runner.branch_locked");
         if let Some(tip) = branch_tip(&self.repository, branch)? {
-            return Ok(tip == commit);
+            // Another runner may have delivered it since the first look, and the user may have moved it since.
+            return Ok(tip == commit || (self.record.is_some() && self.was_delivered(branch, &tip, commit)?));
         }
         // The identity is fixed: libgit2 would take it from the repository's configuration, which is not trusted.
         let signature = git_context(operation(), Signature::now(AUTHOR_NAME, AUTHOR_EMAIL))?;

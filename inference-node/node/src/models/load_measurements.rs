@@ -125,6 +125,16 @@ impl ModelStore {
         })
     }
 
+    /// Records that this process stops cleanly during a load, so that a later process does not take it for a crash.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`].
+    pub fn record_load_stop(&self, model: &ModelId) -> Result<(), ModelError> {
+        self.change_measurements(model, |measurements| {
+            measurements.loading.retain(|process| process.pid != std::process::id() || !process.is_alive());
+        })
+    }
+
     /// Records that a load ended, successful or not, with the memory measured on each device.
     ///
     /// # Errors
@@ -205,6 +215,17 @@ mod tests {
         assert_eq!(interrupted(), 2);
         store.record_load_end(&model, &[]).unwrap();
         assert_eq!(interrupted(), 0);
+    }
+
+    #[test]
+    fn clean_stop_during_a_load_is_no_interrupted_load() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, model) = (store(folder.path()), "path:/m/a.gguf".parse().unwrap());
+        let crashed = ProcessIdentity { pid: std::process::id(), started: "before".to_owned() };
+        store.change_measurements(&model, |m| m.loading = vec![crashed.clone()]).unwrap();
+        store.record_load_start(&model).unwrap();
+        store.record_load_stop(&model).unwrap();
+        assert_eq!(store.load_measurements(&model).unwrap().unwrap().loading, [crashed], "only this process's record");
     }
 
     #[test]

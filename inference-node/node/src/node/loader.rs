@@ -8,7 +8,7 @@
 mod estimate;
 mod execute;
 mod load;
-mod load_record;
+pub(super) mod load_record;
 mod plan;
 #[cfg(test)]
 mod tests;

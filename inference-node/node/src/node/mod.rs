@@ -96,6 +96,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let served = serve(&context, &config, &devices, (changed, loader_commands), shutdown).await;
     tasks.shutdown().await;
     context.registry.close();
+    if served.is_ok() {
+        loader::load_record::remove_records_of_loads(&config.store(), &context.registry.ledger());
+    }
     context.keeper.stop();
     tracing::info!(node = %context.node, "node stopped");
     served

@@ -126,8 +126,12 @@ impl TokenFile {
         if version == current.version {
             return current;
         }
-        current.version = version;
-        match ApiToken::load(&self.path) {
+        let loaded = ApiToken::load(&self.path);
+        // A file that could not be read is tried again with the next request.
+        if !matches!(loaded, Err(ApiTokenError::Read { .. })) {
+            current.version = version;
+        }
+        match loaded {
             Ok(token) if token.0 != current.token.0 => {
                 current.token = token;
                 current.epoch.0 += 1;

@@ -23,6 +23,11 @@ impl DatabaseClock {
         self.at
     }
 
+    /// The time that was read, in ms since 1970.
+    pub fn ms(&self) -> i64 {
+        self.read_ms
+    }
+
     pub fn now_ms(&self) -> i64 {
         self.ms_at(Instant::now())
     }

@@ -4,9 +4,9 @@
 //! Passed deadlines need no grace period, because no heartbeat changes them.
 //!
 //! An error that concerns one row skips only that row. Such an error does not renew the grace period (see `grace`); an
-//! outage of Postgres or NATS does.
+//! outage of Postgres or NATS, or a lock on a whole table, does.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -16,6 +16,9 @@ use super::clock::DatabaseClock;
 use super::grace::Grace;
 use super::nats_check::NatsCheck;
 use crate::store::{Leadership, StoreError};
+
+/// Time that a message to itself may take, in addition to the interval of these messages.
+const NATS_MARGIN: Duration = Duration::from_secs(1);
 
 /// What the sweeper found, for the planner.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +67,7 @@ impl Sweeper {
                 }
                 Err(error) => {
                     tracing::warn!(%error, cause = ?std::error::Error::source(&error), "sweep failed, retrying");
-                    if error.is_outage() {
+                    if error.may_retry() {
                         self.grace.renew(Instant::now());
                     }
                 }
@@ -87,14 +90,14 @@ impl Sweeper {
             tracing::warn!("postgres is slow to write: no lease is ended for one lease TTL");
             self.grace.renew(Instant::now());
         }
-        if !self.nats.delivers() {
+        if self.nats.is_silent_for(timing.sweep() + NATS_MARGIN) {
             self.grace.renew(Instant::now());
         }
         self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
         if self.grace.is_active(Instant::now()) {
             return Ok(());
         }
-        let (hints, jobs, tasks) = store.sweep(self.leadership).await?;
+        let (hints, jobs, tasks) = store.sweep(self.leadership, read.ms()).await?;
         self.leader.metrics.job_leases_expired.inc_by(jobs as u64);
         self.leader.metrics.task_leases_expired.inc_by(tasks as u64);
         if jobs + tasks > 0 {

@@ -184,11 +184,6 @@ impl Term<'_> {
 
     /// Reads again all nodes, and the jobs whose rows changed since they were last read.
     async fn reread(&mut self) -> Result<(), StoreError> {
-        let rows = self.leader.store.core_nodes().await?;
-        let live: BTreeSet<&NodeId> = rows.iter().map(|row| &row.id).collect();
-        let gone: Vec<NodeId> = self.state.node_ids().filter(|id| !live.contains(id)).cloned().collect();
-        gone.iter().for_each(|id| self.state.on_node_gone(id));
-        rows.into_iter().for_each(|row| self.state.on_node_row(row));
         let live = self.leader.store.live_job_versions().await?;
         let ended: Vec<JobId> = self.state.job_ids().filter(|id| !live.contains_key(id)).collect();
         for job in ended {
@@ -201,6 +196,12 @@ impl Term<'_> {
                 self.on_live_row(row);
             }
         }
+        // The nodes are read last: a plan with old times of their heartbeats would take live nodes for lost.
+        let rows = self.leader.store.core_nodes().await?;
+        let registered: BTreeSet<&NodeId> = rows.iter().map(|row| &row.id).collect();
+        let gone: Vec<NodeId> = self.state.node_ids().filter(|id| !registered.contains(id)).cloned().collect();
+        gone.iter().for_each(|id| self.state.on_node_gone(id));
+        rows.into_iter().for_each(|row| self.state.on_node_row(row));
         self.publisher.retain(self.state.placed_leases());
         Ok(())
     }

@@ -23,6 +23,10 @@ use tokio::task::JoinSet;
 
 use crate::api;
 use crate::config::SchedulerLimits;
+
+/// Maximum size of a request's head, in bytes: a client without the token can make the server keep this much for each
+/// connection.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
 use write_stall::WriteStall;
 
 pub use listen::{ListenError, bind_socket, bind_tcp};
@@ -102,6 +106,7 @@ where
     let io = TokioIo::new(WriteStall::new(io, limits.write_stall_timeout));
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.request_head_timeout).keep_alive(keep_alive);
+    builder.max_buf_size(MAX_HEAD_BYTES);
     let mut connection = pin!(builder.serve_connection(io, TowerToHyperService::new(router)));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

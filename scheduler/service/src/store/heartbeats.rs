@@ -82,26 +82,36 @@ impl Store {
             tokio::time::sleep(EXTENSION_RETRY_INTERVAL).await;
         };
         // After the leases, because this row may be locked too, for example while a refusal of the node is stored.
-        let written = sqlx::query!(
-            r#"update nodes set last_seen = now(), ledger = coalesce($3, ledger), devices = coalesce($4, devices)
-               where id = $1 and boot = $2"#,
+        let silent_ms = sqlx::query_scalar!(
+            r#"with before as (select id, last_seen from nodes where id = $1 and boot = $2)
+               update nodes set last_seen = now(), ledger = coalesce($3, ledger), devices = coalesce($4, devices)
+               from before where nodes.id = before.id and nodes.boot = $2
+               returning (extract(epoch from now() - before.last_seen) * 1000)::float8 as "silent_ms!""#,
             node.as_str(),
             heartbeat.boot.0,
             heartbeat.ledger.as_ref().map(AsJson) as _,
             heartbeat.devices.as_ref().map(AsJson) as _
         )
-        .execute(&self.pool)
+        .fetch_optional(&self.pool)
         .await
         .doing("writing a heartbeat")?;
+        // The node was only disconnected: it did not stop, so no job stopped it.
+        if silent_ms.is_some_and(|ms| ms > self.lease_ttl_ms())
+            && let Err(error) = self.withdraw_suspicions_of_boot(heartbeat.boot).await
+        {
+            tracing::warn!(%node, %error, "suspicions of a node that is back are not withdrawn");
+        }
         // The lease of a placed job does not expire before the job's acceptance arrives, so it is reported as extended.
         extended.extend(live.iter().filter(|(_, is_running)| !is_running).map(|(lease, _)| lease));
         let live: Vec<_> = live.into_iter().map(|(lease, _)| lease).collect();
         let lost: Vec<_> =
             listed.progressing.iter().filter(|lease| !live.contains(lease)).copied().map(LeaseId).collect();
-        if !lost.is_empty() {
-            self.withdraw_suspicions_of_leases(&lost).await?;
+        if !lost.is_empty()
+            && let Err(error) = self.withdraw_suspicions_of_leases(&lost).await
+        {
+            tracing::warn!(%node, %error, "suspicions of a node that is back are not withdrawn");
         }
-        Ok(listed.reply(written.rows_affected() == 1, extended, &live))
+        Ok(listed.reply(silent_ms.is_some(), extended, &live))
     }
 
     /// Extends those of these leases whose rows are not locked. One locked row delays no other lease of the node.

@@ -33,7 +33,8 @@ enum NodeCondition {
 
 impl Store {
     /// Ends the current attempt of a placed or running job whose task is locked. The job is requeued, or becomes a dead
-    /// letter if its attempts ended too often in this way.
+    /// letter if its attempts ended too often in this way. The end of an attempt for reasons of the infrastructure (a
+    /// clean stop, an outage) is not counted.
     pub(super) async fn end_lost_attempt(
         &self,
         connection: &mut PgConnection,
@@ -44,13 +45,14 @@ impl Store {
     ) -> Result<Vec<Hint>, StoreError> {
         let suspicion = self.suspicion(connection, job, end).await?;
         let row = sqlx::query!(
-            r#"update jobs set losses = losses + case state when 'running' then 1 else 0 end,
-                      unaccepted = unaccepted + case state when 'running' then 0 else 1 end,
+            r#"update jobs set losses = losses + case when state = 'running' and $3 then 1 else 0 end,
+                      unaccepted = unaccepted + case when state <> 'running' and $3 then 1 else 0 end,
                       suspicions = suspicions + case when $2 then 1 else 0 end
                where id = $1
                returning losses, unaccepted, suspicions, state = 'running' as "accepted!""#,
             job.0,
-            suspicion.is_some()
+            suspicion.is_some(),
+            end != UnreportedEnd::Infrastructure
         )
         .fetch_one(&mut *connection)
         .await

@@ -20,22 +20,29 @@ use super::{Store, StoreError, roll_back};
 impl Store {
     /// Ends expired job and task leases. Returns the hints, the number of ended job leases and the number of ended task
     /// leases.
-    pub async fn sweep(&self, leadership: Leadership) -> Result<(Vec<Hint>, usize, usize), StoreError> {
+    ///
+    /// `read_ms` is a recent reading of the database's clock: a lease that expires after it is not ended. So if this
+    /// process is stopped meanwhile, holders can still extend their leases when it continues.
+    pub async fn sweep(&self, leadership: Leadership, read_ms: i64) -> Result<(Vec<Hint>, usize, usize), StoreError> {
         let jobs = sqlx::query!(
             r#"select jobs.id, jobs.task, jobs.lease as "lease!" from jobs join tasks on tasks.id = jobs.task
                where jobs.state = 'running'
-                 and jobs.lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'
+                 and (jobs.lease_expires < to_timestamp($2::float8 / 1000)
+                   or jobs.lease_expires > now() + $1::float8 * interval '1 millisecond')
                for no key update skip locked"#,
-            self.longest_lease_ms()
+            self.longest_lease_ms(),
+            read_ms as f64
         )
         .fetch_all(&self.pool)
         .await
         .doing("finding expired job leases")?;
         let tasks = sqlx::query!(
             r#"select id, lease as "lease!" from tasks
-               where lease is not null and lease_expires not between now() and now() + $1::float8 * interval '1 millisecond'
+               where lease is not null and (lease_expires < to_timestamp($2::float8 / 1000)
+                      or lease_expires > now() + $1::float8 * interval '1 millisecond')
                for no key update skip locked"#,
-            self.longest_lease_ms()
+            self.longest_lease_ms(),
+            read_ms as f64
         )
         .fetch_all(&self.pool)
         .await
@@ -43,13 +50,13 @@ impl Store {
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
             let (task, id, lease) = (TaskId(job.task), JobId(job.id), LeaseId(job.lease));
-            let swept = self.end_job_lease(leadership, task, id, lease).await;
+            let swept = self.end_job_lease(leadership, task, id, lease, read_ms).await;
             let job_hints = self.skip_faulty_row("job", job.id, swept)?;
             jobs_lost += usize::from(!job_hints.is_empty());
             hints.extend(job_hints);
         }
         for task in tasks {
-            let swept = self.end_task_lease(leadership, TaskId(task.id), LeaseId(task.lease)).await;
+            let swept = self.end_task_lease(leadership, TaskId(task.id), LeaseId(task.lease), read_ms).await;
             let task_hints = self.skip_faulty_row("task", task.id, swept)?;
             tasks_lost += usize::from(!task_hints.is_empty());
             hints.extend(task_hints);
@@ -85,16 +92,19 @@ impl Store {
         task: TaskId,
         job: JobId,
         lease: LeaseId,
+        read_ms: i64,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let expired = sqlx::query!(
             r#"select node as "node!", node_boot as "boot!" from jobs where id = $1 and lease = $2 and state = 'running'
-                 and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond' for update"#,
+                 and (lease_expires < to_timestamp($4::float8 / 1000)
+                      or lease_expires > now() + $3::float8 * interval '1 millisecond') for update"#,
             job.0,
             lease.0,
-            self.longest_lease_ms()
+            self.longest_lease_ms(),
+            read_ms as f64
         )
         .fetch_optional(&mut *tx)
         .await
@@ -127,6 +137,7 @@ impl Store {
         leadership: Leadership,
         task: TaskId,
         lease: LeaseId,
+        read_ms: i64,
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
@@ -135,10 +146,12 @@ impl Store {
         };
         let expired = sqlx::query!(
             r#"select stalled, lease_request is not null as "unconfirmed!" from tasks where id = $1 and lease = $2
-                 and lease_expires not between now() and now() + $3::float8 * interval '1 millisecond'"#,
+                 and (lease_expires < to_timestamp($4::float8 / 1000)
+                      or lease_expires > now() + $3::float8 * interval '1 millisecond')"#,
             task.id.0,
             lease.0,
-            self.longest_lease_ms()
+            self.longest_lease_ms(),
+            read_ms as f64
         )
         .fetch_optional(&mut *tx)
         .await

@@ -2,6 +2,7 @@
 
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
+use cfq_proto::node::{Ledger, Residency};
 
 use crate::models::{MeasuredLoad, ModelError, ModelStore};
 use crate::node::error::with_causes;
@@ -20,6 +21,13 @@ impl<'a> LoadRecord<'a> {
         let record = Self { store, model, took: Vec::new() };
         cfq_link::failpoint::hit("node.loading");
         record
+    }
+}
+
+/// Removes the records of the loads that a clean stop of this process ends.
+pub(in crate::node) fn remove_records_of_loads(store: &ModelStore, ledger: &Ledger) {
+    for model in ledger.models.iter().filter(|model| model.residency == Residency::Loading) {
+        log_failure(&model.model, store.record_load_stop(&model.model));
     }
 }
 

@@ -68,7 +68,7 @@ async fn overdue_task_without_a_runner_ends() {
     let started_fence = grant(&env, boot).await.fence;
     checked_iteration(&env, started_fence, None).await;
     env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    env.store.sweep(leadership).await.unwrap();
+    env.store.sweep_now(leadership).await.unwrap();
     assert_eq!(states(&env, started_fence).await.0, TaskState::Ready);
     let (waiting, _) = env.submit().await;
     env.store.raw(PASSED).await;

@@ -1,6 +1,7 @@
 use uuid::Uuid;
 
 use super::super::StoreError;
+use super::super::leader::lock_leader_row;
 use super::*;
 
 #[tokio::test]
@@ -17,7 +18,7 @@ async fn only_one_leads_and_a_replaced_leaders_plan_is_rejected() {
     let stale = r.env.store.place(r.leadership, &order).await.unwrap_err();
     assert!(matches!(stale, StoreError::NotLeader { .. }), "{stale}");
     r.env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    assert!(matches!(r.env.store.sweep(r.leadership).await.unwrap_err(), StoreError::NotLeader { .. }));
+    assert!(matches!(r.env.store.sweep_now(r.leadership).await.unwrap_err(), StoreError::NotLeader { .. }));
     assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
     assert!(r.env.store.place(next, &order).await.unwrap().is_some());
 }
@@ -40,7 +41,8 @@ async fn takeover_ends_the_open_transaction_of_a_former_leader() {
     let env = TestEnv::new().await;
     let former = env.acquire_leadership().await;
     env.store.raw("update leader set expires_at = now() - interval '1 second'").await;
-    let hanging = env.store.hold("select 1 from leader for share").await;
+    let mut hanging = env.store.hold("select 1").await;
+    lock_leader_row(&mut hanging, former).await.unwrap();
     let next = env.store.acquire_leadership(Uuid::now_v7(), true).await.unwrap().unwrap();
     assert_eq!(next.term, former.term + 1);
     assert!(hanging.commit().await.is_err(), "the former leader's transaction was ended");

@@ -24,7 +24,7 @@ async fn submitting_again_returns_the_same_job_and_then_its_result() {
 async fn late_result_of_an_old_attempt_is_stale() {
     let r = running().await;
     r.env.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
-    let (_, jobs, _) = r.env.store.sweep(r.leadership).await.unwrap();
+    let (_, jobs, _) = r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!(jobs, 1);
     assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
     assert_eq!(report(&r.env, r.job, r.node, done("late")).await, FenceReply::Stale);
@@ -48,7 +48,7 @@ async fn job_that_loses_too_many_nodes_is_dead_with_the_evidence() {
     let mut r = running().await;
     for round in 0..4 {
         r.env.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
-        r.env.store.sweep(r.leadership).await.unwrap();
+        r.env.store.sweep_now(r.leadership).await.unwrap();
         if round < 3 {
             r.job = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
             assert_eq!(accept(&r.env, r.job, r.node).await, FenceReply::Committed);
@@ -121,7 +121,7 @@ async fn job_is_read_only_under_the_live_lease_of_its_task() {
         assert_eq!(r.env.store.get_job(&runner(), &stale).await.unwrap(), JobReply::Stale, "{stale:?}");
     }
     r.env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    r.env.store.sweep(r.leadership).await.unwrap();
+    r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!(r.env.store.get_job(&runner(), &get).await.unwrap(), JobReply::Stale, "swept");
 }
 

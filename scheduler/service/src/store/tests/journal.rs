@@ -27,7 +27,7 @@ async fn next_attempt_resumes_with_the_tokens_of_the_lost_one() {
     let gap = append(&r, r.job, 9, &[5]).await;
     assert!(matches!(gap, FenceReply::Unavailable { .. }), "has to be sent from the start: {gap:?}");
     r.env.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
-    r.env.store.sweep(r.leadership).await.unwrap();
+    r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!(append(&r, r.job, 4, &[5]).await, FenceReply::Stale, "the lease is lost");
     let order = place(&r.env, r.leadership, r.job.job, r.node).await;
     let expected = GeneratedTokens { vocabulary: -7, tokens: vec![1, 2, 3, 4] };

@@ -53,7 +53,7 @@ async fn expired_task_is_granted_again_with_all_its_steps() {
     let r = running().await;
     committed(&r.env, r.task, 0, started()).await;
     r.env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    let (hints, _, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
+    let (hints, _, tasks) = r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!(tasks, 1);
     assert!(hints.contains(&crate::store::Hint::TaskReady));
     let next = grant(&r.env, r.runner).await;
@@ -66,10 +66,10 @@ async fn expired_task_is_granted_again_with_all_its_steps() {
 #[tokio::test]
 async fn sweep_ignores_live_leases_and_ended_jobs() {
     let r = running().await;
-    let (_, jobs, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
+    let (_, jobs, tasks) = r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!((jobs, tasks), (0, 0));
     report(&r.env, r.job, r.node, done("x")).await;
-    let (_, jobs, _) = r.env.store.sweep(r.leadership).await.unwrap();
+    let (_, jobs, _) = r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!(jobs, 0);
     assert_eq!(state_of(&r.env, r.job.job).await, JobState::Done);
 }
@@ -104,7 +104,7 @@ async fn task_that_loses_many_runners_without_a_step_fails() {
         grant(&env, boot).await;
         env.store.raw("update runners set last_seen = now() - interval '1 minute'").await;
         env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-        env.store.sweep(leadership).await.unwrap();
+        env.store.sweep_now(leadership).await.unwrap();
     }
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
@@ -238,9 +238,9 @@ async fn locked_job_row_delays_no_other_lease_of_its_node() {
     // An expired lease whose row is locked is left for the next sweep.
     r.env.store.raw("update jobs set lease_expires = now() - interval '1 second'").await;
     let locked = r.env.store.hold("select 1 from jobs order by created_at limit 1 for update").await;
-    assert_eq!(r.env.store.sweep(r.leadership).await.unwrap().1, 1);
+    assert_eq!(r.env.store.sweep_now(r.leadership).await.unwrap().1, 1);
     locked.rollback().await.unwrap();
-    assert_eq!(r.env.store.sweep(r.leadership).await.unwrap().1, 1);
+    assert_eq!(r.env.store.sweep_now(r.leadership).await.unwrap().1, 1);
 }
 
 #[tokio::test]
@@ -281,7 +281,7 @@ async fn grant_that_never_arrived_and_machine_restart_are_not_losses_of_the_task
     let boot = join("monday").await;
     env.store.grant(&runner(), &request(boot)).await.unwrap();
     env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
-    env.store.sweep(leadership).await.unwrap();
+    env.store.sweep_now(leadership).await.unwrap();
     assert_eq!(env.store.count(losses).await, 0, "the runner never received the grant");
     let LeaseReply::Granted { lease, .. } = env.store.grant(&runner(), &request(boot)).await.unwrap() else { panic!() };
     env.store.record_runner_heartbeat(&runner(), &heartbeat(boot, &[(lease, 0)])).await.unwrap();

@@ -82,7 +82,7 @@ async fn generating_job_is_not_suspected_beside_one_that_starts() {
     let starting = place(&r.env, r.leadership, starting.job, node).await.fence;
     r.env.store.raw(NODE_SILENT).await;
     r.env.store.raw(EXPIRE).await;
-    r.env.store.sweep(r.leadership).await.unwrap();
+    r.env.store.sweep_now(r.leadership).await.unwrap();
     r.env.store.unplace(r.leadership, starting, UnreportedEnd::NodeLost, "den was lost").await.unwrap().unwrap();
     assert_eq!(counts(&r.env, r.job.job).await, [2, 0, 0]);
     assert_eq!(counts(&r.env, starting.job).await, [0, 2, 2]);
@@ -116,7 +116,7 @@ async fn order_behind_a_blocking_one_is_not_suspected() {
 async fn stalled_job_on_a_live_node_is_suspected() {
     let r = running().await;
     r.env.store.raw(EXPIRE).await;
-    r.env.store.sweep(r.leadership).await.unwrap();
+    r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!(counts(&r.env, r.job.job).await, [1, 0, 1]);
     let detail = "select count(*) from attempts where suspicion = 'stalled' and detail like '%completed no step%'";
     assert_eq!(r.env.store.count(detail).await, 1);
@@ -135,46 +135,60 @@ async fn restarted_machine_clean_stop_and_returned_node_make_no_job_suspicious()
     let boot = join_node_on(&r.env, "monday").await;
     rerun(boot).await;
     let boot = join_node_on(&r.env, "tuesday").await;
-    assert_eq!(counts(&r.env, r.job.job).await, [1, 0, 0]);
+    assert_eq!(counts(&r.env, r.job.job).await, [0, 0, 0]);
     // The lease expires while the machine is being restarted: the suspicion is withdrawn afterwards.
     rerun(boot).await;
     r.env.store.raw(NODE_SILENT).await;
     r.env.store.raw(EXPIRE).await;
-    r.env.store.sweep(r.leadership).await.unwrap();
-    assert_eq!(counts(&r.env, r.job.job).await, [2, 0, 1]);
+    r.env.store.sweep_now(r.leadership).await.unwrap();
+    assert_eq!(counts(&r.env, r.job.job).await, [1, 0, 1]);
     let boot = join_node_on(&r.env, "wednesday").await;
-    assert_eq!(counts(&r.env, r.job.job).await, [2, 0, 0]);
+    assert_eq!(counts(&r.env, r.job.job).await, [1, 0, 0]);
     // The node was only disconnected, and still works on the job.
     let fence = rerun(boot).await;
     r.env.store.raw(NODE_SILENT).await;
     r.env.store.raw(EXPIRE).await;
-    r.env.store.sweep(r.leadership).await.unwrap();
-    assert_eq!(counts(&r.env, r.job.job).await, [3, 0, 1]);
+    r.env.store.sweep_now(r.leadership).await.unwrap();
+    assert_eq!(counts(&r.env, r.job.job).await, [2, 0, 1]);
     let held = vec![HeldLease { lease: fence.lease, step_age_ms: 0 }];
     let heartbeat = Heartbeat { boot, held, ledger: None, devices: None };
     let reply = r.env.store.record_node_heartbeat(&node(), &heartbeat).await.unwrap();
-    assert_eq!((reply.lost, counts(&r.env, r.job.job).await), (vec![fence.lease], [3, 0, 0]));
+    assert_eq!((reply.lost, counts(&r.env, r.job.job).await), (vec![fence.lease], [2, 0, 0]));
     // The node was stopped cleanly, but its report was lost.
     rerun(boot).await;
     r.env.store.raw("update nodes set ledger = (ledger::jsonb || '{\"draining\":true}')::json").await;
     let boot = join_node_on(&r.env, "wednesday").await;
-    assert_eq!(counts(&r.env, r.job.job).await, [4, 0, 0]);
+    assert_eq!(counts(&r.env, r.job.job).await, [2, 0, 0]);
     // A crash of the process alone is suspicious.
     rerun(boot).await;
     join_node_on(&r.env, "wednesday").await;
-    assert_eq!(counts(&r.env, r.job.job).await, [5, 0, 1]);
+    assert_eq!(counts(&r.env, r.job.job).await, [3, 0, 1]);
 }
 
 #[tokio::test]
-async fn losses_without_suspicion_are_limited_too() {
+async fn losses_and_unaccepted_attempts_are_limited_together() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     r.env.store.raw("update jobs set losses = 19").await;
     for state in [JobState::Queued, JobState::Dead] {
         let fence = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
-        let ended = r.env.store.unplace(r.leadership, fence, UnreportedEnd::Infrastructure, "den was lost").await;
+        let ended = r.env.store.unplace(r.leadership, fence, UnreportedEnd::NodeLost, "den was lost").await;
         assert!(ended.unwrap().is_some());
         assert_eq!(state_of(&r.env, r.job.job).await, state);
     }
-    assert_eq!(counts(&r.env, r.job.job).await, [19, 2, 0]);
+    assert_eq!(counts(&r.env, r.job.job).await, [19, 2, 2]);
+}
+
+#[tokio::test]
+async fn ends_because_of_the_infrastructure_are_not_counted() {
+    let r = running().await;
+    report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
+    r.env.store.raw("update jobs set losses = 20").await;
+    for _ in 0..3 {
+        let fence = place(&r.env, r.leadership, r.job.job, r.node).await.fence;
+        let end = UnreportedEnd::Infrastructure;
+        assert!(r.env.store.unplace(r.leadership, fence, end, "the order was not stored").await.unwrap().is_some());
+        assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
+    }
+    assert_eq!(counts(&r.env, r.job.job).await, [20, 0, 0]);
 }

@@ -45,6 +45,15 @@ impl Store {
         transaction
     }
 
+    /// Ends the leases that are expired now.
+    pub(crate) async fn sweep_now(
+        &self,
+        leadership: Leadership,
+    ) -> Result<(Vec<super::Hint>, usize, usize), super::StoreError> {
+        let now_ms = self.clock_ms().await?;
+        self.sweep(leadership, now_ms).await
+    }
+
     /// Rows of all jobs that have not ended, as the planner reads them.
     pub(crate) async fn live_jobs(&self) -> Vec<cfq_scheduler_core::Job> {
         let ids: Vec<JobId> = self.live_job_versions().await.unwrap().into_keys().collect();

@@ -97,7 +97,7 @@ async fn task_of_stalling_runners_fails_after_four_grants() {
         heartbeat(&env, boot, fence.lease, 0).await;
         heartbeat(&env, boot, fence.lease, 601_000).await;
         env.store.raw(EXPIRE).await;
-        env.store.sweep(leadership).await.unwrap();
+        env.store.sweep_now(leadership).await.unwrap();
     }
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
@@ -113,13 +113,13 @@ async fn lost_grant_or_resumed_progress_is_not_a_stall() {
     grant(&env, boot).await;
     env.store.raw("update runners set last_seen = now()").await;
     env.store.raw(EXPIRE).await;
-    env.store.sweep(leadership).await.unwrap();
+    env.store.sweep_now(leadership).await.unwrap();
     assert_eq!(env.store.count(losses).await, 1, "the reply was lost, and the runner sends heartbeats");
     let fence = grant(&env, boot).await.fence;
     heartbeat(&env, boot, fence.lease, 601_000).await;
     heartbeat(&env, boot, fence.lease, 0).await;
     env.store.raw(EXPIRE).await;
-    env.store.sweep(leadership).await.unwrap();
+    env.store.sweep_now(leadership).await.unwrap();
     assert_eq!(env.store.count(losses).await, 2);
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert!(detail.reason.contains("did not renew its lease"), "{}", detail.reason);
@@ -193,7 +193,7 @@ async fn leases_from_before_the_clock_was_set_back_expire() {
     let r = running().await;
     r.env.store.raw("update jobs set lease_expires = now() + interval '1 hour'").await;
     r.env.store.raw("update tasks set lease_expires = now() + interval '1 hour'").await;
-    let (_, jobs, tasks) = r.env.store.sweep(r.leadership).await.unwrap();
+    let (_, jobs, tasks) = r.env.store.sweep_now(r.leadership).await.unwrap();
     assert_eq!((jobs, tasks), (1, 1));
     r.env.store.raw("update leader set expires_at = now() + interval '1 hour'").await;
     assert!(r.env.store.acquire_leadership(uuid::Uuid::now_v7(), true).await.unwrap().is_some());
