@@ -42,6 +42,10 @@ bench REPO:
 bench-engine *ARGS:
     benches/engine {{ARGS}}
 
+# Inject random faults into a cluster for SECONDS while tasks run; docs/how-to/find-faults.md explains the result
+chaos SECONDS="240" SEED="1":
+    cargo run --package cfq-tests --bin chaos -- {{SECONDS}} {{SEED}}
+
 # Fuzz the GGUF parser for SECONDS, starting from the headers of the small test models; needs `cargo install cargo-fuzz`
 fuzz SECONDS="300":
     mkdir -p inference-node/fuzz/corpus/gguf

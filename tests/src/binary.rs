@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 pub fn cfq() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        // target/PROFILE/deps/suite-... -> target/PROFILE
-        let test = std::env::current_exe().unwrap();
-        let folder = test.parent().unwrap().parent().unwrap();
+        // target/PROFILE/deps/suite-... or target/PROFILE/chaos -> target/PROFILE
+        let program = std::env::current_exe().unwrap();
+        let folder = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.args(["build", "--quiet", "--package", "cfq", "--bin", "cfq"]).current_dir(env!("CARGO_MANIFEST_DIR"));

@@ -6,6 +6,7 @@
 pub mod binary;
 pub mod cfq_process;
 pub mod cfq_up;
+pub mod chaos;
 pub mod cluster;
 pub mod fake_gpus;
 pub mod foreign_process;

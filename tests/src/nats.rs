@@ -52,17 +52,37 @@ impl Server {
         self.address.config(&identity)
     }
 
-    /// Kills the server, removes everything it stored, and starts it again on the same port.
-    pub async fn restart_wiped(&self) {
+    pub fn pid(&self) -> u32 {
+        self.process.lock().unwrap().pid()
+    }
+
+    /// Sends SIGKILL to the server and waits until it has ended.
+    pub async fn kill9(&self) {
         let process = self.process.lock().unwrap().clone();
         process.signal(Signal::Kill).unwrap();
         process.ended().await;
+    }
+
+    /// Stops the server as cfq does.
+    pub async fn stop(&self) {
+        let process = self.process.lock().unwrap().clone();
+        Nats::stop(&process).await.unwrap();
+    }
+
+    /// Starts the stopped server again on the same port.
+    pub async fn restart(&self) {
+        let again = self.nats.restart().await.unwrap();
+        *self.process.lock().unwrap() = again;
+    }
+
+    /// Kills the server, removes everything it stored, and starts it again on the same port.
+    pub async fn restart_wiped(&self) {
+        self.kill9().await;
         for entry in std::fs::read_dir(&self.store).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
         }
-        let again = self.nats.restart().await.unwrap();
-        *self.process.lock().unwrap() = again;
+        self.restart().await;
     }
 }
 

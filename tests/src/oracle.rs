@@ -45,7 +45,7 @@ impl Cluster {
         self.run_oracle(task, &repo).await;
     }
 
-    async fn feed_matches_postgres(&self, task: TaskKey, rows: &TaskRows) {
+    pub(crate) async fn feed_matches_postgres(&self, task: TaskKey, rows: &TaskRows) {
         let events = self.client.events(task, 0).await.unwrap().events;
         let fed: Vec<(i64, Value)> =
             events.iter().map(|e| (e.task_seq, serde_json::to_value(&e.body).unwrap())).collect();
@@ -72,7 +72,7 @@ pub fn assert_state_follows_review(detail: &TaskDetail) {
 
 /// Asserts that, over all tasks of the cluster, each prompt was sent to a model at most as often as attempts with this
 /// prompt were accepted.
-fn every_call_belongs_to_an_attempt(jobs: &[JobRow], calls: &[Call]) {
+pub(crate) fn every_call_belongs_to_an_attempt(jobs: &[JobRow], calls: &[Call]) {
     let mut allowed: BTreeMap<(&str, String), usize> = BTreeMap::new();
     for job in jobs {
         let accepted = job.attempts.iter().filter(|a| a.accepted).count();
@@ -90,7 +90,7 @@ fn every_call_belongs_to_an_attempt(jobs: &[JobRow], calls: &[Call]) {
 
 /// Asserts that the attempts of each job are numbered without a gap and have ended, and that each completed job has one
 /// result, one event, and a completed model call with its text.
-fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
+pub(crate) fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
     assert!(!rows.jobs.is_empty(), "a settled task that called no model");
     for job in &rows.jobs {
         let outcomes: Vec<Option<&str>> = job.attempts.iter().map(|a| a.outcome.as_deref()).collect();
@@ -114,7 +114,7 @@ fn jobs_were_done_once(rows: &TaskRows, calls: &[Call]) {
 }
 
 /// Asserts that steps are numbered without a gap and match the rows of iterations, reviews and pull requests.
-fn steps_have_no_gap(rows: &TaskRows) {
+pub(crate) fn steps_have_no_gap(rows: &TaskRows) {
     assert!(!rows.steps.is_empty(), "a settled task without a step");
     let seqs: Vec<i32> = rows.steps.iter().map(|s| s.seq).collect();
     assert_eq!(seqs, (0..rows.steps.len() as i32).collect::<Vec<_>>(), "steps");
@@ -137,7 +137,7 @@ fn steps_have_no_gap(rows: &TaskRows) {
 
 /// Asserts that the user's repository has the delivered branch and no other branch of this task, that the branch has
 /// one commit per iteration, and that its files are texts that a model sent.
-fn git_matches_the_recorded_steps(rows: &TaskRows, repo: &UserRepo, calls: &[Call]) {
+pub(crate) fn git_matches_the_recorded_steps(rows: &TaskRows, repo: &UserRepo, calls: &[Call]) {
     let prefix = format!("cfq/t{}-", rows.number);
     let branches: Vec<String> = repo.branches().into_iter().filter(|b| b.starts_with(&prefix)).collect();
     let expected: Vec<String> = rows.delivered.iter().map(|(branch, _)| branch.clone()).collect();

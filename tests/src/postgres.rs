@@ -109,6 +109,10 @@ fn config(address: &PostgresAddress, database: &str) -> cfq_scheduler::DatabaseC
 }
 
 async fn connect(address: &PostgresAddress, database: &str) -> PgConnection {
+    try_connect(address, database).await.unwrap()
+}
+
+async fn try_connect(address: &PostgresAddress, database: &str) -> sqlx::Result<PgConnection> {
     let password = std::fs::read_to_string(&address.password_file).unwrap();
     PgConnectOptions::new_without_pgpass()
         .socket(&address.host)
@@ -118,7 +122,6 @@ async fn connect(address: &PostgresAddress, database: &str) -> PgConnection {
         .database(database)
         .connect()
         .await
-        .unwrap()
 }
 
 /// All rows of all tables, as text, of the database of the `cfq up` that runs on these folders.
@@ -195,5 +198,10 @@ impl Database {
     /// Opens a connection to read what cfq wrote.
     pub async fn connect(&self) -> PgConnection {
         connect(&self.address, &self.name).await
+    }
+
+    /// Like [`Self::connect`], for a server that may be down.
+    pub async fn try_connect(&self) -> sqlx::Result<PgConnection> {
+        try_connect(&self.address, &self.name).await
     }
 }

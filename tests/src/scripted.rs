@@ -48,6 +48,8 @@ impl Gate {
 pub enum Reply {
     /// A complete text, streamed in chunks of 8 characters.
     Text(String),
+    /// The text that this function returns for the call's messages.
+    Computed(fn(&Value) -> String),
     /// A text that ends at the token limit (finish reason `length`).
     Truncated(String),
     /// A complete text with this delay before each chunk.
@@ -189,6 +191,7 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<
         }
         Some(Reply::Endless) => return endless(call),
         Some(Reply::Text(text)) => (Chunks::of(&text), "stop", Duration::ZERO),
+        Some(Reply::Computed(text)) => (Chunks::of(&text(&body["messages"])), "stop", Duration::ZERO),
         Some(Reply::Truncated(text)) => (Chunks::of(&text), "length", Duration::ZERO),
         Some(Reply::Slow(text, delay)) => (Chunks::of(&text), "stop", delay),
         Some(Reply::Gated(first, rest, gate)) => (Chunks::gated(&first, &rest, gate), "stop", Duration::ZERO),

@@ -50,6 +50,18 @@ impl Cluster {
         child.wait().unwrap();
     }
 
+    /// Sends SIGTERM to a service's process, waits until it has ended, and returns its exit status.
+    pub async fn stop(&self, service: &str) -> std::process::ExitStatus {
+        let child = self.services.lock().unwrap().remove(service);
+        let mut child = child.unwrap_or_else(|| panic!("{service} is not running"));
+        signal::send(child.id(), libc::SIGTERM);
+        wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {
+            let done = child.try_wait().unwrap();
+            async move { done.ok_or_else(|| "still running".to_owned()) }
+        })
+        .await
+    }
+
     /// Returns whether a service's process has ended by itself.
     pub fn has_exited(&self, service: &str) -> bool {
         let mut services = self.services.lock().unwrap();
@@ -89,15 +101,11 @@ impl Cluster {
     /// Stops all services in order, and asserts that each exits with success and that none panicked, except at a
     /// failpoint that the test configured.
     pub async fn finish(self) {
-        let mut services = std::mem::take(&mut *self.services.lock().unwrap());
         for service in ["runner", "second_node", "node", "second_scheduler", "scheduler"] {
-            let Some(mut child) = services.remove(service) else { continue };
-            signal::send(child.id(), libc::SIGTERM);
-            let status = wait::until(&format!("{service} to stop"), Duration::from_secs(20), || {
-                let done = child.try_wait().unwrap();
-                async move { done.ok_or_else(|| "still running".to_owned()) }
-            })
-            .await;
+            if !self.services.lock().unwrap().contains_key(service) {
+                continue;
+            }
+            let status = self.stop(service).await;
             assert!(status.success(), "{service} ended with {status}:\n{}", tail(&self.log(service)));
         }
         self.assert_no_panics();

@@ -68,6 +68,12 @@ impl DedicatedPostgres {
         }
     }
 
+    /// Stops the server as cfq does.
+    pub async fn stop(&self) {
+        let process = self.process.lock().unwrap().clone();
+        Postgres::stop(&process).await.unwrap();
+    }
+
     /// Starts the server again on the same folder and socket.
     pub async fn restart(&self) {
         let process = self.postgres.start().await.unwrap();
