@@ -34,7 +34,7 @@ pub struct Verdict {
     pub states: BTreeMap<String, usize>,
     /// Tasks that are not merged, with their reasons.
     pub not_merged: Vec<String>,
-    /// Attempts of jobs that ended without a result, by outcome, and leases of tasks that were taken from their runner.
+    /// Attempts of jobs that ended without a result, by outcome, and leases of tasks that ended before their task.
     /// Whatever the former holder still sends is fenced off.
     pub fenced_off: BTreeMap<String, usize>,
     pub duplicates: usize,
@@ -72,9 +72,9 @@ pub async fn verdict(
             *verdict.fenced_off.entry(format!("job attempts {outcome}")).or_default() += 1;
         }
     }
-    let leases: usize = rows.iter().map(|row| row.losses as usize).sum();
+    let leases: usize = rows.iter().map(|row| (row.attempt as usize).saturating_sub(1)).sum();
     if leases > 0 {
-        verdict.fenced_off.insert("task leases lost".to_owned(), leases);
+        verdict.fenced_off.insert("task leases ended early".to_owned(), leases);
     }
     check(&mut verdict.violations, "model calls", || oracle::every_call_belongs_to_an_attempt(&jobs, &calls));
     let merges = Merges::of(&cluster.dir.path().join("runner-data"));
@@ -183,7 +183,7 @@ mod tests {
             idempotency_key: Some(key.into()),
             state: "merged".into(),
             reason: String::new(),
-            losses: 0,
+            attempt: 1,
             lease: None,
         }
     }

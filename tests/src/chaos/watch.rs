@@ -27,7 +27,8 @@ pub struct TaskRow {
     pub idempotency_key: Option<String>,
     pub state: String,
     pub reason: String,
-    pub losses: i32,
+    /// Number of leases that the task had.
+    pub attempt: i32,
     /// Lease and end of the lease.
     pub lease: Option<String>,
 }
@@ -35,7 +36,7 @@ pub struct TaskRow {
 impl TaskRow {
     pub async fn all(connection: &mut PgConnection) -> sqlx::Result<Vec<Self>> {
         sqlx::query_as(
-            "select id::text, number, idempotency_key, state, reason, losses,
+            "select id::text, number, idempotency_key, state, reason, attempt,
              lease::text || ' until ' || lease_expires as lease from tasks order by number",
         )
         .fetch_all(connection)
@@ -120,7 +121,7 @@ mod tests {
             idempotency_key: None,
             state: state.into(),
             reason: String::new(),
-            losses: 0,
+            attempt: 1,
             lease: Some(lease.into()),
         }
     }
