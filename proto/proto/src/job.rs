@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::Payload;
+use crate::finite;
 use crate::ids::{IdError, JobId, NodeId, TaskId};
 use crate::model::ModelId;
 use crate::task::{Agent, Priority};
@@ -198,6 +199,7 @@ pub struct TokenLogprob {
     /// The token as text; if the token is only part of a character, the text is a replacement character.
     pub token: String,
     /// Natural logarithm of the probability; 0 where the constraint forced the token.
+    #[serde(deserialize_with = "finite::number")]
     pub logprob: f32,
 }
 

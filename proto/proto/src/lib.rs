@@ -15,6 +15,7 @@ pub mod client;
 pub mod early_stop;
 pub mod envelope;
 pub mod event;
+mod finite;
 pub mod http;
 pub mod ids;
 pub mod job;

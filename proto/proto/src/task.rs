@@ -6,6 +6,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::finite;
 use crate::ids::IdError;
 use crate::model::ModelId;
 
@@ -123,7 +124,7 @@ pub struct AgentBinding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
     /// Softmax temperature; 0 is greedy.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "finite::optional", skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Seed of the random numbers.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::early_stop::EarlyStop;
+use crate::finite;
 
 /// Author of a chat message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -42,21 +43,27 @@ pub struct ChatMessage {
 #[serde(default)]
 pub struct Sampling {
     /// Softmax temperature; 0 is greedy.
+    #[serde(deserialize_with = "finite::number")]
     pub temperature: f32,
     /// Number of most likely tokens to sample from; `None` for all.
     pub top_k: Option<u32>,
     /// Nucleus sampling: samples from the smallest set of most likely tokens whose cumulative probability is at least
     /// this.
+    #[serde(deserialize_with = "finite::optional")]
     pub top_p: Option<f32>,
     /// Minimum probability of a token, as a fraction of the most likely token's probability; less likely tokens are
     /// dropped.
+    #[serde(deserialize_with = "finite::optional")]
     pub min_p: Option<f32>,
     /// Penalty for tokens that already occurred: positive logits are divided by it, negative logits multiplied by it; 1
     /// is off.
+    #[serde(deserialize_with = "finite::number")]
     pub repetition_penalty: f32,
     /// Penalty subtracted from a token's logit for each time the token was generated; 0 is off.
+    #[serde(deserialize_with = "finite::number")]
     pub frequency_penalty: f32,
     /// Penalty subtracted once from a token's logit if the token was generated at all; 0 is off.
+    #[serde(deserialize_with = "finite::number")]
     pub presence_penalty: f32,
     /// Seed of the random numbers.
     pub seed: u64,
