@@ -46,11 +46,9 @@ bench-engine *ARGS:
 chaos SECONDS="240" SEED="1":
     cargo run --package cfq-tests --bin chaos -- {{SECONDS}} {{SEED}}
 
-# Fuzz the GGUF parser for SECONDS, starting from the headers of the small test models; needs `cargo install cargo-fuzz`
-fuzz SECONDS="300":
-    mkdir -p inference-node/fuzz/corpus/gguf
-    for f in inference-node/engine/tests/fixtures/models/*/model.gguf; do head -c 60000 $f > inference-node/fuzz/corpus/gguf/$(basename $(dirname $f)); done
-    cargo fuzz run --fuzz-dir inference-node/fuzz --sanitizer none gguf inference-node/fuzz/corpus/gguf -- -max_total_time={{SECONDS}} -rss_limit_mb=2048 -malloc_limit_mb=512
+# Fuzz a parser for SECONDS; tests/fuzz lists the TARGETs; needs `cargo install cargo-fuzz`
+fuzz TARGET="gguf" SECONDS="300":
+    tests/fuzz {{TARGET}} {{SECONDS}}
 
 # Run the thread pool's tests in Miri; needs `rustup component add miri --toolchain nightly`
 miri:
