@@ -1,5 +1,5 @@
-//! `cfq token rotate`: replaces the API token. The running scheduler notices the new file by itself. Whoever owns the
-//! data folder may do this, so no request is sent, and it works while the server is stopped.
+//! `cfq token rotate`: replaces the API token. The running scheduler notices the new file by itself. No
+//! request is sent, because the owner of the data folder may do this; it also works while the server is stopped.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

@@ -30,7 +30,7 @@ pub fn api_client() -> Result<reqwest::Client, reqwest::Error> {
     api_client_builder().build()
 }
 
-/// Creates a client that reaches cfq's own API only through the Unix socket `path`, whatever host a request names. The
+/// Creates a client that reaches cfq's own API only through the Unix socket `path`; the host that a request names is ignored. The
 /// path must be short enough ([`crate::unix_socket::short_path`]).
 ///
 /// # Errors

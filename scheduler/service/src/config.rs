@@ -76,7 +76,7 @@ pub struct SchedulerLimits {
     /// How many attempts of a job may end with the loss of their node, or unaccepted by it, if the job may be the cause;
     /// one more makes the job a dead letter.
     pub max_losses: i32,
-    /// How many attempts of a job may end in this way whatever the cause; one more makes the job a dead letter.
+    /// How many attempts of a job may end in this way, suspected or not; one more makes the job a dead letter.
     pub max_lost_or_unaccepted: i32,
     /// How many attempts of a job may fail after their first token; one more makes the job a dead letter.
     #[serde(alias = "max_break_offs")]

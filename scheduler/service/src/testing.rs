@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use cfq_deploy::stack::StackAddresses;
 use cfq_deploy::{Paths, Stack, StackOptions};
+use cfq_proto::http::NodeView;
 use cfq_proto::ids::{BootId, NodeId, RunnerId, TaskId, TaskNumber};
 use cfq_proto::messages::{NodeRegistration, RunnerRegistration};
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
@@ -162,6 +163,16 @@ pub fn node_registration(boot: BootId) -> NodeRegistration {
     };
     let ledger = Ledger { version: 1, models: vec![model], ..Ledger::default() };
     NodeRegistration { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger, machine_boot: None }
+}
+
+/// A node as the API shows it, with one model or none.
+pub fn node_view(name: &str, alive: bool, model: Option<&str>) -> NodeView {
+    let NodeRegistration { boot, version, devices, mut ledger, .. } = node_registration(BootId::fresh());
+    match model {
+        Some(model) => ledger.models[0].model = model.parse().unwrap(),
+        None => ledger.models.clear(),
+    }
+    NodeView { id: NodeId::new(name).unwrap(), boot, version, alive, devices, ledger, last_seen: 0.0, running: 0 }
 }
 
 pub fn spec() -> TaskSpec {

@@ -35,7 +35,7 @@ pub struct Verdict {
     /// Tasks that are not merged, with their reasons.
     pub not_merged: Vec<String>,
     /// Attempts of jobs that ended without a result, by outcome, and leases of tasks that ended before their task.
-    /// Whatever the former holder still sends is fenced off.
+    /// Later messages of the former holder are fenced off.
     pub fenced_off: BTreeMap<String, usize>,
     pub duplicates: usize,
     pub losses: usize,

@@ -69,7 +69,7 @@ pub enum TemplateError {
         /// The system's error.
         reason: String,
     },
-    /// The time limit ended, or nobody waits for the prompt any more.
+    /// The time limit ended, or the caller no longer waits for the prompt.
     #[error("the chat template was not rendered: {0}")]
     Stopped(#[from] Stopped),
 }

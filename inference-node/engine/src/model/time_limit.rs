@@ -23,7 +23,7 @@ pub enum Stopped {
         /// The limit.
         limit: Duration,
     },
-    /// Nobody waits for the result any more.
+    /// The caller no longer waits for the result.
     #[error("it was cancelled")]
     Cancelled,
 }

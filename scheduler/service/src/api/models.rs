@@ -90,22 +90,7 @@ mod tests {
     use crate::testing;
 
     fn view(name: &str, alive: bool, model: Option<&str>) -> NodeView {
-        let registration = testing::node_registration(BootId::fresh());
-        let mut ledger = registration.ledger;
-        match model {
-            Some(model) => ledger.models[0].model = model.parse().unwrap(),
-            None => ledger.models.clear(),
-        }
-        NodeView {
-            id: NodeId::new(name).unwrap(),
-            boot: registration.boot,
-            version: registration.version,
-            alive,
-            devices: registration.devices,
-            ledger,
-            last_seen: 0.0,
-            running: 0,
-        }
+        testing::node_view(name, alive, model)
     }
 
     #[test]

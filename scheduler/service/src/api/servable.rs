@@ -81,26 +81,13 @@ fn known_endpoints(nodes: &[NodeView], defaults: &AgentBindings) -> BTreeSet<Str
 
 #[cfg(test)]
 mod tests {
-    use cfq_proto::ids::{BootId, NodeId};
     use cfq_proto::task::AgentBinding;
 
     use super::*;
     use crate::testing;
 
     fn node(name: &str, alive: bool, model: &str) -> NodeView {
-        let registration = testing::node_registration(BootId::fresh());
-        let mut ledger = registration.ledger;
-        ledger.models[0].model = model.parse().unwrap();
-        NodeView {
-            id: NodeId::new(name).unwrap(),
-            boot: registration.boot,
-            version: registration.version,
-            alive,
-            devices: registration.devices,
-            ledger,
-            last_seen: 0.0,
-            running: 0,
-        }
+        testing::node_view(name, alive, Some(model))
     }
 
     fn agents(alpha: &str, beta: &str) -> AgentBindings {

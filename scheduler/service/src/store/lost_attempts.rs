@@ -1,9 +1,10 @@
 //! The end of an attempt that its node did not report: it was lost with its node, or never accepted.
 //!
-//! Two counts are kept apart. `losses` and `unaccepted` count every such attempt, whatever the cause. `suspicions`
-//! counts those whose end the job itself may have caused ([`cfq_scheduler_core::is_suspect`]); a job with too many of
-//! them becomes a dead letter. A suspicion is withdrawn if it turns out that the node was not stopped by a job: its
-//! machine was restarted, or it was only disconnected and sends heartbeats again.
+//! Two counts are kept apart. `losses` and `unaccepted` count such attempts, except those that the infrastructure ended
+//! (a clean stop, an outage, a restarted machine). `suspicions` counts those whose end the job itself may have caused
+//! ([`cfq_scheduler_core::is_suspect`]); a job with too many of them becomes a dead letter. A suspicion is withdrawn if
+//! it turns out that the node was not stopped by a job: its machine was restarted, or it was only disconnected and sends
+//! heartbeats again.
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
 use cfq_proto::job::JobState;

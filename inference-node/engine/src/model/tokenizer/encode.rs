@@ -27,7 +27,7 @@ pub enum TokenizeError {
         /// The tokenizer's error.
         reason: String,
     },
-    /// The time limit ended, or nobody waits for the tokens any more.
+    /// The time limit ended, or the caller no longer waits for the tokens.
     #[error("the prompt was not tokenized: {0}")]
     Stopped(Stopped),
 }

@@ -113,7 +113,7 @@ fn quotation(quoted: &Value, form: usize) -> String {
 }
 
 proptest! {
-    /// Whatever a critic quotes, and wherever, the result is its own review or none.
+    /// With any quoted text at any place of a reply, the result is the critic's own review or none.
     #[test]
     fn quoted_review_never_replaces_the_own_one(
         own in review(), quoted in review(), form in 0usize..9, text in other_text(), first: bool, cut in 0usize..400,
