@@ -136,14 +136,14 @@ fn place<'a>(state: &'a PlannerState, job: &'a Job, now_ms: i64, remaining: &mut
         let reason = format!("no node can run it: {}", join_by_node(&job.refused_by));
         return Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Rejected { reason } });
     }
-    if let Some((cost, node, capacity)) = cheapest(state, job, &candidates.open, remaining) {
-        remaining.admit(job, &node.id, capacity, cost.reserved_tokens);
-        let reason = placement_reason(&cost, node, capacity, candidates.open.len());
+    if let Some((best, next)) = two_cheapest(state, job, &candidates.open, remaining) {
+        remaining.admit(job, &best.node.id, best.capacity, best.cost.reserved_tokens);
+        let reason = placement_reason(&best, next.as_ref(), candidates.open.len());
         return Some(Effect::Place {
             job: job.id,
             attempt: job.attempt + 1,
-            node: node.id.clone(),
-            boot: node.boot,
+            node: best.node.id.clone(),
+            boot: best.node.boot,
             reason,
         });
     }
@@ -160,15 +160,25 @@ fn place<'a>(state: &'a PlannerState, job: &'a Job, now_ms: i64, remaining: &mut
     pending_effect(state, job, &candidates, now_ms)
 }
 
-/// Returns the cheapest open node with enough capacity (the first on ties), the job's cost there, and the node's
-/// remaining capacity. `reserved_tokens` of the cost is the number of tokens to reserve.
-fn cheapest<'a>(
+/// An open node that has room for a job.
+struct Offer<'a> {
+    node: &'a Node,
+    /// The job's cost on the node; `reserved_tokens` is the number of tokens to reserve.
+    cost: PlacementCost,
+    /// Capacity of the node before the job is admitted.
+    capacity: ModelCapacity,
+}
+
+/// Returns the open node with room for the job on which it costs least, and the next one. On ties, the first node in
+/// the order of names precedes.
+fn two_cheapest<'a>(
     state: &'a PlannerState,
     job: &'a Job,
     open: &[Candidate<'a>],
     remaining: &mut Remaining<'a>,
-) -> Option<(PlacementCost, &'a Node, ModelCapacity)> {
-    let mut best: Option<(PlacementCost, &'a Node, ModelCapacity)> = None;
+) -> Option<(Offer<'a>, Option<Offer<'a>>)> {
+    let mut best: Option<Offer<'a>> = None;
+    let mut next: Option<Offer<'a>> = None;
     for &(node, model) in open {
         if !remaining.occupancy(&node.id).admits(job) {
             continue;
@@ -178,27 +188,42 @@ fn cheapest<'a>(
         let cached_blocks = state.prefix_index.cached_blocks(node, model, &job.prefix);
         let cost = placement_cost(job, model, capacity.concurrent, cached_blocks);
         let Some(reserved_tokens) = capacity.reservation_for(&cost) else { continue };
-        if best.as_ref().is_none_or(|(other, ..)| cost.total_ms() < other.total_ms()) {
-            best = Some((PlacementCost { reserved_tokens, ..cost }, node, capacity));
+        let offer = Offer { node, cost: PlacementCost { reserved_tokens, ..cost }, capacity };
+        let precedes = |other: &Option<Offer<'a>>| {
+            other.as_ref().is_none_or(|other| offer.cost.total_ms() < other.cost.total_ms())
+        };
+        if precedes(&best) {
+            next = best.replace(offer);
+        } else if precedes(&next) {
+            next = Some(offer);
         }
     }
-    best
+    best.map(|best| (best, next))
 }
 
 /// Numbers behind a placement, stored with the job and shown to users.
-fn placement_reason(cost: &PlacementCost, node: &Node, capacity: ModelCapacity, open: usize) -> String {
-    let cached = if cost.cached_tokens > 0 { format!(" ({} cached)", cost.cached_tokens) } else { String::new() };
-    format!(
-        "{} of {open} open nodes: resident, prefill {} tokens{cached} {:.1} s, decode {:.1} s, \
-         needs {} of {} free tokens, {} of {} slots free, ledger {}",
-        node.id,
-        cost.prompt_tokens - cost.cached_tokens,
-        cost.prefill_ms / 1000.0,
-        cost.decode_ms / 1000.0,
-        cost.reserved_tokens,
+fn placement_reason(best: &Offer<'_>, next: Option<&Offer<'_>>, open: usize) -> String {
+    let capacity = best.capacity;
+    let mut reason = format!(
+        "{} of {open} open nodes: resident, {}, needs {} of {} free tokens, {} of {} slots free, ledger {}",
+        best.node.id,
+        time_estimate(&best.cost),
+        best.cost.reserved_tokens,
         capacity.tokens,
         capacity.slots,
         capacity.slots.saturating_add(capacity.concurrent),
-        node.ledger.version,
-    )
+        best.node.ledger.version,
+    );
+    if let Some(next) = next {
+        reason += &format!("; next {}: {}", next.node.id, time_estimate(&next.cost));
+    }
+    reason
+}
+
+/// The expected durations of a job on a node.
+fn time_estimate(cost: &PlacementCost) -> String {
+    let cached = if cost.cached_tokens > 0 { format!(" ({} cached)", cost.cached_tokens) } else { String::new() };
+    let computed = cost.prompt_tokens - cost.cached_tokens;
+    let (prefill, decode) = (cost.prefill_ms / 1000.0, cost.decode_ms / 1000.0);
+    format!("prefill {computed} tokens{cached} {prefill:.1} s, decode {decode:.1} s")
 }
