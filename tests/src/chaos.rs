@@ -30,6 +30,10 @@ use verdict::{Before, Verdict, message, verdict};
 /// Time after the last fault within which every acknowledged task must be at rest.
 const REST_LIMIT: Duration = Duration::from_secs(120);
 
+/// Delay before each chunk of 8 characters of a reply: a reply takes about a quarter of a second, so that many faults
+/// interrupt a running model call.
+const CHUNK_DELAY: Duration = Duration::from_millis(15);
+
 /// The figures and violations of a run.
 #[derive(Default)]
 pub struct Report {
@@ -122,8 +126,8 @@ async fn run_into(report: &mut Report) {
         let number = producer::number_in(&messages.to_string()).expect("a prompt names the function");
         file(&format!("{}.py", producer::function(number)), &producer::content(number))
     };
-    cluster.models.script("alpha", vec![Reply::Computed(written)]);
-    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    cluster.models.script("alpha", vec![Reply::Computed(written, CHUNK_DELAY)]);
+    cluster.models.script("beta", vec![Reply::Slow(review(95, &[]), CHUNK_DELAY)]);
     let before = Before::of(&repo);
     let ledger = Arc::new(Ledger::default());
     let producer =

@@ -48,8 +48,8 @@ impl Gate {
 pub enum Reply {
     /// A complete text, streamed in chunks of 8 characters.
     Text(String),
-    /// The text that this function returns for the call's messages.
-    Computed(fn(&Value) -> String),
+    /// The text that this function returns for the call's messages, with this delay before each chunk.
+    Computed(fn(&Value) -> String, Duration),
     /// A text that ends at the token limit (finish reason `length`).
     Truncated(String),
     /// A complete text with this delay before each chunk.
@@ -191,7 +191,7 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<
         }
         Some(Reply::Endless) => return endless(call),
         Some(Reply::Text(text)) => (Chunks::of(&text), "stop", Duration::ZERO),
-        Some(Reply::Computed(text)) => (Chunks::of(&text(&body["messages"])), "stop", Duration::ZERO),
+        Some(Reply::Computed(text, delay)) => (Chunks::of(&text(&body["messages"])), "stop", delay),
         Some(Reply::Truncated(text)) => (Chunks::of(&text), "length", Duration::ZERO),
         Some(Reply::Slow(text, delay)) => (Chunks::of(&text), "stop", delay),
         Some(Reply::Gated(first, rest, gate)) => (Chunks::gated(&first, &rest, gate), "stop", Duration::ZERO),
