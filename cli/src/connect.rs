@@ -97,6 +97,13 @@ fn own_url(data: &Path) -> Option<String> {
     serde_json::from_str::<ServerFile>(&text).ok().map(|server| server.url)
 }
 
+/// Returns the URL in `CFQ_URL` if it is set and not that of the local server of this data folder.
+pub fn foreign_url(data: &Path) -> Option<String> {
+    let url = std::env::var("CFQ_URL").ok()?;
+    let is_own = own_url(data).is_some_and(|own| own == url.trim_end_matches('/'));
+    (!is_own).then_some(url)
+}
+
 /// The message of a client error, with the next step.
 pub fn describe_error(error: &ClientError) -> String {
     match error {

@@ -31,6 +31,10 @@ fn main() -> ExitCode {
         Err(error) => {
             // clap reports help and version as errors, although they are none.
             let code = if error.use_stderr() { Code::Usage } else { Code::Done };
+            if code == Code::Usage && std::env::args_os().any(|arg| arg == "--json") {
+                report(&exit::usage(error.render().to_string().trim_end()), true);
+                return code.into();
+            }
             if error.print().is_err() {
                 return Code::Failed.into();
             }
@@ -106,7 +110,13 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Token { command } => commands::token::run(out, &paths, command),
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
         CliCommand::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
-        command => run_client_command(&connect::client(&paths.data)?, out, command).await,
+        command => {
+            // These commands use no settings, but a path that was typed wrong must not go unnoticed.
+            if file.is_some() {
+                load()?;
+            }
+            run_client_command(&connect::client(&paths.data)?, out, command).await
+        }
     }
 }
 

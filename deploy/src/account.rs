@@ -11,6 +11,7 @@ use std::time::Duration;
 use cfq_link::child::Account;
 
 use crate::files::{self, FileError};
+use crate::status_output::StatusOutput;
 
 /// Name of the account if none is configured.
 const DEFAULT_ACCOUNT_NAME: &str = "cfq";
@@ -63,9 +64,9 @@ pub fn from_environment() -> Option<String> {
 /// Returns the account that Postgres and NATS run as. `None` if cfq runs as an ordinary user: they then share the
 /// account of that user. `configured` is a name or `UID:GID`; if it is `None`, the default account is returned, and
 /// created if it does not exist.
-pub fn for_services(configured: Option<&str>) -> Result<Option<Account>, AccountError> {
+pub fn for_services(configured: Option<&str>, status: StatusOutput) -> Result<Option<Account>, AccountError> {
     match existing(configured) {
-        Err(AccountError::Missing { name, .. }) if configured.is_none() => create(&name).map(Some),
+        Err(AccountError::Missing { name, .. }) if configured.is_none() => create(&name, status).map(Some),
         found => found,
     }
 }
@@ -85,7 +86,7 @@ pub fn existing(configured: Option<&str>) -> Result<Option<Account>, AccountErro
     }
 }
 
-fn create(name: &str) -> Result<Account, AccountError> {
+fn create(name: &str, status: StatusOutput) -> Result<Account, AccountError> {
     let passwd = Path::new(PASSWD);
     // Two concurrent runs of useradd for one name can both succeed, and the second changes the ids of the first.
     // Only root can open the file of this lock.
@@ -111,7 +112,9 @@ fn create(name: &str) -> Result<Account, AccountError> {
         useradd.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         match useradd.output() {
             Ok(output) if output.status.success() => {
-                tracing::warn!(account = name, "created the account of Postgres and NATS");
+                status.print(&format!(
+                    "created the account `{name}`, as which Postgres and NATS run (`userdel {name}` removes it)"
+                ));
                 continue;
             }
             Ok(output) => reason = String::from_utf8_lossy(&output.stderr).trim().to_owned(),

@@ -43,6 +43,11 @@ pub enum PostgresError {
     Orphan(#[from] OrphanError),
     #[error("initdb failed ({exit}){}\n{tail}", log_hint(tail))]
     Initialize { exit: Exit, tail: String },
+    #[error(
+        "the database was not created, because no space is left in {folder}: free some, or choose another data folder \
+         with CFQ_DATA"
+    )]
+    NoSpace { folder: PathBuf },
     #[error("Postgres exited while starting ({exit}){}; the end of {log}:\n{tail}", log_hint(tail))]
     Exited { exit: Exit, log: PathBuf, tail: String },
     #[error("Postgres did not respond within {within:?}; its log is {log}")]

@@ -155,7 +155,7 @@ pub struct Stack {
 impl Stack {
     /// Starts both services; they are ready when this returns.
     pub async fn start(paths: &Paths, options: StackOptions) -> Result<Self, StackError> {
-        let account = account::for_services(options.services.account.as_deref())?;
+        let account = account::for_services(options.services.account.as_deref(), options.status)?;
         paths.prepare(account)?;
         let lock = DataLock::acquire(paths)?;
         stop_leftovers(paths).await?;
@@ -253,7 +253,7 @@ pub async fn find_programs(
     paths: &Paths,
     options: &StackOptions,
 ) -> Result<(ServiceProgram, ServiceProgram), StackError> {
-    let account = account::for_services(options.services.account.as_deref())?;
+    let account = account::for_services(options.services.account.as_deref(), options.status)?;
     let pinned = postgres::pinned_major(paths).map_err(StackError::Postgres)?;
     let (paths, options) = (paths.clone(), options.clone());
     let find = move || -> Result<_, StackError> {

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use cfq_deploy::Paths;
-use cfq_deploy::account;
 use cfq_deploy::nats::{Nats, NatsAddress, NatsOptions};
 use cfq_deploy::services::ServiceKind;
+use cfq_deploy::{Paths, StatusOutput, account};
 use cfq_link::NatsConfig;
 use cfq_link::child::{Process, Signal};
 use cfq_proto::ids::{NodeId, RunnerId};
@@ -26,7 +25,7 @@ pub struct Server {
 
 impl Server {
     pub async fn start(dir: &Path, nodes: &[NodeId; 2], runner: &RunnerId) -> Self {
-        let account = account::for_services(None).unwrap();
+        let account = account::for_services(None, StatusOutput::Silent).unwrap();
         let paths = Paths { data: dir.join("nats-data"), ..user_paths() };
         make_traversable(dir);
         paths.prepare(account).unwrap();

@@ -49,7 +49,7 @@ async fn shared() -> &'static Shared {
 pub async fn find_service(kind: ServiceKind) -> ServiceProgram {
     let find = move || {
         let (paths, options) = (user_paths(), ServiceOptions::default());
-        let account = account::for_services(None).unwrap();
+        let account = account::for_services(None, StatusOutput::Silent).unwrap();
         Finder {
             paths: &paths,
             options: &options,
@@ -66,7 +66,7 @@ pub async fn find_service(kind: ServiceKind) -> ServiceProgram {
 
 /// Starts Postgres on this cfq data folder, which is created if it does not exist.
 async fn start(data: &Path) -> (Postgres, Process) {
-    let account = account::for_services(None).unwrap();
+    let account = account::for_services(None, StatusOutput::Silent).unwrap();
     let paths = Paths { data: data.to_owned(), ..user_paths() };
     paths.prepare(account).unwrap();
     let program = find_service(ServiceKind::Postgres).await;

@@ -55,7 +55,13 @@ fn usage_errors_name_the_next_step() {
     std::fs::write(dir.join("open.toml"), "[server]\nallow_plaintext = true\n").unwrap();
     refused(&cfq(dir, &[&["--config", "open.toml"], &open[..]].concat(), &[]), 2, &next_step);
     refused(&cfq(dir, &[&["--config", "open.toml"], &open_twice[..]].concat(), &[]), 4, &["/nowhere"]);
+    refused(&cfq(dir, &["--config", "none.toml", "ls"], &[]), 2, &["none.toml", "--config"]);
+    let unknown = cfq(dir, &["--json", "lss"], &[]);
+    let report: serde_json::Value = serde_json::from_slice(&unknown.stderr).unwrap();
+    assert_eq!(report["error"]["exit_code"], 2, "{report}");
     let away = [("CFQ_URL", "http://127.0.0.1:9"), ("CFQ_TOKEN", "x")];
+    refused(&cfq(dir, &["watch", "t1"], &away), 5, &["no server responds at http://127.0.0.1:9"]);
+    refused(&cfq(dir, &["token", "rotate"], &away), 2, &["CFQ_URL", "the machine of that server"]);
     refused(&cfq(dir, &["ls"], &away), 5, &["127.0.0.1:9"]);
     refused(&cfq(dir, &["ls"], &[("CFQ_URL", "localhost"), ("CFQ_TOKEN", "x")]), 2, &["CFQ_URL", "http://"]);
     refused(&cfq(dir, &["pr", "show", "x"], &[]), 2, &["cfq pr ls"]);

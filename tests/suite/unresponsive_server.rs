@@ -7,8 +7,9 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use cfq_tests::cfq_up::{Home, Up};
 use cfq_tests::cluster::{WAIT_LIMIT, kill_with_parent};
-use cfq_tests::{binary, wait};
+use cfq_tests::{binary, signal, wait};
 
 type Behaviour = fn(TcpStream);
 
@@ -64,6 +65,32 @@ fn fail(mut stream: TcpStream) {
 
 fn page(mut stream: TcpStream) {
     reply(&mut stream, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_reports_a_postgres_that_does_not_answer() {
+    let home = Home::new().await;
+    let data = home.path("data");
+    let up = Up::start(&home, None, &data, data.clone());
+    up.client().await;
+    let pid_file = std::fs::read_to_string(data.join("postgres/postmaster.pid")).unwrap();
+    let postmaster = pid_file.lines().next().unwrap().trim().parse().unwrap();
+    signal::send(postmaster, libc::SIGSTOP);
+    let mut doctor = home.cfq(None, &data, &["doctor"]);
+    let log = home.path("doctor.log");
+    doctor.stdout(std::fs::File::create(&log).unwrap());
+    kill_with_parent(&mut doctor);
+    let mut child = doctor.spawn().unwrap();
+    let ended = wait::until("doctor to end", WAIT_LIMIT, || {
+        let done = child.try_wait().unwrap();
+        async move { done.ok_or_else(|| "still running".to_owned()) }
+    });
+    let status = ended.await;
+    signal::send(postmaster, libc::SIGCONT);
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(status.code(), Some(4), "{text}");
+    assert!(text.contains("FAIL  postgres") && text.contains("no answer within 5 s"), "{text}");
+    assert!(up.stop().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

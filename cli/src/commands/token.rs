@@ -25,6 +25,13 @@ pub fn run(out: Output, paths: &Paths, command: TokenCommand) -> anyhow::Result<
 }
 
 fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
+    if let Some(url) = connect::foreign_url(&paths.data) {
+        return Err(exit::usage(format!(
+            "CFQ_URL is {url}, not the local server of {}: run this on the machine of that server, or unset CFQ_URL to \
+             replace the token of the local server",
+            paths.data.display()
+        )));
+    }
     let token_file = connect::token_file(&paths.data);
     let old = match std::fs::metadata(&token_file) {
         Ok(old) => old,

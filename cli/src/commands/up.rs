@@ -104,7 +104,7 @@ async fn detach(
         interrupted(out)
     };
 
-    paths.prepare(account::for_services(options.services.account.as_deref())?)?;
+    paths.prepare(account::for_services(options.services.account.as_deref(), status)?)?;
     let log_path = paths.log("up");
     let log = OpenOptions::new()
         .create(true)

@@ -27,8 +27,13 @@ const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 /// Runs [`follow`] until the task finishes or waits for a human, or until a signal ends the watch. The signal does not
 /// affect the task.
 pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
+    let first_request = async {
+        // A server that was never reached is probably not running; `follow` waits for one that went away.
+        client.task(task).await?;
+        follow(client, out, task, seen, tokens).await
+    };
     let code = tokio::select! {
-        code = follow(client, out, task, seen, tokens) => code?,
+        code = first_request => code?,
         () = cfq_link::stop::signalled() => return Err(exit::CodedError {
             code: Code::Interrupted,
             message: format!(

@@ -134,6 +134,13 @@ async fn close(connection: PgConnection) {
 impl PostgresAddress {
     /// Returns those settings of the running server that durability depends on.
     pub async fn durability_settings(&self) -> Result<Vec<Setting>, PostgresError> {
+        tokio::time::timeout(CONNECT_TIMEOUT, self.query_durability_settings()).await.unwrap_or_else(|_| {
+            let source = sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 5 s"));
+            Err(PostgresError::Query { action: "read the settings", source })
+        })
+    }
+
+    async fn query_durability_settings(&self) -> Result<Vec<Setting>, PostgresError> {
         let path = &self.password_file;
         let password =
             files::read_if_exists(path)?.ok_or_else(|| PostgresError::PasswordLost { path: path.to_owned() })?;

@@ -46,6 +46,9 @@ impl Postgres {
         if !exit.is_success() {
             let tail = child::log_tail(&log, LOG_TAIL_BYTES);
             remove(&work)?;
+            if tail.contains("No space left on device") || tail.contains("Disk quota exceeded") {
+                return Err(PostgresError::NoSpace { folder: paths.data.clone() });
+            }
             return Err(PostgresError::Initialize { exit, tail });
         }
         if self.data.is_dir() {
