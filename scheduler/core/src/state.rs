@@ -218,6 +218,11 @@ impl PlannerState {
         })
     }
 
+    /// The cached row of a job that has not ended.
+    pub fn job(&self, job: JobId) -> Option<&Job> {
+        self.jobs.get(&job)
+    }
+
     /// Ids of the cached jobs; the scheduler service uses them to find the jobs that have ended.
     pub fn job_ids(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.keys().copied()
