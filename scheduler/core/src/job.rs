@@ -21,11 +21,12 @@ pub struct Job {
     pub role: Agent,
     /// Model to call.
     pub model: ModelId,
-    /// Priority class before ageing.
+    /// Priority class of the task.
     pub priority: Priority,
     /// Deadline of the task, in ms.
     pub deadline_ms: Option<i64>,
-    /// Time of submission, in ms. Requeueing does not change it, so a requeued job keeps its age.
+    /// Time at which the task was submitted, in ms. A task does not wait again at each model call, and a requeued job
+    /// keeps its age.
     pub created_ms: i64,
     /// Size of the prompt, in bytes.
     pub prompt_bytes: u64,

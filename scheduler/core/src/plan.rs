@@ -26,7 +26,7 @@ use crate::node::Node;
 use crate::occupancy::{NodeOccupancy, node_occupancies};
 use crate::pending::pending_effect;
 use crate::pending_reason::join_by_node;
-use crate::priority::rank;
+use crate::priority::order_key;
 use crate::state::PlannerState;
 
 /// Maximum number of times that a placed attempt is published again to a node that sends heartbeats but does not accept
@@ -88,7 +88,7 @@ pub fn plan(state: &PlannerState, now_ms: i64) -> Vec<Effect> {
     let mut effects: Vec<Effect> =
         state.jobs.values().filter_map(|job| overdue_acceptance(state, job, now_ms)).collect();
     let mut queued: Vec<&Job> = state.jobs.values().filter(|j| matches!(j.phase, JobPhase::Queued)).collect();
-    queued.sort_by_key(|job| rank(job, now_ms));
+    queued.sort_by_key(|job| order_key(job));
     let mut remaining =
         Remaining { capacities: BTreeMap::new(), occupancies: node_occupancies(state), loads: node_loads(state) };
     for job in queued {

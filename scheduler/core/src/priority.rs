@@ -1,41 +1,41 @@
-//! Order of the queue: P0 before P1 before P2 before P3; within one class the earliest deadline first, then the oldest
-//! job.
+//! Order of the queue: each job has one key, its creation time plus 10 minutes for each class below P0. The smallest key
+//! is placed first.
 //!
-//! **Ageing prevents starvation.** A job rises one class every [`AGE_STEP_MS`] (10 minutes), so a P3 competes as P0
-//! after half an hour. A job older than [`OVERDUE_MS`] (40 minutes) precedes all younger jobs, whatever their class and
-//! deadline, oldest first. No job therefore waits behind work that was submitted more than 40 minutes after it: its
-//! wait is at most 40 minutes plus the time that the nodes with its model need for the work that is in the queue by
-//! then.
+//! All jobs age at the same rate, so the order of two jobs never changes, and no timer is needed. A job of one class is
+//! placed before a job of the next higher class that was created 10 minutes later: this is the ageing that prevents
+//! starvation. A deadline brings a job forward by at most one class.
+//!
+//! **Worst wait.** A P3 job without a deadline comes after a P0 job with an urgent one that was created up to
+//! [`MAX_OVERTAKING_MS`] (40 minutes) later, and before all jobs that were created after that. Its wait is therefore at
+//! most 40 minutes plus the time that the nodes with its model need for the work that is in the queue by then.
 
 use cfq_proto::ids::JobId;
 
 use crate::job::Job;
 
-/// Age after which a job rises one priority class, in ms.
-pub const AGE_STEP_MS: i64 = 10 * 60 * 1000;
-/// Age after which a job precedes all younger jobs, in ms.
-pub const OVERDUE_MS: i64 = 4 * AGE_STEP_MS;
+/// Time by which each class comes after the one above it, in ms; also the maximum effect of a deadline.
+pub const CLASS_STEP_MS: i64 = 10 * 60 * 1000;
+/// No job is overtaken by a job that was created more than this time after it, in ms.
+pub const MAX_OVERTAKING_MS: i64 = 4 * CLASS_STEP_MS;
+/// A deadline that is at least this long after the creation has no effect, in ms. The effect of a deadline grows
+/// linearly up to one class for a deadline at the creation.
+pub const DEADLINE_HORIZON_MS: i64 = 4 * CLASS_STEP_MS;
 
-/// Position of a job in the queue; the smallest rank is placed first. The id breaks ties, so the order is total and the
-/// same in every process.
+/// Position of a job in the queue. The id breaks ties, so the order is total and the same in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rank {
-    class: i64,
-    deadline_ms: i64,
-    created_ms: i64,
+pub struct OrderKey {
+    key_ms: i64,
     id: JobId,
 }
 
-/// Returns the rank of a job at `now_ms`.
-pub fn rank(job: &Job, now_ms: i64) -> Rank {
-    let age = now_ms.saturating_sub(job.created_ms).max(0);
-    let (class, deadline_ms) = if age >= OVERDUE_MS {
-        (-1, i64::MAX)
-    } else {
-        let class = (i64::from(job.priority.as_i16()) - age / AGE_STEP_MS).max(0);
-        (class, job.deadline_ms.unwrap_or(i64::MAX))
-    };
-    Rank { class, deadline_ms, created_ms: job.created_ms, id: job.id }
+/// Returns the job's position in the queue; the smallest is placed first.
+pub fn order_key(job: &Job) -> OrderKey {
+    let class_ms = i64::from(job.priority.as_i16()) * CLASS_STEP_MS;
+    let forward_ms = job.deadline_ms.map_or(0, |deadline_ms| {
+        let slack_ms = deadline_ms.saturating_sub(job.created_ms).clamp(0, DEADLINE_HORIZON_MS);
+        (DEADLINE_HORIZON_MS - slack_ms) * CLASS_STEP_MS / DEADLINE_HORIZON_MS
+    });
+    OrderKey { key_ms: job.created_ms.saturating_add(class_ms).saturating_sub(forward_ms), id: job.id }
 }
 
 #[cfg(test)]
@@ -43,27 +43,38 @@ mod tests {
     use super::*;
     use crate::tests::job;
     use cfq_proto::task::Priority;
+    use proptest::prelude::*;
+
+    const MINUTE_MS: i64 = 60_000;
 
     #[test]
-    fn class_then_deadline_then_age_decides() {
-        let p0 = job(Priority::P0, 100);
-        let p3 = job(Priority::P3, 0);
-        assert!(rank(&p0, 200) < rank(&p3, 200));
-        let mut soon = job(Priority::P2, 100);
-        soon.deadline_ms = Some(1_000);
-        let older = job(Priority::P2, 0);
-        assert!(rank(&soon, 200) < rank(&older, 200));
-        assert!(rank(&older, 200) < rank(&job(Priority::P2, 50), 200));
+    fn class_then_age_decides() {
+        let key = |priority, created_ms| order_key(&job(priority, created_ms));
+        assert!(key(Priority::P0, 100) < key(Priority::P1, 0));
+        assert!(key(Priority::P2, 0) < key(Priority::P2, 50));
+        assert!(key(Priority::P3, 0) < key(Priority::P2, 10 * MINUTE_MS + 1), "it is older by a class");
+        assert!(key(Priority::P2, 10 * MINUTE_MS - 1) < key(Priority::P3, 0));
     }
 
     #[test]
-    fn p3_ranks_as_p0_after_30_minutes_and_overdue_ranks_first() {
-        let old = job(Priority::P3, 0);
-        let now = 3 * AGE_STEP_MS;
-        assert!(rank(&old, now) < rank(&job(Priority::P0, now), now));
-        let mut urgent = job(Priority::P0, OVERDUE_MS);
-        urgent.deadline_ms = Some(0);
-        assert!(rank(&urgent, OVERDUE_MS - 1) < rank(&old, OVERDUE_MS - 1));
-        assert!(rank(&old, OVERDUE_MS) < rank(&urgent, OVERDUE_MS));
+    fn deadline_brings_forward_by_at_most_one_class() {
+        let due = |after_ms| order_key(&Job { deadline_ms: Some(after_ms), ..job(Priority::P2, 0) }).key_ms;
+        let keys = [-1, 0, 20 * MINUTE_MS, 40 * MINUTE_MS, 50 * MINUTE_MS, i64::MAX].map(due);
+        assert_eq!(keys, [10, 10, 15, 20, 20, 20].map(|minutes| minutes * MINUTE_MS));
+    }
+
+    proptest! {
+        /// The worst wait that the documentation states.
+        #[test]
+        fn no_job_is_overtaken_by_one_created_much_later(
+            classes in (0i16..4, 0i16..4), deadlines in (any::<Option<i64>>(), any::<Option<i64>>()),
+            created_ms in 0i64..1_000_000_000_000, later_ms in 1i64..1_000_000_000,
+        ) {
+            let with = |class, deadline_ms, created_ms| {
+                order_key(&Job { deadline_ms, ..job(Priority::try_from(class).unwrap(), created_ms) })
+            };
+            let first = with(classes.0, deadlines.0, created_ms);
+            prop_assert!(first < with(classes.1, deadlines.1, created_ms + MAX_OVERTAKING_MS + later_ms));
+        }
     }
 }

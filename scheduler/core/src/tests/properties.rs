@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{carry_out, job, model, node, placements, state};
 use crate::cost::{kv_reservation, prompt_tokens};
-use crate::{Job, Node, OVERDUE_MS, plan, rank};
+use crate::{Job, MAX_OVERTAKING_MS, Node, order_key, plan};
 
 prop_compose! {
     fn any_job()(
@@ -66,10 +66,22 @@ proptest! {
         let now = 100_500;
         let s = state(vec![a], jobs.clone());
         let placed: Vec<JobId> = placements(&plan(&s, now)).into_iter().map(|(j, _)| j).collect();
-        let last = jobs.iter().filter(|j| placed.contains(&j.id)).map(|j| rank(j, now)).max();
+        let last = jobs.iter().filter(|j| placed.contains(&j.id)).map(order_key).max();
         for waiting in jobs.iter().filter(|j| !placed.contains(&j.id)) {
-            prop_assert!(last.is_none_or(|l| l < rank(waiting, now)));
+            prop_assert!(last.is_none_or(|l| l < order_key(waiting)));
         }
+    }
+
+    /// The order of two jobs does not depend on when the plan is made, so a job that waits never falls behind another.
+    #[test]
+    fn order_of_placements_does_not_depend_on_the_time(
+        jobs in prop::collection::vec(any_job(), 1..20), later_ms in 0i64..10_000_000,
+    ) {
+        let first_placed = |now_ms: i64| {
+            let n = node("a", vec![model(20_000, 1)], now_ms);
+            placements(&plan(&state(vec![n], jobs.clone()), now_ms))
+        };
+        prop_assert_eq!(first_placed(100_000), first_placed(100_000 + later_ms));
     }
 
     /// With one slot, and a new P0 job with an early deadline each time the slot is free, a P3 job is still placed
@@ -86,7 +98,7 @@ proptest! {
             if placed.iter().any(|(j, _)| *j == patient.id) {
                 break;
             }
-            prop_assert!(now <= OVERDUE_MS + work_ms, "still waiting at {now}");
+            prop_assert!(now <= MAX_OVERTAKING_MS + work_ms, "still waiting at {now}");
             carry_out(&mut s, &effects, now);
             now += work_ms;
             placed.iter().for_each(|(j, _)| s.on_job_ended(*j, now));

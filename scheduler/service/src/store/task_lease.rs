@@ -26,9 +26,8 @@ const MAX_REASON_CHARS: usize = 2_000;
 
 impl Store {
     /// Grants the first ready task to a runner. A repeated request gets the same grant again, as long as the runner has
-    /// sent no heartbeat with its lease. The order is the planner's (`cfq_scheduler_core::rank`): the priority
-    /// class, raised by one for every ten minutes of age, then the deadline, then the age; tasks older than forty
-    /// minutes come first.
+    /// sent no heartbeat with its lease. The order is the planner's (`cfq_scheduler_core::order_key`): the
+    /// creation time plus ten minutes for each class below P0, brought forward by a deadline by at most one class.
     pub async fn grant(&self, runner: &RunnerId, request: &LeaseRequest) -> Result<LeaseReply, StoreError> {
         loop {
             let mut picked = None;
@@ -69,13 +68,13 @@ impl Store {
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
                from tasks where state = 'ready' and id <> all($3)
                  and not exists (select from jobs where jobs.id = tasks.waits_for and jobs.state in ('queued', 'placed'))
-               order by case when now() - created_at >= $1::float8 * interval '1 millisecond' then -1
-                        else greatest(priority - floor(extract(epoch from now() - created_at) * 1000 / $2::float8), 0) end,
-                        case when now() - created_at >= $1::float8 * interval '1 millisecond' then null else deadline end
-                        nulls last, created_at, number
+               order by extract(epoch from created_at)::float8 * 1000 + priority * $1::float8
+                        - case when deadline is null then 0 else $1::float8 * (1 - least(greatest(
+                              extract(epoch from deadline - created_at)::float8 * 1000 / $2::float8, 0), 1)) end,
+                        number
                limit 1 for update skip locked"#,
-            cfq_scheduler_core::OVERDUE_MS as f64,
-            cfq_scheduler_core::AGE_STEP_MS as f64,
+            cfq_scheduler_core::CLASS_STEP_MS as f64,
+            cfq_scheduler_core::DEADLINE_HORIZON_MS as f64,
             &self.row_backoff.rows()
         )
         .fetch_optional(&mut *tx)

@@ -112,22 +112,27 @@ async fn task_that_loses_many_runners_without_a_step_fails() {
 }
 
 #[tokio::test]
-async fn overdue_tasks_are_granted_first_then_by_priority_and_age() {
+async fn tasks_are_granted_by_creation_time_plus_ten_minutes_per_class() {
     let env = TestEnv::new().await;
     let boot = env.join_runner().await;
     let mut made = Vec::new();
-    for priority in [Priority::P3, Priority::P1, Priority::P1, Priority::P0] {
+    for priority in [Priority::P3, Priority::P1, Priority::P1, Priority::P0, Priority::P2, Priority::P2] {
         let mut task = new_task(None);
         task.spec.priority = priority;
         env.store.submit(&task).await.unwrap();
         made.push(task.id);
     }
-    env.store.raw("update tasks set created_at = now() - interval '41 minutes' where priority = 3").await;
+    // With these ages the P3 task comes after the P1 tasks and before the new P2 tasks.
+    env.store.raw("update tasks set created_at = now() - interval '5 minutes' where priority = 1").await;
+    env.store.raw("update tasks set created_at = now() - interval '21 minutes' where priority = 3").await;
+    // Its deadline brings the last task forward by half a class.
+    let due = format!("update tasks set deadline = created_at + interval '20 minutes' where id = '{}'", made[5]);
+    env.store.raw(&due).await;
     let mut order = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..6 {
         order.push(grant(&env, boot).await.fence.task);
     }
-    assert_eq!(order, vec![made[0], made[3], made[1], made[2]]);
+    assert_eq!(order, [made[3], made[1], made[2], made[0], made[5], made[4]]);
     assert_eq!(grant_reply(&env, boot).await, LeaseReply::None);
 }
 

@@ -19,6 +19,15 @@ async fn time_without_a_node_for_the_model_survives_a_new_leader() {
 }
 
 #[tokio::test]
+async fn job_is_as_old_as_its_task() {
+    let r = running().await;
+    r.env.store.raw("update tasks set created_at = now() - interval '1 hour'").await;
+    let row = r.env.store.live_jobs().await.remove(0);
+    let age_ms = r.env.store.clock_ms().await.unwrap() - row.created_ms;
+    assert!((3_600_000..3_660_000).contains(&age_ms), "{age_ms}");
+}
+
+#[tokio::test]
 async fn model_served_again_resets_the_noted_failure() {
     let r = running().await;
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
