@@ -12,6 +12,8 @@ pub const WORK_ALL: &str = "cfq.v1.work.>";
 pub const HINT_RUNNERS: &str = "cfq.v1.hint.runners";
 /// Subject of the hints for the leader: a scheduler publishes here that something changed.
 pub const HINT_LEADER: &str = "cfq.v1.hint.leader";
+/// Subject of the hints between schedulers: a scheduler publishes here which tasks may have new events.
+pub const HINT_EVENTS: &str = "cfq.v1.hint.events";
 /// Subject on which the leader announces itself to the other schedulers.
 pub const LEADER_ANNOUNCEMENTS: &str = "cfq.v1.leader";
 /// Subject filter for the prefill hints of all runners; the leader subscribes to it.

@@ -40,7 +40,7 @@ pub use node::{Exclusion, Node};
 pub use pending_reason::{PendingReason, join_by_node};
 pub use plan::plan;
 pub use pr_state::pr_transition_allowed;
-pub use priority::{CLASS_STEP_MS, DEADLINE_HORIZON_MS, MAX_OVERTAKING_MS, OrderKey, order_key};
+pub use priority::{CLASS_STEP_MS, MAX_OVERTAKING_MS, OrderKey, order_key};
 pub use speculative_prefill::prefill_node;
 pub use state::{PlannerState, PlannerTiming};
 pub use suspicion::{BootAttempt, UnreportedEnd, is_suspect};

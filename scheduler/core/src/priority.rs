@@ -3,7 +3,7 @@
 //!
 //! All jobs age at the same rate, so the order of two jobs never changes, and no timer is needed. A job of one class is
 //! placed before a job of the next higher class that was created 10 minutes later: this is the ageing that prevents
-//! starvation. A deadline brings a job forward by at most one class.
+//! starvation. A deadline brings a job forward to 10 minutes before the deadline, but by at most one class.
 //!
 //! **Worst wait.** A P3 job without a deadline comes after a P0 job with an urgent one that was created up to
 //! [`MAX_OVERTAKING_MS`] (40 minutes) later, and before all jobs that were created after that. Its wait is therefore at
@@ -17,9 +17,6 @@ use crate::job::Job;
 pub const CLASS_STEP_MS: i64 = 10 * 60 * 1000;
 /// No job is overtaken by a job that was created more than this time after it, in ms.
 pub const MAX_OVERTAKING_MS: i64 = 4 * CLASS_STEP_MS;
-/// A deadline that is at least this long after the creation has no effect, in ms. The effect of a deadline grows
-/// linearly up to one class for a deadline at the creation.
-pub const DEADLINE_HORIZON_MS: i64 = 4 * CLASS_STEP_MS;
 
 /// Position of a job in the queue. The id breaks ties, so the order is total and the same in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,12 +27,10 @@ pub struct OrderKey {
 
 /// Returns the job's position in the queue; the smallest is placed first.
 pub fn order_key(job: &Job) -> OrderKey {
-    let class_ms = i64::from(job.priority.as_i16()) * CLASS_STEP_MS;
-    let forward_ms = job.deadline_ms.map_or(0, |deadline_ms| {
-        let slack_ms = deadline_ms.saturating_sub(job.created_ms).clamp(0, DEADLINE_HORIZON_MS);
-        (DEADLINE_HORIZON_MS - slack_ms) * CLASS_STEP_MS / DEADLINE_HORIZON_MS
-    });
-    OrderKey { key_ms: job.created_ms.saturating_add(class_ms).saturating_sub(forward_ms), id: job.id }
+    let by_class_ms = job.created_ms.saturating_add(i64::from(job.priority.as_i16()) * CLASS_STEP_MS);
+    let due_ms = job.deadline_ms.map_or(i64::MAX, |deadline_ms| deadline_ms.saturating_sub(CLASS_STEP_MS));
+    OrderKey { key_ms: due_ms.clamp(by_class_ms.saturating_sub(CLASS_STEP_MS), by_class_ms), id: job.id }
+}
 }
 
 #[cfg(test)]
@@ -59,8 +54,8 @@ mod tests {
     #[test]
     fn deadline_brings_forward_by_at_most_one_class() {
         let due = |after_ms| order_key(&Job { deadline_ms: Some(after_ms), ..job(Priority::P2, 0) }).key_ms;
-        let keys = [-1, 0, 20 * MINUTE_MS, 40 * MINUTE_MS, 50 * MINUTE_MS, i64::MAX].map(due);
-        assert_eq!(keys, [10, 10, 15, 20, 20, 20].map(|minutes| minutes * MINUTE_MS));
+        let keys = [-1, 0, 20 * MINUTE_MS, 25 * MINUTE_MS, 30 * MINUTE_MS, i64::MAX].map(due);
+        assert_eq!(keys, [10, 10, 10, 15, 20, 20].map(|minutes| minutes * MINUTE_MS));
     }
 
     proptest! {

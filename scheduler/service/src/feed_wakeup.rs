@@ -1,17 +1,24 @@
-//! Wakes the event feeds when an event is committed (Postgres `notify`, which also reports events written by other
-//! schedulers) and when a token frame arrives (NATS). Wake-ups only reduce latency; each feed also polls the database.
+//! Wakes the event feeds when an event is committed (by this process, or by another scheduler, which sends a hint over
+//! NATS after its commit) and when a token frame arrives (NATS). Wake-ups only reduce latency; each feed also polls the
+//! database.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cfq_link::Session;
+use cfq_link::session::Incoming;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::{LeaseId, TaskId};
 use cfq_proto::messages::TokenFrame;
 use cfq_proto::subject;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use uuid::Uuid;
 
+use crate::link::Link;
 use crate::store::Store;
 
 /// Capacity of each channel, in messages. A feed that falls further behind misses messages. Missed events are read from
@@ -20,21 +27,31 @@ const CHANNEL_MESSAGES: usize = 4_096;
 /// Maximum size of the set of attempts whose first token is already recorded. A larger set is cleared; the next frame
 /// of each attempt then records the first token again, which changes nothing.
 const MAX_RECORDED_LEASES: usize = 4_096;
-/// Wait before a failed Postgres listener or NATS subscription is opened again.
+/// Minimum time between two hints to the other schedulers.
+const HINT_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum number of tasks that one hint names.
+const MAX_TASKS_PER_HINT: usize = 256;
+/// Wait before a failed NATS subscription is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Broadcast channels that wake the feeds of this process. Clones share the channels.
 #[derive(Debug, Clone)]
 pub struct FeedWakeup {
-    /// Channel of committed events. Each message is the task that has new events; `None` means that notifications may
+    /// Channel of committed events. Each message is the task that may have new events; `None` means that messages may
     /// have been missed, so every feed must query the database.
     events: broadcast::Sender<Option<TaskId>>,
     tokens: broadcast::Sender<Arc<TokenFrame>>,
+    /// Id of this process in its hints.
+    scheduler: Uuid,
 }
 
 impl Default for FeedWakeup {
     fn default() -> Self {
-        Self { events: broadcast::Sender::new(CHANNEL_MESSAGES), tokens: broadcast::Sender::new(CHANNEL_MESSAGES) }
+        Self {
+            events: broadcast::Sender::new(CHANNEL_MESSAGES),
+            tokens: broadcast::Sender::new(CHANNEL_MESSAGES),
+            scheduler: Uuid::now_v7(),
+        }
     }
 }
 
@@ -52,53 +69,64 @@ impl FeedWakeup {
         self.tokens.send(Arc::new(frame)).unwrap();
     }
 
-    /// Forwards the Postgres notifications of committed events to the feeds until `stop` is raised.
-    pub async fn follow_events(self, store: Store, mut stop: Stop) {
-        while !stop.is_raised() {
-            let listened = tokio::select! {
-                listened = self.listen(&store) => listened,
-                () = stop.raised() => return,
-            };
-            if let Err(error) = listened {
-                tracing::debug!(%error, "cannot listen for event notifications; feeds only poll for now");
-            }
+    /// Wakes the feeds of this process for the tasks of its own transactions, and the other schedulers with hints, until
+    /// `stop` is raised. Hints are sent at most every `HINT_INTERVAL`; the feeds of this process do not wait for that.
+    pub async fn follow_commits(self, store: Store, link: Link, mut stop: Stop) {
+        let mut committed = store.committed_tasks();
+        let mut unsent = UnsentHint::default();
+        let mut next_hint = Instant::now();
+        loop {
             tokio::select! {
-                () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                task = committed.recv() => match task {
+                    Ok(task) => {
+                        self.wake(Some(task));
+                        unsent.add(Some(task));
+                    }
+                    Err(RecvError::Lagged(_)) => {
+                        self.wake(None);
+                        unsent.add(None);
+                    }
+                    Err(RecvError::Closed) => return,
+                },
+                () = tokio::time::sleep_until(next_hint.into()), if unsent.0.is_some() => {
+                    if let Some(tasks) = unsent.0.take() {
+                        let hint = EventsHint { scheduler: self.scheduler, tasks: tasks.into_iter().collect() };
+                        link.publish_hint(subject::HINT_EVENTS, &hint).await;
+                    }
+                    next_hint = Instant::now() + HINT_INTERVAL;
+                }
                 () = stop.raised() => return,
             }
         }
     }
 
-    async fn listen(&self, store: &Store) -> Result<(), crate::store::StoreError> {
-        let mut listener = store.listen().await?;
-        // `send` fails if no feed is open, which is not an error.
-        let wake = |task| drop(self.events.send(task));
-        wake(None);
+    /// Wakes the feeds of this process for the events that other schedulers commit, until `stop` is raised.
+    pub async fn follow_hints(self, session: Session, mut stop: Stop) {
+        let Some(mut hints) = subscribe::<EventsHint>(&session, subject::HINT_EVENTS, &mut stop).await else { return };
         loop {
-            match listener.try_recv().await {
-                Ok(Some(notification)) => wake(notification.payload().parse().ok()),
-                // The connection was lost and opened again: notifications may have been missed.
-                Ok(None) => wake(None),
-                Err(error) => {
-                    tracing::debug!(%error, "event listener lost its connection");
-                    return Ok(());
-                }
+            let hint = tokio::select! {
+                next = hints.next() => match next { Some(hint) => hint, None => return },
+                () = stop.raised() => return,
+            };
+            match hint.body {
+                Ok(hint) if hint.scheduler == self.scheduler => {}
+                Ok(hint) if hint.tasks.is_empty() => self.wake(None),
+                Ok(hint) => hint.tasks.into_iter().for_each(|task| self.wake(Some(task))),
+                Err(error) => tracing::debug!(%error, "unreadable hint about events ignored"),
             }
         }
+    }
+
+    fn wake(&self, task: Option<TaskId>) {
+        // `send` fails if no feed is open, which is not an error.
+        drop(self.events.send(task));
     }
 
     /// Forwards token frames to the feeds until `stop` is raised. The first frame of each attempt is recorded in the
     /// database, because a task's working time starts at its first token.
     pub async fn follow_tokens(self, session: Session, store: Store, mut stop: Stop) {
-        let mut frames = loop {
-            match session.subscribe::<TokenFrame>(&subject::tokens_of("*")).await {
-                Ok(frames) => break frames,
-                Err(error) => tracing::warn!(%error, "cannot subscribe to token frames"),
-            }
-            tokio::select! {
-                () = tokio::time::sleep(RETRY_INTERVAL) => {}
-                () = stop.raised() => return,
-            }
+        let Some(mut frames) = subscribe::<TokenFrame>(&session, &subject::tokens_of("*"), &mut stop).await else {
+            return;
         };
         let mut recorded: HashSet<LeaseId> = HashSet::new();
         // Leases of attempts whose first token could not be recorded. The next frame of such an attempt triggers
@@ -130,5 +158,61 @@ impl FeedWakeup {
             }
             drop(self.tokens.send(Arc::new(frame)));
         }
+    }
+}
+
+/// Hint from one scheduler to the others: transactions that may have added events were committed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct EventsHint {
+    /// The sender; it has woken its own feeds already.
+    scheduler: Uuid,
+    /// The tasks; empty means that they are not known, so every feed must query the database.
+    tasks: Vec<TaskId>,
+}
+
+/// Tasks of the next hint; `None` if no hint is due. An empty set stands for all tasks.
+#[derive(Debug, Default)]
+struct UnsentHint(Option<BTreeSet<TaskId>>);
+
+impl UnsentHint {
+    fn add(&mut self, task: Option<TaskId>) {
+        match (&mut self.0, task) {
+            (None, task) => self.0 = Some(task.into_iter().collect()),
+            (Some(tasks), Some(_)) if tasks.is_empty() => {}
+            (Some(tasks), Some(task)) if tasks.len() < MAX_TASKS_PER_HINT => drop(tasks.insert(task)),
+            (Some(tasks), _) => tasks.clear(),
+        }
+    }
+}
+
+/// Subscribes, and repeats that until it succeeds; `None` if `stop` was raised first.
+async fn subscribe<T: DeserializeOwned>(session: &Session, subject: &str, stop: &mut Stop) -> Option<Incoming<T>> {
+    loop {
+        match session.subscribe::<T>(subject).await {
+            Ok(incoming) => return Some(incoming),
+            Err(error) => tracing::warn!(subject, %error, "cannot subscribe, retrying"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
+            () = stop.raised() => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hint_names_the_tasks_until_there_are_too_many() {
+        let mut unsent = UnsentHint::default();
+        let task = TaskId::fresh();
+        unsent.add(Some(task));
+        unsent.add(Some(task));
+        assert_eq!(unsent.0, Some([task].into()));
+        (0..MAX_TASKS_PER_HINT).for_each(|_| unsent.add(Some(TaskId::fresh())));
+        assert_eq!(unsent.0, Some(BTreeSet::new()), "all tasks");
+        unsent.add(Some(task));
+        assert_eq!(unsent.0, Some(BTreeSet::new()), "still all tasks");
     }
 }

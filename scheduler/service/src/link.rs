@@ -7,6 +7,7 @@ use std::time::Duration;
 use cfq_link::{LinkError, Session};
 use cfq_proto::messages::{NodeCommand, RunnerCommand};
 use cfq_proto::subject;
+use serde::Serialize;
 
 use crate::store::Hint;
 
@@ -27,6 +28,16 @@ impl Link {
 
     pub fn get(&self) -> Option<&Session> {
         self.0.get()
+    }
+
+    /// Publishes one hint; nothing happens without a connection.
+    pub async fn publish_hint<T: Serialize>(&self, subject: &str, hint: &T) {
+        let Some(session) = self.get().filter(|session| session.is_connected()) else { return };
+        match tokio::time::timeout(HINT_TIMEOUT, session.publish(subject, hint)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(subject, %error, "hint not sent"),
+            Err(_) => tracing::debug!(subject, "hint not sent: the connection to nats is full"),
+        }
     }
 
     /// Publishes the hints of a committed transaction. Receivers also poll, so a hint that cannot be sent is only

@@ -130,13 +130,18 @@ async fn serve_backends(
         return Ok(());
     }
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
-    let events = wakeup.clone().follow_events(store.clone(), stop.clone());
+    let commits = wakeup.clone().follow_commits(store.clone(), link.clone(), stop.clone());
     tasks.spawn(async move {
-        events.await;
+        commits.await;
         Ok(())
     });
     let Some(session) = connect_until_done(&config, stop.clone()).await? else { return Ok(()) };
     link.set(session.clone());
+    let hints = wakeup.clone().follow_hints(session.clone(), stop.clone());
+    tasks.spawn(async move {
+        hints.await;
+        Ok(())
+    });
     let tokens = wakeup.follow_tokens(session.clone(), store.clone(), stop.clone());
     tasks.spawn(async move {
         tokens.await;

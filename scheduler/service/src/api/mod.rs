@@ -36,6 +36,7 @@ use crate::metrics::Metrics;
 use crate::store::Store;
 
 use open_tasks::OpenTaskLimit;
+use servable::NodeCache;
 
 pub use token::{ApiTokenError, TokenFile};
 
@@ -51,6 +52,7 @@ pub struct Api {
     pub feeds: Arc<Semaphore>,
     feed_limit: usize,
     pub open_tasks: Arc<OpenTaskLimit>,
+    pub nodes: Arc<NodeCache>,
     body_bytes: usize,
     pub stop: Stop,
 }
@@ -78,6 +80,7 @@ impl Api {
             feeds: Arc::new(Semaphore::new(limits.feeds)),
             feed_limit: limits.feeds,
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
+            nodes: Arc::default(),
             body_bytes: limits.body_bytes,
             stop,
         }

@@ -1,13 +1,18 @@
 //! Checks whether the cluster can serve a task's models.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use cfq_proto::http::NodeView;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, AgentBindings};
+use tokio::sync::Mutex;
 
 use super::error::ApiError;
 use crate::store::{Store, StoreError};
+
+/// Time for which a reading of the nodes is used to check the models of new tasks.
+const NODES_LIFETIME: Duration = Duration::from_secs(1);
 
 /// All registered nodes; `None` if a row cannot be read, which must prevent no submission.
 pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, StoreError> {
@@ -18,6 +23,34 @@ pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, St
             tracing::error!(%error, "cannot read the nodes; models of tasks are not checked");
             Ok(None)
         }
+    }
+}
+
+/// The registered nodes, as read recently: a submit must not read all nodes.
+#[derive(Debug, Default)]
+pub struct NodeCache(Mutex<Option<(Instant, Vec<NodeView>)>>);
+
+impl NodeCache {
+    /// Checks the models of both agents as [`check_models`] does. Nodes that were read less than `NODES_LIFETIME` ago are
+    /// used, unless the models are refused with them: a node that registered since then may serve the models.
+    pub async fn check_models(
+        &self,
+        store: &Store,
+        agents: &AgentBindings,
+        defaults: &AgentBindings,
+    ) -> Result<Result<Vec<String>, ApiError>, StoreError> {
+        let mut cached = self.0.lock().await;
+        if let Some((read_at, nodes)) = &*cached
+            && read_at.elapsed() < NODES_LIFETIME
+            && let Ok(warnings) = check_models(agents, nodes, defaults)
+        {
+            return Ok(Ok(warnings));
+        }
+        let read_at = Instant::now();
+        let Some(nodes) = registered_nodes(store).await? else { return Ok(Ok(Vec::new())) };
+        let checked = check_models(agents, &nodes, defaults);
+        *cached = Some((read_at, nodes));
+        Ok(checked)
     }
 }
 

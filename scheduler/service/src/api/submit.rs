@@ -12,7 +12,7 @@ use cfq_proto::task::TaskState;
 
 use super::Api;
 use super::error::ApiError;
-use super::{servable, validate};
+use super::validate;
 use crate::store::{Hint, NewTask, Submitted};
 
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
@@ -54,8 +54,7 @@ async fn admit(api: &Api, new: &NewTask) -> Result<Result<Vec<String>, ApiError>
     if let Some(refusal) = api.open_tasks.refusal(&api.store).await? {
         return Ok(Err(refusal));
     }
-    let Some(nodes) = servable::registered_nodes(&api.store).await? else { return Ok(Ok(Vec::new())) };
-    Ok(servable::check_models(&new.spec.agents, &nodes, &api.defaults.agents))
+    Ok(api.nodes.check_models(&api.store, &new.spec.agents, &api.defaults.agents).await?)
 }
 
 /// Repeats the reply to an earlier submission with the same idempotency key, because that reply may have been lost.

@@ -49,6 +49,9 @@ impl Leader {
                 self.metrics.leader.set(1);
                 self.metrics.elections_won.inc();
                 tracing::info!(term = leadership.term, "became leader");
+                if let Err(error) = self.store.resume_tasks_without_pending_job().await {
+                    tracing::warn!(%error, "tasks that a leader of an earlier version left waiting are not checked");
+                }
                 let (confirm, confirmed) = watch::channel(Instant::now());
                 let nats = NatsCheck::default();
                 let mut checks = JoinSet::new();

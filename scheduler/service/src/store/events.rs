@@ -14,9 +14,6 @@ use super::columns::AsJson;
 use super::error::Doing;
 use super::{Store, StoreError};
 
-/// Channel of Postgres' `notify` that wakes the feeds; the payload is the task's id.
-pub(crate) const EVENTS_CHANNEL: &str = "cfq_events";
-
 /// Maximum number of events that one query returns.
 const MAX_EVENTS_PER_QUERY: i64 = 500;
 
@@ -46,11 +43,8 @@ pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &E
     sqlx::query!(
         r#"with numbered as (
                update tasks set next_event = next_event + 1, updated_at = now() where id = $1 returning number, next_event
-           ), written as (
-               insert into events (task, number, task_seq, body)
-               select $1, number, next_event, $2 from numbered returning task
            )
-           select pg_notify('cfq_events', task::text) from written"#,
+           insert into events (task, number, task_seq, body) select $1, number, next_event, $2 from numbered"#,
         task.0,
         AsJson(body) as _
     )

@@ -14,9 +14,9 @@ use super::{Store, StoreError};
 /// Numbers for the metrics page.
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
-    /// Number of tasks by state.
+    /// Number of tasks that have not ended, by state.
     pub tasks: BTreeMap<String, i64>,
-    /// Number of jobs by state.
+    /// Number of jobs that have not ended, and of dead jobs, by state.
     pub jobs: BTreeMap<String, i64>,
     /// Name of each node, and the time since its last heartbeat, in s.
     pub nodes: Vec<(String, f64)>,
@@ -64,12 +64,19 @@ impl Store {
     /// Reads the numbers for the metrics page.
     pub async fn gauges(&self) -> Result<Gauges, StoreError> {
         let mut gauges = Gauges::default();
-        let tasks = sqlx::query!(r#"select state, count(*) as "count!" from tasks group by state"#)
+        let tasks = sqlx::query!(
+            r#"select state, count(*) as "count!" from tasks
+               where state in ('queued', 'blocked', 'ready', 'running', 'waiting_on_human', 'paused', 'escalated')
+               group by state"#
+        )
             .fetch_all(&self.pool)
             .await
             .doing("counting tasks")?;
         gauges.tasks.extend(tasks.into_iter().map(|r| (r.state, r.count)));
-        let jobs = sqlx::query!(r#"select state, count(*) as "count!" from jobs group by state"#)
+        let jobs = sqlx::query!(
+            r#"select state, count(*) as "count!" from jobs where state in ('queued', 'placed', 'running', 'dead')
+               group by state"#
+        )
             .fetch_all(&self.pool)
             .await
             .doing("counting jobs")?;

@@ -240,7 +240,7 @@ pub(super) async fn mark_dead(connection: &mut PgConnection, job: JobId, what: &
     Ok(())
 }
 
-/// Appends an event with the job's current state.
+/// Appends an event with the job's current state. If the job is not pending any more, its task waits for it no longer.
 pub(super) async fn append_job_changed(
     connection: &mut PgConnection,
     task: TaskId,
@@ -248,10 +248,15 @@ pub(super) async fn append_job_changed(
     reason: &str,
 ) -> Result<(), StoreError> {
     let r = sqlx::query!(
-        r#"select role, model, attempt, state, node, failure as "failure: Json<JobFailure>",
+        r#"with resumed as (
+               update tasks set waits_for = null from jobs
+               where tasks.id = $2 and tasks.waits_for = $1 and jobs.id = $1 and jobs.state not in ('queued', 'placed')
+           )
+           select role, model, attempt, state, node, failure as "failure: Json<JobFailure>",
                   usage as "usage: Json<cfq_proto::job::Usage>"
            from jobs where id = $1"#,
-        job.0
+        job.0,
+        task.0
     )
     .fetch_one(&mut *connection)
     .await

@@ -22,6 +22,7 @@ mod journal;
 mod leader;
 mod live;
 mod lost_attempts;
+mod migrate;
 mod nodes;
 mod open_tasks;
 mod payload;
@@ -39,6 +40,7 @@ mod submit;
 mod sweep;
 mod task_lease;
 mod tasks;
+mod transaction;
 mod views;
 
 #[cfg(test)]
@@ -59,24 +61,31 @@ pub use place::PlaceOrder;
 pub use pools::StorePools;
 pub use resolve::Resolution;
 pub use submit::{NewTask, Submitted};
+pub use transaction::CommittedTasks;
 
 use crate::config::{DatabaseConfig, SchedulerLimits};
 use error::Doing;
 use row_backoff::RowBackoff;
+use submit::SubmitQueue;
+use transaction::Tx;
 
-/// Access to the database through one connection pool. Clones share the pool and the set of skipped rows.
+/// Access to the database through one connection pool. Clones share the pool, the set of skipped rows and the submits
+/// that wait to be written.
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: PgPool,
     timing: Timing,
     limits: SchedulerLimits,
     row_backoff: RowBackoff,
+    committed: CommittedTasks,
+    submits: SubmitQueue,
+    database: DatabaseConfig,
 }
 
 impl Store {
     /// Creates the pool without opening a connection, so that it also succeeds while the database is down.
     pub fn new(config: &DatabaseConfig, timing: Timing, limits: SchedulerLimits) -> Result<Self, StoreError> {
-        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS)
+        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS, CommittedTasks::default())
     }
 
     fn with_lock_timeout(
@@ -84,32 +93,11 @@ impl Store {
         timing: Timing,
         limits: SchedulerLimits,
         lock_timeout_ms: u32,
+        committed: CommittedTasks,
     ) -> Result<Self, StoreError> {
         let pool = pools::lazy_pool(config, limits.database_connections, lock_timeout_ms, &timing)?;
-        Ok(Self { pool, timing, limits, row_backoff: RowBackoff::default() })
-    }
-
-    /// Migrates the schema to this build's version. One scheduler at a time does it (sqlx takes an advisory lock).
-    pub async fn migrate(&self) -> Result<(), StoreError> {
-        sqlx::migrate!("./migrations").run(&self.pool).await.map_err(StoreError::from_migration)?;
-        self.repair_transaction_ids().await
-    }
-
-    /// Lowers transaction ids in the events table that are above this Postgres cluster's current transaction id. Such
-    /// ids come from a restored dump of another cluster, and the global feed would not show their events until this
-    /// cluster has reached the ids. Lowering them is safe, because a visible row belongs to a finished transaction.
-    async fn repair_transaction_ids(&self) -> Result<(), StoreError> {
-        let done = sqlx::query!("update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())")
-            .execute(&self.pool)
-            .await
-            .doing("checking the event feed's transaction ids")?;
-        if done.rows_affected() > 0 {
-            tracing::warn!(
-                events = done.rows_affected(),
-                "database was restored from another cluster; transaction ids of its event feed were lowered"
-            );
-        }
-        Ok(())
+        let (row_backoff, submits, database) = (RowBackoff::default(), SubmitQueue::default(), config.clone());
+        Ok(Self { pool, timing, limits, row_backoff, committed, submits, database })
     }
 
     /// Current time of the database's clock, in ms since 1970.
@@ -118,11 +106,9 @@ impl Store {
         now_ms(&mut connection).await
     }
 
-    /// Listens for committed events; the payload of each notification is the task's id.
-    pub async fn listen(&self) -> Result<sqlx::postgres::PgListener, StoreError> {
-        let mut listener = sqlx::postgres::PgListener::connect_with(&self.pool).await.doing("listening for events")?;
-        listener.listen(events::EVENTS_CHANNEL).await.doing("listening for events")?;
-        Ok(listener)
+    /// The tasks of the transactions that this process commits, in the order of the commits.
+    pub fn committed_tasks(&self) -> tokio::sync::broadcast::Receiver<cfq_proto::ids::TaskId> {
+        self.committed.subscribe()
     }
 
     /// Closes all connections of the pool.
@@ -140,8 +126,9 @@ impl Store {
         &self.row_backoff
     }
 
-    async fn begin(&self) -> Result<sqlx::Transaction<'static, sqlx::Postgres>, StoreError> {
-        self.pool.begin().await.doing("beginning a transaction")
+    async fn begin(&self) -> Result<Tx, StoreError> {
+        let transaction = self.pool.begin().await.doing("beginning a transaction")?;
+        Ok(Tx::new(transaction, self.committed.clone()))
     }
 
     fn lease_ttl_ms(&self) -> f64 {
@@ -157,7 +144,7 @@ impl Store {
 
 /// Rolls back a transaction that wrote nothing and returns `reply`. A dropped transaction would keep its locks until
 /// its connection is used again.
-async fn roll_back<T>(tx: sqlx::Transaction<'static, sqlx::Postgres>, reply: T) -> Result<T, StoreError> {
+async fn roll_back<T>(tx: Tx, reply: T) -> Result<T, StoreError> {
     tx.rollback().await.doing("ending a transaction")?;
     Ok(reply)
 }

@@ -5,15 +5,18 @@
 use std::time::Duration;
 
 use cfq_proto::timing::Timing;
-use sqlx::PgPool;
+use sqlx::{Connection, PgPool};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 
-use super::{Store, StoreError};
+use super::{CommittedTasks, Store, StoreError};
 use crate::config::{DatabaseConfig, SchedulerLimits};
 
 /// Time limit of one SQL statement, in ms. Normal statements take milliseconds; a stuck statement must not keep locks
 /// on rows that heartbeats and the leader need.
 const STATEMENT_TIMEOUT_MS: &str = "5000";
+/// Time for which a connection may be idle before it is tested with a message to Postgres and back. Connections that
+/// are used more often are not tested, because each test delays a request.
+const TEST_AFTER_IDLE: Duration = Duration::from_millis(100);
 /// Time limit for waiting for a free connection of a pool.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of connections for heartbeats. A heartbeat runs a few SQL statements that take milliseconds; several
@@ -51,9 +54,10 @@ pub struct StorePools {
 impl StorePools {
     /// Creates the pools; no connection is opened yet.
     pub fn new(config: &DatabaseConfig, timing: &Timing, limits: &SchedulerLimits) -> Result<Self, StoreError> {
+        let committed = CommittedTasks::default();
         let store = |connections: u32, lock_timeout_ms: u32| {
             let limits = SchedulerLimits { database_connections: connections, ..limits.clone() };
-            Store::with_lock_timeout(config, timing.clone(), limits, lock_timeout_ms)
+            Store::with_lock_timeout(config, timing.clone(), limits, lock_timeout_ms, committed.clone())
         };
         Ok(Self {
             requests: store(limits.database_connections, REQUEST_LOCK_TIMEOUT_MS)?,
@@ -76,6 +80,35 @@ pub(super) fn lazy_pool(
     lock_timeout_ms: u32,
     timing: &Timing,
 ) -> Result<PgPool, StoreError> {
+    let options = connect_options(config)?.options([
+        ("statement_timeout", STATEMENT_TIMEOUT_MS),
+        ("lock_timeout", lock_timeout_ms.to_string().as_str()),
+        ("idle_in_transaction_session_timeout", idle_transaction_timeout(timing).as_millis().to_string().as_str()),
+    ]);
+    Ok(PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for >= TEST_AFTER_IDLE {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
+        .connect_lazy_with(options))
+}
+
+/// A pool of one connection for migrations. It has no time limit for statements, because a migration may rewrite large
+/// tables. It waits for locks only for a short time: other schedulers would wait behind it.
+pub(super) fn migration_pool(config: &DatabaseConfig) -> Result<PgPool, StoreError> {
+    let options = connect_options(config)?
+        .options([("statement_timeout", "0"), ("lock_timeout", REQUEST_LOCK_TIMEOUT_MS.to_string().as_str())]);
+    Ok(PgPoolOptions::new().max_connections(1).acquire_timeout(ACQUIRE_TIMEOUT).connect_lazy_with(options))
+}
+
+fn connect_options(config: &DatabaseConfig) -> Result<PgConnectOptions, StoreError> {
     let mut options = PgConnectOptions::new_without_pgpass()
         .host(&config.host)
         .port(config.port)
@@ -83,20 +116,11 @@ pub(super) fn lazy_pool(
         .database(&config.database)
         .ssl_mode(PgSslMode::Disable)
         .application_name("cfq-scheduler")
-        .options([
-            ("statement_timeout", STATEMENT_TIMEOUT_MS),
-            ("lock_timeout", lock_timeout_ms.to_string().as_str()),
-            ("idle_in_transaction_session_timeout", idle_transaction_timeout(timing).as_millis().to_string().as_str()),
-            ("default_transaction_isolation", "read committed"),
-        ]);
+        .options([("default_transaction_isolation", "read committed")]);
     if let Some(path) = &config.password_file {
         let text =
             std::fs::read_to_string(path).map_err(|source| StoreError::Password { path: path.clone(), source })?;
         options = options.password(text.trim_end_matches(['\r', '\n']));
     }
-    Ok(PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(ACQUIRE_TIMEOUT)
-        .test_before_acquire(true)
-        .connect_lazy_with(options))
+    Ok(options)
 }

@@ -1,13 +1,16 @@
 //! Submission of a task. The submission is acknowledged after the task's row and first event are committed. Submissions
 //! with the same idempotency key create only one task.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::task::{TaskSpec, TaskState};
+use tokio::sync::oneshot;
 
 use super::columns::{AsJson, parse};
 use super::error::Doing;
-use super::events::append;
 use super::{Store, StoreError};
 
 /// A validated task with every default filled in.
@@ -45,37 +48,150 @@ pub enum Submitted {
     TooLate,
 }
 
+/// Maximum number of submissions that one statement writes.
+const MAX_SUBMITS_PER_STATEMENT: usize = 100;
+
+/// A submission that waits to be written, and the channel for its result.
+type Waiting = (NewTask, oneshot::Sender<Result<Submitted, StoreError>>);
+
+/// Submissions that wait to be written. Those that arrive while one statement runs are written by the next one
+/// together, so many clients need fewer commits, and a single client waits for nothing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SubmitQueue(Arc<Mutex<SubmitQueueState>>);
+
+#[derive(Debug, Default)]
+struct SubmitQueueState {
+    waiting: VecDeque<Waiting>,
+    is_writing: bool,
+}
+
+impl SubmitQueue {
+    /// Adds a submission. True if the caller has to start a writer.
+    fn push(&self, waiting: Waiting) -> bool {
+        let mut state = self.state();
+        state.waiting.push_back(waiting);
+        !std::mem::replace(&mut state.is_writing, true)
+    }
+
+    /// Takes the next submissions to write. If there are none, the writer has to end.
+    fn take(&self) -> Option<Vec<Waiting>> {
+        let mut state = self.state();
+        if state.waiting.is_empty() {
+            state.is_writing = false;
+            return None;
+        }
+        let count = state.waiting.len().min(MAX_SUBMITS_PER_STATEMENT);
+        Some(state.waiting.drain(..count).collect())
+    }
+
+    fn state(&self) -> MutexGuard<'_, SubmitQueueState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Allows another writer after this one has ended, also if it panicked.
+struct WriterGuard<'a>(&'a SubmitQueue);
+
+impl Drop for WriterGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.state().is_writing = false;
+        }
+    }
+}
+
 impl Store {
-    /// Creates a task, or finds the task that an earlier submission with the same idempotency key created.
+    /// Creates a task, or finds the task that an earlier submission with the same idempotency key created. The task is
+    /// written even if the caller stops waiting.
     pub async fn submit(&self, new: &NewTask) -> Result<Submitted, StoreError> {
-        let mut tx = self.begin().await?;
-        let number = sqlx::query_scalar!(
-            r#"insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold, max_iterations)
-               select $1, $2, $3, $4, $5, $6, to_timestamp($7::bigint::float8), 'ready', $8, $9
-               where coalesce(to_timestamp($7::bigint::float8) > now(), true)
-               on conflict (idempotency_key) do nothing returning number"#,
-            new.id.0,
-            new.key,
-            new.body_hash,
-            AsJson(&new.spec) as _,
-            new.title,
-            new.spec.priority.as_i16(),
-            new.spec.deadline,
-            new.threshold,
-            i32::try_from(new.max_iterations).unwrap_or(i32::MAX)
+        let (reply, result) = oneshot::channel();
+        if self.submits.push((new.clone(), reply)) {
+            tokio::spawn(self.clone().write_submits());
+        }
+        // The sender is dropped only if the writer panicked.
+        result.await.unwrap_or(Err(StoreError::TooSlow { doing: "writing a task" }))
+    }
+
+    async fn write_submits(self) {
+        let _writer = WriterGuard(&self.submits);
+        while let Some(waiting) = self.submits.take() {
+            let (tasks, replies): (Vec<NewTask>, Vec<_>) = waiting.into_iter().unzip();
+            let results = self.write_tasks(&tasks).await;
+            for (result, reply) in results.into_iter().zip(replies) {
+                // A caller that stopped waiting needs no reply.
+                drop(reply.send(result));
+            }
+        }
+    }
+
+    /// Writes these tasks with one statement. If Postgres refuses it, each task is written by its own statement, so that
+    /// a faulty one fails alone.
+    async fn write_tasks(&self, tasks: &[NewTask]) -> Vec<Result<Submitted, StoreError>> {
+        let mut results = Vec::with_capacity(tasks.len());
+        match self.insert_tasks(tasks).await {
+            Ok(created) => {
+                for task in tasks {
+                    results.push(match created.get(&task.id) {
+                        Some(number) => Ok(Submitted::Created { id: task.id, number: *number }),
+                        None => self.find_by_key(task).await,
+                    });
+                }
+            }
+            Err(error) if tasks.len() > 1 && error.is_row_local() => {
+                for task in tasks {
+                    results.extend(Box::pin(self.write_tasks(std::slice::from_ref(task))).await);
+                }
+            }
+            Err(error) => {
+                results.extend(tasks.iter().skip(1).map(|_| Err(StoreError::TooSlow { doing: "writing a task" })));
+                results.push(Err(error));
+            }
+        }
+        results
+    }
+
+    /// Inserts the tasks and their first events. Returns the numbers of the tasks that did not exist.
+    async fn insert_tasks(&self, tasks: &[NewTask]) -> Result<BTreeMap<TaskId, TaskNumber>, StoreError> {
+        let column = Columns::of(tasks)?;
+        cfq_link::failpoint::hit("scheduler.submit.before_commit");
+        // Rows are locked in the order of their keys, so that two schedulers do not deadlock.
+        let created = sqlx::query!(
+            r#"with new as (
+                   select *, to_timestamp(deadline_s::float8) as deadline, now() + priority * interval '10 minutes' as key
+                   from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bigint[],
+                               $8::float8[], $9::integer[]) with ordinality
+                        as new (id, idempotency_key, body_hash, spec, title, priority, deadline_s, threshold,
+                                max_iterations, n)
+               ), created as (
+                   insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
+                                      max_iterations, next_event, order_key)
+                   select id, idempotency_key, body_hash, spec::json, title, priority, deadline, 'ready', threshold,
+                          max_iterations, 1,
+                          greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes'))
+                   from new where coalesce(deadline > now(), true) order by idempotency_key nulls first, n
+                   on conflict (idempotency_key) do nothing returning id, number
+               ), written as (
+                   insert into events (task, number, task_seq, body) select id, number, 1, $10::json from created
+               )
+               select id as "id!", number as "number!" from created"#,
+            &column.ids,
+            &column.keys as &[Option<&str>],
+            &column.body_hashes as &[&str],
+            &column.specs,
+            &column.titles as &[&str],
+            &column.priorities,
+            &column.deadlines as &[Option<i64>],
+            &column.thresholds,
+            &column.max_iterations,
+            AsJson(&EventBody::TaskSubmitted) as _
         )
-        .fetch_optional(&mut *tx)
+        .fetch_all(&self.pool)
         .await
         .doing("writing a task")?;
-        let Some(number) = number else {
-            drop(tx);
-            return self.find_by_key(new).await;
-        };
-        append(&mut tx, new.id, &EventBody::TaskSubmitted).await?;
-        cfq_link::failpoint::hit("scheduler.submit.before_commit");
-        tx.commit().await.doing("committing a task")?;
         cfq_link::failpoint::hit("scheduler.submit.after_commit");
-        Ok(Submitted::Created { id: new.id, number: TaskNumber(number) })
+        let created: BTreeMap<_, _> = created.into_iter().map(|r| (TaskId(r.id), TaskNumber(r.number))).collect();
+        created.keys().for_each(|task| self.committed.send(*task));
+        Ok(created)
     }
 
     /// Finds the task that an earlier submission with the idempotency key of `new` created. [`Submitted::TooLate`] if
@@ -96,5 +212,39 @@ impl Store {
             return Ok(Submitted::KeyReused { number });
         }
         Ok(Submitted::Existing { id: TaskId(row.id), number, state: parse("task state", &row.state)? })
+    }
+}
+
+/// New tasks, as one array for each column of the table.
+#[derive(Default)]
+struct Columns<'a> {
+    ids: Vec<uuid::Uuid>,
+    keys: Vec<Option<&'a str>>,
+    body_hashes: Vec<&'a str>,
+    specs: Vec<String>,
+    titles: Vec<&'a str>,
+    priorities: Vec<i16>,
+    deadlines: Vec<Option<i64>>,
+    thresholds: Vec<f64>,
+    max_iterations: Vec<i32>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(tasks: &'a [NewTask]) -> Result<Self, StoreError> {
+        let mut columns = Self::default();
+        for task in tasks {
+            let spec = serde_json::to_string(&task.spec)
+                .map_err(|error| StoreError::Unreadable { what: "task specification", text: error.to_string() })?;
+            columns.ids.push(task.id.0);
+            columns.keys.push(task.key.as_deref());
+            columns.body_hashes.push(&task.body_hash);
+            columns.specs.push(spec);
+            columns.titles.push(&task.title);
+            columns.priorities.push(task.spec.priority.as_i16());
+            columns.deadlines.push(task.spec.deadline);
+            columns.thresholds.push(task.threshold);
+            columns.max_iterations.push(i32::try_from(task.max_iterations).unwrap_or(i32::MAX));
+        }
+        Ok(columns)
     }
 }

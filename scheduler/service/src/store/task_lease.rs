@@ -26,8 +26,8 @@ const MAX_REASON_CHARS: usize = 2_000;
 
 impl Store {
     /// Grants the first ready task to a runner. A repeated request gets the same grant again, as long as the runner has
-    /// sent no heartbeat with its lease. The order is the planner's (`cfq_scheduler_core::order_key`): the
-    /// creation time plus ten minutes for each class below P0, brought forward by a deadline by at most one class.
+    /// sent no heartbeat with its lease. The order is that of `tasks.order_key`, which is set when a task is created and is
+    /// computed like the planner's (`cfq_scheduler_core::order_key`).
     pub async fn grant(&self, runner: &RunnerId, request: &LeaseRequest) -> Result<LeaseReply, StoreError> {
         loop {
             let mut picked = None;
@@ -66,15 +66,8 @@ impl Store {
         }
         let ready = sqlx::query!(
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
-               from tasks where state = 'ready' and id <> all($3)
-                 and not exists (select from jobs where jobs.id = tasks.waits_for and jobs.state in ('queued', 'placed'))
-               order by extract(epoch from created_at)::float8 * 1000 + priority * $1::float8
-                        - case when deadline is null then 0 else $1::float8 * (1 - least(greatest(
-                              extract(epoch from deadline - created_at)::float8 * 1000 / $2::float8, 0), 1)) end,
-                        number
-               limit 1 for update skip locked"#,
-            cfq_scheduler_core::CLASS_STEP_MS as f64,
-            cfq_scheduler_core::DEADLINE_HORIZON_MS as f64,
+               from tasks where state = 'ready' and waits_for is null and id <> all($1)
+               order by order_key, number limit 1 for update skip locked"#,
             &self.row_backoff.rows()
         )
         .fetch_optional(&mut *tx)
@@ -82,6 +75,7 @@ impl Store {
         .doing("picking a ready task")?;
         let Some(row) = ready else { return roll_back(tx, LeaseReply::None).await };
         *picked = Some(row.id);
+        tx.report(TaskId(row.id));
         let spec = sqlx::query_scalar!(r#"select spec as "spec: Json<TaskSpec>" from tasks where id = $1"#, row.id)
             .fetch_one(&mut *tx)
             .await
@@ -127,6 +121,21 @@ impl Store {
         tx.commit().await.doing("committing a grant")?;
         cfq_link::failpoint::hit("scheduler.grant.after_commit");
         Ok(LeaseReply::Granted { lease: fence.lease, grant })
+    }
+
+    /// Lets ready tasks be granted whose job is not pending any more. Every change of a job does this for its task, except
+    /// in versions of cfq before the column was used in this way, so a new leader does it once.
+    pub async fn resume_tasks_without_pending_job(&self) -> Result<(), StoreError> {
+        sqlx::query!(
+            r#"update tasks set waits_for = null
+               where id in (select t.id from tasks t join jobs j on j.id = t.waits_for
+                            where t.state = 'ready' and j.state not in ('queued', 'placed')
+                            for no key update of t skip locked)"#
+        )
+        .execute(&self.pool)
+        .await
+        .doing("finding tasks that wait for no job")?;
+        Ok(())
     }
 
     /// Moves a running task back to ready when its runner releases it. This does not count as a loss. A repeated

@@ -11,6 +11,7 @@ use sqlx::PgConnection;
 use super::columns::{parse, pg_text};
 use super::error::Doing;
 use super::events::append;
+use super::transaction::Tx;
 use super::{Store, StoreError};
 
 /// A task's row, as it was when it was locked.
@@ -47,18 +48,19 @@ impl TaskRow {
     }
 }
 
-/// Locks the task until the transaction ends; `None` if there is no such task.
-pub(super) async fn lock_task(connection: &mut PgConnection, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
+/// Locks the task until the transaction ends; `None` if there is no such task. The commit wakes the task's feeds.
+pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
     let row = sqlx::query!(
         r#"select number, state, loop_state, title, attempt, lease, runner, runner_boot, losses, next_seq, pr, active_ms,
                   threshold
            from tasks where id = $1 for update"#,
         task.0
     )
-    .fetch_optional(connection)
+    .fetch_optional(&mut **tx)
     .await
     .doing("locking a task")?;
     let Some(r) = row else { return Ok(None) };
+    tx.report(task);
     Ok(Some(TaskRow {
         id: task,
         number: TaskNumber(r.number),
@@ -77,7 +79,8 @@ pub(super) async fn lock_task(connection: &mut PgConnection, task: TaskId) -> Re
     }))
 }
 
-/// Changes the state of a locked task and clears its lease; false if the transition is illegal.
+/// Changes the state of a locked task and clears its lease; false if the transition is illegal. The time of the end is
+/// stored with a terminal state.
 pub(super) async fn move_task(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -90,11 +93,13 @@ pub(super) async fn move_task(
     }
     let reason = pg_text(reason);
     sqlx::query!(
-        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, updated_at = now()
+        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, updated_at = now(),
+                  ended_at = case when $4 then now() end
            where id = $1"#,
         task.id.0,
         to.as_str(),
-        reason
+        reason,
+        to.is_terminal()
     )
     .execute(&mut *connection)
     .await

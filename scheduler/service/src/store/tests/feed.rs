@@ -69,3 +69,18 @@ async fn restore_into_a_younger_cluster_does_not_stop_the_feed() {
     env.store.migrate().await.unwrap();
     assert_eq!(env.store.all_events(FeedCursor::default()).await.unwrap().len(), 1);
 }
+
+/// Transactions with notifications commit one after another, so none of them sends one.
+#[tokio::test]
+async fn no_transaction_sends_a_postgres_notification() {
+    let env = TestEnv::new().await;
+    let mut listener = sqlx::postgres::PgListener::connect_with(&env.store.pool).await.unwrap();
+    listener.listen("cfq_events").await.unwrap();
+    env.submit().await;
+    let boot = env.join_runner().await;
+    let task = grant(&env, boot).await.fence;
+    job(&env, task).await;
+    committed(&env, task, 0, started()).await;
+    let received = tokio::time::timeout(Duration::from_millis(500), listener.recv()).await;
+    assert!(received.is_err(), "{received:?}");
+}

@@ -122,17 +122,16 @@ async fn tasks_are_granted_by_creation_time_plus_ten_minutes_per_class() {
         env.store.submit(&task).await.unwrap();
         made.push(task.id);
     }
-    // With these ages the P3 task comes after the P1 tasks and before the new P2 tasks.
-    env.store.raw("update tasks set created_at = now() - interval '5 minutes' where priority = 1").await;
-    env.store.raw("update tasks set created_at = now() - interval '21 minutes' where priority = 3").await;
-    // Its deadline brings the last task forward by half a class.
-    let due = format!("update tasks set deadline = created_at + interval '20 minutes' where id = '{}'", made[5]);
-    env.store.raw(&due).await;
+    // As if the tasks had been created earlier: the P3 task comes after the P1 tasks and before the P2 tasks.
+    for (priority, minutes) in [(1, 5), (3, 21)] {
+        let earlier = format!("order_key - interval '{minutes} minutes'");
+        env.store.raw(&format!("update tasks set order_key = {earlier} where priority = {priority}")).await;
+    }
     let mut order = Vec::new();
     for _ in 0..6 {
         order.push(grant(&env, boot).await.fence.task);
     }
-    assert_eq!(order, [made[3], made[1], made[2], made[0], made[5], made[4]]);
+    assert_eq!(order, [made[3], made[1], made[2], made[0], made[4], made[5]]);
     assert_eq!(grant_reply(&env, boot).await, LeaseReply::None);
 }
 

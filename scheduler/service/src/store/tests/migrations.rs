@@ -1,3 +1,5 @@
+use sqlx::SqlSafeStr;
+
 use super::super::StoreError;
 use super::*;
 
@@ -56,6 +58,12 @@ async fn filled_older_database_is_migrated() {
         "alter table nodes drop column machine_boot",
         "alter table runners drop column machine_boot",
         "alter table tasks drop column lease_request",
+        "drop table event_feed",
+        "drop index if exists jobs_open, tasks_ready, tasks_open, tasks_ended_unmarked, tasks_by_retry_of",
+        "drop index blob_refs_by_task, questions_by_task",
+        "alter table tasks drop column order_key, drop column ended_at",
+        "create index tasks_ready on tasks (priority, created_at) where state = 'ready'",
+        "create index jobs_live on jobs (created_at) where state in ('queued', 'placed', 'running')",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;
@@ -99,4 +107,18 @@ async fn database_of_0_1_is_migrated_and_read() {
     let states: Vec<&str> = tasks.iter().map(|task| task.state.as_str()).collect();
     assert_eq!(states.iter().filter(|state| **state == "merged").count(), 1);
     assert_eq!(states.iter().filter(|state| **state == "escalated").count(), 1);
+}
+
+/// A migration may rewrite large tables, which takes longer than any other statement may.
+#[tokio::test]
+async fn migration_may_take_longer_than_the_statement_timeout() {
+    use sqlx::migrate::{Migration, MigrationType, Migrator};
+    let env = TestEnv::new().await;
+    let limit = env.store.count("select setting::bigint from pg_settings where name = 'statement_timeout'").await;
+    assert_eq!(limit, 5_000, "the limit of other statements");
+    let sql = sqlx::AssertSqlSafe(format!("select pg_sleep({})", limit as f64 / 1000.0 + 0.5)).into_sql_str();
+    let slow = Migration::new(9_000, "slow".into(), MigrationType::Simple, sql, false);
+    let migrations = super::super::migrate::MIGRATIONS.iter().cloned().chain([slow]).collect();
+    env.store.apply(&Migrator::with_migrations(migrations)).await.unwrap();
+    assert_eq!(env.store.count("select max(version) from _sqlx_migrations where success").await, 9_000);
 }

@@ -12,6 +12,7 @@ mod loops;
 mod lost_attempts;
 mod migrations;
 mod reclaim;
+mod rows_read;
 mod submits;
 mod waits;
 

@@ -43,3 +43,42 @@ async fn task_is_found_by_number_and_id_and_listed() {
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.spec, crate::testing::spec());
 }
+
+#[tokio::test]
+async fn concurrent_submits_are_written_together_and_a_faulty_one_fails_alone() {
+    let env = TestEnv::new().await;
+    let mut tasks: Vec<_> = (0..32).map(|_| new_task(None)).collect();
+    // Postgres cannot store this character.
+    tasks[7].title = "a\0b".into();
+    let results = futures::future::join_all(tasks.iter().map(|task| env.store.submit(task))).await;
+    for (n, result) in results.iter().enumerate() {
+        assert_eq!(matches!(result, Ok(Submitted::Created { .. })), n != 7, "{n}: {result:?}");
+    }
+    let good: Vec<_> = (0..32).map(|_| new_task(None)).collect();
+    let before = env.store.count("select count(distinct xid::text) from events").await;
+    futures::future::join_all(good.iter().map(|task| env.store.submit(task))).await;
+    let transactions = env.store.count("select count(distinct xid::text) from events").await - before;
+    assert!(transactions <= 4, "32 submits made {transactions} transactions");
+    assert_eq!(env.store.count("select count(*) from events").await, 63);
+    assert_eq!(env.store.count("select count(*) from tasks where next_event = 1").await, 63);
+}
+
+#[tokio::test]
+async fn deadline_brings_a_task_forward_by_at_most_one_class() {
+    use cfq_proto::task::Priority;
+    let env = TestEnv::new().await;
+    let now_s = env.store.clock_ms().await.unwrap() / 1000;
+    let minutes = async |priority, deadline_in_minutes: Option<i64>| {
+        let mut task = new_task(None);
+        task.spec.priority = priority;
+        task.spec.deadline = deadline_in_minutes.map(|m| now_s + m * 60);
+        env.store.submit(&task).await.unwrap();
+        let key = "select round(extract(epoch from order_key - created_at) / 60)::bigint from tasks where id = ";
+        env.store.count(&format!("{key}'{}'", task.id)).await
+    };
+    assert_eq!(minutes(Priority::P0, None).await, 0);
+    assert_eq!(minutes(Priority::P3, None).await, 30);
+    assert_eq!(minutes(Priority::P2, Some(120)).await, 20);
+    assert_eq!(minutes(Priority::P2, Some(25)).await, 15);
+    assert_eq!(minutes(Priority::P2, Some(3)).await, 10);
+}

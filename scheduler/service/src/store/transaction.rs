@@ -1,0 +1,76 @@
+//! Transactions that report their tasks after the commit, so that event feeds are woken. `NOTIFY` is not used, because
+//! Postgres lets transactions with notifications commit only one after another.
+
+use std::ops::{Deref, DerefMut};
+
+use cfq_proto::ids::TaskId;
+use sqlx::{PgConnection, Postgres, Transaction};
+use tokio::sync::broadcast;
+
+/// Capacity of the channel, in tasks.
+const CHANNEL_TASKS: usize = 4_096;
+
+/// Channel of the tasks that committed transactions of this process may have added events to. Clones share the channel.
+#[derive(Debug, Clone)]
+pub struct CommittedTasks(broadcast::Sender<TaskId>);
+
+impl Default for CommittedTasks {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(CHANNEL_TASKS))
+    }
+}
+
+impl CommittedTasks {
+    pub fn subscribe(&self) -> broadcast::Receiver<TaskId> {
+        self.0.subscribe()
+    }
+
+    pub(super) fn send(&self, task: TaskId) {
+        // `send` fails if there is no subscriber, which is not an error.
+        drop(self.0.send(task));
+    }
+}
+
+/// A transaction on one connection of the pool. It is rolled back if it is dropped.
+#[derive(Debug)]
+pub(super) struct Tx {
+    transaction: Transaction<'static, Postgres>,
+    committed: CommittedTasks,
+    tasks: Vec<TaskId>,
+}
+
+impl Tx {
+    pub fn new(transaction: Transaction<'static, Postgres>, committed: CommittedTasks) -> Self {
+        Self { transaction, committed, tasks: Vec::new() }
+    }
+
+    /// Reports the task after the commit.
+    pub fn report(&mut self, task: TaskId) {
+        if !self.tasks.contains(&task) {
+            self.tasks.push(task);
+        }
+    }
+
+    pub async fn commit(self) -> Result<(), sqlx::Error> {
+        self.transaction.commit().await?;
+        self.tasks.into_iter().for_each(|task| self.committed.send(task));
+        Ok(())
+    }
+
+    pub async fn rollback(self) -> Result<(), sqlx::Error> {
+        self.transaction.rollback().await
+    }
+}
+
+impl Deref for Tx {
+    type Target = PgConnection;
+    fn deref(&self) -> &PgConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.transaction
+    }
+}
