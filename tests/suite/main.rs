@@ -8,6 +8,7 @@ mod broken_environment;
 mod canaries;
 mod command_line;
 mod default_model;
+mod duplicate_ids;
 mod durable_requests;
 mod fault_injection;
 mod full_disk;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde::de::DeserializeOwned;
 
 use crate::args::ServeCommand;
-use crate::exit::Code;
+use crate::exit::{self, Code};
 
 pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
     let stop = cfq_link::stop::signalled();
@@ -16,13 +16,21 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
             cfq_scheduler::run(read(&config)?, stop).await.context("the scheduler stopped")?;
         }
         ServeCommand::Node { config } => {
-            cfq_inference_node::run(read(&config)?, stop).await.context("the node stopped")?;
+            let ended = cfq_inference_node::run(read(&config)?, stop).await;
+            ended.map_err(|error| stopped("node", error.is_refusal(), error))?;
         }
         ServeCommand::Runner { config } => {
-            cfq_agent_runner::run(read(&config)?, stop).await.context("the runner stopped")?;
+            let ended = cfq_agent_runner::run(read(&config)?, stop).await;
+            ended.map_err(|error| stopped("runner", error.is_refusal(), error))?;
         }
     }
     Ok(Code::Done)
+}
+
+/// Why a process stopped. A refusal has the exit code of wrong usage, because the user has to change something.
+fn stopped(process: &str, is_refusal: bool, error: impl Into<anyhow::Error>) -> anyhow::Error {
+    let error = error.into().context(format!("the {process} stopped"));
+    if is_refusal { exit::usage(format!("{error:#}")) } else { error }
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {

@@ -4,6 +4,7 @@
 pub mod blobs;
 pub mod child;
 pub mod clock;
+pub mod credentials_lock;
 pub mod failpoint;
 pub mod lease;
 mod link_error;

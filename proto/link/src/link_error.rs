@@ -16,6 +16,12 @@ pub enum LinkError {
         #[source]
         source: std::io::Error,
     },
+    /// Another process on this machine holds the lock on the file with the nkey seed.
+    #[error(
+        "another process uses the credentials in {path}: stop that process, or give this one another id with \
+         credentials of its own"
+    )]
+    CredentialsTaken { path: PathBuf },
     /// No connection to the server: a retry may help.
     #[error("cannot connect to NATS at {url}")]
     Connect {

@@ -93,6 +93,10 @@ pub enum RegisterReply {
     Refused {
         /// Why the boot is refused, and what the user should do next.
         reason: String,
+        /// Time in milliseconds until the lease of the process that uses the id ends, unless that process sends another
+        /// heartbeat; then the boot may register. `None` if the boot is refused permanently.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_ms: Option<u64>,
     },
 }
 

@@ -131,8 +131,7 @@ impl TestEnv {
 
     pub async fn join_runner(&self) -> BootId {
         let boot = BootId::fresh();
-        let registration = RunnerRegistration { runner: runner(), boot, version: "0.1.0".into(), machine_boot: None };
-        self.store.register_runner(&registration).await.unwrap().unwrap();
+        self.store.register_runner(&runner_registration(boot)).await.unwrap().unwrap();
         boot
     }
 }
@@ -145,6 +144,7 @@ pub fn runner() -> RunnerId {
     RunnerId::new("r1").unwrap()
 }
 
+/// Registration of a node process that holds the same lock in every boot, as after a restart on its machine.
 pub fn node_registration(boot: BootId) -> NodeRegistration {
     let model = ModelState {
         model: MODEL.parse().unwrap(),
@@ -162,7 +162,25 @@ pub fn node_registration(boot: BootId) -> NodeRegistration {
         tokens_per_byte: 0.3,
     };
     let ledger = Ledger { version: 1, models: vec![model], ..Ledger::default() };
-    NodeRegistration { node: node(), boot, version: "0.1.0".into(), devices: vec![], ledger, machine_boot: None }
+    NodeRegistration {
+        node: node(),
+        boot,
+        version: "0.1.0".into(),
+        devices: vec![],
+        ledger,
+        machine_boot: None,
+        credentials_lock: Some("8:1".into()),
+    }
+}
+
+pub fn runner_registration(boot: BootId) -> RunnerRegistration {
+    RunnerRegistration {
+        runner: runner(),
+        boot,
+        version: "0.1.0".into(),
+        machine_boot: None,
+        credentials_lock: Some("8:2".into()),
+    }
 }
 
 /// A node as the API shows it, with one model or none.

@@ -111,6 +111,7 @@ impl TestCluster {
             boot: self.runner_boot,
             version: "0.1.0".into(),
             machine_boot: None,
+            credentials_lock: None,
         };
         let subject = subject::runner(&runner(), "register");
         let reply: RegisterReply = request_reply(&self.runner, subject, registration).await;
@@ -392,7 +393,7 @@ async fn former_register_verb_is_refused_with_a_reason() {
     let mut cluster = TestCluster::start().await;
     let registration = node_registration(cluster.node_boot);
     let reply: RegisterReply = request_reply(&cluster.node, subject::node(&node(), "hello"), registration).await;
-    let RegisterReply::Refused { reason } = reply else { panic!("{reply:?}") };
+    let RegisterReply::Refused { reason, retry_ms: None } = reply else { panic!("{reply:?}") };
     assert!(reason.contains("older than the scheduler"), "{reason}");
     cluster.stop().await;
 }

@@ -14,7 +14,7 @@ impl Cluster {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
         let mut command = Command::new(binary::cfq());
         command
-            .args(["serve", service.trim_start_matches("second_")])
+            .args(["serve", service.trim_start_matches("second_").trim_start_matches("copied_")])
             .arg(self.file(&format!("{service}.toml")))
             .env("CFQ_LOG", "info,cfq=debug")
             .env("RUST_BACKTRACE", "1")
@@ -40,6 +40,41 @@ impl Cluster {
         let child = command.spawn().unwrap();
         let old = self.services.lock().unwrap().insert(service.to_owned(), child);
         drop(old);
+    }
+
+    /// Starts a second process with the id of `service`, from a copy of its configuration, its credentials and, for a
+    /// runner, its data folder. Returns the name of the new service.
+    pub fn start_copy(&self, service: &str) -> String {
+        let copy = format!("copied_{service}");
+        let text = std::fs::read_to_string(self.file(&format!("{service}.toml"))).unwrap();
+        let mut config: toml::Table = toml::from_str(&text).unwrap();
+        let (seed, copied_seed) = (self.nats.config(service).seed_file.unwrap(), self.file(&format!("{copy}.seed")));
+        std::fs::copy(seed, &copied_seed).unwrap();
+        config["nats"]["seed_file"] = copied_seed.to_str().unwrap().into();
+        if let Some(folder) = config.get_mut("data_dir") {
+            *folder = self.file(&format!("{copy}-data")).to_str().unwrap().into();
+        }
+        std::fs::write(self.file(&format!("{copy}.toml")), toml::to_string(&config).unwrap()).unwrap();
+        self.start_service(&copy);
+        copy
+    }
+
+    /// Runs another process with the configuration of `service` until it exits.
+    pub async fn run_again(&self, service: &str) -> std::process::Output {
+        let mut command = tokio::process::Command::new(tokio::task::block_in_place(binary::cfq));
+        command.args(["serve", service]).arg(self.file(&format!("{service}.toml"))).kill_on_drop(true);
+        tokio::time::timeout(WAIT_LIMIT, command.output()).await.expect("the process exits").unwrap()
+    }
+
+    /// Waits until a service's process has ended by itself, and returns its exit status.
+    pub async fn wait_until_exited(&self, service: &str) -> std::process::ExitStatus {
+        wait::until(&format!("{service} to exit"), WAIT_LIMIT, || async {
+            let exited = self.services.lock().unwrap().get_mut(service).unwrap().try_wait().unwrap();
+            exited.ok_or_else(|| tail(&self.log(service)))
+        })
+        .await;
+        let mut child = self.services.lock().unwrap().remove(service).unwrap();
+        child.wait().unwrap()
     }
 
     /// Sends SIGKILL to a service's process and waits until the process has ended.
@@ -101,7 +136,9 @@ impl Cluster {
     /// Stops all services in order, and asserts that each exits with success and that none panicked, except at a
     /// failpoint that the test configured.
     pub async fn finish(self) {
-        for service in ["runner", "second_node", "node", "second_scheduler", "scheduler"] {
+        for service in
+            ["copied_runner", "runner", "second_node", "copied_node", "node", "second_scheduler", "scheduler"]
+        {
             if !self.services.lock().unwrap().contains_key(service) {
                 continue;
             }

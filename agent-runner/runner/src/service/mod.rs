@@ -13,6 +13,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use cfq_link::credentials_lock::{CredentialsLock, LeaseWait};
 use cfq_link::lease::{HeartbeatExtras, LeaseKeeper};
 use cfq_link::{LinkError, Session};
 use cfq_proto::ids::{BootId, LeaseRequestId};
@@ -52,11 +53,26 @@ pub enum Error {
     Refused { reason: String },
 }
 
+impl Error {
+    /// Whether the runner's id or version is refused, or its credentials or data folder are in use: a restart does not
+    /// help.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused { .. } | Self::DataDirTaken { .. } | Self::Link(LinkError::CredentialsTaken { .. }) => true,
+            Self::DataDir { .. } | Self::Worktrees(_) | Self::MirrorLocks(_) | Self::Declaration(_) | Self::Link(_) => {
+                false
+            }
+        }
+    }
+}
+
 /// Process-wide state, shared by all tasks.
 #[derive(Debug)]
 pub(crate) struct RunnerContext {
     pub config: Config,
     pub boot: BootId,
+    /// Held until the runner has stopped.
+    pub credentials_lock: Option<CredentialsLock>,
     pub session: Session,
     pub declaration: Declaration,
 }
@@ -66,6 +82,7 @@ pub(crate) struct RunnerContext {
 /// # Errors
 /// An [`Error`] if the data folder is unusable or in use, NATS cannot be used, or the scheduler refuses the runner.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    let credentials_lock = CredentialsLock::acquire(&config.nats)?;
     let _lock = lock_data_dir(&config)?;
     let worktrees = Worktrees::new(&config.data_dir);
     worktrees.remove_all().map_err(Error::Worktrees)?;
@@ -92,7 +109,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         HeartbeatExtras::default,
     )?;
     let mut registration_requests = keeper.registration_requests();
-    let context = Arc::new(RunnerContext { config, boot, session, declaration });
+    let context = Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration });
     tokio::select! {
         registered = register(&context) => registered?,
         () = &mut shutdown => return Ok(()),
@@ -200,7 +217,8 @@ fn lock_data_dir(config: &Config) -> Result<File, Error> {
     }
 }
 
-/// Registers this process with the scheduler.
+/// Registers this process with the scheduler. Waits while the lease of another process with this runner's id may still
+/// end.
 async fn register(context: &RunnerContext) -> Result<(), Error> {
     let subject = subject::runner(&context.config.runner, "register");
     let registration = RunnerRegistration {
@@ -208,13 +226,22 @@ async fn register(context: &RunnerContext) -> Result<(), Error> {
         boot: context.boot,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine_boot: cfq_link::clock::machine_boot(),
+        credentials_lock: context.credentials_lock.as_ref().map(|lock| lock.id().to_owned()),
     };
-    match context.session.request_until_answered(&subject, &registration).await? {
-        RegisterReply::Registered { .. } => {
-            tracing::info!(runner = %context.config.runner, boot = %context.boot, "runner registered, ready for tasks");
-            Ok(())
+    let mut lease_wait = LeaseWait::default();
+    loop {
+        match context.session.request_until_answered(&subject, &registration).await? {
+            RegisterReply::Registered { .. } => {
+                tracing::info!(runner = %context.config.runner, boot = %context.boot, "runner registered, ready for tasks");
+                return Ok(());
+            }
+            RegisterReply::Refused { reason, retry_ms: Some(lease_ms) } => {
+                if !lease_wait.wait(lease_ms, &reason, &context.config.timing).await {
+                    return Err(Error::Refused { reason });
+                }
+            }
+            RegisterReply::Refused { reason, retry_ms: None } => return Err(Error::Refused { reason }),
         }
-        RegisterReply::Refused { reason } => Err(Error::Refused { reason }),
     }
 }
 

@@ -321,6 +321,7 @@ fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
             Some(Refusal::Never { reason: format!("the prompt cannot be fetched: {error}") })
         }
         LinkError::Seed { .. }
+        | LinkError::CredentialsTaken { .. }
         | LinkError::Connect { .. }
         | LinkError::AuthRejected { .. }
         | LinkError::ServerTooOld { .. }

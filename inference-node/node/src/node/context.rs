@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_link::Session;
+use cfq_link::credentials_lock::CredentialsLock;
 use cfq_link::lease::LeaseKeeper;
 use cfq_proto::ids::{BootId, NodeId};
 use cfq_proto::job::ReleaseReason;
@@ -96,6 +97,8 @@ impl AttemptEntry {
 pub(super) struct NodeContext {
     pub(super) node: NodeId,
     pub(super) boot: BootId,
+    /// Held until the node has stopped.
+    pub(super) credentials_lock: Option<CredentialsLock>,
     pub(super) session: Session,
     pub(super) keeper: LeaseKeeper,
     pub(super) registry: Arc<ModelRegistry>,

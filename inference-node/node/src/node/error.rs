@@ -20,6 +20,16 @@ pub enum Error {
     Loader { failure: LoaderFailure },
 }
 
+impl Error {
+    /// Whether the node's id or version is refused, or its credentials are in use: a restart does not help.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused { .. } | Self::Link(LinkError::CredentialsTaken { .. }) => true,
+            Self::Link(_) | Self::Engine { .. } | Self::Loader { .. } => false,
+        }
+    }
+}
+
 /// Failure of one model after which the process has to restart.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelFault {

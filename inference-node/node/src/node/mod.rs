@@ -24,6 +24,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use cfq_link::Session;
+use cfq_link::credentials_lock::CredentialsLock;
 use cfq_link::lease::{HeartbeatExtras, LeaseKeeper};
 use cfq_proto::ids::BootId;
 use cfq_proto::messages::NodeCommand;
@@ -44,6 +45,7 @@ use crate::gpu;
 
 /// Runs the node until `shutdown` completes, then releases its jobs.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    let credentials_lock = CredentialsLock::acquire(&config.nats)?;
     let boot = BootId::fresh();
     let changes = Arc::new(watch::Sender::new(()));
     let (registry, loader_commands, servers) = ModelRegistry::new(&config, changes.clone());
@@ -72,6 +74,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let context = Arc::new(NodeContext {
         node: config.node.clone(),
         boot,
+        credentials_lock,
         session,
         keeper,
         registry: registry.clone(),

@@ -1,5 +1,6 @@
 //! Registration of the node with the scheduler.
 
+use cfq_link::credentials_lock::LeaseWait;
 use cfq_proto::messages::{NodeRegistration, RegisterReply};
 use cfq_proto::node::Device;
 use tokio::sync::watch;
@@ -33,9 +34,10 @@ pub(super) async fn run(
     }
 }
 
-/// Repeats the registration until a scheduler replies. Returns the name of the NATS consumer from which to pull work
-/// orders.
+/// Repeats the registration until a scheduler replies, and while the lease of another process with this node's id may
+/// still end. Returns the name of the NATS consumer from which to pull work orders.
 async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -> Result<String, Error> {
+    let mut lease_wait = LeaseWait::default();
     loop {
         let body = NodeRegistration {
             node: context.node.clone(),
@@ -44,6 +46,7 @@ async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -
             devices: devices.borrow().clone(),
             ledger: context.registry.ledger(),
             machine_boot: cfq_link::clock::machine_boot(),
+            credentials_lock: context.credentials_lock.as_ref().map(|lock| lock.id().to_owned()),
         };
         match context.session.request::<_, RegisterReply>(&context.subject("register"), &body).await {
             Ok(RegisterReply::Registered { consumer }) => {
@@ -51,7 +54,12 @@ async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -
                 context.keeper.heartbeat_now();
                 return Ok(consumer);
             }
-            Ok(RegisterReply::Refused { reason }) => return Err(Error::Refused { reason }),
+            Ok(RegisterReply::Refused { reason, retry_ms: Some(lease_ms) }) => {
+                if !lease_wait.wait(lease_ms, &reason, &context.timing).await {
+                    return Err(Error::Refused { reason });
+                }
+            }
+            Ok(RegisterReply::Refused { reason, retry_ms: None }) => return Err(Error::Refused { reason }),
             Err(error) => {
                 tracing::debug!(%error, "no reply to the registration yet");
                 tokio::time::sleep(context.timing.heartbeat() / 4).await;

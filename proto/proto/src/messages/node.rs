@@ -28,6 +28,10 @@ pub struct NodeRegistration {
     /// distinguishes a restart of the machine from a crash of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_boot: Option<String>,
+    /// Id of the lock on the credentials file that this process holds; `None` if it holds none. No two live processes
+    /// hold the same lock, so a later boot with the same lock proves that the process of the earlier boot has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_lock: Option<String>,
 }
 
 /// Work order: the work of one attempt at a job, as published to a node.

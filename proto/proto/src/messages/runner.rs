@@ -21,6 +21,10 @@ pub struct RunnerRegistration {
     /// Identifies the current start of the runner's machine; `None` if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_boot: Option<String>,
+    /// Id of the lock on the credentials file that this process holds; `None` if it holds none. No two live processes
+    /// hold the same lock, so a later boot with the same lock proves that the process of the earlier boot has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_lock: Option<String>,
 }
 
 /// Command of the scheduler to a runner.

@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn version_mismatch_is_reported_in_the_reply_type_of_each_verb() {
-        let RegisterReply::Refused { reason } = version_reply("register") else { panic!("refused") };
+        let RegisterReply::Refused { reason, retry_ms: None } = version_reply("register") else { panic!("refused") };
         assert!(reason.contains("version 9"), "{reason}");
         for verb in ["accept", "refuse", "result", "job_cancel", "release", "abandon"] {
             assert!(matches!(version_reply(verb), FenceReply::Unavailable { .. }), "{verb}");

@@ -15,7 +15,7 @@ use cfq_proto::subject;
 use tokio::task::JoinSet;
 
 use super::{Bus, log_failure, refusal, stream, unavailable};
-use crate::store::{Hint, LeaderHint, StoreError};
+use crate::store::{Hint, IdInUse, LeaderHint, StoreError};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "node", "heartbeat", heartbeat).await?;
@@ -33,14 +33,14 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
     if registration.node.as_str() != sender {
         let name = &registration.node;
         let reason = format!("{sender} cannot register as {name}: give it the NATS credentials of that name");
-        return Some(RegisterReply::Refused { reason });
+        return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
     if let Some(reason) = version_refusal(&registration.version) {
-        return Some(RegisterReply::Refused { reason });
+        return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
     let registered = match bus.store.register_node(&registration).await {
-        Ok(Some(registered)) => registered,
-        Ok(None) => return Some(RegisterReply::Refused { reason: newer_boot_refusal(&sender) }),
+        Ok(Ok(registered)) => registered,
+        Ok(Err(in_use)) => return Some(refuse_used_id(&sender, in_use)),
         Err(error) => {
             log_failure(&error, "node register");
             return None;
@@ -151,7 +151,7 @@ pub(super) async fn refuse_former_register(
 ) -> Option<RegisterReply> {
     let reason =
         format!("cfq on {sender} is older than the scheduler: install the scheduler's version there, then restart it");
-    Some(RegisterReply::Refused { reason })
+    Some(RegisterReply::Refused { reason, retry_ms: None })
 }
 
 /// The reason to refuse a sender of this version; `None` if the version is accepted. Only an older minor version is
@@ -168,10 +168,13 @@ pub(super) fn version_refusal(version: &str) -> Option<String> {
         .then(|| format!("its cfq {version} is older than the scheduler's {own}: install {own} there, then restart it"))
 }
 
-/// The reason to refuse a sender whose name is also used by a process that started later: two processes with one name
-/// would take each other's leases.
-pub(super) fn newer_boot_refusal(name: &str) -> String {
-    format!("a process that started later uses the name {name}: stop one of the two, or rename this one")
+/// Refuses a sender whose id another process uses: two processes with one id would take each other's leases.
+pub(super) fn refuse_used_id(id: &str, in_use: IdInUse) -> RegisterReply {
+    let reason = format!(
+        "another process uses the id {id}: stop that process, or give this one another id with credentials of its own"
+    );
+    tracing::warn!(id, lease_ms = in_use.lease_ms, "registration refused: another process uses the id");
+    RegisterReply::Refused { reason, retry_ms: Some(in_use.lease_ms) }
 }
 
 #[cfg(test)]

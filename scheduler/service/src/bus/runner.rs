@@ -12,7 +12,7 @@ use cfq_proto::messages::{
 use tokio::task::JoinSet;
 
 use super::node::{
-    FORMER_REGISTER, blob_get, blob_put, fence_reply, may_succeed_later, newer_boot_refusal, refuse_former_register,
+    FORMER_REGISTER, blob_get, blob_put, fence_reply, may_succeed_later, refuse_former_register, refuse_used_id,
     version_refusal,
 };
 use super::{Bus, log_failure, refusal, unavailable};
@@ -36,14 +36,14 @@ async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistratio
     if registration.runner.as_str() != sender {
         let name = &registration.runner;
         let reason = format!("{sender} cannot register as {name}: give it the NATS credentials of that name");
-        return Some(RegisterReply::Refused { reason });
+        return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
     if let Some(reason) = version_refusal(&registration.version) {
-        return Some(RegisterReply::Refused { reason });
+        return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
     match bus.store.register_runner(&registration).await {
-        Ok(None) => Some(RegisterReply::Refused { reason: newer_boot_refusal(&sender) }),
-        Ok(Some(hints)) => {
+        Ok(Err(in_use)) => Some(refuse_used_id(&sender, in_use)),
+        Ok(Ok(hints)) => {
             let RunnerRegistration { runner, boot, version, .. } = &registration;
             tracing::info!(%runner, %boot, version, "runner registered");
             bus.link.send_hints(hints).await;

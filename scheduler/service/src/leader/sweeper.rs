@@ -1,7 +1,8 @@
 //! Ends expired leases and passed deadlines. The sweeper needs only Postgres: it waits neither for the planner nor for
 //! JetStream. While NATS delivers no message, it ends no lease, because live holders cannot send heartbeats either.
 //!
-//! Passed deadlines need no grace period, because no heartbeat changes them.
+//! Passed deadlines, and the work that an earlier boot of a node or runner still holds, need no grace period, because no
+//! heartbeat changes them.
 //!
 //! An error that concerns one row skips only that row. Such an error does not renew the grace period (see `grace`); an
 //! outage of Postgres or NATS, or a lock on a whole table, does.
@@ -85,6 +86,9 @@ impl Sweeper {
         }
         self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
         self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
+        // A registration releases this work itself, unless its scheduler stopped or a row was locked.
+        self.leader.link.send_hints(store.release_jobs_of_earlier_boots(None).await?).await;
+        self.leader.link.send_hints(store.release_tasks_of_earlier_boots(None).await?).await;
         let timing = store.timing();
         if self.confirmed.borrow().elapsed() > timing.leader_renewal() + timing.lease_margin() {
             tracing::warn!("postgres is slow to write: no lease is ended for one lease TTL");

@@ -207,7 +207,7 @@ impl Store {
             return Ok(vec![]);
         }
         sqlx::query_scalar!(
-            r#"update tasks set stalled = false, lease_request = null,
+            r#"update tasks set stalled = false, lease_request = null, unreceived = 0,
                       lease_expires = now() + $4::float8 * interval '1 millisecond'
                where id in (select id from tasks where lease = any($1) and runner = $2 and runner_boot = $3
                             order by id for no key update skip locked)

@@ -29,6 +29,8 @@ enum NodeCondition {
     Alive,
     /// The node was stopped cleanly, or is being stopped.
     Draining,
+    /// The node sends no heartbeats, and a boot from another start of its machine waits for its lease to end.
+    MachineRestarted,
     Lost,
 }
 
@@ -139,7 +141,7 @@ impl Store {
     ) -> Result<UnreportedEnd, StoreError> {
         Ok(match self.node_condition(connection, node, boot).await? {
             NodeCondition::Alive => UnreportedEnd::Stalled,
-            NodeCondition::Draining => UnreportedEnd::Infrastructure,
+            NodeCondition::Draining | NodeCondition::MachineRestarted => UnreportedEnd::Infrastructure,
             NodeCondition::Lost => UnreportedEnd::NodeLost,
         })
     }
@@ -163,11 +165,13 @@ impl Store {
         let row = sqlx::query!(
             r#"select coalesce((ledger->>'draining')::boolean, false) as "draining!",
                       last_seen between now() - $3::float8 * interval '1 millisecond'
-                                    and now() + $3::float8 * interval '1 millisecond' as "alive!"
+                                    and now() + $3::float8 * interval '1 millisecond' as "alive!",
+                      coalesce(restart_seen_at > now() - $4::float8 * interval '1 millisecond', false) as "restarted!"
                from nodes where id = $1 and boot = $2"#,
             node.as_str(),
             boot.0,
-            self.lease_ttl_ms()
+            self.lease_ttl_ms(),
+            self.longest_lease_ms()
         )
         .fetch_optional(connection)
         .await
@@ -175,6 +179,7 @@ impl Store {
         Ok(match row {
             Some(row) if row.draining => NodeCondition::Draining,
             Some(row) if row.alive => NodeCondition::Alive,
+            Some(row) if row.restarted => NodeCondition::MachineRestarted,
             Some(_) | None => NodeCondition::Lost,
         })
     }

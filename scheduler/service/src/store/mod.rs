@@ -9,6 +9,7 @@ mod blobs;
 mod cancel;
 mod columns;
 mod deadlines;
+mod earlier_boot;
 mod effects;
 mod error;
 mod events;
@@ -51,6 +52,7 @@ use sqlx::{PgConnection, PgPool};
 
 pub use blobs::PutOutcome;
 pub use cancel::{Cancelled, TooLateReason};
+pub use earlier_boot::IdInUse;
 pub use error::StoreError;
 pub use events::FeedCursor;
 pub use gauges::Gauges;

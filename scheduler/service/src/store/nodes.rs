@@ -10,6 +10,7 @@ use cfq_scheduler_core::{self as core, UnreportedEnd};
 use sqlx::types::Json;
 
 use super::columns::{AsJson, parse, pg_text};
+use super::earlier_boot::{BootEnd, EarlierBoot, IdInUse, NewBoot};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint};
 use super::tasks::lock_task;
@@ -23,128 +24,194 @@ pub struct RegisteredNode {
     pub hints: Vec<Hint>,
 }
 
-/// How the earlier boot of a node ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NodeStop {
-    /// The node was draining.
-    Clean,
-    /// The machine was restarted, so no job is suspected.
-    MachineRestarted,
-    /// The process ended without draining, for example because it crashed.
-    Unexpected,
-}
-
-/// Whether both boots of the machine are known and differ.
-pub(super) fn is_other_machine_boot(before: &Option<String>, now: &Option<String>) -> bool {
-    before.as_ref().zip(now.as_ref()).is_some_and(|(before, now)| before != now)
+/// A job that an earlier boot of its node holds.
+struct OldJob {
+    job: JobId,
+    task: TaskId,
+    lease: LeaseId,
+    node: NodeId,
+    end: BootEnd,
 }
 
 impl Store {
-    /// Writes the node's row. Jobs that earlier boots of the node hold are released at once.
-    ///
-    /// `None` if a later boot of the node is alive: this registration arrived late, or two processes use the same name.
-    /// Boot ids are ordered by start time. A clock that was set back breaks this order, so a later boot prevents a
-    /// registration only while it sends heartbeats.
-    pub async fn register_node(&self, registration: &NodeRegistration) -> Result<Option<RegisteredNode>, StoreError> {
-        let node = &registration.node;
+    /// Writes the node's row, unless the process of another boot may be alive. Then the jobs that earlier boots of the
+    /// node hold are released; a repetition of the registration and the sweep release those that are left.
+    pub async fn register_node(
+        &self,
+        registration: &NodeRegistration,
+    ) -> Result<Result<RegisteredNode, IdInUse>, StoreError> {
+        let new_boot = match self.write_node(registration).await? {
+            Ok(new_boot) => new_boot,
+            Err(in_use) => return Ok(Err(in_use)),
+        };
+        self.withdraw_suspicions_after_restart(&registration.node).await?;
+        let mut hints = self.release_jobs_of_earlier_boots(Some(&registration.node)).await?;
+        hints.push(Hint::Leader(LeaderHint::Node(registration.node.clone())));
+        Ok(Ok(RegisteredNode { new_boot, hints }))
+    }
+
+    /// Writes the node's row, and how the boot before ended. Returns whether the boot is new.
+    async fn write_node(&self, registration: &NodeRegistration) -> Result<Result<bool, IdInUse>, StoreError> {
+        let NodeRegistration { node, boot, version, devices, ledger, machine_boot, credentials_lock } = registration;
+        let machine_boot = machine_boot.as_deref().map(pg_text);
+        let credentials_lock = credentials_lock.as_deref().map(pg_text);
+        let mut tx = self.begin().await?;
+        let inserted = sqlx::query!(
+            r#"insert into nodes (id, boot, version, devices, ledger, machine_boot, credentials_lock)
+               values ($1, $2, $3, $4, $5, $6, $7) on conflict (id) do nothing"#,
+            node.as_str(),
+            boot.0,
+            pg_text(version),
+            AsJson(devices) as _,
+            AsJson(ledger) as _,
+            machine_boot,
+            credentials_lock
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a node")?;
+        if inserted.rows_affected() == 1 {
+            tx.commit().await.doing("writing a node")?;
+            return Ok(Ok(true));
+        }
+        // A time too far in the future was written before the database's clock was set back.
         let before = sqlx::query!(
-            r#"select boot, machine_boot, coalesce((ledger->>'draining')::boolean, false) as "draining!"
-               from nodes where id = $1"#,
-            node.as_str()
+            r#"select boot, machine_boot, credentials_lock,
+                      coalesce((ledger->>'draining')::boolean, false) as "is_draining!",
+                      exists (select from jobs where node = nodes.id and node_boot = nodes.boot
+                                and state in ('placed', 'running')) as "holds_work!",
+                      greatest(0, extract(epoch from greatest(
+                          case when last_seen < now() + $2::float8 * interval '1 millisecond'
+                               then last_seen + $2::float8 * interval '1 millisecond' end,
+                          (select max(lease_expires) from jobs
+                           where node = nodes.id and node_boot = nodes.boot and state = 'running'
+                             and lease_expires < now() + $3::float8 * interval '1 millisecond')
+                      ) - clock_timestamp()) * 1000)::bigint as "lease_ms!"
+               from nodes where id = $1 for update"#,
+            node.as_str(),
+            self.lease_ttl_ms(),
+            self.longest_lease_ms()
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .doing("finding a node")?;
+        let before = EarlierBoot {
+            boot: BootId(before.boot),
+            machine_boot: before.machine_boot,
+            credentials_lock: before.credentials_lock,
+            is_draining: before.is_draining,
+            holds_work: before.holds_work,
+            lease_ms: before.lease_ms,
+        };
+        let new = NewBoot {
+            boot: *boot,
+            machine_boot: machine_boot.as_deref(),
+            credentials_lock: credentials_lock.as_deref(),
+        };
+        if let Err(in_use) = before.check(new) {
+            if before.is_other_machine_boot(new) {
+                sqlx::query!("update nodes set restart_seen_at = now() where id = $1", node.as_str())
+                    .execute(&mut *tx)
+                    .await
+                    .doing("writing a node")?;
+            }
+            tx.commit().await.doing("writing a node")?;
+            return Ok(Err(in_use));
+        }
+        sqlx::query!(
+            r#"update nodes set boot = $2, version = $3, devices = $4, ledger = $5, machine_boot = $6,
+                      credentials_lock = $7, last_seen = now(), exclusions = '{}', restart_seen_at = null,
+                      earlier_boot = case when boot = $2 then earlier_boot else boot end,
+                      earlier_boot_end = case when boot = $2 then earlier_boot_end else $8 end
+               where id = $1"#,
+            node.as_str(),
+            boot.0,
+            pg_text(version),
+            AsJson(devices) as _,
+            AsJson(ledger) as _,
+            machine_boot,
+            credentials_lock,
+            before.end(new).as_str()
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a node")?;
+        tx.commit().await.doing("writing a node")?;
+        Ok(Ok(before.boot != *boot))
+    }
+
+    /// Withdraws the suspicions because of the node's earlier boot, if it ended with its machine.
+    async fn withdraw_suspicions_after_restart(&self, node: &NodeId) -> Result<(), StoreError> {
+        let restarted = sqlx::query_scalar!(
+            r#"select earlier_boot as "boot!" from nodes
+               where id = $1 and earlier_boot is not null and earlier_boot_end = $2"#,
+            node.as_str(),
+            BootEnd::MachineRestarted.as_str()
         )
         .fetch_optional(&self.pool)
         .await
         .doing("finding a node")?;
-        let written = sqlx::query!(
-            r#"insert into nodes (id, boot, version, devices, ledger, machine_boot) values ($1, $2, $3, $4, $5, $7)
-               on conflict (id) do update set boot = excluded.boot, version = excluded.version, devices = excluded.devices,
-                   ledger = excluded.ledger, machine_boot = excluded.machine_boot, last_seen = now(), exclusions = '{}'
-               where nodes.boot <= excluded.boot
-                  or nodes.last_seen not between now() - $6::float8 * interval '1 millisecond'
-                                             and now() + $6::float8 * interval '1 millisecond'"#,
-            node.as_str(),
-            registration.boot.0,
-            pg_text(&registration.version),
-            AsJson(&registration.devices) as _,
-            AsJson(&registration.ledger) as _,
-            self.lease_ttl_ms(),
-            registration.machine_boot.as_deref().map(pg_text)
-        )
-        .execute(&self.pool)
-        .await
-        .doing("writing a node")?;
-        if written.rows_affected() == 0 {
-            return Ok(None);
+        match restarted {
+            Some(boot) => self.withdraw_suspicions_of_boot(BootId(boot)).await,
+            None => Ok(()),
         }
-        let stop = match &before {
-            Some(before) if before.draining => NodeStop::Clean,
-            Some(before) if is_other_machine_boot(&before.machine_boot, &registration.machine_boot) => {
-                self.withdraw_suspicions_of_boot(BootId(before.boot)).await?;
-                NodeStop::MachineRestarted
-            }
-            Some(_) | None => NodeStop::Unexpected,
-        };
-        let mut hints = self.release_jobs_of_earlier_boot(node, registration.boot, stop).await?;
-        hints.push(Hint::Leader(LeaderHint::Node(node.clone())));
-        Ok(Some(RegisteredNode { new_boot: before.map(|before| before.boot) != Some(registration.boot.0), hints }))
     }
 
-    async fn release_jobs_of_earlier_boot(
-        &self,
-        node: &NodeId,
-        boot: BootId,
-        stop: NodeStop,
-    ) -> Result<Vec<Hint>, StoreError> {
-        let held = sqlx::query!(
-            r#"select id, task, lease as "lease!" from jobs
-               where node = $1 and node_boot <> $2 and state in ('placed', 'running')"#,
-            node.as_str(),
-            boot.0
+    /// Releases the jobs that earlier boots of this node, or of all nodes, hold. A job whose row is locked or faulty is
+    /// left for the next call.
+    pub async fn release_jobs_of_earlier_boots(&self, node: Option<&NodeId>) -> Result<Vec<Hint>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select jobs.id, jobs.task, jobs.lease as "lease!", nodes.id as node,
+                      case when jobs.node_boot = nodes.earlier_boot then nodes.earlier_boot_end end as boot_end
+               from jobs join nodes on nodes.id = jobs.node
+               where jobs.state in ('placed', 'running') and jobs.node_boot <> nodes.boot
+                 and ($1::text is null or nodes.id = $1) and jobs.id <> all($2)"#,
+            node.map(NodeId::as_str),
+            &self.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await
         .doing("finding the jobs of an earlier boot")?;
         let mut hints = Vec::new();
-        for row in held {
-            let released =
-                self.release_old_job(node, boot, stop, TaskId(row.task), JobId(row.id), LeaseId(row.lease)).await;
+        for row in rows {
+            let old = OldJob {
+                job: JobId(row.id),
+                task: TaskId(row.task),
+                lease: LeaseId(row.lease),
+                node: parse("node", &row.node)?,
+                end: BootEnd::from_stored(row.boot_end.as_deref()),
+            };
+            let released = self.release_old_job(&old).await;
             hints.extend(self.skip_faulty_row("job", row.id, released)?);
         }
         Ok(hints)
     }
 
-    async fn release_old_job(
-        &self,
-        node: &NodeId,
-        boot: BootId,
-        stop: NodeStop,
-        task: TaskId,
-        job: JobId,
-        lease: LeaseId,
-    ) -> Result<Vec<Hint>, StoreError> {
+    async fn release_old_job(&self, old: &OldJob) -> Result<Vec<Hint>, StoreError> {
+        let OldJob { job, node, .. } = old;
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
+        let Some(task) = lock_task(&mut tx, old.task).await? else { return roll_back(tx, vec![]).await };
         let state = sqlx::query_scalar!(
-            "select state from jobs where id = $1 and lease = $2 and node_boot <> $3 for update",
+            r#"select state from jobs where id = $1 and lease = $2
+                 and node_boot <> (select boot from nodes where nodes.id = jobs.node) for update"#,
             job.0,
-            lease.0,
-            boot.0
+            old.lease.0
         )
         .fetch_optional(&mut *tx)
         .await
         .doing("checking a lease")?;
-        let (end, reason) = match stop {
-            NodeStop::Clean => (UnreportedEnd::Infrastructure, format!("{node} was restarted")),
-            NodeStop::MachineRestarted => {
+        let (end, reason) = match old.end {
+            BootEnd::Drained => (UnreportedEnd::Infrastructure, format!("{node} was restarted")),
+            BootEnd::MachineRestarted => {
                 (UnreportedEnd::Infrastructure, format!("the machine of {node} was restarted"))
             }
-            NodeStop::Unexpected => (UnreportedEnd::NodeLost, format!("{node} stopped unexpectedly and was restarted")),
+            BootEnd::Unexpected => (UnreportedEnd::NodeLost, format!("{node} stopped unexpectedly and was restarted")),
         };
         let hints = match state.map(|s| parse::<JobState>("job state", &s)).transpose()? {
-            Some(JobState::Running) => self.end_lost_attempt(&mut tx, &task, job, end, &reason).await?,
+            Some(JobState::Running) => self.end_lost_attempt(&mut tx, &task, *job, end, &reason).await?,
             Some(JobState::Placed) => {
                 let reason = format!("{reason} before it accepted the job");
-                self.end_lost_attempt(&mut tx, &task, job, end, &reason).await?
+                self.end_lost_attempt(&mut tx, &task, *job, end, &reason).await?
             }
             Some(JobState::Queued | JobState::Done | JobState::Failed | JobState::Dead | JobState::Cancelled)
             | None => return roll_back(tx, vec![]).await,

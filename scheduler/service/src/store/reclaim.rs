@@ -22,6 +22,11 @@ use super::{StoreError, effects, payload, steps};
 /// stall again, and each try costs a whole `task_step_timeout_ms`.
 const LOSSES_PER_STALL: i32 = 3;
 
+/// Maximum number of grants in a row that no runner receives. They are no losses, because the task is not their cause;
+/// but without a limit, a task whose grant cannot be delivered would never end. The limit is high, because a runner that
+/// receives nothing may ask for the same task again and again while another runner is busy.
+const MAX_UNRECEIVED_GRANTS: i32 = 20;
+
 /// Why a task is taken back from its runner. Its display text continues a sentence that starts with the runner's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunnerLoss {
@@ -52,8 +57,8 @@ impl std::fmt::Display for RunnerLoss {
     }
 }
 
-/// Counts the loss of a locked task's runner, unless the task cannot be its cause, and makes the task ready again, or ends the task if the count exceeds
-/// `max_losses`.
+/// Counts the loss of a locked task's runner, unless the task cannot be its cause, and makes the task ready again. Ends
+/// the task instead if the count exceeds `max_losses`, or after too many grants that no runner received.
 pub(super) async fn reclaim(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -67,10 +72,15 @@ pub(super) async fn reclaim(
         RunnerLoss::Stalled { .. } => LOSSES_PER_STALL,
     };
     let losses = task.losses.saturating_add(weight);
-    sqlx::query!("update tasks set losses = $2 where id = $1", task.id.0, losses)
-        .execute(&mut *connection)
-        .await
-        .doing("counting a loss")?;
+    let unreceived = sqlx::query_scalar!(
+        "update tasks set losses = $2, unreceived = unreceived + $3 where id = $1 returning unreceived",
+        task.id.0,
+        losses,
+        i32::from(*loss == RunnerLoss::NotReceived)
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("counting a loss")?;
     let runner = task.runner.as_ref().map(ToString::to_string).unwrap_or_default();
     let change = RunnerChange::Lost { reason: loss.to_string() };
     let lost = EventBody::RunnerChanged { runner: runner.clone(), attempt: task.attempt, change };
@@ -78,6 +88,12 @@ pub(super) async fn reclaim(
     let mut hints = Vec::new();
     if losses > max_losses {
         let reason = format!("no runner made progress on this task; the last runner, {runner}, {loss}");
+        hints.extend(end_task(connection, task, &reason).await?);
+    } else if unreceived > MAX_UNRECEIVED_GRANTS {
+        let reason = format!(
+            "no runner received this task, although it was granted {unreceived} times; the last runner, {runner}, {loss}. \
+             Look for errors in the log of that runner, then submit or continue the task"
+        );
         hints.extend(end_task(connection, task, &reason).await?);
     } else {
         move_task(connection, task, TaskState::Ready, &format!("{runner} {loss}")).await?;

@@ -1,63 +1,140 @@
 //! Registration of runners.
 
-use cfq_proto::ids::{BootId, LeaseId, TaskId};
+use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId};
 use cfq_proto::messages::RunnerRegistration;
 
 use super::columns::pg_text;
+use super::earlier_boot::{BootEnd, EarlierBoot, IdInUse, NewBoot};
 use super::error::Doing;
 use super::hints::Hint;
-use super::nodes::is_other_machine_boot;
 use super::reclaim::{RunnerLoss, reclaim};
 use super::tasks::{TaskRow, lock_task};
 use super::{Store, StoreError, roll_back};
 
 impl Store {
-    /// Writes the runner's row. Tasks that earlier boots of the runner hold are released at once. `None` if a later
-    /// boot of the runner is alive, as for a node (see [`Store::register_node`]).
-    pub async fn register_runner(&self, registration: &RunnerRegistration) -> Result<Option<Vec<Hint>>, StoreError> {
-        let before =
-            sqlx::query_scalar!("select machine_boot from runners where id = $1", registration.runner.as_str())
-                .fetch_optional(&self.pool)
-                .await
-                .doing("finding a runner")?
-                .flatten();
-        let written = sqlx::query!(
-            r#"insert into runners (id, boot, version, machine_boot) values ($1, $2, $3, $5)
-               on conflict (id) do update set boot = excluded.boot, version = excluded.version,
-                   machine_boot = excluded.machine_boot, last_seen = now()
-               where runners.boot <= excluded.boot
-                  or runners.last_seen not between now() - $4::float8 * interval '1 millisecond'
-                                               and now() + $4::float8 * interval '1 millisecond'"#,
-            registration.runner.as_str(),
-            registration.boot.0,
-            pg_text(&registration.version),
-            self.lease_ttl_ms(),
-            registration.machine_boot.as_deref().map(pg_text)
+    /// Writes the runner's row, unless the process of another boot may be alive. Then the tasks that earlier boots of
+    /// the runner hold are released; a repetition of the registration and the sweep release those that are left.
+    pub async fn register_runner(
+        &self,
+        registration: &RunnerRegistration,
+    ) -> Result<Result<Vec<Hint>, IdInUse>, StoreError> {
+        if let Err(in_use) = self.write_runner(registration).await? {
+            return Ok(Err(in_use));
+        }
+        Ok(Ok(self.release_tasks_of_earlier_boots(Some(&registration.runner)).await?))
+    }
+
+    /// Writes the runner's row, and how the boot before ended.
+    async fn write_runner(&self, registration: &RunnerRegistration) -> Result<Result<(), IdInUse>, StoreError> {
+        let RunnerRegistration { runner, boot, version, machine_boot, credentials_lock } = registration;
+        let machine_boot = machine_boot.as_deref().map(pg_text);
+        let credentials_lock = credentials_lock.as_deref().map(pg_text);
+        let mut tx = self.begin().await?;
+        let inserted = sqlx::query!(
+            r#"insert into runners (id, boot, version, machine_boot, credentials_lock) values ($1, $2, $3, $4, $5)
+               on conflict (id) do nothing"#,
+            runner.as_str(),
+            boot.0,
+            pg_text(version),
+            machine_boot,
+            credentials_lock
         )
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await
         .doing("writing a runner")?;
-        if written.rows_affected() == 0 {
-            return Ok(None);
+        if inserted.rows_affected() == 1 {
+            tx.commit().await.doing("writing a runner")?;
+            return Ok(Ok(()));
         }
-        let loss = match is_other_machine_boot(&before, &registration.machine_boot) {
-            true => RunnerLoss::MachineRestarted,
-            false => RunnerLoss::Restarted,
+        // A time too far in the future was written before the database's clock was set back.
+        let before = sqlx::query!(
+            r#"select boot, machine_boot, credentials_lock,
+                      exists (select from tasks where runner = runners.id and runner_boot = runners.boot
+                                and lease is not null) as "holds_work!",
+                      greatest(0, extract(epoch from greatest(
+                          case when last_seen < now() + $2::float8 * interval '1 millisecond'
+                               then last_seen + $2::float8 * interval '1 millisecond' end,
+                          (select max(lease_expires) from tasks
+                           where runner = runners.id and runner_boot = runners.boot and lease is not null
+                             and lease_expires < now() + $3::float8 * interval '1 millisecond')
+                      ) - clock_timestamp()) * 1000)::bigint as "lease_ms!"
+               from runners where id = $1 for update"#,
+            runner.as_str(),
+            self.lease_ttl_ms(),
+            self.longest_lease_ms()
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .doing("finding a runner")?;
+        let before = EarlierBoot {
+            boot: BootId(before.boot),
+            machine_boot: before.machine_boot,
+            credentials_lock: before.credentials_lock,
+            is_draining: false,
+            holds_work: before.holds_work,
+            lease_ms: before.lease_ms,
         };
-        let held = sqlx::query!(
-            r#"select id, lease as "lease!" from tasks where runner = $1 and runner_boot <> $2 and lease is not null"#,
-            registration.runner.as_str(),
-            registration.boot.0
+        let new = NewBoot {
+            boot: *boot,
+            machine_boot: machine_boot.as_deref(),
+            credentials_lock: credentials_lock.as_deref(),
+        };
+        if let Err(in_use) = before.check(new) {
+            if before.is_other_machine_boot(new) {
+                sqlx::query!("update runners set restart_seen_at = now() where id = $1", runner.as_str())
+                    .execute(&mut *tx)
+                    .await
+                    .doing("writing a runner")?;
+            }
+            tx.commit().await.doing("writing a runner")?;
+            return Ok(Err(in_use));
+        }
+        sqlx::query!(
+            r#"update runners set boot = $2, version = $3, machine_boot = $4, credentials_lock = $5, last_seen = now(),
+                      restart_seen_at = null,
+                      earlier_boot = case when boot = $2 then earlier_boot else boot end,
+                      earlier_boot_end = case when boot = $2 then earlier_boot_end else $6 end
+               where id = $1"#,
+            runner.as_str(),
+            boot.0,
+            pg_text(version),
+            machine_boot,
+            credentials_lock,
+            before.end(new).as_str()
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a runner")?;
+        tx.commit().await.doing("writing a runner")?;
+        Ok(Ok(()))
+    }
+
+    /// Releases the tasks that earlier boots of this runner, or of all runners, hold. A task whose row is locked or
+    /// faulty is left for the next call.
+    pub async fn release_tasks_of_earlier_boots(&self, runner: Option<&RunnerId>) -> Result<Vec<Hint>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select tasks.id, tasks.lease as "lease!", runners.boot,
+                      case when tasks.runner_boot = runners.earlier_boot then runners.earlier_boot_end end as boot_end
+               from tasks join runners on runners.id = tasks.runner
+               where tasks.lease is not null and tasks.runner_boot <> runners.boot
+                 and ($1::text is null or runners.id = $1) and tasks.id <> all($2)"#,
+            runner.map(RunnerId::as_str),
+            &self.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await
         .doing("finding the tasks of an earlier boot")?;
         let mut hints = Vec::new();
-        for row in held {
-            let released = self.release_old_task(registration.boot, &loss, TaskId(row.id), LeaseId(row.lease)).await;
+        for row in rows {
+            let loss = match BootEnd::from_stored(row.boot_end.as_deref()) {
+                BootEnd::MachineRestarted => RunnerLoss::MachineRestarted,
+                BootEnd::Drained | BootEnd::Unexpected => RunnerLoss::Restarted,
+            };
+            let (task, lease) = (TaskId(row.id), LeaseId(row.lease));
+            let released = self.release_old_task(BootId(row.boot), &loss, task, lease).await;
             hints.extend(self.skip_faulty_row("task", row.id, released)?);
         }
-        Ok(Some(hints))
+        Ok(hints)
     }
 
     async fn release_old_task(

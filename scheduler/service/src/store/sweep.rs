@@ -128,7 +128,9 @@ impl Store {
                 format!("{node} sends heartbeats, but completed no step of the job in {seconds} s")
             }
             UnreportedEnd::NodeLost => format!("{node} was lost: its heartbeats stopped"),
-            UnreportedEnd::Infrastructure => format!("{node} was stopped before it released the job"),
+            UnreportedEnd::Infrastructure => {
+                format!("{node} was stopped, or its machine was restarted, before it released the job")
+            }
         }
     }
 
@@ -145,7 +147,10 @@ impl Store {
             return roll_back(tx, vec![]).await;
         };
         let expired = sqlx::query!(
-            r#"select stalled, lease_request is not null as "unconfirmed!" from tasks where id = $1 and lease = $2
+            r#"select stalled, lease_request is not null as "unconfirmed!",
+                      exists (select from runners where runners.id = tasks.runner and runners.boot = tasks.runner_boot
+                                and restart_seen_at > now() - $3::float8 * interval '1 millisecond') as "restarted!"
+               from tasks where id = $1 and lease = $2
                  and (lease_expires < to_timestamp($4::float8 / 1000)
                       or lease_expires > now() + $3::float8 * interval '1 millisecond')"#,
             task.id.0,
@@ -160,6 +165,7 @@ impl Store {
             None => return roll_back(tx, vec![]).await,
             Some(row) if row.stalled => RunnerLoss::Stalled { ms: self.timing.task_step_timeout_ms },
             Some(row) if row.unconfirmed => RunnerLoss::NotReceived,
+            Some(row) if row.restarted => RunnerLoss::MachineRestarted,
             Some(_) => RunnerLoss::LeaseExpired,
         };
         let hints = reclaim(&mut tx, &task, &loss, self.limits.max_task_losses).await?;

@@ -1,12 +1,14 @@
 use cfq_proto::ids::{LeaseId, LeaseRequestId};
 use cfq_proto::job::JobState;
-use cfq_proto::messages::{Abandon, FenceReply, Heartbeat, HeldLease, LeaseReply, Release, RunnerRegistration};
+use cfq_proto::messages::{
+    Abandon, FenceReply, Heartbeat, HeldLease, LeaseReply, NodeRegistration, Release, RunnerRegistration,
+};
 use cfq_proto::task::{Priority, TaskState};
 use cfq_scheduler_core::UnreportedEnd;
 
 use super::*;
 use crate::store::StoreError;
-use crate::testing::{new_task, node_registration};
+use crate::testing::{new_task, node_registration, runner_registration};
 
 fn heartbeat(boot: BootId, held: &[(LeaseId, u64)]) -> Heartbeat {
     let held = held.iter().map(|(lease, step_age_ms)| HeldLease { lease: *lease, step_age_ms: *step_age_ms }).collect();
@@ -175,17 +177,16 @@ async fn late_registration_of_an_older_boot_is_refused_while_the_newer_is_live()
     let env = TestEnv::new().await;
     let (old_node, old_runner) = (env.join_node().await, env.join_runner().await);
     let (node_boot, runner_boot) = (env.join_node().await, env.join_runner().await);
-    let runner_registration =
-        RunnerRegistration { runner: runner(), boot: old_runner, version: "0.1.0".into(), machine_boot: None };
-    assert_eq!(env.store.register_node(&node_registration(old_node)).await.unwrap(), None);
-    assert_eq!(env.store.register_runner(&runner_registration).await.unwrap(), None);
+    let (of_node, of_runner) = (node_registration(old_node), runner_registration(old_runner));
+    assert!(env.store.register_node(&of_node).await.unwrap().is_err());
+    assert!(env.store.register_runner(&of_runner).await.unwrap().is_err());
     assert!(!env.store.record_node_heartbeat(&node(), &heartbeat(node_boot, &[])).await.unwrap().register_again);
     assert!(!env.store.record_runner_heartbeat(&runner(), &heartbeat(runner_boot, &[])).await.unwrap().register_again);
     // The clock was set back, then the node restarted: the boot with the later id sends no heartbeats any more.
     env.store.raw("update nodes set last_seen = now() - interval '1 minute'").await;
     env.store.raw("update runners set last_seen = now() - interval '1 minute'").await;
-    assert!(env.store.register_node(&node_registration(old_node)).await.unwrap().is_some());
-    assert!(env.store.register_runner(&runner_registration).await.unwrap().is_some());
+    assert!(env.store.register_node(&of_node).await.unwrap().is_ok());
+    assert!(env.store.register_runner(&of_runner).await.unwrap().is_ok());
 }
 
 #[tokio::test]
@@ -277,7 +278,7 @@ async fn grant_that_never_arrived_and_machine_restart_are_not_losses_of_the_task
     let join = async |machine: &str| {
         let boot = BootId::fresh();
         let machine_boot = Some(machine.to_owned());
-        let registration = RunnerRegistration { runner: runner(), boot, version: "0.1.0".into(), machine_boot };
+        let registration = RunnerRegistration { machine_boot, ..runner_registration(boot) };
         env.store.register_runner(&registration).await.unwrap().unwrap();
         boot
     };
@@ -294,4 +295,93 @@ async fn grant_that_never_arrived_and_machine_restart_are_not_losses_of_the_task
     env.store.grant(&runner(), &request(boot)).await.unwrap();
     join("tuesday").await;
     assert_eq!(env.store.count(losses).await, 1, "the process was restarted");
+}
+
+/// A row that is locked during the registration is released later: by the repeated registration, or by the sweep. The
+/// restart of the machine is remembered until then, so nothing is counted.
+#[tokio::test]
+async fn work_of_an_earlier_boot_that_was_locked_is_released_later_and_counted_as_at_the_registration() {
+    for released_by_sweep in [false, true] {
+        let r = running().await;
+        let counts = "select (select losses + suspicions from jobs)::bigint + (select losses from tasks)::bigint";
+        r.env.store.raw("update nodes set machine_boot = 'monday'; update runners set machine_boot = 'monday'").await;
+        let machine_boot = Some("tuesday".to_owned());
+        let of_node = NodeRegistration { machine_boot: machine_boot.clone(), ..node_registration(BootId::fresh()) };
+        let of_runner = RunnerRegistration { machine_boot, ..runner_registration(BootId::fresh()) };
+        let locked = r.env.store.hold("select 1 from jobs, tasks for update").await;
+        assert!(r.env.store.register_node(&of_node).await.unwrap().is_ok(), "registered");
+        assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_ok(), "registered");
+        assert_eq!(r.env.store.count("select count(*) from jobs where state = 'running'").await, 1);
+        locked.rollback().await.unwrap();
+        if released_by_sweep {
+            r.env.store.release_jobs_of_earlier_boots(None).await.unwrap();
+            r.env.store.release_tasks_of_earlier_boots(None).await.unwrap();
+        } else {
+            assert!(r.env.store.register_node(&of_node).await.unwrap().is_ok(), "again");
+            assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_ok(), "again");
+        }
+        assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
+        assert_eq!(r.env.store.count("select count(*) from tasks where state = 'ready'").await, 1);
+        assert_eq!(r.env.store.count(counts).await, 0, "the machine was restarted");
+    }
+}
+
+/// The new boot waits for the lease of the earlier one, because it may be a copy on another machine. When the lease
+/// ends, it is clear that the machine was restarted.
+#[tokio::test]
+async fn lease_that_ends_while_the_restarted_machine_waits_is_no_loss() {
+    let r = running().await;
+    r.env.store.raw("update nodes set machine_boot = 'monday'; update runners set machine_boot = 'monday'").await;
+    let (machine_boot, credentials_lock) = (Some("tuesday".to_owned()), Some("tuesday:8:1".to_owned()));
+    let of_node = NodeRegistration {
+        machine_boot: machine_boot.clone(),
+        credentials_lock: credentials_lock.clone(),
+        ..node_registration(BootId::fresh())
+    };
+    let of_runner = RunnerRegistration { machine_boot, credentials_lock, ..runner_registration(BootId::fresh()) };
+    assert!(r.env.store.register_node(&of_node).await.unwrap().is_err(), "the lease has not ended");
+    assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_err(), "the lease has not ended");
+    let past = "now() - interval '1 second'";
+    for table in ["jobs", "tasks"] {
+        r.env.store.raw(&format!("update {table} set lease_expires = {past}")).await;
+    }
+    r.env.store.raw("update tasks set lease_request = null; update nodes set last_seen = now() - interval '7 s'").await;
+    assert_eq!(r.env.store.sweep_now(r.leadership).await.unwrap().1, 1);
+    let counts = "select (select losses + suspicions from jobs)::bigint + (select losses from tasks)::bigint";
+    assert_eq!(r.env.store.count(counts).await, 0);
+    r.env.store.raw("update runners set last_seen = now() - interval '7 s'").await;
+    assert!(r.env.store.register_node(&of_node).await.unwrap().is_ok());
+    assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn task_whose_grants_no_runner_receives_ends_with_the_evidence() {
+    let env = TestEnv::new().await;
+    let (id, _) = env.submit().await;
+    let (boot, leadership) = (env.join_runner().await, env.acquire_leadership().await);
+    let lose_a_grant = async || {
+        let request = LeaseRequest { boot, request: Some(LeaseRequestId::fresh()) };
+        let LeaseReply::Granted { lease, .. } = env.store.grant(&runner(), &request).await.unwrap() else { panic!() };
+        env.store.raw("update tasks set lease_expires = now() - interval '1 second'").await;
+        lease
+    };
+    for _ in 0..15 {
+        lose_a_grant().await;
+        env.store.sweep_now(leadership).await.unwrap();
+    }
+    // A runner receives one grant, so the count starts again.
+    let lease = lose_a_grant().await;
+    env.store.record_runner_heartbeat(&runner(), &heartbeat(boot, &[(lease, 0)])).await.unwrap();
+    let release = "update tasks set state = 'ready', lease = null, lease_expires = null";
+    env.store.raw(release).await;
+    for _ in 0..21 {
+        let detail = env.store.task_detail(id).await.unwrap().unwrap();
+        assert_eq!(detail.summary.state, TaskState::Ready, "{}", detail.reason);
+        lose_a_grant().await;
+        env.store.sweep_now(leadership).await.unwrap();
+    }
+    let detail = env.store.task_detail(id).await.unwrap().unwrap();
+    assert_eq!(detail.summary.state, TaskState::Failed);
+    assert!(detail.reason.contains("granted 21 times") && detail.reason.contains("r1"), "{}", detail.reason);
+    assert_eq!(env.store.count("select losses::bigint from tasks").await, 0, "they are no losses");
 }

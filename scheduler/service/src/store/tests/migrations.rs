@@ -64,6 +64,11 @@ async fn filled_older_database_is_migrated() {
         "alter table tasks drop column order_key, drop column ended_at",
         "create index tasks_ready on tasks (priority, created_at) where state = 'ready'",
         "create index jobs_live on jobs (created_at) where state in ('queued', 'placed', 'running')",
+        "alter table nodes drop column credentials_lock, drop column earlier_boot, drop column earlier_boot_end",
+        "alter table runners drop column credentials_lock, drop column earlier_boot, drop column earlier_boot_end",
+        "alter table nodes drop column restart_seen_at",
+        "alter table runners drop column restart_seen_at",
+        "alter table tasks drop column unreceived",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

@@ -2,7 +2,7 @@
 //! placement.
 
 use cfq_proto::loop_step::{ActionKind, Decision, LoopState};
-use cfq_proto::messages::{Abandon, Heartbeat, HeldLease, Release, RunnerRegistration};
+use cfq_proto::messages::{Abandon, Heartbeat, HeldLease, Release};
 use cfq_proto::pr::PrState;
 use cfq_proto::review::Quarantine;
 use cfq_proto::task::TaskState;
@@ -10,6 +10,7 @@ use cfq_proto::task::TaskState;
 use super::loops::{decided, reviewed};
 use super::*;
 use crate::store::Hint;
+use crate::testing::runner_registration;
 
 /// Makes the task lose one runner more than permitted, and returns the task after that.
 async fn lose_last_runner(env: &TestEnv, fence: TaskFence) -> cfq_proto::http::TaskDetail {
@@ -134,9 +135,8 @@ async fn task_that_cannot_be_reclaimed_does_not_block_registration() {
     env.submit().await;
     let good = grant(&env, boot).await.fence;
     env.store.raw("alter table tasks add constraint broken check (number <> 1 or losses = 0)").await;
-    let registration =
-        RunnerRegistration { runner: runner(), boot: BootId::fresh(), version: "0.1.0".into(), machine_boot: None };
-    assert!(env.store.register_runner(&registration).await.unwrap().is_some(), "registered");
+    let registration = runner_registration(BootId::fresh());
+    assert!(env.store.register_runner(&registration).await.unwrap().is_ok(), "registered");
     assert_eq!(grant(&env, registration.boot).await.fence.task, good.task);
     let detail = env.store.task_detail(bad.task).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Running, "it is skipped");
