@@ -1,19 +1,20 @@
 //! Copies a commit with its history from the user's repository into the mirror.
 //!
-//! The walk over the history is cfq's own: libgit2's walk recurses into nested folders on the stack, and cannot be
-//! stopped.
+//! The walk over the history is cfq's own: libgit2's walk recurses into nested folders on the stack, reads objects of any
+//! size, and cannot be stopped.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io::Write;
 
 use git2::{Indexer, ObjectType, Odb, OdbLookupFlags, Oid, PackBuilder, Repository};
 
 use super::error::{GitError, SizeLimit, git_context, io_context};
+use super::object_reads::ObjectReader;
 use super::size_limits::{SizeLimits, StopCondition};
 
 /// Size from which a file is copied by itself, in bytes: in a pack it would be compared with other files, which takes
 /// several times its size in memory.
-const MAX_PACKED_FILE_BYTES: usize = 16 << 20;
+const MAX_PACKED_FILE_BYTES: u64 = 16 << 20;
 /// Number of objects after which the walk checks whether it must stop.
 const OBJECTS_PER_CHECK: usize = 1024;
 
@@ -33,24 +34,26 @@ struct Found<'r> {
 }
 
 impl ObjectCopy<'_> {
-    /// Copies all objects that `commit` reaches and that no commit in `known` reaches. libgit2's local transport is not
-    /// used, because it fetches only commits that a ref of the source still reaches.
-    pub fn run(&self, commit: Oid, known: &[Oid]) -> Result<(), GitError> {
+    /// Copies all objects that `commit` reaches and that the mirror lacks. libgit2's local transport is not used, because
+    /// it fetches only commits that a ref of the source still reaches.
+    pub fn run(&self, commit: Oid) -> Result<(), GitError> {
         let operation = || self.operation(commit);
-        let mut walk = git_context(operation(), self.source.revwalk())?;
-        git_context(operation(), walk.push(commit))?;
-        for id in known.iter().filter(|id| self.source.find_commit(**id).is_ok()) {
-            git_context(operation(), walk.hide(*id))?;
-        }
+        let objects = ObjectReader::new(self.source, self.limits)?;
         let source_odb = git_context(operation(), self.source.odb())?;
         let mirror_odb = git_context(operation(), self.mirror.odb())?;
         let pack = git_context(operation(), self.source.packbuilder())?;
         let mut found = Found { pack, visited: HashSet::new(), large_files: Vec::new() };
-        for id in walk {
-            let id = git_context(operation(), id)?;
-            let tree = git_context(operation(), self.source.find_commit(id))?.tree_id();
+        let mut open = VecDeque::from([commit]);
+        while let Some(id) = open.pop_front() {
+            // The mirror never has a commit without its history: packs are complete, and cfq's own commits have parents
+            // in the mirror.
+            if found.visited.contains(&id) || mirror_odb.exists_ext(id, OdbLookupFlags::NO_REFRESH) {
+                continue;
+            }
+            let commit = objects.commit(id)?;
             self.add(&mut found, id, None)?;
-            self.add_tree(&mut found, &source_odb, &mirror_odb, tree)?;
+            self.add_tree(&mut found, &objects, &mirror_odb, commit.tree_id())?;
+            open.extend(commit.parent_ids());
         }
         for id in found.large_files {
             self.stop.check(&operation())?;
@@ -86,14 +89,13 @@ impl ObjectCopy<'_> {
     fn add_tree(
         &self,
         found: &mut Found<'_>,
-        source_odb: &Odb<'_>,
+        objects: &ObjectReader<'_>,
         mirror_odb: &Odb<'_>,
         root: Oid,
     ) -> Result<(), GitError> {
         let mut open = vec![(root, String::new(), 0)];
         while let Some((id, name, depth)) = open.pop() {
-            // The mirror never has a tree without everything below it: packs are complete, and cfq's own trees are
-            // written after their files.
+            // The same is true of trees: cfq's own ones are written after their files.
             if found.visited.contains(&id) || mirror_odb.exists_ext(id, OdbLookupFlags::NO_REFRESH) {
                 continue;
             }
@@ -102,16 +104,14 @@ impl ObjectCopy<'_> {
                 return Err(GitError::TooLarge { path: self.source.path().to_owned(), limit });
             }
             self.add(found, id, Some(&name))?;
-            let tree = git_context(format!("read the tree {id}"), self.source.find_tree(id))?;
-            for entry in &tree {
+            for entry in &objects.tree(id)? {
                 // The name only influences which files are compared with each other.
                 let name = String::from_utf8_lossy(entry.name_bytes());
                 match entry.kind() {
                     Some(ObjectType::Tree) => open.push((entry.id(), name.into_owned(), depth + 1)),
                     Some(ObjectType::Blob) if found.visited.contains(&entry.id()) => {}
                     Some(ObjectType::Blob) => {
-                        let header = source_odb.read_header(entry.id());
-                        let (bytes, _) = git_context(format!("read the file {name}"), header)?;
+                        let bytes = objects.file_bytes(entry.id())?;
                         if bytes > MAX_PACKED_FILE_BYTES {
                             found.visited.insert(entry.id());
                             found.large_files.push(entry.id());

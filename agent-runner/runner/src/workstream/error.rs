@@ -55,9 +55,21 @@ pub enum GitError {
          this file"
     )]
     BranchLocked { lock: PathBuf, branch: String },
-    /// A path in the `.git` folder could redirect a write to a place outside.
-    #[error("{path} {reason}, so cfq does not write there: replace it with a plain file or folder")]
+    /// A path in the `.git` folder could redirect a read or write to a place outside, or block its reader.
+    #[error("{path} {reason}, so cfq does not use it: replace it with a plain file or folder")]
     UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
+    /// A pointer leads to a git folder that does not name this working tree as its own.
+    #[error(
+        "{path} leads to {target}, which is the git folder of another working tree: submit the repository that it \
+         belongs to, or, after a move, run `git worktree repair` there"
+    )]
+    ForeignGitFolder { path: PathBuf, target: PathBuf },
+    /// cfq runs as root, and a folder of the repository belongs to another user than the repository.
+    #[error(
+        "{path} belongs to the user with id {found}, but the repository to the user with id {expected}, so a cfq that \
+         runs as root does not read it: give the folder to the repository's owner with `chown`, or run cfq as that user"
+    )]
+    ForeignOwner { path: PathBuf, found: u32, expected: u32 },
     /// The repository exceeds a limit.
     #[error("{path} has {limit}, which cfq does not accept: submit a smaller repository")]
     TooLarge { path: PathBuf, limit: SizeLimit },
@@ -83,7 +95,7 @@ pub enum GitError {
     },
 }
 
-/// Reason why a delivery does not write to a path in a `.git` folder.
+/// Reason why cfq does not use a path in a `.git` folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnsafeGitPathReason {
     #[error("is a symbolic link")]
@@ -92,6 +104,8 @@ pub enum UnsafeGitPathReason {
     HardLink,
     #[error("is neither a file nor a folder")]
     SpecialFile,
+    #[error("is larger than {} KiB", .0 >> 10)]
+    LargeFile(u64),
 }
 
 /// Limit that a repository exceeds.
@@ -105,6 +119,19 @@ pub enum SizeLimit {
     Depth(usize),
     #[error("more than {0} objects in its history")]
     Objects(usize),
+    #[error("an object {0}")]
+    Object(ObjectLimit),
+    #[error("more than {0} files in its git folder, which `git gc` may reduce")]
+    GitFiles(u64),
+}
+
+/// Object that is larger than the limit of its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("({kind} {id}) of more than {} MiB", .max_bytes >> 20)]
+pub struct ObjectLimit {
+    pub kind: git2::ObjectType,
+    pub id: git2::Oid,
+    pub max_bytes: u64,
 }
 
 impl GitError {
@@ -116,6 +143,9 @@ impl GitError {
             | Self::NotARepository { .. }
             | Self::CommitNotFound { .. }
             | Self::InvalidCommitId { .. }
+            | Self::UnsafeGitPath { .. }
+            | Self::ForeignGitFolder { .. }
+            | Self::ForeignOwner { .. }
             | Self::TooLarge { .. }
             | Self::TimeLimit { .. } => true,
             Self::Unreadable { .. }
@@ -126,7 +156,6 @@ impl GitError {
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
             | Self::BranchLocked { .. }
-            | Self::UnsafeGitPath { .. }
             | Self::Cancelled { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
@@ -151,6 +180,8 @@ impl GitError {
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
             | Self::UnsafeGitPath { .. }
+            | Self::ForeignGitFolder { .. }
+            | Self::ForeignOwner { .. }
             | Self::TooLarge { .. }
             | Self::TimeLimit { .. }
             | Self::Cancelled { .. } => false,

@@ -3,15 +3,16 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use git2::{Oid, Repository, RepositoryInitOptions};
+use git2::{Repository, RepositoryInitOptions};
 use sha2::{Digest, Sha256};
 
 use super::commit::{CommitPlan, create_commit};
 use super::copy_objects::ObjectCopy;
 use super::durable::{enable_fsync, sync_all, sync_ref};
 use super::error::{GitError, git_context, io_context, parse_oid};
+use super::object_reads::ObjectReader;
 use super::size_limits::{SizeLimits, StopCondition, check_size};
-use super::source::open_source_repository;
+use super::source::open_source_within;
 
 /// Prefix of the refs that keep fetched bases from being garbage-collected.
 const BASE_REFS: &str = "refs/cfq/bases";
@@ -102,18 +103,16 @@ impl Mirror {
         if repository.find_reference(&name).is_ok() {
             return Ok(());
         }
-        let source = open_source_repository(&self.source)?;
+        let source = open_source_within(&self.source, limits, stop)?;
         if source.is_shallow() {
             return Err(GitError::ShallowClone { path: self.source.clone() });
         }
-        if source.find_commit(id).is_err() {
+        if ObjectReader::new(&source, limits)?.commit_if_present(id)?.is_none() {
             return Err(GitError::CommitNotFound { path: self.source.clone(), commit: commit.to_owned() });
         }
         let _lock = self.lock("cfq-fetch.lock")?;
         check_size(&source, id, limits, stop)?;
-        let copied = git_context("list the bases in the mirror", repository.references_glob(&format!("{BASE_REFS}/*")));
-        let known: Vec<Oid> = copied?.flatten().filter_map(|reference| reference.target()).collect();
-        ObjectCopy { source: &source, mirror: &repository, limits, stop }.run(id, &known)?;
+        ObjectCopy { source: &source, mirror: &repository, limits, stop }.run(id)?;
         git_context(format!("find {commit} in the mirror"), repository.find_commit(id))?;
         let created = repository.reference(&name, id, true, "cfq: base");
         git_context(format!("create a ref for commit {commit}"), created)?;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use git2::{ObjectType, Odb, Oid, Repository};
+use git2::{ObjectType, Oid, Repository};
 
-use super::error::{GitError, SizeLimit, git_context};
+use super::error::{GitError, SizeLimit};
+use super::object_reads::ObjectReader;
 
 /// Number of objects after which a walk checks whether it must stop.
 const OBJECTS_PER_CHECK: usize = 1024;
@@ -25,11 +26,28 @@ pub struct SizeLimits {
     pub depth: usize,
     /// Maximum number of objects in the history. The largest public repositories have about 25 million.
     pub objects: usize,
+    /// Maximum size of one file in any commit of the history, in bytes. A file is read into memory as a whole.
+    pub file_bytes: u64,
+    /// Maximum size of the list of one folder's files, in bytes: that of a folder with about a million files.
+    pub tree_bytes: u64,
+    /// Maximum size of one commit, without its files, in bytes.
+    pub commit_bytes: u64,
+    /// Maximum number of files in the git folder. `git gc` keeps it below 10,000 in ordinary repositories.
+    pub git_files: u64,
 }
 
 impl Default for SizeLimits {
     fn default() -> Self {
-        Self { entries: 2_000_000, bytes: 32 << 30, depth: 256, objects: 50_000_000 }
+        Self {
+            entries: 2_000_000,
+            bytes: 32 << 30,
+            depth: 256,
+            objects: 50_000_000,
+            file_bytes: 512 << 20,
+            tree_bytes: 64 << 20,
+            commit_bytes: 16 << 20,
+            git_files: 2_000_000,
+        }
     }
 }
 
@@ -125,10 +143,10 @@ pub(super) fn check_size(
 ) -> Result<(), GitError> {
     let operation = || format!("measure commit {commit}");
     let too_large = |limit| GitError::TooLarge { path: repository.path().to_owned(), limit };
-    let root = git_context(operation(), repository.find_commit(commit))?.tree_id();
-    let odb = git_context(operation(), repository.odb())?;
+    let objects = ObjectReader::new(repository, limits)?;
+    let root = objects.commit(commit)?.tree_id();
     let mut measured: HashMap<Oid, TreeSize> = HashMap::new();
-    let mut open = vec![OpenTree::read(repository, &odb, root, stop)?];
+    let mut open = vec![OpenTree::read(&objects, root, stop)?];
     loop {
         let depth = open.len();
         let Some(tree) = open.last_mut() else { return stop.check(&operation()) };
@@ -137,7 +155,7 @@ pub(super) fn check_size(
             Some(subtree) => match measured.get(&subtree) {
                 Some(size) => tree.size.add(*size),
                 None if depth > limits.depth => return Err(too_large(SizeLimit::Depth(limits.depth))),
-                None => open.push(OpenTree::read(repository, &odb, subtree, stop)?),
+                None => open.push(OpenTree::read(&objects, subtree, stop)?),
             },
             None => {
                 let (id, size) = (tree.id, tree.size);
@@ -153,8 +171,8 @@ pub(super) fn check_size(
 
 impl OpenTree {
     /// Reads a tree and the sizes of its files.
-    fn read(repository: &Repository, odb: &Odb<'_>, id: Oid, stop: &StopCondition) -> Result<Self, GitError> {
-        let tree = git_context(format!("read the tree {id}"), repository.find_tree(id))?;
+    fn read(objects: &ObjectReader<'_>, id: Oid, stop: &StopCondition) -> Result<Self, GitError> {
+        let tree = objects.tree(id)?;
         let mut size = TreeSize { entries: tree.len() as u64, ..TreeSize::default() };
         let mut subtrees = Vec::new();
         for (n, entry) in tree.iter().enumerate() {
@@ -165,7 +183,10 @@ impl OpenTree {
                 Some(ObjectType::Tree) => subtrees.push(entry.id()),
                 // A file that is missing here, as in a partial clone, fails later when it is copied.
                 Some(ObjectType::Blob) => {
-                    let bytes = odb.read_header(entry.id()).map_or(0, |(bytes, _)| bytes as u64);
+                    let bytes = match objects.file_bytes(entry.id()) {
+                        Err(GitError::Git { .. }) => 0,
+                        bytes => bytes?,
+                    };
                     size.bytes = size.bytes.saturating_add(bytes);
                 }
                 _ => {}

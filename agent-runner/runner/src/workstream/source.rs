@@ -1,18 +1,40 @@
 //! Opens the user's repository, or reports why it cannot be used.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use git2::{ErrorCode, Repository, RepositoryOpenFlags};
+use git2::{ErrorCode, Oid, Repository, RepositoryOpenFlags};
 
+use self::git_files::FileCheck;
+use self::git_folders::GitFolders;
+use self::owners::Owners;
 use super::durable::enable_fsync;
-use super::error::{GitError, git_context};
+use super::error::GitError;
+use super::object_reads::ObjectReader;
+use super::size_limits::{SizeLimits, StopCondition};
+
+mod git_files;
+mod git_folders;
+mod owners;
 
 /// Opens exactly `path` (a working tree's top folder, its `.git`, or a bare repository), not a repository in a
 /// parent folder.
 ///
 /// # Errors
-/// A [`GitError`] for a path that does not exist or cannot be read, is not a repository, or belongs to another user.
+/// A [`GitError`] for a path that does not exist or cannot be read, is not a repository, belongs to another user, or
+/// contains files that cfq does not use.
 pub fn open_source_repository(path: &Path) -> Result<Repository, GitError> {
+    open_source_within(path, &SizeLimits::default(), &StopCondition::default())
+}
+
+/// Like [`open_source_repository`], with limits on the size of the repository and on the time.
+///
+/// # Errors
+/// As [`open_source_repository`], and the errors of the limits.
+pub(super) fn open_source_within(
+    path: &Path,
+    limits: &SizeLimits,
+    stop: &StopCondition,
+) -> Result<Repository, GitError> {
     enable_fsync();
     let owned = || path.to_path_buf();
     match std::fs::metadata(path) {
@@ -26,8 +48,11 @@ pub fn open_source_repository(path: &Path) -> Result<Repository, GitError> {
     if let Err(source) = std::fs::read_dir(path) {
         return Err(GitError::Unreadable { path: owned(), source });
     }
+    let git_dir = checked_git_dir(path, limits, stop)?;
     let no_ceiling: [&Path; 0] = [];
-    match Repository::open_ext(path, RepositoryOpenFlags::NO_SEARCH, no_ceiling) {
+    // Exactly the checked folder: without these flags, libgit2 may choose another one.
+    let flags = RepositoryOpenFlags::NO_SEARCH | RepositoryOpenFlags::NO_DOTGIT;
+    match Repository::open_ext(git_dir, flags, no_ceiling) {
         Ok(repository) => Ok(repository),
         Err(error) => Err(match error.code() {
             ErrorCode::NotFound => GitError::NotARepository { path: owned() },
@@ -35,6 +60,29 @@ pub fn open_source_repository(path: &Path) -> Result<Repository, GitError> {
             _ => GitError::Git { operation: format!("open {}", path.display()), source: error },
         }),
     }
+}
+
+/// Returns the git folder of a repository, after a check of all files that libgit2 will open.
+fn checked_git_dir(path: &Path, limits: &SizeLimits, stop: &StopCondition) -> Result<PathBuf, GitError> {
+    let unreadable = |source| GitError::Unreadable { path: path.to_path_buf(), source };
+    let top = path.canonicalize().map_err(unreadable)?;
+    let folders = GitFolders::find(&top)?;
+    let owners = Owners::of(&top.metadata().map_err(unreadable)?);
+    let inside = vec![folders.git_dir.clone(), folders.common_dir.clone()];
+    let mut check = FileCheck { owners: &owners, limits, stop, inside: inside.clone(), seen: 0 };
+    for (n, folder) in inside.iter().enumerate() {
+        owners.check(folder)?;
+        if n == 0 || inside[0] != *folder {
+            check.check_git_folder(folder)?;
+        }
+    }
+    if !folders.are_complete() {
+        return Err(GitError::NotARepository { path: path.to_path_buf() });
+    }
+    for objects in folders.object_folders()? {
+        check.check_objects(&objects)?;
+    }
+    Ok(folders.git_dir)
 }
 
 /// Returns the commit id of HEAD, which may be a branch or detached.
@@ -45,8 +93,9 @@ pub fn head_commit(path: &Path) -> Result<String, GitError> {
     let repository = open_source_repository(path)?;
     match repository.head() {
         Ok(head) => {
-            let commit = git_context("find HEAD's commit", head.peel_to_commit())?;
-            Ok(commit.id().to_string())
+            let limits = SizeLimits::default();
+            let id = head.target().unwrap_or(Oid::ZERO_SHA1);
+            Ok(ObjectReader::new(&repository, &limits)?.commit(id)?.id().to_string())
         }
         Err(error) => match error.code() {
             ErrorCode::UnbornBranch | ErrorCode::NotFound => Err(GitError::NoCommits { path: path.to_path_buf() }),
@@ -56,34 +105,4 @@ pub fn head_commit(path: &Path) -> Result<String, GitError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::workstream::testing::UserRepo;
-
-    #[test]
-    fn unusable_repositories_are_reported() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(head_commit(&folder.path().join("none")), Err(GitError::PathNotFound { .. })));
-        assert!(matches!(head_commit(folder.path()), Err(GitError::NotARepository { .. })));
-        let empty = folder.path().join("empty");
-        Repository::init(&empty).unwrap();
-        let error = head_commit(&empty).unwrap_err();
-        assert!(error.to_string().contains("no commits yet"), "{error}");
-        // A plain folder inside a repository is not the repository.
-        let inner = empty.join("inner");
-        std::fs::create_dir(&inner).unwrap();
-        assert!(matches!(head_commit(&inner), Err(GitError::NotARepository { .. })));
-    }
-
-    #[test]
-    fn detached_head_and_bare_repository_are_accepted() {
-        let user = UserRepo::new(&[("a.py", "x = 1\n")]);
-        let commit = head_commit(&user.path()).unwrap();
-        assert_eq!(commit, user.base);
-        user.repo().set_head_detached(git2::Oid::from_str(&commit).unwrap()).unwrap();
-        assert_eq!(head_commit(&user.path()).unwrap(), commit);
-        let bare = user.folder.path().join("bare.git");
-        git2::build::RepoBuilder::new().bare(true).clone(user.path().to_str().unwrap(), &bare).unwrap();
-        assert_eq!(head_commit(&bare).unwrap(), commit);
-    }
-}
+mod tests;
