@@ -145,9 +145,11 @@ async fn submit_rate(url: &str, connections: usize) -> anyhow::Result<f64> {
 /// Single-row inserts per second.
 async fn insert_rate(postgres: &PostgresAddress, connections: usize) -> anyhow::Result<f64> {
     let mut admin = connect(postgres).await?;
-    sqlx::raw_sql("create table if not exists bench_rows (id bigint generated always as identity primary key, body text)")
-        .execute(&mut admin)
-        .await?;
+    sqlx::raw_sql(
+        "create table if not exists bench_rows (id bigint generated always as identity primary key, body text)",
+    )
+    .execute(&mut admin)
+    .await?;
     let mut workers = JoinSet::new();
     for _ in 0..connections {
         let mut connection = connect(postgres).await?;

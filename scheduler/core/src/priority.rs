@@ -31,7 +31,6 @@ pub fn order_key(job: &Job) -> OrderKey {
     let due_ms = job.deadline_ms.map_or(i64::MAX, |deadline_ms| deadline_ms.saturating_sub(CLASS_STEP_MS));
     OrderKey { key_ms: due_ms.clamp(by_class_ms.saturating_sub(CLASS_STEP_MS), by_class_ms), id: job.id }
 }
-}
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use super::error::ApiError;
 use crate::store::{Store, StoreError};
 
 /// Time for which a reading of the nodes is used to check the models of new tasks.
-const NODES_LIFETIME: Duration = Duration::from_secs(1);
+pub(super) const NODES_LIFETIME: Duration = Duration::from_secs(1);
 
 /// All registered nodes; `None` if a row cannot be read, which must prevent no submission.
 pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, StoreError> {
@@ -32,7 +32,7 @@ pub struct NodeCache(Mutex<Option<(Instant, Vec<NodeView>)>>);
 
 impl NodeCache {
     /// Checks the models of both agents as [`check_models`] does. Nodes that were read less than `NODES_LIFETIME` ago are
-    /// used, unless the models are refused with them: a node that registered since then may serve the models.
+    /// used, unless they cause a refusal or a warning: a node that registered since then may serve the models.
     pub async fn check_models(
         &self,
         store: &Store,
@@ -43,6 +43,7 @@ impl NodeCache {
         if let Some((read_at, nodes)) = &*cached
             && read_at.elapsed() < NODES_LIFETIME
             && let Ok(warnings) = check_models(agents, nodes, defaults)
+            && warnings.is_empty()
         {
             return Ok(Ok(warnings));
         }

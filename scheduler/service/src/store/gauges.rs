@@ -69,17 +69,17 @@ impl Store {
                where state in ('queued', 'blocked', 'ready', 'running', 'waiting_on_human', 'paused', 'escalated')
                group by state"#
         )
-            .fetch_all(&self.pool)
-            .await
-            .doing("counting tasks")?;
+        .fetch_all(&self.pool)
+        .await
+        .doing("counting tasks")?;
         gauges.tasks.extend(tasks.into_iter().map(|r| (r.state, r.count)));
         let jobs = sqlx::query!(
             r#"select state, count(*) as "count!" from jobs where state in ('queued', 'placed', 'running', 'dead')
                group by state"#
         )
-            .fetch_all(&self.pool)
-            .await
-            .doing("counting jobs")?;
+        .fetch_all(&self.pool)
+        .await
+        .doing("counting jobs")?;
         gauges.jobs.extend(jobs.into_iter().map(|r| (r.state, r.count)));
         let nodes = sqlx::query!(
             r#"select id, extract(epoch from now() - last_seen)::float8 as "age!" from nodes order by id"#

@@ -31,7 +31,8 @@ impl Store {
 /// Applies the migrations one by one, and logs each of them, because one may take long on a large database.
 async fn migrate(pool: &PgPool, migrations: &Migrator) -> Result<(), StoreError> {
     let applied = applied_version(pool).await?;
-    let pending: Vec<_> = migrations.iter().filter(|migration| applied.is_some_and(|v| migration.version > v)).collect();
+    let pending: Vec<_> =
+        migrations.iter().filter(|migration| applied.is_some_and(|v| migration.version > v)).collect();
     for (n, migration) in pending.iter().enumerate() {
         let (version, what, of) = (migration.version, &migration.description, pending.len());
         tracing::info!(version, %what, migration = n + 1, of, "migrating the database");

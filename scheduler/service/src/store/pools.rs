@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use cfq_proto::timing::Timing;
-use sqlx::{Connection, PgPool};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{Connection, PgPool};
 
 use super::{CommittedTasks, Store, StoreError};
 use crate::config::{DatabaseConfig, SchedulerLimits};

@@ -82,8 +82,8 @@ async fn sweep_and_metrics_read_few_rows_beside_many_ended_tasks() {
              select gen_random_uuid(), id, 0, 'alpha', 0, 'path:/m', 3, '{}', 1, '[]', 1, 'done'
              from tasks where title = 'many';
              analyze;
-             update jobs set lease_expires = now() + interval '6 seconds' where state = 'running';
-             update tasks set lease_expires = now() + interval '6 seconds' where state = 'running'",
+             update jobs set lease_expires = now() + interval '1 hour' where state = 'running';
+             update tasks set lease_expires = now() + interval '1 hour' where state = 'running'",
         )
         .await;
     let store = single_connection(&r.env);
