@@ -4,13 +4,17 @@
 
 use std::time::Duration;
 
-use async_nats::{Message, Subscriber};
+use async_nats::{HeaderMap, Message, Subscriber};
 use cfq_link::permission_violation::PermissionViolation;
 use cfq_link::{LinkError, Session};
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
+use cfq_proto::task::TaskState;
 use cfq_proto::timing::Timing;
-use cfq_tests::cluster::Cluster;
+use cfq_tests::cluster::{Cluster, WAIT_LIMIT};
+use cfq_tests::repo::UserRepo;
+use cfq_tests::scripted::{Reply, file, review};
+use cfq_tests::wait;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
@@ -20,6 +24,11 @@ const REPLY_LIMIT: Duration = Duration::from_secs(20);
 async fn bounded<T>(what: &str, wait: impl Future<Output = T>) -> T {
     tokio::time::timeout(REPLY_LIMIT, wait).await.unwrap_or_else(|_| panic!("{what}: not within {REPLY_LIMIT:?}"))
 }
+
+/// Subject that only a scheduler may publish to, and that no client uses.
+const UNUSED_COMMAND: &str = "cfq.v1.cmd.node.unused";
+/// Request that deletes the stream of work orders.
+const DELETE_STREAM: &str = "$JS.API.STREAM.DELETE.WORK";
 
 /// A cluster, and one NATS session of the test for each of the three identities.
 struct Fixture {
@@ -103,11 +112,12 @@ async fn publishing_without_permission_is_refused() {
         }
     }
 
-    // The JetStream API is forbidden except for pulls on the node's own consumer, and requests fail immediately.
+    // JetStream is forbidden, and requests fail immediately.
     for subject in [
         "$JS.API.STREAM.NAMES",
         "$JS.API.STREAM.PURGE.WORK",
         "$JS.API.STREAM.DELETE.WORK",
+        "$JS.API.CONSUMER.MSG.NEXT.WORK.n1",
         "$JS.API.CONSUMER.MSG.NEXT.WORK.n2",
         "$JS.API.CONSUMER.DELETE.WORK.n1",
         "$JS.API.STREAM.MSG.GET.WORK",
@@ -117,8 +127,6 @@ async fn publishing_without_permission_is_refused() {
             assert!(matches!(reply, Err(LinkError::Forbidden { .. })), "{subject} replied {reply:?}");
         }
     }
-    let pulled = runner.pull::<Value>("WORK", "n1", Duration::from_secs(60)).await;
-    assert!(matches!(pulled, Err(LinkError::Forbidden { .. })), "the runner pulled {pulled:?}");
     cluster.finish().await;
 }
 
@@ -134,11 +142,14 @@ async fn subscribing_without_permission_is_refused() {
         (&node, "cfq.v1.cmd.runner.r1"),
         (&node, "cfq.v1.>"),
         (&node, "cfq.v1.work.>"),
+        (&node, "cfq.v1.order.n2.*"),
+        (&node, "cfq.v1.order.>"),
         (&node, "cfq.v1.node.*.tokens.*"),
         (&node, "_INBOX_runner_r1.>"),
         (&node, "_INBOX_scheduler.>"),
         (&runner, "cfq.v1.cmd.node.n1"),
         (&runner, "cfq.v1.work.>"),
+        (&runner, "cfq.v1.order.n1.*"),
         (&runner, "cfq.v1.node.>"),
         (&runner, "cfq.v1.node.n1.result"),
         (&runner, "_INBOX_node_n1.>"),
@@ -185,6 +196,138 @@ async fn subscribing_without_permission_is_refused() {
     for (subject, subscriber) in &mut forbidden_subscribers {
         let message = futures::FutureExt::now_or_never(subscriber.next());
         assert!(message.is_none(), "{subject} was received: {message:?}");
+    }
+    cluster.finish().await;
+}
+
+/// When the server created the stream of work orders.
+async fn stream_creation(scheduler: &Session) -> String {
+    let streams = async_nats::jetstream::new(scheduler.client().clone());
+    wait::until("the stream of work orders", WAIT_LIMIT, || async {
+        let stream = streams.get_stream("WORK").await.map_err(|error| error.to_string())?;
+        Ok(stream.cached_info().created.to_string())
+    })
+    .await
+}
+
+/// The sender of a message chooses its reply subject, and the server does not check it. A status message of JetStream on
+/// the subject `DELETE_STREAM` would delete the stream of work orders.
+#[tokio::test(flavor = "multi_thread")]
+async fn forged_reply_subject_makes_jetstream_publish_nothing() {
+    let Fixture { cluster, scheduler, node, runner } = Fixture::start().await;
+    let created = stream_creation(&scheduler).await;
+    let mut unused = subscribe(&scheduler, UNUSED_COMMAND).await;
+    let streams = async_nats::jetstream::new(scheduler.client().clone());
+    let stream = streams.get_stream("WORK").await.unwrap();
+    let consumers: Vec<String> = stream.consumer_names().map(Result::unwrap).collect().await;
+    let [consumer] = &consumers[..] else { panic!("one consumer: {consumers:?}") };
+    for (subject, payload) in [
+        (format!("$JS.API.CONSUMER.MSG.NEXT.WORK.{consumer}"), r#"{"batch":1,"no_wait":true}"#),
+        (format!("$JS.API.CONSUMER.MSG.NEXT.WORK.{consumer}"), r#"{"batch":1,"expires":1000000}"#),
+        (format!("$JS.ACK.WORK.{consumer}.1.1.1.1.0"), "+ACK"),
+        (format!("$JS.ACK.WORK.{consumer}.1.1.1.1.0"), "+NXT"),
+        (format!("$JS.FC.WORK.{consumer}.x"), ""),
+        ("$JS.API.STREAM.INFO.WORK".to_owned(), ""),
+    ] {
+        for (session, reply) in [(&node, UNUSED_COMMAND), (&runner, UNUSED_COMMAND), (&node, DELETE_STREAM)] {
+            let mut refusals = session.permission_violations();
+            let client = session.client();
+            client.publish_with_reply(subject.clone(), reply, payload.into()).await.unwrap();
+            let expected = PermissionViolation::Publish { subject: subject.clone() };
+            let refused = tokio::time::timeout(REPLY_LIMIT, refusals.violated(&expected)).await;
+            assert_eq!(stream_creation(&scheduler).await, created, "{subject} deleted the stream");
+            assert!(refused.is_ok(), "{subject} was not refused");
+        }
+    }
+    // The header asks the server to report the path of the message to another subject.
+    for dest in [UNUSED_COMMAND, DELETE_STREAM] {
+        let mut headers = HeaderMap::new();
+        headers.insert("Nats-Trace-Dest", dest);
+        let mut refusals = node.permission_violations();
+        node.client().publish_with_headers("cfq.v1.node.n1.heartbeat", headers, "".into()).await.unwrap();
+        bounded(dest, refusals.violated(&PermissionViolation::Publish { subject: dest.to_owned() })).await;
+    }
+    scheduler.client().publish(UNUSED_COMMAND, "mark".into()).await.unwrap();
+    assert!(until_mark(&mut unused).await.is_empty(), "a message was published");
+    assert_eq!(stream_creation(&scheduler).await, created, "the stream was deleted");
+    cluster.finish().await;
+}
+
+/// A node may publish to the reply subject of a message that it received. The reply subject of a work order belongs to
+/// JetStream.
+#[tokio::test(flavor = "multi_thread")]
+async fn reply_to_a_work_order_makes_jetstream_publish_nothing() {
+    let Fixture { cluster, scheduler, node, .. } = Fixture::start().await;
+    let created = stream_creation(&scheduler).await;
+    let streams = async_nats::jetstream::new(scheduler.client().clone());
+    let stream = streams.get_stream("WORK").await.unwrap();
+    let consumers: Vec<String> = stream.consumer_names().map(Result::unwrap).collect().await;
+    let boot = consumers[0].strip_prefix("n1_").unwrap().to_owned();
+    let mut unused = subscribe(&scheduler, UNUSED_COMMAND).await;
+    let mut orders = node.client().subscribe(format!("cfq.v1.order.n1.{boot}")).await.unwrap();
+    node.flush().await.unwrap();
+    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    for (payload, forged) in [("+NXT", UNUSED_COMMAND), ("+ACK", DELETE_STREAM)] {
+        let order = bounded("a work order", orders.next()).await.unwrap();
+        let reply = order.reply.expect("JetStream sets it");
+        node.client().publish_with_reply(reply, forged, payload.into()).await.unwrap();
+    }
+    // This waits until the server has read the messages above.
+    subscribe(&node, "cfq.v1.cmd.node.n1").await;
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged);
+    scheduler.client().publish(UNUSED_COMMAND, "mark".into()).await.unwrap();
+    assert!(until_mark(&mut unused).await.is_empty(), "a message was published");
+    assert_eq!(stream_creation(&scheduler).await, created, "the stream was deleted");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_with_a_forged_reply_subject_is_not_answered() {
+    let Fixture { cluster, scheduler, node, runner } = Fixture::start().await;
+    let created = stream_creation(&scheduler).await;
+    let mut unused = subscribe(&scheduler, UNUSED_COMMAND).await;
+    let of_node = ["register", "hello", "accept", "refuse", "journal", "result", "blob_put", "blob_get", "nothing"];
+    let of_runner =
+        ["register", "lease", "step", "job_submit", "job_get", "job_cancel", "release", "abandon", "blob_get", "x"];
+    let of_node = of_node.map(|verb| (&node, format!("cfq.v1.node.n1.{verb}")));
+    let of_runner = of_runner.map(|verb| (&runner, format!("cfq.v1.runner.r1.{verb}")));
+    for (session, subject) in of_node.into_iter().chain(of_runner) {
+        for forged in [UNUSED_COMMAND, DELETE_STREAM, "_INBOX_node_n2.x", "_INBOX_scheduler.x"] {
+            for payload in [r#"{"v":1,"body":"unreadable"}"#, r#"{"v":9,"body":{}}"#, "not a message", ""] {
+                let client = session.client();
+                client.publish_with_reply(subject.clone(), forged, payload.into()).await.unwrap();
+            }
+        }
+        if !subject.ends_with("nothing") && !subject.ends_with(".x") {
+            // Requests of one verb are read in order: the reply to this one shows that the others were read.
+            let reply = bounded(&subject, session.request::<_, Value>(&subject, &"unreadable")).await;
+            assert!(reply.is_ok(), "{subject} replied {reply:?}");
+        }
+    }
+    scheduler.client().publish(UNUSED_COMMAND, "mark".into()).await.unwrap();
+    assert!(until_mark(&mut unused).await.is_empty(), "a reply was sent");
+    assert_eq!(stream_creation(&scheduler).await, created, "the stream was deleted");
+    cluster.finish().await;
+}
+
+/// A runner receives the token frames of nodes. It must not get the permission to publish to their reply subjects.
+#[tokio::test(flavor = "multi_thread")]
+async fn runner_may_not_publish_to_the_reply_subject_of_a_token_frame() {
+    let Fixture { cluster, scheduler, node, runner } = Fixture::start().await;
+    let created = stream_creation(&scheduler).await;
+    let mut frames = subscribe(&runner, "cfq.v1.node.*.tokens.*").await;
+    for forged in [DELETE_STREAM, UNUSED_COMMAND] {
+        node.client().publish_with_reply("cfq.v1.node.n1.tokens.x", forged, "".into()).await.unwrap();
+        let frame = bounded("the frame", frames.next()).await.unwrap();
+        let mut refusals = runner.permission_violations();
+        runner.client().publish(frame.reply.unwrap(), "".into()).await.unwrap();
+        let expected = PermissionViolation::Publish { subject: forged.to_owned() };
+        let refused = tokio::time::timeout(REPLY_LIMIT, refusals.violated(&expected)).await;
+        assert_eq!(stream_creation(&scheduler).await, created, "the runner deleted the stream");
+        assert!(refused.is_ok(), "{forged} was not refused");
     }
     cluster.finish().await;
 }

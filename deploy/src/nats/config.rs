@@ -73,7 +73,8 @@ mod tests {
             users: &users,
         });
         assert!(text.contains("listen: \"127.0.0.1:4222\"") && text.contains("store_dir: \"/a b/store\""), "{text}");
-        assert!(text.contains("nkey: \"UNODE\"") && text.contains("\"$JS.ACK.WORK.den.>\""), "{text}");
+        assert!(text.contains("nkey: \"UNODE\"") && text.contains("\"cfq.v1.order.den.*\""), "{text}");
+        assert!(!text.contains("$JS"), "{text}");
         assert!(text.contains("allow_responses: true"));
         assert!(text.contains("\nping_interval: \"1s\"\nping_max: 3\n"), "{text}");
         assert!(!text.contains("no_auth_user") && !text.contains("0.0.0.0"));

@@ -1,16 +1,13 @@
-//! A connection to NATS as one identity: typed requests, publications, subscriptions and work pulls.
+//! A connection to NATS as one identity: typed requests, publications and subscriptions.
 //!
 //! After the first successful connection, the client reconnects without limit; requests sent while it is disconnected
-//! time out and are repeated by the caller. Work is pulled by messages to the subject on which JetStream accepts pulls,
-//! not through the client library's JetStream context, because a node's permissions allow only pulls and
-//! acknowledgements for its own consumer, and no other part of the JetStream API.
+//! time out and are repeated by the caller.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use async_nats::connection::State;
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, Message, ServerError, Subscriber};
-use bytes::Bytes;
 use cfq_proto::envelope::{self, EnvelopeError};
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::timing::Timing;
@@ -233,42 +230,6 @@ impl Session {
             subscribed.map_err(|error| LinkError::Listen { subject: subject.to_owned(), reason: error.to_string() })?;
         Ok(Incoming { subscriber, session: self.clone(), body: std::marker::PhantomData })
     }
-
-    /// Pulls one message from a consumer; returns `None` if no message arrived within `expires`.
-    ///
-    /// # Errors
-    /// [`LinkError::NoReply`] if the consumer does not exist or was replaced, [`LinkError::Forbidden`] if the server
-    /// rejects the pull, [`LinkError::Listen`] or [`LinkError::Send`] if the pull cannot be sent.
-    pub async fn pull<T: DeserializeOwned>(
-        &self,
-        stream: &str,
-        consumer: &str,
-        expires: Duration,
-    ) -> Result<Option<Delivery<T>>, LinkError> {
-        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}");
-        let inbox = self.client.new_inbox();
-        let subscribe_failed =
-            |error: async_nats::SubscribeError| LinkError::Listen { subject: inbox.clone(), reason: error.to_string() };
-        let mut replies = self.client.subscribe(inbox.clone()).await.map_err(subscribe_failed)?;
-        let mut violations = self.permission_violations();
-        let request = serde_json::json!({ "batch": 1, "expires": expires.as_nanos() as u64 }).to_string();
-        self.client
-            .publish_with_reply(subject.clone(), inbox, request.into())
-            .await
-            .map_err(|error| LinkError::Send { subject: subject.clone(), reason: error.to_string() })?;
-        let reply = tokio::select! {
-            reply = tokio::time::timeout(expires + Duration::from_secs(1), replies.next()) => reply,
-            forbidden = forbidden(&mut violations, &subject) => return Err(forbidden),
-        };
-        let Ok(Some(message)) = reply else { return Ok(None) };
-        match message.status.map(|s| s.as_u16()) {
-            // No messages, or `expires` has passed.
-            Some(404 | 408) => Ok(None),
-            // No such consumer, or it was replaced.
-            Some(_) => Err(LinkError::NoReply { subject }),
-            None => Ok(Some(Delivery { body: envelope::decode(&message.payload), message, session: self.clone() })),
-        }
-    }
 }
 
 async fn forbidden(violations: &mut ViolationWatch, subject: &str) -> LinkError {
@@ -324,32 +285,6 @@ impl<T> Received<T> {
         match &self.message.reply {
             Some(reply) => self.session.publish(reply.as_str(), body).await,
             None => Ok(()),
-        }
-    }
-}
-
-/// A message of a work queue; it is redelivered unless it is acknowledged.
-#[derive(Debug)]
-pub struct Delivery<T> {
-    /// The decoded body.
-    pub body: Result<T, EnvelopeError>,
-    message: Message,
-    session: Session,
-}
-
-impl<T> Delivery<T> {
-    /// Acknowledges the message and waits for the server's confirmation.
-    ///
-    /// # Errors
-    /// [`LinkError::NoReply`] if the confirmation does not arrive within the request timeout.
-    pub async fn double_ack(&self) -> Result<(), LinkError> {
-        let Some(reply) = &self.message.reply else { return Ok(()) };
-        let ack = Bytes::from_static(b"+ACK");
-        let confirmed =
-            tokio::time::timeout(self.session.request_timeout, self.session.client.request(reply.clone(), ack)).await;
-        match confirmed {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(LinkError::NoReply { subject: reply.to_string() }),
         }
     }
 }

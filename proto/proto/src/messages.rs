@@ -25,9 +25,12 @@
 //! | `cfq.v1.cmd.node.<id>`                  | [`NodeCommand`], published by the scheduler; `load` and `unload` may be requests with a [`ModelReply`] |
 //! | `cfq.v1.cmd.runner.<id>`                | [`RunnerCommand`], published by the scheduler |
 //! | `cfq.v1.hint.runners`                   | [`RunnerCommand::TaskReady`], published by the scheduler to all runners |
-//! | `cfq.v1.work.<node>.<boot>`             | [`WorkOrder`], JetStream, double-acked by the node |
+//! | `cfq.v1.work.<node>.<boot>`             | [`WorkOrder`], published by the scheduler into the JetStream stream |
+//! | `cfq.v1.order.<node>.<boot>`            | the same [`WorkOrder`], pushed to the node by JetStream, without acknowledgement |
 //!
-//! Commands and hints may be lost: heartbeats and polls deliver the same information. Every request is idempotent; when
+//! Commands and hints may be lost: heartbeats and polls deliver the same information. A work order may be lost or
+//! delivered twice: the scheduler publishes it again until the node accepts or refuses it, and the node recognizes a
+//! repeated order by its fence. Every request is idempotent; when
 //! no reply arrives, the sender repeats it with the same body.
 
 mod blob;
@@ -82,12 +85,15 @@ pub struct TaskFence {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum RegisterReply {
-    /// The boot is registered. For a node: the work stream and the node's consumer exist, so the node may pull work
-    /// orders.
+    /// The boot is registered. For a node: the work stream and the node's consumer exist, so work orders arrive.
     #[serde(alias = "welcome")]
     Registered {
         /// Name of the consumer on [`crate::subject::WORK_STREAM`]; empty for a runner.
         consumer: String,
+        /// Nodes only: whether work orders are pushed to [`crate::subject::order`]. False from a scheduler of an
+        /// early 0.1 build, from which nodes pulled them.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        pushes_orders: bool,
     },
     /// The boot is not accepted, for example because its version is too old.
     Refused {

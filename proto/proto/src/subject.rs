@@ -19,16 +19,20 @@ pub const LEADER_ANNOUNCEMENTS: &str = "cfq.v1.leader";
 /// Subject filter for the prefill hints of all runners; the leader subscribes to it.
 pub const PREFILL_HINTS_ALL: &str = "cfq.v1.runner.*.prefill_hint";
 
-/// Subject of the work orders for one boot of a node.
+/// Subject of the work orders for one boot of a node, on which the scheduler publishes them into [`WORK_STREAM`].
 pub fn work(node: &NodeId, boot: BootId) -> String {
     format!("cfq.v1.work.{node}.{boot}")
 }
 
-/// Name of a node's durable consumer. There is one consumer per node, so that permissions can name it. For each boot,
-/// the scheduler recreates the consumer with that boot's subject as its filter; messages for an older boot stay in the
-/// stream until they expire.
-pub fn consumer(node: &NodeId) -> String {
-    node.to_string()
+/// Subject on which JetStream pushes the work orders to one boot of a node. The node must subscribe to exactly this
+/// subject: JetStream does not notice a subscription with a wildcard.
+pub fn order(node: &NodeId, boot: BootId) -> String {
+    format!("cfq.v1.order.{node}.{boot}")
+}
+
+/// Name of the durable consumer that pushes the work orders for one boot of a node.
+pub fn consumer(node: &NodeId, boot: BootId) -> String {
+    format!("{node}_{boot}")
 }
 
 /// Subject of a node's requests. `verb` is the last token: `register`, `heartbeat`, `accept`, `refuse`, `journal`,
@@ -112,13 +116,18 @@ impl Identity {
 }
 
 /// Permissions of a client; the server rejects everything else.
+///
+/// Only the scheduler may publish to `$JS.>`. JetStream sends replies and status messages to the reply subject of a
+/// request, with its own permissions and without checking those of the client. So a client that may send JetStream one
+/// request, for example a pull or an acknowledgement, can publish to every subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grants {
     /// Subjects the client may publish to.
     pub publish: Vec<String>,
     /// Subjects the client may subscribe to.
     pub subscribe: Vec<String>,
-    /// True if the client may reply to requests it received.
+    /// True if the client may publish to the reply subjects of the messages that it receives. It must be false for a
+    /// client that receives messages of clients other than the scheduler: their senders choose the reply subjects.
     pub responses: bool,
 }
 
@@ -127,17 +136,13 @@ pub fn grants(identity: &Identity) -> Grants {
     let inbox = format!("{}.>", identity.inbox_prefix());
     match identity {
         Identity::Scheduler => Grants {
-            publish: vec!["cfq.v1.>".into(), "$JS.API.>".into(), "$JS.ACK.>".into()],
+            publish: vec!["cfq.v1.>".into(), "$JS.API.>".into()],
             subscribe: vec!["cfq.v1.>".into(), inbox],
             responses: true,
         },
         Identity::Node(id) => Grants {
-            publish: vec![
-                format!("cfq.v1.node.{id}.>"),
-                format!("$JS.API.CONSUMER.MSG.NEXT.{WORK_STREAM}.{id}"),
-                format!("$JS.ACK.{WORK_STREAM}.{id}.>"),
-            ],
-            subscribe: vec![format!("cfq.v1.cmd.node.{id}"), inbox],
+            publish: vec![format!("cfq.v1.node.{id}.>")],
+            subscribe: vec![format!("cfq.v1.cmd.node.{id}"), format!("cfq.v1.order.{id}.*"), inbox],
             responses: true,
         },
         Identity::Runner(id) => Grants {
@@ -145,7 +150,7 @@ pub fn grants(identity: &Identity) -> Grants {
             // Includes the token frames of all jobs: any ready task may be granted to a runner, so a runner may read
             // the frames of every task.
             subscribe: vec![format!("cfq.v1.cmd.runner.{id}"), HINT_RUNNERS.into(), tokens_of("*"), inbox],
-            responses: true,
+            responses: false,
         },
     }
 }
@@ -188,7 +193,15 @@ mod tests {
     #[test]
     fn node_may_publish_only_under_its_own_name() {
         let g = grants(&Identity::Node(NodeId::new("den").unwrap()));
-        assert!(g.publish.iter().all(|s| s.contains(".den")));
+        assert_eq!(g.publish, ["cfq.v1.node.den.>"]);
         assert!(!g.subscribe.iter().any(|s| s == ">" || s.starts_with("cfq.v1.>")));
+    }
+
+    #[test]
+    fn only_the_scheduler_may_publish_to_jetstream() {
+        for identity in [Identity::Node(NodeId::new("den").unwrap()), Identity::Runner(RunnerId::new("r1").unwrap())] {
+            let publish = grants(&identity).publish;
+            assert!(publish.iter().all(|subject| subject.starts_with("cfq.v1.")), "{publish:?}");
+        }
     }
 }

@@ -170,6 +170,7 @@ pub fn node_registration(boot: BootId) -> NodeRegistration {
         ledger,
         machine_boot: None,
         credentials_lock: Some("8:1".into()),
+        receives_pushed_orders: true,
     }
 }
 

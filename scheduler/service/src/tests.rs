@@ -1,12 +1,14 @@
 //! Tests of the whole service with a real Postgres and NATS: each test acts as a node, a runner and an HTTP client.
 
 mod faults;
+mod orders;
 mod replies;
 mod unaccepted;
 
 use std::time::Duration;
 
 use cfq_link::Session;
+use cfq_link::session::Incoming;
 use cfq_proto::blob::Payload;
 use cfq_proto::client::{Client, Frame};
 use cfq_proto::ids::{BootId, JobId, TaskKey};
@@ -19,7 +21,7 @@ use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::{Agent, TaskState};
 use cfq_proto::timing::Timing;
 use futures::StreamExt;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 
 use crate::config::{Config, Defaults, HttpConfig, SchedulerLimits};
 use crate::testing::{MODEL, TestEnv, node, node_registration, runner, spec, token_file};
@@ -34,6 +36,8 @@ struct TestCluster {
     client: Client,
     node: Session,
     node_boot: BootId,
+    /// The node's subscription to its work orders.
+    orders: Mutex<Incoming<WorkOrder>>,
     runner: Session,
     runner_boot: BootId,
     service: Option<Service>,
@@ -87,10 +91,13 @@ impl TestCluster {
         ready(&client).await;
         let node_identity = Identity::Node(node());
         let runner_identity = Identity::Runner(runner());
+        let node = Session::connect(&env.nats(&node_identity), node_identity, &timing).await.unwrap();
+        let node_boot = BootId::fresh();
         let this = Self {
-            node: Session::connect(&env.nats(&node_identity), node_identity, &timing).await.unwrap(),
+            orders: Mutex::new(subscribe_to_orders(&node, node_boot).await),
+            node,
             runner: Session::connect(&env.nats(&runner_identity), runner_identity, &timing).await.unwrap(),
-            node_boot: BootId::fresh(),
+            node_boot,
             runner_boot: BootId::fresh(),
             env,
             client,
@@ -105,7 +112,8 @@ impl TestCluster {
     async fn register(&self) {
         let registration = node_registration(self.node_boot);
         let reply: RegisterReply = request_reply(&self.node, subject::node(&node(), "register"), registration).await;
-        assert_eq!(reply, RegisterReply::Registered { consumer: "den".into() });
+        let consumer = format!("den_{}", self.node_boot);
+        assert_eq!(reply, RegisterReply::Registered { consumer, pushes_orders: true });
         let registration = RunnerRegistration {
             runner: runner(),
             boot: self.runner_boot,
@@ -160,22 +168,18 @@ impl TestCluster {
         }
     }
 
-    /// Pulls the node's next work order. While waiting, the node sends heartbeats, so that it is not considered lost.
-    async fn pull(&self) -> WorkOrder {
-        let pulled = async {
+    /// Receives the node's next work order. While waiting, the node sends heartbeats, so that it is not considered lost.
+    async fn receive_order(&self) -> WorkOrder {
+        let mut orders = self.orders.lock().await;
+        let received = async {
             loop {
                 self.node_heartbeat(vec![]).await;
-                match self.node.pull::<WorkOrder>(subject::WORK_STREAM, "den", Duration::from_millis(300)).await {
-                    Ok(Some(delivery)) => {
-                        delivery.double_ack().await.unwrap();
-                        return delivery.body.unwrap();
-                    }
-                    Ok(None) => {}
-                    Err(error) => assert!(matches!(error, cfq_link::LinkError::NoReply { .. }), "{error}"),
+                if let Ok(order) = tokio::time::timeout(Duration::from_millis(300), orders.next()).await {
+                    return order.unwrap().body.unwrap();
                 }
             }
         };
-        in_time(pulled).await
+        in_time(received).await
     }
 
     async fn accept(&self, order: &WorkOrder) -> FenceReply {
@@ -194,6 +198,12 @@ impl TestCluster {
         stop.send(()).unwrap();
         in_time(served).await.unwrap().unwrap();
     }
+}
+
+async fn subscribe_to_orders(session: &Session, boot: BootId) -> Incoming<WorkOrder> {
+    let orders = session.subscribe(&subject::order(&node(), boot)).await.unwrap();
+    session.flush().await.unwrap();
+    orders
 }
 
 fn serve(config: &Config) -> Service {
@@ -235,7 +245,7 @@ async fn job_runs_end_to_end_and_the_feed_streams_it() {
     let fence = cluster.take_task().await;
     let job = cluster.submit_job(fence).await;
     assert_eq!(job.state, JobState::Queued);
-    let order = cluster.pull().await;
+    let order = cluster.receive_order().await;
     assert_eq!((order.fence.job, order.fence.attempt), (job.id, 1));
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
     let reply = cluster.node_heartbeat(vec![HeldLease { lease: order.fence.lease, step_age_ms: 0 }]).await;
@@ -287,8 +297,8 @@ async fn unaccepted_order_is_resent_and_cancel_reaches_node_and_runner() {
     let submitted = cluster.client.submit(&spec(), None).await.unwrap();
     let fence = cluster.take_task().await;
     cluster.submit_job(fence).await;
-    let first = cluster.pull().await;
-    let again = cluster.pull().await;
+    let first = cluster.receive_order().await;
+    let again = cluster.receive_order().await;
     assert_eq!(first, again, "the same attempt, because it was not accepted");
     assert_eq!(cluster.accept(&again).await, FenceReply::Committed);
     let mut node_commands = cluster.node.subscribe::<NodeCommand>(&subject::node_command(&node())).await.unwrap();
@@ -323,7 +333,7 @@ async fn silent_node_loses_its_job_across_a_scheduler_restart() {
     cluster.client.submit(&spec(), None).await.unwrap();
     let fence = cluster.take_task().await;
     let job = cluster.submit_job(fence).await;
-    let order = cluster.pull().await;
+    let order = cluster.receive_order().await;
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
     // A second scheduler takes over while the job is on the node. The second scheduler need not wait for the leader row
     // to expire, because the first scheduler releases the row when it stops.
@@ -348,20 +358,8 @@ async fn silent_node_loses_its_job_across_a_scheduler_restart() {
     assert_eq!((requeued.id, requeued.attempt), (job.id, 1));
     assert_eq!(cluster.report(&order, done()).await, FenceReply::Stale);
     // The node sends heartbeats again, so the second attempt is placed on it.
-    let second = cluster.pull().await;
+    let second = cluster.receive_order().await;
     assert_eq!((second.fence.job, second.fence.attempt), (job.id, 2));
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deleted_stream_is_recreated_with_its_consumers() {
-    let mut cluster = TestCluster::start().await;
-    let scheduler = Session::connect(&cluster.config.nats, Identity::Scheduler, &cluster.config.timing).await.unwrap();
-    async_nats::jetstream::new(scheduler.client().clone()).delete_stream(subject::WORK_STREAM).await.unwrap();
-    cluster.client.submit(&spec(), None).await.unwrap();
-    let fence = cluster.take_task().await;
-    let job = cluster.submit_job(fence).await;
-    assert_eq!(cluster.pull().await.fence.job, job.id);
     cluster.stop().await;
 }
 

@@ -11,6 +11,9 @@ pub enum Error {
     Link(#[from] LinkError),
     #[error("the scheduler refuses this node: {reason}")]
     Refused { reason: String },
+    /// The scheduler waits for nodes to pull their work orders, which this build does not do.
+    #[error("the scheduler's cfq is older than this node's {version}: install {version} there, then restart both", version = env!("CARGO_PKG_VERSION"))]
+    OlderScheduler,
     /// An engine is broken. The node exits because memory may be corrupt after a panic, and a new process loads the
     /// model in seconds.
     #[error("the engine of {model} failed: {failure}; the node exits, and its supervisor starts a new one")]

@@ -1,9 +1,9 @@
-//! The node's connection to the cluster over NATS: registers, sends heartbeats, pulls work orders, and keeps every
+//! The node's connection to the cluster over NATS: registers, sends heartbeats, receives work orders, and keeps every
 //! result until the scheduler has committed it.
 //!
 //! This file starts the async tasks; [`context`] contains the state that they share.
 //!
-//! Failpoints, in the order in which an attempt passes them: `node.pulled`, `node.before_accept`, `node.accepted`,
+//! Failpoints, in the order in which an attempt passes them: `node.received`, `node.before_accept`, `node.accepted`,
 //! `node.generating` (each published frame), `node.before_report`, `node.reported`.
 
 mod attempt;
@@ -26,8 +26,9 @@ use std::sync::Arc;
 use cfq_link::Session;
 use cfq_link::credentials_lock::CredentialsLock;
 use cfq_link::lease::{HeartbeatExtras, LeaseKeeper};
+use cfq_link::session::Incoming;
 use cfq_proto::ids::BootId;
-use cfq_proto::messages::NodeCommand;
+use cfq_proto::messages::{NodeCommand, WorkOrder};
 use cfq_proto::node::Device;
 use cfq_proto::subject::{self, Identity};
 use tokio::sync::{Notify, mpsc, watch};
@@ -64,6 +65,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let identity = Identity::Node(config.node.clone());
     let session = Session::connect(&config.nats, identity.clone(), &config.timing).await?;
     let commands = session.subscribe::<NodeCommand>(&subject::node_command(&config.node)).await?;
+    let orders = session.subscribe::<WorkOrder>(&subject::order(&config.node, boot)).await?;
     let extras = {
         let (registry, devices) = (registry.clone(), devices.subscribe());
         move || HeartbeatExtras { ledger: Some(registry.ledger()), devices: Some(devices.borrow().clone()) }
@@ -96,7 +98,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         tasks.spawn(gpu_yield::run(context.clone(), policy, devices.subscribe()));
     }
     tasks.spawn(devices::run(devices.clone(), problems, config.timing.clone()));
-    let served = serve(&context, &config, &devices, (changed, loader_commands), shutdown).await;
+    let served = serve(&context, &config, &devices, orders, (changed, loader_commands), shutdown).await;
     tasks.shutdown().await;
     context.registry.close();
     if served.is_ok() {
@@ -111,15 +113,14 @@ async fn serve(
     context: &Arc<NodeContext>,
     config: &Config,
     devices: &watch::Sender<Vec<Device>>,
+    orders: Incoming<WorkOrder>,
     (changed, loader_commands): (watch::Receiver<()>, mpsc::Receiver<LoaderCommand>),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let (consumer, mut registered) = watch::channel(None);
-    let (orders, mut ordered) = mpsc::channel(16);
-    // A separate task, so that a pull is never cancelled between its request and its delivery: otherwise the server
-    // would deliver the next order to a pull request that is no longer read.
-    let puller = tokio::spawn(work_orders::pull(context.clone(), consumer.subscribe(), orders));
-    let registration = registration::run(context, devices, consumer);
+    let (registrations, mut registered) = watch::channel(false);
+    let (received, mut ordered) = mpsc::channel(16);
+    let receiver = tokio::spawn(work_orders::receive(orders, received));
+    let registration = registration::run(context, devices, registrations);
     let breakdown = breakdown(&context.registry, changed);
     tokio::pin!(shutdown, registration, breakdown);
     let mut loader_commands = Some(loader_commands);
@@ -132,7 +133,7 @@ async fn serve(
                 tracing::error!(error = %broken, "the node releases its jobs and exits");
                 break Err(broken);
             }
-            first = registered.wait_for(Option::is_some), if loader_commands.is_some() => {
+            first = registered.wait_for(|is_registered| *is_registered), if loader_commands.is_some() => {
                 if let (Ok(_), Some(commands)) = (first, loader_commands.take()) {
                     let (registry, config) = (context.registry.clone(), config.clone());
                     spawn_loader(&context.registry, move || loader::run(&registry, &config, commands));
@@ -146,7 +147,7 @@ async fn serve(
             }
         }
     };
-    puller.abort();
+    receiver.abort();
     work_orders::drain(context, attempts).await;
     served
 }

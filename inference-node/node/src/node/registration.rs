@@ -8,17 +8,17 @@ use tokio::sync::watch;
 use super::context::NodeContext;
 use super::error::Error;
 
-/// Registers the node now and whenever a new registration is requested, and publishes the name of the NATS consumer
-/// from which it pulls work orders. Returns when the scheduler refuses this node.
+/// Registers the node now and whenever a new registration is requested, and sets `registered` after the first one.
+/// Returns when the scheduler refuses this node.
 pub(super) async fn run(
     context: &NodeContext,
     devices: &watch::Sender<Vec<Device>>,
-    consumer: watch::Sender<Option<String>>,
+    registered: watch::Sender<bool>,
 ) -> Error {
     let mut requests = context.keeper.registration_requests();
     loop {
         match register(context, devices).await {
-            Ok(name) => consumer.send_replace(Some(name)),
+            Ok(()) => registered.send_replace(true),
             Err(error) => return error,
         };
         // One registration satisfies all requests so far.
@@ -35,8 +35,8 @@ pub(super) async fn run(
 }
 
 /// Repeats the registration until a scheduler replies, and while the lease of another process with this node's id may
-/// still end. Returns the name of the NATS consumer from which to pull work orders.
-async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -> Result<String, Error> {
+/// still end.
+async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -> Result<(), Error> {
     let mut lease_wait = LeaseWait::default();
     loop {
         let body = NodeRegistration {
@@ -47,13 +47,15 @@ async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -
             ledger: context.registry.ledger(),
             machine_boot: cfq_link::clock::machine_boot(),
             credentials_lock: context.credentials_lock.as_ref().map(|lock| lock.id().to_owned()),
+            receives_pushed_orders: true,
         };
         match context.session.request::<_, RegisterReply>(&context.subject("register"), &body).await {
-            Ok(RegisterReply::Registered { consumer }) => {
+            Ok(RegisterReply::Registered { consumer, pushes_orders: true }) => {
                 tracing::info!(consumer, "registered");
                 context.keeper.heartbeat_now();
-                return Ok(consumer);
+                return Ok(());
             }
+            Ok(RegisterReply::Registered { pushes_orders: false, .. }) => return Err(Error::OlderScheduler),
             Ok(RegisterReply::Refused { reason, retry_ms: Some(lease_ms) }) => {
                 if !lease_wait.wait(lease_ms, &reason, &context.timing).await {
                     return Err(Error::Refused { reason });

@@ -1,46 +1,22 @@
-//! Work orders: pulls them from the scheduler's stream and runs them as attempts.
+//! Work orders: receives them from the scheduler's stream and runs them as attempts.
 
 use std::sync::Arc;
 
 use cfq_link::failpoint;
+use cfq_link::session::Incoming;
 use cfq_proto::messages::{Heartbeat, HeartbeatReply, WorkOrder};
-use cfq_proto::subject::WORK_STREAM;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::attempt::Attempt;
 use super::context::{AttemptStop, NodeContext};
 
-/// Pulls work orders from the consumer, acknowledges them, and sends them to `orders`.
-pub(super) async fn pull(
-    context: Arc<NodeContext>,
-    mut consumer: watch::Receiver<Option<String>>,
-    orders: mpsc::Sender<WorkOrder>,
-) {
-    loop {
-        let name = match consumer.wait_for(Option::is_some).await {
-            Ok(name) => name.clone().unwrap_or_default(),
-            Err(_) => return,
-        };
-        let delivery = match context.session.pull::<WorkOrder>(WORK_STREAM, &name, context.timing.poll()).await {
-            Ok(Some(delivery)) => delivery,
-            Ok(None) => continue,
-            Err(error) => {
-                // The consumer does not exist: the stream was lost, or the consumer belongs to another boot of the
-                // node. A registration creates it again.
-                tracing::warn!(%error, "cannot pull work");
-                context.registration_wanted.notify_one();
-                tokio::time::sleep(context.timing.heartbeat() / 4).await;
-                continue;
-            }
-        };
-        if let Err(error) = delivery.double_ack().await {
-            // The order may be delivered again, which does no harm: the second delivery is ignored.
-            tracing::warn!(%error, "acknowledgement of an order not confirmed");
-        }
-        match delivery.body {
+/// Sends the work orders that arrive to `orders`.
+pub(super) async fn receive(mut incoming: Incoming<WorkOrder>, orders: mpsc::Sender<WorkOrder>) {
+    while let Some(message) = incoming.next().await {
+        match message.body {
             Ok(order) => {
-                failpoint::hit("node.pulled");
+                failpoint::hit("node.received");
                 if orders.send(order).await.is_err() {
                     return;
                 }

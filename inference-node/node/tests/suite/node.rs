@@ -114,7 +114,7 @@ impl Scheduler {
             .create_stream(jetstream::stream::Config {
                 name: WORK_STREAM.to_owned(),
                 subjects: vec![WORK_ALL.to_owned()],
-                retention: jetstream::stream::RetentionPolicy::WorkQueue,
+                retention: jetstream::stream::RetentionPolicy::Interest,
                 ..Default::default()
             })
             .await
@@ -131,14 +131,17 @@ impl Scheduler {
                     "register" => {
                         let registration: NodeRegistration = serde_json::from_value(body).unwrap();
                         *current.lock().unwrap() = Some(registration.boot);
-                        let consumer = subject::consumer(&node);
-                        let settings = jetstream::consumer::pull::Config {
+                        let consumer = subject::consumer(&node, registration.boot);
+                        let settings = jetstream::consumer::push::Config {
                             durable_name: Some(consumer.clone()),
+                            deliver_subject: subject::order(&node, registration.boot),
                             filter_subject: subject::work(&node, registration.boot),
+                            ack_policy: jetstream::consumer::AckPolicy::None,
                             ..Default::default()
                         };
                         stream.create_consumer(settings).await.unwrap();
-                        message.reply(&RegisterReply::Registered { consumer }).await.unwrap();
+                        let reply = RegisterReply::Registered { consumer, pushes_orders: true };
+                        message.reply(&reply).await.unwrap();
                     }
                     "heartbeat" => {
                         let heartbeat: Heartbeat = serde_json::from_value(body).unwrap();
@@ -317,4 +320,28 @@ async fn work_order_becomes_token_frames_and_a_report() {
     let outcome = scheduler.wait_for(|s| s.reports.get(&last.fence.job).cloned()).await;
     assert!(matches!(outcome, Outcome::Released { .. }), "{outcome:?}");
     assert!(scheduler.received.lock().unwrap().ledger.draining);
+}
+
+/// A node of this build would wait in vain for the work orders of a scheduler from which nodes pull them.
+#[tokio::test]
+async fn node_does_not_work_with_a_scheduler_of_an_earlier_build() {
+    let nats = nats().await;
+    let link = NatsConfig { url: nats.url.clone(), seed_file: None };
+    let scheduler = Session::connect(&link, Identity::Scheduler, &Timing::default()).await.unwrap();
+    let mut registrations = scheduler.subscribe::<NodeRegistration>("cfq.v1.node.den.register").await.unwrap();
+    scheduler.flush().await.unwrap();
+    tokio::spawn(async move {
+        while let Some(registration) = registrations.next().await {
+            let reply = serde_json::json!({ "type": "registered", "consumer": "den" });
+            registration.reply(&reply).await.unwrap();
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let config: Config = serde_json::from_value(serde_json::json!({
+        "node": "den", "nats": link, "models": [], "model_dir": folder.path(),
+    }))
+    .unwrap();
+    let error = in_time(run(config, std::future::pending())).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("the scheduler's cfq is older") && text.contains("install"), "{text}");
 }

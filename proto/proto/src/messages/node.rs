@@ -32,6 +32,10 @@ pub struct NodeRegistration {
     /// hold the same lock, so a later boot with the same lock proves that the process of the earlier boot has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_lock: Option<String>,
+    /// Whether the node receives work orders on [`crate::subject::order`]. False from a node of an early 0.1 build,
+    /// which pulled them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub receives_pushed_orders: bool,
 }
 
 /// Work order: the work of one attempt at a job, as published to a node.

@@ -38,6 +38,9 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
     if let Some(reason) = version_refusal(&registration.version) {
         return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
+    if !registration.receives_pushed_orders {
+        return Some(RegisterReply::Refused { reason: older_build_refusal(&sender), retry_ms: None });
+    }
     let registered = match bus.store.register_node(&registration).await {
         Ok(Ok(registered)) => registered,
         Ok(Err(in_use)) => return Some(refuse_used_id(&sender, in_use)),
@@ -46,18 +49,19 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
             return None;
         }
     };
-    // The consumer must exist before the reply allows the node to pull from it.
+    // An order that is published before its consumer exists is lost.
     let NodeRegistration { node, boot, version, .. } = &registration;
-    if let Err(error) =
-        stream::ensure_consumer(&bus.session, node, *boot, bus.store.timing(), registered.new_boot).await
-    {
+    if let Err(error) = stream::ensure_consumer(&bus.session, node, *boot).await {
         let cause = std::error::Error::source(&error);
         tracing::warn!(%node, %error, ?cause, "cannot create the node's consumer");
         return None;
     }
+    if let Some(former) = registered.former_boot {
+        stream::delete_consumer(&bus.session, node, former).await;
+    }
     tracing::info!(%node, %boot, version, "node registered");
     bus.link.send_hints(registered.hints).await;
-    Some(RegisterReply::Registered { consumer: subject::consumer(node) })
+    Some(RegisterReply::Registered { consumer: subject::consumer(node, *boot), pushes_orders: true })
 }
 
 async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
@@ -149,9 +153,11 @@ pub(super) async fn refuse_former_register(
     sender: String,
     _registration: serde_json::Value,
 ) -> Option<RegisterReply> {
-    let reason =
-        format!("cfq on {sender} is older than the scheduler: install the scheduler's version there, then restart it");
-    Some(RegisterReply::Refused { reason, retry_ms: None })
+    Some(RegisterReply::Refused { reason: older_build_refusal(&sender), retry_ms: None })
+}
+
+fn older_build_refusal(sender: &str) -> String {
+    format!("cfq on {sender} is older than the scheduler: install the scheduler's version there, then restart it")
 }
 
 /// The reason to refuse a sender of this version; `None` if the version is accepted. Only an older minor version is

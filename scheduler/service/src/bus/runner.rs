@@ -47,7 +47,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistratio
             let RunnerRegistration { runner, boot, version, .. } = &registration;
             tracing::info!(%runner, %boot, version, "runner registered");
             bus.link.send_hints(hints).await;
-            Some(RegisterReply::Registered { consumer: String::new() })
+            Some(RegisterReply::Registered { consumer: String::new(), pushes_orders: false })
         }
         Err(error) => {
             log_failure(&error, "runner register");

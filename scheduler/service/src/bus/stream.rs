@@ -1,12 +1,17 @@
 //! The JetStream work stream and the nodes' consumers. Placements are stored in Postgres, so the stream needs no
 //! durability: if it is lost, the stream and its consumers are created again, and the work orders are published again.
+//!
+//! Each boot of a node has a push consumer with a fixed deliver subject, so that a node sends nothing to JetStream: who
+//! may send it a pull or an acknowledgement can have it publish to any subject (see [`subject::Grants`]). Orders are
+//! therefore delivered without acknowledgement. JetStream keeps an order while the node is not connected, and the
+//! scheduler publishes the order of an attempt that is not accepted again.
 
 use std::time::Duration;
 
 use async_nats::jetstream::{
     self,
-    consumer::{AckPolicy, pull},
-    context::{CreateStreamError, GetStreamError, PublishError, PublishErrorKind},
+    consumer::{AckPolicy, push},
+    context::{CreateStreamError, DeleteStreamError, GetStreamError, PublishError, PublishErrorKind},
     stream::{Config, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType},
 };
 use cfq_link::Session;
@@ -14,14 +19,16 @@ use cfq_proto::envelope::{self, EnvelopeError};
 use cfq_proto::ids::{BootId, NodeId};
 use cfq_proto::messages::WorkOrder;
 use cfq_proto::subject;
-use cfq_proto::timing::Timing;
 
-/// Maximum age of a work order in the stream. An order that was not pulled within this time belongs to an attempt that
-/// was replaced long ago.
+/// Maximum age of a work order in the stream. An order that was not delivered within this time belongs to an attempt
+/// that was replaced long ago.
 const MAX_ORDER_AGE: Duration = Duration::from_secs(60);
 /// Maximum number of work orders in the stream; when it is full, new orders are refused. The planner places only jobs
 /// that a node can admit now, so the stream fills up only if something is faulty.
 const MAX_WORK_ORDERS: i64 = 10_000;
+/// Time after which JetStream deletes the consumer of a boot that is not connected. The consumer of a former boot is also
+/// deleted when the next boot registers.
+const UNUSED_CONSUMER_TTL: Duration = Duration::from_secs(3600);
 /// Maximum total size of the work orders in the stream, in bytes.
 const MAX_WORK_STREAM_BYTES: i64 = 128 * 1024 * 1024;
 
@@ -31,6 +38,11 @@ pub enum StreamError {
     Find {
         #[source]
         source: GetStreamError,
+    },
+    #[error("cannot delete the JetStream stream of work orders that an early 0.1 build created")]
+    DeleteFormer {
+        #[source]
+        source: DeleteStreamError,
     },
     #[error("cannot create the JetStream stream of work orders")]
     Create {
@@ -65,7 +77,8 @@ fn config() -> Config {
         name: subject::WORK_STREAM.to_owned(),
         description: Some("work orders for nodes; the durable state is in Postgres".to_owned()),
         subjects: vec![subject::WORK_ALL.to_owned()],
-        retention: RetentionPolicy::WorkQueue,
+        // An order is removed once it is delivered. An order without a consumer is not stored.
+        retention: RetentionPolicy::Interest,
         discard: DiscardPolicy::New,
         storage: StorageType::File,
         max_age: MAX_ORDER_AGE,
@@ -84,52 +97,48 @@ fn config() -> Config {
 pub async fn ensure(session: &Session) -> Result<bool, StreamError> {
     let context = jetstream::new(session.client().clone());
     match context.get_stream(subject::WORK_STREAM).await {
-        Ok(_) => Ok(false),
-        Err(error) if matches!(error.kind(), jetstream::context::GetStreamErrorKind::JetStream(_)) => {
-            context.create_stream(config()).await.map_err(|source| StreamError::Create { source })?;
-            tracing::info!(stream = subject::WORK_STREAM, "created the work stream");
-            Ok(true)
+        Ok(stream) if stream.cached_info().config.retention == RetentionPolicy::Interest => return Ok(false),
+        // JetStream does not change this property of a stream.
+        Ok(_) => {
+            context.delete_stream(subject::WORK_STREAM).await.map_err(|source| StreamError::DeleteFormer { source })?;
+            tracing::info!(stream = subject::WORK_STREAM, "deleted the work stream of an earlier build");
         }
-        Err(source) => Err(StreamError::Find { source }),
+        Err(error) if matches!(error.kind(), jetstream::context::GetStreamErrorKind::JetStream(_)) => {}
+        Err(source) => return Err(StreamError::Find { source }),
     }
+    context.create_stream(config()).await.map_err(|source| StreamError::Create { source })?;
+    tracing::info!(stream = subject::WORK_STREAM, "created the work stream");
+    Ok(true)
 }
 
-/// Creates the node's durable consumer, which receives the work orders for this boot of the node. With `recreate`, the
-/// consumer of an earlier boot is deleted first.
-pub async fn ensure_consumer(
-    session: &Session,
-    node: &NodeId,
-    boot: BootId,
-    timing: &Timing,
-    recreate: bool,
-) -> Result<(), StreamError> {
+/// Creates the durable consumer that pushes the work orders to this boot of a node, if it does not exist.
+pub async fn ensure_consumer(session: &Session, node: &NodeId, boot: BootId) -> Result<(), StreamError> {
     let context = jetstream::new(session.client().clone());
-    let name = subject::consumer(node);
-    if recreate && let Err(error) = context.delete_consumer_from_stream(&name, subject::WORK_STREAM).await {
-        tracing::debug!(%node, %error, "cannot delete the node's former consumer");
-    }
-    let wanted = pull::Config {
-        durable_name: Some(name),
+    let wanted = push::Config {
+        durable_name: Some(subject::consumer(node, boot)),
+        deliver_subject: subject::order(node, boot),
         filter_subject: subject::work(node, boot),
-        ack_policy: AckPolicy::Explicit,
-        // Time after which JetStream redelivers a message that the node pulled but did not acknowledge. Independently
-        // of this, the scheduler publishes the order of an attempt that is not accepted again.
-        ack_wait: (timing.accept_timeout() * 2).max(Duration::from_secs(1)),
-        max_ack_pending: 1_000,
-        ..pull::Config::default()
+        ack_policy: AckPolicy::None,
+        inactive_threshold: UNUSED_CONSUMER_TTL,
+        ..push::Config::default()
     };
     let created = context.create_consumer_on_stream(wanted.clone(), subject::WORK_STREAM).await;
     let Err(first) = created else { return Ok(()) };
     tracing::debug!(%node, error = %first, "consumer not created, trying again");
-    // Possible causes: the stream is missing, or a consumer with another filter subject exists. Repair both, then
-    // retry.
+    // Possible causes: the stream is missing, or an earlier build created it.
     ensure(session).await?;
-    if let Err(error) = context.delete_consumer_from_stream(subject::consumer(node), subject::WORK_STREAM).await {
-        tracing::debug!(%node, %error, "cannot delete the node's former consumer");
-    }
     match context.create_consumer_on_stream(wanted, subject::WORK_STREAM).await {
         Ok(_) => Ok(()),
         Err(source) => Err(StreamError::Consumer { node: node.clone(), source }),
+    }
+}
+
+/// Deletes the consumer of a boot that another one has replaced.
+pub async fn delete_consumer(session: &Session, node: &NodeId, boot: BootId) {
+    let context = jetstream::new(session.client().clone());
+    let deleted = context.delete_consumer_from_stream(subject::consumer(node, boot), subject::WORK_STREAM).await;
+    if let Err(error) = deleted {
+        tracing::debug!(%node, %boot, %error, "cannot delete the consumer of the node's former boot");
     }
 }
 

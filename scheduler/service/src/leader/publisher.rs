@@ -29,15 +29,35 @@ impl Publisher {
         Self { session, work_stream, permits: Arc::new(Semaphore::new(MAX_PUBLICATIONS)), stored: Arc::default() }
     }
 
-    /// Starts to publish a work order.
+    /// Starts to publish the work order of a new attempt.
     pub fn publish(&self, node: NodeId, boot: BootId, order: WorkOrder) {
+        self.start(node, boot, order, false);
+    }
+
+    /// Starts to publish again the work order of an attempt that its node has not accepted. First, the node's consumer
+    /// is created if it does not exist: the stream stores no order without one, and reports no error.
+    pub fn publish_again(&self, node: NodeId, boot: BootId, order: WorkOrder) {
+        self.start(node, boot, order, true);
+    }
+
+    fn start(&self, node: NodeId, boot: BootId, order: WorkOrder, is_repeated: bool) {
         let Ok(permit) = self.permits.clone().try_acquire_owned() else {
             return tracing::warn!(%node, "work order not published: the work stream does not answer");
         };
         let (session, work_stream, stored) = (self.session.clone(), self.work_stream.clone(), self.stored.clone());
+        if is_repeated {
+            // The first one was not stored if the consumer is missing.
+            lock(&stored).remove(&order.fence.lease);
+        }
         tokio::spawn(async move {
             let _permit = permit;
-            match stream::publish(&session, &node, boot, &order).await {
+            let published = async {
+                if is_repeated {
+                    stream::ensure_consumer(&session, &node, boot).await?;
+                }
+                stream::publish(&session, &node, boot, &order).await
+            };
+            match published.await {
                 Ok(()) => {
                     lock(&stored).insert(order.fence.lease);
                 }

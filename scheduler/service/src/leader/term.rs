@@ -297,7 +297,7 @@ impl Term<'_> {
                 if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
                     self.leader.metrics.work_orders_resent.inc();
                     tracing::info!(%job, attempt, %node, "job not accepted in time, work order sent again");
-                    self.publisher.publish(node, boot, work);
+                    self.publisher.publish_again(node, boot, work);
                 }
             }
             Effect::Unplace { job, attempt, lease, node, reason } => {

@@ -56,9 +56,7 @@ async fn ensure_consumers(leader: &Leader) {
         Err(error) => return tracing::warn!(%error, "cannot read the nodes"),
     };
     for node in nodes {
-        if let Err(error) =
-            stream::ensure_consumer(&leader.session, &node.id, node.boot, leader.store.timing(), false).await
-        {
+        if let Err(error) = stream::ensure_consumer(&leader.session, &node.id, node.boot).await {
             let cause = std::error::Error::source(&error);
             tracing::warn!(node = %node.id, %error, ?cause, "cannot create the node's consumer");
         }

@@ -19,8 +19,8 @@ use super::{Store, StoreError, roll_back};
 /// Result of a node's registration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RegisteredNode {
-    /// Whether the node's boot id differs from the last registered one.
-    pub new_boot: bool,
+    /// The boot that was registered before, if it is another one.
+    pub former_boot: Option<BootId>,
     pub hints: Vec<Hint>,
 }
 
@@ -40,19 +40,20 @@ impl Store {
         &self,
         registration: &NodeRegistration,
     ) -> Result<Result<RegisteredNode, IdInUse>, StoreError> {
-        let new_boot = match self.write_node(registration).await? {
-            Ok(new_boot) => new_boot,
+        let former_boot = match self.write_node(registration).await? {
+            Ok(former_boot) => former_boot,
             Err(in_use) => return Ok(Err(in_use)),
         };
         self.withdraw_suspicions_after_restart(&registration.node).await?;
         let mut hints = self.release_jobs_of_earlier_boots(Some(&registration.node)).await?;
         hints.push(Hint::Leader(LeaderHint::Node(registration.node.clone())));
-        Ok(Ok(RegisteredNode { new_boot, hints }))
+        Ok(Ok(RegisteredNode { former_boot, hints }))
     }
 
-    /// Writes the node's row, and how the boot before ended. Returns whether the boot is new.
-    async fn write_node(&self, registration: &NodeRegistration) -> Result<Result<bool, IdInUse>, StoreError> {
-        let NodeRegistration { node, boot, version, devices, ledger, machine_boot, credentials_lock } = registration;
+    /// Writes the node's row, and how the boot before ended. Returns the boot before if it is another one.
+    async fn write_node(&self, registration: &NodeRegistration) -> Result<Result<Option<BootId>, IdInUse>, StoreError> {
+        let NodeRegistration { node, boot, version, devices, ledger, machine_boot, credentials_lock, .. } =
+            registration;
         let machine_boot = machine_boot.as_deref().map(pg_text);
         let credentials_lock = credentials_lock.as_deref().map(pg_text);
         let mut tx = self.begin().await?;
@@ -72,7 +73,7 @@ impl Store {
         .doing("writing a node")?;
         if inserted.rows_affected() == 1 {
             tx.commit().await.doing("writing a node")?;
-            return Ok(Ok(true));
+            return Ok(Ok(None));
         }
         // A time too far in the future was written before the database's clock was set back.
         let before = sqlx::query!(
@@ -137,7 +138,7 @@ impl Store {
         .await
         .doing("writing a node")?;
         tx.commit().await.doing("writing a node")?;
-        Ok(Ok(before.boot != *boot))
+        Ok(Ok(Some(before.boot).filter(|before| before != boot)))
     }
 
     /// Withdraws the suspicions because of the node's earlier boot, if it ended with its machine.

@@ -48,7 +48,7 @@ async fn leases_are_swept_while_jetstream_refuses_the_work_stream() {
     cluster.client.submit(&spec(), None).await.unwrap();
     let fence = cluster.take_task().await;
     let job = cluster.submit_job(fence).await;
-    let order = cluster.pull().await;
+    let order = cluster.receive_order().await;
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
     let scheduler = Session::connect(&cluster.config.nats, Identity::Scheduler, &cluster.config.timing).await.unwrap();
     let jetstream = async_nats::jetstream::new(scheduler.client().clone());
@@ -67,7 +67,7 @@ async fn leases_are_swept_while_jetstream_refuses_the_work_stream() {
     cluster.wait_until_queued_without_node(fence, job.id).await;
     // Work goes on once JetStream accepts the stream.
     jetstream.delete_stream("OTHER").await.unwrap();
-    let again = cluster.pull().await;
+    let again = cluster.receive_order().await;
     assert_eq!((again.fence.job, again.fence.attempt), (job.id, 2));
     cluster.stop().await;
 }
@@ -79,7 +79,7 @@ async fn placement_does_not_wait_until_all_pending_reasons_are_recorded() {
     cluster.client.submit(&spec(), None).await.unwrap();
     let (fence, second) = (cluster.take_task().await, cluster.take_task().await);
     let first = cluster.submit_job(fence).await;
-    let order = cluster.pull().await;
+    let order = cluster.receive_order().await;
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
     let copies = format!(
         "set local statement_timeout = 0;
@@ -95,7 +95,7 @@ async fn placement_does_not_wait_until_all_pending_reasons_are_recorded() {
     let unexplained = "select count(*) from jobs where state = 'queued' and placement = ''";
     in_time(async { while cluster.env.store.count(unexplained).await == 10_000 {} }).await;
     cluster.submit_job(second).await;
-    assert_eq!(cluster.pull().await.fence.attempt, 1);
+    assert_eq!(cluster.receive_order().await.fence.attempt, 1);
     assert_ne!(cluster.env.store.count(unexplained).await, 0, "the job was placed before all reasons were recorded");
     heartbeats.abort();
     cluster.stop().await;
@@ -111,14 +111,14 @@ async fn unreadable_rows_block_no_grant_sweep_or_placement() {
     let fence = cluster.take_task().await;
     assert_eq!(fence.task, good.id, "the unreadable task, which ranks first, is skipped");
     let job = cluster.submit_job(fence).await;
-    let order = cluster.pull().await;
+    let order = cluster.receive_order().await;
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
     let second = cluster.take_task().await;
     assert_eq!(second.task, other.id);
     let queued = cluster.submit_job(second).await;
     cluster.env.store.raw(&format!("update jobs set node_failures = '[]' where id = '{}'", queued.id)).await;
     cluster.wait_until_queued_without_node(fence, job.id).await;
-    let again = cluster.pull().await;
+    let again = cluster.receive_order().await;
     assert_eq!((again.fence.job, again.fence.attempt), (job.id, 2));
     cluster.stop().await;
 }
@@ -206,7 +206,7 @@ async fn leader_that_is_cut_off_from_nats_is_replaced() {
     let fence = cluster.take_task().await;
     let heartbeats = cluster.send_heartbeats(vec![fence.lease]);
     let job = cluster.submit_job(fence).await;
-    let order = cluster.pull().await;
+    let order = cluster.receive_order().await;
     assert_eq!(order.fence.job, job.id);
     assert_eq!(cluster.accept(&order).await, FenceReply::Committed);
     heartbeats.abort();

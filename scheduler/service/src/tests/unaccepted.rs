@@ -4,7 +4,7 @@ use cfq_proto::node::Ledger;
 
 use super::*;
 
-/// The node sends heartbeats and pulls every order, but accepts none, as if the preparation of the prompt hung.
+/// The node sends heartbeats and receives every order, but accepts none, as if the preparation of the prompt hung.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_that_its_node_never_accepts_ends_with_the_evidence() {
     let mut cluster = TestCluster::start().await;
@@ -25,10 +25,7 @@ async fn job_that_its_node_never_accepts_ends_with_the_evidence() {
             let heartbeat = Heartbeat { boot: cluster.runner_boot, held, ledger: None, devices: None };
             let _reply: HeartbeatReply =
                 request_reply(&cluster.runner, subject::runner(&runner(), "heartbeat"), heartbeat).await;
-            let pulled = cluster.node.pull::<WorkOrder>(subject::WORK_STREAM, "den", Duration::from_millis(300)).await;
-            if let Ok(Some(delivery)) = pulled {
-                delivery.double_ack().await.unwrap();
-            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
             let view = cluster.get_job(fence, job.id).await;
             if view.state.is_terminal() {
                 return view;
