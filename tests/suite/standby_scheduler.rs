@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use cfq_link::Session;
-use cfq_proto::ids::{BootId, RunnerId};
+use cfq_link::{LinkError, Session};
+use cfq_proto::ids::{BootId, NodeId, RunnerId};
 use cfq_proto::messages::{Heartbeat, HeartbeatReply};
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::task::TaskState;
@@ -22,20 +22,11 @@ const REQUESTS: usize = 40;
 async fn stopped_standby_costs_no_request_and_no_lease() {
     let fast = Options::default().timing;
     let timing = Timing { leader_renewal_ms: 1_000, leader_ttl_ms: 3_000, ..fast };
-    let cluster = Cluster::start_with(Options { second_scheduler: true, timing, ..Options::default() }).await;
-    let stands_by = |service: &str| {
-        let log = std::fs::read_to_string(cluster.log(service)).unwrap_or_default();
-        let mut lines = log
-            .lines()
-            .filter(|line| line.contains("the requests of nodes and runners") || line.contains("became leader"));
-        lines.next_back().is_some_and(|line| line.contains("another scheduler leads"))
-    };
-    let standby = wait::until("one scheduler to stand by", WAIT_LIMIT, || async {
-        let standby = ["scheduler", "second_scheduler"].into_iter().find(|service| stands_by(service));
-        standby
-            .ok_or_else(|| format!("{}\n{}", tail(&cluster.log("scheduler")), tail(&cluster.log("second_scheduler"))))
-    })
-    .await;
+    let cluster = Cluster::start_with(Options { timing, ..Options::default() }).await;
+    // The second scheduler is started after the first one leads, so that it is the one that stands by.
+    wait_for_line(&cluster, "scheduler", "became leader").await;
+    cluster.start_service("second_scheduler");
+    wait_for_line(&cluster, "second_scheduler", "another scheduler leads and answers the requests").await;
     let slow = Duration::from_millis(60);
     cluster.models.script("alpha", vec![Reply::Slow(file("add.py", "def add(a, b):\n    return a + b"), slow)]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
@@ -46,7 +37,7 @@ async fn stopped_standby_costs_no_request_and_no_lease() {
     let asker = Session::connect(&cluster.nats.config("runner"), Identity::Runner(runner.clone()), &Timing::default())
         .await
         .unwrap();
-    cluster.signal(standby, libc::SIGSTOP);
+    cluster.signal("second_scheduler", libc::SIGSTOP);
     let heartbeat = Heartbeat { boot: BootId::fresh(), held: vec![], ledger: None, devices: None };
     let (subject, mut unanswered) = (subject::runner(&runner, "heartbeat"), 0);
     for _ in 0..REQUESTS {
@@ -54,12 +45,49 @@ async fn stopped_standby_costs_no_request_and_no_lease() {
         // The limit only ends the wait for a reply that never comes.
         unanswered += usize::from(!matches!(tokio::time::timeout(Duration::from_secs(3), reply).await, Ok(Ok(_))));
     }
-    cluster.signal(standby, libc::SIGCONT);
+    cluster.signal("second_scheduler", libc::SIGCONT);
     assert_eq!(unanswered, 0, "of {REQUESTS} requests");
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     assert_eq!(detail.attempt, 1, "the runner kept its lease");
     assert!(detail.jobs.iter().all(|j| (j.attempt, j.losses) == (1, 0)), "the node kept its lease: {:?}", detail.jobs);
+    cluster.finish().await;
+}
+
+/// Waits until the log of a service contains this text.
+async fn wait_for_line(cluster: &Cluster, service: &str, text: &str) {
+    wait::until(&format!("{text:?} in the log of {service}"), WAIT_LIMIT, || async {
+        let log = std::fs::read_to_string(cluster.log(service)).unwrap_or_default();
+        if log.contains(text) { Ok(()) } else { Err(tail(&cluster.log(service))) }
+    })
+    .await;
+}
+
+/// The only scheduler is stopped for longer than the sender of a request waits, and continued before NATS closes its
+/// connection. It reads the request then, and drops it.
+#[tokio::test(flavor = "multi_thread")]
+async fn request_that_a_stopped_scheduler_reads_too_late_is_dropped() {
+    let cluster = Cluster::start().await;
+    // No node with this name runs in the cluster.
+    let node = NodeId::new("n2").unwrap();
+    let identity = Identity::Node(node.clone());
+    let sender = Session::connect(&cluster.nats.config("second_node"), identity, &Timing::default()).await.unwrap();
+    let heartbeat = Heartbeat { boot: BootId::fresh(), held: vec![], ledger: None, devices: None };
+    let subject = subject::node(&node, "heartbeat");
+    let first: HeartbeatReply = sender.request_until_answered(&subject, &heartbeat).await.unwrap();
+    assert!(first.register_again);
+    cluster.signal("scheduler", libc::SIGSTOP);
+    let timeout = Duration::from_millis(500);
+    let late = sender.request_within::<_, HeartbeatReply>(&subject, &heartbeat, timeout).await;
+    // Its age is known except for the time that the first heartbeat took.
+    tokio::time::sleep(timeout).await;
+    cluster.signal("scheduler", libc::SIGCONT);
+    assert!(matches!(late, Err(LinkError::NoReply { .. })), "{late:?}");
+    let after: HeartbeatReply = sender.request_until_answered(&subject, &heartbeat).await.unwrap();
+    assert!(after.register_again);
+    let log = std::fs::read_to_string(cluster.log("scheduler")).unwrap();
+    let dropped = log.lines().filter(|line| line.contains("request dropped") && line.contains("sender=n2"));
+    assert_eq!(dropped.count(), 1, "{}", tail(&cluster.log("scheduler")));
     cluster.finish().await;
 }
 

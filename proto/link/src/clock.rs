@@ -1,6 +1,8 @@
 //! The only module that reads the wall clock and the machine's sleep time. Leases and limits never use the wall clock:
 //! they use monotonic time or the database's clock.
 
+use std::hash::{BuildHasher, Hasher};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Whole seconds since 1970.
@@ -23,6 +25,25 @@ pub fn machine_boot() -> Option<String> {
     Some(id.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
+/// Id of [`process_ms`] of this process.
+pub fn process_clock() -> uuid::Uuid {
+    static CLOCK: OnceLock<uuid::Uuid> = OnceLock::new();
+    *CLOCK.get_or_init(uuid::Uuid::now_v7)
+}
+
+/// Monotonic time of this process in milliseconds, including the time that the machine has slept. Its zero is arbitrary.
+pub fn process_ms() -> u64 {
+    u64::try_from(read(libc::CLOCK_BOOTTIME).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Random duration of at most `max`, by which a repeated request is delayed, so that many senders that lost a reply at
+/// the same time do not repeat their requests at the same time.
+pub fn jitter(max: Duration) -> Duration {
+    // The keys of every `RandomState` are random.
+    let random = std::hash::RandomState::new().build_hasher().finish();
+    max.mul_f64(random as f64 / u64::MAX as f64)
+}
+
 fn read(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec that outlives the call, which writes nothing else.
@@ -38,6 +59,13 @@ fn read(clock: libc::clockid_t) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn jitter_is_at_most_its_limit() {
+        let limit = Duration::from_millis(100);
+        let drawn: Vec<Duration> = (0..100).map(|_| jitter(limit)).collect();
+        assert!(drawn.iter().all(|wait| *wait <= limit) && drawn.iter().any(|wait| *wait != drawn[0]), "{drawn:?}");
+    }
 
     #[test]
     fn time_slept_is_the_difference_of_both_clocks() {

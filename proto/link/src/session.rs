@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use async_nats::connection::State;
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, Message, ServerError, Subscriber};
-use cfq_proto::envelope::{self, EnvelopeError};
+use cfq_proto::envelope::{self, Deadline, EnvelopeError};
 use cfq_proto::subject::{self, Identity};
 use cfq_proto::timing::Timing;
 use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::link_error::LinkError;
 use crate::permission_violation::{PermissionViolation, ViolationWatch, Violations};
 use crate::server_version::is_too_old;
@@ -66,7 +67,8 @@ impl Session {
         let client = options
             .name(name)
             .custom_inbox_prefix(identity.inbox_prefix())
-            .request_timeout(Some(timing.request_timeout()))
+            // Requests have a time limit of their own, which also covers the wait in a full send queue.
+            .request_timeout(None)
             .connection_timeout(CONNECT_TIMEOUT)
             .ping_interval(PING_INTERVAL)
             .max_reconnects(None)
@@ -116,13 +118,28 @@ impl Session {
     /// [`LinkError::NoReply`] after the configured request timeout, [`LinkError::Forbidden`] as soon as the server
     /// rejects the subject, [`LinkError::Message`] for a body or reply that cannot be encoded or decoded.
     pub async fn request<Q: Serialize, A: DeserializeOwned>(&self, subject: &str, body: &Q) -> Result<A, LinkError> {
-        let bytes = encode(subject, body)?;
+        self.request_within(subject, body, self.request_timeout).await
+    }
+
+    /// Sends a request once and waits for the reply, for `timeout` at most. A scheduler that reads the request later
+    /// drops it.
+    ///
+    /// # Errors
+    /// See [`Self::request`].
+    pub async fn request_within<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        subject: &str,
+        body: &Q,
+        timeout: Duration,
+    ) -> Result<A, LinkError> {
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let deadline = Deadline { clock: clock::process_clock(), sent_ms: clock::process_ms(), timeout_ms };
+        let bytes = envelope::encode_request(body, deadline)
+            .map_err(|source| LinkError::Message { subject: subject.to_owned(), source })?;
         let mut violations = self.permission_violations();
         let request = self.client.request(subject.to_owned(), bytes.into());
-        // The client's own timeout starts when the request is written; this timeout also covers the wait in a full send
-        // queue.
         let reply = tokio::select! {
-            reply = tokio::time::timeout(self.request_timeout * 2, request) => reply,
+            reply = tokio::time::timeout(timeout, request) => reply,
             forbidden = forbidden(&mut violations, subject) => return Err(forbidden),
         };
         let reply = match reply {
@@ -136,7 +153,7 @@ impl Session {
         decode(subject, &reply.payload)
     }
 
-    /// Repeats a request until there is a reply, with a backoff of up to a second. Dropping the future cancels it.
+    /// Repeats a request until there is a reply, with a backoff of up to a second and a half. Dropping the future cancels it.
     ///
     /// # Errors
     /// See [`Self::request`], without [`LinkError::NoReply`].
@@ -149,7 +166,7 @@ impl Session {
         loop {
             match self.request(subject, body).await {
                 Err(LinkError::NoReply { .. }) => {
-                    tokio::time::sleep(wait).await;
+                    tokio::time::sleep(wait + clock::jitter(wait / 2)).await;
                     wait = (wait * 2).min(Duration::from_secs(1));
                 }
                 result => return result,

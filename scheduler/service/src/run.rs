@@ -1,6 +1,7 @@
 //! Assembles the service. HTTP starts first and answers at once. If Postgres or NATS is unavailable, at the start or
 //! later, the service logs that once and retries; only errors that a retry cannot fix end the process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cfq_link::stop::{Stop, channel};
@@ -149,6 +150,7 @@ async fn serve_backends(
     });
     let scheduler = uuid::Uuid::now_v7();
     let bus = Bus {
+        sender_clocks: Arc::default(),
         answers: presence::follow(&session, scheduler, &config.timing, stop.clone()).await?,
         store,
         heartbeats,

@@ -1,6 +1,7 @@
 //! Tests of the whole service with a real Postgres and NATS: each test acts as a node, a runner and an HTTP client.
 
 mod faults;
+mod late_requests;
 mod orders;
 mod replies;
 mod unaccepted;

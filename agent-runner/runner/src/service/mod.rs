@@ -261,21 +261,23 @@ fn request_lease(context: &Arc<RunnerContext>, id: LeaseRequestId) -> LeaseReque
         let body = LeaseRequest { boot: context.boot, request: Some(id) };
         for _ in 0..LEASE_REQUEST_TRIES {
             let requested_at = Instant::now();
-            let request = context.session.request(&subject, &body);
-            match tokio::time::timeout(context.config.timing.lease_ttl() / 4, request).await {
-                Ok(Ok(reply)) => return Some((requested_at, reply)),
+            let timeout = context.config.timing.lease_ttl() / 4;
+            match context.session.request_within(&subject, &body, timeout).await {
+                Ok(reply) => return Some((requested_at, reply)),
                 // A repeat would get the same reply, so the next request has another id.
-                Ok(Err(error @ LinkError::Message { .. })) => {
+                Err(error @ LinkError::Message { .. }) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::error!(%error, cause, "cannot read the reply to a lease request; update this runner");
                     let reason = UnavailableReason::Other(error.to_string());
                     return Some((requested_at, LeaseReply::Unavailable { reason }));
                 }
-                Ok(Err(error)) => {
+                Err(LinkError::NoReply { .. }) if requested_at.elapsed() >= timeout => {
+                    tracing::debug!("no reply to the lease request yet, repeating it");
+                }
+                Err(error) => {
                     tracing::debug!(%error, "lease request failed");
                     return None;
                 }
-                Err(_) => tracing::debug!("no reply to the lease request yet, repeating it"),
             }
         }
         None

@@ -1,6 +1,7 @@
 //! Answers the requests of nodes and runners over NATS. Any scheduler may answer a request (all schedulers share one
 //! queue group), because every write is fenced; while one leads, the others leave the group (see [`presence`]). A sender
-//! that receives no reply repeats the request with the same body.
+//! that receives no reply repeats the request with the same body. A request that is read after its sender's deadline is
+//! dropped (see [`request_age`]).
 //!
 //! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
 //! so that they never wait behind blobs or feeds.
@@ -8,15 +9,16 @@
 mod group;
 mod node;
 pub mod presence;
+mod request_age;
 mod runner;
 pub mod stream;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cfq_link::stop::Stop;
-use cfq_link::{LinkError, Session};
-use cfq_proto::envelope::EnvelopeError;
+use cfq_link::{LinkError, Session, clock};
+use cfq_proto::envelope::{Deadline, EnvelopeError};
 use cfq_proto::messages::{RefusedReason, UnavailableReason};
 use cfq_proto::{envelope, subject};
 use serde::Serialize;
@@ -28,6 +30,7 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
 use group::GroupSubscription;
+pub use request_age::SenderClocks;
 
 /// State shared by all request handlers.
 #[derive(Debug, Clone)]
@@ -41,6 +44,7 @@ pub struct Bus {
     pub concurrency: usize,
     /// Whether this scheduler answers requests now.
     pub answers: watch::Receiver<bool>,
+    pub sender_clocks: Arc<Mutex<SenderClocks>>,
 }
 
 impl Bus {
@@ -98,8 +102,13 @@ impl Bus {
                     bus.metrics.observe_nats(verb, "foreign_reply", 0.0);
                     continue;
                 }
-                let body: Q = match envelope::decode(&message.payload) {
-                    Ok(body) => body,
+                let body: Q = match envelope::decode_request(&message.payload) {
+                    Ok((_, Some(deadline))) if bus.is_expired(kind, &sender, deadline) => {
+                        tracing::info!(%sender, verb, "request dropped: it arrived after its sender stopped waiting");
+                        bus.metrics.observe_nats(verb, "expired", 0.0);
+                        continue;
+                    }
+                    Ok((body, _)) => body,
                     Err(error) => {
                         tracing::warn!(
                             %sender, verb, %error, cause = ?std::error::Error::source(&error),
@@ -135,6 +144,14 @@ impl Bus {
             }
         });
         Ok(())
+    }
+}
+
+impl Bus {
+    fn is_expired(&self, kind: &'static str, sender: &str, deadline: Deadline) -> bool {
+        // Plain data: consistent even if a thread panicked while it held the lock.
+        let mut clocks = self.sender_clocks.lock().unwrap_or_else(PoisonError::into_inner);
+        clocks.is_expired(kind, sender, deadline, clock::process_ms())
     }
 }
 
