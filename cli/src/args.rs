@@ -115,6 +115,15 @@ pub enum CliCommand {
     },
     /// List nodes with their devices and models
     Nodes,
+    /// Delete ended tasks, and nodes without heartbeats, that are older than the retention
+    Gc {
+        /// Print what would be deleted, and delete nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Delete tasks that ended more than DAYS ago [default: ended_tasks_days under [retention]]
+        #[arg(long, value_name = "DAYS")]
+        older_than: Option<f64>,
+    },
     /// Manage the models of this machine
     #[command(arg_required_else_help = true)]
     Models {

@@ -157,6 +157,7 @@ async fn start_processes(
             timeout_minutes: config.loop_defaults.timeout_minutes,
         },
         limits: cfq_scheduler::SchedulerLimits::default(),
+        retention: config.retention.clone(),
         timing: timing.clone(),
     };
     let node = cfq_inference_node::Config {

@@ -138,6 +138,7 @@ async fn run_client_command(
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,
+        CliCommand::Gc { dry_run, older_than } => commands::gc::run(client, out, dry_run, older_than).await,
         CliCommand::Logs { task: None, .. }
         | CliCommand::Up(_)
         | CliCommand::Down

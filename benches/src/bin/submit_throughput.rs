@@ -102,6 +102,7 @@ fn config(postgres: &PostgresAddress, nats: cfq_link::NatsConfig, folder: &Path)
         http: HttpConfig { bind: free_port, socket: None, allow_plaintext: false, token_file, allowed_hosts: vec![] },
         defaults,
         limits: SchedulerLimits { open_tasks: u32::MAX, ..SchedulerLimits::default() },
+        retention: Default::default(),
         timing: Default::default(),
     })
 }

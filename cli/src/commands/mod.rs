@@ -7,6 +7,7 @@ pub mod diff;
 pub mod doctor;
 pub mod down;
 pub mod engine;
+pub mod gc;
 pub mod logs;
 pub mod ls;
 pub mod models;

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use crate::event::Event;
 use crate::http::{
-    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, ModelAnswer, ModelRequest, NodeView,
-    PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
+    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, GcReply, GcRequest, ModelAnswer,
+    ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList,
+    TokensData,
 };
 use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
@@ -191,6 +192,14 @@ impl Client {
     /// See [`ClientError`].
     pub async fn nodes(&self) -> Result<Vec<NodeView>, ClientError> {
         self.get("/nodes").await
+    }
+
+    /// Deletes what is older than the retention, or counts it. Repeat the request until `finished` is true.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn gc(&self, request: &GcRequest) -> Result<GcReply, ClientError> {
+        self.post("/gc", request).await
     }
 
     /// Asks a node to load a model. Returns before the load finishes; the result of the load appears later in the

@@ -18,6 +18,8 @@ pub struct Config {
     #[serde(default)]
     pub limits: SchedulerLimits,
     #[serde(default)]
+    pub retention: RetentionConfig,
+    #[serde(default)]
     pub timing: Timing,
 }
 
@@ -102,6 +104,22 @@ pub struct SchedulerLimits {
     pub request_head_timeout_ms: u64,
     /// Maximum time for which a client may accept no byte of a response, in ms.
     pub write_stall_timeout_ms: u64,
+}
+
+/// For how long data is kept that is not needed any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RetentionConfig {
+    /// Days after its end after which a task is deleted with everything that belongs to it; 0: never.
+    pub ended_tasks_days: u32,
+    /// Days after its last heartbeat after which a node or runner is forgotten; 0: never.
+    pub nodes_days: u32,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        Self { ended_tasks_days: 90, nodes_days: 30 }
+    }
 }
 
 impl Default for SchedulerLimits {

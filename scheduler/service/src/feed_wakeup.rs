@@ -201,7 +201,35 @@ async fn subscribe<T: DeserializeOwned>(session: &Session, subject: &str, stop: 
 
 #[cfg(test)]
 mod tests {
+    use cfq_proto::subject::Identity;
+
     use super::*;
+    use crate::testing::TestEnv;
+
+    /// Maximum wait for a wake-up, before another task is submitted: the subscription may not have been in place.
+    const WAIT: Duration = Duration::from_millis(500);
+
+    #[tokio::test]
+    async fn commit_wakes_the_feeds_of_this_scheduler_and_of_others() {
+        let env = TestEnv::new().await;
+        let identity = Identity::Scheduler;
+        let session = Session::connect(&env.nats(&identity), identity, env.store.timing()).await.unwrap();
+        let (here, there, link) = (FeedWakeup::default(), FeedWakeup::default(), Link::default());
+        link.set(session.clone());
+        let (_stopper, stop) = cfq_link::stop::channel();
+        let (mut own, mut other) = (here.events(), there.events());
+        tokio::spawn(here.follow_commits(env.store.clone(), link, stop.clone()));
+        tokio::spawn(there.follow_hints(session, stop));
+        let mut submitted = Vec::new();
+        for _ in 0..20 {
+            submitted.push(env.submit().await.0);
+            let Ok(woken) = tokio::time::timeout(WAIT, other.recv()).await else { continue };
+            assert!(submitted.contains(&woken.unwrap().unwrap()));
+            assert!(submitted.contains(&own.recv().await.unwrap().unwrap()));
+            return;
+        }
+        panic!("no hint arrived");
+    }
 
     #[test]
     fn hint_names_the_tasks_until_there_are_too_many() {

@@ -8,6 +8,7 @@
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
+//! | `retention` | deletes ended tasks and lost nodes after the configured time |
 //! | `server` | listens on TCP and on a Unix socket, limits connections |
 //!
 //! Outside of tests, only `store` reads and writes cfq's tables; `deploy` uses SQL to create the role and the database.
@@ -20,6 +21,7 @@ mod feed_wakeup;
 mod leader;
 mod link;
 mod metrics;
+mod retention;
 mod run;
 mod server;
 mod store;
@@ -28,5 +30,5 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, SchedulerLimits};
+pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
 pub use run::{Error, migrate, run};

@@ -17,6 +17,7 @@ use crate::feed_wakeup::FeedWakeup;
 use crate::leader::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
+use crate::retention;
 use crate::server::{self, ConnectionLimits, ListenError};
 use crate::store::{Store, StoreError, StorePools};
 
@@ -73,6 +74,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         &config.http,
         token,
         &config.limits,
+        config.retention.clone(),
         stop.clone(),
     );
     let router = api.router();
@@ -134,6 +136,11 @@ async fn serve_backends(
     let commits = wakeup.clone().follow_commits(store.clone(), link.clone(), stop.clone());
     tasks.spawn(async move {
         commits.await;
+        Ok(())
+    });
+    let expiry = retention::run(store.clone(), config.retention.clone(), stop.clone());
+    tasks.spawn(async move {
+        expiry.await;
         Ok(())
     });
     let Some(session) = connect_until_done(&config, stop.clone()).await? else { return Ok(()) };

@@ -98,14 +98,27 @@ impl TestEnv {
             database: address.database.clone(),
             password_file: Some(address.password_file.clone()),
         };
-        let name = format!("test_{}", uuid::Uuid::now_v7().simple());
-        let admin = Store::new(&database, timing.clone(), SchedulerLimits::default()).unwrap();
-        admin.raw(&format!("create database {name}")).await;
-        admin.close().await;
-        database.database = name;
+        database.database = create_database(&database, "").await;
         let store = Store::new(&database, timing, SchedulerLimits::default()).unwrap();
         store.migrate().await.unwrap();
         Self { store, database, services }
+    }
+
+    /// The database, and a copy of it on which a scheduler was started, like one that was restored from a backup.
+    pub async fn copied(self) -> (Self, Self) {
+        let Self { store, database, services } = self;
+        let timing = store.timing().clone();
+        store.close().await;
+        let admin = DatabaseConfig { database: services.addresses.postgres.database.clone(), ..database.clone() };
+        let copy = create_database(&admin, &format!("template {}", database.database)).await;
+        let copy = DatabaseConfig { database: copy, ..database.clone() };
+        let open = |database: DatabaseConfig| {
+            let store = Store::new(&database, timing.clone(), SchedulerLimits::default()).unwrap();
+            Self { store, database, services: services.clone() }
+        };
+        let (original, copy) = (open(database), open(copy));
+        copy.store.migrate().await.unwrap();
+        (original, copy)
     }
 
     pub fn nats(&self, identity: &Identity) -> cfq_link::NatsConfig {
@@ -134,6 +147,15 @@ impl TestEnv {
         self.store.register_runner(&runner_registration(boot)).await.unwrap().unwrap();
         boot
     }
+}
+
+/// Creates a database with a new name, which is returned.
+async fn create_database(admin: &DatabaseConfig, options: &str) -> String {
+    let name = format!("test_{}", uuid::Uuid::now_v7().simple());
+    let admin = Store::new(admin, Timing::default(), SchedulerLimits::default()).unwrap();
+    admin.raw(&format!("create database {name} {options}")).await;
+    admin.close().await;
+    name
 }
 
 pub fn node() -> NodeId {

@@ -84,6 +84,7 @@ impl TestCluster {
             },
             defaults: Defaults::default(),
             limits,
+            retention: Default::default(),
             timing: timing.clone(),
         };
         let service = serve(&config);
@@ -381,6 +382,7 @@ async fn used_port_is_reported_with_its_setting() {
         },
         defaults: Defaults::default(),
         limits: SchedulerLimits::default(),
+        retention: Default::default(),
         timing: Timing::default(),
     };
     let error = crate::run(config, std::future::pending()).await.unwrap_err();

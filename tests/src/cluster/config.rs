@@ -31,6 +31,7 @@ impl Cluster {
             },
             defaults: cfq_scheduler::Defaults { agents, threshold: 85.0, max_iterations: 5, timeout_minutes: 30.0 },
             limits: cfq_scheduler::SchedulerLimits::default(),
+            retention: cfq_scheduler::RetentionConfig::default(),
             timing: self.options.timing.clone(),
         };
         let mut models: Vec<ModelId> =

@@ -1,5 +1,6 @@
 //! Event feeds as server-sent events. Events come from Postgres, in order, each with its position as id, so a client
-//! that reconnects with `Last-Event-ID` misses none. Tokens are sent as they are generated, have no id and are never
+//! that reconnects with `Last-Event-ID` misses none. If events after its position were deleted, or the database was
+//! restored, it receives a `reset` frame. Tokens are sent as they are generated, have no id and are never
 //! repeated. A slow reader loses tokens but no events, and does not slow other readers.
 
 use std::collections::VecDeque;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{Extension, Path, State};
 use axum::http::HeaderMap;
 use axum::response::sse::{Event as Frame, KeepAlive, Sse};
-use cfq_proto::http::TokensData;
+use cfq_proto::http::{FeedReset, FeedResetReason, TokensData};
 use cfq_proto::ids::TaskId;
 use cfq_proto::messages::TokenFrame;
 use futures::Stream;
@@ -19,9 +20,10 @@ use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 
 use super::Api;
 use super::error::ApiError;
+use super::feed_position::{GlobalPosition, TaskPosition};
 use super::tasks::find;
 use super::token::TokenEpoch;
-use crate::store::FeedCursor;
+use crate::store::{FeedPosition, StoreError};
 
 /// Interval at which a feed queries the database even without a wake-up. This is necessary for two reasons: a
 /// notification may be lost, and the global feed can show an event only after all older transactions have ended, which
@@ -37,7 +39,7 @@ const RETRY_AFTER_SECONDS: u32 = 5;
 type FeedReply = Result<Sse<axum::response::sse::KeepAliveStream<FrameStream>>, ApiError>;
 type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Infallible>> + Send>>;
 
-/// Opens the feed of one task: its events after `Last-Event-ID` (a `task_seq`), then new events and tokens as they
+/// Opens the feed of one task: its events after `Last-Event-ID` (a [`TaskPosition`]), then new events and tokens as they
 /// arrive.
 pub async fn task(
     State(api): State<Api>,
@@ -45,7 +47,7 @@ pub async fn task(
     Path(key): Path<String>,
     headers: HeaderMap,
 ) -> FeedReply {
-    let after = last_event_id::<i64>(&headers)?.unwrap_or(0);
+    let position = last_event_id::<TaskPosition>(&headers)?.unwrap_or_default();
     let task = find(&api, &key).await?;
     let open = OpenFeed::new(&api)?;
     let end = end_of_feeds(api.clone(), epoch);
@@ -54,7 +56,8 @@ pub async fn task(
         tokens: api.wakeup.tokens(),
         api,
         task,
-        after,
+        position,
+        is_checked: false,
         ready: VecDeque::new(),
         next_poll: Instant::now(),
         _open: open,
@@ -62,12 +65,12 @@ pub async fn task(
     stream(reader, end)
 }
 
-/// Opens the feed of all tasks: their events after `Last-Event-ID` (a [`FeedCursor`]), without tokens.
+/// Opens the feed of all tasks: their events after `Last-Event-ID` (a [`FeedPosition`]), without tokens.
 pub async fn all(State(api): State<Api>, Extension(epoch): Extension<TokenEpoch>, headers: HeaderMap) -> FeedReply {
-    let cursor = last_event_id::<FeedCursor>(&headers)?.unwrap_or_default();
+    let position = last_event_id::<FeedPosition>(&headers)?.map(GlobalPosition::after).unwrap_or_default();
     let open = OpenFeed::new(&api)?;
     let end = end_of_feeds(api.clone(), epoch);
-    stream(GlobalFeed { wakeups: api.wakeup.events(), api, cursor, ready: VecDeque::new(), _open: open }, end)
+    stream(GlobalFeed { wakeups: api.wakeup.events(), api, position, ready: VecDeque::new(), _open: open }, end)
 }
 
 fn last_event_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
@@ -138,7 +141,10 @@ fn stream<R: FeedReader>(reader: R, end: impl Future<Output = ()> + Send + 'stat
 struct TaskFeed {
     api: Api,
     task: TaskId,
-    after: i64,
+    position: TaskPosition,
+    /// Whether the position was compared with the database since the feed was opened or a query failed: the database
+    /// may have been restored.
+    is_checked: bool,
     ready: VecDeque<Frame>,
     /// Time of the next database query; a wake-up sets it to now. Tokens are forwarded without a query.
     next_poll: Instant,
@@ -160,24 +166,52 @@ impl FeedReader for TaskFeed {
                 continue;
             }
             self.api.metrics.event_feed_polls.inc();
-            match self.api.store.task_events(self.task, self.after).await {
-                Ok(events) if !events.is_empty() => {
-                    for event in events {
-                        self.after = event.task_seq;
-                        self.ready.push_back(event_frame(event.task_seq.to_string(), &event)?);
-                    }
-                    // There may be more events than one query returns: query again once these frames are sent.
-                    continue;
+            match self.read().await {
+                Ok(TaskFeedRead::Frames) => continue,
+                Ok(TaskFeedRead::Nothing) => {}
+                Ok(TaskFeedRead::Ended) => return None,
+                Err(error) => {
+                    self.is_checked = false;
+                    tracing::debug!(%error, "feed query failed, retrying");
                 }
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "feed query failed, retrying"),
             }
             self.next_poll = Instant::now() + POLL_INTERVAL;
         }
     }
 }
 
+/// Result of one reading of a task's feed.
+enum TaskFeedRead {
+    /// Frames are ready. There may be more than one query returns: query again once they are sent.
+    Frames,
+    Nothing,
+    /// The task was deleted, or an event cannot be sent.
+    Ended,
+}
+
 impl TaskFeed {
+    async fn read(&mut self) -> Result<TaskFeedRead, StoreError> {
+        if !self.is_checked {
+            let Some((epoch, last)) = self.api.store.task_feed_end(self.task).await? else {
+                return Ok(TaskFeedRead::Ended);
+            };
+            if self.position.is_lost(&epoch, last) {
+                self.position.task_seq = 0;
+                self.ready.extend(reset_frame(FeedResetReason::Restored));
+            }
+            self.position.epoch = Some(epoch.name);
+            self.is_checked = true;
+        }
+        for event in self.api.store.task_events(self.task, self.position.task_seq).await? {
+            self.position.task_seq = event.task_seq;
+            match event_frame(self.position.to_string(), &event) {
+                Some(frame) => self.ready.push_back(frame),
+                None => return Ok(TaskFeedRead::Ended),
+            }
+        }
+        Ok(if self.ready.is_empty() { TaskFeedRead::Nothing } else { TaskFeedRead::Frames })
+    }
+
     /// The next token frame of this task, or `None` when the database should be queried for events.
     async fn wait(&mut self) -> Option<Frame> {
         let next_poll = tokio::time::sleep_until(self.next_poll.into());
@@ -206,7 +240,7 @@ impl TaskFeed {
 
 struct GlobalFeed {
     api: Api,
-    cursor: FeedCursor,
+    position: GlobalPosition,
     ready: VecDeque<Frame>,
     wakeups: Receiver<Option<TaskId>>,
     _open: OpenFeed,
@@ -218,15 +252,21 @@ impl FeedReader for GlobalFeed {
             if let Some(frame) = self.ready.pop_front() {
                 return Some(frame);
             }
-            match self.api.store.all_events(self.cursor).await {
-                Ok(events) if !events.is_empty() => {
-                    for (cursor, event) in events {
-                        self.cursor = cursor;
-                        self.ready.push_back(event_frame(cursor.to_string(), &event)?);
+            match self.api.store.feed_page(self.position.cursor()).await {
+                Ok(page) => {
+                    let reset = self.position.check(&page);
+                    self.ready.extend(reset.and_then(reset_frame));
+                    if reset == Some(FeedResetReason::Restored) {
+                        continue;
                     }
-                    continue;
+                    for (cursor, event) in page.events {
+                        let id = self.position.advance(cursor).to_string();
+                        self.ready.push_back(event_frame(id, &event)?);
+                    }
+                    if !self.ready.is_empty() {
+                        continue;
+                    }
                 }
-                Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "feed query failed, retrying"),
             }
             tokio::select! {
@@ -247,6 +287,18 @@ fn event_frame(id: String, event: &cfq_proto::event::Event) -> Option<Frame> {
             None
         }
     }
+}
+
+/// A frame without an id: a client that reconnects before the next event is told again.
+fn reset_frame(reason: FeedResetReason) -> Option<Frame> {
+    let message = match reason {
+        FeedResetReason::Restored => {
+            "the database was restored, so Last-Event-ID is not a position in it: all events follow, also those that were \
+             received before"
+        }
+        FeedResetReason::Deleted => "events after Last-Event-ID were deleted with ended tasks; the kept events follow",
+    };
+    Frame::default().event("reset").json_data(&FeedReset { reason, message: message.to_owned() }).ok()
 }
 
 fn token_frame(frame: &TokenFrame) -> Option<Frame> {

@@ -5,6 +5,8 @@
 mod error;
 mod events;
 mod feed;
+mod feed_position;
+mod gc;
 mod guard;
 mod health;
 mod models;
@@ -29,14 +31,14 @@ use axum::routing::{get, post};
 use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
-use crate::config::{Defaults, HttpConfig, SchedulerLimits};
+use crate::config::{Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
 use open_tasks::OpenTaskLimit;
-use servable::NodeCache;
+use servable::SharedNodes;
 
 pub use token::{ApiTokenError, TokenFile};
 
@@ -52,8 +54,9 @@ pub struct Api {
     pub feeds: Arc<Semaphore>,
     feed_limit: usize,
     pub open_tasks: Arc<OpenTaskLimit>,
-    pub nodes: Arc<NodeCache>,
+    pub nodes: Arc<SharedNodes>,
     body_bytes: usize,
+    pub retention: RetentionConfig,
     pub stop: Stop,
 }
 
@@ -68,6 +71,7 @@ impl Api {
         http: &HttpConfig,
         token: TokenFile,
         limits: &SchedulerLimits,
+        retention: RetentionConfig,
         stop: Stop,
     ) -> Self {
         Self {
@@ -82,6 +86,7 @@ impl Api {
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
             nodes: Arc::default(),
             body_bytes: limits.body_bytes,
+            retention,
             stop,
         }
     }
@@ -102,6 +107,7 @@ impl Api {
             .route("/api/v1/nodes", get(nodes::list))
             .route("/api/v1/models/load", post(models::load))
             .route("/api/v1/models/unload", post(models::unload))
+            .route("/api/v1/gc", post(gc::collect))
             .layer(middleware::from_fn(guard::limit_time));
         let feeds =
             Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));

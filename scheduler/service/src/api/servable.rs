@@ -1,7 +1,7 @@
 //! Checks whether the cluster can serve a task's models.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cfq_proto::http::NodeView;
 use cfq_proto::model::ModelId;
@@ -10,9 +10,6 @@ use tokio::sync::Mutex;
 
 use super::error::ApiError;
 use crate::store::{Store, StoreError};
-
-/// Time for which a reading of the nodes is used to check the models of new tasks.
-pub(super) const NODES_LIFETIME: Duration = Duration::from_secs(1);
 
 /// All registered nodes; `None` if a row cannot be read, which must prevent no submission.
 pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, StoreError> {
@@ -26,31 +23,29 @@ pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, St
     }
 }
 
-/// The registered nodes, as read recently: a submit must not read all nodes.
+/// Last reading of the registered nodes. Requests that wait for a reading at the same time share one.
 #[derive(Debug, Default)]
-pub struct NodeCache(Mutex<Option<(Instant, Vec<NodeView>)>>);
+pub struct SharedNodes(Mutex<Option<(Instant, Vec<NodeView>)>>);
 
-impl NodeCache {
-    /// Checks the models of both agents as [`check_models`] does. Nodes that were read less than `NODES_LIFETIME` ago are
-    /// used, unless they cause a refusal or a warning: a node that registered since then may serve the models.
+impl SharedNodes {
+    /// Checks the models of both agents as [`check_models`] does, against nodes that were read after this call began.
     pub async fn check_models(
         &self,
         store: &Store,
         agents: &AgentBindings,
         defaults: &AgentBindings,
     ) -> Result<Result<Vec<String>, ApiError>, StoreError> {
-        let mut cached = self.0.lock().await;
-        if let Some((read_at, nodes)) = &*cached
-            && read_at.elapsed() < NODES_LIFETIME
-            && let Ok(warnings) = check_models(agents, nodes, defaults)
-            && warnings.is_empty()
+        let asked_at = Instant::now();
+        let mut shared = self.0.lock().await;
+        if let Some((read_at, nodes)) = &*shared
+            && *read_at >= asked_at
         {
-            return Ok(Ok(warnings));
+            return Ok(check_models(agents, nodes, defaults));
         }
         let read_at = Instant::now();
         let Some(nodes) = registered_nodes(store).await? else { return Ok(Ok(Vec::new())) };
         let checked = check_models(agents, &nodes, defaults);
-        *cached = Some((read_at, nodes));
+        *shared = Some((read_at, nodes));
         Ok(checked)
     }
 }

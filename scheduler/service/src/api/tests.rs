@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+mod feed_reset;
 mod limits;
 
 use super::*;
@@ -51,8 +52,18 @@ impl Service {
         defaults.agents.beta.model = Some(MODEL.parse().unwrap());
         let (stopper, stop) = cfq_link::stop::channel();
         let (wakeup, metrics) = (FeedWakeup::default(), Metrics::new().unwrap());
-        let api =
-            Api::new(store, Link::default(), wakeup.clone(), metrics.clone(), defaults, &http, token, &limits, stop);
+        let api = Api::new(
+            store,
+            Link::default(),
+            wakeup.clone(),
+            metrics.clone(),
+            defaults,
+            &http,
+            token,
+            &limits,
+            RetentionConfig::default(),
+            stop,
+        );
         let token_file = http.token_file;
         Self { router: api.router(), token_file, wakeup, metrics, env, _folder: folder, _stopper: stopper }
     }
@@ -244,7 +255,7 @@ async fn feed_resumes_after_last_event_id_and_excess_feed_is_refused() {
     let frame =
         tokio::time::timeout(std::time::Duration::from_secs(5), stream.frame()).await.unwrap().unwrap().unwrap();
     let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
-    assert!(text.contains("event: event\n") && text.contains("id: 2\n") && text.contains("cancelled"), "{text}");
+    assert!(text.contains("event: event\n") && text.contains("id: 2-") && text.contains("cancelled"), "{text}");
     let refused = open("0").await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "the only permit is taken");
     assert!(refused.headers().contains_key("retry-after"));

@@ -49,9 +49,7 @@ impl Leader {
                 self.metrics.leader.set(1);
                 self.metrics.elections_won.inc();
                 tracing::info!(term = leadership.term, "became leader");
-                if let Err(error) = self.store.resume_tasks_without_pending_job().await {
-                    tracing::warn!(%error, "tasks that a leader of an earlier version left waiting are not checked");
-                }
+                self.check_database().await;
                 let (confirm, confirmed) = watch::channel(Instant::now());
                 let nats = NatsCheck::default();
                 let mut checks = JoinSet::new();
@@ -79,6 +77,16 @@ impl Leader {
                 () = tokio::time::sleep(self.store.timing().leader_renewal()) => {}
                 () = stop.raised() => return,
             }
+        }
+    }
+
+    /// Repairs what a leader of an earlier version, or a restore of the database under a running scheduler, left.
+    async fn check_database(&self) {
+        if let Err(error) = self.store.check_epoch().await {
+            tracing::warn!(%error, "cannot check whether the database was restored");
+        }
+        if let Err(error) = self.store.resume_tasks_without_pending_job().await {
+            tracing::warn!(%error, "cannot check the tasks that wait for a job");
         }
     }
 

@@ -65,9 +65,11 @@ impl Store {
         // The row is locked, so that of two senders of the last missing chunks, at least one sees all chunks and
         // completes the blob.
         let row = sqlx::query!("select size, complete from blobs where hash = $1 for update", hash.as_str())
-            .fetch_one(&mut *tx)
+            .fetch_optional(&mut *tx)
             .await
             .doing("finding a blob")?;
+        // The blob was deleted with an ended task since the statement before; a repeated request creates it.
+        let Some(row) = row else { return Err(StoreError::TooSlow { doing: "finding a blob" }) };
         if row.size != size as i64 {
             let reason = format!("blob {hash} has {} bytes, not {size}", row.size);
             return roll_back(tx, PutOutcome::Refused(reason)).await;

@@ -1,9 +1,5 @@
-//! The append-only event record and its two feeds.
-//!
-//! Feed of one task: `task_seq` is assigned under the lock on the task's row, so events become visible in the order of
-//! `task_seq`, and a read "after n" skips no event. Feed of all tasks: event ids are assigned before the commit, so an
-//! event can become visible after another one with a larger id. This feed is therefore read in (transaction, id) order,
-//! and only up to the oldest running transaction: below it, no further event can appear.
+//! The append-only event record, and the feed of one task: `task_seq` is assigned under the lock on the task's row, so
+//! events become visible in the order of `task_seq`, and a read "after n" skips no event.
 
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -15,28 +11,7 @@ use super::error::Doing;
 use super::{Store, StoreError};
 
 /// Maximum number of events that one query returns.
-const MAX_EVENTS_PER_QUERY: i64 = 500;
-
-/// Position in the global feed; its text form is the id of a server-sent event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct FeedCursor {
-    pub xid: i64,
-    pub id: i64,
-}
-
-impl std::fmt::Display for FeedCursor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}-{}", self.xid, self.id)
-    }
-}
-
-impl std::str::FromStr for FeedCursor {
-    type Err = std::num::ParseIntError;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (xid, id) = text.split_once('-').unwrap_or(("0", text));
-        Ok(Self { xid: xid.parse()?, id: id.parse()? })
-    }
-}
+pub(super) const MAX_EVENTS_PER_QUERY: i64 = 500;
 
 /// Appends one event of a task; its number is assigned under the lock on the task's row.
 pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &EventBody) -> Result<(), StoreError> {
@@ -77,36 +52,5 @@ impl Store {
             body: body.0,
         };
         Ok(rows.into_iter().map(|r| event(r.id, r.number, r.task_seq, r.at, r.body)).collect())
-    }
-
-    /// Events of all tasks after `cursor`, each with its position, at most `MAX_EVENTS_PER_QUERY`.
-    pub async fn all_events(&self, cursor: FeedCursor) -> Result<Vec<(FeedCursor, Event)>, StoreError> {
-        let rows = sqlx::query!(
-            r#"select xid::text::bigint as "xid!", id, task, number, task_seq, extract(epoch from at)::float8 as "at!",
-                      body as "body: Json<EventBody>"
-               from events
-               where (xid, id) > ($1::text::xid8, $2) and xid < pg_snapshot_xmin(pg_current_snapshot())
-               order by xid, id limit $3"#,
-            cursor.xid.to_string(),
-            cursor.id,
-            MAX_EVENTS_PER_QUERY
-        )
-        .fetch_all(&self.pool)
-        .await
-        .doing("reading the event feed")?;
-        Ok(rows
-            .into_iter()
-            .map(|r| {
-                let event = Event {
-                    id: r.id,
-                    task: TaskId(r.task),
-                    number: TaskNumber(r.number),
-                    task_seq: r.task_seq,
-                    at: r.at,
-                    body: r.body.0,
-                };
-                (FeedCursor { xid: r.xid, id: r.id }, event)
-            })
-            .collect())
     }
 }

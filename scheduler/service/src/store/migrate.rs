@@ -20,7 +20,8 @@ impl Store {
         let pool = pools::migration_pool(&self.database)?;
         let done = async {
             migrate(&pool, migrations).await?;
-            repair_transaction_ids(&pool).await
+            repair_transaction_ids(&pool).await?;
+            self.check_epoch().await
         };
         let done = done.await;
         pool.close().await;

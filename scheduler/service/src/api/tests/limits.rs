@@ -5,7 +5,6 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 
 use super::*;
-use crate::api::servable::NODES_LIFETIME;
 use crate::testing::replace_token;
 
 /// Maximum wait of a test for the end of a feed.
@@ -96,7 +95,6 @@ async fn model_behind_an_unknown_endpoint_is_refused_while_a_node_is_alive() {
     assert_eq!((status, error(&body).field.as_deref()), (StatusCode::BAD_REQUEST, Some("action.suggested_model")));
 
     env.store.raw("update nodes set last_seen = now() - interval '1 hour'").await;
-    tokio::time::sleep(NODES_LIFETIME).await;
     let (status, body) = service.post("/api/v1/tasks", &[], &task()).await;
     let warnings = read::<SubmitReply>(&body).warnings;
     assert_eq!(status, StatusCode::CREATED);

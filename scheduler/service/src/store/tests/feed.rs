@@ -84,3 +84,21 @@ async fn no_transaction_sends_a_postgres_notification() {
     let received = tokio::time::timeout(Duration::from_millis(500), listener.recv()).await;
     assert!(received.is_err(), "{received:?}");
 }
+
+#[tokio::test]
+async fn commit_with_events_reports_its_task() {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
+    let mut reported = env.store.committed_tasks();
+    let (task, _) = env.submit().await;
+    assert_eq!(reported.try_recv(), Ok(task), "submit");
+    let fence = grant(&env, boot).await.fence;
+    assert_eq!(reported.try_recv(), Ok(task), "grant");
+    job(&env, fence).await;
+    assert_eq!(reported.try_recv(), Ok(task), "job");
+    let stale = TaskFence { attempt: fence.attempt + 1, ..fence };
+    assert_eq!(step(&env, stale, 0, started()).await, StepReply::Stale);
+    assert!(reported.try_recv().is_err(), "nothing was committed");
+    env.store.cancel(task, "a test").await.unwrap();
+    assert_eq!(reported.try_recv(), Ok(task), "cancel");
+}

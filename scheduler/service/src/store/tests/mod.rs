@@ -12,6 +12,7 @@ mod loops;
 mod lost_attempts;
 mod migrations;
 mod reclaim;
+mod retention;
 mod rows_read;
 mod submits;
 mod waits;
@@ -59,6 +60,14 @@ impl Store {
     pub(crate) async fn live_jobs(&self) -> Vec<cfq_scheduler_core::Job> {
         let ids: Vec<JobId> = self.live_job_versions().await.unwrap().into_keys().collect();
         self.live_jobs_of(&ids).await.unwrap().into_iter().filter_map(|row| row.job).collect()
+    }
+
+    /// Events of all tasks after `cursor`, each with its position.
+    pub(crate) async fn all_events(
+        &self,
+        cursor: super::FeedCursor,
+    ) -> Result<Vec<(super::FeedCursor, cfq_proto::event::Event)>, super::StoreError> {
+        Ok(self.feed_page(cursor).await?.events)
     }
 
     /// The single `bigint` that a query returns.

@@ -3,23 +3,19 @@
 use super::*;
 use crate::config::SchedulerLimits;
 
-/// Rows of each kind in the large tables.
-const MANY: i64 = 25_000;
 /// Maximum number of rows that a query may read. The queries need a few rows each; Postgres reads some of its own.
 const FEW: i64 = 500;
 
 /// A store with one connection, so that the statistics of its queries can be flushed.
-fn single_connection(env: &TestEnv) -> Store {
+pub(super) fn single_connection(env: &TestEnv) -> Store {
     let limits = SchedulerLimits { database_connections: 1, ..SchedulerLimits::default() };
     Store::new(&env.database, env.store.timing.clone(), limits).unwrap()
 }
 
-/// Number of rows and index entries that `work` reads in the tables of tasks, jobs and events.
-async fn rows_read<T>(store: &Store, work: impl Future<Output = T>) -> (i64, T) {
-    let read = "select (select sum(seq_tup_read + idx_tup_fetch) from pg_stat_user_tables
-                        where relname in ('tasks', 'jobs', 'events'))::bigint
-                     + (select sum(idx_tup_read) from pg_stat_user_indexes
-                        where relname in ('tasks', 'jobs', 'events'))::bigint";
+/// Number of rows and index entries that `work` reads.
+pub(super) async fn rows_read<T>(store: &Store, work: impl Future<Output = T>) -> (i64, T) {
+    let read = "select (select sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) from pg_stat_user_tables)::bigint
+                     + (select sum(idx_tup_read) from pg_stat_user_indexes)::bigint";
     store.raw("select pg_stat_force_next_flush()").await;
     let before = store.count(read).await;
     let done = work.await;
@@ -27,13 +23,12 @@ async fn rows_read<T>(store: &Store, work: impl Future<Output = T>) -> (i64, T) 
     (store.count(read).await - before, done)
 }
 
-/// Adds `MANY` tasks in this state, of priority P3.
-async fn add_tasks(env: &TestEnv, state: &str) {
+/// Adds `count` tasks of priority P3. `state` is an SQL expression of `n`, the number of the task from 1.
+pub(super) async fn add_tasks(env: &TestEnv, count: i64, state: &str) {
     env.store
         .raw(&format!(
             "insert into tasks (id, body_hash, spec, title, priority, state, threshold, max_iterations)
-             select gen_random_uuid(), 'h', (select spec from tasks order by number limit 1), 'many', 3, '{state}', 85, 5
-             from generate_series(1, {MANY})"
+             select gen_random_uuid(), 'h', '{{}}', 'many', 3, {state}, 85, 5 from generate_series(1, {count}) as n"
         ))
         .await;
 }
@@ -45,12 +40,11 @@ async fn grant_reads_few_rows_beside_many_ready_and_waiting_tasks() {
     let mut urgent = crate::testing::new_task(None);
     urgent.spec.priority = cfq_proto::task::Priority::P0;
     env.store.submit(&urgent).await.unwrap();
-    add_tasks(&env, "ready").await;
-    // As many tasks wait for a job that is not placed.
-    add_tasks(&env, "ready").await;
+    // Half of them wait for a job that is not placed.
+    add_tasks(&env, 40_000, "'ready'").await;
     env.store
         .raw(
-            "with waiting as (select id from tasks where title = 'many' order by number desc limit 25000),
+            "with waiting as (select id from tasks where title = 'many' order by number desc limit 20000),
                   job as (insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state)
                           select id, id, 0, 'alpha', 0, 'path:/m', 3, '{}', 1, '[]', 1, 'queued' from waiting returning id)
              update tasks set waits_for = job.id from job
@@ -71,19 +65,17 @@ async fn grant_reads_few_rows_beside_many_ready_and_waiting_tasks() {
 #[tokio::test]
 async fn sweep_and_metrics_read_few_rows_beside_many_ended_tasks() {
     let mut r = running().await;
-    for state in ["merged", "accepted", "failed", "cancelled"] {
-        add_tasks(&r.env, state).await;
-    }
+    add_tasks(&r.env, 100_000, "(array['merged', 'accepted', 'failed', 'cancelled'])[1 + n % 4]").await;
     r.env
         .store
         .raw(
             "update tasks set deadline = now() where title = 'many';
              insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state)
              select gen_random_uuid(), id, 0, 'alpha', 0, 'path:/m', 3, '{}', 1, '[]', 1, 'done'
-             from tasks where title = 'many';
+             from tasks where title = 'many' limit 20000;
              analyze;
-             update jobs set lease_expires = now() + interval '1 hour' where state = 'running';
-             update tasks set lease_expires = now() + interval '1 hour' where state = 'running'",
+             update jobs set lease_expires = clock_timestamp() + interval '1 hour' where state = 'running';
+             update tasks set lease_expires = clock_timestamp() + interval '1 hour' where state = 'running'",
         )
         .await;
     let store = single_connection(&r.env);
