@@ -4,15 +4,27 @@
 //! and mode are changed only through a handle of the opened file, never by path, and a link is followed only if it
 //! belongs to the current user or to root.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use cfq_link::child::Account;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, open, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, open, openat, readlinkat, statat};
 
 use super::{FileError, error};
+
+/// Flags of every opened folder.
+const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Flags for a folder on the way, which the current user may be allowed to traverse but not to read.
+#[cfg(target_os = "linux")]
+const TRAVERSE: OFlags = OFlags::PATH.union(FOLDER);
+#[cfg(not(target_os = "linux"))]
+const TRAVERSE: OFlags = OFlags::RDONLY.union(FOLDER);
+/// Maximum number of links in a path, as in Linux.
+const MAX_LINKS: usize = 40;
 
 /// A folder that cannot be created or used.
 #[derive(Debug, thiserror::Error)]
@@ -84,23 +96,66 @@ pub fn only_own_user_writes(folder: &Path) -> bool {
     fs::metadata(folder).is_ok_and(|meta| meta.uid() == own && meta.mode() & 0o022 == 0)
 }
 
-/// Opens a folder. A link at the end of the path is followed only if it belongs to the current user or to root.
+/// Opens a folder. A link in the path is followed only if it belongs to the current user or to root. Each component is
+/// opened relative to the folder before it, so that no other user can exchange a component after its check.
 fn open_folder(path: &Path) -> Result<File, FolderError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let link = match open(path, flags, Mode::empty()) {
-        Ok(folder) => return Ok(File::from(folder)),
-        Err(errno) => fs::symlink_metadata(path)
-            .ok()
-            .filter(|meta| meta.is_symlink())
-            .ok_or_else(|| error("open", path)(errno.into()))?,
-    };
+    let failed = |source: io::Error| error("open", path)(source);
+    let mut rest = components(&std::path::absolute(path).map_err(failed)?);
+    let mut opened = PathBuf::from("/");
+    let mut folder = File::from(open("/", TRAVERSE, Mode::empty()).map_err(|errno| failed(errno.into()))?);
+    let mut links = 0;
+    while let Some(name) = rest.pop() {
+        let errno = match openat(&folder, &name, TRAVERSE, Mode::empty()) {
+            Ok(next) => {
+                folder = File::from(next);
+                opened.push(&name);
+                continue;
+            }
+            Err(errno) => errno,
+        };
+        links += 1;
+        match own_link(&folder, &name, &opened.join(&name))? {
+            Some(target) if links <= MAX_LINKS => {
+                if target.is_absolute() {
+                    folder = File::from(open("/", TRAVERSE, Mode::empty()).map_err(|errno| failed(errno.into()))?);
+                    opened = PathBuf::from("/");
+                }
+                rest.extend(components(&target));
+            }
+            _ => return Err(failed(errno.into()).into()),
+        }
+    }
+    let folder = openat(&folder, ".", OFlags::RDONLY | FOLDER, Mode::empty());
+    Ok(File::from(folder.map_err(|errno| failed(errno.into()))?))
+}
+
+/// Components of a path, the last one first.
+fn components(path: &Path) -> Vec<OsString> {
+    let names = path.components().filter(|component| !matches!(component, Component::RootDir));
+    names.rev().map(|component| component.as_os_str().to_owned()).collect()
+}
+
+/// Target of a link of the current user or of root; `None` if `name` is no link.
+fn own_link(folder: &File, name: &OsStr, path: &Path) -> Result<Option<PathBuf>, FolderError> {
+    let failed = |errno: rustix::io::Errno| error("read", path)(errno.into());
+    let stat = || statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed);
+    let Ok(link) = stat() else { return Ok(None) };
+    if FileType::from_raw_mode(link.st_mode) != FileType::Symlink {
+        return Ok(None);
+    }
     let own = rustix::process::geteuid().as_raw();
     // Another user could have created a hard link to a link of root.
-    if ![own, 0].contains(&link.uid()) || link.nlink() > 1 {
-        return Err(FolderError::ForeignLink { path: path.to_owned(), uid: link.uid() });
+    if ![own, 0].contains(&link.st_uid) || link.st_nlink > 1 {
+        return Err(FolderError::ForeignLink { path: path.to_owned(), uid: link.st_uid });
     }
-    let real = path.canonicalize().map_err(error("open", path))?;
-    Ok(File::from(open(&real, flags, Mode::empty()).map_err(|errno| error("open", &real)(errno.into()))?))
+    let target = readlinkat(folder, name, Vec::new()).map_err(failed)?;
+    // Renaming a link changes its ctime, so a link that was exchanged meanwhile is noticed.
+    let after = stat()?;
+    let identity = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec);
+    if identity(&link) != identity(&after) {
+        return Err(FolderError::ForeignLink { path: path.to_owned(), uid: after.st_uid });
+    }
+    Ok(Some(PathBuf::from(OsString::from_vec(target.into_bytes()))))
 }
 
 /// Gives all folders and files below `folder` that belong to `from` to `to`. Follows no link, and refuses files with
@@ -198,6 +253,34 @@ mod tests {
         let error = create_folder(&link, 0o711, Some(NEW)).unwrap_err();
         assert!(matches!(error, FolderError::ForeignLink { .. }), "{error}");
         assert_eq!((owner(&target), fs::metadata(&target).unwrap().mode()), (0, mode));
+    }
+
+    #[test]
+    fn link_in_the_middle_of_a_path_is_checked_as_well() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let (target, link) = (root.join("a/target"), root.join("b"));
+        fs::create_dir_all(target.join("data")).unwrap();
+        // Own links are followed, also relative ones with `..`, and ones that end at a link.
+        symlink("a/../a/target", &link).unwrap();
+        symlink(link.join("data"), root.join("c")).unwrap();
+        symlink(".", target.join("d")).unwrap();
+        for (path, mode) in [(link.join("data"), 0o711), (root.join("c"), 0o700), (link.join("d/data"), 0o755)] {
+            create_folder(&path, mode, None).unwrap();
+            assert_eq!(fs::metadata(target.join("data")).unwrap().mode() & 0o777, mode, "{}", path.display());
+        }
+        // A circle.
+        symlink("e", root.join("e")).unwrap();
+        assert!(create_folder(&root.join("e"), 0o700, None).is_err());
+        if !is_root("link_in_the_middle_of_a_path_is_checked_as_well/owner") {
+            return;
+        }
+        std::os::unix::fs::lchown(&link, Some(OLD.uid), Some(OLD.gid)).unwrap();
+        for path in [link.join("data"), root.join("c")] {
+            let error = create_folder(&path, 0o700, Some(NEW)).unwrap_err();
+            assert!(matches!(&error, FolderError::ForeignLink { path, .. } if *path == link), "{error}");
+        }
+        assert_eq!(owner(&target.join("data")), 0);
     }
 
     #[test]
