@@ -27,7 +27,7 @@ impl Error {
     /// Whether the node's id or version is refused, or its credentials are in use: a restart does not help.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Refused { .. } | Self::Link(LinkError::CredentialsTaken { .. }) => true,
+            Self::Refused { .. } | Self::OlderScheduler | Self::Link(LinkError::CredentialsTaken { .. }) => true,
             Self::Link(_) | Self::Engine { .. } | Self::Loader { .. } => false,
         }
     }

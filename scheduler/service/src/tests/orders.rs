@@ -125,7 +125,7 @@ async fn node_of_an_earlier_build_is_refused_with_a_reason() {
     let mut registration = serde_json::to_value(node_registration(cluster.node_boot)).unwrap();
     registration.as_object_mut().unwrap().remove("receives_pushed_orders").unwrap();
     let reply: RegisterReply = request_reply(&cluster.node, subject::node(&node(), "register"), registration).await;
-    let RegisterReply::Refused { reason } = reply else { panic!("{reply:?}") };
+    let RegisterReply::Refused { reason, .. } = reply else { panic!("{reply:?}") };
     assert!(reason.contains("older than the scheduler"), "{reason}");
     cluster.stop().await;
 }
