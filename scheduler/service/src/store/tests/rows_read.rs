@@ -73,14 +73,16 @@ async fn sweep_and_metrics_read_few_rows_beside_many_ended_tasks() {
              insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state)
              select gen_random_uuid(), id, 0, 'alpha', 0, 'path:/m', 3, '{}', 1, '[]', 1, 'done'
              from tasks where title = 'many' limit 20000;
-             analyze;
-             update jobs set lease_expires = clock_timestamp() + interval '1 hour' where state = 'running';
-             update tasks set lease_expires = clock_timestamp() + interval '1 hour' where state = 'running'",
+             analyze",
         )
         .await;
     let store = single_connection(&r.env);
     r.env.store = store.clone();
     store.raw("select 1 from tasks limit 1").await;
+    for table in ["jobs", "tasks"] {
+        let renewed = "lease_expires = clock_timestamp() + interval '6 seconds'";
+        store.raw(&format!("update {table} set {renewed} where state = 'running'")).await;
+    }
     let (read, swept) = rows_read(&store, store.sweep_now(r.leadership)).await;
     swept.unwrap();
     assert!(read <= FEW, "the sweep read {read} rows");
