@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cfq_link::lease::{LeaseHandle, LeaseStatus};
-use cfq_link::{LinkError, blobs};
+use cfq_link::{LinkError, blobs, clock};
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
@@ -70,7 +70,7 @@ impl NatsTaskPort {
                     tracing::warn!(verb, %error, cause = ?std::error::Error::source(&error), "request failed, retrying")
                 }
             }
-            tokio::time::sleep(RETRY_INTERVAL).await;
+            tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
         }
     }
 

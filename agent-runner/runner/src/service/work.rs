@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cfq_convergence::History;
+use cfq_link::clock;
 use cfq_link::lease::LeaseHandle;
 use cfq_proto::blob::Payload;
 use cfq_proto::loop_step::{Step, StepRecord};
@@ -144,7 +145,7 @@ async fn release(context: &RunnerContext, lease: &LeaseHandle, request: Release)
                 }
                 Err(error) => return tracing::warn!(task = %fence.task, %error, "cannot release the task"),
             }
-            tokio::time::sleep(RELEASE_RETRY_INTERVAL).await;
+            tokio::time::sleep(RELEASE_RETRY_INTERVAL + clock::jitter(RELEASE_RETRY_INTERVAL / 2)).await;
         }
     };
     tokio::select! {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cfq_engine::{AdmitError, Admitted, Generation, GenerationError, GenerationEvent};
 use cfq_link::lease::{LeaseHandle, LeaseStatus};
-use cfq_link::{LinkError, blobs, failpoint};
+use cfq_link::{LinkError, blobs, clock, failpoint};
 use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt, ReleaseReason};
 use cfq_proto::messages::{Accept, FenceReply, JobResult, Refusal, Refuse, TokenFrame, WorkOrder};
 use cfq_proto::subject;
@@ -193,7 +193,7 @@ impl Attempt {
                     Ok(reply) => return reply,
                     Err(error) => tracing::debug!(verb, %error, "no reply; the request is repeated"),
                 }
-                tokio::time::sleep(RETRY_INTERVAL).await;
+                tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
             }
         };
         let timing = &self.context.timing;
@@ -261,7 +261,7 @@ impl Attempt {
                 }
                 Err(error) => tracing::warn!(%error, "result not stored; the request is repeated"),
             }
-            tokio::time::sleep(RETRY_INTERVAL).await;
+            tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
         }
     }
 
@@ -308,7 +308,7 @@ impl Attempt {
                 }
                 Err(error) => tracing::debug!(%error, "no reply; the report is repeated"),
             }
-            tokio::time::sleep(RETRY_INTERVAL).await;
+            tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
         }
     }
 }

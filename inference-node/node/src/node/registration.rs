@@ -1,5 +1,6 @@
 //! Registration of the node with the scheduler.
 
+use cfq_link::clock;
 use cfq_link::credentials_lock::LeaseWait;
 use cfq_proto::messages::{NodeRegistration, RegisterReply};
 use cfq_proto::node::Device;
@@ -45,7 +46,7 @@ async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -
             version: env!("CARGO_PKG_VERSION").to_owned(),
             devices: devices.borrow().clone(),
             ledger: context.registry.ledger(),
-            machine_boot: cfq_link::clock::machine_boot(),
+            machine_boot: clock::machine_boot(),
             credentials_lock: context.credentials_lock.as_ref().map(|lock| lock.id().to_owned()),
             receives_pushed_orders: true,
         };
@@ -64,7 +65,8 @@ async fn register(context: &NodeContext, devices: &watch::Sender<Vec<Device>>) -
             Ok(RegisterReply::Refused { reason, retry_ms: None }) => return Err(Error::Refused { reason }),
             Err(error) => {
                 tracing::debug!(%error, "no reply to the registration yet");
-                tokio::time::sleep(context.timing.heartbeat() / 4).await;
+                let wait = context.timing.heartbeat() / 4;
+                tokio::time::sleep(wait + clock::jitter(wait / 2)).await;
             }
         }
     }

@@ -107,7 +107,8 @@ mod tests {
         let url = format!("nats://{}", listener.local_addr().unwrap());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (server, is_armed) = (TcpStream::connect(&target).await.unwrap(), is_armed.clone());
+                let Ok(server) = TcpStream::connect(&target).await else { return };
+                let is_armed = is_armed.clone();
                 tokio::spawn(async move {
                     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
                         (client.into_split(), server.into_split());
@@ -119,7 +120,9 @@ mod tests {
                             if count == 0 || is_unsubscribe && is_armed.swap(false, Relaxed) {
                                 return;
                             }
-                            to_server.write_all(&bytes[..count]).await.unwrap();
+                            if to_server.write_all(&bytes[..count]).await.is_err() {
+                                return;
+                            }
                         }
                     };
                     tokio::select! {

@@ -24,7 +24,8 @@ impl PausableProxy {
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let (from_client, to_client) = client.into_split();
-                let (from_server, to_server) = TcpStream::connect(&target).await.unwrap().into_split();
+                let Ok(server) = TcpStream::connect(&target).await else { return };
+                let (from_server, to_server) = server.into_split();
                 tokio::spawn(copy(from_client, to_server, watch::channel(false).1));
                 tokio::spawn(copy(from_server, to_client, is_paused.clone()));
             }
