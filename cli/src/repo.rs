@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cfq_agent_runner::workstream;
-use git2::Repository;
+use cfq_agent_runner::workstream::{self, GitError};
 
 use crate::exit;
 
@@ -21,7 +20,7 @@ impl StartPoint {
         if paths.is_empty() {
             return Ok(());
         }
-        let repository = Repository::open(&self.root)?;
+        let repository = workstream::open_source_repository(&self.root)?;
         let tree = repository.find_commit(git2::Oid::from_str(&self.base)?)?.tree()?;
         match paths.iter().find(|path| tree.get_path(Path::new(path)).is_err()) {
             None => Ok(()),
@@ -40,11 +39,12 @@ pub fn resolve(dir: &Path, base: Option<&str>) -> anyhow::Result<StartPoint> {
     let dir = dir.canonicalize().map_err(|error| {
         exit::usage(format!("cannot open {}: {error}; check the path of the repository (--repo)", dir.display()))
     })?;
-    let found = Repository::discover(&dir).map_err(|_| {
-        exit::usage(format!(
+    let found = workstream::find_source_repository(&dir).map_err(|error| match error {
+        GitError::NotARepository { .. } => exit::usage(format!(
             "{} is not in a git repository: name one with --repo DIR, or run `git init` and commit first",
             dir.display()
-        ))
+        )),
+        other => exit::usage(other.with_causes()),
     })?;
     let root = found.workdir().unwrap_or_else(|| found.path()).to_path_buf();
     let root = root.canonicalize().unwrap_or(root);

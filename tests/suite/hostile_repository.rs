@@ -62,3 +62,36 @@ async fn base_that_describes_a_huge_checkout_fails_the_task() {
     assert_eq!(cluster.models.call_count("alpha"), 0);
     cluster.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifo_in_the_git_folder_fails_the_task_and_the_next_task_goes_on() {
+    let cluster = Cluster::start().await;
+    scripts(&cluster);
+    let repo = UserRepo::with_uncommitted_changes();
+    let commit = repo.open().head().unwrap().peel_to_commit().unwrap().id().to_string();
+    // Opening any of these files waits for a writer of the FIFO.
+    for (name, base) in [("config", None), ("refs/heads/other", None), ("loose", Some(commit.clone()))] {
+        let name = match name {
+            "loose" => format!("objects/{}/{}", &commit[..2], &commit[2..]),
+            name => name.to_owned(),
+        };
+        let (mut spec, path) = (cluster.spec(&repo), repo.path().join(".git").join(name));
+        spec.base = base;
+        let kept = std::fs::read(&path).ok();
+        std::fs::remove_file(&path).ok();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let task = cluster.submit(&spec).await;
+        let detail = cluster.wait_until_settled(task).await;
+        assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
+        for words in [path.to_str().unwrap(), "neither a file nor a folder", "replace it"] {
+            assert!(detail.reason.contains(words), "{words:?} is not in {:?}", detail.reason);
+        }
+        std::fs::remove_file(&path).unwrap();
+        kept.map_or(Ok(()), |kept| std::fs::write(&path, kept)).unwrap();
+    }
+    assert_eq!(cluster.models.call_count("alpha"), 0);
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    cluster.finish().await;
+}

@@ -114,6 +114,7 @@ pub enum ServeCommand {
     Scheduler { config: PathBuf },
     Node { config: PathBuf },
     Runner { config: PathBuf },
+    RepositoryReader,
 }
 
 fn pr_number(text: &str) -> Result<i64, String> {

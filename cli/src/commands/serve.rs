@@ -1,15 +1,20 @@
 //! `cfq serve scheduler|node|runner CONFIG`: runs one process of cfq. `cfq up` starts each of the three in this way,
-//! with a configuration file that it has written.
+//! with a configuration file that it has written. The runner starts `cfq serve repository-reader` to read a repository.
 
 use std::path::Path;
 
 use anyhow::Context;
+use cfq_agent_runner::workstream::{ReaderProgram, RepositoryReader, answer_read_request};
 use serde::de::DeserializeOwned;
 
 use crate::args::ServeCommand;
 use crate::exit::{self, Code};
 
 pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
+    if matches!(process, ServeCommand::RepositoryReader) {
+        answer_read_request().context("cannot answer the runner")?;
+        return Ok(Code::Done);
+    }
     let stop = cfq_link::stop::signalled();
     match process {
         ServeCommand::Scheduler { config } => {
@@ -20,9 +25,13 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
             ended.map_err(|error| stopped("node", error.is_refusal(), error))?;
         }
         ServeCommand::Runner { config } => {
-            let ended = cfq_agent_runner::run(read(&config)?, stop).await;
+            let program = std::env::current_exe().context("cannot find the program of this process")?;
+            let args = ["serve", "repository-reader"].map(str::to_owned).to_vec();
+            let reader = RepositoryReader::new(ReaderProgram { path: program, args });
+            let ended = cfq_agent_runner::run(read(&config)?, reader, stop).await;
             ended.map_err(|error| stopped("runner", error.is_refusal(), error))?;
         }
+        ServeCommand::RepositoryReader => {}
     }
     Ok(Code::Done)
 }

@@ -15,7 +15,7 @@ use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
 use crate::pipeline::PromptError;
-use crate::workstream::{GitError, Mirror, SizeLimits, StopCondition, Worktrees, head_commit, rebuild};
+use crate::workstream::{GitError, Mirror, RepositoryReader, StopCondition, Worktrees, rebuild};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
 const MAX_ACTION_TRIES: u32 = 3;
@@ -88,6 +88,7 @@ pub struct TaskDriver<P> {
     worker: usize,
     pub(super) data_dir: PathBuf,
     worktrees: Worktrees,
+    reader: RepositoryReader,
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
@@ -101,10 +102,25 @@ impl<P> std::fmt::Debug for TaskDriver<P> {
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Prepares a driver. `data_dir` holds the mirrors and worktrees.
-    pub fn new(port: P, assignment: Assignment, data_dir: PathBuf, timing: Timing) -> Self {
+    pub fn new(port: P, assignment: Assignment, data_dir: PathBuf, reader: RepositoryReader, timing: Timing) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
         let worktrees = Worktrees::new(&data_dir);
-        Self { port, task, number, attempt, spec, limits, history, worker, data_dir, worktrees, timing, prepared: None }
+        let prepared = None;
+        Self {
+            port,
+            task,
+            number,
+            attempt,
+            spec,
+            limits,
+            history,
+            worker,
+            data_dir,
+            worktrees,
+            reader,
+            timing,
+            prepared,
+        }
     }
 
     /// Performs actions until the task ends or waits for a human. Returns the history at that point.
@@ -232,8 +248,9 @@ impl<P: TaskPort> TaskDriver<P> {
         let found = match &self.spec.base {
             Some(base) => Ok(base.clone()),
             None => {
-                let repo = PathBuf::from(&self.spec.repo);
-                tokio::task::spawn_blocking(move || head_commit(&repo)).await?
+                let (repo, reader) = (PathBuf::from(&self.spec.repo), self.reader.clone());
+                let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
+                tokio::task::spawn_blocking(move || reader.head(&repo, &stop)).await?
             }
         };
         match found {
@@ -260,11 +277,10 @@ impl<P: TaskPort> TaskDriver<P> {
         let (data_dir, source) = (self.data_dir.clone(), PathBuf::from(&self.spec.repo));
         let artifacts: Vec<_> = self.history.iterations.iter().map(|i| i.artifact.clone()).collect();
         let (worktrees, number, attempt) = (self.worktrees.clone(), self.number, self.attempt);
-        // A copy that takes longer loses the lease before its task has a reason; it ends with this future.
-        let (stop, _cancel) = StopCondition::after(self.timing.task_step_timeout() * 4 / 5);
+        let opened = tokio::task::spawn_blocking(move || Mirror::open(&data_dir, &source)).await??;
+        self.fetch_base(&opened, &base.commit).await?;
         let mirror = tokio::task::spawn_blocking(move || {
-            let mirror = Mirror::open(&data_dir, &source)?;
-            mirror.fetch_base_within(&base.commit, &SizeLimits::default(), &stop)?;
+            let mirror = opened;
             let head = rebuild(&mirror.repository()?, &base.commit, &artifacts)?;
             mirror.set_branch(&base.branch, &head)?;
             worktrees.remove_other_attempts(number, attempt)?;
@@ -273,6 +289,33 @@ impl<P: TaskPort> TaskDriver<P> {
         });
         let mirror = mirror.await??;
         Ok(self.prepared.insert(mirror).clone())
+    }
+
+    /// Copies the task's base into the mirror. The wait for another task that copies from the same repository has a time
+    /// limit of its own.
+    async fn fetch_base(&self, mirror: &Mirror, commit: &str) -> Result<(), ActionError> {
+        let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
+        let (waiting, wanted) = (mirror.clone(), commit.to_owned());
+        let lock = tokio::task::spawn_blocking(move || waiting.lock_for_fetch(&wanted, &stop)).await??;
+        let Some(lock) = lock else { return Ok(()) };
+        self.port.record_progress();
+        let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
+        let (reader, data_dir) = (self.reader.clone(), self.data_dir.clone());
+        let (mirror, commit) = (mirror.clone(), commit.to_owned());
+        let copied = tokio::task::spawn_blocking(move || {
+            let copied = reader.copy(&mirror, &data_dir, &commit, &stop);
+            drop(lock);
+            copied
+        });
+        copied.await??;
+        self.port.record_progress();
+        Ok(())
+    }
+
+    /// Maximum time of one operation on the user's repository: an operation that takes longer loses the lease before its
+    /// task has a reason.
+    fn repository_time_limit(&self) -> Duration {
+        self.timing.task_step_timeout() * 4 / 5
     }
 
     /// Moves the task's branch and worktree to `commit`, the newest commit of the task. Users only look at both, and no

@@ -26,7 +26,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant as Wake;
 
 use crate::Config;
-use crate::workstream::{DeliveryRecordFile, GitError, Worktrees, remove_mirror_locks};
+use crate::workstream::{DeliveryRecordFile, GitError, RepositoryReader, Worktrees, remove_mirror_locks};
 use slots::TaskSlots;
 use work::{GrantedTask, Worker};
 
@@ -75,13 +75,15 @@ pub(crate) struct RunnerContext {
     pub credentials_lock: Option<CredentialsLock>,
     pub session: Session,
     pub declaration: Declaration,
+    pub reader: RepositoryReader,
 }
 
-/// Runs the runner until `shutdown` resolves, then releases its tasks and returns.
+/// Runs the runner until `shutdown` resolves, then releases its tasks and returns. Users' repositories are read with
+/// `reader`.
 ///
 /// # Errors
 /// An [`Error`] if the data folder is unusable or in use, NATS cannot be used, or the scheduler refuses the runner.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+pub async fn run(config: Config, reader: RepositoryReader, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let credentials_lock = CredentialsLock::acquire(&config.nats)?;
     let _lock = lock_data_dir(&config)?;
     let worktrees = Worktrees::new(&config.data_dir);
@@ -109,7 +111,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         HeartbeatExtras::default,
     )?;
     let mut registration_requests = keeper.registration_requests();
-    let context = Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration });
+    let context = Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration, reader });
     tokio::select! {
         registered = register(&context) => registered?,
         () = &mut shutdown => return Ok(()),

@@ -113,7 +113,10 @@ async fn drive(
     let limits = loop_limits(&spec, &context.declaration);
     let assignment =
         Assignment { task: fence.task, number, attempt: fence.attempt, spec: Arc::new(spec), limits, history, worker };
-    TaskDriver::new(port, assignment, context.config.data_dir.clone(), context.config.timing.clone()).run().await
+    let config = &context.config;
+    TaskDriver::new(port, assignment, config.data_dir.clone(), context.reader.clone(), config.timing.clone())
+        .run()
+        .await
 }
 
 /// Returns the record with its artifact loaded.

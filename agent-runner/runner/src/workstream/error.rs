@@ -55,6 +55,21 @@ pub enum GitError {
          this file"
     )]
     BranchLocked { lock: PathBuf, branch: String },
+    /// Another task holds the lock of the mirror.
+    #[error(
+        "{lock} has been locked for more than {seconds} s: another task is copying the same repository; if this stays, \
+         restart cfq"
+    )]
+    MirrorLocked { lock: PathBuf, seconds: u64 },
+    /// The process that reads the repository reported this error.
+    #[error("{reason}")]
+    ReaderFailed { reason: String, is_invalid_request: bool, is_transient: bool },
+    /// The process that reads the repository ended without a reply.
+    #[error(
+        "the process that reads {path} ended with {ended}: the repository needs too much memory or is damaged; check it \
+         with `git fsck`"
+    )]
+    ReaderEnded { path: PathBuf, ended: String },
     /// A path in the `.git` folder could redirect a read or write to a place outside, or block its reader.
     #[error("{path} {reason}, so cfq does not use it: replace it with a plain file or folder")]
     UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
@@ -147,7 +162,8 @@ impl GitError {
             | Self::ForeignGitFolder { .. }
             | Self::ForeignOwner { .. }
             | Self::TooLarge { .. }
-            | Self::TimeLimit { .. } => true,
+            | Self::TimeLimit { .. }
+            | Self::ReaderFailed { is_invalid_request: true, .. } => true,
             Self::Unreadable { .. }
             | Self::WrongOwner { .. }
             | Self::NoCommits { .. }
@@ -156,6 +172,9 @@ impl GitError {
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
             | Self::BranchLocked { .. }
+            | Self::MirrorLocked { .. }
+            | Self::ReaderFailed { is_invalid_request: false, .. }
+            | Self::ReaderEnded { .. }
             | Self::Cancelled { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
@@ -167,7 +186,8 @@ impl GitError {
         match self {
             Self::Git { source, .. } => !os_error_kind(source).is_some_and(is_permission_error),
             Self::Io { source, .. } => !is_permission_error(source.kind()),
-            Self::BranchLocked { .. } => true,
+            Self::BranchLocked { .. } | Self::MirrorLocked { .. } | Self::ReaderEnded { .. } => true,
+            Self::ReaderFailed { is_transient, .. } => *is_transient,
             Self::PathNotFound { .. }
             | Self::Unreadable { .. }
             | Self::NotARepository { .. }

@@ -1,6 +1,5 @@
 //! A bare mirror of the user's repository in cfq's data folder, shared by all tasks of that repository.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use git2::{Repository, RepositoryInitOptions};
@@ -10,6 +9,7 @@ use super::commit::{CommitPlan, create_commit};
 use super::copy_objects::ObjectCopy;
 use super::durable::{enable_fsync, sync_all, sync_ref};
 use super::error::{GitError, git_context, io_context, parse_oid};
+use super::fetch_lock::MAX_SHORT_WAIT;
 use super::object_reads::ObjectReader;
 use super::size_limits::{SizeLimits, StopCondition, check_size};
 use super::source::open_source_within;
@@ -72,15 +72,9 @@ impl Mirror {
         git_context(format!("open the mirror {}", self.path.display()), Repository::open_bare(&self.path))
     }
 
-    /// Waits for an exclusive file lock in the mirror's folder. Dropping the file releases the lock; the operating
-    /// system releases it if the process dies.
-    pub(crate) fn lock(&self, name: &str) -> Result<File, GitError> {
-        let path = self.path.join(name);
-        let operation = || format!("lock {}", path.display());
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = io_context(operation(), file)?;
-        io_context(operation(), file.lock())?;
-        Ok(file)
+    /// Folder of the mirror.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Copies `commit` and its history from the user's repository, unless the mirror has it.
@@ -97,12 +91,23 @@ impl Mirror {
     /// # Errors
     /// As [`Self::fetch_base`], and [`GitError::TooLarge`], [`GitError::TimeLimit`] or [`GitError::Cancelled`].
     pub fn fetch_base_within(&self, commit: &str, limits: &SizeLimits, stop: &StopCondition) -> Result<(), GitError> {
+        let (wait, _guard) = StopCondition::after(MAX_SHORT_WAIT);
+        match self.lock_for_fetch(commit, &wait)? {
+            Some(_lock) => self.copy_base(commit, limits, stop),
+            None => Ok(()),
+        }
+    }
+
+    /// True if `commit` was copied from the user's repository.
+    pub(super) fn has_base(&self, commit: &str) -> Result<bool, GitError> {
+        Ok(self.repository()?.find_reference(&format!("{BASE_REFS}/{commit}")).is_ok())
+    }
+
+    /// Copies `commit` and its history. The caller holds the lock of [`Self::lock_for_fetch`].
+    pub(super) fn copy_base(&self, commit: &str, limits: &SizeLimits, stop: &StopCondition) -> Result<(), GitError> {
         let repository = self.repository()?;
         let name = format!("{BASE_REFS}/{commit}");
         let id = parse_oid(commit)?;
-        if repository.find_reference(&name).is_ok() {
-            return Ok(());
-        }
         let source = open_source_within(&self.source, limits, stop)?;
         if source.is_shallow() {
             return Err(GitError::ShallowClone { path: self.source.clone() });
@@ -110,7 +115,6 @@ impl Mirror {
         if ObjectReader::new(&source, limits)?.commit_if_present(id)?.is_none() {
             return Err(GitError::CommitNotFound { path: self.source.clone(), commit: commit.to_owned() });
         }
-        let _lock = self.lock("cfq-fetch.lock")?;
         check_size(&source, id, limits, stop)?;
         ObjectCopy { source: &source, mirror: &repository, limits, stop }.run(id)?;
         git_context(format!("find {commit} in the mirror"), repository.find_commit(id))?;

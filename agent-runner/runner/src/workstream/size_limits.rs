@@ -78,6 +78,11 @@ impl StopCondition {
         (condition, CancelGuard(cancelled))
     }
 
+    /// Time after which it stops, counted from its creation; zero for a condition that never stops.
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// Checks whether `operation` may continue.
     ///
     /// # Errors

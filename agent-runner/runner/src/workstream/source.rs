@@ -62,6 +62,20 @@ pub(super) fn open_source_within(
     }
 }
 
+/// Opens the repository that contains `dir`: that of the nearest folder, up from `dir`, that is one.
+///
+/// # Errors
+/// [`GitError::NotARepository`] if there is none, and the errors of [`open_source_repository`].
+pub fn find_source_repository(dir: &Path) -> Result<Repository, GitError> {
+    for folder in dir.ancestors() {
+        match open_source_repository(folder) {
+            Err(GitError::NotARepository { .. } | GitError::Unreadable { .. }) => {}
+            found => return found,
+        }
+    }
+    Err(GitError::NotARepository { path: dir.to_path_buf() })
+}
+
 /// Returns the git folder of a repository, after a check of all files that libgit2 will open.
 fn checked_git_dir(path: &Path, limits: &SizeLimits, stop: &StopCondition) -> Result<PathBuf, GitError> {
     let unreadable = |source| GitError::Unreadable { path: path.to_path_buf(), source };

@@ -11,8 +11,8 @@ use cfq_proto::timing::Timing;
 
 use super::port::{FakePort, Reply};
 use crate::driver::{Assignment, Stopped, TaskDriver};
-use crate::workstream::branch_name;
 use crate::workstream::testing::UserRepo;
+use crate::workstream::{RepositoryReader, branch_name};
 
 pub(super) struct Fixture {
     pub(super) user: UserRepo,
@@ -64,6 +64,12 @@ impl Fixture {
 
     /// Runs the driver once more from the committed steps.
     pub(super) async fn drive(&self) -> Result<History, Stopped> {
+        let timing =
+            Timing { backoff_base_ms: 1, backoff_cap_ms: 2, retry_ceiling_ms: 5, ..Timing::default().faster(100) };
+        self.drive_with(timing).await
+    }
+
+    pub(super) async fn drive_with(&self, timing: Timing) -> Result<History, Stopped> {
         let steps = self.steps();
         let assignment = Assignment {
             task: self.task,
@@ -74,9 +80,8 @@ impl Fixture {
             history: History::of(&steps).unwrap(),
             worker: 1,
         };
-        let timing =
-            Timing { backoff_base_ms: 1, backoff_cap_ms: 2, retry_ceiling_ms: 5, ..Timing::default().faster(100) };
-        TaskDriver::new(self.port.clone(), assignment, self.data.path().to_owned(), timing).run().await
+        let reader = RepositoryReader::in_process();
+        TaskDriver::new(self.port.clone(), assignment, self.data.path().to_owned(), reader, timing).run().await
     }
 
     pub(super) fn steps(&self) -> Vec<StepRecord> {

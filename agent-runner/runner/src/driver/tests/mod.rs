@@ -7,5 +7,6 @@ mod hand_offs;
 mod loops;
 mod port;
 mod replies;
+mod repositories;
 mod resume;
 mod speculative_prefill;

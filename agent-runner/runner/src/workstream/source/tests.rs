@@ -257,6 +257,20 @@ fn sharing_repository(user: &UserRepo, line: &str) -> PathBuf {
 }
 
 #[test]
+fn repository_is_found_from_a_folder_in_it() {
+    let user = UserRepo::new(&[("d/a.py", "x = 1\n")]);
+    for dir in ["", "d", ".git", ".git/refs"] {
+        let found = find_source_repository(&user.path().join(dir)).unwrap();
+        assert_eq!(found.workdir().unwrap(), user.path().canonicalize().unwrap(), "{dir:?}");
+    }
+    let outside = find_source_repository(user.folder.path());
+    assert!(matches!(outside.map(drop), Err(GitError::NotARepository { path }) if path == user.folder.path()));
+    make_fifo(&user.path().join(".git/config"));
+    let dir = user.path().join("d");
+    assert!(matches!(bounded(move || find_source_repository(&dir).map(drop)), Err(GitError::UnsafeGitPath { .. })));
+}
+
+#[test]
 fn alternates_are_used_and_checked() {
     for line in ["absolute", "../../../user/.git/objects"] {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
