@@ -179,6 +179,7 @@ async fn start_processes(
         max_sequences: config.node.max_sequences,
         timing: timing.clone(),
         hub: config.hub.clone(),
+        sandbox: None,
     };
     let runner = cfq_agent_runner::Config {
         runner: runner.clone(),

@@ -20,7 +20,7 @@ use cfq_proto::client::ClientError;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, CliCommand};
+use args::{Cli, CliCommand, ServeCommand};
 use config::Config;
 use exit::Code;
 use output::Output;
@@ -42,6 +42,13 @@ fn main() -> ExitCode {
         }
     };
     let json = cli.json;
+    // Before anything else, because the sandbox may have neither threads nor open files.
+    if let CliCommand::Serve { process: ServeCommand::Sandbox } = cli.command {
+        return match cfq_inference_node::sandbox::serve() {
+            Ok(()) => Code::Done.into(),
+            Err(_) => Code::Failed.into(),
+        };
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

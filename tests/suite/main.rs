@@ -27,6 +27,7 @@ mod nats_permissions;
 mod out_of_memory;
 mod postgres_faults;
 mod requirements;
+mod sandbox;
 mod small_model;
 mod speculative_prefill;
 mod standby_scheduler;

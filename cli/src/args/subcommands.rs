@@ -111,10 +111,19 @@ pub enum TokenCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum ServeCommand {
-    Scheduler { config: PathBuf },
-    Node { config: PathBuf },
-    Runner { config: PathBuf },
+    Scheduler {
+        config: PathBuf,
+    },
+    Node {
+        config: PathBuf,
+    },
+    Runner {
+        config: PathBuf,
+    },
+    /// A child of the runner that reads a user's repository
     RepositoryReader,
+    /// A child of the node that parses untrusted model files
+    Sandbox,
 }
 
 fn pr_number(text: &str) -> Result<i64, String> {

@@ -54,7 +54,9 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
         ModelsCommand::Fit { model } => out.print(&fit::fit(&store, config, model)?, fit::render)?,
         ModelsCommand::Suggest => out.print(&suggestions(config), |list| render_suggestions(list))?,
         ModelsCommand::Pull { model, update, verify, pin } => {
-            fetch(out, &store, model.clone(), PullOptions { update, verify }).await.map_err(fetch_error)?;
+            fetch(out, &store, model.clone(), PullOptions { update, verify, ..PullOptions::default() })
+                .await
+                .map_err(fetch_error)?;
             if let ModelSource::Path(path) = model.source() {
                 out.print(&LocalFile { model, path }, |m| format!("{} is a local file, nothing to fetch", m.model))?;
             } else {

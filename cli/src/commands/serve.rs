@@ -1,10 +1,12 @@
 //! `cfq serve scheduler|node|runner CONFIG`: runs one process of cfq. `cfq up` starts each of the three in this way,
-//! with a configuration file that it has written. The runner starts `cfq serve repository-reader` to read a repository.
+//! with a configuration file that it has written. The runner starts `cfq serve repository-reader` to read a repository;
+//! the node starts `cfq serve sandbox` to parse model files, see `main.rs`.
 
 use std::path::Path;
 
 use anyhow::Context;
 use cfq_agent_runner::workstream::{ReaderProgram, RepositoryReader, answer_read_request};
+use cfq_inference_node::sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 
 use crate::args::ServeCommand;
@@ -21,7 +23,10 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
             cfq_scheduler::run(read(&config)?, stop).await.context("the scheduler stopped")?;
         }
         ServeCommand::Node { config } => {
-            let ended = cfq_inference_node::run(read(&config)?, stop).await;
+            let mut config: cfq_inference_node::Config = read(&config)?;
+            let sandbox = Sandbox::of_this_program(["serve", "sandbox"]).context("the path of cfq is unknown")?;
+            config.sandbox = Some(sandbox);
+            let ended = cfq_inference_node::run(config, stop).await;
             ended.map_err(|error| stopped("node", error.is_refusal(), error))?;
         }
         ServeCommand::Runner { config } => {
@@ -32,6 +37,7 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
             ended.map_err(|error| stopped("runner", error.is_refusal(), error))?;
         }
         ServeCommand::RepositoryReader => {}
+        ServeCommand::Sandbox => return Err(exit::usage("the sandbox is started by the node")),
     }
     Ok(Code::Done)
 }

@@ -23,6 +23,7 @@ use crate::model::architecture::Architecture;
 use crate::model::chat_template::ChatTemplate;
 use crate::model::file::ModelFile;
 use crate::model::tokenizer::Vocabulary;
+use crate::prompts::{InProcess, PromptModel, PromptTokenizer};
 use crate::sampling::grammar::Grammars;
 
 /// Builder that loads one model into an engine. Create it with [`LocalEngine::builder`].
@@ -34,6 +35,7 @@ pub struct EngineBuilder {
     changes: Arc<StateChanged>,
     kv_cache: Option<Arc<HostKvCache>>,
     before_step: Option<StepHook>,
+    prompts: Option<Arc<dyn PromptTokenizer>>,
 }
 
 impl LocalEngine {
@@ -48,30 +50,37 @@ impl LocalEngine {
             changes: Arc::default(),
             kv_cache: None,
             before_step: None,
+            prompts: None,
         }
     }
 }
 
-/// A model whose header, tokenizer and chat template were read, but not its weights.
+/// A model of which everything but the weights was read.
 struct OpenedModel {
     started: Instant,
     file: ModelFile,
     vocabulary: Arc<Vocabulary>,
-    template: Arc<ChatTemplate>,
+    prompts: Arc<dyn PromptTokenizer>,
 }
 
 impl OpenedModel {
-    /// Reads the tokenizer and the chat template of `file`. Fails if the tokenizer has more tokens than the model has
-    /// embeddings: `embedding_rows` is the architecture's vocabulary size.
-    fn read(file: ModelFile, embedding_rows: u64, started: Instant) -> Result<Self, LoadError> {
-        let vocabulary = Arc::new(Vocabulary::read(&file)?);
-        if vocabulary.len() as u64 > embedding_rows {
-            let tokens = vocabulary.len();
-            let what = format!("its tokenizer has {tokens} tokens, but the model only {embedding_rows} embeddings");
-            return Err(file.unsupported(what).into());
-        }
-        let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
-        Ok(Self { started, file, vocabulary, template })
+    /// Reads the tokenizer of `file`, and also its chat template unless the caller provides `prompts`. Fails if the
+    /// tokenizer has more tokens than the model has embeddings: `embedding_rows` is the architecture's vocabulary size.
+    fn read(
+        file: ModelFile,
+        embedding_rows: u64,
+        started: Instant,
+        prompts: Option<Arc<dyn PromptTokenizer>>,
+    ) -> Result<Self, LoadError> {
+        let vocabulary = Arc::new(Vocabulary::read_for(&file, embedding_rows)?);
+        let prompts = match prompts {
+            Some(prompts) => prompts,
+            None => {
+                let template = Arc::new(ChatTemplate::read(&file, &vocabulary)?);
+                Arc::new(InProcess::new(PromptModel::new(vocabulary.clone(), template)))
+            }
+        };
+        Ok(Self { started, file, vocabulary, prompts })
     }
 }
 
@@ -117,6 +126,11 @@ impl EngineBuilder {
         Self { before_step: Some(hook), ..self }
     }
 
+    /// Renders and tokenizes prompts with `prompts`, for example in another process, instead of on threads of this one.
+    pub fn prompts(self, prompts: Option<Arc<dyn PromptTokenizer>>) -> Self {
+        Self { prompts, ..self }
+    }
+
     /// Loads the model on the CPU and starts its batcher thread. Blocks for seconds, so it must not be called on an
     /// async thread.
     ///
@@ -128,7 +142,7 @@ impl EngineBuilder {
         let weights = |source| LoadError::Weights { path: self.path.clone(), source };
         let model = &self.model;
         if let Some(config) = CandleTransformersConfig::read(&file)? {
-            let opened = OpenedModel::read(file, config.shape.vocabulary, started)?;
+            let opened = OpenedModel::read(file, config.shape.vocabulary, started, self.prompts.clone())?;
             let plan =
                 MemoryPlan::of_candle_transformers(&opened.file, &config)?.with_overhead(self.overhead_per_mille);
             let estimate = plan.fit(self.limits)?;
@@ -141,7 +155,7 @@ impl EngineBuilder {
             return Self { limits, kv_cache: None, ..self }.start(opened, loaded);
         }
         let architecture = Architecture::read(&file)?;
-        let opened = OpenedModel::read(file, architecture.shape.vocabulary, started)?;
+        let opened = OpenedModel::read(file, architecture.shape.vocabulary, started, self.prompts.clone())?;
         let plan = MemoryPlan::of(&opened.file, &architecture, self.limits.max_sequences)?;
         let plan = plan.with_overhead(self.overhead_per_mille);
         let estimate = plan.fit(self.limits)?;
@@ -163,7 +177,7 @@ impl EngineBuilder {
     pub fn load_on_gpus(self, gpus: &[Gpu], sharers: u64) -> Result<LocalEngine, LoadError> {
         let started = Instant::now();
         let (file, architecture) = crate::backend::cuda::read_for_gpus(&self.path)?;
-        let opened = OpenedModel::read(file, architecture.shape.vocabulary, started)?;
+        let opened = OpenedModel::read(file, architecture.shape.vocabulary, started, self.prompts.clone())?;
         let loaded = load_on_gpus(&self.model, &opened.file, architecture, gpus, sharers, self.limits)?;
         let GpuLoadError { path, gpus, estimate } = loaded.error_context;
         let explain = |source| GpuLoadError { path: path.clone(), gpus: gpus.clone(), estimate }.explain(source);
@@ -190,7 +204,7 @@ impl EngineBuilder {
         M: ForwardModel<Memory: Send> + IntoCachedWeights + Send + 'static,
     {
         let Self { model, limits, changes, kv_cache, before_step, .. } = self;
-        let OpenedModel { started, file, vocabulary, template } = opened;
+        let OpenedModel { started, file, vocabulary, prompts } = opened;
         let LoadedWeights { forward, pool, estimate, weight_bytes, is_f32, placement, plan } = loaded;
         let load_rate = file.size() as f64 / started.elapsed().as_secs_f64();
         let stats = EngineStats::new(load_rate, changes.clone());
@@ -217,7 +231,7 @@ impl EngineBuilder {
             rewinds: M::REWINDS,
             grammars: Arc::new(Grammars::new(vocabulary.clone())),
             vocabulary,
-            template,
+            prompts,
             stats,
             kv_offload,
             before_step,

@@ -10,6 +10,7 @@
 //! | `engine.rs`          | the trait [`Engine`]: admission, state, speculative prefill                         |
 //! | `builder.rs`         | [`EngineBuilder`]: load, calibrate and start a model                                |
 //! | `local_engine.rs`    | [`LocalEngine`]: the engine that runs one model in this process                     |
+//! | `prompts.rs`         | [`PromptTokenizer`]: from messages to tokens, in this process or another one        |
 //! | `generation.rs`      | [`Generation`] and [`Outbox`]: the reader's and the engine's half of one generation |
 //! | `memory_estimate.rs` | memory estimate on the CPU, from a model's header                                   |
 //! | `weight_cache.rs`    | [`CachedWeights`]: weights of unloaded models in host memory                        |
@@ -43,6 +44,7 @@ mod memory_estimate;
 mod model;
 #[cfg(test)]
 mod parity;
+mod prompts;
 mod sampling;
 mod weight_cache;
 
@@ -65,7 +67,9 @@ pub use local_engine::LocalEngine;
 pub use memory_estimate::{ModelSummary, estimate_memory, summarize_model};
 pub use model::file::ModelFile;
 pub use model::gguf::{GgufHeader, HeaderError};
+pub use model::time_limit::TimeLimit;
 pub use model::tokenizer::Vocabulary;
+pub use prompts::{ModelFacts, PROMPT_STACK_BYTES, PromptModel, PromptRequest, PromptTokenizer, PromptTokens};
 pub use sampling::text::TextStream;
 pub use weight_cache::{CachedWeights, FileStamp};
 

@@ -19,7 +19,7 @@ use crate::batch::admission::{Admission, EngineStats, StateChanged};
 use crate::batch::batcher::{Batcher, EngineCommand, StepHook};
 use crate::batch::calibration;
 use crate::batch::preparations::Preparations;
-use crate::batch::prepare::{PreparedPrompt, prepare, stable_prefix};
+use crate::batch::prepare::{self, PreparedPrompt, check_vocabulary, prepare, stable_prefix};
 use crate::batch::resume::{ResumeConflict, ResumeError};
 use crate::batch::sequence::SequenceRequest;
 use crate::batch::speculative_prefill::{ChunkSlot, PrefillChunk, PrefillProgress, SpeculativePrompt};
@@ -29,8 +29,8 @@ use crate::generation::Generation;
 use crate::kv::{KV_BLOCK_TOKENS, KvOffload, KvPool};
 use crate::load_error::{EngineLimits, LoadError};
 use crate::memory_estimate::MemoryPlan;
-use crate::model::chat_template::ChatTemplate;
 use crate::model::tokenizer::Vocabulary;
+use crate::prompts::PromptTokenizer;
 use crate::sampling::grammar::Grammars;
 
 /// Prompt length, in tokens, for which [`ModelState::prefill_rate`] reports the prefill rate.
@@ -93,7 +93,7 @@ pub struct EngineParts {
     /// See [`ForwardModel::REWINDS`].
     pub rewinds: bool,
     pub vocabulary: Arc<Vocabulary>,
-    pub template: Arc<ChatTemplate>,
+    pub prompts: Arc<dyn PromptTokenizer>,
     pub grammars: Arc<Grammars>,
     pub stats: Arc<EngineStats>,
     pub kv_offload: Option<KvOffload>,
@@ -221,21 +221,30 @@ impl LocalEngine {
         &self.parts.vocabulary
     }
 
-    async fn prepare(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<PreparedPrompt, AdmitError> {
-        let EngineParts { template, vocabulary, grammars, .. } = &self.parts;
-        let (template, vocabulary, grammars) = (template.clone(), vocabulary.clone(), grammars.clone());
-        let prepared =
-            self.preparations.run(move |limit| prepare(&template, &vocabulary, &grammars, prompt, &generated, limit));
+    async fn prepare(&self, mut prompt: Prompt, generated: GeneratedTokens) -> Result<PreparedPrompt, AdmitError> {
+        let EngineParts { prompts, vocabulary, grammars, .. } = &self.parts;
+        if let Some(reason) = prompts.failure() {
+            return Err(AdmitError::Never { reason });
+        }
+        let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
+        let tokens = prompts.tokenize(prepare::request(&mut prompt)).await;
+        if prompts.failure().is_some() {
+            self.admission.notify();
+        }
+        let tokens = tokens.map_err(AdmitError::Failed)?;
+        check_vocabulary(&tokens, vocabulary).map_err(AdmitError::Failed)?;
+        self.parts.stats.record_tokenized(tokens.prompt.len(), bytes);
+        let (vocabulary, grammars) = (vocabulary.clone(), grammars.clone());
+        let prepared = self.preparations.run(move |_| prepare(&vocabulary, &grammars, prompt, tokens, &generated));
         prepared.await.and_then(|prepared| prepared).map_err(AdmitError::Failed)
     }
 
     async fn admit_prepared(&self, prompt: Prompt, generated: GeneratedTokens) -> Result<Admitted, AdmitError> {
-        let PreparedPrompt { init, lookup, bytes, sampling } = self.prepare(prompt, generated).await?;
+        let PreparedPrompt { init, lookup, sampling } = self.prepare(prompt, generated).await?;
         if sampling.deterministic && !self.parts.rewinds {
             let reason = format!("{} runs in candle-transformers, which has no deterministic output", self.parts.model);
             return Err(AdmitError::Never { reason });
         }
-        self.parts.stats.record_tokenized(init.prompt_len, bytes);
         let (prompt, resumed) = (init.prompt_len as u64, init.resumed_tokens() as u64);
         let count = prompt + resumed;
         if count + 1 > self.parts.context {
@@ -283,10 +292,8 @@ impl LocalEngine {
         if !self.parts.rewinds {
             return None;
         }
-        let (template, vocabulary) = (self.parts.template.clone(), self.parts.vocabulary.clone());
         let ExpectedPrompt { messages, max_tokens, deterministic } = expected;
-        let prefix = self.preparations.run(move |limit| stable_prefix(&template, &vocabulary, messages, limit));
-        let tokens = prefix.await.ok()??;
+        let tokens = stable_prefix(&*self.parts.prompts, &self.parts.vocabulary, messages).await?;
         let count = tokens.len() as u64;
         if count + 1 > self.parts.context.min(self.admission.capacity()) {
             return None;
@@ -309,9 +316,10 @@ impl LocalEngine {
 impl Engine for LocalEngine {
     fn state(&self) -> ModelState {
         let stats = self.parts.stats.snapshot();
-        let residency = match stats.failure {
-            Some(failure) => Residency::Unusable { reason: format!("the engine stopped: {failure}") },
-            None => Residency::Resident,
+        let residency = match (stats.failure, self.parts.prompts.failure()) {
+            (Some(failure), _) => Residency::Unusable { reason: format!("the engine stopped: {failure}") },
+            (None, Some(reason)) => Residency::Unusable { reason },
+            (None, None) => Residency::Resident,
         };
         ModelState {
             model: self.parts.model.clone(),

@@ -71,6 +71,7 @@ impl LocalEngine {
     pub fn into_cached_weights(self) -> Option<CachedWeights> {
         let (parts, weights) = self.shut_down();
         let (weights, plan) = (weights?, parts.plan.clone()?);
+        parts.prompts.release();
         Some(CachedWeights { parts, plan, weights })
     }
 }

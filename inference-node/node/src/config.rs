@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::gpu::DeviceChoice;
 use crate::models::{Hub, HubConfig, ModelStore};
 use crate::proxy::Endpoint;
+use crate::sandbox::Sandbox;
 
 /// Configuration of a node process. Unknown fields are errors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +78,10 @@ pub struct Config {
     /// Hub that `hf:` models are fetched from.
     #[serde(default)]
     pub hub: HubConfig,
+    /// How model files are parsed in child processes; `None` parses them in the node's own process. Set by the program,
+    /// which has to contain the child.
+    #[serde(skip)]
+    pub sandbox: Option<Sandbox>,
 }
 
 impl Config {

@@ -58,6 +58,7 @@ impl Cluster {
             max_sequences: 4,
             timing: self.options.timing.clone(),
             hub: self.options.hub.clone(),
+            sandbox: None,
         };
         let runner = cfq_agent_runner::Config {
             runner: runner.clone(),

@@ -103,6 +103,11 @@ impl Admission {
         self.changes.send_replace(());
         Ok(Permit { admission: self.clone(), id })
     }
+
+    /// Fires the notifier of state changes.
+    pub fn notify(&self) {
+        self.changes.send_replace(());
+    }
 }
 
 /// Reservation of one sequence. Dropping it releases its KV tokens and its slot.

@@ -1,12 +1,11 @@
-//! Preparation of a prompt: converts its messages into the tokens, grammar and draft source of a sequence.
+//! Preparation of a prompt: converts its tokens into the initial state, the grammar and the draft source of a sequence.
 
 use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, JobFailure, OutputFormat, Prompt, Sampling};
 
 use crate::batch::prompt_lookup::PromptLookup;
 use crate::batch::resume::{ResumeError, SequenceInit};
-use crate::model::chat_template::{ChatTemplate, TemplateError};
-use crate::model::time_limit::TimeLimit;
-use crate::model::tokenizer::{TokenizeError, Vocabulary};
+use crate::model::tokenizer::Vocabulary;
+use crate::prompts::{PromptRequest, PromptTokenizer, PromptTokens};
 use crate::sampling::grammar::{GrammarError, Grammars};
 
 /// A prompt ready for admission.
@@ -15,34 +14,51 @@ pub struct PreparedPrompt {
     pub init: SequenceInit,
     /// Source of draft tokens.
     pub lookup: PromptLookup,
-    /// Total size of the messages' contents, in bytes.
-    pub bytes: usize,
     /// The prompt's sampling parameters, without those that do not apply to its output format.
     pub sampling: Sampling,
 }
 
-/// Renders the chat template, tokenizes, compiles the grammar and indexes [`Sampling::previous`] for prompt lookup.
-/// Takes from milliseconds to seconds of CPU time, so it must not run on an async thread.
+/// What has to be tokenized for `prompt`. Takes its messages.
+pub fn request(prompt: &mut Prompt) -> PromptRequest {
+    let previous = match prompt.sampling.prompt_lookup {
+        true => truncate_previous(&prompt.sampling.previous).to_owned(),
+        false => String::new(),
+    };
+    PromptRequest { messages: std::mem::take(&mut prompt.messages), previous }
+}
+
+/// Checks that the tokens belong to `vocabulary`: they may have been created by another process, from a file that was
+/// replaced in the meantime.
+///
+/// # Errors
+/// [`JobFailure::Engine`].
+pub fn check_vocabulary(tokens: &PromptTokens, vocabulary: &Vocabulary) -> Result<(), JobFailure> {
+    let is_known = |token: &u32| (*token as usize) < vocabulary.len();
+    if tokens.vocabulary == vocabulary.fingerprint() && tokens.prompt.iter().chain(&tokens.previous).all(is_known) {
+        return Ok(());
+    }
+    let reason = "the model's file was replaced after the model was loaded; unload the model and load it again";
+    Err(JobFailure::Engine { reason: reason.to_owned() })
+}
+
+/// Compiles the grammar and indexes [`Sampling::previous`] for prompt lookup. Takes from milliseconds to seconds of CPU
+/// time, so it must not run on an async thread.
 ///
 /// # Errors
 /// [`JobFailure::Rejected`] if no engine can run the prompt. [`JobFailure::Engine`] if this engine cannot: its
-/// vocabulary cannot be used for constrained output, the output cannot resume after the `generated` tokens, or `limit`
-/// stopped the preparation.
+/// vocabulary cannot be used for constrained output, or the output cannot resume after the `generated` tokens.
 pub fn prepare(
-    template: &ChatTemplate,
     vocabulary: &Vocabulary,
     grammars: &Grammars,
     prompt: Prompt,
+    tokens: PromptTokens,
     generated: &GeneratedTokens,
-    limit: &TimeLimit,
 ) -> Result<PreparedPrompt, JobFailure> {
     let rejected = |reason: String| JobFailure::Rejected { reason };
-    let text = template.render(&prompt.messages, limit).map_err(template_failure)?;
-    let tokens = vocabulary.encode_prompt(&text, limit).map_err(tokenize_failure)?;
-    if tokens.is_empty() {
+    if tokens.prompt.is_empty() {
         return Err(rejected("the prompt is empty".to_owned()));
     }
-    let init = SequenceInit::new(tokens, &prompt.sampling, &prompt.format, generated, (vocabulary, grammars));
+    let init = SequenceInit::new(tokens.prompt, &prompt.sampling, &prompt.format, generated, (vocabulary, grammars));
     let init = init.map_err(|error| match error {
         ResumeError::Grammar(GrammarError::Unusable { .. }) => rejected(error.to_string()),
         ResumeError::Grammar(GrammarError::Tokens { .. } | GrammarError::Step { .. })
@@ -50,8 +66,7 @@ pub fn prepare(
     })?;
     let lookup = match prompt.sampling.prompt_lookup {
         true => {
-            let previous = truncate_previous(&prompt.sampling.previous);
-            let mut previous = vocabulary.encode_content(previous, limit).map_err(tokenize_failure)?;
+            let mut previous = tokens.previous;
             // The output has at most `max_tokens` tokens, so it cannot repeat more of the previous text.
             previous.truncate(prompt.sampling.max_tokens as usize);
             PromptLookup::new(previous, init.prompt_len).indexed(&init.tokens)
@@ -64,26 +79,7 @@ pub fn prepare(
         // one.
         sampling.early_stop.clear();
     }
-    let bytes = prompt.messages.iter().map(|m| m.content.len()).sum();
-    Ok(PreparedPrompt { init, lookup, bytes, sampling })
-}
-
-fn template_failure(error: TemplateError) -> JobFailure {
-    let reason = error.to_string();
-    match error {
-        TemplateError::Rejected { .. } | TemplateError::OutOfFuel | TemplateError::NoFreeCharacters => {
-            JobFailure::Rejected { reason }
-        }
-        TemplateError::Thread { .. } | TemplateError::Stopped(_) => JobFailure::Engine { reason },
-    }
-}
-
-fn tokenize_failure(error: TokenizeError) -> JobFailure {
-    let reason = error.to_string();
-    match error {
-        TokenizeError::Failed { .. } => JobFailure::Rejected { reason },
-        TokenizeError::Stopped(_) => JobFailure::Engine { reason },
-    }
+    Ok(PreparedPrompt { init, lookup, sampling })
 }
 
 /// Maximum part of [`Sampling::previous`] that is used for drafting, in bytes; longer than any output.
@@ -97,19 +93,23 @@ fn truncate_previous(text: &str) -> &str {
 /// The tokens at the beginning of the rendered prompt that do not depend on how the last message, which is incomplete,
 /// will continue. They are found by rendering two different continuations and taking the common prefix. The text that
 /// the chat template appends after the message is not included. `None` if the last message is not a user message.
-pub fn stable_prefix(
-    template: &ChatTemplate,
+pub async fn stable_prefix(
+    prompts: &dyn PromptTokenizer,
     vocabulary: &Vocabulary,
     mut messages: Vec<ChatMessage>,
-    limit: &TimeLimit,
 ) -> Option<Vec<u32>> {
-    let tokens = |messages: &[_]| vocabulary.encode_prompt(&template.render(messages, limit).ok()?, limit).ok();
+    let tokens = async |messages: &[ChatMessage]| {
+        let request = PromptRequest { messages: messages.to_vec(), previous: String::new() };
+        let tokens = prompts.tokenize(request).await.ok()?;
+        check_vocabulary(&tokens, vocabulary).ok()?;
+        Some(tokens.prompt)
+    };
     if messages.last()?.role != ChatRole::User {
         return None;
     }
-    let mut known = tokens(&messages)?;
+    let mut known = tokens(&messages).await?;
     messages.last_mut()?.content.push('x');
-    let other = tokens(&messages)?;
+    let other = tokens(&messages).await?;
     known.truncate(known.iter().zip(&other).take_while(|(a, b)| a == b).count());
     Some(known)
 }

@@ -33,7 +33,7 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 const MAX_REASON_CHARS: usize = 1000;
 /// Stack of the thread that renders, in bytes. Dropping a list that is nested as deep as the fuel allows takes this much
 /// stack; the system provides only the part that is used.
-const STACK_BYTES: usize = 256 << 20;
+pub const STACK_BYTES: usize = 256 << 20;
 
 /// A parsed chat template, with the names of the BOS and EOS tokens that it may insert.
 #[derive(Debug)]
@@ -81,6 +81,20 @@ impl ChatTemplate {
     /// [`HeaderError::Unsupported`] if there is none, if it does not parse, or if it exceeds the limits of time and
     /// memory; I/O errors of the template's own file.
     pub fn read(file: &ModelFile, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
+        let template = Self::parse(file, vocabulary)?;
+        let example = [ChatMessage { role: cfq_proto::job::ChatRole::User, content: "x".to_owned() }];
+        // Other errors may depend on the messages.
+        if let Err(error @ TemplateError::OutOfFuel) = template.render(&example, &TimeLimit::none()) {
+            return Err(file.unsupported(format!("it cannot render a message: {error}")));
+        }
+        Ok(template)
+    }
+
+    /// Reads and parses the template of `file`.
+    ///
+    /// # Errors
+    /// [`HeaderError::Unsupported`] if there is none or if it does not parse; I/O errors of the template's own file.
+    pub fn parse(file: &ModelFile, vocabulary: &Vocabulary) -> Result<Self, HeaderError> {
         let source = match file {
             ModelFile::Gguf(header) => header.get_str("tokenizer.chat_template").map(str::to_owned),
             ModelFile::Folder(folder) => template_in_folder(folder)?,
@@ -98,11 +112,6 @@ impl ChatTemplate {
             .environment
             .template_from_str(&template.source)
             .map_err(|error| file.unsupported(format!("its chat template cannot be parsed: {error}")))?;
-        let example = [ChatMessage { role: cfq_proto::job::ChatRole::User, content: "x".to_owned() }];
-        // Other errors may depend on the messages.
-        if let Err(error @ TemplateError::OutOfFuel) = template.render(&example, &TimeLimit::none()) {
-            return Err(file.unsupported(format!("it cannot render a message: {error}")));
-        }
         Ok(template)
     }
 
@@ -127,13 +136,25 @@ impl ChatTemplate {
     /// # Errors
     /// See [`TemplateError`].
     pub fn render(&self, messages: &[ChatMessage], limit: &TimeLimit) -> Result<PromptText, TemplateError> {
-        let render = || origin::render(self, messages, limit);
+        let render = || self.render_on_this_thread(messages, limit);
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
             let thread = thread.spawn_scoped(scope, render);
             let thread = thread.map_err(|error| TemplateError::Thread { reason: error.to_string() })?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// The result of [`Self::render`], without a thread: the caller's must have a stack of [`STACK_BYTES`].
+    ///
+    /// # Errors
+    /// See [`TemplateError`].
+    pub fn render_on_this_thread(
+        &self,
+        messages: &[ChatMessage],
+        limit: &TimeLimit,
+    ) -> Result<PromptText, TemplateError> {
+        origin::render(self, messages, limit)
     }
 
     /// The text of messages with these contents instead of their own.

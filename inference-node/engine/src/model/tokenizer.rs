@@ -104,6 +104,20 @@ impl Vocabulary {
         }
     }
 
+    /// Builds the tokenizer of a model with `embedding_rows` embeddings.
+    ///
+    /// # Errors
+    /// The errors of [`Self::read`]; [`HeaderError::Unsupported`] if the tokenizer has more tokens than embeddings.
+    pub(crate) fn read_for(file: &ModelFile, embedding_rows: u64) -> Result<Self, HeaderError> {
+        let vocabulary = Self::read(file)?;
+        if vocabulary.len() as u64 > embedding_rows {
+            let tokens = vocabulary.len();
+            let what = format!("its tokenizer has {tokens} tokens, but the model only {embedding_rows} embeddings");
+            return Err(file.unsupported(what));
+        }
+        Ok(vocabulary)
+    }
+
     fn from_header(header: &GgufHeader) -> Result<Self, HeaderError> {
         let missing = |key: &str| header.unsupported(format!("its header has no usable {key}"));
         let model = header.get_str("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?;

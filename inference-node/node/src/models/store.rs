@@ -37,6 +37,8 @@ pub struct PullOptions {
     pub update: bool,
     /// Read files that are present and verify their checksums.
     pub verify: bool,
+    /// Do not read the model's header: the caller reads it elsewhere.
+    pub skip_header: bool,
 }
 
 /// Whether a model's files are complete.

@@ -4,6 +4,8 @@ use cfq_engine::EngineFailure;
 use cfq_link::LinkError;
 use cfq_proto::model::ModelId;
 
+pub use crate::error_text::with_causes;
+
 /// Why a node exited.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -57,20 +59,6 @@ pub enum LoaderFailure {
     /// The thread panicked outside a load.
     #[error("{message}")]
     Panicked { message: String },
-}
-
-/// Formats an error, followed by its causes. A cause that the text already contains is left out.
-pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// The message of a panic.

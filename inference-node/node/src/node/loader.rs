@@ -103,6 +103,8 @@ struct Loader {
     gpus: Vec<Gpu>,
     engines: BTreeMap<ModelId, LoadedEngine>,
     cached: BTreeMap<ModelId, CachedFile>,
+    /// Files that a child process has read without an error.
+    inspected: BTreeMap<ModelId, FileStamp>,
 }
 
 /// Why the thread woke up.
@@ -139,6 +141,7 @@ impl Loader {
             gpus,
             engines: BTreeMap::new(),
             cached: BTreeMap::new(),
+            inspected: BTreeMap::new(),
         }
     }
 

@@ -2,12 +2,15 @@
 //! ledger, the log and the user.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cfq_engine::HeaderError;
 use cfq_proto::model::ModelId;
 
+use crate::error_text::with_causes;
 use crate::gpu::DeviceChoice;
+use crate::sandbox::{FileFault, SandboxError};
 
 /// Why a model cannot be used. `detail` is the text of the error that was found, with its causes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +51,9 @@ pub enum UnusableReason {
     /// The engine could not be started.
     #[error("{detail}")]
     EngineNotStarted { detail: String },
+    /// The child process that reads the model's file was killed or failed.
+    #[error("{path} cannot be read: {detail}; configure another model, or retry with `cfq models load {model}`")]
+    SandboxFailed { model: ModelId, path: PathBuf, detail: String },
     /// The load panicked.
     #[error("loading {model} failed inside the engine; see the node's log")]
     LoadPanicked { model: ModelId },
@@ -77,6 +83,22 @@ impl UnusableReason {
         }
     }
 
+    /// The reason for an error of the child process that reads the model's file at `path`.
+    pub fn of_sandbox(model: &ModelId, path: &Path, error: &SandboxError) -> Self {
+        let detail = with_causes(error);
+        match error {
+            SandboxError::File { fault: FileFault::Unreadable, .. } => {
+                Self::Unreadable { model: model.clone(), detail }
+            }
+            SandboxError::File { fault: FileFault::Unsupported, .. } => Self::Unsupported { detail },
+            SandboxError::Start { .. } => Self::EngineNotStarted { detail },
+            SandboxError::OutOfTime { .. }
+            | SandboxError::Ended { .. }
+            | SandboxError::Reply { .. }
+            | SandboxError::Cancelled => Self::SandboxFailed { model: model.clone(), path: path.to_owned(), detail },
+        }
+    }
+
     /// True if the load is retried only at a request by a user, and not for jobs.
     pub fn is_permanent(&self) -> bool {
         match self {
@@ -92,6 +114,7 @@ impl UnusableReason {
             | Self::CpuOnly { .. }
             | Self::DeviceUnusable { .. }
             | Self::EngineNotStarted { .. }
+            | Self::SandboxFailed { .. }
             | Self::LoadPanicked { .. }
             | Self::LoadsInterrupted { .. }
             | Self::TooLarge(_) => true,
@@ -173,6 +196,11 @@ mod tests {
                 "device = \"cuda:1\": it is broken",
             ),
             (UnusableReason::EngineNotStarted { detail: detail() }, "it is broken"),
+            (
+                UnusableReason::SandboxFailed { model: model.clone(), path: "/m.gguf".into(), detail: detail() },
+                "/m.gguf cannot be read: it is broken; configure another model, or retry with \
+                 `cfq models load hf:o/r:m.gguf`",
+            ),
             (
                 UnusableReason::LoadPanicked { model: model.clone() },
                 "loading hf:o/r:m.gguf failed inside the engine; see the node's log",

