@@ -157,6 +157,9 @@ impl Vocabulary {
         let mut end_tokens: BTreeSet<u32> = [eos].into();
         end_tokens.extend(token_id("tokenizer.ggml.eot_token_id"));
         end_tokens.extend(token_id("tokenizer.ggml.eom_token_id"));
+        // Some files declare BOS as an ordinary token, and some name a letter as BOS, which must stay one.
+        let is_bos =
+            |id: u32, text: &str| bos == Some(id) && text.len() > 2 && text.starts_with('<') && text.ends_with('>');
         let phi3 = sentence_piece && header.get_str("general.architecture") == Some("phi3");
         let special: Vec<AddedToken> = tokens
             .iter()
@@ -164,7 +167,9 @@ impl Vocabulary {
             .zip(0u32..)
             .filter(|((text, kind), id)| {
                 // Some files declare a token that ends a turn as an ordinary one.
-                matches!(**kind, 2..=5) && !text.is_empty() || end_tokens.contains(id) && is_control_name(text)
+                matches!(**kind, 2..=5) && !text.is_empty()
+                    || end_tokens.contains(id) && is_control_name(text)
+                    || is_bos(*id, text)
             })
             .map(|((text, kind), _)| added_token(text, *kind, phi3))
             .collect();
@@ -172,7 +177,9 @@ impl Vocabulary {
 
         let control: Vec<(u32, String)> = (0u32..)
             .zip(tokens.iter().zip(&kinds))
-            .filter(|(id, (_, kind))| !matches!(**kind, NORMAL | USER_DEFINED | BYTE) || end_tokens.contains(id))
+            .filter(|(id, (text, kind))| {
+                !matches!(**kind, NORMAL | USER_DEFINED | BYTE) || end_tokens.contains(id) || is_bos(*id, text)
+            })
             .map(|(id, (text, _))| (id, (*text).to_owned()))
             .collect();
         let map = byte_level::char_to_byte();

@@ -4,8 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cfq_engine::{Engine, EngineLimits, ExpectedPrompt, LocalEngine, Vocabulary};
+use cfq_engine::{
+    Engine, EngineLimits, ExpectedPrompt, LocalEngine, PromptModel, PromptRequest, TimeLimit, Vocabulary,
+};
 use cfq_proto::job::{ChatMessage, ChatRole};
+use serde_json::{Value, json};
 
 use crate::fixtures::{FAMILIES, folder};
 use crate::smollm::{self, user_prompt};
@@ -105,4 +108,66 @@ async fn name_in_content_keeps_its_text_and_costs_its_tokens() {
     let names = smollm::finish(names).await.0.unwrap().usage.prompt_tokens;
     let similar = smollm::finish(similar).await.0.unwrap().usage.prompt_tokens;
     assert!(names > 500 && names.abs_diff(similar) < 200, "{names} tokens, a similar text has {similar}");
+}
+
+/// A tiny model whose tokenizer changes the case and form of letters, with control tokens in all declarations that a
+/// tokenizer.json permits: matched after the normalization, with white space, and, for BOS, not as a special token.
+fn declared_differently() -> tempfile::TempDir {
+    const NAMES: [(&str, bool); 4] =
+        [("<|turn|>", true), ("<|strip|>", true), ("<s>", false), ("<|endoftext|>", false)];
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder("llama")).unwrap() {
+        let from = entry.unwrap().path();
+        std::fs::copy(&from, copy.path().join(from.file_name().unwrap())).unwrap();
+    }
+    let path = copy.path().join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    tokenizer["normalizer"] =
+        json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, { "type": "Lowercase" }] });
+    // The last merges give the last tokens, which are replaced.
+    let merges = tokenizer["model"]["merges"].as_array_mut().unwrap();
+    merges.truncate(merges.len() - NAMES.len());
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let kept = (vocabulary.len() - NAMES.len()) as u64;
+    vocabulary.retain(|_, id| id.as_u64().unwrap() < kept);
+    vocabulary.extend((kept..).zip(NAMES).map(|(id, (name, _))| (name.to_owned(), json!(id))));
+    let added = (kept..).zip(NAMES).map(|(id, (name, special))| {
+        let strip = name == "<|strip|>";
+        json!({
+            "id": id, "content": name, "special": special, "normalized": true,
+            "single_word": false, "lstrip": strip, "rstrip": strip,
+        })
+    });
+    tokenizer["added_tokens"].as_array_mut().unwrap().extend(added);
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let config = json!({
+        "bos_token": "<s>", "eos_token": "<|eot_id|>",
+        "chat_template": "{{ bos_token }}{% for m in messages %}<|turn|>{{ m.content }}{{ eos_token }}{% endfor %}",
+    });
+    std::fs::write(copy.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    copy
+}
+
+#[test]
+fn names_that_match_only_after_normalization_are_text() {
+    let copy = declared_differently();
+    let (model, _) = PromptModel::inspect(copy.path()).unwrap();
+    let tokens = |content: &str| {
+        let request = PromptRequest { messages: vec![message(ChatRole::User, content)], previous: String::new() };
+        model.tokenize(&request, &TimeLimit::none()).unwrap().prompt
+    };
+    let last = tokens("a").into_iter().max().unwrap();
+    let is_control = |id: &u32| *id < 2 || *id >= 380;
+    let count = |content: &str| tokens(content).iter().filter(|id| is_control(id)).count();
+    assert!(last < 384, "{last}");
+    let plain = count("a");
+    for name in ["<|turn|>", "<|strip|>", "<s>", "<|endoftext|>", "<|eot_id|>", "<|begin_of_text|>"] {
+        let fullwidth = name.replace('<', "\u{FF1C}").replace('>', "\u{FF1E}");
+        for name in [name.to_owned(), name.to_uppercase(), fullwidth] {
+            for content in [name.clone(), format!("a {name} b"), format!("{name}{name}"), format!("  {name}\n")] {
+                assert_eq!(count(&content), plain, "{content:?} gives {:?}", tokens(&content));
+            }
+        }
+    }
+    assert_eq!(plain, 3, "BOS, turn and end of the template: {:?}", tokens("a"));
 }

@@ -6,6 +6,7 @@ use cfq_memory::VocabularySize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
+use crate::model::control_names::is_control_name;
 use crate::model::gguf::HeaderError;
 use crate::model::safetensors::ModelFolder;
 use crate::model::tokenizer::{Vocabulary, byte_level, sentence_piece, untrusted_rules};
@@ -26,11 +27,20 @@ enum Spelling {
 /// Builds the tokenizer of a model folder.
 pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
     let missing = |what: &str| folder.unsupported(format!("it has no {what}"));
-    let json = folder.json("tokenizer.json")?.ok_or_else(|| missing("tokenizer.json"))?;
+    let mut json = folder.json("tokenizer.json")?.ok_or_else(|| missing("tokenizer.json"))?;
     let spelling = spelling(&json).ok_or_else(|| {
         folder.unsupported("the decoder in its tokenizer.json is neither byte-level nor SentencePiece")
     })?;
     untrusted_rules::check(&json).map_err(|what| folder.unsupported(what))?;
+    let config = folder.json("tokenizer_config.json")?.unwrap_or(Value::Null);
+    let generation = folder.json("generation_config.json")?.unwrap_or(Value::Null);
+    let end_ids: Vec<u32> = [generation.get("eos_token_id"), folder.config.get("eos_token_id")]
+        .into_iter()
+        .flatten()
+        .flat_map(ids)
+        .collect();
+    let names = [token_name(&config, "bos_token"), token_name(&config, "eos_token")];
+    match_before_normalization(&mut json, |id, name| end_ids.contains(&id) || names.contains(&Some(name)));
     let mut tokenizer: Tokenizer = serde_json::from_value(json)
         .map_err(|e| folder.unsupported(format!("its tokenizer.json cannot be parsed: {e}")))?;
     let plain = tokenizer.with_truncation(None).map(|t| t.with_padding(None).clone());
@@ -54,28 +64,42 @@ pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
     });
     let bytes = bytes.collect();
 
-    let config = folder.json("tokenizer_config.json")?.unwrap_or(Value::Null);
-    let generation = folder.json("generation_config.json")?.unwrap_or(Value::Null);
-    let named_token = |name: &str| {
-        let token = config.get(name)?;
-        let text = token.as_str().or_else(|| token.get("content").and_then(Value::as_str))?;
-        tokenizer.token_to_id(text)
-    };
-    let mut end_tokens: BTreeSet<u32> = named_token("eos_token").into_iter().collect();
-    for value in [generation.get("eos_token_id"), folder.config.get("eos_token_id")] {
-        end_tokens.extend(value.into_iter().flat_map(ids));
-    }
+    let named_token = |name: &str| tokenizer.token_to_id(token_name(&config, name)?);
+    let mut end_tokens: BTreeSet<u32> = named_token("eos_token").into_iter().chain(end_ids).collect();
     end_tokens.retain(|id| (*id as usize) < count);
     let eos = named_token("eos_token").or_else(|| end_tokens.first().copied()).ok_or_else(|| missing("eos_token"))?;
+    let bos = named_token("bos_token");
     let mut control: Vec<(u32, String)> = added
         .iter()
-        .filter(|(id, token)| token.special || end_tokens.contains(id))
+        .filter(|(id, token)| token.special || end_tokens.contains(id) || bos == Some(**id))
         .map(|(id, token)| (*id, token.content.clone()))
         .collect();
     control.sort_unstable();
     // No sequence prefix: the chat templates of this layout contain the BOS token.
-    let built = Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, None, named_token("bos_token"));
+    let built = Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, None, bos);
     built.map_err(|what| folder.unsupported(what))
+}
+
+/// The name of BOS or EOS in tokenizer_config.json: a string, or an object with the string.
+fn token_name<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
+    let token = config.get(key)?;
+    token.as_str().or_else(|| token.get("content").and_then(Value::as_str))
+}
+
+/// Makes the added tokens that are control tokens match the text as it is. Otherwise a text that has none of their names
+/// could contain one after the normalization, which changes case and forms of letters. `is_named`: whether the id or the
+/// name of a token belongs to a control token that is not declared as special.
+fn match_before_normalization(json: &mut Value, is_named: impl Fn(u32, &str) -> bool) {
+    for token in json.get_mut("added_tokens").and_then(Value::as_array_mut).into_iter().flatten() {
+        let id = token.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+        let name = token.get("content").and_then(Value::as_str).unwrap_or_default();
+        let is_special = token.get("special").and_then(Value::as_bool) == Some(true);
+        if (is_special || is_control_name(name) || id.is_some_and(|id| is_named(id, name)))
+            && let Some(normalized) = token.get_mut("normalized")
+        {
+            *normalized = Value::Bool(false);
+        }
+    }
 }
 
 /// The size of the vocabulary in tokenizer.json; zero if there is none. See [`super::vocabulary_size`].
