@@ -139,7 +139,7 @@ pub(super) async fn complete(
         return Err(JobFailure::Rejected { reason: reason.to_owned() });
     }
     let peer = &Peer { url: format!("{}/chat/completions", server.url), key: server.key.as_ref() };
-    let escaped = server.control_names().and_then(|names| names.escape(&prompt.messages));
+    let escaped = server.control_names(remote).and_then(|names| names.escape(&prompt.messages));
     let body = request_body(remote, prompt, escaped.as_deref().unwrap_or(&prompt.messages));
     let request = server.authorized(server.client.post(&peer.url)).json(&body);
     let mut answer = request.send().await.map_err(|error| peer.unreachable(&error))?;

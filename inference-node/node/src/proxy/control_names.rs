@@ -1,9 +1,9 @@
 //! Names of control tokens in prompts for a server.
 //!
 //! The server renders the chat template, and most servers then turn every name of a control token in the text into that
-//! token, so the content of a file could end a turn and begin another. If the server reports its chat template
-//! (llama.cpp does), the names in it are known: in contents they get an invisible character, and replies that repeat it
-//! lose it again.
+//! token, so the content of a file could end a turn and begin another. If the server reports its chat template or its
+//! tokens (`reported_names`), the names are known: in contents they get an invisible character, and replies that repeat
+//! it lose it again.
 
 use cfq_proto::job::ChatMessage;
 
@@ -37,9 +37,16 @@ impl ControlNames {
         if source.contains("<|'") || source.contains("<|\"") {
             names.push("<|".to_owned());
         }
-        names.sort_unstable();
-        names.dedup();
-        Self(names)
+        Self(Vec::new()).with(names)
+    }
+
+    /// Adds names. Names of another form are left out: a server could call every letter a control token.
+    pub(super) fn with(mut self, names: impl IntoIterator<Item = String>) -> Self {
+        let names = names.into_iter().filter(|name| (2..=MAX_NAME_BYTES).contains(&name.len()));
+        self.0.extend(names.filter(|name| name.starts_with(['<', '['])));
+        self.0.sort_unstable();
+        self.0.dedup();
+        self
     }
 
     /// The messages with all names in their contents made invalid; `None` if they have no names.
@@ -107,6 +114,8 @@ mod tests {
         assert_eq!(names("{{ bos_token }}[INST] x [/INST]</s>"), ["</s>", "[/INST]", "[INST]"]);
         assert_eq!(names("{{ '<|' + m.role + '|>' }}"), ["<|"]);
         assert_eq!(names("{{ '<｜User｜>' + m.content }}"), ["<｜User｜>"]);
+        let added = ControlNames::of_template("<|a|>").with(["</s>", "e", "<", "", "<|a|>"].map(str::to_owned));
+        assert_eq!(added.0, ["</s>", "<|a|>"]);
     }
 
     #[test]

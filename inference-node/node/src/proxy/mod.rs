@@ -7,8 +7,10 @@
 mod chat;
 mod control_names;
 mod peer;
+mod reported_names;
 mod sse;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,8 +35,6 @@ const ASSUMED_CONTEXT_TOKENS: u32 = 131_072;
 const TOKENS_PER_BYTE: f64 = 0.3;
 /// Timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes that are read of the properties that a server reports.
-const MAX_PROPERTIES_BYTES: usize = 4 << 20;
 /// Number of heartbeat intervals between two health checks of a server that is up. Other servers are checked every
 /// interval.
 const HEALTHY_CHECK_INTERVALS: u32 = 5;
@@ -109,8 +109,8 @@ pub struct EndpointClient {
     slots: Arc<Semaphore>,
     max_sequences: u32,
     health: Mutex<Health>,
-    /// Names of control tokens in the server's chat template; `None` if the server does not report the template.
-    control_names: Mutex<Option<Arc<ControlNames>>>,
+    /// Names of the control tokens of each model behind this server; `None` if the server does not tell them.
+    control_names: Mutex<BTreeMap<String, Option<Arc<ControlNames>>>>,
     changes: Arc<StateChanged>,
 }
 
@@ -199,8 +199,7 @@ impl EndpointClient {
             Ok(_) => {
                 // The server may run another model than before.
                 if *self.health() != Health::Up {
-                    let names = self.reported_control_names().await.map(Arc::new);
-                    *self.control_names.lock().unwrap_or_else(PoisonError::into_inner) = names;
+                    self.read_control_names().await;
                 }
                 Health::Up
             }
@@ -209,27 +208,30 @@ impl EndpointClient {
         self.set_health(health);
     }
 
-    /// The names of control tokens in the chat template that llama.cpp's server reports; other servers report none.
-    async fn reported_control_names(&self) -> Option<ControlNames> {
-        #[derive(Deserialize)]
-        struct Properties {
-            chat_template: String,
-        }
-        let url = format!("{}/props", self.url.trim_end_matches("/v1"));
-        let mut answer = self.authorized(self.client.get(url)).timeout(CHECK_TIMEOUT).send().await.ok()?;
-        let mut body = Vec::new();
-        while answer.status().is_success() && body.len() < MAX_PROPERTIES_BYTES {
-            match answer.chunk().await.ok()? {
-                Some(bytes) => body.extend_from_slice(&bytes),
-                None => break,
+    /// Asks the server for the names of the control tokens of each model.
+    async fn read_control_names(&self) {
+        let models: Vec<String> = self.names().keys().cloned().collect();
+        let read = async {
+            for remote in models {
+                let names = reported_names::of_model(self, &remote).await.map(Arc::new);
+                self.names().insert(remote, names);
             }
+        };
+        if tokio::time::timeout(CHECK_TIMEOUT, read).await.is_err() {
+            tracing::warn!(
+                endpoint = self.name,
+                "the server does not say in time which control tokens its models have"
+            );
         }
-        let properties: Properties = serde_json::from_slice(&body).ok()?;
-        Some(ControlNames::of_template(&properties.chat_template))
     }
 
-    fn control_names(&self) -> Option<Arc<ControlNames>> {
-        self.control_names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn names(&self) -> MutexGuard<'_, BTreeMap<String, Option<Arc<ControlNames>>>> {
+        self.control_names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The names of the control tokens of the server's model `remote`; `None` if the server does not tell them.
+    fn control_names(&self, remote: &str) -> Option<Arc<ControlNames>> {
+        self.names().get(remote).cloned().flatten()
     }
 
     /// Checks the health of the server in an endless loop: frequently while it is not up, else less often.
@@ -265,6 +267,7 @@ impl ProxyEngine {
     pub fn new(model: ModelId, server: Arc<EndpointClient>) -> Option<Self> {
         match model.source() {
             ModelSource::OpenAi { model: remote, .. } => {
+                server.names().insert(remote.clone(), None);
                 Some(Self { model, remote, server, decode_rate: Arc::default() })
             }
             ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::Ollama { .. } => {

@@ -6,5 +6,7 @@ mod node;
 #[cfg(test)]
 mod proxy;
 #[cfg(test)]
+mod reported_names;
+#[cfg(test)]
 #[path = "../../../engine/tests/suite/smollm.rs"]
 mod smollm;

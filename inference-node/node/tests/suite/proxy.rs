@@ -57,7 +57,7 @@ async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
     (url, requests)
 }
 
-fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
+pub fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
     let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: 1 };
     let server = EndpointClient::new("box", &endpoint, timing, Arc::default()).unwrap();
     (ProxyEngine::new("openai:box/small".parse().unwrap(), server.clone()).unwrap(), server)
@@ -78,7 +78,7 @@ fn failure(outcome: Result<Completion, GenerationError>) -> JobFailure {
     }
 }
 
-async fn send(stream: &mut TcpStream, text: &str) {
+pub async fn send(stream: &mut TcpStream, text: &str) {
     // The client may have closed the connection.
     let _ = stream.write_all(text.as_bytes()).await;
 }
