@@ -64,6 +64,8 @@ pub struct Options {
     pub dedicated_postgres: bool,
     /// Whether a second node, `n2`, serves the same models as `n1`. Its service is named `second_node`.
     pub second_node: bool,
+    /// Whether a second runner, `r2`, with a data folder of its own drives tasks. Its service is named `second_runner`.
+    pub second_runner: bool,
     /// Whether a second scheduler stands by. Its service is named `second_scheduler`.
     pub second_scheduler: bool,
 }
@@ -92,6 +94,7 @@ impl Default for Options {
             node_environment: Vec::new(),
             dedicated_postgres: false,
             second_node: false,
+            second_runner: false,
             second_scheduler: false,
         }
     }
@@ -112,7 +115,7 @@ pub struct Cluster {
     address_space: Mutex<Option<u64>>,
 }
 
-/// The services of every cluster; `Options::second_node` and `Options::second_scheduler` add others.
+/// The services of every cluster; `Options::second_node` and its neighbours add others.
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
 
 /// Runs `cfq ARGS` until it exits, as a client of `cluster`, with its data and configuration folders below `home`.
@@ -139,8 +142,8 @@ impl Cluster {
             models.script(name, vec![]);
         }
         let nodes = ["n1", "n2"].map(|name| NodeId::new(name).unwrap());
-        let runner = RunnerId::new("r1").unwrap();
-        let nats = nats::Server::start(dir.path(), &nodes, &runner).await;
+        let runners = ["r1", "r2"].map(|name| RunnerId::new(name).unwrap());
+        let nats = nats::Server::start(dir.path(), &nodes, &runners).await;
         let database = match options.dedicated_postgres {
             true => Database::on_dedicated_server(dir.path()).await,
             false => Database::fresh().await,
@@ -159,12 +162,17 @@ impl Cluster {
             address_space: Mutex::default(),
             dir,
         };
-        cluster.write_configs(&nodes, &runner);
+        cluster.write_configs(&nodes, &runners);
         for service in cluster.services() {
             cluster.start_service(service);
         }
         cluster.wait_until_ready().await;
         cluster
+    }
+
+    /// Data folder of a runner's service.
+    pub fn runner_data(&self, service: &str) -> PathBuf {
+        self.file(&format!("{service}-data"))
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -174,6 +182,7 @@ impl Cluster {
     fn services(&self) -> impl Iterator<Item = &'static str> {
         let second = [
             self.options.second_node.then_some("second_node"),
+            self.options.second_runner.then_some("second_runner"),
             self.options.second_scheduler.then_some("second_scheduler"),
         ];
         SERVICES.into_iter().chain(second.into_iter().flatten())

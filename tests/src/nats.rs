@@ -20,23 +20,25 @@ pub struct Server {
     process: Mutex<Process>,
     address: NatsAddress,
     nodes: [NodeId; 2],
-    runner: RunnerId,
+    runners: [RunnerId; 2],
 }
 
 impl Server {
-    pub async fn start(dir: &Path, nodes: &[NodeId; 2], runner: &RunnerId) -> Self {
+    pub async fn start(dir: &Path, nodes: &[NodeId; 2], runners: &[RunnerId; 2]) -> Self {
         let account = account::for_services(None, StatusOutput::Silent).unwrap();
         let paths = Paths { data: dir.join("nats-data"), ..user_paths() };
         make_traversable(dir);
         paths.prepare(account).unwrap();
         let program = find_service(ServiceKind::Nats).await;
-        let mut identities = vec![Identity::Scheduler, Identity::Runner(runner.clone())];
+        let mut identities = vec![Identity::Scheduler];
+        identities.extend(runners.iter().cloned().map(Identity::Runner));
         identities.extend(nodes.iter().cloned().map(Identity::Node));
         let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
         let mut nats = Nats::prepare(&paths, &program, account, options).unwrap();
         let process = Mutex::new(nats.start().await.unwrap());
         let address = nats.address();
-        Self { store: paths.nats().join("store"), nats, process, address, nodes: nodes.clone(), runner: runner.clone() }
+        let (nodes, runners) = (nodes.clone(), runners.clone());
+        Self { store: paths.nats().join("store"), nats, process, address, nodes, runners }
     }
 
     /// Connection settings of a service's identity.
@@ -45,7 +47,8 @@ impl Server {
             "scheduler" => Identity::Scheduler,
             "node" => Identity::Node(self.nodes[0].clone()),
             "second_node" => Identity::Node(self.nodes[1].clone()),
-            "runner" => Identity::Runner(self.runner.clone()),
+            "runner" => Identity::Runner(self.runners[0].clone()),
+            "second_runner" => Identity::Runner(self.runners[1].clone()),
             other => panic!("unknown service {other}"),
         };
         self.address.config(&identity)

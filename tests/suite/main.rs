@@ -24,6 +24,7 @@ mod late_results;
 mod loop_paths;
 mod model_loading;
 mod nats_permissions;
+mod one_main_branch;
 mod out_of_memory;
 mod postgres_faults;
 mod requirements;

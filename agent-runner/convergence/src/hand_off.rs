@@ -2,7 +2,7 @@
 
 use cfq_proto::pr::PrState;
 
-/// Recorded intent to merge, written before the mirror's main branch moves to the merge commit.
+/// Recorded intent to merge, written before the repository's main branch moves to the merge commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeIntent {
     /// Commit of the main branch before the merge.
@@ -11,6 +11,8 @@ pub struct MergeIntent {
     pub new: String,
     /// Author and committer date of the merge commit, in seconds since 1970.
     pub commit_time: i64,
+    /// Path of the repository whose main branch moves; empty in intents of older runners.
+    pub repository: String,
 }
 
 /// Progress of the hand-off, which begins when the loop has converged and ends with the task.

@@ -166,8 +166,9 @@ impl History {
                     self.hand_off.closed = Some(reason.clone());
                 }
             }
-            Step::MergeIntent { old, new, commit_time } => {
-                let intent = MergeIntent { old: old.clone(), new: new.clone(), commit_time: *commit_time };
+            Step::MergeIntent { old, new, commit_time, repository, .. } => {
+                let (old, new, repository) = (old.clone(), new.clone(), repository.clone());
+                let intent = MergeIntent { old, new, commit_time: *commit_time, repository };
                 self.hand_off.merge_intent = Some(intent);
             }
             Step::Merged { commit } => {

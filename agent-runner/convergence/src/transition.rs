@@ -217,7 +217,13 @@ pub(crate) mod tests {
     }
 
     pub fn merge_intent() -> Step {
-        Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 }
+        Step::MergeIntent {
+            old: "o".into(),
+            new: "n".into(),
+            commit_time: 0,
+            repository: String::new(),
+            message: String::new(),
+        }
     }
 
     pub fn held() -> Step {

@@ -12,7 +12,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use cfq_agent_runner::workstream::{CommitPlan, MergeOutcome, MergeState, Mirror, deliver};
+use cfq_agent_runner::workstream::{CommitPlan, MainBranch, MergeOutcome, MergeRequest, Mirror, deliver};
 use cfq_proto::loop_step::{Artifact, ArtifactFile};
 use git2::{Oid, Repository, Signature};
 
@@ -195,7 +195,11 @@ fn commit_and_merge_are_on_disk_and_objects_before_the_ref() {
     }
     let main = git_dir.join("refs/heads/main");
     for (head, is_merge_commit) in [(&first, false), (&second, true)] {
-        let MergeOutcome::Planned(plan) = mirror.plan_merge(&f.base, head, "Merge", 9).unwrap() else { panic!() };
+        let current = mirror.main().unwrap().unwrap_or_else(|| MainBranch::at(&f.base));
+        let request =
+            MergeRequest { main: &current, base: &f.base, head, has_base: is_merge_commit, message: "Merge", time: 9 };
+        take_calls();
+        let MergeOutcome::Planned(plan) = mirror.plan_merge(&request).unwrap() else { panic!() };
         let planned = take_calls();
         assert_eq!(plan.new != *head, is_merge_commit);
         if is_merge_commit {
@@ -208,7 +212,7 @@ fn commit_and_merge_are_on_disk_and_objects_before_the_ref() {
             let merge_commit = object(&git_dir, Oid::from_str(&plan.new).unwrap());
             assert_on_disk(&planned, &merge_commit, &git_dir.join("objects"));
         }
-        assert_eq!(mirror.merge(&plan.old, &plan.new).unwrap(), MergeState::Merged);
+        mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
         assert_on_disk(&take_calls(), &main, &git_dir.join("refs"));
     }
 }

@@ -223,7 +223,7 @@ pub enum Step {
         #[serde(alias = "why")]
         reason: String,
     },
-    /// Intent to merge, recorded before the main branch of cfq's mirror moves from `old` to `new`.
+    /// Intent to merge, recorded before the repository's main branch in cfq moves from `old` to `new`.
     MergeIntent {
         /// Commit of the main branch before the merge.
         old: String,
@@ -231,8 +231,14 @@ pub enum Step {
         new: String,
         /// Date of the merge commit, in seconds since 1970.
         commit_time: i64,
+        /// Path of the repository, without symbolic links. Older runners send none.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        repository: String,
+        /// Message of the merge commit.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        message: String,
     },
-    /// The main branch of cfq's mirror holds the result.
+    /// The repository's main branch in cfq holds the result.
     Merged {
         /// Commit of the merge.
         commit: String,

@@ -14,6 +14,7 @@
 //! | `cfq.v1.runner.<id>.lease`              | [`LeaseRequest`]       | [`LeaseReply`]     |
 //! | `cfq.v1.runner.<id>.heartbeat`          | [`Heartbeat`]          | [`HeartbeatReply`] |
 //! | `cfq.v1.runner.<id>.step`               | [`StepRequest`]        | [`StepReply`]      |
+//! | `cfq.v1.runner.<id>.main_get`           | [`MainGet`]            | [`MainReply`]      |
 //! | `cfq.v1.runner.<id>.job_submit`         | [`JobSubmit`]          | [`JobReply`]       |
 //! | `cfq.v1.runner.<id>.job_get`            | [`JobGet`]             | [`JobReply`]       |
 //! | `cfq.v1.runner.<id>.job_cancel`         | [`JobCancel`]          | [`FenceReply`]     |
@@ -34,11 +35,13 @@
 //! no reply arrives, the sender repeats it with the same body.
 
 mod blob;
+mod main_branch;
 mod node;
 mod reason;
 mod runner;
 
 pub use blob::{BlobGet, BlobGetReply, BlobPut, BlobPutReply};
+pub use main_branch::{MainGet, MainReply, MainState, RecordedMerge};
 pub use node::{
     Accept, JobResult, Journal, MAX_JOURNAL_TOKENS, ModelReply, NodeCommand, NodeRegistration, Refusal, Refuse,
     TokenFrame, WorkOrder,

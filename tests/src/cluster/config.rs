@@ -12,7 +12,7 @@ use super::{Cluster, TOKEN, free_address, model_dir};
 
 impl Cluster {
     /// Writes the token file and the configuration of every service.
-    pub(super) fn write_configs(&self, nodes: &[NodeId; 2], runner: &RunnerId) {
+    pub(super) fn write_configs(&self, nodes: &[NodeId; 2], runners: &[RunnerId; 2]) {
         std::fs::write(self.file("token"), TOKEN).unwrap();
         std::fs::set_permissions(self.file("token"), std::fs::Permissions::from_mode(0o600)).unwrap();
         let agents = AgentBindings {
@@ -61,9 +61,9 @@ impl Cluster {
             sandbox: None,
         };
         let runner = cfq_agent_runner::Config {
-            runner: runner.clone(),
+            runner: runners[0].clone(),
             nats: self.nats.config("runner"),
-            data_dir: self.file("runner-data"),
+            data_dir: self.runner_data("runner"),
             concurrency: 2,
             timing: self.options.timing.clone(),
         };
@@ -77,5 +77,12 @@ impl Cluster {
             cfq_inference_node::Config { node: nodes[1].clone(), nats: self.nats.config("second_node"), ..node };
         write("second_node.toml", toml::to_string(&second_node).unwrap());
         write("runner.toml", toml::to_string(&runner).unwrap());
+        let second_runner = cfq_agent_runner::Config {
+            runner: runners[1].clone(),
+            nats: self.nats.config("second_runner"),
+            data_dir: self.runner_data("second_runner"),
+            ..runner
+        };
+        write("second_runner.toml", toml::to_string(&second_runner).unwrap());
     }
 }

@@ -136,9 +136,16 @@ impl Cluster {
     /// Stops all services in order, and asserts that each exits with success and that none panicked, except at a
     /// failpoint that the test configured.
     pub async fn finish(self) {
-        for service in
-            ["copied_runner", "runner", "second_node", "copied_node", "node", "second_scheduler", "scheduler"]
-        {
+        for service in [
+            "copied_runner",
+            "second_runner",
+            "runner",
+            "second_node",
+            "copied_node",
+            "node",
+            "second_scheduler",
+            "scheduler",
+        ] {
             if !self.services.lock().unwrap().contains_key(service) {
                 continue;
             }

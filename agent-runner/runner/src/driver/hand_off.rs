@@ -1,5 +1,5 @@
-//! Hand-off of a result in three parts: an internal pull request, the merge into the mirror's `main`, and a branch in
-//! the user's repository.
+//! Hand-off of a result in three parts: an internal pull request, the merge into the repository's main branch
+//! (in `merge.rs`), and a branch in the user's repository.
 //!
 //! A task ends as merged only if all three parts are done. If a part is impossible (another task changed the same
 //! lines, the repository refuses the branch), the hand-off is held with the reason, and the result is kept until a
@@ -8,17 +8,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cfq_convergence::{Iteration, MergeIntent};
+use cfq_convergence::Iteration;
 use cfq_link::failpoint;
 use cfq_proto::loop_step::Step;
-use cfq_proto::pr::PrState;
 
 use super::artifact::artifact_chain;
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{
-    DeliveredBranch, DeliveryRecordFile, GitError, MergeOutcome, MergeState, branch_name, deliver_recorded,
-};
+use crate::workstream::{DeliveredBranch, DeliveryRecordFile, GitError, branch_name, deliver_recorded};
 
 /// Maximum number of tries to create a branch whose lock another program holds. The waits between the tries add up to 7
 /// seconds; a git command holds the lock of a ref for milliseconds, so a lock that stays longer was left by a crash.
@@ -26,7 +23,7 @@ const MAX_LOCKED_BRANCH_TRIES: u32 = 4;
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Returns the iteration to hand off, and its commit.
-    fn result(&self) -> Result<(Iteration, String), Stopped> {
+    pub(super) fn result(&self) -> Result<(Iteration, String), Stopped> {
         let none = || Stopped::CannotDrive(DriveError::NothingToHandOff);
         let result = self.history.result().ok_or_else(none)?.clone();
         let commit = result.artifact.commit.clone().ok_or_else(none)?;
@@ -38,61 +35,6 @@ impl<P: TaskPort> TaskDriver<P> {
         let base = self.base()?;
         let (_, head) = self.result()?;
         Ok(self.commit_step(Step::PrOpened { head, base: base.commit, branch: base.branch }, 0).await?)
-    }
-
-    /// Computes the merge of `head` into the mirror's `main`, but does not update `main`. `time` is the date of the
-    /// merge commit, if one is needed.
-    async fn compute_merge(&mut self, head: String, time: i64) -> Result<MergeOutcome, ActionError> {
-        let mirror = self.prepare_mirror().await?;
-        let base = self.base()?.commit;
-        let message = format!("Merge {}: {}\n", self.number, self.title());
-        let plan = tokio::task::spawn_blocking(move || mirror.plan_merge(&base, &head, &message, time));
-        Ok(plan.await??)
-    }
-
-    /// Records the merge intent, or closes the pull request on a conflict.
-    pub(super) async fn plan_merge(&mut self) -> Result<(), ActionError> {
-        let (_, head) = self.result()?;
-        let commit_time = self.history.last_at;
-        let step = match self.compute_merge(head, commit_time).await? {
-            MergeOutcome::Planned(plan) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time },
-            // The conflict may not matter to the user: the mirror's `main` contains only cfq's merges, and the user may
-            // have discarded the other task's branch, or may have seen neither branch. So the result is delivered as a
-            // separate branch before the hand-off is held for a human.
-            MergeOutcome::Conflict { paths } => {
-                let reason = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
-                Step::PrMoved { to: PrState::Closed, reason }
-            }
-        };
-        Ok(self.commit_step(step, 0).await?)
-    }
-
-    /// Carries out a recorded merge intent.
-    pub(super) async fn merge(&mut self, intent: &MergeIntent) -> Result<(), ActionError> {
-        let (_, head) = self.result()?;
-        // Computed again to write the merge commit's objects if they are missing: the mirror may have been recreated
-        // since the intent was recorded.
-        let outcome = self.compute_merge(head, intent.commit_time).await?;
-        let mirror = self.prepare_mirror().await?;
-        let known = {
-            let (mirror, new) = (mirror.clone(), intent.new.clone());
-            tokio::task::spawn_blocking(move || mirror.has_commit(&new)).await??
-        };
-        if !known {
-            tracing::info!(task = %self.number, ?outcome, "recorded merge commit not reproduced, planning a new merge");
-            return self.plan_merge().await;
-        }
-        self.port.wait_for_lease().await?;
-        failpoint::hit("runner.before_merge_ref");
-        let merged = {
-            let intent = intent.clone();
-            tokio::task::spawn_blocking(move || mirror.merge(&intent.old, &intent.new)).await??
-        };
-        failpoint::hit("runner.after_merge_ref");
-        match merged {
-            MergeState::Merged => Ok(self.commit_step(Step::Merged { commit: intent.new.clone() }, 0).await?),
-            MergeState::MainMoved => self.plan_merge().await,
-        }
     }
 
     /// Delivers the result as a branch of the user's repository. If the repository cannot take the branch (moved,

@@ -8,13 +8,14 @@ mod artifact;
 mod hand_off;
 mod iterate;
 mod jobs;
+mod merge;
 mod next_action;
 mod port;
 mod speculative_prefill;
 mod task_driver;
 
 pub use next_action::{NextAction, next_action};
-pub use port::{DriveError, FollowGuard, PrefillPredictor, Stopped, TaskPort};
+pub use port::{DriveError, FollowGuard, MainQuery, PrefillPredictor, Stopped, TaskPort};
 pub use task_driver::{Assignment, TaskDriver};
 
 #[cfg(test)]

@@ -245,7 +245,13 @@ mod tests {
         let open = || Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().approved();
         let closed = open().then(Step::PrMoved { to: PrState::Closed, reason: "conflict".into() });
         assert_eq!(next(&closed), NextAction::Deliver);
-        let intent = |new: &str| Step::MergeIntent { old: "o".into(), new: new.into(), commit_time: 1 };
+        let intent = |new: &str| Step::MergeIntent {
+            old: "o".into(),
+            new: new.into(),
+            commit_time: 1,
+            repository: String::new(),
+            message: String::new(),
+        };
         let NextAction::Merge(now) = next(&open().then(intent("n1")).then(intent("n2"))) else { panic!("a merge") };
         assert_eq!(now.new, "n2");
     }

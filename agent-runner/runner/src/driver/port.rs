@@ -8,7 +8,7 @@ use cfq_proto::blob::Payload;
 use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::loop_step::{Artifact, Step};
-use cfq_proto::messages::PrefillHint;
+use cfq_proto::messages::{MainState, PrefillHint};
 use tokio::task::AbortHandle;
 
 /// Reason why a driver stops before its task ends or waits for a human.
@@ -50,6 +50,17 @@ pub enum DriveError {
     NothingToHandOff,
 }
 
+/// Question for the main branch of a repository.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MainQuery {
+    /// Name of the repository in the records.
+    pub repository: String,
+    /// Base commit of the task.
+    pub base: String,
+    /// Recorded commit of the mirror's `main`.
+    pub after: Option<String>,
+}
+
 /// Function that predicts the next prompt from the part of a reply that is generated so far. It reads files: do not
 /// call it on an async thread.
 pub type PrefillPredictor = Arc<dyn Fn(&str) -> Option<PrefillHint> + Send + Sync>;
@@ -76,6 +87,16 @@ impl Drop for FollowGuard {
 pub trait TaskPort: Send + Sync + 'static {
     /// Commits a step. Returns its commit time, in seconds since 1970 on the database's clock.
     fn commit_step(&self, seq: i32, step: Step, active_ms: u64) -> impl Future<Output = Result<i64, Stopped>> + Send;
+    /// Commits the step `merged`. Returns `None` if the main branch is no longer at the old commit of the last merge
+    /// intent: the merge must be planned again.
+    fn commit_merge(
+        &self,
+        seq: i32,
+        step: Step,
+        active_ms: u64,
+    ) -> impl Future<Output = Result<Option<i64>, Stopped>> + Send;
+    /// Returns the state of a main branch; `None` if no merge into it is recorded.
+    fn main_branch(&self, query: MainQuery) -> impl Future<Output = Result<Option<MainState>, Stopped>> + Send;
     /// Submits a job, or returns the existing one with the same `seq`, role and index `n` among the calls for the step.
     fn submit_job(&self, seq: i32, request: JobRequest) -> impl Future<Output = Result<JobView, Stopped>> + Send;
     /// Returns the current state of a submitted job.

@@ -10,6 +10,7 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::{Decided, EscalationReason, Step, StepRecord};
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
+use tokio::sync::OwnedMutexGuard;
 
 use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
@@ -92,6 +93,8 @@ pub struct TaskDriver<P> {
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
+    /// Held while the task plans and carries out its merge.
+    pub(super) merge_turn: Option<OwnedMutexGuard<()>>,
 }
 
 impl<P> std::fmt::Debug for TaskDriver<P> {
@@ -105,7 +108,7 @@ impl<P: TaskPort> TaskDriver<P> {
     pub fn new(port: P, assignment: Assignment, data_dir: PathBuf, reader: RepositoryReader, timing: Timing) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
         let worktrees = Worktrees::new(&data_dir);
-        let prepared = None;
+        let (prepared, merge_turn) = (None, None);
         Self {
             port,
             task,
@@ -120,6 +123,7 @@ impl<P: TaskPort> TaskDriver<P> {
             reader,
             timing,
             prepared,
+            merge_turn,
         }
     }
 
@@ -135,11 +139,15 @@ impl<P: TaskPort> TaskDriver<P> {
             if action == NextAction::NothingToDo {
                 return Ok(self.history);
             }
+            if !matches!(action, NextAction::PlanMerge | NextAction::Merge(_)) {
+                self.merge_turn = None;
+            }
             match self.perform(action).await {
                 Ok(()) => tries = 0,
                 Err(ActionError::Stopped(stopped)) => return Err(stopped),
                 Err(error) => {
                     tries += 1;
+                    self.merge_turn = None;
                     self.recover(error, tries).await?;
                 }
             }
@@ -215,9 +223,22 @@ impl<P: TaskPort> TaskDriver<P> {
         failpoint::hit(&format!("runner.before_step.{kind}"));
         let at = self.port.commit_step(seq, sent, active_ms).await?;
         failpoint::hit(&format!("runner.after_step.{kind}"));
+        self.push_step(StepRecord { seq, step: kept, active_ms, at })
+    }
+
+    /// Commits the merge onto the commit in the last merge intent. Returns false if another task was merged since.
+    pub(super) async fn commit_merge(&mut self, commit: String) -> Result<bool, Stopped> {
+        let (seq, active_ms) = (self.history.next_seq, self.history.active_ms);
+        let step = Step::Merged { commit };
+        failpoint::hit("runner.before_step.merged");
+        let Some(at) = self.port.commit_merge(seq, step.clone(), active_ms).await? else { return Ok(false) };
+        failpoint::hit("runner.after_step.merged");
+        self.push_step(StepRecord { seq, step, active_ms, at }).map(|()| true)
+    }
+
+    fn push_step(&mut self, record: StepRecord) -> Result<(), Stopped> {
         self.port.record_progress();
-        let pushed = self.history.push(&StepRecord { seq, step: kept, active_ms, at });
-        pushed.map_err(|error| Stopped::CannotDrive(error.into()))
+        self.history.push(&record).map_err(|error| Stopped::CannotDrive(error.into()))
     }
 
     /// Commits an escalation.

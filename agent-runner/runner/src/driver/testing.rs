@@ -87,7 +87,13 @@ impl Steps {
 
     pub fn handed_off(self) -> Self {
         self.approved()
-            .then(Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0 })
+            .then(Step::MergeIntent {
+                old: "o".into(),
+                new: "n".into(),
+                commit_time: 0,
+                repository: "/r".into(),
+                message: "Merge".into(),
+            })
             .then(Step::Merged { commit: "n".into() })
             .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })
             .then(Step::HandedOff { reason: "".into() })

@@ -12,7 +12,8 @@ use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::loop_step::{Artifact, Step};
 use cfq_proto::messages::{
-    FenceReply, JobCancel, JobGet, JobReply, JobSubmit, StepReply, StepRequest, TaskFence, UnavailableReason,
+    FenceReply, JobCancel, JobGet, JobReply, JobSubmit, MainGet, MainReply, MainState, StepReply, StepRequest,
+    TaskFence, UnavailableReason,
 };
 use cfq_proto::subject;
 use serde::Serialize;
@@ -21,7 +22,7 @@ use tokio::sync::Notify;
 
 use super::RunnerContext;
 use super::follow::follow_tokens;
-use crate::driver::{DriveError, FollowGuard, PrefillPredictor, Stopped, TaskPort};
+use crate::driver::{DriveError, FollowGuard, MainQuery, PrefillPredictor, Stopped, TaskPort};
 
 /// Wait before a request is repeated after a failure, for example because the scheduler has no leader or no database.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -123,10 +124,39 @@ impl TaskPort for NatsTaskPort {
         self.request("step", &request, |reply| match reply {
             StepReply::Committed { at, .. } => Ok(ReplyOutcome::Done(at)),
             StepReply::Stale => Ok(ReplyOutcome::Stale),
+            StepReply::MainMoved => Err(refused_by_scheduler("the step is not a merge".to_owned())),
             StepReply::Illegal { reason } => Err(refused_by_scheduler(reason)),
             StepReply::Unavailable { reason } => Ok(ReplyOutcome::Retry(reason)),
         })
         .await
+    }
+
+    async fn commit_merge(&self, seq: i32, step: Step, active_ms: u64) -> Result<Option<i64>, Stopped> {
+        let request = StepRequest { fence: self.fence, seq, step, active_ms };
+        self.request("step", &request, |reply| match reply {
+            StepReply::Committed { at, .. } => Ok(ReplyOutcome::Done(Some(at))),
+            StepReply::MainMoved => Ok(ReplyOutcome::Done(None)),
+            StepReply::Stale => Ok(ReplyOutcome::Stale),
+            StepReply::Illegal { reason } => Err(refused_by_scheduler(reason)),
+            StepReply::Unavailable { reason } => Ok(ReplyOutcome::Retry(reason)),
+        })
+        .await
+    }
+
+    async fn main_branch(&self, query: MainQuery) -> Result<Option<MainState>, Stopped> {
+        let MainQuery { repository, base, after } = query;
+        let request = MainGet { fence: self.fence, repository, base, after };
+        let state = self.request("main_get", &request, |reply| match reply {
+            MainReply::Main { state } => Ok(ReplyOutcome::Done(Some(state))),
+            MainReply::NoMerge => Ok(ReplyOutcome::Done(None)),
+            MainReply::Stale => Ok(ReplyOutcome::Stale),
+            MainReply::Refused { reason } => Err(refused_by_scheduler(reason.to_string())),
+            MainReply::Unavailable { reason } => Ok(ReplyOutcome::Retry(reason)),
+        });
+        match state.await? {
+            Some(state) => self.fetch(state).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     async fn submit_job(&self, seq: i32, request: JobRequest) -> Result<JobView, Stopped> {

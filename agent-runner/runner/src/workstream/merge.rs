@@ -1,24 +1,41 @@
-//! Merge into the mirror's `main`: planned, recorded as an intent, then one compare-and-swap of the ref.
+//! Merge into the repository's main branch: planned on the commit that the mirror has as `main`, and recorded as an
+//! intent. The merge takes effect in the scheduler's database, by a compare-and-swap of the recorded commit; the
+//! mirror's `main` only follows.
 //!
-//! After a crash the next attempt compares the ref with the recorded intent. If `main` is at the old commit, the ref is
-//! updated; if `main` contains the new commit, the merge is already done; otherwise another task merged first, and the
-//! merge is planned again.
+//! The cost of a merge depends on what the task changed, not on the length of the history or the number of files.
 
-use git2::{ErrorCode, MergeOptions, Oid, Repository};
+use git2::{MergeOptions, Oid, Repository};
 
 use super::commit::signature;
-use super::durable::{sync_commit, sync_ref};
+use super::durable::sync_commit;
 use super::error::{GitError, git_context, parse_oid};
+use super::main_branch::MainBranch;
 use super::mirror::Mirror;
+use super::tree_merge::{TreeMerge, merge_trees};
 
-const MAIN_REF: &str = "refs/heads/main";
+/// A merge to plan.
+#[derive(Debug, Clone, Copy)]
+pub struct MergeRequest<'a> {
+    /// The mirror's `main`.
+    pub main: &'a MainBranch,
+    /// Base commit of the task.
+    pub base: &'a str,
+    /// The commit to merge, a descendant of the base.
+    pub head: &'a str,
+    /// Whether `main` contains the base and not the head. If false, the history is walked to determine this.
+    pub has_base: bool,
+    /// Message of the merge commit, if one is needed.
+    pub message: &'a str,
+    /// Date of the merge commit, in seconds since 1970.
+    pub time: i64,
+}
 
 /// A planned update of `main`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergePlan {
-    /// Current commit of `main`.
+    /// Recorded commit of the main branch before the merge.
     pub old: String,
-    /// Commit of `main` after the merge: the head itself (fast-forward), or a merge commit.
+    /// Its commit after the merge: the head itself (fast-forward), or a merge commit.
     pub new: String,
 }
 
@@ -34,112 +51,109 @@ pub enum MergeOutcome {
     },
 }
 
-/// State of `main` after a merge attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MergeState {
-    /// `main` contains the new commit, merged now or before.
-    Merged,
-    /// `main` has moved to a commit that is not the old one and does not contain the new one: plan again.
-    MainMoved,
+/// How two commits are related.
+enum Relation {
+    /// The history of `main` contains the head.
+    Contained,
+    /// The history of the head contains `main`.
+    FastForward,
+    /// Both have commits of their own after this one.
+    Diverged { ancestor: Oid },
+    /// They have no common ancestor, or several.
+    Complex,
 }
 
 impl Mirror {
-    /// Plans the merge of `head` into `main`. Writes at most the objects of a merge commit, and creates `main` at the
-    /// task's base if the mirror has none. The merge commit is a function of `main`'s commit, `head`, `message` and
-    /// `time` (seconds since 1970).
+    /// Plans a merge. Writes at most the objects of a merge commit, which are on disk when this returns; no ref is
+    /// updated. The merge commit is a function of the request.
     ///
     /// # Errors
     /// A [`GitError`] if an id is invalid, a commit is missing or libgit2 fails.
-    pub fn plan_merge(&self, base: &str, head: &str, message: &str, time: i64) -> Result<MergeOutcome, GitError> {
+    pub fn plan_merge(&self, request: &MergeRequest<'_>) -> Result<MergeOutcome, GitError> {
+        // Maintenance removes nothing meanwhile.
+        let _lock = self.lock("cfq-merge.lock")?;
         let repository = self.repository()?;
-        let head = parse_oid(head)?;
-        let old = main_or_create(&repository, parse_oid(base)?)?;
-        let planned = |new: Oid| Ok(MergeOutcome::Planned(MergePlan { old: old.to_string(), new: new.to_string() }));
-        if old == head || is_ancestor(&repository, head, old)? {
-            return planned(old);
-        }
-        if is_ancestor(&repository, old, head)? {
-            return planned(head);
-        }
-        let ours = git_context("read the mirror's main", repository.find_commit(old))?;
-        let theirs = git_context("read the commit to merge", repository.find_commit(head))?;
-        let mut options = MergeOptions::new();
-        options.find_renames(true);
-        let mut index = git_context("merge", repository.merge_commits(&ours, &theirs, Some(&options)))?;
-        if index.has_conflicts() {
-            let mut paths: Vec<String> = git_context("read the conflicts", index.conflicts())?
-                .flatten()
-                .filter_map(|c| c.our.or(c.their).or(c.ancestor))
-                .map(|entry| String::from_utf8_lossy(&entry.path).into_owned())
-                .collect();
-            paths.sort();
-            paths.dedup();
-            return Ok(MergeOutcome::Conflict { paths });
-        }
-        let tree = git_context("write the merged tree", index.write_tree_to(&repository))?;
+        let (main, head) = (parse_oid(&request.main.commit)?, parse_oid(request.head)?);
+        let planned = |new: String| Ok(MergeOutcome::Planned(MergePlan { old: request.main.recorded.clone(), new }));
+        let base = parse_oid(request.base)?;
+        let merged = match relation(&repository, main, base, head, request.has_base)? {
+            Relation::Contained => return planned(request.main.recorded.clone()),
+            Relation::FastForward => return planned(request.head.to_owned()),
+            Relation::Diverged { ancestor } => merge_trees(&repository, ancestor, main, head)?,
+            Relation::Complex => TreeMerge::NeedsRenames,
+        };
+        let tree = match merged {
+            TreeMerge::Merged { tree } => tree,
+            TreeMerge::Conflict { paths } => return Ok(MergeOutcome::Conflict { paths }),
+            TreeMerge::NeedsRenames => match merge_with_renames(&repository, main, head)? {
+                TreeMerge::Merged { tree } => tree,
+                TreeMerge::Conflict { paths } => return Ok(MergeOutcome::Conflict { paths }),
+                TreeMerge::NeedsRenames => unreachable!("the merge with renames is complete"),
+            },
+        };
         let tree = git_context("read the merged tree", repository.find_tree(tree))?;
-        let author = signature(time)?;
+        let ours = git_context("read the mirror's main", repository.find_commit(main))?;
+        let theirs = git_context("read the commit to merge", repository.find_commit(head))?;
+        let author = signature(request.time)?;
         let parents = [&ours, &theirs];
-        let merge_commit = repository.commit(None, &author, &author, message, &tree, &parents);
+        let merge_commit = repository.commit(None, &author, &author, request.message, &tree, &parents);
         let merge_commit = git_context("write the merge commit", merge_commit)?;
         sync_commit(&repository, merge_commit, &git_context("read the tree of main", ours.tree())?)?;
-        planned(merge_commit)
-    }
-
-    /// Carries out a recorded merge intent; the new `main` is on disk when this returns. Idempotent.
-    ///
-    /// # Errors
-    /// A [`GitError`] if an id is invalid, the lock cannot be taken or libgit2 fails.
-    pub fn merge(&self, old: &str, new: &str) -> Result<MergeState, GitError> {
-        let repository = self.repository()?;
-        let _lock = self.lock("cfq-merge.lock")?;
-        let (old, new) = (parse_oid(old)?, parse_oid(new)?);
-        let main = main_or_create(&repository, old)?;
-        if main == new || (main != old && is_ancestor(&repository, new, main)?) {
-            sync_ref(&repository, MAIN_REF)?;
-            return Ok(MergeState::Merged);
-        }
-        if main != old {
-            return Ok(MergeState::MainMoved);
-        }
-        match repository.reference_matching(MAIN_REF, new, true, old, "cfq: merge") {
-            Ok(_) => sync_ref(&repository, MAIN_REF).map(|()| MergeState::Merged),
-            Err(error) if error.code() == ErrorCode::Modified => Ok(MergeState::MainMoved),
-            Err(source) => Err(GitError::Git { operation: "update the mirror's main".to_owned(), source }),
-        }
+        planned(merge_commit.to_string())
     }
 }
 
-/// Returns the commit of `main`; creates `main` at `start` if it does not exist.
-fn main_or_create(repository: &Repository, start: Oid) -> Result<Oid, GitError> {
-    match repository.refname_to_id(MAIN_REF) {
-        Ok(id) => Ok(id),
-        Err(error) if error.code() == ErrorCode::NotFound => {
-            match repository.reference(MAIN_REF, start, false, "cfq: start") {
-                Ok(_) => Ok(start),
-                Err(error) if error.code() == ErrorCode::Exists => {
-                    git_context("read the mirror's main", repository.refname_to_id(MAIN_REF))
-                }
-                Err(source) => Err(GitError::Git { operation: "create the mirror's main".to_owned(), source }),
-            }
-        }
-        Err(source) => Err(GitError::Git { operation: "read the mirror's main".to_owned(), source }),
+/// Determines how `main` and `head` are related. Walks the history only if the base is not known to be in `main`.
+fn relation(repository: &Repository, main: Oid, base: Oid, head: Oid, has_base: bool) -> Result<Relation, GitError> {
+    if main == head {
+        return Ok(Relation::Contained);
     }
+    if main == base {
+        return Ok(Relation::FastForward);
+    }
+    if has_base {
+        return Ok(Relation::Diverged { ancestor: base });
+    }
+    let ancestors = match repository.merge_bases(main, head) {
+        Err(error) if error.code() == git2::ErrorCode::NotFound => return Ok(Relation::Complex),
+        found => git_context("find the common ancestor of main and the result", found)?,
+    };
+    Ok(match ancestors.iter().as_slice() {
+        [ancestor] if *ancestor == head => Relation::Contained,
+        [ancestor] if *ancestor == main => Relation::FastForward,
+        [ancestor] => Relation::Diverged { ancestor: *ancestor },
+        _ => Relation::Complex,
+    })
 }
 
-/// True if `ancestor` is a strict ancestor of `commit`. False if the repository lacks one of them.
-fn is_ancestor(repository: &Repository, ancestor: Oid, commit: Oid) -> Result<bool, GitError> {
-    if repository.find_commit(ancestor).is_err() || repository.find_commit(commit).is_err() {
-        return Ok(false);
+/// Merges all files of two commits, and follows renames.
+fn merge_with_renames(repository: &Repository, main: Oid, head: Oid) -> Result<TreeMerge, GitError> {
+    let ours = git_context("read the mirror's main", repository.find_commit(main))?;
+    let theirs = git_context("read the commit to merge", repository.find_commit(head))?;
+    let mut options = MergeOptions::new();
+    options.find_renames(true);
+    let mut index = git_context("merge", repository.merge_commits(&ours, &theirs, Some(&options)))?;
+    if index.has_conflicts() {
+        let mut paths: Vec<String> = git_context("read the conflicts", index.conflicts())?
+            .flatten()
+            .filter_map(|c| c.our.or(c.their).or(c.ancestor))
+            .map(|entry| String::from_utf8_lossy(&entry.path).into_owned())
+            .collect();
+        paths.sort();
+        paths.dedup();
+        return Ok(TreeMerge::Conflict { paths });
     }
-    git_context("walk the history", repository.graph_descendant_of(commit, ancestor))
+    let tree = git_context("write the merged tree", index.write_tree_to(repository))?;
+    Ok(TreeMerge::Merged { tree })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workstream::main_branch::MAIN_REF;
     use crate::workstream::testing::{UserRepo, file};
     use crate::workstream::{CommitPlan, Snapshot};
+    use cfq_proto::loop_step::ArtifactFile;
 
     struct Fixture {
         user: UserRepo,
@@ -147,74 +161,138 @@ mod tests {
         _data: tempfile::TempDir,
     }
 
-    fn fixture() -> Fixture {
-        let user = UserRepo::new(&[("a.py", "x = 1\n"), ("b.py", "y = 1\n")]);
+    fn fixture(files: &[(&str, &str)]) -> Fixture {
+        let user = UserRepo::new(files);
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         mirror.fetch_base(&user.base).unwrap();
         Fixture { user, mirror, _data: data }
     }
 
+    fn removed(path: &str) -> ArtifactFile {
+        ArtifactFile { path: path.into(), content: None }
+    }
+
     impl Fixture {
-        fn head(&self, path: &str, content: &str) -> String {
-            let files = [file(path, content)];
+        fn head(&self, files: &[ArtifactFile]) -> String {
             let base = &self.user.base;
-            self.mirror.commit(&CommitPlan { base, files: &files, parent: base, message: path, time: 7 }).unwrap()
+            let message = files[0].path.as_str();
+            self.mirror.commit(&CommitPlan { base, files, parent: base, message, time: 7 }).unwrap()
         }
 
-        fn plan(&self, head: &str) -> MergeOutcome {
-            self.mirror.plan_merge(&self.user.base, head, "Merge", 9).unwrap()
+        fn plan(&self, head: &str, has_base: bool) -> MergeOutcome {
+            let base = self.user.base.as_str();
+            let main = self.mirror.main().unwrap().unwrap_or_else(|| MainBranch::at(base));
+            let request = MergeRequest { main: &main, base, head, has_base, message: "Merge", time: 9 };
+            self.mirror.plan_merge(&request).unwrap()
         }
 
         fn planned(&self, head: &str) -> MergePlan {
-            let MergeOutcome::Planned(plan) = self.plan(head) else { panic!("a conflict") };
+            let outcome = self.plan(head, false);
+            let MergeOutcome::Planned(plan) = outcome else { panic!("{outcome:?}") };
             plan
+        }
+
+        fn merge(&self, files: &[ArtifactFile]) {
+            let plan = self.planned(&self.head(files));
+            self.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
         }
 
         fn main(&self) -> String {
             self.mirror.repository().unwrap().refname_to_id(MAIN_REF).unwrap().to_string()
         }
+
+        fn read(&self, path: &str) -> Option<String> {
+            let repository = self.mirror.repository().unwrap();
+            Snapshot::of(&repository, &self.main()).unwrap().read_text(path)
+        }
     }
+
+    const TWO_FILES: [(&str, &str); 2] = [("a.py", "x = 1\n"), ("b.py", "y = 1\n")];
 
     #[test]
     fn first_merge_fast_forwards_and_second_creates_a_merge_commit() {
-        let f = fixture();
-        let (one, two) = (f.head("a.py", "x = 2\n"), f.head("b.py", "y = 2\n"));
+        let f = fixture(&TWO_FILES);
+        let (one, two) = (f.head(&[file("a.py", "x = 2\n")]), f.head(&[file("b.py", "y = 2\n")]));
         let plan = f.planned(&one);
         assert_eq!(plan, MergePlan { old: f.user.base.clone(), new: one.clone() });
-        assert_eq!(f.mirror.merge(&plan.old, &plan.new).unwrap(), MergeState::Merged);
+        f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
         let plan = f.planned(&two);
         assert_eq!(plan.old, one);
         assert_eq!(plan, f.planned(&two), "planning is idempotent");
-        assert_eq!(f.mirror.merge(&plan.old, &plan.new).unwrap(), MergeState::Merged);
-        let repository = f.mirror.repository().unwrap();
-        let merged = Snapshot::of(&repository, &f.main()).unwrap();
-        assert_eq!(merged.read_text("a.py").unwrap(), "x = 2\n");
-        assert_eq!(merged.read_text("b.py").unwrap(), "y = 2\n");
-    }
-
-    #[test]
-    fn merge_intent_is_idempotent_and_refused_after_main_moved() {
-        let f = fixture();
-        let (one, two) = (f.head("a.py", "x = 2\n"), f.head("b.py", "y = 2\n"));
-        let (first, stale) = (f.planned(&one), f.planned(&two));
-        assert_eq!(f.mirror.merge(&first.old, &first.new).unwrap(), MergeState::Merged);
-        assert_eq!(f.mirror.merge(&stale.old, &stale.new).unwrap(), MergeState::MainMoved);
-        let again = f.planned(&two);
-        assert_eq!(f.mirror.merge(&again.old, &again.new).unwrap(), MergeState::Merged);
+        assert_eq!(f.plan(&two, true), MergeOutcome::Planned(plan.clone()), "with and without a walk");
+        f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
+        assert_eq!((f.read("a.py").unwrap(), f.read("b.py").unwrap()), ("x = 2\n".into(), "y = 2\n".into()));
         let main = f.main();
-        assert_eq!(f.mirror.merge(&first.old, &first.new).unwrap(), MergeState::Merged, "already in main");
-        assert_eq!(f.main(), main, "main does not move back");
-        assert_eq!(f.planned(&one), MergePlan { old: main.clone(), new: main });
+        assert_eq!(f.planned(&one), MergePlan { old: main.clone(), new: main }, "already merged");
     }
 
     #[test]
     fn conflict_names_its_paths_and_leaves_main_unchanged() {
-        let f = fixture();
-        let (one, two) = (f.head("a.py", "x = 2\n"), f.head("a.py", "x = 3\n"));
-        let plan = f.planned(&one);
-        f.mirror.merge(&plan.old, &plan.new).unwrap();
-        assert_eq!(f.plan(&two), MergeOutcome::Conflict { paths: vec!["a.py".into()] });
-        assert_eq!(f.main(), one);
+        let f = fixture(&TWO_FILES);
+        f.merge(&[file("a.py", "x = 2\n")]);
+        let main = f.main();
+        let two = f.head(&[file("a.py", "x = 3\n")]);
+        for has_base in [true, false] {
+            assert_eq!(f.plan(&two, has_base), MergeOutcome::Conflict { paths: vec!["a.py".into()] });
+        }
+        assert_eq!(f.main(), main);
+    }
+
+    #[test]
+    fn newer_base_is_merged_with_the_result() {
+        let f = fixture(&TWO_FILES);
+        f.merge(&[file("a.py", "x = 2\n")]);
+        let base = f.user.commit_files(&f.user.repo(), &[("c.py", "z = 1\n")]);
+        f.mirror.fetch_base(&base).unwrap();
+        let files = [file("d.py", "d = 1\n")];
+        let plan = CommitPlan { base: &base, files: &files, parent: &base, message: "m", time: 8 };
+        let head = f.mirror.commit(&plan).unwrap();
+        let main = MainBranch::at(&f.main());
+        let request =
+            MergeRequest { main: &main, base: &base, head: &head, has_base: false, message: "Merge", time: 9 };
+        let MergeOutcome::Planned(plan) = f.mirror.plan_merge(&request).unwrap() else { panic!("a conflict") };
+        f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
+        let contents = ["a.py", "b.py", "c.py", "d.py"].map(|path| f.read(path).unwrap());
+        assert_eq!(contents, ["x = 2\n", "y = 1\n", "z = 1\n", "d = 1\n"]);
+    }
+
+    /// Every pair of changes gives the same result as libgit2's merge of all files.
+    #[test]
+    fn merge_of_changed_folders_equals_the_merge_of_all_files() {
+        let lines: String = (0..30).map(|n| format!("line {n}\n")).collect();
+        let (first, last) = (lines.replace("line 1\n", "first\n"), lines.replace("line 28\n", "last\n"));
+        let renamed = [removed("d/e/c.py"), file("moved.py", &lines)];
+        let changes: [&[ArtifactFile]; 11] = [
+            &[file("d/e/c.py", &first)],
+            &[file("d/e/c.py", &last)],
+            &[file("d/e/c.py", "other\n")],
+            &[removed("d/e/c.py")],
+            &renamed,
+            &[removed("d/b.py"), file("a.py", "x = 2\n")],
+            &[file("d/e/new.py", "n\n")],
+            &[file("d/e/new.py", "m\n")],
+            &[file("new/n.py", "n\n"), file("new/m/n.py", "n\n")],
+            &[file("new/m/o.py", "n\n")],
+            &[file("d/e/c.py", "zero\0byte\n")],
+        ];
+        for (n, ours) in changes.iter().enumerate() {
+            for theirs in &changes[n + 1..] {
+                let f = fixture(&[("a.py", "x = 1\n"), ("d/b.py", "y = 1\n"), ("d/e/c.py", &lines)]);
+                f.merge(ours);
+                let head = f.head(theirs);
+                let outcome = f.plan(&head, true);
+                let repository = f.mirror.repository().unwrap();
+                let id = |commit: &str| parse_oid(commit).unwrap();
+                let expected = merge_with_renames(&repository, id(&f.main()), id(&head)).unwrap();
+                let found = match outcome {
+                    MergeOutcome::Conflict { paths } => TreeMerge::Conflict { paths },
+                    MergeOutcome::Planned(plan) => {
+                        TreeMerge::Merged { tree: repository.find_commit(id(&plan.new)).unwrap().tree_id() }
+                    }
+                };
+                assert_eq!(found, expected, "{ours:?} {theirs:?}");
+            }
+        }
     }
 }

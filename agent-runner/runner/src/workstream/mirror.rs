@@ -1,6 +1,9 @@
 //! A bare mirror of the user's repository in cfq's data folder, shared by all tasks of that repository.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use git2::{Repository, RepositoryInitOptions};
 use sha2::{Digest, Sha256};
@@ -23,7 +26,12 @@ pub struct Mirror {
     path: PathBuf,
     /// The user's repository.
     source: PathBuf,
+    /// Path of the user's repository without symbolic links.
+    canonical: PathBuf,
 }
+
+/// For each mirror that this process uses: held by the task that merges into it.
+static MERGE_TURNS: Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
 
 impl Mirror {
     /// Opens the mirror of `source` in `data_dir`, or creates it. The mirror's folder name is a hash of the canonical
@@ -37,7 +45,7 @@ impl Mirror {
         let digest = Sha256::digest(canonical.as_os_str().as_encoded_bytes());
         let hash: String = digest.iter().take(12).map(|b| format!("{b:02x}")).collect();
         let path = data_dir.join("mirrors").join(format!("{hash}.git"));
-        let mirror = Self { path, source: source.to_owned() };
+        let mirror = Self { path, source: source.to_owned(), canonical };
         if Repository::open_bare(&mirror.path).is_err() {
             mirror.create()?;
         }
@@ -64,6 +72,20 @@ impl Mirror {
         &self.source
     }
 
+    /// Name of the user's repository in the records of its main branch: its path, without symbolic links.
+    pub fn repository_id(&self) -> String {
+        match self.canonical.to_str() {
+            Some(path) => path.to_owned(),
+            None => format!("{:?}", self.canonical),
+        }
+    }
+
+    /// Lock of the mirror for one task of this process that merges.
+    pub(crate) fn merge_turn(&self) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = MERGE_TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.entry(self.path.clone()).or_default().clone()
+    }
+
     /// Opens the mirror with libgit2.
     ///
     /// # Errors
@@ -75,6 +97,14 @@ impl Mirror {
     /// Folder of the mirror.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Waits for an exclusive file lock in the mirror's folder. Dropping the file releases the lock; the operating
+    /// system releases it if the process dies.
+    pub(crate) fn lock(&self, name: &str) -> Result<File, GitError> {
+        let file = lock_file(&self.path, name)?;
+        io_context(format!("lock {}", self.path.join(name).display()), file.lock())?;
+        Ok(file)
     }
 
     /// Copies `commit` and its history from the user's repository, unless the mirror has it.
@@ -156,6 +186,13 @@ impl Mirror {
         let set = repository.reference(&format!("refs/heads/{branch}"), parse_oid(commit)?, true, "cfq: workstream");
         git_context(format!("move the branch {branch}"), set).map(drop)
     }
+}
+
+/// Opens a lock file in a mirror's folder, without locking it.
+pub(super) fn lock_file(mirror: &Path, name: &str) -> Result<File, GitError> {
+    let path = mirror.join(name);
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    io_context(format!("open {}", path.display()), file)
 }
 
 #[cfg(test)]

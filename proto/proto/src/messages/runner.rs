@@ -122,6 +122,8 @@ pub enum StepReply {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pr: Option<i64>,
     },
+    /// The step is a merge, and another task was merged since the merge was planned: the runner plans it again.
+    MainMoved,
     /// The lease, the attempt or `seq` is not the current one: the runner stops and drops the task.
     Stale,
     /// The step is illegal in the loop's state or can never be written: a bug in the runner or the scheduler. The task

@@ -217,7 +217,9 @@ fn refusal(error: &StoreError, doing: &str) -> RefusedReason {
 #[cfg(test)]
 mod tests {
     use cfq_proto::envelope::EnvelopeError;
-    use cfq_proto::messages::{BlobGetReply, BlobPutReply, FenceReply, JobReply, LeaseReply, RegisterReply, StepReply};
+    use cfq_proto::messages::{
+        BlobGetReply, BlobPutReply, FenceReply, JobReply, LeaseReply, MainReply, RegisterReply, StepReply,
+    };
     use serde::de::DeserializeOwned;
 
     fn version_reply<T: DeserializeOwned>(verb: &str) -> T {
@@ -249,6 +251,7 @@ mod tests {
         assert!(matches!(version_reply("step"), StepReply::Unavailable { .. }));
         assert!(matches!(version_reply("job_submit"), JobReply::Unavailable { .. }));
         assert!(matches!(version_reply("job_get"), JobReply::Unavailable { .. }));
+        assert!(matches!(version_reply("main_get"), MainReply::Unavailable { .. }));
         assert!(matches!(version_reply("blob_put"), BlobPutReply::Unavailable { .. }));
         assert!(matches!(version_reply("blob_get"), BlobGetReply::Unavailable { .. }));
         assert_eq!(super::decode_refusal("heartbeat", &EnvelopeError::Version { found: 9 }), None);

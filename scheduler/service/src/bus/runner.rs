@@ -7,7 +7,7 @@ use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
     Abandon, FenceReply, Heartbeat, HeartbeatReply, JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest,
-    RegisterReply, Release, RunnerRegistration, StepReply, StepRequest,
+    MainGet, MainReply, RegisterReply, Release, RunnerRegistration, StepReply, StepRequest,
 };
 use tokio::task::JoinSet;
 
@@ -23,6 +23,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "runner", FORMER_REGISTER, refuse_former_register).await?;
     bus.answer(loops, stop, "runner", "lease", lease).await?;
     bus.answer(loops, stop, "runner", "step", step).await?;
+    bus.answer(loops, stop, "runner", "main_get", main_get).await?;
     bus.answer(loops, stop, "runner", "job_submit", job_submit).await?;
     bus.answer(loops, stop, "runner", "job_get", job_get).await?;
     bus.answer(loops, stop, "runner", "job_cancel", job_cancel).await?;
@@ -84,6 +85,15 @@ async fn step(bus: Arc<Bus>, sender: String, request: StepRequest) -> Option<Ste
         }
         Err(error) if may_succeed_later(&error) => StepReply::Unavailable { reason: unavailable(&error, "step") },
         Err(error) => StepReply::Illegal { reason: refusal(&error, "step").to_string() },
+    })
+}
+
+async fn main_get(bus: Arc<Bus>, sender: String, request: MainGet) -> Option<MainReply> {
+    let runner: RunnerId = sender.parse().ok()?;
+    Some(match bus.store.main_branch(&runner, &request).await {
+        Ok(reply) => reply,
+        Err(error) if may_succeed_later(&error) => MainReply::Unavailable { reason: unavailable(&error, "main get") },
+        Err(error) => MainReply::Refused { reason: refusal(&error, "main get") },
     })
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use cfq_proto::http::{ArtifactChain, PrMove, PrView};
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::{Artifact, Step};
+use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::columns::parse;
@@ -22,49 +23,7 @@ impl Store {
         iteration: Option<u32>,
     ) -> Result<Option<ArtifactChain>, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
-        let wanted = sqlx::query!(
-            r#"select t.number, coalesce($2, t.best_iteration, t.iteration) as "iteration!",
-                      (select step from steps where task = t.id and kind = 'started' order by seq limit 1)
-                          as "started: Json<Step>"
-               from tasks t where id = $1"#,
-            task.0,
-            iteration.map(|n| i32::try_from(n).unwrap_or(i32::MAX))
-        )
-        .fetch_optional(&mut *connection)
-        .await
-        .doing("finding an artifact")?;
-        let Some(wanted) = wanted else { return Ok(None) };
-        let rows = sqlx::query!(
-            r#"select a.iteration, s.step as "step: Json<Step>" from artifacts a join steps s on s.task = a.task and s.seq = a.seq
-               where a.task = $1 and a.iteration <= $2 order by a.iteration desc"#,
-            task.0,
-            wanted.iteration
-        )
-        .fetch_all(&mut *connection)
-        .await
-        .doing("reading artifacts")?;
-        let mut chain: Vec<Artifact> = Vec::new();
-        for row in rows {
-            let Step::Generated { artifact } = row.step.0 else { continue };
-            let artifact: Artifact = payload::load(&mut connection, artifact).await?;
-            match chain.last() {
-                None if row.iteration != wanted.iteration => return Ok(None),
-                None => chain.push(artifact),
-                // Artifacts without a commit, and artifacts whose commit is not the parent of the previous one, are
-                // skipped.
-                Some(child) if artifact.commit.as_deref() == Some(child.parent.as_str()) => chain.push(artifact),
-                Some(_) => {}
-            }
-        }
-        if chain.is_empty() {
-            return Ok(None);
-        }
-        chain.reverse();
-        let base = match wanted.started.map(|s| s.0) {
-            Some(Step::Started { base, .. }) => base,
-            _ => chain.first().map(|a| a.parent.clone()).unwrap_or_default(),
-        };
-        Ok(Some(ArtifactChain { number: TaskNumber(wanted.number), base, artifacts: chain }))
+        artifact_chain(&mut connection, task, iteration).await
     }
 
     /// The internal pull request `number`; if `number` is `None`, all of them, newest first, at most 500.
@@ -108,4 +67,55 @@ impl Store {
             })
             .collect()
     }
+}
+
+/// As [`Store::artifact_chain`].
+pub(super) async fn artifact_chain(
+    connection: &mut PgConnection,
+    task: TaskId,
+    iteration: Option<u32>,
+) -> Result<Option<ArtifactChain>, StoreError> {
+    let wanted = sqlx::query!(
+        r#"select t.number, coalesce($2, t.best_iteration, t.iteration) as "iteration!",
+                  (select step from steps where task = t.id and kind = 'started' order by seq limit 1)
+                      as "started: Json<Step>"
+           from tasks t where id = $1"#,
+        task.0,
+        iteration.map(|n| i32::try_from(n).unwrap_or(i32::MAX))
+    )
+    .fetch_optional(&mut *connection)
+    .await
+    .doing("finding an artifact")?;
+    let Some(wanted) = wanted else { return Ok(None) };
+    let rows = sqlx::query!(
+        r#"select a.iteration, s.step as "step: Json<Step>" from artifacts a join steps s on s.task = a.task and s.seq = a.seq
+           where a.task = $1 and a.iteration <= $2 order by a.iteration desc"#,
+        task.0,
+        wanted.iteration
+    )
+    .fetch_all(&mut *connection)
+    .await
+    .doing("reading artifacts")?;
+    let mut chain: Vec<Artifact> = Vec::new();
+    for row in rows {
+        let Step::Generated { artifact } = row.step.0 else { continue };
+        let artifact: Artifact = payload::load(&mut *connection, artifact).await?;
+        match chain.last() {
+            None if row.iteration != wanted.iteration => return Ok(None),
+            None => chain.push(artifact),
+            // Artifacts without a commit, and artifacts whose commit is not the parent of the previous one, are
+            // skipped.
+            Some(child) if artifact.commit.as_deref() == Some(child.parent.as_str()) => chain.push(artifact),
+            Some(_) => {}
+        }
+    }
+    if chain.is_empty() {
+        return Ok(None);
+    }
+    chain.reverse();
+    let base = match wanted.started.map(|s| s.0) {
+        Some(Step::Started { base, .. }) => base,
+        _ => chain.first().map(|a| a.parent.clone()).unwrap_or_default(),
+    };
+    Ok(Some(ArtifactChain { number: TaskNumber(wanted.number), base, artifacts: chain }))
 }

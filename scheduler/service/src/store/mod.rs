@@ -24,6 +24,7 @@ mod journal;
 mod leader;
 mod live;
 mod lost_attempts;
+mod main_branch;
 mod migrate;
 mod nodes;
 mod open_tasks;

@@ -10,7 +10,7 @@ use super::columns::{AsJson, parse, pg_text};
 use super::error::Doing;
 use super::step_rejection::StepRejection;
 use super::tasks::TaskRow;
-use super::{StoreError, payload};
+use super::{StoreError, main_branch, payload};
 
 /// Maximum size of an artifact in an event, in bytes. Larger artifacts are shortened, because each open feed sends them
 /// to its reader; the full artifact can be requested separately.
@@ -110,6 +110,9 @@ pub(super) async fn project(
             return Ok(move_pr(connection, task, *to, reason, None).await?.map(|()| projection));
         }
         Step::Merged { commit } => {
+            if let Err(rejection) = main_branch::advance(connection, task, commit).await? {
+                return Ok(Err(rejection));
+            }
             return Ok(move_pr(connection, task, PrState::Merged, "merged", Some(commit)).await?.map(|()| projection));
         }
         Step::Delivered { branch, commit } => {

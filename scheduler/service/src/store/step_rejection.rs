@@ -27,6 +27,11 @@ pub enum StepRejection {
     NoIterationOrReviewExists { iteration: u32 },
     #[error("iteration {iteration} exists already")]
     IterationExists { iteration: u32 },
+    #[error("the last merge intent of the task is {intended}")]
+    NotTheIntendedMerge { intended: String },
+    /// The main branch is not at the old commit of the merge intent.
+    #[error("the main branch of {repository} has moved since the merge was planned")]
+    MainMoved { repository: String },
     #[error("artifact {id} exists already")]
     ArtifactExists { id: ArtifactId },
 }

@@ -62,6 +62,10 @@ impl Store {
         }
         let written = match write(&mut tx, &task, Some(request.fence.lease), &request.step, request.active_ms).await? {
             Ok(written) => written,
+            Err(StepRejection::MainMoved { repository }) => {
+                tracing::info!(task = %task.number, repository, "another task was merged first");
+                return roll_back(tx, (StepReply::MainMoved, vec![])).await;
+            }
             Err(rejection) => {
                 let (seq, step) = (request.seq, request.step.kind());
                 tracing::warn!(task = %task.number, seq, step, %rejection, "step refused");

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cfq_convergence::{History, transition};
+use cfq_convergence::{History, MergeIntent, transition};
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{JobId, TaskId};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, JobRequest, JobState, JobView, Prompt, Usage};
 use cfq_proto::loop_step::{Artifact, Step, StepRecord};
+use cfq_proto::messages::{MainState, RecordedMerge};
 use cfq_proto::task::{Agent, Priority};
 
-use crate::driver::{DriveError, FollowGuard, PrefillPredictor, Stopped, TaskPort};
+use crate::driver::{DriveError, FollowGuard, MainQuery, PrefillPredictor, Stopped, TaskPort};
 
 #[derive(Clone)]
 pub(super) enum Reply {
@@ -44,6 +45,8 @@ pub(super) struct Records {
     pub(super) submissions: usize,
     pub(super) interrupt: Option<Interrupt>,
     pub(super) task: Option<TaskId>,
+    /// Merges into the main branch, also of earlier tasks.
+    pub(super) merges: Vec<RecordedMerge>,
 }
 
 #[derive(Clone, Default)]
@@ -67,6 +70,38 @@ impl TaskPort for FakePort {
             return Err(Stopped::LeaseLost);
         }
         Ok(at)
+    }
+
+    async fn commit_merge(&self, seq: i32, step: Step, active_ms: u64) -> Result<Option<i64>, Stopped> {
+        {
+            let mut records = self.0.lock().unwrap();
+            let history = History::of(&records.steps).unwrap();
+            let intent = history.hand_off.merge_intent.clone().unwrap();
+            if records.merges.last().is_some_and(|last| last.new != intent.old) {
+                return Ok(None);
+            }
+            if records.interrupt != Some(Interrupt::Before(records.steps.len())) {
+                let chain = history.iterations.iter().map(|i| i.artifact.clone()).collect();
+                let MergeIntent { old, new, commit_time, .. } = intent;
+                let base = history.base.unwrap().commit;
+                let message = String::new();
+                records.merges.push(RecordedMerge { old, new, commit_time, message, base, artifacts: chain });
+            }
+        }
+        self.commit_step(seq, step, active_ms).await.map(Some)
+    }
+
+    async fn main_branch(&self, query: MainQuery) -> Result<Option<MainState>, Stopped> {
+        let records = self.0.lock().unwrap();
+        let Some(last) = records.merges.last() else { return Ok(None) };
+        let known = query.after.as_ref().map(|after| records.merges.iter().position(|merge| merge.new == *after));
+        let merges = match known {
+            Some(Some(at)) => records.merges[at + 1..].to_vec(),
+            Some(None) => vec![],
+            None => records.merges.clone(),
+        };
+        let has_base = records.merges.iter().any(|merge| merge.base == query.base);
+        Ok(Some(MainState { commit: last.new.clone(), has_base, knows_after: known != Some(None), merges }))
     }
 
     async fn submit_job(&self, seq: i32, request: JobRequest) -> Result<JobView, Stopped> {

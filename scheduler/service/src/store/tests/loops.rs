@@ -39,7 +39,7 @@ pub(super) async fn reviewed(quarantine: Option<Quarantine>) -> (TestEnv, BootId
     (env, boot, fence)
 }
 
-async fn reviewed_in(env: &TestEnv, boot: BootId, quarantine: Option<Quarantine>) -> TaskFence {
+pub(super) async fn reviewed_in(env: &TestEnv, boot: BootId, quarantine: Option<Quarantine>) -> TaskFence {
     env.submit().await;
     let fence = grant(env, boot).await.fence;
     committed(env, fence, 0, started()).await;
@@ -74,7 +74,7 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
     for (seq, to) in (10..).zip(moves) {
         committed(&env, fence, seq, Step::PrMoved { to, reason: "fine".into() }).await;
     }
-    committed(&env, fence, 13, Step::MergeIntent { old: "b0".into(), new: "m1".into(), commit_time: 1 }).await;
+    committed(&env, fence, 13, merge_intent("b0", "m1")).await;
     let late = env.store.cancel(fence.task, "me").await.unwrap();
     assert!(matches!(late, Cancelled::TooLate { .. }), "{late:?}");
     committed(&env, fence, 14, Step::Merged { commit: "m1".into() }).await;

@@ -10,6 +10,7 @@ mod journal;
 mod leases;
 mod loops;
 mod lost_attempts;
+mod main_branch;
 mod migrations;
 mod reclaim;
 mod retention;
@@ -205,6 +206,11 @@ fn artifact(iteration: u32) -> Artifact {
         prompt_tokens: 1,
         output_tokens: 2,
     }
+}
+
+fn merge_intent(old: &str, new: &str) -> Step {
+    let (old, new, repository, message) = (old.into(), new.into(), "/r".into(), format!("Merge {new}\n"));
+    Step::MergeIntent { old, new, commit_time: 1, repository, message }
 }
 
 fn generated(artifact: Artifact) -> Step {
