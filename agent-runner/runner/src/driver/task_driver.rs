@@ -305,7 +305,7 @@ impl<P: TaskPort> TaskDriver<P> {
             let head = rebuild(&mirror.repository()?, &base.commit, &artifacts)?;
             mirror.set_branch(&base.branch, &head)?;
             worktrees.remove_other_attempts(number, attempt)?;
-            worktrees.checkout(&mirror, number, attempt, &head)?;
+            worktrees.checkout(&mirror, (number, attempt), &base.commit, &head)?;
             Ok::<_, GitError>(mirror)
         });
         let mirror = mirror.await??;
@@ -342,11 +342,11 @@ impl<P: TaskPort> TaskDriver<P> {
     /// Moves the task's branch and worktree to `commit`, the newest commit of the task. Users only look at both, and no
     /// step depends on them, so an error is logged and otherwise ignored.
     pub(super) async fn update_worktree(&self, mirror: &Mirror, commit: String) -> Result<(), ActionError> {
-        let branch = self.base()?.branch;
+        let Base { commit: base, branch } = self.base()?;
         let (mirror, worktrees, number, attempt) = (mirror.clone(), self.worktrees.clone(), self.number, self.attempt);
         let updated = tokio::task::spawn_blocking(move || {
             mirror.set_branch(&branch, &commit)?;
-            worktrees.checkout(&mirror, number, attempt, &commit)
+            worktrees.checkout(&mirror, (number, attempt), &base, &commit)
         });
         if let Err(error) = updated.await? {
             tracing::warn!(task = %self.number, error = error.with_causes(), "cannot update the worktree");

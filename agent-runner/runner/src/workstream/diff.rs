@@ -4,6 +4,7 @@ use git2::{DiffFormat, DiffOptions, Repository};
 
 use super::error::{GitError, git_context};
 use super::tree::Snapshot;
+use super::tree_diff::changed_paths;
 
 /// Number of unchanged lines around a change.
 const CONTEXT_LINES: u32 = 3;
@@ -24,6 +25,15 @@ pub fn unified(repository: &Repository, from: &str, to: &str) -> Result<String, 
     let (from, to) = (Snapshot::of(repository, from)?, Snapshot::of(repository, to)?);
     let mut options = DiffOptions::new();
     options.max_size(MAX_DIFF_FILE_BYTES).context_lines(CONTEXT_LINES).indent_heuristic(true);
+    let changed = changed_paths(repository, from.tree(), to.tree())?;
+    if changed.is_empty() {
+        return Ok(String::new());
+    }
+    // Without a list of paths, libgit2 would read every folder of both trees.
+    options.disable_pathspec_match(true);
+    for changed in changed {
+        options.pathspec(changed.path);
+    }
     let diff = repository.diff_tree_to_tree(Some(from.tree()), Some(to.tree()), Some(&mut options));
     let diff = git_context("compare two trees", diff)?;
     let mut text = String::new();

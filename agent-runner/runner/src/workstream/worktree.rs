@@ -1,15 +1,27 @@
-//! Working folders of tasks: plain files of the task branch's head, without a `.git` entry. Each attempt has its own
-//! folder, so that a runner that lost its lease cannot write into its successor's folder. No commit is created from
-//! these folders; a lost folder is checked out again.
+//! Working folders of tasks, in which users can look at the work: plain files of the task branch's head, without a
+//! `.git` entry. The checkout of a large repository is sparse: it has only the files that the task added or changed,
+//! because a complete checkout would cost each task as much as the repository is large. Each attempt has its own folder, so that a runner that lost its lease cannot write into its
+//! successor's folder. No commit is created from these folders; a lost folder is written again.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
 
 use cfq_proto::ids::TaskNumber;
 use git2::build::CheckoutBuilder;
+use git2::{FileMode, ObjectType, Repository, Tree};
 
 use super::error::{GitError, git_context, io_context, parse_oid};
 use super::mirror::Mirror;
 use super::size_limits::{SizeLimits, StopCondition, check_size};
+use super::tree::Snapshot;
+use super::tree_diff::changed_paths;
+
+/// Number of files and folders up to which a commit is checked out completely.
+const MAX_COMPLETE_ENTRIES: usize = 500;
 
 /// The worktree folders of one runner, `worktrees/t<task>-a<attempt>` in its data folder.
 #[derive(Debug, Clone)]
@@ -28,27 +40,42 @@ impl Worktrees {
         self.root.join(format!("{task}-a{attempt}"))
     }
 
-    /// Checks `commit` out into the attempt's folder, replacing the folder's content, and returns the folder's path.
+    /// Checks `commit` out into the attempt's folder, replacing the folder's content, and returns the folder's path. If
+    /// the commit has more than [`MAX_COMPLETE_ENTRIES`] files and folders, only the files in which it differs from
+    /// `base` are checked out.
     ///
     /// # Errors
-    /// A [`GitError`] if the commit is missing or too large, or the folder cannot be written.
-    pub fn checkout(&self, mirror: &Mirror, task: TaskNumber, attempt: i32, commit: &str) -> Result<PathBuf, GitError> {
-        let path = self.path(task, attempt);
+    /// A [`GitError`] if a commit is missing or too large, or the folder cannot be written.
+    pub fn checkout(
+        &self,
+        mirror: &Mirror,
+        (task, attempt): (TaskNumber, i32),
+        base: &str,
+        commit: &str,
+    ) -> Result<PathBuf, GitError> {
+        let root = self.path(task, attempt);
         let repository = mirror.repository()?;
-        check_size(&repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
-        io_context(format!("create {}", path.display()), std::fs::create_dir_all(&path))?;
-        let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
-        let mut options = CheckoutBuilder::new();
-        options
-            .force()
-            .remove_untracked(true)
-            .remove_ignored(true)
-            .disable_filters(true)
-            .update_index(false)
-            .target_dir(&path);
-        let checked_out = repository.checkout_tree(&commit, Some(&mut options));
-        git_context(format!("check out into {}", path.display()), checked_out)?;
-        Ok(path)
+        let (base, head) = (Snapshot::of(&repository, base)?, Snapshot::of(&repository, commit)?);
+        if has_at_most(&repository, head.tree(), MAX_COMPLETE_ENTRIES)? {
+            check_out_all(&repository, &root, commit)?;
+            return Ok(root);
+        }
+        remove_folder(&root)?;
+        io_context(format!("create {}", root.display()), std::fs::create_dir_all(&root))?;
+        for changed in changed_paths(&repository, base.tree(), head.tree())? {
+            let Some((id, mode)) = changed.new else { continue };
+            let executable = mode == i32::from(FileMode::BlobExecutable);
+            let is_plain = executable || mode == i32::from(FileMode::Blob);
+            // A path of the user's own commits may lead out of the folder; cfq commits no such path.
+            let path = Path::new(OsStr::from_bytes(&changed.path));
+            if !is_plain || !path.components().all(|part| matches!(part, Component::Normal(_))) {
+                continue;
+            }
+            let path = root.join(path);
+            let blob = git_context(format!("read {}", path.display()), repository.find_blob(id))?;
+            io_context(format!("write {}", path.display()), write_file(&path, blob.content(), executable))?;
+        }
+        Ok(root)
     }
 
     /// Removes the folder of one attempt, if it exists.
@@ -93,6 +120,46 @@ impl Worktrees {
     }
 }
 
+/// Whether a tree has at most `maximum` files and folders. Reads not much more than that.
+fn has_at_most(repository: &Repository, root: &Tree<'_>, maximum: usize) -> Result<bool, GitError> {
+    let (mut open, mut entries) = (vec![root.clone()], 0);
+    while let Some(tree) = open.pop() {
+        entries += tree.len();
+        if entries > maximum {
+            return Ok(false);
+        }
+        for folder in tree.iter().filter(|entry| entry.kind() == Some(ObjectType::Tree)) {
+            open.push(git_context("read a tree", repository.find_tree(folder.id()))?);
+        }
+    }
+    Ok(true)
+}
+
+fn check_out_all(repository: &Repository, path: &Path, commit: &str) -> Result<(), GitError> {
+    check_size(repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
+    io_context(format!("create {}", path.display()), std::fs::create_dir_all(path))?;
+    let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
+    let mut options = CheckoutBuilder::new();
+    options
+        .force()
+        .remove_untracked(true)
+        .remove_ignored(true)
+        .disable_filters(true)
+        .update_index(false)
+        .target_dir(path);
+    let checked_out = repository.checkout_tree(&commit, Some(&mut options));
+    git_context(format!("check out into {}", path.display()), checked_out)
+}
+
+fn write_file(path: &Path, content: &[u8], executable: bool) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mode = if executable { 0o777 } else { 0o666 };
+    let mut file = File::options().write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(content)
+}
+
 fn remove_folder(path: &Path) -> Result<(), GitError> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -130,19 +197,48 @@ mod tests {
         let made = mirror.commit(&plan).unwrap();
         let worktrees = Worktrees::new(data.path());
         let task = TaskNumber(7);
-        let one = worktrees.checkout(&mirror, task, 1, &user.base).unwrap();
+        let checkout = |task, commit: &str| worktrees.checkout(&mirror, task, &user.base, commit).unwrap();
+        let one = checkout((task, 1), &user.base);
         std::fs::write(one.join("stray"), "s").unwrap();
         assert_eq!(std::fs::read_to_string(one.join("a.py")).unwrap(), "x = 1\n");
-        worktrees.checkout(&mirror, task, 1, &made).unwrap();
+        checkout((task, 1), &made);
         assert_eq!(std::fs::read_to_string(one.join("a.py")).unwrap(), "x = 2\n");
         assert_eq!(std::fs::read_to_string(one.join("n/c.py")).unwrap(), "z\n");
         assert!(!one.join("stray").exists() && !one.join("b.py").exists());
-        let two = worktrees.checkout(&mirror, task, 2, &made).unwrap();
-        let other = worktrees.checkout(&mirror, TaskNumber(70), 1, &made).unwrap();
+        let two = checkout((task, 2), &made);
+        let other = checkout((TaskNumber(70), 1), &made);
         std::fs::create_dir(data.path().join("worktrees/mine")).unwrap();
         worktrees.remove_other_attempts(task, 2).unwrap();
         assert!(!one.exists() && two.exists() && other.exists());
         worktrees.remove_all().unwrap();
         assert!(!two.exists() && !other.exists() && data.path().join("worktrees/mine").exists());
+    }
+
+    #[test]
+    fn large_repository_is_checked_out_sparsely() {
+        let names: Vec<String> = (0..MAX_COMPLETE_ENTRIES).map(|n| format!("d/f{n}.py")).collect();
+        let all: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x = 1\n")).collect();
+        let user = UserRepo::new(&all);
+        let data = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(data.path(), &user.path()).unwrap();
+        mirror.fetch_base(&user.base).unwrap();
+        let worktrees = Worktrees::new(data.path());
+        let mut parent = user.base.clone();
+        let removed = cfq_proto::loop_step::ArtifactFile { path: "d/f1.py".into(), content: None };
+        for (files, shown) in [
+            (vec![file("d/f0.py", "x = 2\n"), file("stray.py", "s\n")], ["d", "stray.py"]),
+            (vec![file("d/f0.py", "x = 3\n"), file("n/e/new.py", "n\n"), removed], ["d", "n"]),
+        ] {
+            let plan = CommitPlan { base: &user.base, files: &files, parent: &parent, message: "m", time: 5 };
+            parent = mirror.commit(&plan).unwrap();
+            let root = worktrees.checkout(&mirror, (TaskNumber(7), 1), &user.base, &parent).unwrap();
+            let mut found: Vec<_> = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            found.sort();
+            assert_eq!(found, shown);
+            for file in files.iter().filter(|file| file.content.is_some()) {
+                assert_eq!(std::fs::read_to_string(root.join(&file.path)).ok(), file.content);
+            }
+            assert!(!root.join("d/f1.py").exists() && !root.join("d/f2.py").exists());
+        }
     }
 }
