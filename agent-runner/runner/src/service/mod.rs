@@ -2,6 +2,7 @@
 //! releases the tasks on shutdown.
 
 mod follow;
+mod maintenance;
 mod nats_port;
 mod slots;
 mod work;
@@ -27,6 +28,7 @@ use tokio::time::Instant as Wake;
 
 use crate::Config;
 use crate::workstream::{DeliveryRecordFile, GitError, RepositoryReader, Worktrees, remove_mirror_locks};
+use maintenance::Maintenance;
 use slots::TaskSlots;
 use work::{GrantedTask, Worker};
 
@@ -117,6 +119,7 @@ pub async fn run(config: Config, reader: RepositoryReader, shutdown: impl Future
         () = &mut shutdown => return Ok(()),
     }
 
+    let _maintenance = Maintenance::start(context.config.data_dir.clone());
     let mut slots = TaskSlots::new(context.config.concurrency.max(1));
     let mut workers: JoinSet<usize> = JoinSet::new();
     let mut lease_request: Option<LeaseRequestTask> = None;
