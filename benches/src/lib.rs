@@ -3,6 +3,7 @@
 
 pub mod engine;
 pub mod llama_cpp;
+pub mod merge_port;
 pub mod random_model;
 
 use anyhow::{Context, ensure};
