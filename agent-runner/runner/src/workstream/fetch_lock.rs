@@ -3,8 +3,8 @@
 use std::fs::{File, TryLockError};
 use std::time::Duration;
 
-use super::error::{GitError, io_context};
-use super::mirror::Mirror;
+use super::error::GitError;
+use super::mirror::{Mirror, lock_file};
 use super::size_limits::StopCondition;
 
 /// Lock under which one task at a time copies commits from the user's repository.
@@ -39,8 +39,7 @@ impl Mirror {
     fn lock_until(&self, name: &str, stop: &StopCondition) -> Result<File, GitError> {
         let path = self.path().join(name);
         let operation = || format!("lock {}", path.display());
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = io_context(operation(), file)?;
+        let file = lock_file(self.path(), name)?;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),

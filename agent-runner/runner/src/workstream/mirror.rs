@@ -99,14 +99,6 @@ impl Mirror {
         &self.path
     }
 
-    /// Waits for an exclusive file lock in the mirror's folder. Dropping the file releases the lock; the operating
-    /// system releases it if the process dies.
-    pub(crate) fn lock(&self, name: &str) -> Result<File, GitError> {
-        let file = lock_file(&self.path, name)?;
-        io_context(format!("lock {}", self.path.join(name).display()), file.lock())?;
-        Ok(file)
-    }
-
     /// Copies `commit` and its history from the user's repository, unless the mirror has it.
     ///
     /// # Errors
