@@ -1,22 +1,26 @@
 //! Time of one placement decision: an event (a job arrives, a job ends, a heartbeat) is fed to the planner, which
-//! answers with effects. The baseline, measured in the same run, is the smallest cluster and queue.
+//! answers with effects. "placement" is the arrival of a job while all nodes are idle. The baseline, measured in the same run, is the smallest cluster and queue.
 //!
 //!     cargo run --release -p cfq-benches --bin placement_decision
 //!     ... -- --nodes 10,64 --jobs 1000,100000 --blocks 100000
 //!
-//! All slots are taken and all other jobs wait. Each node serves two of four models with four slots each. `--blocks` is
+//! `--full-plan` measures plans that look at everything, instead of steps that look at what has changed.
+//!
+//! Otherwise all slots are taken and all other jobs wait. Each node serves two of four models with four slots each. `--blocks` is
 //! the number of prompt blocks that each node has cached for each model.
 #![allow(clippy::print_stdout)]
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use cfq_proto::task::{Agent, Priority};
-use cfq_scheduler_core::{Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, plan};
+use cfq_scheduler_core::{
+    Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, Step, plan, plan_step,
+};
 
 const TIMING: PlannerTiming =
     PlannerTiming { lease_ttl_ms: 6_000, accept_timeout_ms: 3_000, retry_ceiling_ms: 600_000 };
@@ -26,6 +30,7 @@ const SLOTS: usize = 4;
 /// Prompts that share their beginning; each waiting job belongs to one of these families.
 const PROMPT_FAMILIES: u64 = 1_000;
 const BLOCKS_PER_PROMPT: u64 = 24;
+const MAX_EFFECTS_PER_STEP: usize = 256;
 /// Events measured of each kind, unless the time is up before.
 const MAX_EVENTS: usize = 1_000;
 const MAX_TIME_PER_KIND: Duration = Duration::from_secs(3);
@@ -34,19 +39,25 @@ struct Arguments {
     nodes: Vec<usize>,
     jobs: Vec<usize>,
     blocks: u64,
+    is_full_plan: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = arguments()?;
     println!("{:>6} {:>9}  {:10} {:>12} {:>12} {:>8}", "nodes", "jobs", "event", "p50", "p99", "p99 x");
     let mut baseline: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut line = |nodes: usize, jobs: usize, event: &'static str, times: &[Duration]| {
+        let (p50, p99) = (percentile_us(times, 50), percentile_us(times, 99));
+        let ratio = p99 / *baseline.entry(event).or_insert(p99);
+        println!("{nodes:6} {jobs:9}  {event:10} {p50:9.1} µs {p99:9.1} µs {ratio:8.1}");
+    };
     for &nodes in &arguments.nodes {
+        let mut idle = Cluster::new(nodes, None, &arguments)?;
+        line(nodes, 0, "placement", &idle.measure_idle()?);
         for &jobs in &arguments.jobs {
-            let mut cluster = Cluster::new(nodes, jobs, arguments.blocks)?;
+            let mut cluster = Cluster::new(nodes, Some(jobs), &arguments)?;
             for (event, times) in cluster.measure()? {
-                let (p50, p99) = (percentile_us(&times, 50), percentile_us(&times, 99));
-                let ratio = p99 / *baseline.entry(event).or_insert(p99);
-                println!("{nodes:6} {jobs:9}  {event:10} {p50:9.1} µs {p99:9.1} µs {ratio:8.1}");
+                line(nodes, jobs, event, &times);
             }
         }
     }
@@ -54,16 +65,21 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn arguments() -> anyhow::Result<Arguments> {
-    let mut parsed = Arguments { nodes: vec![10, 64, 1_000], jobs: vec![1_000, 100_000, 1_000_000], blocks: 1_000 };
+    let (nodes, jobs) = (vec![10, 64, 1_000], vec![1_000, 100_000, 1_000_000]);
+    let mut parsed = Arguments { nodes, jobs, blocks: 1_000, is_full_plan: false };
     let mut args = std::env::args().skip(1);
     while let Some(name) = args.next() {
+        if name == "--full-plan" {
+            parsed.is_full_plan = true;
+            continue;
+        }
         let value = args.next().with_context(|| format!("{name} needs a value"))?;
         let numbers = || value.split(',').map(|n| Ok(n.parse()?)).collect::<anyhow::Result<Vec<usize>>>();
         match name.as_str() {
             "--nodes" => parsed.nodes = numbers()?,
             "--jobs" => parsed.jobs = numbers()?,
             "--blocks" => parsed.blocks = value.parse()?,
-            other => bail!("unknown argument {other}; use --nodes, --jobs and --blocks"),
+            other => bail!("unknown argument {other}; use --nodes, --jobs, --blocks and --full-plan"),
         }
     }
     Ok(parsed)
@@ -76,17 +92,23 @@ struct Cluster {
     running: Vec<Job>,
     now_ms: i64,
     next_id: u64,
+    is_full_plan: bool,
 }
 
 impl Cluster {
-    fn new(nodes: usize, jobs: usize, blocks: u64) -> anyhow::Result<Self> {
-        let state = PlannerState::new(TIMING);
-        let mut cluster = Self { state, nodes: Vec::new(), running: Vec::new(), now_ms: 1_000_000, next_id: 1 };
+    /// A cluster with this number of waiting jobs, whose slots are all taken; an idle one if it is `None`.
+    fn new(nodes: usize, waiting: Option<usize>, arguments: &Arguments) -> anyhow::Result<Self> {
+        let &Arguments { blocks, is_full_plan, .. } = arguments;
+        let (state, now_ms) = (PlannerState::new(TIMING), 1_000_000);
+        let mut cluster = Self { state, nodes: Vec::new(), running: Vec::new(), now_ms, next_id: 1, is_full_plan };
         for index in 0..nodes {
-            let node = cluster.node(index, blocks)?;
+            let mut node = cluster.node(index, blocks)?;
+            if waiting.is_none() {
+                node.ledger.models.iter_mut().for_each(|model| model.running = 0);
+            }
             cluster.state.on_node_row(node.clone());
             cluster.fill_prefix_caches(&node, blocks)?;
-            for slot in 0..MODELS_PER_NODE * SLOTS {
+            for slot in 0..waiting.map_or(0, |_| MODELS_PER_NODE * SLOTS) {
                 let model = node.ledger.models[slot / SLOTS].model.clone();
                 let job = Job { attempt: 1, phase: running_on(&node, cluster.now_ms - 2), ..cluster.job(model)? };
                 cluster.state.on_job_row(job.clone(), cluster.now_ms - 2);
@@ -94,7 +116,7 @@ impl Cluster {
             }
             cluster.nodes.push(node);
         }
-        for _ in 0..jobs {
+        for _ in 0..waiting.unwrap_or(0) {
             let job = cluster.any_job()?;
             cluster.state.on_job_row(job, cluster.now_ms);
         }
@@ -177,21 +199,24 @@ impl Cluster {
         self.job(model)
     }
 
-    /// The effects of the state as it is now.
-    fn decide(&mut self) -> Vec<Effect> {
-        plan(&self.state, self.now_ms)
+    /// The next effects: of a step, or of a full plan.
+    fn decide(&mut self) -> Step {
+        if self.is_full_plan {
+            Step { effects: plan(&self.state, self.now_ms), is_cut: false }
+        } else {
+            plan_step(&mut self.state, self.now_ms, MAX_EFFECTS_PER_STEP)
+        }
     }
 
-    /// Carries out plans until one is empty.
+    /// Carries out effects until there are none.
     fn settle(&mut self) -> anyhow::Result<()> {
-        for _ in 0..10 {
-            let effects = self.decide();
-            if effects.is_empty() {
+        loop {
+            let Step { effects, is_cut } = self.decide();
+            if effects.is_empty() && !is_cut {
                 return Ok(());
             }
             self.carry_out(effects)?;
         }
-        bail!("the plan does not settle")
     }
 
     /// Applies placements as if the nodes accepted them at once. Other effects do not occur in this cluster.
@@ -207,12 +232,29 @@ impl Cluster {
         Ok(())
     }
 
+    /// Times from the arrival of a job until its placement, while no job waits and all nodes have free slots.
+    fn measure_idle(&mut self) -> anyhow::Result<Vec<Duration>> {
+        timed(|_| {
+            let job = self.any_job()?;
+            let id = job.id;
+            let began = Instant::now();
+            self.state.on_job_row(job, self.now_ms);
+            let Step { effects, .. } = self.decide();
+            let took = began.elapsed();
+            ensure!(effects.len() == 1, "one job arrived: {effects:?}");
+            self.carry_out(effects)?;
+            self.state.on_job_ended(id, self.now_ms);
+            self.settle()?;
+            Ok(took)
+        })
+    }
+
     fn measure(&mut self) -> anyhow::Result<Vec<(&'static str, Vec<Duration>)>> {
         let arrivals = timed(|_| {
             let job = self.any_job()?;
             let began = Instant::now();
             self.state.on_job_row(job, self.now_ms);
-            let effects = self.decide();
+            let Step { effects, .. } = self.decide();
             let took = began.elapsed();
             self.carry_out(effects)?;
             Ok(took)
@@ -221,11 +263,9 @@ impl Cluster {
             let ended: JobId = self.running.swap_remove(round * 7_919 % self.running.len()).id;
             let began = Instant::now();
             self.state.on_job_ended(ended, self.now_ms);
-            let effects = self.decide();
+            let Step { effects, .. } = self.decide();
             let took = began.elapsed();
-            if effects.is_empty() {
-                bail!("a job ended and none was placed");
-            }
+            ensure!(!effects.is_empty(), "a job ended and none was placed");
             self.carry_out(effects)?;
             self.settle()?;
             Ok(took)
@@ -238,7 +278,7 @@ impl Cluster {
             self.nodes[index] = node.clone();
             let began = Instant::now();
             self.state.on_node_row(node);
-            let effects = self.decide();
+            let Step { effects, .. } = self.decide();
             let took = began.elapsed();
             self.carry_out(effects)?;
             Ok(took)

@@ -65,6 +65,12 @@ impl NodeFailures {
         self.0.insert(node, NodeBackoff { failures, until_ms });
     }
 
+    /// Times at which [`NodeFailures::blocks`] may change for a node, in ms.
+    pub(crate) fn change_times_ms(&self) -> impl Iterator<Item = i64> + '_ {
+        let ends = self.0.values().map(|s| s.until_ms);
+        ends.flat_map(|end| [end, end.saturating_sub_unsigned(MAX_CREDIBLE_WAIT_MS)])
+    }
+
     /// Returns whether the backoff still prevents a placement of the job on `node`. A wait longer than any policy
     /// allows was written before the database's clock was set back, and counts as over.
     pub fn blocks(&self, node: &NodeId, now_ms: i64) -> bool {

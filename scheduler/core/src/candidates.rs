@@ -1,10 +1,10 @@
 //! The nodes considered for a queued job.
 
-use cfq_proto::node::{ModelState, Residency};
+use cfq_proto::node::ModelState;
 
 use crate::job::Job;
 use crate::node::Node;
-use crate::state::PlannerState;
+use crate::state::{PlannerState, is_ready};
 
 /// A node together with its state of the job's model.
 pub(crate) type Candidate<'a> = (&'a Node, &'a ModelState);
@@ -27,11 +27,7 @@ impl<'a> Candidates<'a> {
         let listing: Vec<Candidate<'a>> = state.live_nodes_with(&job.model, now_ms).collect();
         let able: Vec<Candidate<'a>> =
             listing.iter().copied().filter(|(n, _)| !job.refused_by.contains_key(&n.id)).collect();
-        // A node may yield for hours, so a yielding model counts as not resident.
-        let is_ready = |(n, m): &Candidate<'_>| {
-            matches!(m.residency, Residency::Resident) && !n.ledger.yields.contains_key(&m.model)
-        };
-        let resident: Vec<Candidate<'a>> = able.iter().copied().filter(is_ready).collect();
+        let resident: Vec<Candidate<'a>> = able.iter().copied().filter(|(n, m)| is_ready(n, m)).collect();
         let open = resident.iter().copied().filter(|(n, _)| accepts(state, job, n, now_ms)).collect();
         Self { all_refused: !listing.is_empty() && able.is_empty(), able, resident, open }
     }
@@ -40,4 +36,9 @@ impl<'a> Candidates<'a> {
 /// Returns whether the node accepts work for the job's model and is not in backoff for the job.
 pub(crate) fn accepts(state: &PlannerState, job: &Job, node: &Node, now_ms: i64) -> bool {
     !job.node_failures.blocks(&node.id, now_ms) && state.accepts_work(node, &job.model, now_ms)
+}
+
+/// Returns whether the node accepts the job now, regardless of its free capacity.
+pub(crate) fn is_open(state: &PlannerState, job: &Job, (node, model): &Candidate<'_>, now_ms: i64) -> bool {
+    is_ready(node, model) && !job.refused_by.contains_key(&node.id) && accepts(state, job, node, now_ms)
 }

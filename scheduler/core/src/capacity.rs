@@ -14,9 +14,6 @@ pub(crate) struct ModelCapacity {
 }
 
 impl ModelCapacity {
-    /// No capacity left for lower-ranked jobs.
-    pub const CLOSED: Self = Self { tokens: 0, slots: 0, concurrent: u32::MAX };
-
     /// Capacity left after one more sequence that reserves `tokens`.
     pub fn after_admitting(self, tokens: u64) -> Self {
         Self {

@@ -2,7 +2,7 @@
 //!
 //! [`PlannerState`] caches the Postgres rows of nodes and of jobs that have not ended. The scheduler service feeds it
 //! rows ([`PlannerState::on_job_row`], [`PlannerState::on_job_ended`], [`PlannerState::on_node_row`],
-//! [`PlannerState::on_node_gone`]) and calls [`plan()`] for the effects to carry out next. A plan is a proposal: each
+//! [`PlannerState::on_node_gone`]) and calls [`plan_step()`] for the effects to carry out next. They are a proposal: each
 //! effect is a compare-and-set in Postgres, the resulting row is fed back, and a rejected effect changes nothing. A
 //! plan made from stale state therefore does no harm, and a new leader only has to load the rows.
 //!
@@ -10,25 +10,37 @@
 
 #![warn(missing_docs)]
 
+mod acceptance;
 mod backoff;
 mod candidates;
 mod capacity;
+mod changes;
 mod cost;
 mod effect;
+mod events;
 mod job;
 mod model_loading;
 mod node;
 mod occupancy;
+mod pass;
 mod pending;
 mod pending_reason;
+mod placement_reason;
 mod plan;
+mod plan_step;
 mod pr_state;
 mod prefix_index;
 mod priority;
+mod queue;
+mod request_class;
+mod reservation;
+mod rooms;
 mod speculative_prefill;
+mod start_estimate;
 mod state;
 mod suspicion;
 mod task_state;
+mod timers;
 
 #[cfg(test)]
 mod tests;
@@ -39,6 +51,7 @@ pub use job::{Job, JobPhase};
 pub use node::{Exclusion, Node};
 pub use pending_reason::{PendingReason, join_by_node};
 pub use plan::plan;
+pub use plan_step::{Step, plan_step};
 pub use pr_state::pr_transition_allowed;
 pub use priority::{CLASS_STEP_MS, MAX_OVERTAKING_MS, OrderKey, order_key};
 pub use speculative_prefill::prefill_node;

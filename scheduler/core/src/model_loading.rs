@@ -51,8 +51,10 @@ impl NodeLoads<'_> {
 /// Returns the free memory of each node, and whether evictions are blocked there. They are blocked while the node loads
 /// or unloads a model, or has not yet accepted a placement.
 pub fn node_loads(state: &PlannerState) -> BTreeMap<&NodeId, NodeLoads<'_>> {
-    let mut loads: BTreeMap<&NodeId, NodeLoads<'_>> = state.nodes.values().map(|n| (&n.id, NodeLoads::of(n))).collect();
-    for job in state.jobs.values().filter(|job| matches!(job.phase, JobPhase::Placed { .. })) {
+    let mut loads: BTreeMap<&NodeId, NodeLoads<'_>> =
+        state.nodes.iter().map(|(id, n)| (id, NodeLoads::of(n))).collect();
+    let held = state.held.keys().flat_map(|node| state.held_jobs(node));
+    for job in held.filter(|job| matches!(job.phase, JobPhase::Placed { .. })) {
         if let Some(loads) = job.holder().and_then(|(node, _)| loads.get_mut(node)) {
             loads.eviction_blocked = true;
         }

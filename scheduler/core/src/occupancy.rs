@@ -1,12 +1,7 @@
 //! Decides which jobs a node runs concurrently. A job that may be poison (it may have stopped more than one node)
 //! shares its node with no other job.
 
-use std::collections::BTreeMap;
-
-use cfq_proto::ids::NodeId;
-
 use crate::job::Job;
-use crate::state::PlannerState;
 
 /// Occupancy of a node by jobs, for the isolation of possible poison jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,15 +23,4 @@ impl NodeOccupancy {
         self.jobs += 1;
         self.exclusive |= job.may_be_poison();
     }
-}
-
-/// Returns each node's occupancy by placed and running jobs. Nodes without such a job are absent from the map.
-pub(crate) fn node_occupancies(state: &PlannerState) -> BTreeMap<&NodeId, NodeOccupancy> {
-    let mut occupancies: BTreeMap<&NodeId, NodeOccupancy> = BTreeMap::new();
-    for job in state.jobs.values() {
-        if let Some((node, _)) = job.holder() {
-            occupancies.entry(node).or_default().add(job);
-        }
-    }
-    occupancies
 }

@@ -7,10 +7,11 @@ use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 
-use crate::candidates::{Candidate, Candidates};
+use crate::candidates::{Candidate, Candidates, is_open};
 use crate::effect::Effect;
 use crate::job::Job;
 use crate::pending_reason::PendingReason;
+use crate::reservation::Reservation;
 use crate::state::PlannerState;
 
 /// Number of writes of `no_node_ms` until the retry ceiling is reached: `no_node_ms` is written each time it has grown
@@ -18,11 +19,13 @@ use crate::state::PlannerState;
 /// count, and a waiting job causes few writes.
 const NO_NODE_WRITES_PER_CEILING: u64 = 20;
 
-/// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct.
+/// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct. `reservation` is
+/// that of the job's model.
 pub(crate) fn pending_effect(
     state: &PlannerState,
     job: &Job,
     candidates: &Candidates<'_>,
+    reservation: Option<&Reservation>,
     now_ms: i64,
 ) -> Option<Effect> {
     let fail =
@@ -42,9 +45,14 @@ pub(crate) fn pending_effect(
         return fail(format!("no answer in {minutes:.1} minutes of repeated attempts; the last failure: {last}"));
     }
     let pending = match candidates.able.is_empty() {
-        true if state.models_of_live_nodes(now_ms).is_none() => PendingReason::NoNodeUp,
+        true if !state.any_live_node(now_ms) => PendingReason::NoNodeUp,
         true => PendingReason::NoNodeHasModel { model: job.model.clone() },
-        false => reason_with_able_nodes(job, candidates),
+        false => match (reason_with_able_nodes(job, candidates), reservation) {
+            (PendingReason::Capacity, Some(own)) if own.job == job.id && now_ms >= told_ms(state, own) => {
+                PendingReason::ReservedNode { node: own.node.clone() }
+            }
+            (reason, _) => reason,
+        },
     };
     let no_node_ms = no_node_ms(state, job, &pending, now_ms);
     if let PendingReason::NoNodeHasModel { model } = &pending
@@ -62,17 +70,63 @@ pub(crate) fn pending_effect(
         // recorded.
         PendingReason::Capacity => recorded.is_some_and(|recorded| *recorded != PendingReason::Capacity),
         PendingReason::NoNodeHasModel { .. } => {
-            let write_interval_ms = (ceiling_ms / NO_NODE_WRITES_PER_CEILING).max(1);
-            recorded != Some(&pending) || no_node_ms >= job.no_node_ms.saturating_add(write_interval_ms)
+            recorded != Some(&pending) || no_node_ms >= job.no_node_ms.saturating_add(no_node_write_interval_ms(state))
         }
         PendingReason::NoNodeUp
         | PendingReason::Loading { .. }
         | PendingReason::Unusable { .. }
         | PendingReason::Yielding { .. }
         | PendingReason::Backoff
+        | PendingReason::ReservedNode { .. }
         | PendingReason::ExclusiveNode { .. } => recorded != Some(&pending),
     };
     (is_news || ends_a_count).then_some(Effect::Explain { job: job.id, attempt: job.attempt, pending, no_node_ms })
+}
+
+/// Whether the job only waits for capacity and nothing else is recorded, so that [`pending_effect`] is `None`. The
+/// common case in a busy cluster; no more nodes are looked at than needed.
+pub(crate) fn is_plainly_waiting(
+    state: &PlannerState,
+    job: &Job,
+    reservation: Option<&Reservation>,
+    now_ms: i64,
+) -> bool {
+    let has_history = job.no_node_ms > 0
+        || job.first_failure_ms.is_some()
+        || !job.node_failures.0.is_empty()
+        || state.explained.contains_key(&job.id);
+    !has_history
+        && !job.may_be_poison()
+        && reservation.is_none_or(|reservation| reservation.job != job.id)
+        && state.live_nodes_with(&job.model, now_ms).any(|candidate| is_open(state, job, &candidate, now_ms))
+}
+
+/// Next time at which [`pending_effect`] may differ although no event concerns the job, in ms.
+pub(crate) fn next_check_ms(
+    state: &PlannerState,
+    job: &Job,
+    reservation: Option<&Reservation>,
+    now_ms: i64,
+) -> Option<i64> {
+    let ceiling_ms = state.timing.retry_ceiling_ms;
+    let no_node = state.explained.get(&job.id).filter(|e| matches!(e.pending, PendingReason::NoNodeHasModel { .. }));
+    let no_node = no_node.map(|explained| {
+        let left_ms = ceiling_ms.saturating_sub(job.no_node_ms);
+        explained.at_ms.saturating_add_unsigned(left_ms.min(no_node_write_interval_ms(state)))
+    });
+    let ceiling = job.first_failure_ms.map(|first| first.saturating_add_unsigned(ceiling_ms));
+    let own = reservation.filter(|reservation| reservation.job == job.id).map(|own| told_ms(state, own));
+    let times = job.node_failures.change_times_ms().chain(no_node).chain(ceiling).chain(own);
+    times.filter(|at_ms| *at_ms > now_ms).min()
+}
+
+/// Time after which a reservation is shown to users. Most large jobs are placed before.
+fn told_ms(state: &PlannerState, reservation: &Reservation) -> i64 {
+    reservation.since_ms.saturating_add_unsigned(state.timing.accept_timeout_ms)
+}
+
+fn no_node_write_interval_ms(state: &PlannerState) -> u64 {
+    (state.timing.retry_ceiling_ms / NO_NODE_WRITES_PER_CEILING).max(1)
 }
 
 /// Time in which nodes were live but none had the model, in ms. This time is stored with the job, so that it survives a
@@ -91,6 +145,7 @@ fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: 
         | PendingReason::Yielding { .. }
         | PendingReason::Backoff
         | PendingReason::ExclusiveNode { .. }
+        | PendingReason::ReservedNode { .. }
         | PendingReason::Capacity => 0,
     }
 }
@@ -99,7 +154,7 @@ fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: 
 /// set up, so the job would wait forever and keep its runner occupied.
 fn no_node_failure(state: &PlannerState, model: &ModelId, now_ms: i64) -> String {
     let minutes = minutes(state.timing.retry_ceiling_ms);
-    let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().flatten().map(ModelId::as_str).collect();
+    let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().map(ModelId::as_str).collect();
     let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
     format!(
         "for {minutes:.1} minutes, no running node has had the model {model}; models served: {served}. Use one of \

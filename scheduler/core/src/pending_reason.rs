@@ -40,6 +40,11 @@ pub enum PendingReason {
         /// Number of the job's attempts that were lost with their node or not accepted.
         lost_or_unaccepted: u32,
     },
+    /// No node has enough free capacity for the job, so one is reserved for it.
+    ReservedNode {
+        /// The reserved node.
+        node: NodeId,
+    },
     /// No node has enough free capacity, or higher-ranked jobs wait for it.
     Capacity,
 }
@@ -54,6 +59,7 @@ impl PendingReason {
             | Self::Yielding { .. }
             | Self::Backoff
             | Self::ExclusiveNode { .. }
+            | Self::ReservedNode { .. }
             | Self::Capacity => true,
             Self::NoNodeHasModel { .. } | Self::NoNodeUp | Self::Unusable { .. } => false,
         }
@@ -79,6 +85,12 @@ impl fmt::Display for PendingReason {
                 "waits for a node that runs nothing else: it may have stopped its nodes ({lost_or_unaccepted} attempts \
                  were lost with their node or not accepted)"
             ),
+            Self::ReservedNode { node } => {
+                write!(
+                    f,
+                    "waits for room on {node}, which is reserved for it: it is too large for the room that is free"
+                )
+            }
             Self::Capacity => f.write_str("waits for free capacity on a node"),
         }
     }

@@ -25,11 +25,20 @@ pub struct OrderKey {
     id: JobId,
 }
 
-/// Returns the job's position in the queue; the smallest is placed first.
+impl OrderKey {
+    /// The job with this position.
+    pub fn job(self) -> JobId {
+        self.id
+    }
+}
+
+/// Returns the job's position in the queue; the smallest is placed first. A deadline brings the key forward to one class
+/// before the deadline, but by at most one class.
 pub fn order_key(job: &Job) -> OrderKey {
-    let by_class_ms = job.created_ms.saturating_add(i64::from(job.priority.as_i16()) * CLASS_STEP_MS);
-    let due_ms = job.deadline_ms.map_or(i64::MAX, |deadline_ms| deadline_ms.saturating_sub(CLASS_STEP_MS));
-    OrderKey { key_ms: due_ms.clamp(by_class_ms.saturating_sub(CLASS_STEP_MS), by_class_ms), id: job.id }
+    let class_ms = i64::from(job.priority.as_i16()) * CLASS_STEP_MS;
+    let base_ms = job.created_ms.saturating_add(class_ms);
+    let by_deadline_ms = job.deadline_ms.map_or(base_ms, |deadline_ms| deadline_ms.saturating_sub(CLASS_STEP_MS));
+    OrderKey { key_ms: by_deadline_ms.clamp(base_ms.saturating_sub(CLASS_STEP_MS), base_ms), id: job.id }
 }
 
 #[cfg(test)]
@@ -53,7 +62,7 @@ mod tests {
     #[test]
     fn deadline_brings_forward_by_at_most_one_class() {
         let due = |after_ms| order_key(&Job { deadline_ms: Some(after_ms), ..job(Priority::P2, 0) }).key_ms;
-        let keys = [-1, 0, 20 * MINUTE_MS, 25 * MINUTE_MS, 30 * MINUTE_MS, i64::MAX].map(due);
+        let keys = [i64::MIN, -1, 20 * MINUTE_MS, 25 * MINUTE_MS, 30 * MINUTE_MS, i64::MAX].map(due);
         assert_eq!(keys, [10, 10, 10, 15, 20, 20].map(|minutes| minutes * MINUTE_MS));
     }
 

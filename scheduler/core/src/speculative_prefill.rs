@@ -18,7 +18,7 @@ use crate::state::PlannerState;
 /// accepts work for it now, or if the task has no job in progress.
 pub fn prefill_node(state: &PlannerState, hint: &PrefillHint, now_ms: i64) -> Option<NodeId> {
     // Only a task with a call in progress may have prompts computed.
-    if !state.jobs.values().any(|job| job.task == hint.task) {
+    if !state.jobs_of_task.contains_key(&hint.task) {
         return None;
     }
     let prompt_bytes = hint.messages.iter().map(|message| message.content.len() as u64).sum();
@@ -31,7 +31,7 @@ pub fn prefill_node(state: &PlannerState, hint: &PrefillHint, now_ms: i64) -> Op
         let is_own = |job: &&Job| {
             job.task == hint.task && job.model == hint.model && job.holder() == Some((&node.id, node.boot))
         };
-        let own = u32::try_from(state.jobs.values().filter(is_own).count()).unwrap_or(u32::MAX);
+        let own = u32::try_from(state.held_jobs(&node.id).filter(is_own).count()).unwrap_or(u32::MAX);
         let concurrent = state.capacity(node, model).concurrent.saturating_sub(own);
         let cached_blocks = state.prefix_index.cached_blocks(node, model, &chain);
         (prefill_hint_cost(prompt_bytes, hint.max_tokens, model, concurrent, cached_blocks).total_ms(), node)

@@ -8,19 +8,23 @@
 //! the correction is wrong, the node refuses (`not_now`), which costs one message.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId};
-use cfq_proto::messages::PrefillHint;
+use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::model::ModelId;
-use cfq_proto::node::ModelState;
-use cfq_proto::prefix::chain;
+use cfq_proto::node::{ModelState, Residency};
 
 use crate::capacity::ModelCapacity;
+use crate::changes::Changes;
 use crate::cost::kv_reservation;
 use crate::job::{Job, JobPhase};
 use crate::node::{Exclusion, Node};
+use crate::occupancy::NodeOccupancy;
 use crate::pending_reason::PendingReason;
 use crate::prefix_index::PrefixIndex;
+use crate::queue::Queue;
+use crate::reservation::Reservation;
+use crate::rooms::{Room, Rooms};
 
 /// The durations of `cfq_proto::timing` that the planner needs, in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +43,9 @@ const MAX_EXCLUSION_ACCEPT_TIMEOUTS: u64 = 10;
 
 /// A job that ended on a node whose last ledger may still count it.
 #[derive(Debug, Clone, PartialEq)]
-struct EndedJob {
-    job: Job,
-    ended_ms: i64,
+pub(crate) struct EndedJob {
+    pub job: Job,
+    pub ended_ms: i64,
 }
 
 /// Cached rows, and a record of what the leader has done since it started.
@@ -49,14 +53,24 @@ struct EndedJob {
 pub struct PlannerState {
     pub(crate) timing: PlannerTiming,
     pub(crate) jobs: BTreeMap<JobId, Job>,
-    pub(crate) nodes: BTreeMap<NodeId, Node>,
-    ended: Vec<EndedJob>,
+    pub(crate) nodes: BTreeMap<NodeId, Arc<Node>>,
+    /// Nodes that list each model.
+    pub(crate) nodes_by_model: BTreeMap<ModelId, BTreeSet<NodeId>>,
+    /// Placed and running jobs by node.
+    pub(crate) held: BTreeMap<NodeId, BTreeSet<JobId>>,
+    pub(crate) ended: BTreeMap<NodeId, Vec<EndedJob>>,
+    /// Number of jobs of each task.
+    pub(crate) jobs_of_task: BTreeMap<TaskId, u32>,
+    pub(crate) queue: Queue,
+    pub(crate) rooms: Rooms,
+    pub(crate) reservations: BTreeMap<ModelId, Reservation>,
+    pub(crate) changes: Changes,
     pub(crate) resends: BTreeMap<JobId, Resends>,
     /// Nodes that send heartbeats but accept no work.
-    unresponsive: BTreeMap<NodeId, (BootId, Exclusion)>,
+    pub(crate) unresponsive: BTreeMap<NodeId, (BootId, Exclusion)>,
     pub(crate) explained: BTreeMap<JobId, Explained>,
     /// Last request to load each model on each node: the boot it was sent to, and its time in ms.
-    load_requests: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
+    pub(crate) load_requests: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
     pub(crate) prefix_index: PrefixIndex,
 }
 
@@ -82,117 +96,20 @@ impl PlannerState {
             timing,
             jobs: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            ended: Vec::new(),
+            nodes_by_model: BTreeMap::new(),
+            held: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            jobs_of_task: BTreeMap::new(),
+            queue: Queue::default(),
+            rooms: Rooms::default(),
+            reservations: BTreeMap::new(),
+            changes: Changes::default(),
             resends: BTreeMap::new(),
             unresponsive: BTreeMap::new(),
             explained: BTreeMap::new(),
             load_requests: BTreeMap::new(),
             prefix_index: PrefixIndex::default(),
         }
-    }
-
-    /// Stores the current row of a job that has not ended. `changed_ms` is the time of the row's last write.
-    pub fn on_job_row(&mut self, job: Job, changed_ms: i64) {
-        if let Some(before) = self.jobs.get(&job.id) {
-            let left_its_node = before.holder().is_some() && before.holder() != job.holder();
-            if left_its_node {
-                self.record_end(before.clone(), changed_ms);
-            }
-            if matches!(job.phase, JobPhase::Running { .. })
-                && let Some((node, _)) = job.holder()
-            {
-                // The node has accepted a job, so it is responsive again.
-                self.unresponsive.remove(node);
-            }
-        }
-        let is_known = self.jobs.get(&job.id).is_some_and(|before| before.phase == job.phase);
-        if !is_known {
-            self.record_prompt(&job);
-        }
-        if !matches!(job.phase, JobPhase::Placed { .. }) {
-            self.resends.remove(&job.id);
-        }
-        if !matches!(job.phase, JobPhase::Queued) {
-            self.explained.remove(&job.id);
-        }
-        self.jobs.insert(job.id, job);
-    }
-
-    /// Removes a job that is done, failed, dead or cancelled since `ended_ms`.
-    pub fn on_job_ended(&mut self, job: JobId, ended_ms: i64) {
-        if let Some(before) = self.jobs.remove(&job) {
-            self.record_prompt(&before);
-            self.record_end(before, ended_ms);
-        }
-        self.resends.remove(&job);
-        self.explained.remove(&job);
-    }
-
-    fn record_prompt(&mut self, job: &Job) {
-        if let JobPhase::Running { node, boot, .. } = &job.phase {
-            self.prefix_index.record_prompt(node, *boot, &job.model, &job.prefix);
-        }
-    }
-
-    /// Records that the node was asked to compute the prompt of an expected call.
-    pub fn on_prefill_hint_sent(&mut self, node: &NodeId, hint: &PrefillHint) {
-        if let Some(boot) = self.nodes.get(node).map(|node| node.boot) {
-            let chain = chain(hint.model.as_str(), &hint.messages);
-            self.prefix_index.record_prompt(node, boot, &hint.model, &chain);
-        }
-    }
-
-    /// Keeps an ended job while its node's ledger still counts it.
-    fn record_end(&mut self, before: Job, ended_ms: i64) {
-        if let (JobPhase::Running { accepted_ms, .. }, Some((node, boot))) = (&before.phase, before.holder())
-            && let Some(node) = self.nodes.get(node)
-            && node.boot == boot
-            && *accepted_ms < node.seen_ms
-            && ended_ms >= node.seen_ms
-        {
-            self.ended.push(EndedJob { job: before, ended_ms });
-        }
-    }
-
-    /// Stores the current row of a node.
-    pub fn on_node_row(&mut self, node: Node) {
-        let same_boot = |boot: BootId| boot == node.boot;
-        self.ended.retain(|e| {
-            e.job.holder().is_none_or(|(id, boot)| *id != node.id || (same_boot(boot) && e.ended_ms >= node.seen_ms))
-        });
-        if self.unresponsive.get(&node.id).is_some_and(|(boot, _)| !same_boot(*boot)) {
-            self.unresponsive.remove(&node.id);
-        }
-        self.nodes.insert(node.id.clone(), node);
-    }
-
-    /// Removes a node whose row was deleted.
-    pub fn on_node_gone(&mut self, node: &NodeId) {
-        self.nodes.remove(node);
-        self.prefix_index.forget_node(node);
-        self.load_requests.retain(|(requested, _), _| requested != node);
-        self.unresponsive.remove(node);
-        self.ended.retain(|e| e.job.holder().is_none_or(|(id, _)| id != node));
-    }
-
-    /// Records that an [`Effect::Resend`](crate::Effect::Resend) was carried out.
-    pub fn on_resent(&mut self, job: JobId, lease: LeaseId, now_ms: i64) {
-        let count = self.resends.get(&job).filter(|r| r.lease == lease).map_or(0, |r| r.count) + 1;
-        self.resends.insert(job, Resends { lease, count, last_ms: now_ms });
-    }
-
-    /// Records that the node sends heartbeats but did not accept what was published to it: it gets no work until its
-    /// ledger changes.
-    pub fn on_node_unresponsive(&mut self, node: &NodeId, now_ms: i64) {
-        if let Some(row) = self.nodes.get(node) {
-            let exclusion = Exclusion { version: row.ledger.version, at_ms: now_ms };
-            self.unresponsive.insert(node.clone(), (row.boot, exclusion));
-        }
-    }
-
-    /// Records that an [`Effect::Load`](crate::Effect::Load) was carried out.
-    pub fn on_load_requested(&mut self, node: NodeId, boot: BootId, model: ModelId, now_ms: i64) {
-        self.load_requests.insert((node, model), (boot, now_ms));
     }
 
     /// Returns whether this boot of the node was asked to load the model within the last `accept_timeout_ms`. The
@@ -204,15 +121,9 @@ impl PlannerState {
             .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.timing.accept_timeout_ms)
     }
 
-    /// Records that an [`Effect::Explain`](crate::Effect::Explain) was carried out. Call it after the job's row was
-    /// read again.
-    pub fn on_pending_explained(&mut self, job: JobId, pending: PendingReason, now_ms: i64) {
-        self.explained.insert(job, Explained { pending, at_ms: now_ms });
-    }
-
     /// Leases of the jobs that are placed but not accepted.
     pub fn placed_leases(&self) -> impl Iterator<Item = LeaseId> + '_ {
-        self.jobs.values().filter_map(|job| match &job.phase {
+        self.held.keys().flat_map(|node| self.held_jobs(node)).filter_map(|job| match &job.phase {
             JobPhase::Placed { lease, .. } => Some(*lease),
             JobPhase::Queued | JobPhase::Running { .. } => None,
         })
@@ -233,9 +144,25 @@ impl PlannerState {
         self.nodes.keys()
     }
 
+    /// Jobs that are placed or running on the node, on any of its boots.
+    pub(crate) fn held_jobs(&self, node: &NodeId) -> impl Iterator<Item = &Job> {
+        self.held.get(node).into_iter().flatten().filter_map(|job| self.jobs.get(job))
+    }
+
+    /// Which jobs the node runs concurrently.
+    pub(crate) fn occupancy(&self, node: &NodeId) -> NodeOccupancy {
+        let mut occupancy = NodeOccupancy::default();
+        self.held_jobs(node).for_each(|job| occupancy.add(job));
+        occupancy
+    }
+
+    pub(crate) fn max_exclusion_ms(&self) -> u64 {
+        self.timing.accept_timeout_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMEOUTS)
+    }
+
     /// Returns whether the node may be given work for the model now, regardless of its free capacity.
     pub(crate) fn accepts_work(&self, node: &Node, model: &ModelId, now_ms: i64) -> bool {
-        let max_ms = self.timing.accept_timeout_ms.saturating_mul(MAX_EXCLUSION_ACCEPT_TIMEOUTS);
+        let max_ms = self.max_exclusion_ms();
         let applies = |exclusion: &Exclusion| exclusion.applies(&node.ledger, now_ms, max_ms);
         let unresponsive = self.unresponsive.get(&node.id).is_some_and(|(_, exclusion)| applies(exclusion));
         node.alive(now_ms, self.timing.lease_ttl_ms)
@@ -249,14 +176,15 @@ impl PlannerState {
     /// documentation).
     pub(crate) fn capacity(&self, node: &Node, model: &ModelState) -> ModelCapacity {
         let runs_on_it = |job: &&Job| job.holder() == Some((&node.id, node.boot)) && job.model == model.model;
-        let uncounted = self.jobs.values().filter(runs_on_it).filter(|job| match job.phase {
+        let uncounted = self.held_jobs(&node.id).filter(runs_on_it).filter(|job| match job.phase {
             JobPhase::Queued => false,
             JobPhase::Placed { .. } => true,
             JobPhase::Running { accepted_ms, .. } => accepted_ms >= node.seen_ms,
         });
         let sum = |(tokens, slots): (u64, u32), job: &Job| (tokens + kv_reservation(job, model), slots + 1);
         let (taken_tokens, taken_slots) = uncounted.fold((0, 0), sum);
-        let (freed_tokens, freed_slots) = self.ended.iter().map(|e| &e.job).filter(runs_on_it).fold((0, 0), sum);
+        let ended = self.ended.get(&node.id).into_iter().flatten();
+        let (freed_tokens, freed_slots) = ended.map(|e| &e.job).filter(runs_on_it).fold((0, 0), sum);
         let concurrent = (model.running + taken_slots).saturating_sub(freed_slots);
         ModelCapacity {
             tokens: (model.kv_tokens_free + freed_tokens).saturating_sub(taken_tokens),
@@ -265,11 +193,29 @@ impl PlannerState {
         }
     }
 
-    /// Models that live nodes list. `None` if no node is live.
-    pub(crate) fn models_of_live_nodes(&self, now_ms: i64) -> Option<BTreeSet<&ModelId>> {
-        let mut alive = self.nodes.values().filter(|n| n.alive(now_ms, self.timing.lease_ttl_ms)).peekable();
-        alive.peek()?;
-        Some(alive.flat_map(|n| n.ledger.models.iter().map(|m| &m.model)).collect())
+    /// The models of the node that have room.
+    pub(crate) fn rooms_of<'a>(&'a self, node: &'a Arc<Node>) -> impl Iterator<Item = (&'a ModelId, Option<Room>)> {
+        let occupancy = self.occupancy(&node.id);
+        let models = node.ledger.models.iter().enumerate();
+        // A ledger that lists a model twice is valid for its first entry.
+        let first = models.filter(|(_, m)| node.model(&m.model).is_some_and(|first| std::ptr::eq(first, *m)));
+        first.map(move |(index, model)| {
+            let may_serve = is_ready(node, model) && !node.ledger.draining && !occupancy.exclusive;
+            let capacity = may_serve.then(|| self.capacity(node, model)).filter(|capacity| capacity.slots > 0);
+            let room = |capacity| Room { node: node.clone(), model: index, capacity, held_jobs: occupancy.jobs };
+            (&model.model, capacity.map(room))
+        })
+    }
+
+    /// Returns whether a node is live.
+    pub(crate) fn any_live_node(&self, now_ms: i64) -> bool {
+        self.nodes.values().any(|n| n.alive(now_ms, self.timing.lease_ttl_ms))
+    }
+
+    /// Models that live nodes list.
+    pub(crate) fn models_of_live_nodes(&self, now_ms: i64) -> BTreeSet<&ModelId> {
+        let alive = self.nodes.values().filter(|n| n.alive(now_ms, self.timing.lease_ttl_ms));
+        alive.flat_map(|n| n.ledger.models.iter().map(|m| &m.model)).collect()
     }
 
     /// Live nodes that list the model, in the order of their names.
@@ -278,9 +224,15 @@ impl PlannerState {
         model: &'a ModelId,
         now_ms: i64,
     ) -> impl Iterator<Item = (&'a Node, &'a ModelState)> {
-        self.nodes
-            .values()
+        let nodes = self.nodes_by_model.get(model).into_iter().flatten().filter_map(|id| self.nodes.get(id));
+        nodes
             .filter(move |n| n.alive(now_ms, self.timing.lease_ttl_ms))
-            .filter_map(move |n| n.model(model).map(|m| (n, m)))
+            .filter_map(move |n| n.model(model).map(|m| (&**n, m)))
     }
+}
+
+/// Whether the model is resident and not yielding. A node may yield for hours, so a yielding model counts as not
+/// resident.
+pub(crate) fn is_ready(node: &Node, model: &ModelState) -> bool {
+    matches!(model.residency, Residency::Resident) && !node.ledger.yields.contains_key(&model.model)
 }

@@ -1,9 +1,11 @@
 //! Builders of rows and states, and the planner's tests by topic.
 
 mod acceptance;
+mod incremental;
 mod occupancy;
 mod placement;
 mod properties;
+mod reservation;
 mod retry_ceiling;
 mod yielding;
 

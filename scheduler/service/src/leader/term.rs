@@ -2,8 +2,8 @@
 //! none waits for another:
 //! - [`sweeper`](super::sweeper) ends expired leases and needs only Postgres,
 //! - [`work_stream`](super::work_stream) keeps the JetStream stream and the nodes' consumers in place,
-//! - this module owns the planner's cache: it reads the rows named in hints, makes a plan, and applies the plan one
-//!   compare-and-set at a time. It also reads again, at intervals, the rows that changed since it last read them, so a
+//! - this module owns the planner's cache: it reads the rows named in hints, asks the planner for the next effects, and
+//!   applies them one compare-and-set at a time. It also reads again, at intervals, the rows that changed since it last read them, so a
 //!   lost hint only delays a change.
 //!
 //! An error that concerns one row skips only that row; the rest of the plan continues.
@@ -16,7 +16,7 @@ use cfq_proto::ids::{JobId, LeaseId, NodeId};
 use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint};
 use cfq_proto::subject;
 use cfq_scheduler_core::{
-    Effect, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan, prefill_node,
+    Effect, JobPhase, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan_step, prefill_node,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -40,6 +40,10 @@ const MAX_PLAN_TIME: Duration = Duration::from_millis(250);
 const ROW_UNAVAILABLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of job rows that one query reads.
 const MAX_ROWS_PER_READ: usize = 1_000;
+/// Maximum number of placements that are planned at once.
+const MAX_EFFECTS_PER_STEP: usize = 256;
+/// Time after which the planner looks at all jobs and nodes, whatever has changed.
+const LOOK_AT_ALL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// State of the leader during one term.
 struct Term<'a> {
@@ -50,6 +54,8 @@ struct Term<'a> {
     versions: HashMap<JobId, RowVersion>,
     /// Jobs whose rows were locked, or otherwise unavailable, and when they are tried again.
     unavailable: HashMap<JobId, Instant>,
+    /// When the planner looked at all jobs and nodes last.
+    looked_at_all: Instant,
     /// What the last sweep found; `None` until the first sweep.
     observed: watch::Receiver<Option<Observed>>,
     publisher: Publisher,
@@ -77,6 +83,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
         state: PlannerState::new(planner_timing),
         versions: HashMap::new(),
         unavailable: HashMap::new(),
+        looked_at_all: Instant::now(),
         observed,
         publisher: Publisher::new(leader.session.clone(), work_stream),
     };
@@ -237,8 +244,8 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Skips the job if the error concerns only its row; returns the error otherwise. A transient error leaves the job
-    /// in the cache, so that the next plan tries it again.
+    /// Skips the job if the error concerns only its row; returns the error otherwise. After a transient error, the row is
+    /// read again soon.
     fn on_job_error(&mut self, job: JobId, error: StoreError) -> Result<(), StoreError> {
         if !error.is_row_local() {
             return Err(error);
@@ -247,6 +254,10 @@ impl Term<'_> {
             let cause = std::error::Error::source(&error);
             tracing::warn!(%job, %error, ?cause, "job row unavailable, retried soon");
             self.unavailable.insert(job, Instant::now() + ROW_UNAVAILABLE_INTERVAL);
+            // Without this, the job would be planned again in each step, in place of others.
+            if self.state.job(job).is_some_and(|job| matches!(job.phase, JobPhase::Queued)) {
+                self.on_job_ended(job, 0);
+            }
         } else {
             self.leader.store.row_backoff().defer("job", job.0, &error);
             self.on_job_ended(job, 0);
@@ -254,13 +265,21 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// Plans and applies the plan, for at most [`MAX_PLAN_TIME`]. Returns whether effects are left. An effect that the
+    /// Carries out the next effects, for at most [`MAX_PLAN_TIME`]. Returns whether effects are left. An effect that the
     /// database rejects leaves its row unchanged; the row is read again.
     async fn plan(&mut self) -> Result<bool, StoreError> {
         let Some(now_ms) = self.now_ms() else { return Ok(false) };
         let began = Instant::now();
-        self.unavailable.retain(|_, until| *until > began);
-        for effect in plan(&self.state, now_ms) {
+        let due = self.unavailable.extract_if(|_, until| *until <= began).map(|(job, _)| job);
+        for job in due.collect::<Vec<_>>() {
+            self.refresh_job(job).await?;
+        }
+        if self.looked_at_all.elapsed() > LOOK_AT_ALL_INTERVAL {
+            self.state.look_at_all();
+            self.looked_at_all = began;
+        }
+        let step = plan_step(&mut self.state, now_ms, MAX_EFFECTS_PER_STEP);
+        for effect in step.effects {
             let job = effect.job();
             if self.unavailable.contains_key(&job) {
                 continue;
@@ -272,7 +291,7 @@ impl Term<'_> {
                 self.on_job_error(job, error)?;
             }
         }
-        Ok(false)
+        Ok(step.is_cut)
     }
 
     fn now_ms(&self) -> Option<i64> {
