@@ -183,10 +183,11 @@ impl<'a> Pass<'a> {
             let failure = JobFailure::Rejected { reason };
             return Outcome::Effect(Effect::Fail { job: job.id, attempt: job.attempt, failure });
         }
-        if let Some(Choice { cost, room }) = self.cheapest(job, since) {
+        if let Some((Choice { cost, room }, next)) = self.two_cheapest(job, since) {
             let (node, capacity) = (room.node.clone(), room.capacity);
             let end_ms = expected_end_ms(job, room.model(), self.now_ms);
-            let reason = placement_reason(&cost, &node, capacity, self.rooms.count(&job.model));
+            let next = next.map(|next| (&next.room.node.id, next.cost));
+            let reason = placement_reason(&cost, &node, capacity, self.rooms.count(&job.model), next);
             self.admit(job, &node, Planned { end_ms, tokens: cost.reserved_tokens });
             return Outcome::Effect(Effect::Place {
                 job: job.id,
@@ -207,10 +208,11 @@ impl<'a> Pass<'a> {
         Outcome::Blocked
     }
 
-    /// Returns the cheapest node with enough room (the first on ties) among those that have changed since the version.
-    fn cheapest(&self, job: &Job, since: Option<u64>) -> Option<Choice<'_>> {
+    /// Returns the cheapest node with enough room (the first on ties) among those that have changed since the version,
+    /// and the next one.
+    fn two_cheapest(&self, job: &Job, since: Option<u64>) -> Option<(Choice<'_>, Option<Choice<'_>>)> {
         let reserved = self.reservations.get(&job.model);
-        let mut best: Option<(f64, Choice<'_>)> = None;
+        let (mut best, mut next): (Option<Choice<'_>>, Option<Choice<'_>>) = (None, None);
         for room in self.rooms.changed_since(&job.model, since) {
             let (node, model) = (&*room.node, room.model());
             if job.refused_by.contains_key(&node.id)
@@ -221,11 +223,12 @@ impl<'a> Pass<'a> {
             }
             let uncached = placement_cost(job, model, room.capacity.concurrent, 0);
             let Some(reserved_tokens) = room.capacity.reservation_for(&uncached) else { continue };
-            let is_better = |cost_ms: f64| {
-                best.as_ref().is_none_or(|(best_ms, other)| (cost_ms, &node.id) < (*best_ms, &other.room.node.id))
+            let precedes = |cost: &PlacementCost, other: &Option<Choice<'_>>| {
+                let other = other.as_ref().map(|other| (other.cost.total_ms(), &other.room.node.id));
+                other.is_none_or(|other| (cost.total_ms(), &node.id) < other)
             };
             let all_cached = placement_cost(job, model, room.capacity.concurrent, job.prefix.len() as u64);
-            if !is_better(all_cached.total_ms()) {
+            if !precedes(&all_cached, &next) {
                 continue;
             }
             let cached_blocks = match job.prefix.as_slice() {
@@ -234,12 +237,17 @@ impl<'a> Pass<'a> {
             };
             let cost = placement_cost(job, model, room.capacity.concurrent, cached_blocks);
             let end_ms = self.now_ms.saturating_add(cost.total_ms() as i64);
-            let is_kept_free = reserved.is_some_and(|r| r.reservation.node == node.id && end_ms > r.until_ms);
-            if !is_kept_free && is_better(cost.total_ms()) {
-                best = Some((cost.total_ms(), Choice { cost: PlacementCost { reserved_tokens, ..cost }, room }));
+            if reserved.is_some_and(|r| r.reservation.node == node.id && end_ms > r.until_ms) {
+                continue;
+            }
+            let choice = Choice { cost: PlacementCost { reserved_tokens, ..cost }, room };
+            if precedes(&cost, &best) {
+                next = best.replace(choice);
+            } else if precedes(&cost, &next) {
+                next = Some(choice);
             }
         }
-        best.map(|(_, choice)| choice)
+        best.map(|best| (best, next))
     }
 
     /// Records that the job is placed on the node.
