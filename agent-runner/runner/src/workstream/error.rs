@@ -75,8 +75,8 @@ pub enum GitError {
     UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
     /// A pointer leads to a git folder that does not name this working tree as its own.
     #[error(
-        "{path} leads to {target}, which is the git folder of another working tree: submit the repository that it \
-         belongs to, or, after a move, run `git worktree repair` there"
+        "{path} leads to {target}, which does not name this working tree and may be another repository: if it is the \
+         right one, run `git worktree repair` there, or set its core.worktree to this working tree with `git config`"
     )]
     ForeignGitFolder { path: PathBuf, target: PathBuf },
     /// cfq runs as root, and a folder of the repository belongs to another user than the repository.

@@ -215,6 +215,11 @@ fn pointer_to_the_repository_of_another_working_tree_is_refused() {
     private.repo().worktree("linked", &private.folder.path().join("linked"), None).unwrap();
     std::fs::write(&git, format!("gitdir: {}\n", target.join("worktrees/linked").display())).unwrap();
     refused(&hostile, &git);
+    // The user confirms that the git folder is that of this working tree, as the reason says.
+    std::fs::write(&git, format!("gitdir: {}\n", target.display())).unwrap();
+    private.repo().config().unwrap().set_str("core.worktree", hostile.to_str().unwrap()).unwrap();
+    assert_eq!(head_commit(&hostile).unwrap(), private.base);
+    private.repo().config().unwrap().remove("core.worktree").unwrap();
     // A git folder of its own, whose common folder is that of the private repository.
     let other = UserRepo::new(&[("a.py", "x = 1\n")]);
     let pointer = other.path().join(".git/commondir");
