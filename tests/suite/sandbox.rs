@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use cfq_engine::{ChatMessage, ChatRole, JobFailure, PromptRequest, PromptTokenizer, PromptTokens};
 use cfq_inference_node::sandbox::{MAX_CONSECUTIVE_KILLS, Sandbox, SandboxError, SandboxLimits, SandboxedPrompts};
+use cfq_proto::http::ModelRequest;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::task::TaskState;
@@ -273,6 +274,23 @@ async fn node_serves_another_model_while_a_hostile_one_is_refused() {
         if (threads, children.len()) == (0, 0) { Ok(()) } else { Err(format!("{threads} threads, {children:?}")) }
     })
     .await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn busy_child_ends_with_a_killed_node() {
+    let folder = with_template(&format!("{NESTED}{{{{ ns.x == ns.y }}}}"));
+    let cluster = Cluster::start().await;
+    let node = cluster.pid("node");
+    let model = format!("path:{}", folder.path().display()).parse().unwrap();
+    cluster.client.load_model(&ModelRequest { model, node: None }).await.unwrap();
+    let child = wait::until("the child that reads the file", PATIENCE, || async {
+        let is_restricted = |pid: &u32| process_file(*pid, "status").contains("Seccomp:\t2");
+        children(node).into_iter().find(is_restricted).ok_or_else(|| "no child".to_owned())
+    })
+    .await;
+    cluster.kill9("node");
+    wait_until_gone(child).await;
     cluster.finish().await;
 }
 

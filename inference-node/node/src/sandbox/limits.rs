@@ -57,9 +57,10 @@ fn mapped_bytes() -> u64 {
 pub(super) fn forbid_system_calls() -> io::Result<Vec<String>> {
     limit(Resource::Nproc, 0)?;
     #[cfg(target_os = "linux")]
-    return Ok(linux::forbid_system_calls());
+    let protection = linux::forbid_system_calls();
     #[cfg(not(target_os = "linux"))]
-    Ok(Vec::new())
+    let protection = Vec::new();
+    Ok(protection)
 }
 
 /// Sets a resource limit, or keeps a lower one.
