@@ -35,13 +35,25 @@ pub fn anonymous_memory() -> Option<u64> {
     process_status("RssAnon:")
 }
 
+/// Size of a block whose release makes glibc check the end of the heap; it does so from 64 KiB.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const FREED_BLOCK_BYTES: usize = 96 << 10;
+/// The trim threshold that glibc itself reaches in a program that frees large blocks.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAX_TRIM_THRESHOLD_BYTES: libc::c_int = 64 << 20;
+
 /// Returns free heap memory of this process to the system. Called after a model is unloaded: otherwise the allocator
 /// would keep the memory of the weights, and other processes and loads of other models could not use it.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: malloc_trim of glibc is thread-safe and may be called at any time.
+    // SAFETY: the block is freed once and not used. The other functions of glibc may be called at any time.
     #[allow(unsafe_code)]
     unsafe {
+        // malloc_trim keeps the free memory at the end of the heap of a thread other than the main one. A call of free
+        // returns it if it exceeds the threshold.
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 0);
+        libc::free(std::hint::black_box(libc::malloc(FREED_BLOCK_BYTES)));
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MAX_TRIM_THRESHOLD_BYTES);
         libc::malloc_trim(0);
     }
 }
