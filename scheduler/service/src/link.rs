@@ -4,30 +4,56 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cfq_link::stop::Stop;
 use cfq_link::{LinkError, Session};
 use cfq_proto::messages::{NodeCommand, RunnerCommand};
 use cfq_proto::subject;
 use serde::Serialize;
+use tokio::sync::Notify;
 
 use crate::store::Hint;
 
 /// Time limit for sending one hint. While the client reconnects, messages are not sent, and its queue may be full.
 const HINT_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Minimum time between two hints about new tasks.
+const NEW_TASKS_HINT_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Shared handle to the NATS session; empty until the first connection.
 #[derive(Debug, Clone, Default)]
-pub struct Link(Arc<OnceLock<Session>>);
+pub struct Link {
+    session: Arc<OnceLock<Session>>,
+    new_tasks: Arc<Notify>,
+}
 
 impl Link {
     /// Stores the first session; later calls change nothing, because a session reconnects by itself.
     pub fn set(&self, session: Session) {
-        if self.0.set(session).is_err() {
+        if self.session.set(session).is_err() {
             tracing::debug!("nats session was already set");
         }
     }
 
     pub fn get(&self) -> Option<&Session> {
-        self.0.get()
+        self.session.get()
+    }
+
+    /// Lets [`Self::send_new_task_hints`] send a hint. Many new tasks cause few hints, because each runner answers each
+    /// hint with a request.
+    pub fn on_new_task(&self) {
+        self.new_tasks.notify_one();
+    }
+
+    /// Sends hints to the runners about new tasks until `stop` is raised.
+    pub async fn send_new_task_hints(self, mut stop: Stop) {
+        loop {
+            tokio::select! {
+                () = self.new_tasks.notified() => {}
+                () = stop.raised() => return,
+            }
+            self.send_hints(vec![Hint::TaskReady]).await;
+            tokio::time::sleep(NEW_TASKS_HINT_INTERVAL).await;
+        }
     }
 
     /// Publishes one hint; nothing happens without a connection.

@@ -138,6 +138,11 @@ async fn serve_backends(
         commits.await;
         Ok(())
     });
+    let new_tasks = link.clone().send_new_task_hints(stop.clone());
+    tasks.spawn(async move {
+        new_tasks.await;
+        Ok(())
+    });
     let expiry = retention::run(store.clone(), config.retention.clone(), stop.clone());
     tasks.spawn(async move {
         expiry.await;

@@ -13,7 +13,7 @@ use cfq_proto::task::TaskState;
 use super::Api;
 use super::error::ApiError;
 use super::validate;
-use crate::store::{Hint, NewTask, Submitted};
+use crate::store::{NewTask, Submitted};
 
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 
@@ -41,9 +41,7 @@ pub async fn submit(State(api): State<Api>, headers: HeaderMap, bytes: Result<By
     let submitted = api.store.submit(&new).await?;
     if let Submitted::Created { id, number } = submitted {
         api.open_tasks.on_created().await;
-        let link = api.link.clone();
-        // The reply does not wait until the hint is sent.
-        tokio::spawn(async move { link.send_hints(vec![Hint::TaskReady]).await });
+        api.link.on_new_task();
         tracing::info!(task = %number, %id, "task accepted");
     }
     reply(submitted, warnings)
