@@ -7,11 +7,21 @@ use http_body_util::BodyExt;
 
 use super::*;
 
-/// Maximum wait for a frame.
+/// Maximum wait for the frames; keep-alive comments do not extend it.
 const WAIT: Duration = Duration::from_secs(20);
 
 /// The name, id and data of the first `count` frames of a feed.
 async fn frames(service: &Service, path: &str, last_id: Option<&str>, count: usize) -> Vec<(String, String, Value)> {
+    let frames = read_frames(service, path, last_id, count);
+    tokio::time::timeout(WAIT, frames).await.expect("all frames in time")
+}
+
+async fn read_frames(
+    service: &Service,
+    path: &str,
+    last_id: Option<&str>,
+    count: usize,
+) -> Vec<(String, String, Value)> {
     let headers: Vec<(&str, &str)> = last_id.map(|id| ("last-event-id", id)).into_iter().collect();
     let response = service.router.clone().oneshot(request(Method::GET, path, &headers, Body::empty())).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
@@ -19,7 +29,7 @@ async fn frames(service: &Service, path: &str, last_id: Option<&str>, count: usi
     let mut text = String::new();
     let mut found = Vec::new();
     while found.len() < count {
-        let frame = tokio::time::timeout(WAIT, body.frame()).await.expect("a frame in time").unwrap().unwrap();
+        let frame = body.frame().await.unwrap().unwrap();
         text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
         while let Some((block, rest)) = text.split_once("\n\n") {
             let field =
