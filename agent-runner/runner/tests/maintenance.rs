@@ -181,7 +181,10 @@ fn tasks_work_during_maintenance() {
             }
             done
         });
-        let main = (0..60).map(|n| f.merge_task(n)).last().unwrap();
+        let mut main = String::new();
+        for n in 0..60 {
+            main = f.merge_task(n);
+        }
         stop.store(true, Ordering::Relaxed);
         assert!(maintenance.join().unwrap() > 0);
         main

@@ -80,16 +80,15 @@ impl Mirror {
             Relation::Contained => return planned(request.main.recorded.clone()),
             Relation::FastForward => return planned(request.head.to_owned()),
             Relation::Diverged { ancestor } => merge_trees(&repository, ancestor, main, head)?,
-            Relation::Complex => TreeMerge::NeedsRenames,
+            Relation::Complex => None,
+        };
+        let merged = match merged {
+            Some(merged) => merged,
+            None => merge_with_renames(&repository, main, head)?,
         };
         let tree = match merged {
             TreeMerge::Merged { tree } => tree,
             TreeMerge::Conflict { paths } => return Ok(MergeOutcome::Conflict { paths }),
-            TreeMerge::NeedsRenames => match merge_with_renames(&repository, main, head)? {
-                TreeMerge::Merged { tree } => tree,
-                TreeMerge::Conflict { paths } => return Ok(MergeOutcome::Conflict { paths }),
-                TreeMerge::NeedsRenames => unreachable!("the merge with renames is complete"),
-            },
         };
         let tree = git_context("read the merged tree", repository.find_tree(tree))?;
         let ours = git_context("read the mirror's main", repository.find_commit(main))?;

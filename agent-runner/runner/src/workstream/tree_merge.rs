@@ -20,8 +20,6 @@ pub(super) enum TreeMerge {
     Conflict {
         paths: Vec<String>,
     },
-    /// Both sides changed a path in a way that only a merge of all files can resolve, which follows renames.
-    NeedsRenames,
 }
 
 /// An entry of a tree: id and mode; `None` if the tree has no such entry.
@@ -33,13 +31,14 @@ struct Merge<'r> {
     needs_renames: bool,
 }
 
-/// Merges the changes from `ancestor` to `theirs` into the tree of `ours`. All three are commits.
+/// Merges the changes from `ancestor` to `theirs` into the tree of `ours`. All three are commits. `None` if both sides
+/// changed a path in a way that only a merge of all files can resolve, which follows renames.
 pub(super) fn merge_trees(
     repository: &Repository,
     ancestor: Oid,
     ours: Oid,
     theirs: Oid,
-) -> Result<TreeMerge, GitError> {
+) -> Result<Option<TreeMerge>, GitError> {
     let tree = |commit: Oid| {
         let commit = git_context(format!("read commit {commit}"), repository.find_commit(commit))?;
         Ok(commit.tree_id())
@@ -48,15 +47,20 @@ pub(super) fn merge_trees(
     let mut merge = Merge { repository, conflicts: Vec::new(), needs_renames: false };
     let merged = merge.folder("", Some(ancestor), ours, theirs)?;
     merge.conflicts.sort();
-    Ok(match merged {
-        _ if merge.needs_renames => TreeMerge::NeedsRenames,
-        _ if !merge.conflicts.is_empty() => TreeMerge::Conflict { paths: merge.conflicts },
-        Some(tree) => TreeMerge::Merged { tree },
+    if merge.needs_renames {
+        return Ok(None);
+    }
+    if !merge.conflicts.is_empty() {
+        return Ok(Some(TreeMerge::Conflict { paths: merge.conflicts }));
+    }
+    let tree = match merged {
+        Some(tree) => tree,
         None => {
             let empty = repository.treebuilder(None).and_then(|builder| builder.write());
-            TreeMerge::Merged { tree: git_context("write an empty tree", empty)? }
+            git_context("write an empty tree", empty)?
         }
-    })
+    };
+    Ok(Some(TreeMerge::Merged { tree }))
 }
 
 impl Merge<'_> {
