@@ -77,7 +77,6 @@ async fn second_runner_merges_onto_the_first_runners_results() {
     script(&cluster, "sub.py", "# by r1\n");
     assert_conflicts(&submit(&cluster, &repo).await, "sub.py");
     assert_eq!(files_on_main(&cluster.runner_data("runner")), files);
-    cluster.start_service("second_runner");
     cluster.finish().await;
 }
 
@@ -115,6 +114,5 @@ async fn of_conflicting_results_of_two_runners_one_is_merged() {
     let files = files_on_main(&cluster.runner_data("runner"));
     let expected = ["same.py", "own1.py", "own3.py", "own5.py", "own7.py", "last.py"];
     assert!(expected.iter().all(|path| files.contains(*path)), "{files:?}");
-    cluster.start_service("second_runner");
     cluster.finish().await;
 }

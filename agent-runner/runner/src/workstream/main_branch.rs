@@ -10,28 +10,12 @@ use git2::{ErrorCode, Oid, Repository};
 use super::commit::rebuild;
 use super::durable::sync_ref;
 use super::error::{GitError, git_context, parse_oid};
-use super::merge::{MergeOutcome, MergeRequest};
+use super::merge::{MainBranch, MergeOutcome, MergeRequest};
 use super::mirror::Mirror;
 
-pub(super) const MAIN_REF: &str = "refs/heads/main";
+const MAIN_REF: &str = "refs/heads/main";
 /// Prefix of the ref of a stand-in; the rest of its name is the recorded commit.
 const STAND_IN_REFS: &str = "refs/cfq/main";
-
-/// Commit of `main` in a mirror.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MainBranch {
-    /// Recorded commit of the main branch.
-    pub recorded: String,
-    /// The commit that the mirror has for it: the same, or a stand-in.
-    pub commit: String,
-}
-
-impl MainBranch {
-    /// A main branch whose commit the mirror has.
-    pub fn at(commit: &str) -> Self {
-        Self { recorded: commit.to_owned(), commit: commit.to_owned() }
-    }
-}
 
 impl Mirror {
     /// The mirror's `main`; `None` if the mirror has none yet.

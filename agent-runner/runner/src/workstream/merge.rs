@@ -9,9 +9,24 @@ use git2::{MergeOptions, Oid, Repository};
 use super::commit::signature;
 use super::durable::sync_commit;
 use super::error::{GitError, git_context, parse_oid};
-use super::main_branch::MainBranch;
 use super::mirror::Mirror;
 use super::tree_merge::{TreeMerge, merge_trees};
+
+/// Commit of `main` in a mirror.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MainBranch {
+    /// Recorded commit of the main branch.
+    pub recorded: String,
+    /// The commit that the mirror has for it: the same, or a stand-in.
+    pub commit: String,
+}
+
+impl MainBranch {
+    /// A main branch whose commit the mirror has.
+    pub fn at(commit: &str) -> Self {
+        Self { recorded: commit.to_owned(), commit: commit.to_owned() }
+    }
+}
 
 /// A merge to plan.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +164,6 @@ fn merge_with_renames(repository: &Repository, main: Oid, head: Oid) -> Result<T
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workstream::main_branch::MAIN_REF;
     use crate::workstream::testing::{UserRepo, file};
     use crate::workstream::{CommitPlan, Snapshot};
     use cfq_proto::loop_step::ArtifactFile;
@@ -198,7 +212,7 @@ mod tests {
         }
 
         fn main(&self) -> String {
-            self.mirror.repository().unwrap().refname_to_id(MAIN_REF).unwrap().to_string()
+            self.mirror.repository().unwrap().refname_to_id("refs/heads/main").unwrap().to_string()
         }
 
         fn read(&self, path: &str) -> Option<String> {
