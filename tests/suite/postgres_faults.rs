@@ -83,3 +83,22 @@ async fn postgres_frozen_past_the_lease_ttl_costs_no_lease() {
     drop(frozen);
     assert_unaffected(cluster, repo, task).await;
 }
+
+/// Statements that make Postgres refuse to extend a lease, as if the disk of the tables were full. All other writes, such
+/// as the renewal of the leader row, succeed.
+const REFUSE_EXTENSIONS: &str = "
+    create function refuse() returns trigger language plpgsql as $$
+        begin raise exception 'could not extend file: No space left on device' using errcode = '53100'; end $$;
+    create trigger refuse before update of lease_expires on jobs for each row
+        when (old.state = 'running' and new.state = 'running') execute function refuse();
+    create trigger refuse before update of lease_expires on tasks for each row
+        when (old.state = 'running' and new.state = 'running') execute function refuse();";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heartbeats_that_cannot_be_written_cost_no_lease() {
+    let (cluster, repo, task) = generating().await;
+    cluster.database.raw(REFUSE_EXTENSIONS).await;
+    tokio::time::sleep(FAULT_DURATION).await;
+    cluster.database.raw("drop trigger refuse on jobs; drop trigger refuse on tasks").await;
+    assert_unaffected(cluster, repo, task).await;
+}

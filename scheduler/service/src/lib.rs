@@ -6,6 +6,7 @@
 //! | `store` | Postgres: every write is a compare-and-set on its fence |
 //! | `leader` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
+//! | `heartbeat_failures` | which nodes and runners could not extend their leases |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
 //! | `retention` | deletes ended tasks and lost nodes after the configured time |
@@ -18,6 +19,7 @@ mod api;
 mod bus;
 mod config;
 mod feed_wakeup;
+mod heartbeat_failures;
 mod leader;
 mod link;
 mod metrics;

@@ -14,12 +14,13 @@ use crate::api::{Api, ApiTokenError, TokenFile};
 use crate::bus::{Bus, presence};
 use crate::config::{Config, DatabaseConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
+use crate::heartbeat_failures::HeartbeatFailures;
 use crate::leader::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
 use crate::retention;
 use crate::server::{self, ConnectionLimits, ListenError};
-use crate::store::{Store, StoreError, StorePools};
+use crate::store::{Store, StoreError, StorePools, limited_election};
 
 /// Wait between two attempts to connect to Postgres or NATS.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -148,6 +149,7 @@ async fn serve_backends(
         expiry.await;
         Ok(())
     });
+    tasks.spawn(watch_schema(election.clone(), stop.clone()));
     let Some(session) = connect_until_done(&config, stop.clone()).await? else { return Ok(()) };
     link.set(session.clone());
     let hints = wakeup.clone().follow_hints(session.clone(), stop.clone());
@@ -161,6 +163,7 @@ async fn serve_backends(
         Ok(())
     });
     let scheduler = uuid::Uuid::now_v7();
+    let heartbeat_failures = HeartbeatFailures::default();
     let bus = Bus {
         sender_clocks: Arc::default(),
         answers: presence::follow(&session, scheduler, &config.timing, stop.clone()).await?,
@@ -170,10 +173,11 @@ async fn serve_backends(
         session: session.clone(),
         metrics: metrics.clone(),
         concurrency: config.limits.concurrency,
+        heartbeat_failures: heartbeat_failures.clone(),
     };
     let bus_stop = stop.clone();
     tasks.spawn(async move { bus.run(bus_stop).await.map_err(Error::from) });
-    let leader = Leader { id: scheduler, store: leader, election, link, session, metrics };
+    let leader = Leader { id: scheduler, store: leader, election, link, session, metrics, heartbeat_failures };
     let lead_stop = stop.clone();
     tasks.spawn(async move {
         leader.run(lead_stop).await;
@@ -205,6 +209,22 @@ async fn migrate_until_done(store: &Store, mut stop: Stop) -> Result<bool, Error
         tokio::select! {
             () = tokio::time::sleep(RETRY_INTERVAL) => {}
             () = stop.raised() => return Ok(false),
+        }
+    }
+}
+
+/// Checks at intervals that no newer cfq has migrated the database. Returns an error once one has: this build would
+/// misread the new schema, so the process ends. A database that is unavailable is checked again later.
+async fn watch_schema(store: Store, mut stop: Stop) -> Result<(), Error> {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(store.timing().leader_renewal()) => {}
+            () = stop.raised() => return Ok(()),
+        }
+        match limited_election("checking the schema's version", store.check_schema()).await {
+            Err(error @ StoreError::Newer { .. }) => return Err(error.into()),
+            Err(error) => tracing::debug!(%error, "cannot check the schema's version"),
+            Ok(()) => {}
         }
     }
 }

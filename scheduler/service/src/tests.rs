@@ -4,7 +4,9 @@ mod faults;
 mod late_requests;
 mod orders;
 mod replies;
+mod silent_connections;
 mod unaccepted;
+mod upgrade;
 
 use std::time::Duration;
 

@@ -26,6 +26,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::heartbeat_failures::HeartbeatFailures;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
@@ -42,6 +43,7 @@ pub struct Bus {
     pub session: Session,
     pub metrics: Metrics,
     pub concurrency: usize,
+    pub heartbeat_failures: HeartbeatFailures,
     /// Whether this scheduler answers requests now.
     pub answers: watch::Receiver<bool>,
     pub sender_clocks: Arc<Mutex<SenderClocks>>,

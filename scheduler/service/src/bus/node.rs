@@ -66,7 +66,9 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
 
 async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
     let node: NodeId = sender.parse().ok()?;
-    match bus.heartbeats.record_node_heartbeat(&node, &heartbeat).await {
+    let recorded = bus.heartbeats.record_node_heartbeat(&node, &heartbeat).await;
+    bus.heartbeat_failures.on_node(&node, !recorded.as_ref().is_err_and(StoreError::may_retry));
+    match recorded {
         Ok(reply) => {
             bus.link.send_hints(vec![Hint::Leader(LeaderHint::Node(node))]).await;
             Some(reply)

@@ -16,6 +16,7 @@ use super::node::{
     version_refusal,
 };
 use super::{Bus, log_failure, refusal, unavailable};
+use crate::store::StoreError;
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "runner", "heartbeat", heartbeat).await?;
@@ -59,7 +60,9 @@ async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistratio
 
 async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {
     let runner: RunnerId = sender.parse().ok()?;
-    match bus.heartbeats.record_runner_heartbeat(&runner, &heartbeat).await {
+    let recorded = bus.heartbeats.record_runner_heartbeat(&runner, &heartbeat).await;
+    bus.heartbeat_failures.on_runner(&runner, !recorded.as_ref().is_err_and(StoreError::may_retry));
+    match recorded {
         Ok(reply) => Some(reply),
         Err(error) => {
             log_failure(&error, "runner heartbeat");

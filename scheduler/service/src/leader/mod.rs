@@ -21,9 +21,10 @@ use uuid::Uuid;
 use nats_check::NatsCheck;
 
 use crate::bus::presence;
+use crate::heartbeat_failures::HeartbeatFailures;
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::store::{Leadership, Store};
+use crate::store::{Leadership, Store, limited_election};
 
 /// Takes part in the election and, while it holds the leader row, places jobs and ends expired leases.
 #[derive(Debug, Clone)]
@@ -38,6 +39,7 @@ pub struct Leader {
     pub link: Link,
     pub session: Session,
     pub metrics: Metrics,
+    pub heartbeat_failures: HeartbeatFailures,
 }
 
 impl Leader {
@@ -65,7 +67,8 @@ impl Leader {
                 renewal.abort();
                 self.metrics.leader.set(0);
                 if stop.is_raised()
-                    && let Err(error) = self.election.release_leadership(leadership).await
+                    && let Err(error) =
+                        limited_election("releasing the leader row", self.election.release_leadership(leadership)).await
                 {
                     tracing::debug!(%error, "leader row not released, it will expire");
                 }
@@ -92,7 +95,7 @@ impl Leader {
 
     async fn try_acquire_leadership(&self, holder: Uuid) -> Option<Leadership> {
         let has_nats = self.session.round_trip().await.is_ok();
-        match self.election.acquire_leadership(holder, has_nats).await {
+        match limited_election("acquiring the leader row", self.election.acquire_leadership(holder, has_nats)).await {
             Ok(leadership) => leadership,
             Err(error) => {
                 tracing::warn!(%error, cause = ?std::error::Error::source(&error), "cannot acquire the leader row");

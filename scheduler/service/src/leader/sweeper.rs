@@ -4,6 +4,9 @@
 //! Passed deadlines, and the work that an earlier boot of a node or runner still holds, need no grace period, because no
 //! heartbeat changes them.
 //!
+//! A heartbeat that arrived but could not be written delays the end of its sender's leases (see
+//! [`HeartbeatFailures`](crate::heartbeat_failures::HeartbeatFailures)).
+//!
 //! An error that concerns one row skips only that row. Such an error does not renew the grace period (see `grace`); an
 //! outage of Postgres or NATS, or a lock on a whole table, does.
 
@@ -16,7 +19,7 @@ use super::Leader;
 use super::clock::DatabaseClock;
 use super::grace::Grace;
 use super::nats_check::NatsCheck;
-use crate::store::{Leadership, StoreError};
+use crate::store::{Leadership, StoreError, limited};
 
 /// Time that a message to itself may take, in addition to the interval of these messages.
 const NATS_MARGIN: Duration = Duration::from_secs(1);
@@ -79,7 +82,7 @@ impl Sweeper {
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let store = &self.leader.store;
         let asked = Instant::now();
-        let read = DatabaseClock::new(store.clock_ms().await?);
+        let read = DatabaseClock::new(limited("reading the database's clock", store.clock_ms()).await?);
         let before = self.observed.borrow().map(|observed| observed.clock);
         if self.grace.on_clock_reading(before.as_ref(), &read, asked.elapsed()) {
             tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
@@ -101,7 +104,8 @@ impl Sweeper {
         if self.grace.is_active(Instant::now()) {
             return Ok(());
         }
-        let (hints, jobs, tasks) = store.sweep(self.leadership, read.ms()).await?;
+        let unwritten = self.leader.heartbeat_failures.within(timing.lease_ttl());
+        let (hints, jobs, tasks) = store.sweep(self.leadership, read.ms(), &unwritten).await?;
         self.leader.metrics.job_leases_expired.inc_by(jobs as u64);
         self.leader.metrics.task_leases_expired.inc_by(tasks as u64);
         if jobs + tasks > 0 {

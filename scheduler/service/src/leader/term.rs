@@ -29,7 +29,7 @@ use super::publisher::Publisher;
 use super::rereads::Rereads;
 use super::sweeper::{Observed, Sweeper};
 use super::work_stream::WorkStream;
-use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError};
+use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError, limited};
 
 /// Maximum number of hints that are applied before the next plan.
 const MAX_HINTS_PER_PLAN: usize = 256;
@@ -175,7 +175,7 @@ impl Term<'_> {
     /// Updates the cache with the rows named in hints.
     async fn refresh(&mut self, jobs: &BTreeSet<JobId>, nodes: &BTreeSet<NodeId>) -> Result<(), StoreError> {
         if !nodes.is_empty() {
-            let rows = self.leader.store.core_nodes_of(nodes).await?;
+            let rows = limited("reading nodes", self.leader.store.core_nodes_of(nodes)).await?;
             let gone = nodes.iter().filter(|id| !rows.iter().any(|row| row.id == **id));
             gone.for_each(|id| self.state.on_node_gone(id));
             rows.into_iter().for_each(|row| self.state.on_node_row(row));
@@ -183,7 +183,7 @@ impl Term<'_> {
         let skipped = self.leader.store.row_backoff().rows();
         let (skipped, jobs): (Vec<JobId>, Vec<JobId>) = jobs.iter().partition(|job| skipped.contains(&job.0));
         skipped.into_iter().for_each(|job| self.on_job_ended(job, 0));
-        for row in self.leader.store.live_jobs_of(&jobs).await? {
+        for row in limited("reading jobs", self.leader.store.live_jobs_of(&jobs)).await? {
             self.on_live_row(row);
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Term<'_> {
 
     /// Reads again all nodes, and the jobs whose rows changed since they were last read.
     async fn reread(&mut self) -> Result<(), StoreError> {
-        let live = self.leader.store.live_job_versions().await?;
+        let live = limited("reading the versions of jobs", self.leader.store.live_job_versions()).await?;
         let ended: Vec<JobId> = self.state.job_ids().filter(|id| !live.contains_key(id)).collect();
         for job in ended {
             self.refresh_job(job).await?;
@@ -199,12 +199,12 @@ impl Term<'_> {
         let changed: Vec<JobId> =
             live.iter().filter(|(id, version)| self.versions.get(id) != Some(version)).map(|(id, _)| *id).collect();
         for rows in changed.chunks(MAX_ROWS_PER_READ) {
-            for row in self.leader.store.live_jobs_of(rows).await? {
+            for row in limited("reading jobs", self.leader.store.live_jobs_of(rows)).await? {
                 self.on_live_row(row);
             }
         }
         // The nodes are read last: a plan with old times of their heartbeats would take live nodes for lost.
-        let rows = self.leader.store.core_nodes().await?;
+        let rows = limited("reading the nodes", self.leader.store.core_nodes()).await?;
         let registered: BTreeSet<&NodeId> = rows.iter().map(|row| &row.id).collect();
         let gone: Vec<NodeId> = self.state.node_ids().filter(|id| !registered.contains(id)).cloned().collect();
         gone.iter().for_each(|id| self.state.on_node_gone(id));
@@ -236,7 +236,7 @@ impl Term<'_> {
             self.on_job_ended(job, 0);
             return Ok(());
         }
-        match store.live_job(job).await {
+        match limited("reading a job", store.live_job(job)).await {
             Ok(Some(row)) => self.on_live_row(row),
             Ok(None) => self.on_job_ended(job, 0),
             Err(error) => self.on_job_error(job, error)?,
@@ -303,7 +303,7 @@ impl Term<'_> {
         match effect {
             Effect::Place { job, attempt, node, boot, reason } => {
                 let order = PlaceOrder { job, attempt, node, boot, reason };
-                let placed = store.place(self.leadership, &order).await?;
+                let placed = limited("placing a job", store.place(self.leadership, &order)).await?;
                 self.refresh_job(job).await?;
                 if let Some(work) = placed {
                     self.leader.metrics.placements.inc();
@@ -313,7 +313,9 @@ impl Term<'_> {
             }
             Effect::Resend { job, attempt, lease, node, boot } => {
                 self.state.on_resent(job, lease, now_ms);
-                if let Some(work) = store.placed_order(JobFence { job, attempt, lease }).await? {
+                if let Some(work) =
+                    limited("reading a placed job", store.placed_order(JobFence { job, attempt, lease })).await?
+                {
                     self.leader.metrics.work_orders_resent.inc();
                     tracing::info!(%job, attempt, %node, "job not accepted in time, work order sent again");
                     self.publisher.publish_again(node, boot, work);
@@ -322,9 +324,9 @@ impl Term<'_> {
             Effect::Unplace { job, attempt, lease, node, reason } => {
                 let text = format!("{node} {reason}");
                 tracing::info!(%job, attempt, %node, reason = text, "placement withdrawn");
-                let end = self.end_of_placement(lease, reason);
+                let end = self.end_of_placement(&node, lease, reason);
                 let fence = JobFence { job, attempt, lease };
-                let hints = store.unplace(self.leadership, fence, end, &text).await?;
+                let hints = limited("revoking a placement", store.unplace(self.leadership, fence, end, &text)).await?;
                 self.refresh_job(job).await?;
                 self.leader.link.send_hints(hints.unwrap_or_default()).await;
                 match reason {
@@ -337,13 +339,16 @@ impl Term<'_> {
             }
             Effect::Fail { job, attempt, failure } => {
                 tracing::warn!(%job, attempt, %failure, "job failed");
-                if let Some(hints) = store.fail_queued(self.leadership, job, attempt, &failure).await? {
+                let failed = store.fail_queued(self.leadership, job, attempt, &failure);
+                if let Some(hints) = limited("failing a job", failed).await? {
                     self.leader.link.send_hints(hints).await;
                 }
                 self.refresh_job(job).await?;
             }
             Effect::NoteUnavailable { job, attempt, reports } => {
-                store.note_unavailable(self.leadership, job, attempt, &join_by_node(&reports)).await?;
+                let reports = join_by_node(&reports);
+                let noted = store.note_unavailable(self.leadership, job, attempt, &reports);
+                limited("recording that a model is unavailable", noted).await?;
                 self.refresh_job(job).await?;
             }
             Effect::Load { job, node, boot, model, reason } => {
@@ -355,7 +360,8 @@ impl Term<'_> {
                 self.state.on_load_requested(node, boot, model, now_ms);
             }
             Effect::Explain { job, attempt, pending, no_node_ms } => {
-                let written = store.explain(self.leadership, job, attempt, &pending, no_node_ms).await?;
+                let explained = store.explain(self.leadership, job, attempt, &pending, no_node_ms);
+                let written = limited("recording why a job is pending", explained).await?;
                 self.refresh_job(job).await?;
                 if written {
                     self.state.on_pending_explained(job, pending, now_ms);
@@ -365,11 +371,13 @@ impl Term<'_> {
         Ok(())
     }
 
-    /// What the end of a placement says about its job: nothing if the order was not stored in the work stream, or if
-    /// Postgres or NATS was unavailable a moment ago.
-    fn end_of_placement(&self, lease: LeaseId, reason: UnplaceReason) -> UnreportedEnd {
+    /// What the end of a placement says about its job: nothing if the order was not stored in the work stream, if
+    /// Postgres or NATS was unavailable a moment ago, or if a heartbeat of the node could not be written.
+    fn end_of_placement(&self, node: &NodeId, lease: LeaseId, reason: UnplaceReason) -> UnreportedEnd {
         let is_grace = self.observed.borrow().is_none_or(|observed| observed.grace.is_active(Instant::now()));
-        if is_grace || !self.publisher.is_stored(lease) {
+        let unwritten = self.leader.heartbeat_failures.within(self.leader.store.timing().lease_ttl());
+        let is_unwritten = unwritten.nodes.iter().any(|id| id == node.as_str());
+        if is_grace || is_unwritten || !self.publisher.is_stored(lease) {
             return UnreportedEnd::Infrastructure;
         }
         match reason {

@@ -8,6 +8,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
 use crate::bus::stream;
+use crate::store::limited;
 
 /// Handle to the task. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +52,7 @@ impl WorkStream {
 
 /// Makes sure that every node has its consumer.
 async fn ensure_consumers(leader: &Leader) {
-    let nodes = match leader.store.core_nodes().await {
+    let nodes = match limited("reading the nodes", leader.store.core_nodes()).await {
         Ok(nodes) => nodes,
         Err(error) => return tracing::warn!(%error, "cannot read the nodes"),
     };

@@ -19,25 +19,25 @@ use super::jobs::cancel_jobs;
 use super::leader::{Leadership, lock_leader_row};
 use super::reclaim;
 use super::tasks::{TaskRow, lock_task, move_task};
+use super::time_limit::limited;
 use super::{Store, StoreError, roll_back, steps};
 
 impl Store {
     /// Escalates or fails the tasks whose deadline has passed. A task that cannot be read does not stop this for the
     /// other tasks.
     pub async fn sweep_deadlines(&self, leadership: Leadership) -> Result<Vec<Hint>, StoreError> {
-        let due = sqlx::query_scalar!(
+        let found = sqlx::query_scalar!(
             r#"select id from tasks
                where deadline <= now() and state in ('ready', 'running')
                  and loop_state in ('idle', 'generating', 'reviewing', 'revising')
                  and not exists (select from questions where task = tasks.id and answered_at >= tasks.deadline)
                order by id"#
         )
-        .fetch_all(&self.pool)
-        .await
-        .doing("finding passed deadlines")?;
+        .fetch_all(&self.pool);
+        let due = limited("finding passed deadlines", async { found.await.doing("finding passed deadlines") }).await?;
         let mut hints = Vec::new();
         for task in due.into_iter().map(TaskId) {
-            let ended = self.end_overdue(leadership, task).await;
+            let ended = limited("ending an overdue task", self.end_overdue(leadership, task)).await;
             hints.extend(self.skip_faulty_row("task", task.0, ended)?);
         }
         Ok(hints)

@@ -30,7 +30,11 @@ impl Store {
     ///
     /// If a transaction of the former leader is still open, because its process or machine hangs, that transaction is
     /// ended: it could not be committed any more anyway, and the takeover would wait for it.
+    ///
+    /// # Errors
+    /// [`StoreError::Newer`] if a newer cfq has migrated the schema.
     pub async fn acquire_leadership(&self, holder: Uuid, has_nats: bool) -> Result<Option<Leadership>, StoreError> {
+        self.check_schema().await?;
         for _ in 0..MAX_TAKEOVER_TRIES {
             match self.try_acquire_leadership(holder, has_nats).await {
                 Err(error) if error.is_lock_timeout() => {

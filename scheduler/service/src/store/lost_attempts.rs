@@ -146,14 +146,17 @@ impl Store {
         })
     }
 
-    /// Whether this boot of the node was stopped cleanly, or is being stopped.
-    pub(super) async fn is_draining(
+    /// Whether this boot of the node was stopped cleanly, is being stopped, or was stopped with its machine.
+    pub(super) async fn is_stopped_by_infrastructure(
         &self,
         connection: &mut PgConnection,
         node: &NodeId,
         boot: BootId,
     ) -> Result<bool, StoreError> {
-        Ok(self.node_condition(connection, node, boot).await? == NodeCondition::Draining)
+        Ok(match self.node_condition(connection, node, boot).await? {
+            NodeCondition::Draining | NodeCondition::MachineRestarted => true,
+            NodeCondition::Alive | NodeCondition::Lost => false,
+        })
     }
 
     async fn node_condition(

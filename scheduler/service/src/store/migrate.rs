@@ -1,4 +1,7 @@
 //! Migration of the schema at the start of a scheduler, on a connection of its own without a time limit for statements.
+//!
+//! A newer cfq migrates the schema while schedulers of an older version may still run: it takes the leadership from them
+//! at once, and they stop when they find the newer version.
 
 use std::time::Instant;
 
@@ -27,9 +30,26 @@ impl Store {
         pool.close().await;
         done
     }
+
+    /// Checks that no newer cfq has migrated the schema meanwhile.
+    ///
+    /// # Errors
+    /// [`StoreError::Newer`] if one has: this build must not write any more.
+    pub async fn check_schema(&self) -> Result<(), StoreError> {
+        match applied_version(&self.pool).await? {
+            Some(version) if version > own_version() => Err(StoreError::Newer { version }),
+            Some(_) | None => Ok(()),
+        }
+    }
 }
 
-/// Applies the migrations one by one, and logs each of them, because one may take long on a large database.
+/// Version of the schema that this build needs.
+fn own_version() -> i64 {
+    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
+}
+
+/// Applies the migrations one by one, and logs each of them, because one may take long on a large database. If this
+/// changes a schema that is in use, the leader loses the leadership: it is an older build.
 async fn migrate(pool: &PgPool, migrations: &Migrator) -> Result<(), StoreError> {
     let applied = applied_version(pool).await?;
     let pending: Vec<_> =
@@ -42,7 +62,15 @@ async fn migrate(pool: &PgPool, migrations: &Migrator) -> Result<(), StoreError>
         tracing::info!(version, seconds = began.elapsed().as_secs_f64(), "migrated the database");
     }
     // Also checks the migrations that were applied earlier, and creates the schema of a new database.
-    migrations.run(pool).await.map_err(StoreError::from_migration)
+    migrations.run(pool).await.map_err(StoreError::from_migration)?;
+    if pending.is_empty() {
+        return Ok(());
+    }
+    sqlx::query!("update leader set term = term + 1, holder = gen_random_uuid(), expires_at = '-infinity'")
+        .execute(pool)
+        .await
+        .doing("ending the term of an older scheduler")?;
+    Ok(())
 }
 
 /// Version of the last applied migration; `None` in a new database.

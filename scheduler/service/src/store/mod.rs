@@ -44,6 +44,7 @@ mod submit;
 mod sweep;
 mod task_lease;
 mod tasks;
+mod time_limit;
 mod transaction;
 mod views;
 
@@ -67,6 +68,8 @@ pub use pools::StorePools;
 pub use resolve::Resolution;
 pub use retention::Expiry;
 pub use submit::{NewTask, Submitted};
+pub use sweep::UnwrittenHolders;
+pub use time_limit::{limited, limited_election};
 pub use transaction::CommittedTasks;
 
 use crate::config::{DatabaseConfig, SchedulerLimits};

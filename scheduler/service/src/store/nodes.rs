@@ -14,6 +14,7 @@ use super::earlier_boot::{BootEnd, EarlierBoot, IdInUse, NewBoot};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint};
 use super::tasks::lock_task;
+use super::time_limit::limited;
 use super::{Store, StoreError, roll_back};
 
 /// Result of a node's registration.
@@ -161,7 +162,7 @@ impl Store {
     /// Releases the jobs that earlier boots of this node, or of all nodes, hold. A job whose row is locked or faulty is
     /// left for the next call.
     pub async fn release_jobs_of_earlier_boots(&self, node: Option<&NodeId>) -> Result<Vec<Hint>, StoreError> {
-        let rows = sqlx::query!(
+        let found = sqlx::query!(
             r#"select jobs.id, jobs.task, jobs.lease as "lease!", nodes.id as node,
                       case when jobs.node_boot = nodes.earlier_boot then nodes.earlier_boot_end end as boot_end
                from jobs join nodes on nodes.id = jobs.node
@@ -170,9 +171,9 @@ impl Store {
             node.map(NodeId::as_str),
             &self.row_backoff.rows()
         )
-        .fetch_all(&self.pool)
-        .await
-        .doing("finding the jobs of an earlier boot")?;
+        .fetch_all(&self.pool);
+        let doing = "finding the jobs of an earlier boot";
+        let rows = limited(doing, async { found.await.doing(doing) }).await?;
         let mut hints = Vec::new();
         for row in rows {
             let old = OldJob {
@@ -182,7 +183,7 @@ impl Store {
                 node: parse("node", &row.node)?,
                 end: BootEnd::from_stored(row.boot_end.as_deref()),
             };
-            let released = self.release_old_job(&old).await;
+            let released = limited("releasing the jobs of an earlier boot", self.release_old_job(&old)).await;
             hints.extend(self.skip_faulty_row("job", row.id, released)?);
         }
         Ok(hints)

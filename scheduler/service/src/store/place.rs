@@ -132,8 +132,9 @@ impl Store {
         .await
         .doing("finding a placed job")?;
         let Some(holder) = current else { return roll_back(tx, None).await };
-        let draining = self.is_draining(&mut tx, &parse("node", &holder.node)?, BootId(holder.boot)).await?;
-        let end = if draining { UnreportedEnd::Infrastructure } else { end };
+        let (node, boot) = (parse("node", &holder.node)?, BootId(holder.boot));
+        let is_infrastructure = self.is_stopped_by_infrastructure(&mut tx, &node, boot).await?;
+        let end = if is_infrastructure { UnreportedEnd::Infrastructure } else { end };
         let hints = self.end_lost_attempt(&mut tx, &task, fence.job, end, reason).await?;
         tx.commit().await.doing("revoking a placement")?;
         Ok(Some(hints))

@@ -27,6 +27,10 @@ const LEADER_CONNECTIONS: u32 = 4;
 /// Number of connections for the election: one renews or acquires the leader row, one ends transactions that block it.
 const ELECTION_CONNECTIONS: u32 = 2;
 
+/// Time limit for testing a connection that returns to its pool. A connection whose other end vanished is closed after
+/// this time; otherwise it would occupy its place in the pool forever.
+const RELEASE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Time limit for waiting for a lock, in ms, in requests.
 pub(super) const REQUEST_LOCK_TIMEOUT_MS: u32 = 3_000;
 /// Time limit for waiting for a lock, in ms, in the leader's work on many rows: one locked row must not delay the
@@ -95,6 +99,12 @@ pub(super) fn lazy_pool(
                     connection.ping().await?;
                 }
                 Ok(true)
+            })
+        })
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                let tested = tokio::time::timeout(RELEASE_TEST_TIMEOUT, connection.ping()).await;
+                tested.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())).map(|()| true)
             })
         })
         .connect_lazy_with(options))

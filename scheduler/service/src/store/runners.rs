@@ -9,6 +9,7 @@ use super::error::Doing;
 use super::hints::Hint;
 use super::reclaim::{RunnerLoss, reclaim};
 use super::tasks::{TaskRow, lock_task};
+use super::time_limit::limited;
 use super::{Store, StoreError, roll_back};
 
 impl Store {
@@ -112,7 +113,7 @@ impl Store {
     /// Releases the tasks that earlier boots of this runner, or of all runners, hold. A task whose row is locked or
     /// faulty is left for the next call.
     pub async fn release_tasks_of_earlier_boots(&self, runner: Option<&RunnerId>) -> Result<Vec<Hint>, StoreError> {
-        let rows = sqlx::query!(
+        let found = sqlx::query!(
             r#"select tasks.id, tasks.lease as "lease!", runners.boot,
                       case when tasks.runner_boot = runners.earlier_boot then runners.earlier_boot_end end as boot_end
                from tasks join runners on runners.id = tasks.runner
@@ -121,9 +122,9 @@ impl Store {
             runner.map(RunnerId::as_str),
             &self.row_backoff.rows()
         )
-        .fetch_all(&self.pool)
-        .await
-        .doing("finding the tasks of an earlier boot")?;
+        .fetch_all(&self.pool);
+        let doing = "finding the tasks of an earlier boot";
+        let rows = limited(doing, async { found.await.doing(doing) }).await?;
         let mut hints = Vec::new();
         for row in rows {
             let loss = match BootEnd::from_stored(row.boot_end.as_deref()) {
@@ -131,7 +132,8 @@ impl Store {
                 BootEnd::Drained | BootEnd::Unexpected => RunnerLoss::Restarted,
             };
             let (task, lease) = (TaskId(row.id), LeaseId(row.lease));
-            let released = self.release_old_task(BootId(row.boot), &loss, task, lease).await;
+            let released = self.release_old_task(BootId(row.boot), &loss, task, lease);
+            let released = limited("releasing the tasks of an earlier boot", released).await;
             hints.extend(self.skip_faulty_row("task", row.id, released)?);
         }
         Ok(hints)

@@ -15,48 +15,66 @@ use super::hints::Hint;
 use super::leader::{Leadership, lock_leader_row};
 use super::reclaim::{RunnerLoss, reclaim};
 use super::tasks::lock_task;
+use super::time_limit::limited;
 use super::{Store, StoreError, roll_back};
 
+/// Ids of nodes and runners whose heartbeats could not be written a moment ago, although they arrived.
+#[derive(Debug, Clone, Default)]
+pub struct UnwrittenHolders {
+    pub nodes: Vec<String>,
+    pub runners: Vec<String>,
+}
+
 impl Store {
-    /// Ends expired job and task leases. Returns the hints, the number of ended job leases and the number of ended task
-    /// leases.
+    /// Ends expired job and task leases, except those of `unwritten` holders. Returns the hints, the number of ended job
+    /// leases and the number of ended task leases.
     ///
     /// `read_ms` is a recent reading of the database's clock: a lease that expires after it is not ended. So if this
     /// process is stopped meanwhile, holders can still extend their leases when it continues.
-    pub async fn sweep(&self, leadership: Leadership, read_ms: i64) -> Result<(Vec<Hint>, usize, usize), StoreError> {
-        let jobs = sqlx::query!(
+    pub async fn sweep(
+        &self,
+        leadership: Leadership,
+        read_ms: i64,
+        unwritten: &UnwrittenHolders,
+    ) -> Result<(Vec<Hint>, usize, usize), StoreError> {
+        let found = sqlx::query!(
             r#"select jobs.id, jobs.task, jobs.lease as "lease!" from jobs join tasks on tasks.id = jobs.task
-               where jobs.state = 'running'
+               where jobs.state = 'running' and jobs.node <> all($3)
                  and (jobs.lease_expires < to_timestamp($2::float8 / 1000)
                    or jobs.lease_expires > now() + $1::float8 * interval '1 millisecond')
                for no key update skip locked"#,
             self.longest_lease_ms(),
-            read_ms as f64
+            read_ms as f64,
+            &unwritten.nodes
         )
-        .fetch_all(&self.pool)
-        .await
-        .doing("finding expired job leases")?;
-        let tasks = sqlx::query!(
+        .fetch_all(&self.pool);
+        let jobs =
+            limited("finding expired job leases", async { found.await.doing("finding expired job leases") }).await?;
+        let found = sqlx::query!(
             r#"select id, lease as "lease!" from tasks
-               where lease is not null and (lease_expires < to_timestamp($2::float8 / 1000)
+               where lease is not null and runner <> all($3)
+                 and (lease_expires < to_timestamp($2::float8 / 1000)
                       or lease_expires > now() + $1::float8 * interval '1 millisecond')
                for no key update skip locked"#,
             self.longest_lease_ms(),
-            read_ms as f64
+            read_ms as f64,
+            &unwritten.runners
         )
-        .fetch_all(&self.pool)
-        .await
-        .doing("finding expired task leases")?;
+        .fetch_all(&self.pool);
+        let tasks =
+            limited("finding expired task leases", async { found.await.doing("finding expired task leases") }).await?;
         let (mut hints, mut jobs_lost, mut tasks_lost) = (Vec::new(), 0, 0);
         for job in jobs {
             let (task, id, lease) = (TaskId(job.task), JobId(job.id), LeaseId(job.lease));
-            let swept = self.end_job_lease(leadership, task, id, lease, read_ms).await;
+            let ended = self.end_job_lease(leadership, task, id, lease, read_ms);
+            let swept = limited("ending an expired lease", ended).await;
             let job_hints = self.skip_faulty_row("job", job.id, swept)?;
             jobs_lost += usize::from(!job_hints.is_empty());
             hints.extend(job_hints);
         }
         for task in tasks {
-            let swept = self.end_task_lease(leadership, TaskId(task.id), LeaseId(task.lease), read_ms).await;
+            let ended = self.end_task_lease(leadership, TaskId(task.id), LeaseId(task.lease), read_ms);
+            let swept = limited("ending an expired lease", ended).await;
             let task_hints = self.skip_faulty_row("task", task.id, swept)?;
             tasks_lost += usize::from(!task_hints.is_empty());
             hints.extend(task_hints);

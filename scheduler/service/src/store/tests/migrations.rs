@@ -13,6 +13,8 @@ async fn newer_database_is_refused_with_instructions() {
     let error = env.store.migrate().await.unwrap_err();
     assert!(matches!(error, StoreError::Newer { version: 9999 }), "{error:?}");
     assert!(error.to_string().contains("newer cfq"), "{error}");
+    let error = env.store.acquire_leadership(uuid::Uuid::now_v7(), true).await.unwrap_err();
+    assert!(matches!(error, StoreError::Newer { version: 9999 }), "a running scheduler does not lead: {error:?}");
 }
 
 #[tokio::test]
@@ -76,6 +78,7 @@ async fn filled_older_database_is_migrated() {
         r.env.store.raw(undo).await;
     }
     r.env.store.migrate().await.unwrap();
+    assert!(!r.env.store.renew_leadership(r.leadership, true).await.unwrap(), "the older leader is deposed");
     assert!(r.env.store.core_nodes().await.unwrap()[0].exclusions.is_empty());
     let jobs = r.env.store.live_jobs().await;
     assert_eq!(jobs.len(), 1);

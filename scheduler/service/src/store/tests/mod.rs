@@ -54,7 +54,7 @@ impl Store {
         leadership: Leadership,
     ) -> Result<(Vec<super::Hint>, usize, usize), super::StoreError> {
         let now_ms = self.clock_ms().await?;
-        self.sweep(leadership, now_ms).await
+        self.sweep(leadership, now_ms, &super::UnwrittenHolders::default()).await
     }
 
     /// Rows of all jobs that have not ended, as the planner reads them.
