@@ -14,6 +14,7 @@ pub mod gguf;
 pub mod hub;
 pub mod mount_namespace;
 pub mod nats;
+pub mod nats_proxy;
 pub mod oracle;
 pub mod postgres;
 pub mod repo;

@@ -30,6 +30,11 @@ impl MountNamespace {
         Self::with_mount(test, &format!("mount -t tmpfs -o mode=0755,ro cfq-test '{}'", at.display()))
     }
 
+    /// Like [`Self::with_tmpfs`], but the file `at` has the content of the file `source`.
+    pub fn with_file(test: &str, source: &Path, at: &Path) -> Option<Self> {
+        Self::with_mount(test, &format!("mount --bind '{}' '{}'", source.display(), at.display()))
+    }
+
     fn with_mount(test: &str, mount: &str) -> Option<Self> {
         // SAFETY: plain system calls without arguments.
         #[allow(unsafe_code)]

@@ -22,6 +22,7 @@ mod invalid_model_files;
 mod job_isolation;
 mod late_results;
 mod loop_paths;
+mod lost_messages;
 mod model_loading;
 mod nats_permissions;
 mod one_main_branch;

@@ -6,13 +6,23 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{Cluster, WAIT_LIMIT, tail};
+use crate::mount_namespace::MountNamespace;
+use crate::nats_proxy::{Lost, NatsProxy};
 use crate::{binary, signal, wait};
 
 impl Cluster {
     /// Starts a service's process, which appends to the service's log.
     pub fn start_service(&self, service: &str) {
+        self.start_service_with(service, Command::new(binary::cfq()));
+    }
+
+    /// Starts a service's process inside a mount namespace.
+    pub fn start_service_in(&self, namespace: &MountNamespace, service: &str) {
+        self.start_service_with(service, namespace.command(&binary::cfq()));
+    }
+
+    fn start_service_with(&self, service: &str, mut command: Command) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log(service)).unwrap();
-        let mut command = Command::new(binary::cfq());
         command
             .args(["serve", service.trim_start_matches("second_").trim_start_matches("copied_")])
             .arg(self.file(&format!("{service}.toml")))
@@ -64,6 +74,19 @@ impl Cluster {
         let mut command = tokio::process::Command::new(tokio::task::block_in_place(binary::cfq));
         command.args(["serve", service]).arg(self.file(&format!("{service}.toml"))).kill_on_drop(true);
         tokio::time::timeout(WAIT_LIMIT, command.output()).await.expect("the process exits").unwrap()
+    }
+
+    /// Kills a service and starts it again behind a proxy for NATS that loses the given message.
+    pub async fn restart_behind_proxy(&self, service: &str, lost: Lost) -> NatsProxy {
+        let proxy = NatsProxy::start(&self.nats.config(service).url, lost).await;
+        let path = self.file(&format!("{service}.toml"));
+        let mut config: toml::Table = toml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        config["nats"]["url"] = proxy.url.as_str().into();
+        std::fs::write(path, toml::to_string(&config).unwrap()).unwrap();
+        self.kill9(service);
+        self.start_service(service);
+        self.wait_until_ready().await;
+        proxy
     }
 
     /// Waits until a service's process has ended by itself, and returns its exit status.
