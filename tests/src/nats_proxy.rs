@@ -101,7 +101,7 @@ impl State {
         if self.is_lost {
             return false;
         }
-        let contains = |text: &str| frame.bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        let contains = |text: &str| String::from_utf8_lossy(&frame.bytes).contains(text);
         let is_request = matches!(frame.verb.as_str(), "PUB" | "HPUB");
         let is_delivery = matches!(frame.verb.as_str(), "MSG" | "HMSG");
         self.is_lost = match &self.lost {

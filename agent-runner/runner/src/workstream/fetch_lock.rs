@@ -4,15 +4,13 @@ use std::fs::{File, TryLockError};
 use std::time::Duration;
 
 use super::error::GitError;
-use super::mirror::{Mirror, lock_file};
+use super::mirror::{MAX_SHORT_WAIT, Mirror, lock_file};
 use super::size_limits::StopCondition;
 
 /// Lock under which one task at a time copies commits from the user's repository.
 const FETCH_LOCK: &str = "cfq-fetch.lock";
 /// Interval at which a lock is tried again.
 const TRY_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum wait for a lock that is held for the time of a few file operations.
-pub(super) const MAX_SHORT_WAIT: Duration = Duration::from_secs(60);
 
 impl Mirror {
     /// Waits for the lock under which `commit` is copied; `None` if the mirror has `commit` as a base, because it was

@@ -4,21 +4,24 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use git2::{Repository, RepositoryInitOptions};
 use sha2::{Digest, Sha256};
 
 use super::commit::{CommitPlan, create_commit};
+use super::commit_size::check_size;
 use super::copy_objects::ObjectCopy;
 use super::durable::{enable_fsync, sync_all, sync_ref};
 use super::error::{GitError, git_context, io_context, parse_oid};
-use super::fetch_lock::MAX_SHORT_WAIT;
 use super::object_reads::ObjectReader;
-use super::size_limits::{SizeLimits, StopCondition, check_size};
+use super::size_limits::{SizeLimits, StopCondition};
 use super::source::open_source_within;
 
 /// Prefix of the refs that keep fetched bases from being garbage-collected.
 const BASE_REFS: &str = "refs/cfq/bases";
+/// Maximum wait for a lock that is held for the time of a few file operations.
+pub(super) const MAX_SHORT_WAIT: Duration = Duration::from_secs(60);
 
 /// A bare repository that holds the fetched bases and the commits of all tasks.
 #[derive(Debug, Clone)]

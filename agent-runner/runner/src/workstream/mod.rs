@@ -10,6 +10,7 @@
 
 mod branch_name;
 mod commit;
+mod commit_size;
 mod copy_objects;
 mod deliver;
 mod delivery_record;

@@ -14,9 +14,10 @@ use cfq_proto::ids::TaskNumber;
 use git2::build::CheckoutBuilder;
 use git2::{FileMode, ObjectType, Repository, Tree};
 
+use super::commit_size::check_size;
 use super::error::{GitError, git_context, io_context, parse_oid};
 use super::mirror::Mirror;
-use super::size_limits::{SizeLimits, StopCondition, check_size};
+use super::size_limits::{SizeLimits, StopCondition};
 use super::tree::Snapshot;
 use super::tree_diff::changed_paths;
 

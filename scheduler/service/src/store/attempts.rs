@@ -16,7 +16,7 @@ pub(super) enum AttemptOutcome {
     Done,
     /// Its node reported a failure.
     Failed,
-    /// Its node released it.
+    /// Its node released it, or ended for a reason that is not counted, such as a restart of its machine.
     Released,
     /// Its node refused the job.
     Refused,

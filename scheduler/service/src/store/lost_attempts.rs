@@ -60,7 +60,11 @@ impl Store {
         .fetch_one(&mut *connection)
         .await
         .doing("counting a loss")?;
-        let outcome = if row.accepted { AttemptOutcome::Lost } else { AttemptOutcome::Unplaced };
+        let outcome = match end {
+            _ if !row.accepted => AttemptOutcome::Unplaced,
+            UnreportedEnd::Infrastructure => AttemptOutcome::Released,
+            UnreportedEnd::NodeLost | UnreportedEnd::Stalled | UnreportedEnd::NotAccepted => AttemptOutcome::Lost,
+        };
         attempts::end_current(connection, job, outcome, reason).await?;
         if is_over_limit(&self.limits, row.losses, row.unaccepted, row.suspicions) {
             mark_dead(connection, job, &summary(row.losses, row.unaccepted)).await?;

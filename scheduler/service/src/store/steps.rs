@@ -131,7 +131,9 @@ pub(super) async fn write(
     .await
     .doing("writing a step")?;
     sqlx::query!(
-        r#"update tasks set loop_state = $2, next_seq = next_seq + 1, active_ms = $3, losses = 0 where id = $1"#,
+        r#"update tasks set loop_state = $2, next_seq = next_seq + 1, active_ms = $3, losses = 0, lease_request = null,
+                  unreceived = 0
+           where id = $1"#,
         task.id.0,
         loop_state.as_str(),
         i64::try_from(active_ms).unwrap_or(i64::MAX)
