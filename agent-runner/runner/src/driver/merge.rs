@@ -1,6 +1,8 @@
 //! Merge of a result into the repository's main branch. The scheduler has the record of the branch; the mirror follows
 //! the record before a merge is planned, and a merge counts only once the record has it.
 
+use std::time::Duration;
+
 use cfq_convergence::MergeIntent;
 use cfq_link::failpoint;
 use cfq_proto::loop_step::Step;
@@ -13,6 +15,8 @@ use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror
 /// Maximum number of unrecorded commits on the mirror's `main` that are followed back to a recorded one. Without a
 /// crash there is none, and a crash during a merge leaves one merge.
 const MAX_UNRECORDED_COMMITS: usize = 8;
+/// Interval at which a task that waits for its turn to merge reports progress.
+const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Brings the mirror's `main` to the recorded commit. Returns `main`, and whether it contains the task's base
@@ -31,7 +35,11 @@ impl<P: TaskPort> TaskDriver<P> {
             };
             let (blocking, base) = (mirror.clone(), base.clone());
             match main.take() {
-                Some(main) if main.recorded == state.commit => return Ok((main, state.has_base)),
+                Some(main) if main.recorded == state.commit => {
+                    // A stand-in for `main` may lack the merge that contains the base.
+                    let has_base = state.has_base && main.recorded == main.commit;
+                    return Ok((main, has_base));
+                }
                 Some(last) if !state.knows_after => {
                     unrecorded += 1;
                     if unrecorded <= MAX_UNRECORDED_COMMITS {
@@ -124,8 +132,11 @@ impl<P: TaskPort> TaskDriver<P> {
     /// Waits until no other task of this process merges into the same mirror. Without this, of several tasks that merge
     /// at the same time all but one would plan in vain.
     async fn take_merge_turn(&mut self, mirror: &Mirror) {
-        if self.merge_turn.is_none() {
-            self.merge_turn = Some(mirror.merge_turn().lock_owned().await);
+        while self.merge_turn.is_none() {
+            let turn = tokio::time::timeout(MERGE_TURN_REPORT_INTERVAL, mirror.merge_turn().lock_owned()).await;
+            self.merge_turn = turn.ok();
+            // Another task's merge may take long if its mirror lacks many recorded merges.
+            self.port.record_progress();
         }
     }
 }

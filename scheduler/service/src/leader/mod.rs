@@ -10,7 +10,7 @@ mod sweeper;
 mod term;
 mod work_stream;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cfq_link::Session;
 use cfq_link::stop::Stop;
@@ -24,7 +24,10 @@ use crate::bus::presence;
 use crate::heartbeat_failures::HeartbeatFailures;
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::store::{Leadership, Store, limited_election};
+use crate::store::{Leadership, Store, limited, limited_election};
+
+/// Interval of the leader's checks of the database.
+const DATABASE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Takes part in the election and, while it holds the leader row, places jobs and ends expired leases.
 #[derive(Debug, Clone)]
@@ -51,11 +54,11 @@ impl Leader {
                 self.metrics.leader.set(1);
                 self.metrics.elections_won.inc();
                 tracing::info!(term = leadership.term, "became leader");
-                self.check_database().await;
                 let (confirm, confirmed) = watch::channel(Instant::now());
                 let nats = NatsCheck::default();
                 let mut checks = JoinSet::new();
                 checks.spawn(nats.clone().run(self.session.clone(), self.store.timing().sweep()));
+                checks.spawn(check_database(self.store.clone()));
                 let renewal = renew_until_lost(self.election.clone(), leadership, confirm, nats.clone());
                 let mut renewal = tokio::spawn(renewal);
                 tokio::select! {
@@ -80,16 +83,6 @@ impl Leader {
                 () = tokio::time::sleep(self.store.timing().leader_renewal()) => {}
                 () = stop.raised() => return,
             }
-        }
-    }
-
-    /// Repairs what a leader of an earlier version, or a restore of the database under a running scheduler, left.
-    async fn check_database(&self) {
-        if let Err(error) = self.store.check_epoch().await {
-            tracing::warn!(%error, "cannot check whether the database was restored");
-        }
-        if let Err(error) = self.store.resume_tasks_without_pending_job().await {
-            tracing::warn!(%error, "cannot check the tasks that wait for a job");
         }
     }
 
@@ -123,5 +116,20 @@ async fn renew_until_lost(store: Store, leadership: Leadership, confirmed: watch
         if confirmed.borrow().elapsed() > timing.leader_ttl() {
             return;
         }
+    }
+}
+
+/// Repairs now and then what a scheduler of an earlier version, or a restore of the database under a running scheduler,
+/// left.
+async fn check_database(store: Store) {
+    loop {
+        if let Err(error) = limited("checking whether the database was restored", store.check_epoch()).await {
+            tracing::warn!(%error, "cannot check whether the database was restored");
+        }
+        let resumed = limited("finding tasks that wait for no job", store.resume_tasks_without_pending_job()).await;
+        if let Err(error) = resumed {
+            tracing::warn!(%error, "cannot check the tasks that wait for a job");
+        }
+        tokio::time::sleep(DATABASE_CHECK_INTERVAL).await;
     }
 }

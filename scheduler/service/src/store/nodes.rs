@@ -176,11 +176,18 @@ impl Store {
         let rows = limited(doing, async { found.await.doing(doing) }).await?;
         let mut hints = Vec::new();
         for row in rows {
+            let node = match parse("node", &row.node) {
+                Ok(node) => node,
+                Err(error) => {
+                    self.skip_faulty_row("job", row.id, Err(error))?;
+                    continue;
+                }
+            };
             let old = OldJob {
                 job: JobId(row.id),
                 task: TaskId(row.task),
                 lease: LeaseId(row.lease),
-                node: parse("node", &row.node)?,
+                node,
                 end: BootEnd::from_stored(row.boot_end.as_deref()),
             };
             let released = limited("releasing the jobs of an earlier boot", self.release_old_job(&old)).await;

@@ -2,7 +2,7 @@
 //!
 //! Tasks are deleted in small batches, each in its own transaction: rows that another transaction has locked are left for
 //! a later batch, and no other request waits for longer than a batch. The tasks are found through an index on the time of
-//! their end, so the cost depends on what is deleted, not on what is kept.
+//! their end. Tasks whose results were merged are kept, because runners rebuild a repository's main branch from them.
 
 use cfq_proto::http::GcReply;
 use sqlx::PgConnection;
@@ -43,11 +43,15 @@ impl Store {
     /// Counts what [`Self::delete_expired_tasks`] and [`Self::delete_lost_nodes`] would delete.
     pub async fn count_expired(&self, expiry: &Expiry) -> Result<GcReply, StoreError> {
         let row = sqlx::query!(
-            r#"select (select count(*) from tasks where ended_at < to_timestamp($1)) as "tasks!",
-                      (select coalesce(sum(next_event), 0)::bigint from tasks where ended_at < to_timestamp($1)) as "events!",
+            r#"with expired as (
+                   select id, next_event from tasks where ended_at < to_timestamp($1)
+                     and not exists (select from internal_prs pr where pr.task = tasks.id and pr.merge_number is not null)
+               )
+               select (select count(*) from expired) as "tasks!",
+                      (select coalesce(sum(next_event), 0)::bigint from expired) as "events!",
                       (select coalesce(sum(size), 0)::bigint from blobs where hash in (
-                           select r.hash from blob_refs r join tasks t on t.id = r.task group by r.hash
-                           having bool_and(coalesce(t.ended_at < to_timestamp($1), false)))) as "blob_bytes!",
+                           select r.hash from blob_refs r left join expired e on e.id = r.task group by r.hash
+                           having bool_and(e.id is not null))) as "blob_bytes!",
                       (select count(*) from nodes where last_seen < to_timestamp($2)) as "nodes!",
                       (select count(*) from runners where last_seen < to_timestamp($2)) as "runners!""#,
             expiry.tasks_ended_before,
@@ -82,7 +86,9 @@ impl Store {
     pub async fn delete_expired_tasks(&self, ended_before: f64) -> Result<Option<GcReply>, StoreError> {
         let mut tx = self.begin().await?;
         let tasks = sqlx::query_scalar!(
-            r#"select id from tasks where ended_at < to_timestamp($1) order by ended_at limit $2 for update skip locked"#,
+            r#"select id from tasks where ended_at < to_timestamp($1)
+                 and not exists (select from internal_prs pr where pr.task = tasks.id and pr.merge_number is not null)
+               order by ended_at limit $2 for update skip locked"#,
             ended_before,
             MAX_TASKS_PER_BATCH
         )

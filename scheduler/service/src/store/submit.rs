@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::columns::{AsJson, parse};
 use super::error::Doing;
-use super::{Store, StoreError};
+use super::{Store, StoreError, limited};
 
 /// A validated task with every default filled in.
 #[derive(Debug, Clone)]
@@ -128,16 +128,17 @@ impl Store {
     /// a faulty one fails alone.
     async fn write_tasks(&self, tasks: &[NewTask]) -> Vec<Result<Submitted, StoreError>> {
         let mut results = Vec::with_capacity(tasks.len());
-        match self.insert_tasks(tasks).await {
+        // Without a limit, a connection whose other end vanished would stop all later submits.
+        match limited("writing a task", self.insert_tasks(tasks)).await {
             Ok(created) => {
                 for task in tasks {
                     results.push(match created.get(&task.id) {
                         Some(number) => Ok(Submitted::Created { id: task.id, number: *number }),
-                        None => self.find_by_key(task).await,
+                        None => limited("finding the task of an idempotency key", self.find_by_key(task)).await,
                     });
                 }
             }
-            Err(error) if tasks.len() > 1 && error.is_row_local() => {
+            Err(error) if tasks.len() > 1 && error.is_row_local() && !error.may_retry() => {
                 for task in tasks {
                     results.extend(Box::pin(self.write_tasks(std::slice::from_ref(task))).await);
                 }

@@ -124,7 +124,7 @@ impl Store {
     }
 
     /// Lets ready tasks be granted whose job is not pending any more. Every change of a job does this for its task, except
-    /// in versions of cfq before the column was used in this way, so a new leader does it once.
+    /// in versions of cfq before the column was used in this way, so the leader does it now and then.
     pub async fn resume_tasks_without_pending_job(&self) -> Result<(), StoreError> {
         sqlx::query!(
             r#"update tasks set waits_for = null
