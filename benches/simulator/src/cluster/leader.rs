@@ -1,0 +1,181 @@
+//! The leader: feeds the planner's cache and carries out its effects. No other file uses the planner's interface.
+
+use std::collections::HashMap;
+
+use cfq_proto::ids::NodeId;
+use cfq_scheduler_core::{
+    Effect, Job, PendingReason, PlannerState, PlannerTiming, Step, UnplaceReason, UnreportedEnd, plan_step,
+};
+
+use super::checks::Violations;
+use super::config::Timing;
+use super::messages::{Fence, ToNode};
+use super::tables::{Tables, job_id, job_index, lease_number};
+
+/// Maximum number of effects of each kind in one step, as in the scheduler service.
+const MAX_EFFECTS: usize = 256;
+
+/// What a plan sends: a message to the node with this index.
+pub type Outgoing = Vec<(usize, ToNode)>;
+
+/// A scheduler that leads, or led until it was replaced.
+#[derive(Debug)]
+pub struct Leader {
+    term: u64,
+    state: PlannerState,
+    versions: HashMap<usize, u64>,
+}
+
+impl Leader {
+    /// A leader whose cache is built from the rows.
+    pub fn new(term: u64, timing: &Timing, tables: &Tables) -> Self {
+        let state = PlannerState::new(PlannerTiming {
+            lease_ttl_ms: timing.lease_ttl_ms,
+            accept_timeout_ms: timing.accept_timeout_ms,
+            retry_ceiling_ms: timing.retry_ceiling_ms,
+        });
+        let mut leader = Self { term, state, versions: HashMap::new() };
+        leader.resync(tables, 0);
+        leader
+    }
+
+    /// Reads one job's row.
+    pub fn read_job(&mut self, tables: &Tables, job: usize, now_ms: i64) {
+        match tables.jobs.get(&job) {
+            Some(row) => {
+                self.versions.insert(job, row.version);
+                self.state.on_job_row(row.job.clone(), row.changed_ms);
+            }
+            None => {
+                self.versions.remove(&job);
+                self.state.on_job_ended(job_id(job), now_ms);
+            }
+        }
+    }
+
+    /// Reads one node's row.
+    pub fn read_node(&mut self, tables: &Tables, node: usize) {
+        if let Some(row) = &tables.nodes[node] {
+            self.state.on_node_row(row.clone());
+        }
+    }
+
+    /// Reads all rows that changed since they were last read.
+    pub fn resync(&mut self, tables: &Tables, now_ms: i64) {
+        let mut stale: Vec<usize> = tables
+            .jobs
+            .iter()
+            .filter(|(job, row)| self.versions.get(job) != Some(&row.version))
+            .map(|(job, _)| *job)
+            .chain(self.versions.keys().copied().filter(|job| !tables.jobs.contains_key(job)))
+            .collect();
+        stale.sort_unstable();
+        for job in stale {
+            self.read_job(tables, job, now_ms);
+        }
+        (0..tables.nodes.len()).for_each(|node| self.read_node(tables, node));
+    }
+
+    /// The effects to carry out next.
+    pub fn plan(&mut self, now_ms: i64) -> Step {
+        plan_step(&mut self.state, now_ms, MAX_EFFECTS)
+    }
+
+    /// Carries out an effect. Returns whether it changed a row.
+    pub fn apply(
+        &mut self,
+        effect: &Effect,
+        tables: &mut Tables,
+        now_ms: i64,
+        out: &mut Outgoing,
+        violations: &mut Violations,
+    ) -> bool {
+        let job = job_index(effect.job());
+        match effect {
+            Effect::Place { attempt, node, boot, .. } => {
+                let index = tables.node_index(node);
+                let placed = tables.place(self.term, job, *attempt, index, *boot, now_ms);
+                self.read_job(tables, job, now_ms);
+                out.extend(placed.map(|fence| (index, ToNode::Order(fence))));
+                placed.is_some()
+            }
+            Effect::Resend { attempt, lease, node, .. } => {
+                self.state.on_resent(job_id(job), *lease, now_ms);
+                let fence = Fence { job, attempt: *attempt, lease: lease_number(*lease) };
+                if tables.is_placed(fence) {
+                    out.push((tables.node_index(node), ToNode::Order(fence)));
+                }
+                false
+            }
+            Effect::Unplace { attempt, lease, node, reason, .. } => {
+                let fence = Fence { job, attempt: *attempt, lease: lease_number(*lease) };
+                let end = match reason {
+                    UnplaceReason::NodeLost => UnreportedEnd::NodeLost,
+                    UnplaceReason::NodeUnresponsive => UnreportedEnd::NotAccepted,
+                };
+                let changed = tables.unplace(self.term, fence, end, now_ms, violations);
+                self.read_job(tables, job, now_ms);
+                match reason {
+                    UnplaceReason::NodeUnresponsive => self.state.on_node_unresponsive(node, now_ms),
+                    UnplaceReason::NodeLost => {}
+                }
+                changed
+            }
+            Effect::Fail { attempt, .. } => {
+                let changed = tables.fail(self.term, job, *attempt, violations);
+                self.read_job(tables, job, now_ms);
+                changed
+            }
+            Effect::NoteUnavailable { attempt, .. } => {
+                let start = |row: &mut Job| row.first_failure_ms = Some(now_ms);
+                let changed = tables.record_wait(self.term, job, *attempt, now_ms, start);
+                self.read_job(tables, job, now_ms);
+                changed
+            }
+            Effect::Load { node, boot, model, .. } => {
+                out.push((tables.node_index(node), ToNode::Load { model: tables.model_index(model) }));
+                self.state.on_load_requested(node.clone(), *boot, model.clone(), now_ms);
+                false
+            }
+            Effect::Explain { attempt, pending, no_node_ms, .. } => {
+                let changed = tables.record_wait(self.term, job, *attempt, now_ms, |row| {
+                    row.no_node_ms = *no_node_ms;
+                    if pending.is_served() && row.is_unavailable_everywhere() {
+                        row.first_failure_ms = None;
+                    }
+                });
+                self.read_job(tables, job, now_ms);
+                if changed {
+                    self.explained(job, pending, now_ms);
+                }
+                changed
+            }
+        }
+    }
+
+    fn explained(&mut self, job: usize, pending: &PendingReason, now_ms: i64) {
+        self.state.on_pending_explained(job_id(job), pending.clone(), now_ms);
+    }
+}
+
+/// Whether carrying out the effect again would change a row if no fence were compared.
+pub fn is_fenced(effect: &Effect) -> bool {
+    match effect {
+        Effect::Place { .. } | Effect::Unplace { .. } | Effect::Fail { .. } => true,
+        // These two write the same values again while the job is queued; the others write no row.
+        Effect::NoteUnavailable { .. } | Effect::Explain { .. } | Effect::Resend { .. } | Effect::Load { .. } => false,
+    }
+}
+
+/// The node and job of a placement.
+pub fn placement(effect: &Effect) -> Option<(&NodeId, usize)> {
+    match effect {
+        Effect::Place { job, node, .. } => Some((node, job_index(*job))),
+        Effect::Resend { .. }
+        | Effect::Unplace { .. }
+        | Effect::Fail { .. }
+        | Effect::NoteUnavailable { .. }
+        | Effect::Load { .. }
+        | Effect::Explain { .. } => None,
+    }
+}
