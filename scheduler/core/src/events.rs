@@ -125,9 +125,11 @@ impl PlannerState {
         }
     }
 
+    /// Records the job's prompt as the one that its node used last. A placed job counts already, so that a job with the
+    /// same prefix is placed on the same node.
     fn record_prompt(&mut self, job: &Job) {
-        if let JobPhase::Running { node, boot, .. } = &job.phase {
-            self.prefix_index.record_prompt(node, *boot, &job.model, &job.prefix);
+        if let Some((node, boot)) = job.holder() {
+            self.prefix_index.record_prompt(node, boot, &job.model, &job.prefix);
         }
     }
 
@@ -171,6 +173,9 @@ impl PlannerState {
         });
         if is_changed && before.is_some() {
             self.forget_models(&id);
+        }
+        if before.is_none_or(|before| (before.boot, before.seen_ms) != (boot, node.seen_ms)) {
+            self.prefix_index.on_ledger(&node);
         }
         self.nodes.insert(id.clone(), Arc::new(node));
         if is_changed {

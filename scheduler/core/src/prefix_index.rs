@@ -1,10 +1,11 @@
 //! Index of the prompt blocks that nodes are believed to have in their prefix caches.
 //!
 //! A node reports how many tokens of keys and values it can reuse, but not of which prompts. The index infers this from
-//! the prompts that ran on the node: a KV pool evicts the least recently used blocks first, and the end of a prompt
-//! before its beginning, so a node is believed to hold the blocks it used last, up to the reported number of tokens. If
-//! this is wrong, a prompt is computed on one node although another node had it cached. Nothing else depends on the
-//! index, so it is not stored, and a new leader starts with an empty one.
+//! the prompts that were sent to the node: a KV pool evicts the least recently used blocks first, and the end of a
+//! prompt before its beginning. So for each node the index keeps the blocks by their last use, never more than the node
+//! can hold, and after each ledger no more than the node reports. If this is wrong, a prompt is computed on one node
+//! although another node had it cached. Nothing else depends on the index, so it is not stored, and a new leader starts
+//! with an empty one.
 
 use std::collections::BTreeMap;
 
@@ -19,58 +20,86 @@ use crate::node::Node;
 const MAX_TRACKED_BLOCKS: usize = 8192;
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct PrefixIndex(BTreeMap<(NodeId, ModelId), RecentBlocks>);
+pub(crate) struct PrefixIndex(BTreeMap<ModelId, BTreeMap<NodeId, NodeBlocks>>);
 
 /// Blocks of one model on one boot of a node, by their hash and by their last use. A restart empties the cache.
 #[derive(Debug, Clone, PartialEq)]
-struct RecentBlocks {
+struct NodeBlocks {
     boot: BootId,
     last_use: BTreeMap<u64, u64>,
     by_last_use: BTreeMap<u64, u64>,
     next_use: u64,
+    /// Number of blocks that the node can hold: the most that it reported as free or cached.
+    pool_blocks: usize,
+    /// Number of blocks added since the last ledger: the next one may not contain them yet.
+    unreported: usize,
 }
 
 impl PrefixIndex {
     /// Records that the node computes, or has computed, the prompt with this prefix hash chain.
     pub fn record_prompt(&mut self, node: &NodeId, boot: BootId, model: &ModelId, chain: &[u64]) {
-        let key = (node.clone(), model.clone());
-        let blocks = self.0.entry(key).or_insert_with(|| RecentBlocks::new(boot));
-        if blocks.boot != boot {
-            *blocks = RecentBlocks::new(boot);
-        }
+        let blocks = self.blocks_mut(node, boot, model);
         // Most prompts share their beginning, so the beginning is recorded as used last.
         chain.iter().rev().for_each(|block| blocks.touch(*block));
+        blocks.shrink_to(blocks.pool_blocks.min(MAX_TRACKED_BLOCKS));
+    }
+
+    /// Adopts what a new ledger of the node reports about its caches.
+    pub fn on_ledger(&mut self, node: &Node) {
+        for model in &node.ledger.models {
+            let blocks = self.blocks_mut(&node.id, node.boot, &model.model);
+            let to_blocks = |tokens: u64| (tokens as f64 / tokens_per_block(model)) as usize;
+            let reported = to_blocks(model.kv_tiers.device.saturating_add(model.kv_tiers.offloaded));
+            blocks.pool_blocks = blocks.pool_blocks.max(reported).max(to_blocks(model.kv_tokens_free));
+            blocks.shrink_to(reported.saturating_add(blocks.unreported));
+            blocks.unreported = 0;
+        }
     }
 
     /// Removes all blocks of a node.
     pub fn forget_node(&mut self, node: &NodeId) {
-        self.0.retain(|(of, _), _| of != node);
+        self.0.values_mut().for_each(|nodes| drop(nodes.remove(node)));
+        self.0.retain(|_, nodes| !nodes.is_empty());
     }
 
     /// Number of leading blocks of the chain that the node is believed to have cached for the model.
     pub fn cached_blocks(&self, node: &Node, model: &ModelState, chain: &[u64]) -> u64 {
-        let Some(recent) = self.0.get(&(node.id.clone(), model.model.clone())).filter(|r| r.boot == node.boot) else {
-            return 0;
-        };
-        let tokens = model.kv_tiers.device.saturating_add(model.kv_tiers.offloaded);
-        let held_blocks = (tokens as f64 / tokens_per_block(model)) as usize;
-        let Some(oldest_use) = recent.by_last_use.keys().rev().take(held_blocks).next_back() else { return 0 };
-        chain.iter().take_while(|block| recent.last_use.get(block).is_some_and(|at| at >= oldest_use)).count() as u64
+        let Some(blocks) = self.blocks(node, model) else { return 0 };
+        chain.iter().take_while(|block| blocks.last_use.contains_key(block)).count() as u64
+    }
+
+    fn blocks(&self, node: &Node, model: &ModelState) -> Option<&NodeBlocks> {
+        self.0.get(&model.model)?.get(&node.id).filter(|blocks| blocks.boot == node.boot)
+    }
+
+    fn blocks_mut(&mut self, node: &NodeId, boot: BootId, model: &ModelId) -> &mut NodeBlocks {
+        let nodes = self.0.entry(model.clone()).or_default();
+        let blocks = nodes.entry(node.clone()).or_insert_with(|| NodeBlocks::new(boot));
+        if blocks.boot != boot {
+            *blocks = NodeBlocks { pool_blocks: blocks.pool_blocks, ..NodeBlocks::new(boot) };
+        }
+        blocks
     }
 }
 
-impl RecentBlocks {
+impl NodeBlocks {
     fn new(boot: BootId) -> Self {
-        Self { boot, last_use: BTreeMap::new(), by_last_use: BTreeMap::new(), next_use: 0 }
+        let (last_use, by_last_use) = (BTreeMap::new(), BTreeMap::new());
+        Self { boot, last_use, by_last_use, next_use: 0, pool_blocks: 0, unreported: 0 }
     }
 
     fn touch(&mut self, block: u64) {
-        if let Some(before) = self.last_use.insert(block, self.next_use) {
-            self.by_last_use.remove(&before);
+        match self.last_use.insert(block, self.next_use) {
+            Some(before) => drop(self.by_last_use.remove(&before)),
+            None => self.unreported += 1,
         }
         self.by_last_use.insert(self.next_use, block);
         self.next_use += 1;
-        if self.by_last_use.len() > MAX_TRACKED_BLOCKS
+    }
+
+    /// Removes the least recently used blocks until at most `max_blocks` are left.
+    fn shrink_to(&mut self, max_blocks: usize) {
+        while self.last_use.len() > max_blocks
             && let Some((_, oldest)) = self.by_last_use.pop_first()
         {
             self.last_use.remove(&oldest);
@@ -106,6 +135,11 @@ mod tests {
         let phase = JobPhase::Running { node: on.id.clone(), boot: on.boot, accepted_ms: -1 };
         state.on_job_row(Job { phase, ..job.clone() }, 0);
         state.on_job_ended(job.id, 0);
+    }
+
+    /// Two heartbeats: the first may have been sent before what ran last.
+    fn heartbeats(state: &mut PlannerState, node: &Node) {
+        (1..3).for_each(|seen_ms| state.on_node_row(Node { seen_ms, ..node.clone() }));
     }
 
     fn placement_of(mut state: PlannerState, job: Job) -> (NodeId, String) {
@@ -155,6 +189,8 @@ mod tests {
         };
         run_to_end(&mut s, &job_with_blocks(0..12), &b);
         run_to_end(&mut s, &job_with_blocks(100..112), &b);
+        assert_eq!((cached(&s, 100..112), cached(&s, 0..12)), (12, 12), "the ledger is older than the prompts");
+        heartbeats(&mut s, &b);
         // At 153.6 tokens per block, 20 blocks are cached.
         assert_eq!((cached(&s, 100..112), cached(&s, 0..12), cached(&s, 0..4)), (12, 8, 4));
         let restarted = Node { boot: new_id(), ..b.clone() };
@@ -191,6 +227,7 @@ mod tests {
             for (from, count) in &ran_there {
                 run_to_end(&mut s, &job_with_blocks(*from..from + count), &b);
             }
+            heartbeats(&mut s, &b);
             let node = &s.nodes[&b.id];
             let cached = |block: u64| s.prefix_index.cached_blocks(node, &node.ledger.models[0], &[block]);
             let blocks: u64 = (0..80).map(cached).sum();
