@@ -1,6 +1,6 @@
-//! Placement cost: the estimated time of a call on a node, as load + prefill of the tokens that are not cached +
-//! decode. Costs are compared only between nodes with free capacity, so the wait for capacity is zero for every
-//! candidate. A job without a candidate waits in the queue, where a later P0 can still pass it.
+//! Placement cost: the estimated time of a call on a node, as load + wait for earlier prefills + prefill of the tokens
+//! that are not cached + decode, and the time to compute again what the call evicts from the prefix cache. A job that no
+//! node has room for waits in the queue, where a later P0 can still pass it.
 //!
 //! Rates that a node has not measured yet default to those of a slow processor. A node without measurements is
 //! therefore chosen only where no measured node is better, and its first job provides the measurements.
@@ -20,6 +20,9 @@ const DEFAULT_LOAD_BYTES_PER_SECOND: f64 = 1e8;
 /// Tokens per byte of prompt, assumed until measured. English prose and code have 0.25 to 0.35 with byte-level
 /// vocabularies; the upper end is the safe choice.
 const DEFAULT_TOKENS_PER_BYTE: f64 = 0.35;
+/// Relative slowdown of a sequence per sequence that it shares a forward pass with. It is 0.2 on two CPU cores, where
+/// eight sequences decode about three times as many tokens per second as one (docs/benchmarks.md), and less on GPUs.
+const DECODE_SLOWDOWN_PER_SEQUENCE: f64 = 0.1;
 /// Tokens of the role markers that a chat template puts around three or four messages.
 const CHAT_TEMPLATE_TOKENS: u64 = 32;
 
@@ -32,16 +35,20 @@ pub struct PlacementCost {
     pub cached_tokens: u64,
     /// KV cache tokens that the job reserves.
     pub reserved_tokens: u64,
+    /// Time until the node begins with the prompt, in ms.
+    pub wait_ms: f64,
     /// Time to compute the prompt tokens that are not cached, in ms.
     pub prefill_ms: f64,
     /// Time to generate the maximum number of tokens, in ms.
     pub decode_ms: f64,
+    /// Expected time to compute again what the prompt evicts from the prefix cache, in ms.
+    pub eviction_ms: f64,
 }
 
 impl PlacementCost {
-    /// Time for prefill and decode, in ms.
+    /// Time until the end of the call, and the time that its evictions cost later, in ms.
     pub fn total_ms(&self) -> f64 {
-        self.prefill_ms + self.decode_ms
+        self.wait_ms + self.prefill_ms + self.decode_ms + self.eviction_ms
     }
 }
 
@@ -69,9 +76,8 @@ pub fn kv_reservation(job: &Job, model: &ModelState) -> u64 {
 }
 
 /// Cost of a job on a model. `concurrent` is the number of sequences it would share the model with: one forward pass
-/// serves all of them, but on the supported hardware its duration grows with the number of sequences, so each of them
-/// slows the job down. `cached_blocks` is the number of leading blocks of the job's prefix chain that the node is
-/// believed to have cached.
+/// serves all of them, but its duration grows with the number of sequences, so each of them slows the job down.
+/// `cached_blocks` is the number of leading blocks of the job's prefix chain that the node is believed to have cached.
 pub fn placement_cost(job: &Job, model: &ModelState, concurrent: u32, cached_blocks: u64) -> PlacementCost {
     let cost = prefill_hint_cost(job.prompt_bytes, job.max_tokens, model, concurrent, cached_blocks);
     PlacementCost { reserved_tokens: kv_reservation(job, model), ..cost }
@@ -88,16 +94,31 @@ pub fn prefill_hint_cost(
     let prompt_tokens = tokens_of_bytes(prompt_bytes, model);
     // The last prompt token is always computed: the first output token is sampled from its logits.
     let cached_tokens = ((cached_blocks as f64 * tokens_per_block(model)) as u64).min(prompt_tokens.saturating_sub(1));
-    let sequences = f64::from(concurrent) + 1.0;
+    let slowdown = 1.0 + DECODE_SLOWDOWN_PER_SEQUENCE * f64::from(concurrent);
     let prefill_rate = measured_or(model.prefill_rate, DEFAULT_PREFILL_TOKENS_PER_SECOND);
     let decode_rate = measured_or(model.decode_rate, DEFAULT_DECODE_TOKENS_PER_SECOND);
     PlacementCost {
         prompt_tokens,
         cached_tokens,
         reserved_tokens: 0,
+        wait_ms: 0.0,
         prefill_ms: 1000.0 * (prompt_tokens - cached_tokens) as f64 / prefill_rate,
-        decode_ms: 1000.0 * sequences * f64::from(max_tokens) / decode_rate,
+        decode_ms: 1000.0 * slowdown * f64::from(max_tokens) / decode_rate,
+        eviction_ms: 0.0,
     }
+}
+
+/// Time until the end of a call of this cost, in ms, if the model decodes its sequences one after the other: the slowest
+/// case, for jobs that must not end late.
+pub fn slowest_end_ms(cost: &PlacementCost, concurrent: u32) -> f64 {
+    let others = f64::from(concurrent);
+    let alone_ms = cost.decode_ms / (1.0 + DECODE_SLOWDOWN_PER_SEQUENCE * others);
+    cost.wait_ms + cost.prefill_ms + alone_ms * (1.0 + others)
+}
+
+/// Time to compute one block of a prompt, in ms.
+pub fn block_ms(model: &ModelState) -> f64 {
+    1000.0 * tokens_per_block(model) / measured_or(model.prefill_rate, DEFAULT_PREFILL_TOKENS_PER_SECOND)
 }
 
 /// Estimated model load time, in ms.

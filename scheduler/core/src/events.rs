@@ -9,6 +9,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::prefix::chain;
 
+use crate::cost::placement_cost;
 use crate::job::{Job, JobPhase};
 use crate::node::{Exclusion, Node};
 use crate::pending_reason::PendingReason;
@@ -35,11 +36,11 @@ impl PlannerState {
             }
             if let Some(node) = left {
                 self.record_end(before, changed_ms);
-                self.refresh_rooms(&node);
+                self.on_job_left(&node);
             }
         }
         if !is_known {
-            self.record_prompt(&job);
+            self.record_prompt(&job, changed_ms);
         }
         if !matches!(job.phase, JobPhase::Placed { .. }) {
             self.resends.remove(&job.id);
@@ -63,10 +64,10 @@ impl PlannerState {
         self.unlink(&before);
         self.release_reservation(&before);
         self.changes.timers.set(Timer::Job(job), None);
-        self.record_prompt(&before);
+        self.record_prompt(&before, ended_ms);
         if let Some(node) = before.holder().map(|(node, _)| node.clone()) {
             self.record_end(before, ended_ms);
-            self.refresh_rooms(&node);
+            self.on_job_left(&node);
         }
     }
 
@@ -127,17 +128,32 @@ impl PlannerState {
 
     /// Records the job's prompt as the one that its node used last. A placed job counts already, so that a job with the
     /// same prefix is placed on the same node.
-    fn record_prompt(&mut self, job: &Job) {
-        if let Some((node, boot)) = job.holder() {
-            self.prefix_index.record_prompt(node, boot, &job.model, &job.prefix);
+    fn record_prompt(&mut self, job: &Job, now_ms: i64) {
+        let Some((node, boot)) = job.holder() else { return };
+        if let JobPhase::Placed { .. } = &job.phase
+            && let Some(row) = self.nodes.get(node)
+            && let Some(model) = row.model(&job.model)
+        {
+            let cached_blocks = self.prefix_index.cached_blocks(row, model, &job.prefix);
+            let prefill_ms = placement_cost(job, model, 0, cached_blocks).prefill_ms;
+            self.prefix_index.record_prefill(node, boot, &job.model, prefill_ms, now_ms);
         }
+        self.prefix_index.record_prompt(node, boot, &job.model, &job.prefix, now_ms);
+    }
+
+    /// Corrects what was expected of a node that a job has left.
+    fn on_job_left(&mut self, node: &NodeId) {
+        if !self.held.contains_key(node) {
+            self.prefix_index.on_idle(node);
+        }
+        self.refresh_rooms(node);
     }
 
     /// Records that the node was asked to compute the prompt of an expected call.
     pub fn on_prefill_hint_sent(&mut self, node: &NodeId, hint: &PrefillHint) {
-        if let Some(boot) = self.nodes.get(node).map(|node| node.boot) {
+        if let Some((boot, seen_ms)) = self.nodes.get(node).map(|node| (node.boot, node.seen_ms)) {
             let chain = chain(hint.model.as_str(), &hint.messages);
-            self.prefix_index.record_prompt(node, boot, &hint.model, &chain);
+            self.prefix_index.record_prompt(node, boot, &hint.model, &chain, seen_ms);
             self.refresh_rooms(node);
         }
     }

@@ -8,7 +8,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
 
 use crate::candidates::{Candidates, accepts, is_open};
-use crate::cost::{PlacementCost, placement_cost};
+use crate::cost::{PlacementCost, block_ms, placement_cost, slowest_end_ms};
 use crate::effect::Effect;
 use crate::job::Job;
 use crate::model_loading::{LoadRequest, NodeLoads, node_loads, request_load};
@@ -188,7 +188,7 @@ impl<'a> Pass<'a> {
             let end_ms = expected_end_ms(job, room.model(), self.now_ms);
             let next = next.map(|next| (&next.room.node.id, next.cost));
             let reason = placement_reason(&cost, &node, capacity, self.rooms.count(&job.model), next);
-            self.admit(job, &node, Planned { end_ms, tokens: cost.reserved_tokens });
+            self.admit(job, &node, Planned { end_ms, tokens: cost.reserved_tokens, prefill_ms: cost.prefill_ms });
             return Outcome::Effect(Effect::Place {
                 job: job.id,
                 attempt: job.attempt + 1,
@@ -231,12 +231,8 @@ impl<'a> Pass<'a> {
             if !precedes(&all_cached, &next) {
                 continue;
             }
-            let cached_blocks = match job.prefix.as_slice() {
-                [] => 0,
-                prefix => self.state.prefix_index.cached_blocks(node, model, prefix),
-            };
-            let cost = placement_cost(job, model, room.capacity.concurrent, cached_blocks);
-            let end_ms = self.now_ms.saturating_add(cost.total_ms() as i64);
+            let cost = self.cost(job, room);
+            let end_ms = self.now_ms.saturating_add(slowest_end_ms(&cost, room.capacity.concurrent) as i64);
             if reserved.is_some_and(|r| r.reservation.node == node.id && end_ms > r.until_ms) {
                 continue;
             }
@@ -248,6 +244,16 @@ impl<'a> Pass<'a> {
             }
         }
         best.map(|best| (best, next))
+    }
+
+    /// Cost of the job on a node with room.
+    fn cost(&self, job: &Job, room: &Room) -> PlacementCost {
+        let (node, model) = (&*room.node, room.model());
+        let prompt = self.state.prefix_index.estimate(node, model, &job.prefix, block_ms(model), self.now_ms);
+        let planned = self.planned.get(&(node.id.clone(), job.model.clone())).into_iter().flatten();
+        let wait_ms = prompt.wait_ms + planned.map(|planned| planned.prefill_ms).sum::<f64>();
+        let cost = placement_cost(job, model, room.capacity.concurrent, prompt.cached_blocks);
+        PlacementCost { wait_ms, eviction_ms: prompt.eviction_ms, ..cost }
     }
 
     /// Records that the job is placed on the node.

@@ -36,5 +36,8 @@ fn time_estimate(cost: &PlacementCost) -> String {
     let cached = if cost.cached_tokens > 0 { format!(" ({} cached)", cost.cached_tokens) } else { String::new() };
     let computed = cost.prompt_tokens - cost.cached_tokens;
     let (prefill, decode) = (cost.prefill_ms / 1000.0, cost.decode_ms / 1000.0);
-    format!("prefill {computed} tokens{cached} {prefill:.1} s, decode {decode:.1} s")
+    let wait = if cost.wait_ms > 0.0 { format!("wait {:.1} s, ", cost.wait_ms / 1000.0) } else { String::new() };
+    let eviction = cost.eviction_ms / 1000.0;
+    let eviction = if eviction > 0.0 { format!(", evictions {eviction:.1} s") } else { String::new() };
+    format!("{wait}prefill {computed} tokens{cached} {prefill:.1} s, decode {decode:.1} s{eviction}")
 }

@@ -6,6 +6,11 @@
 //! can hold, and after each ledger no more than the node reports. If this is wrong, a prompt is computed on one node
 //! although another node had it cached. Nothing else depends on the index, so it is not stored, and a new leader starts
 //! with an empty one.
+//!
+//! The index also estimates what a new prompt costs besides its own prefill: the time until the prefills that were sent
+//! to the node before have ended, and the time to compute again what the prompt evicts. The second cost keeps the
+//! nodes' caches at one age: without it, a node that gets many new prompts evicts blocks that are still used while
+//! another node keeps blocks that nobody asks for any more.
 
 use std::collections::BTreeMap;
 
@@ -18,30 +23,60 @@ use crate::node::Node;
 
 /// Maximum number of blocks tracked for a model on a node: four megabytes of text.
 const MAX_TRACKED_BLOCKS: usize = 8192;
+/// Time since its last use after which a block counts half, in ms.
+const REUSE_HALVING_MS: f64 = 300_000.0;
+/// Times that a block which was just used is expected to be computed again if it is evicted. More than one, because the
+/// blocks behind it become useless too. Both numbers are the best of those tried in the simulator (docs/benchmarks.md).
+const EVICTION_WEIGHT: f64 = 3.0;
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct PrefixIndex(BTreeMap<ModelId, BTreeMap<NodeId, NodeBlocks>>);
+
+/// What the index knows about a prompt on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct PromptEstimate {
+    /// Leading blocks of the prompt that the node is believed to have cached.
+    pub cached_blocks: u64,
+    /// Time until the prefills that were sent to the node before have ended, in ms.
+    pub wait_ms: f64,
+    /// Expected time to compute the blocks again that the prompt evicts, in ms.
+    pub eviction_ms: f64,
+}
 
 /// Blocks of one model on one boot of a node, by their hash and by their last use. A restart empties the cache.
 #[derive(Debug, Clone, PartialEq)]
 struct NodeBlocks {
     boot: BootId,
     last_use: BTreeMap<u64, u64>,
-    by_last_use: BTreeMap<u64, u64>,
+    /// Blocks by their last use, with its time in ms.
+    by_last_use: BTreeMap<u64, (u64, i64)>,
     next_use: u64,
     /// Number of blocks that the node can hold: the most that it reported as free or cached.
     pool_blocks: usize,
     /// Number of blocks added since the last ledger: the next one may not contain them yet.
     unreported: usize,
+    /// Expected end of the prefills that were sent to the node, in ms.
+    prefill_end_ms: f64,
 }
 
 impl PrefixIndex {
     /// Records that the node computes, or has computed, the prompt with this prefix hash chain.
-    pub fn record_prompt(&mut self, node: &NodeId, boot: BootId, model: &ModelId, chain: &[u64]) {
+    pub fn record_prompt(&mut self, node: &NodeId, boot: BootId, model: &ModelId, chain: &[u64], now_ms: i64) {
         let blocks = self.blocks_mut(node, boot, model);
         // Most prompts share their beginning, so the beginning is recorded as used last.
-        chain.iter().rev().for_each(|block| blocks.touch(*block));
+        chain.iter().rev().for_each(|block| blocks.touch(*block, now_ms));
         blocks.shrink_to(blocks.pool_blocks.min(MAX_TRACKED_BLOCKS));
+    }
+
+    /// Records that a prefill of this duration was sent to the node.
+    pub fn record_prefill(&mut self, node: &NodeId, boot: BootId, model: &ModelId, prefill_ms: f64, now_ms: i64) {
+        let blocks = self.blocks_mut(node, boot, model);
+        blocks.prefill_end_ms = blocks.prefill_end_ms.max(now_ms as f64) + prefill_ms;
+    }
+
+    /// Records that the node computes no prompt.
+    pub fn on_idle(&mut self, node: &NodeId) {
+        self.0.values_mut().filter_map(|nodes| nodes.get_mut(node)).for_each(|blocks| blocks.prefill_end_ms = 0.0);
     }
 
     /// Adopts what a new ledger of the node reports about its caches.
@@ -68,6 +103,30 @@ impl PrefixIndex {
         chain.iter().take_while(|block| blocks.last_use.contains_key(block)).count() as u64
     }
 
+    /// Estimates what the prompt with this chain costs on the node. `block_ms` is the time to compute one block.
+    pub fn estimate(
+        &self,
+        node: &Node,
+        model: &ModelState,
+        chain: &[u64],
+        block_ms: f64,
+        now_ms: i64,
+    ) -> PromptEstimate {
+        let Some(blocks) = self.blocks(node, model) else { return PromptEstimate::default() };
+        let cached = chain.iter().take_while(|block| blocks.last_use.contains_key(block)).count();
+        let new_blocks = chain.len() - cached;
+        let evicted = (blocks.last_use.len() + new_blocks).saturating_sub(blocks.pool_blocks).min(new_blocks);
+        let reuse = |(_, last_use_ms): &(u64, i64)| {
+            let age_ms = now_ms.saturating_sub(*last_use_ms).max(0) as f64;
+            EVICTION_WEIGHT / (1.0 + age_ms / REUSE_HALVING_MS)
+        };
+        PromptEstimate {
+            cached_blocks: cached as u64,
+            wait_ms: (blocks.prefill_end_ms - now_ms as f64).max(0.0),
+            eviction_ms: block_ms * blocks.by_last_use.values().take(evicted).map(reuse).sum::<f64>(),
+        }
+    }
+
     fn blocks(&self, node: &Node, model: &ModelState) -> Option<&NodeBlocks> {
         self.0.get(&model.model)?.get(&node.id).filter(|blocks| blocks.boot == node.boot)
     }
@@ -85,22 +144,22 @@ impl PrefixIndex {
 impl NodeBlocks {
     fn new(boot: BootId) -> Self {
         let (last_use, by_last_use) = (BTreeMap::new(), BTreeMap::new());
-        Self { boot, last_use, by_last_use, next_use: 0, pool_blocks: 0, unreported: 0 }
+        Self { boot, last_use, by_last_use, next_use: 0, pool_blocks: 0, unreported: 0, prefill_end_ms: 0.0 }
     }
 
-    fn touch(&mut self, block: u64) {
+    fn touch(&mut self, block: u64, now_ms: i64) {
         match self.last_use.insert(block, self.next_use) {
             Some(before) => drop(self.by_last_use.remove(&before)),
             None => self.unreported += 1,
         }
-        self.by_last_use.insert(self.next_use, block);
+        self.by_last_use.insert(self.next_use, (block, now_ms));
         self.next_use += 1;
     }
 
     /// Removes the least recently used blocks until at most `max_blocks` are left.
     fn shrink_to(&mut self, max_blocks: usize) {
         while self.last_use.len() > max_blocks
-            && let Some((_, oldest)) = self.by_last_use.pop_first()
+            && let Some((_, (oldest, _))) = self.by_last_use.pop_first()
         {
             self.last_use.remove(&oldest);
         }
@@ -201,6 +260,48 @@ mod tests {
         s.on_node_gone(&b.id);
         s.on_node_row(restarted);
         assert_eq!(cached(&s, 0..4), 0);
+    }
+
+    #[test]
+    fn new_prompt_goes_where_it_evicts_the_older_blocks() {
+        let pool = 24 * 154;
+        let [a, b] = two_nodes(pool).map(|mut node| {
+            node.ledger.models[0].kv_tokens_free = pool;
+            node
+        });
+        let mut s = state(vec![a.clone(), b.clone()], vec![]);
+        for (blocks, on, at_ms) in [(0..24, &b, 0), (100..124, &a, 300_000)] {
+            let job = job_with_blocks(blocks);
+            let phase = JobPhase::Running { node: on.id.clone(), boot: on.boot, accepted_ms: at_ms };
+            s.on_job_row(Job { phase, ..job.clone() }, at_ms);
+            s.on_job_ended(job.id, at_ms);
+        }
+        for node in [&a, &b] {
+            s.on_node_row(Node { seen_ms: 300_000, ..node.clone() });
+        }
+        let place = |blocks| {
+            let mut s = s.clone();
+            s.on_job_row(Job { max_tokens: 1, ..job_with_blocks(blocks) }, 300_000);
+            placements(&plan(&s, 300_000))[0].1.clone()
+        };
+        assert_eq!(place(200..220), b.id, "the blocks of b were used longer ago");
+        assert_eq!(place(100..120), a.id);
+    }
+
+    #[test]
+    fn prompt_waits_for_the_prefills_sent_before_it() {
+        let [a, b] = two_nodes(100_000);
+        let mut s = state(vec![a.clone(), b.clone()], vec![]);
+        let sent = job_with_blocks(0..20);
+        let phase = JobPhase::Placed { node: a.id.clone(), boot: a.boot, lease: new_id(), placed_ms: 0 };
+        s.on_job_row(Job { attempt: 1, phase, ..sent }, 0);
+        let estimate = |s: &PlannerState, now_ms: i64| {
+            let node = &s.nodes[&a.id];
+            s.prefix_index.estimate(node, &node.ledger.models[0], &[0, 1, 99], 1_000.0, now_ms)
+        };
+        // 20 blocks of 512 bytes at 0.3 tokens per byte, and 32 tokens of the template, at 100 tokens per second.
+        assert_eq!((estimate(&s, 0).wait_ms, estimate(&s, 10_000).wait_ms), (31_040.0, 21_040.0));
+        assert_eq!((estimate(&s, 40_000).wait_ms, estimate(&s, 0).cached_blocks), (0.0, 2));
     }
 
     #[test]

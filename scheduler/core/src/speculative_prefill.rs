@@ -1,9 +1,9 @@
 //! Chooses the node that computes the prompt of an expected call in advance: the node where the call would be placed.
 //!
-//! Costs are computed as in a plan, but without the task's own running calls, which will have ended when the expected
-//! call is placed. Free capacity is not required, because a full node may have some by that time, and nothing is
-//! reserved for the call: if it is placed elsewhere in the end, only idle time was lost. Only resident models qualify,
-//! because loads are requested only for jobs.
+//! Costs are computed as in a plan, but without the task's own running calls and the prompts that are being computed,
+//! which will have ended when the expected call is placed, and without evictions. Free capacity is not required, because
+//! a full node may have some by that time, and nothing is reserved for the call: if it is placed elsewhere in the end,
+//! only idle time was lost. Only resident models qualify, because loads are requested only for jobs.
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::PrefillHint;

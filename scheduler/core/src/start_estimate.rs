@@ -26,6 +26,8 @@ pub(crate) struct StartEstimate {
 pub(crate) struct Planned {
     pub end_ms: i64,
     pub tokens: u64,
+    /// Time to compute its prompt, in ms.
+    pub prefill_ms: f64,
 }
 
 /// Returns the node where the job can start first. `None` if it does not fit on any node, however long it waits.

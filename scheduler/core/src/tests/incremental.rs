@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::model::ModelId;
-use cfq_proto::node::{ModelState, Residency};
+use cfq_proto::node::{KvTiers, ModelState, Residency};
+use cfq_proto::prefix::PREFIX_BLOCK_BYTES;
 use cfq_proto::task::Priority;
 use proptest::prelude::*;
 
@@ -132,6 +133,7 @@ impl World {
             (0..MODELS).filter(move |model| !(node + model).is_multiple_of(MODELS)).map(|index| ModelState {
                 model: model_named(index),
                 need_bytes: 5,
+                kv_tiers: KvTiers { device: 2_000, offloaded: 0 },
                 ..model(3_000, 3)
             })
         };
@@ -160,7 +162,9 @@ impl World {
         match event {
             Event::Submit { model, priority, prompt_bytes, max_tokens, suspicions } => {
                 let new = job(Priority::try_from(priority).unwrap(), now);
-                let new = Job { model: model_named(model), prompt_bytes, max_tokens, suspicions, ..new };
+                let prefix = (0..prompt_bytes / PREFIX_BLOCK_BYTES as u64).map(|block| block + prompt_bytes % 3 * 100);
+                let prefix = prefix.collect();
+                let new = Job { model: model_named(model), prompt_bytes, prefix, max_tokens, suspicions, ..new };
                 self.state.on_job_row(new, now);
             }
             Event::Accept { node } => {
