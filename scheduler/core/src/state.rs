@@ -3,9 +3,10 @@
 //! **Capacity.** A node's ledger states what its KV pool admits. Between two ledgers, the cache corrects these numbers
 //! in both directions. A job that is placed, or was accepted since the node's last heartbeat, is not in the ledger yet:
 //! its tokens and its slot are subtracted. A job that was in the ledger and has ended since is still counted there: its
-//! tokens and its slot are added back. The ledger of the next heartbeat contains both changes. So two jobs placed
-//! between two heartbeats never use the same capacity, and a freed slot need not stay idle until the next heartbeat. If
-//! the correction is wrong, the node refuses (`not_now`), which costs one message.
+//! tokens and its slot are added back, unless the ledger already shows that the sequence has ended. The ledger of the
+//! next heartbeat contains both changes. So two jobs placed between two heartbeats never use the same capacity, and a
+//! freed slot need not stay idle until the next heartbeat. If the correction is wrong, the node refuses (`not_now`),
+//! which costs one message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -183,8 +184,14 @@ impl PlannerState {
         });
         let sum = |(tokens, slots): (u64, u32), job: &Job| (tokens + kv_reservation(job, model), slots + 1);
         let (taken_tokens, taken_slots) = uncounted.fold((0, 0), sum);
-        let ended = self.ended.get(&node.id).into_iter().flatten();
-        let (freed_tokens, freed_slots) = ended.map(|e| &e.job).filter(runs_on_it).fold((0, 0), sum);
+        let ended = self.ended.get(&node.id).into_iter().flatten().map(|e| &e.job).filter(runs_on_it);
+        let mut freed: Vec<u64> = ended.map(|job| kv_reservation(job, model)).collect();
+        // A ledger may show the end of a sequence before the result of its job is written. So it counts no more of the
+        // ended jobs than it has sequences without a row.
+        let rows = self.held_jobs(&node.id).filter(runs_on_it).count();
+        freed.sort_unstable();
+        freed.truncate(((model.running + taken_slots) as usize).saturating_sub(rows));
+        let (freed_tokens, freed_slots) = (freed.iter().sum::<u64>(), freed.len() as u32);
         let concurrent = (model.running + taken_slots).saturating_sub(freed_slots);
         ModelCapacity {
             tokens: (model.kv_tokens_free + freed_tokens).saturating_sub(taken_tokens),

@@ -55,6 +55,21 @@ fn capacity_is_corrected_in_both_directions_between_heartbeats() {
     assert_eq!(placements(&plan(&s, 4_000)), vec![(second.id, n.id)]);
 }
 
+/// The node reports the end of a sequence when it happens; the result is written later.
+#[test]
+fn freed_slot_is_counted_once_if_the_ledger_shows_it_before_the_result_is_written() {
+    let mut n = node("a", vec![model(2_000, 2)], 1_000);
+    n.ledger.models[0].running = 1;
+    let on_it = |accepted_ms| JobPhase::Running { node: n.id.clone(), boot: n.boot, accepted_ms };
+    let ended = Job { attempt: 1, phase: on_it(500), ..job(Priority::P2, 0) };
+    let still_runs = Job { attempt: 1, phase: on_it(500), ..job(Priority::P2, 0) };
+    let waiting = [job(Priority::P2, 1), job(Priority::P2, 2)];
+    let rows = vec![ended.clone(), still_runs, waiting[0].clone(), waiting[1].clone()];
+    let mut s = state(vec![n.clone()], rows);
+    s.on_job_ended(ended.id, 1_010);
+    assert_eq!(placements(&plan(&s, 1_010)), vec![(waiting[0].id, n.id)]);
+}
+
 #[test]
 fn node_that_answered_not_now_is_excluded_until_its_ledger_changes() {
     let mut n = node("a", vec![model(4096, 1)], 0);
