@@ -38,6 +38,10 @@ bench REPO:
     cargo run --package cfq-benches --bin seeds -- {{REPO}} 20
     cargo run --package cfq-benches --bin start_up -- target/debug/cfq
 
+# Simulate the queue with random faults, for example `just simulate-faults --seeds 100 --hours 1`
+simulate-faults *ARGS:
+    cargo run --release --package cfq-simulator --bin fault_simulation -- {{ARGS}}
+
 # Benchmark the engine; benches/engine lists ARGS, for example `--llama-cpp PYTHON` to compare with llama.cpp
 bench-engine *ARGS:
     benches/engine {{ARGS}}

@@ -1,6 +1,8 @@
 //! Properties that hold after every event:
 //!
-//! - a node never runs more than its slots and its KV pool admit;
+//! - a leader that has read all rows places no more on a node than its slots and its KV pool admit (checked once the
+//!   faults have stopped; a node refuses what a leader with an old cache places);
+//! - a step that looks only at what has changed decides the same as a plan that looks at everything;
 //! - at most one node runs a job at a time: an attempt starts only after the holder of an earlier one has stopped;
 //! - a job that has ended does not change;
 //! - no job is placed while one waits that was submitted more than 40 minutes earlier, for the same model, and that the

@@ -80,6 +80,8 @@ pub struct Faults {
     pub cancel: f64,
     /// Probability that a call ends the process of the node that starts it.
     pub poison: f64,
+    /// Probability that a plan is stopped before all its effects are carried out.
+    pub plan_stop: f64,
     /// Time at which the faults stop, in s.
     pub until_s: f64,
 }
@@ -104,6 +106,7 @@ impl Faults {
             failure: 0.02,
             cancel: 0.02,
             poison: 0.001,
+            plan_stop: 0.02,
             until_s,
         }
     }
@@ -128,6 +131,7 @@ impl Faults {
             failure: 0.001,
             cancel: 0.005,
             poison: 0.000_1,
+            plan_stop: 0.001,
             until_s,
         }
     }
@@ -148,6 +152,7 @@ pub struct ClusterConfig {
     pub seed: u64,
     /// Whether the jobs have random priority classes. Otherwise all have the same.
     pub random_priorities: bool,
-    /// One of this number of plans is carried out twice, to check that the second time changes nothing; 0: none.
+    /// One of this number of plans is carried out twice, to check that the second time changes nothing,
+    /// and compared with a plan that looks at everything; 0: none.
     pub repeat_one_plan_in: u64,
 }

@@ -43,7 +43,7 @@ pub enum ToScheduler {
     /// `number` identifies the heartbeat in the reply.
     Heartbeat {
         number: u64,
-        ledger: Option<Ledger>,
+        ledger: Ledger,
         held: Vec<Fence>,
     },
 }

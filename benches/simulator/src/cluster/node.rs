@@ -71,8 +71,9 @@ pub struct SimNode {
     pub unanswered: BTreeMap<u64, Micros>,
     /// Number of the last heartbeat.
     pub heartbeats: u64,
-    ledger_version: u64,
-    reported: Option<Ledger>,
+    /// Whether a heartbeat that reports a change is due before the next interval.
+    pub heartbeat_is_due: bool,
+    last_ledger: Ledger,
     config: EngineConfig,
 }
 
@@ -90,8 +91,8 @@ impl SimNode {
             held: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             heartbeats: 0,
-            ledger_version: 0,
-            reported: None,
+            heartbeat_is_due: false,
+            last_ledger: Ledger::default(),
             config,
         }
     }
@@ -115,53 +116,45 @@ impl SimNode {
 
     /// Whether the call can be accepted beside the attempts that are running or offered.
     pub fn admits(&self, call: &Call, calls: &[Call]) -> bool {
-        let offered = || {
-            let is_offered = |held: &&Held| held.phase == Phase::Offered && calls[held.fence.job].model == call.model;
-            self.held.values().filter(is_offered)
-        };
-        let reserved: u64 = offered().map(|held| Engine::reservation(&calls[held.fence.job])).sum();
+        let (offered, reserved) = self.offered(call.model, calls);
         self.engine.admits(call)
-            && self.engine.running(call.model) + (offered().count() as u32) < self.config.max_sequences
+            && self.engine.running(call.model) + offered < self.config.max_sequences
             && Engine::reservation(call) + reserved <= self.engine.free_tokens(call.model)
     }
 
-    /// The ledger if it differs from the one returned before.
-    pub fn changed_ledger(&mut self, models: &[ModelId]) -> Option<Ledger> {
-        let mut ledger = self.ledger(models);
-        ledger.version = self.ledger_version;
-        if self.reported.as_ref() == Some(&ledger) {
-            return None;
+    /// Number of offered attempts of a model and the tokens reserved for them.
+    fn offered(&self, model: usize, calls: &[Call]) -> (u32, u64) {
+        let is_offered = |held: &&Held| held.phase == Phase::Offered && calls[held.fence.job].model == model;
+        let offered = self.held.values().filter(is_offered).map(|held| Engine::reservation(&calls[held.fence.job]));
+        offered.fold((0, 0), |(count, tokens), reservation| (count + 1, tokens + reservation))
+    }
+
+    /// The current ledger. Its version increases when its contents differ from those of the last ledger returned.
+    pub fn ledger(&mut self, models: &[ModelId], calls: &[Call]) -> Ledger {
+        let mut ledger = self.state_of(models, calls);
+        ledger.version = self.last_ledger.version;
+        if self.last_ledger != ledger {
+            ledger.version += 1;
+            self.last_ledger = ledger.clone();
         }
-        self.ledger_version += 1;
-        ledger.version = self.ledger_version;
-        self.reported = Some(ledger.clone());
-        Some(ledger)
+        ledger
     }
 
-    /// Makes the next [`changed_ledger`](Self::changed_ledger) return the ledger.
-    pub fn forget_reported_ledger(&mut self) {
-        self.reported = None;
-    }
-
-    /// Version of the last ledger.
-    pub fn ledger_version(&self) -> u64 {
-        self.ledger_version
-    }
-
-    fn ledger(&self, models: &[ModelId]) -> Ledger {
+    fn state_of(&self, models: &[ModelId], calls: &[Call]) -> Ledger {
         let models_free = self.config.models_in_memory.saturating_sub(self.engine.models_in_memory());
         Ledger {
             version: 0,
-            models: models.iter().enumerate().map(|(index, id)| self.model_state(index, id)).collect(),
+            models: models.iter().enumerate().map(|(index, id)| self.model_state(index, id, calls)).collect(),
             free_bytes: models_free as u64 * MODEL_BYTES,
             ..Ledger::default()
         }
     }
 
-    fn model_state(&self, index: usize, id: &ModelId) -> ModelState {
+    fn model_state(&self, index: usize, id: &ModelId, calls: &[Call]) -> ModelState {
         let engine = &self.engine;
         let status = engine.status(index);
         let cached = engine.cached(index);
+        let (offered, reserved) = self.offered(index, calls);
         let is_resident = status == ModelStatus::Resident;
         ModelState {
             model: id.clone(),
@@ -173,9 +166,9 @@ impl SimNode {
             device: "cuda:0".into(),
             need_bytes: MODEL_BYTES,
             context_tokens: CONTEXT_TOKENS,
-            kv_tokens_free: if is_resident { engine.free_tokens(index) } else { 0 },
+            kv_tokens_free: if is_resident { engine.free_tokens(index).saturating_sub(reserved) } else { 0 },
             kv_tiers: KvTiers { device: cached.device * BLOCK_TOKENS, offloaded: cached.host * BLOCK_TOKENS },
-            running: engine.running(index),
+            running: engine.running(index) + offered,
             max_sequences: if is_resident { self.config.max_sequences } else { 0 },
             prefill_rate: self.config.prefill_rate,
             decode_rate: self.config.decode_rate,

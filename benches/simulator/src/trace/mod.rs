@@ -10,7 +10,7 @@ mod synthetic;
 use crate::rng::mix;
 
 pub use read::{TraceError, TraceOptions, read};
-pub use synthetic::alternating;
+pub use synthetic::{TaskLoad, alternating, task_loops};
 
 /// Tokens per block of a prompt.
 pub const BLOCK_TOKENS: u64 = 512;

@@ -39,9 +39,10 @@ impl World<'_> {
         self.schedule_fault(self.config.faults.database_interval_s, Event::DatabaseDown);
     }
 
-    /// The leader stops renewing; another one takes over once its row has expired. What the old one still plans is
-    /// rejected.
+    /// The leader is paused; another one takes over once its row has expired. What the old one plans when it continues
+    /// is rejected.
     pub(super) fn leader_lost(&mut self) {
+        self.leader_is_paused = true;
         self.events.after(self.config.timing.leader_ttl_ms * MS, Event::NewLeader);
     }
 
@@ -52,16 +53,18 @@ impl World<'_> {
         }
         let now_ms = self.events.now_ms();
         self.tables.term += 1;
+        self.leader_is_paused = false;
         self.counts.leaders += 1;
         if let Some(mut old) = self.leader.take() {
-            let effects = old.plan(now_ms).effects;
-            for effect in effects.iter().take(MAX_REPLACED_EFFECTS) {
+            let step = old.plan(now_ms, false, &mut self.violations);
+            for effect in step.effects.iter().take(MAX_REPLACED_EFFECTS) {
                 self.counts.replaced += 1;
                 // What it publishes without a write (an order that is still placed, a load) does no harm.
                 let changed = old.apply(effect, &mut self.tables, now_ms, &mut Outgoing::new(), &mut self.violations);
                 self.violations.check(!changed, || format!("a replaced leader changed a row: {effect:?}"));
             }
         }
+        self.end_jobs();
         self.leader = Some(Leader::new(self.tables.term, &self.config.timing, &self.tables));
         self.tables.changed_jobs.clear();
         self.tables.changed_nodes.clear();

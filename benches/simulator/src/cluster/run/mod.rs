@@ -33,6 +33,7 @@ enum Event {
     ToScheduler { node: usize, boot: u32, message: ToScheduler },
     ToNode { node: usize, boot: u32, message: ToNode },
     Heartbeat { node: usize, boot: u32 },
+    LedgerChanged { node: usize, boot: u32 },
     Loaded { node: usize, boot: u32, model: usize },
     FirstToken { node: usize, boot: u32, lease: u64 },
     Timer { node: usize, boot: u32, lease: u64, timer: u64 },
@@ -78,6 +79,8 @@ pub struct RunCounts {
     pub plans: u64,
     /// Effects that were carried out a second time.
     pub repeated: u64,
+    /// Steps that were compared with a plan that looks at everything.
+    pub compared: u64,
     /// Effects of replaced leaders.
     pub replaced: u64,
     /// Changes of the leader.
@@ -105,6 +108,8 @@ struct World<'a> {
     poison: Vec<bool>,
     running_on: HashMap<usize, (usize, u32, u64)>,
     unarrived: usize,
+    /// Whether the leader is paused: it neither reads rows nor plans until another one has taken over.
+    leader_is_paused: bool,
     plan_is_due: bool,
     plan_is_scheduled: bool,
     database_down_until: Micros,
@@ -146,7 +151,7 @@ impl<'a> World<'a> {
         let error = config.faults.clock_rate_error;
         let node = |index| SimNode::new(index, config.engine, models.len(), 1.0 + error * (2.0 * rng.unit() - 1.0));
         let nodes: Vec<SimNode> = (0..config.nodes).map(node).collect();
-        let tables = Tables::new(names, models.clone(), config.timing.lease_ttl_ms);
+        let tables = Tables::new(names, models.clone(), &config.timing);
         let mut world = Self {
             config,
             calls: &workload.calls,
@@ -162,6 +167,7 @@ impl<'a> World<'a> {
             poison: vec![false; calls],
             running_on: HashMap::new(),
             unarrived: calls,
+            leader_is_paused: false,
             plan_is_due: false,
             plan_is_scheduled: false,
             database_down_until: 0,
@@ -216,12 +222,14 @@ impl<'a> World<'a> {
     }
 
     fn handle(&mut self, event: Event) {
+        self.tables.now_ms = self.events.now_ms();
         match event {
             Event::Arrive(call) => self.arrive(call),
             Event::Cancel(job) => self.cancel(job),
             Event::ToScheduler { node, boot, message } => self.at_scheduler(node, boot, message),
             Event::ToNode { node, boot, message } => self.at_node(node, boot, message),
             Event::Heartbeat { node, boot } => self.heartbeat(node, boot),
+            Event::LedgerChanged { node, boot } => self.ledger_changed(node, boot),
             Event::Loaded { node, boot, model } => self.loaded(node, boot, model),
             Event::FirstToken { node, boot, lease } => self.first_token(node, boot, lease),
             Event::Timer { node, boot, lease, timer } => self.timer(node, boot, lease, timer),
@@ -272,8 +280,8 @@ impl<'a> World<'a> {
 
     fn outcome(mut self) -> Outcome {
         let mut ends = [0; 4];
-        for (end, _) in self.tables.ended.values() {
-            let index = match end {
+        for job in self.tables.ended.values() {
+            let index = match job.end {
                 JobEnd::Done => 0,
                 JobEnd::Failed => 1,
                 JobEnd::Dead => 2,

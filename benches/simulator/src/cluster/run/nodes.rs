@@ -5,6 +5,9 @@ use super::super::node::{Held, Phase};
 use super::{Event, World};
 use crate::event_queue::{MS, Micros};
 
+/// Wait after a change of the ledger before the heartbeat that reports it.
+const HEARTBEAT_COALESCE_DELAY_MS: u64 = 5;
+
 impl World<'_> {
     /// Registers a process that was started, and begins its heartbeats.
     pub(super) fn boot(&mut self, index: usize) {
@@ -16,9 +19,8 @@ impl World<'_> {
     }
 
     fn send_register(&mut self, index: usize) {
-        if let Some(ledger) = self.nodes[index].changed_ledger(&self.models) {
-            self.to_scheduler(index, ToScheduler::Register { ledger });
-        }
+        let ledger = self.nodes[index].ledger(&self.models, self.calls);
+        self.to_scheduler(index, ToScheduler::Register { ledger });
     }
 
     fn is_running(&self, node: usize, boot: u32) -> bool {
@@ -35,11 +37,26 @@ impl World<'_> {
         self.send_heartbeat(index);
     }
 
+    /// Reports a change of the ledger soon.
+    fn heartbeat_soon(&mut self, index: usize) {
+        if !self.nodes[index].heartbeat_is_due {
+            self.nodes[index].heartbeat_is_due = true;
+            let boot = self.nodes[index].boot;
+            self.events.after(HEARTBEAT_COALESCE_DELAY_MS * MS, Event::LedgerChanged { node: index, boot });
+        }
+    }
+
+    pub(super) fn ledger_changed(&mut self, index: usize, boot: u32) {
+        if self.is_running(index, boot) {
+            self.nodes[index].heartbeat_is_due = false;
+            self.send_heartbeat(index);
+        }
+    }
+
     fn send_heartbeat(&mut self, index: usize) {
         let now = self.events.now();
         let node = &mut self.nodes[index];
         if !node.is_registered {
-            node.forget_reported_ledger();
             self.send_register(index);
             return;
         }
@@ -49,7 +66,7 @@ impl World<'_> {
         node.unanswered.retain(|_, sent| *sent >= too_old);
         node.unanswered.insert(number, now);
         let held = node.held.values().map(|held| held.fence).collect();
-        let ledger = node.changed_ledger(&self.models);
+        let ledger = node.ledger(&self.models, self.calls);
         self.to_scheduler(index, ToScheduler::Heartbeat { number, ledger, held });
     }
 
@@ -95,9 +112,9 @@ impl World<'_> {
             }
             return;
         }
-        let node = &self.nodes[index];
+        let node = &mut self.nodes[index];
         if !node.admits(&self.calls[fence.job], self.calls) {
-            let ledger_version = node.ledger_version();
+            let ledger_version = node.ledger(&self.models, self.calls).version;
             self.to_scheduler(index, ToScheduler::Refuse { fence, ledger_version });
             return;
         }
@@ -106,6 +123,7 @@ impl World<'_> {
         let timer = self.retry_timer(index, fence.lease);
         let held = Held { fence, phase: Phase::Offered, deadline, timer, will_fail };
         self.nodes[index].held.insert(fence.lease, held);
+        self.heartbeat_soon(index);
         self.to_scheduler(index, ToScheduler::Accept(fence));
     }
 
@@ -227,6 +245,7 @@ impl World<'_> {
         if self.running_on.get(&fence.job).is_some_and(|(_, _, lease)| *lease == fence.lease) {
             self.running_on.remove(&fence.job);
         }
+        self.heartbeat_soon(index);
         self.start_load(index);
     }
 
@@ -239,14 +258,14 @@ impl World<'_> {
         }
         if let Some((model, until)) = self.nodes[index].engine.start_load(self.events.now()) {
             self.events.at(until, Event::Loaded { node: index, boot, model });
-            self.send_heartbeat(index);
+            self.heartbeat_soon(index);
         }
     }
 
     pub(super) fn loaded(&mut self, index: usize, boot: u32, model: usize) {
         if self.is_running(index, boot) {
             self.nodes[index].engine.loaded(model, self.events.now());
-            self.send_heartbeat(index);
+            self.heartbeat_soon(index);
             self.start_load(index);
         }
     }
