@@ -246,7 +246,7 @@ impl<'a> World<'a> {
     }
 
     /// Sends a message to the scheduler.
-    fn to_scheduler(&mut self, node: usize, message: ToScheduler) {
+    fn send_to_scheduler(&mut self, node: usize, message: ToScheduler) {
         let boot = self.nodes[node].boot;
         let faults = self.faults();
         let (delays, copies) = copies(&mut self.rng, faults.as_ref(), &mut self.network);
@@ -259,7 +259,7 @@ impl<'a> World<'a> {
     }
 
     /// Sends a message to a boot of a node.
-    fn to_node(&mut self, node: usize, boot: u32, message: ToNode) {
+    fn send_to_node(&mut self, node: usize, boot: u32, message: ToNode) {
         let faults = self.faults();
         let (delays, copies) = copies(&mut self.rng, faults.as_ref(), &mut self.network);
         if self.is_disconnected(node) {

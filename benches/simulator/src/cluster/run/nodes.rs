@@ -20,7 +20,7 @@ impl World<'_> {
 
     fn send_register(&mut self, index: usize) {
         let ledger = self.nodes[index].ledger(&self.models, self.calls);
-        self.to_scheduler(index, ToScheduler::Register { ledger });
+        self.send_to_scheduler(index, ToScheduler::Register { ledger });
     }
 
     fn is_running(&self, node: usize, boot: u32) -> bool {
@@ -67,7 +67,7 @@ impl World<'_> {
         node.unanswered.insert(number, now);
         let held = node.held.values().map(|held| held.fence).collect();
         let ledger = node.ledger(&self.models, self.calls);
-        self.to_scheduler(index, ToScheduler::Heartbeat { number, ledger, held });
+        self.send_to_scheduler(index, ToScheduler::Heartbeat { number, ledger, held });
     }
 
     pub(super) fn at_node(&mut self, index: usize, boot: u32, message: ToNode) {
@@ -108,14 +108,14 @@ impl World<'_> {
         let now = self.events.now();
         if let Some(held) = self.nodes[index].held.get(&fence.lease) {
             if held.phase == Phase::Offered {
-                self.to_scheduler(index, ToScheduler::Accept(fence));
+                self.send_to_scheduler(index, ToScheduler::Accept(fence));
             }
             return;
         }
         let node = &mut self.nodes[index];
         if !node.admits(&self.calls[fence.job], self.calls) {
             let ledger_version = node.ledger(&self.models, self.calls).version;
-            self.to_scheduler(index, ToScheduler::Refuse { fence, ledger_version });
+            self.send_to_scheduler(index, ToScheduler::Refuse { fence, ledger_version });
             return;
         }
         let deadline = node.deadline(now, &self.config.timing);
@@ -124,7 +124,7 @@ impl World<'_> {
         let held = Held { fence, phase: Phase::Offered, deadline, timer, will_fail };
         self.nodes[index].held.insert(fence.lease, held);
         self.heartbeat_soon(index);
-        self.to_scheduler(index, ToScheduler::Accept(fence));
+        self.send_to_scheduler(index, ToScheduler::Accept(fence));
     }
 
     /// Schedules a timer of an attempt; it replaces the one before.
@@ -160,7 +160,7 @@ impl World<'_> {
         if let Some(held) = self.nodes[index].held.get_mut(&lease) {
             (held.phase, held.timer) = (phase, timer);
         }
-        self.to_scheduler(index, report);
+        self.send_to_scheduler(index, report);
     }
 
     /// The scheduler's reply to an acceptance or a result.
@@ -220,7 +220,7 @@ impl World<'_> {
             self.has_first_token[job] = true;
             self.metrics.first_token(self.arrived[job], self.events.now());
         }
-        self.to_scheduler(index, ToScheduler::FirstToken(held.fence));
+        self.send_to_scheduler(index, ToScheduler::FirstToken(held.fence));
     }
 
     /// Stops the attempts whose leases were not confirmed in time.

@@ -59,12 +59,12 @@ impl World<'_> {
         match message {
             ToScheduler::Register { ledger } => {
                 if self.tables.register(node, id, ledger, now_ms, &mut self.violations) {
-                    self.to_node(node, boot, ToNode::Registered);
+                    self.send_to_node(node, boot, ToNode::Registered);
                 }
             }
             ToScheduler::Accept(fence) => {
                 let is_current = self.tables.accept(node, id, fence, now_ms);
-                self.to_node(node, boot, ToNode::Fenced { fence, is_result: false, is_current });
+                self.send_to_node(node, boot, ToNode::Fenced { fence, is_result: false, is_current });
             }
             ToScheduler::Refuse { fence, ledger_version } => {
                 self.tables.refuse(node, id, fence, ledger_version, now_ms);
@@ -75,14 +75,14 @@ impl World<'_> {
             ToScheduler::Result { fence, result } => {
                 let is_current = self.tables.result(node, id, fence, result, now_ms, &mut self.violations);
                 self.counts.fenced += u64::from(!is_current);
-                self.to_node(node, boot, ToNode::Fenced { fence, is_result: true, is_current });
+                self.send_to_node(node, boot, ToNode::Fenced { fence, is_result: true, is_current });
             }
             ToScheduler::Heartbeat { number, ledger, held } => {
                 let reply = match self.tables.heartbeat(node, id, ledger, &held, now_ms) {
                     Some(kept) => ToNode::HeartbeatReply { number, kept, register_again: false },
                     None => ToNode::HeartbeatReply { number, kept: Default::default(), register_again: true },
                 };
-                self.to_node(node, boot, reply);
+                self.send_to_node(node, boot, reply);
             }
         }
         self.feed();
@@ -173,7 +173,7 @@ impl World<'_> {
         self.end_jobs();
         for (node, message) in out {
             let boot = self.nodes[node].boot;
-            self.to_node(node, boot, message);
+            self.send_to_node(node, boot, message);
         }
         self.schedule_plan();
     }
