@@ -10,6 +10,9 @@ use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, Priority, TaskState};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// Maximum of an option in days: a century.
+const MAX_DAYS: f64 = 36_525.0;
+
 pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand};
 
 #[derive(Debug, Parser)]
@@ -121,7 +124,7 @@ pub enum CliCommand {
         #[arg(long)]
         dry_run: bool,
         /// Delete tasks that ended more than DAYS ago [default: ended_tasks_days under [retention]]
-        #[arg(long, value_name = "DAYS")]
+        #[arg(long, value_name = "DAYS", value_parser = days)]
         older_than: Option<f64>,
     },
     /// Manage the models of this machine
@@ -317,6 +320,14 @@ pub struct ResolveArgs {
     /// Follow the task until it finishes or waits for a human
     #[arg(short, long)]
     pub watch: bool,
+}
+
+/// Parses a number of days.
+fn days(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(days) if (0.0..=MAX_DAYS).contains(&days) => Ok(days),
+        Ok(_) | Err(_) => Err(format!("must be a number of days between 0 and {MAX_DAYS}, for example 7 or 0.5")),
+    }
 }
 
 #[cfg(test)]

@@ -48,6 +48,17 @@ pub fn resolve(dir: &Path, base: Option<&str>) -> anyhow::Result<StartPoint> {
     })?;
     let root = found.workdir().unwrap_or_else(|| found.path()).to_path_buf();
     let root = root.canonicalize().unwrap_or(root);
+    // The checked folders are those around `.git`; `core.worktree` could name the files of another repository.
+    let git_dir = found.path().canonicalize().unwrap_or_else(|_| found.path().to_owned());
+    let is_elsewhere = found.workdir().is_some() && git_dir.parent() != Some(root.as_path());
+    if git_dir.ends_with(".git") && is_elsewhere {
+        return Err(exit::usage(format!(
+            "{} sets core.worktree to {}, so it is not clear which files belong to it: remove the setting, or name the \
+             other folder with --repo",
+            git_dir.join("config").display(),
+            root.display()
+        )));
+    }
     let base = match base {
         None => workstream::head_commit(&root).map_err(|error| exit::usage(error.to_string()))?,
         Some(name) => found

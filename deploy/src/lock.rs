@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use cfq_link::child::ProcessIdentity;
@@ -37,6 +37,9 @@ pub struct LockHolder {
     pub process: ProcessIdentity,
     /// Command line of the process.
     pub command: String,
+    /// Inode of the lock file; a copy of the file has another one. Absent in files of early 0.1 builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inode: Option<u64>,
 }
 
 /// The lock of a data folder, held until this value is dropped or the process exits.
@@ -66,7 +69,8 @@ impl DataLock {
         }
         if let Some(process) = ProcessIdentity::of(std::process::id()) {
             let command: Vec<String> = std::env::args().collect();
-            let holder = LockHolder { process, command: command.join(" ") };
+            let inode = file.metadata().ok().map(|metadata| metadata.ino());
+            let holder = LockHolder { process, command: command.join(" "), inode };
             let write = |file: &mut File| -> std::io::Result<()> {
                 file.set_len(0)?;
                 file.rewind()?;
@@ -78,10 +82,12 @@ impl DataLock {
     }
 
     /// Returns the current holder of the lock. Does not take the lock, so it never interferes with a process that is
-    /// about to acquire it.
+    /// about to acquire it. A copy of the folder has no holder, although the copied file names one.
     pub fn holder(paths: &Paths) -> Option<LockHolder> {
         let mut file = File::open(paths.lock()).ok()?;
-        read(&mut file).filter(|holder| holder.process.is_alive())
+        let inode = file.metadata().ok()?.ino();
+        let is_own = |holder: &LockHolder| holder.inode.is_none_or(|own| own == inode);
+        read(&mut file).filter(|holder| is_own(holder) && holder.process.is_alive())
     }
 }
 
@@ -119,6 +125,10 @@ mod tests {
         let process = format!("process {}", std::process::id());
         assert!(message.contains(&process) && message.contains("cfq down"), "{message}");
         assert_eq!(DataLock::holder(&paths).unwrap().process.pid, std::process::id());
+        let copied = Paths { data: at("copy"), cache: at("c"), config: at("e") };
+        std::fs::create_dir(&copied.data).unwrap();
+        std::fs::copy(paths.lock(), copied.lock()).unwrap();
+        assert_eq!(DataLock::holder(&copied), None, "the process holds another folder");
         drop(first);
         assert_eq!(DataLock::holder(&paths), None);
         DataLock::acquire(&paths).unwrap();

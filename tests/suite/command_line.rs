@@ -59,7 +59,16 @@ fn usage_errors_name_the_next_step() {
     let unknown = cfq(dir, &["--json", "lss"], &[]);
     let report: serde_json::Value = serde_json::from_slice(&unknown.stderr).unwrap();
     assert_eq!(report["error"]["exit_code"], 2, "{report}");
+    for days in ["-1", "nan", "inf", "1e9", "x"] {
+        let option = format!("--older-than={days}");
+        refused(&cfq(dir, &["gc", "--dry-run", &option], &[]), 2, &["between 0 and 36525"]);
+    }
     let away = [("CFQ_URL", "http://127.0.0.1:9"), ("CFQ_TOKEN", "x")];
+    let (repo, elsewhere) = (UserRepo::with_uncommitted_changes(), tempfile::tempdir().unwrap());
+    repo.open().config().unwrap().set_str("core.worktree", elsewhere.path().to_str().unwrap()).unwrap();
+    let root = repo.path();
+    let submit = ["submit", "Write add(a, b)", "--repo", root.to_str().unwrap()];
+    refused(&cfq(dir, &submit, &away), 2, &["sets core.worktree to"]);
     refused(&cfq(dir, &["watch", "t1"], &away), 5, &["no server responds at http://127.0.0.1:9"]);
     refused(&cfq(dir, &["token", "rotate"], &away), 2, &["CFQ_URL", "the machine of that server"]);
     refused(&cfq(dir, &["ls"], &away), 5, &["127.0.0.1:9"]);

@@ -12,9 +12,6 @@ use super::config::Timing;
 use super::messages::{Fence, ToNode};
 use super::tables::{Tables, job_id, job_index, lease_number};
 
-/// Maximum number of effects of each kind in one step, as in the scheduler service.
-const MAX_EFFECTS: usize = 256;
-
 /// What a plan sends: a message to the node with this index.
 pub type Outgoing = Vec<(usize, ToNode)>;
 

@@ -168,7 +168,8 @@ mod linux {
         let files = folder.into_iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
         let files = files.map(|file| file.path()).filter(|file| file.is_file()).chain([path.to_owned()]);
         let files = files.map(|file| (file, read_file));
-        let folders = folder.map(|folder| (folder.to_owned(), AccessFs::ReadFile | AccessFs::ReadDir));
+        // The rule of a folder applies to everything below it, so it permits only to list names.
+        let folders = folder.map(|folder| (folder.to_owned(), AccessFs::ReadDir.into()));
         for (path, access) in files.filter(|(file, _)| !file.is_dir()).chain(folders) {
             // A file that cannot be opened here cannot be opened later either.
             if let Ok(path) = PathFd::new(&path) {

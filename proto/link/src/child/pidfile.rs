@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::{ChildError, ProcessIdentity, Signal};
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Content of a pidfile, as JSON.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PidRecord {
     pub(super) name: String,
     #[serde(flatten)]
@@ -22,6 +23,10 @@ pub(super) struct PidRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) user: Option<u32>,
     pub(super) stop_signal: Signal,
+    /// Inode of the pidfile's folder; a copy of the folder has another one. Set by [`write`]; absent in pidfiles of
+    /// early 0.1 builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) folder: Option<u64>,
 }
 
 impl PidRecord {
@@ -37,7 +42,8 @@ impl PidRecord {
 pub(super) fn write(path: &Path, record: &PidRecord) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    serde_json::to_writer(&mut file, record)?;
+    let record = PidRecord { folder: Some(fs::metadata(folder)?.ino()), ..record.clone() };
+    serde_json::to_writer(&mut file, &record)?;
     file.flush()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())
@@ -68,19 +74,23 @@ pub struct Leftover {
 }
 
 /// Returns the live processes that are recorded in the pidfiles (`*.pid`) of a folder, and removes all other pidfiles.
+/// Pidfiles that were copied from another folder name processes of that folder, which are left alone.
 ///
 /// # Errors
 /// [`ChildError::Pidfiles`] if the folder cannot be read or a pidfile cannot be removed.
 pub fn leftovers(folder: &Path) -> Result<Vec<Leftover>, ChildError> {
     let failed = |source| ChildError::Pidfiles { path: folder.to_owned(), source };
     let mut found = Vec::new();
+    let inode = fs::metadata(folder).map_err(failed)?.ino();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|extension| extension != "pid") {
             continue;
         }
         let alive = match read(&path) {
-            Ok(record) => Some(record).filter(PidRecord::is_alive),
+            Ok(record) => {
+                Some(record).filter(|record| record.folder.is_none_or(|own| own == inode)).filter(PidRecord::is_alive)
+            }
             Err(error) => {
                 // Pidfiles are written by rename, so only a power failure can leave a damaged pidfile, and the power
                 // failure also ended the process.
@@ -132,6 +142,9 @@ mod tests {
         let mut spec = ProcessSpec::new("sleep", Path::new("/bin/sleep"), &log, &pidfile);
         spec.args = vec!["300".into()];
         let process = spawn(spec).unwrap();
+        let copy = tempfile::tempdir().unwrap();
+        fs::copy(&pidfile, copy.path().join("sleep.pid")).unwrap();
+        assert!(leftovers(copy.path()).unwrap().is_empty(), "the process belongs to the folder that was copied");
         let found = leftovers(folder.path()).unwrap();
         assert_eq!(found.len(), 1);
         found[0].stop(Duration::from_secs(5)).await.unwrap();
@@ -143,7 +156,7 @@ mod tests {
     fn reused_process_id_is_not_a_leftover() {
         let folder = tempfile::tempdir().unwrap();
         let identity = ProcessIdentity { pid: std::process::id(), started: "before".into() };
-        let record = PidRecord { name: "other".into(), identity, user: None, stop_signal: Signal::Kill };
+        let record = PidRecord { name: "other".into(), identity, user: None, stop_signal: Signal::Kill, folder: None };
         write(&folder.path().join("other.pid"), &record).unwrap();
         fs::write(folder.path().join("torn.pid"), "").unwrap();
         assert!(leftovers(folder.path()).unwrap().is_empty());
@@ -160,8 +173,13 @@ mod tests {
         let path = folder.path().join("own.pid");
         let identity = ProcessIdentity::of(std::process::id()).unwrap();
         let own = rustix::process::getuid().as_raw();
-        let record =
-            |user| PidRecord { name: "own".into(), identity: identity.clone(), user, stop_signal: Signal::Kill };
+        let record = |user| PidRecord {
+            name: "own".into(),
+            identity: identity.clone(),
+            user,
+            stop_signal: Signal::Kill,
+            folder: None,
+        };
         // `None` is a pidfile of cfq 0.1.
         for user in [Some(own), None] {
             write(&path, &record(user)).unwrap();

@@ -145,7 +145,8 @@ fn start(spec: ProcessSpec) -> Result<Process, ChildError> {
         return Err(spawn_failed(io::Error::other("its start time cannot be read; is /proc mounted?")));
     };
     let user = run_as.map_or_else(|| rustix::process::getuid().as_raw(), |account| account.uid);
-    let record = PidRecord { name: name.clone(), identity: identity.clone(), user: Some(user), stop_signal };
+    let record =
+        PidRecord { name: name.clone(), identity: identity.clone(), user: Some(user), stop_signal, folder: None };
     if let Err(source) = pidfile::write(&pidfile, &record) {
         // A process without a pidfile must not run, because the next start of the supervisor could not find it.
         if let Err(error) = child.kill().and_then(|()| child.wait()) {
