@@ -77,6 +77,13 @@ async fn request_that_a_stopped_scheduler_reads_too_late_is_dropped() {
     let first: HeartbeatReply = sender.request_until_answered(&subject, &heartbeat).await.unwrap();
     assert!(first.register_again);
     cluster.signal("scheduler", libc::SIGSTOP);
+    let stat = format!("/proc/{}/stat", cluster.pid("scheduler"));
+    wait::until("the scheduler to be stopped", WAIT_LIMIT, || async {
+        let text = std::fs::read_to_string(&stat).unwrap();
+        let is_stopped = text.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'));
+        if is_stopped { Ok(()) } else { Err(text) }
+    })
+    .await;
     let timeout = Duration::from_millis(500);
     let late = sender.request_within::<_, HeartbeatReply>(&subject, &heartbeat, timeout).await;
     // Its age is known except for the time that the first heartbeat took.
