@@ -1,17 +1,19 @@
 //! Tests of faults that are not the fault of the work: a lost message, a release or report that is answered with
-//! `unavailable` once. None of them counts as a loss of the task or of its job.
+//! `unavailable` once, a restart of the machine. None of them counts as a loss of the task or of its job.
 
+use std::path::Path;
 use std::time::Duration;
 
 use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT};
+use cfq_tests::mount_namespace::MountNamespace;
 use cfq_tests::nats_proxy::Lost;
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::task_rows::TaskRows;
-use cfq_tests::wait;
+use cfq_tests::{binary, wait};
 
 /// Options with leases that last longer than a fault of these tests. Postgres replies within the time limit of a request
 /// even if it waits for a lock as long as it may.
@@ -140,4 +142,31 @@ async fn release_of_a_drained_task_is_repeated_while_unavailable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn report_of_a_drained_job_is_repeated_while_unavailable() {
     drained_while_unavailable("node", "scheduler unavailable; the report is repeated").await;
+}
+
+/// Node and runner are killed and started again with another id of the machine's start, as after a restart of the
+/// machine that is faster than their leases.
+#[tokio::test(flavor = "multi_thread")]
+async fn restart_of_the_machine_is_no_loss() {
+    let mut options = Options::default();
+    (options.timing.lease_ttl_ms, options.timing.lease_margin_ms) = (8_000, 1_000);
+    let cluster = Cluster::start_with(options).await;
+    let boot_id = cluster.dir.path().join("boot_id");
+    std::fs::write(&boot_id, "5d9c0ab6-0000-4000-8000-000000000000\n").unwrap();
+    let at = Path::new("/proc/sys/kernel/random/boot_id");
+    let Some(namespace) = MountNamespace::with_file("restart_of_the_machine_is_no_loss", &boot_id, at) else { return };
+    tokio::task::block_in_place(binary::cfq);
+    let (repo, task) = generating(&cluster).await;
+    for service in ["node", "runner"] {
+        cluster.kill9(service);
+    }
+    for service in ["node", "runner"] {
+        cluster.start_service_in(&namespace, service);
+    }
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    assert!(detail.jobs.iter().all(|job| job.losses == 0), "{:?}", detail.jobs);
+    assert_eq!(runner_losses(&cluster, task).await, ["was restarted together with its machine"]);
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
 }

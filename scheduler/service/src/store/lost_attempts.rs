@@ -23,6 +23,11 @@ use crate::config::SchedulerLimits;
 /// attempt of the same boot ends: the ends of one node's attempts are noticed one after the other.
 const SAME_LOSS_TTLS: f64 = 3.0;
 
+/// Part of a lease TTL for which a node counts as alive after its last heartbeat. When a lease expires, the last
+/// heartbeat of a node that died is almost a TTL old, because the heartbeat is written after the leases that it extends;
+/// that of a node whose job stalls is at most a few heartbeat intervals old.
+const ALIVE_TTLS: f64 = 0.5;
+
 /// State of a node, as its row shows it, for one of its boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NodeCondition {
@@ -177,7 +182,7 @@ impl Store {
                from nodes where id = $1 and boot = $2"#,
             node.as_str(),
             boot.0,
-            self.lease_ttl_ms(),
+            ALIVE_TTLS * self.lease_ttl_ms(),
             self.longest_lease_ms()
         )
         .fetch_optional(connection)
