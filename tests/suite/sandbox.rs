@@ -165,7 +165,7 @@ async fn prompt_that_ignores_its_time_limit_is_killed() {
     assert!(reason.contains("longer than"), "{reason}");
     wait_until_gone(child).await;
 
-    // Also if nobody waits for the prompt any more.
+    // A child is killed also if its prompt was cancelled.
     tokenize(&prompts, "a").await.unwrap();
     let child = prompts.child().unwrap();
     let cancelled = tokio::spawn({

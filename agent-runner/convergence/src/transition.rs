@@ -217,13 +217,8 @@ pub(crate) mod tests {
     }
 
     pub fn merge_intent() -> Step {
-        Step::MergeIntent {
-            old: "o".into(),
-            new: "n".into(),
-            commit_time: 0,
-            repository: String::new(),
-            message: String::new(),
-        }
+        let (repository, message) = (String::new(), String::new());
+        Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0, repository, message }
     }
 
     pub fn held() -> Step {

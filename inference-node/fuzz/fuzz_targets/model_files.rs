@@ -11,7 +11,7 @@ const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixt
 /// Size to which an input that is a file of tensors is extended, in bytes: larger than the tensors of the seeds.
 const EXTENDED_BYTES: u64 = 1 << 20;
 
-/// A message with a word, a number, an emoji and names of control tokens.
+/// A text with letters, digits, an emoji and names of control tokens.
 pub const MESSAGE: &str = "def add(a, b):\n    return a + 12345  # ü 🙂 <|im_end|></s>";
 
 /// A folder on a file system in memory, if there is one: writing each input to it is cheap.

@@ -1,17 +1,19 @@
 //! One pass over the queue: compares the waiting jobs with the nodes, in the order of their keys.
 
+mod load;
+mod reserve;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
-use cfq_proto::node::{ModelState, Residency};
 
-use crate::candidates::{Candidates, accepts, is_open};
+use crate::candidates::{Candidates, accepts};
 use crate::cost::{PlacementCost, block_ms, placement_cost, slowest_end_ms};
 use crate::effect::Effect;
 use crate::job::Job;
-use crate::model_loading::{LoadRequest, NodeLoads, node_loads, request_load};
+use crate::model_loading::{NodeLoads, node_loads};
 use crate::node::Node;
 use crate::occupancy::NodeOccupancy;
 use crate::pending_reason::join_by_node;
@@ -21,8 +23,8 @@ use crate::queue::{Blocked, ClassQueue};
 use crate::request_class::RequestClass;
 use crate::reservation::Reservation;
 use crate::rooms::{Room, Rooms};
-use crate::start_estimate::{Planned, expected_end_ms, reserve_node, start_estimate};
-use crate::state::{PlannerState, is_ready};
+use crate::start_estimate::{Planned, expected_end_ms};
+use crate::state::PlannerState;
 
 /// The pass, and what remains on the nodes after the placements planned so far.
 pub(crate) struct Pass<'a> {
@@ -198,7 +200,7 @@ impl<'a> Pass<'a> {
             });
         }
         if job.may_be_poison() {
-            self.reserve_alone(job);
+            self.reserve_whole_node(job);
         } else {
             self.reserve(job);
         }
@@ -284,119 +286,5 @@ impl<'a> Pass<'a> {
         {
             row.ledger.models.iter().for_each(|model| drop(self.rooms.remove(node, &model.model)));
         }
-    }
-
-    /// Reserves the whole node with the fewest jobs for a job that may be poison.
-    fn reserve_alone(&mut self, job: &Job) {
-        let open = Candidates::of(self.state, job, self.now_ms).open;
-        if let Some((node, _)) = open.iter().min_by_key(|(node, _)| self.occupancy(&node.id).jobs) {
-            let occupancy = NodeOccupancy { exclusive: true, ..self.occupancy(&node.id) };
-            self.set_occupancy(&node.id, occupancy);
-        }
-    }
-
-    /// Reserves a node for the job if it is the first of its model that fits nowhere.
-    fn reserve(&mut self, job: &Job) {
-        if self.reservations.contains_key(&job.model) {
-            return;
-        }
-        let state = self.state;
-        let before = state.reservations.get(&job.model);
-        let own = before.filter(|reservation| reservation.job == job.id);
-        if let Some(kept) = own.and_then(|reservation| self.kept(job, reservation)) {
-            self.reservations.insert(job.model.clone(), kept);
-            return;
-        }
-        let reservation = (self.rooms.count(&job.model) > 0)
-            .then(|| reserve_node(state, job, self.now_ms, |node| self.planned_on(node, &job.model)))
-            .flatten();
-        if let Some(released) = before.filter(|_| own.is_some() || reservation.is_some()) {
-            self.rooms.touch(&released.node, &job.model);
-        }
-        if let Some(reservation) = reservation {
-            let until_ms = reservation.start_ms;
-            self.reservations.insert(job.model.clone(), Reserved { reservation, until_ms });
-        }
-    }
-
-    /// Whether a node that accepts the job now has enough room for it once other jobs have ended.
-    fn can_ever_start(&self, job: &Job) -> bool {
-        let mut nodes = self.state.live_nodes_with(&job.model, self.now_ms);
-        nodes.any(|(node, model)| {
-            let planned = || self.planned_on(node, &job.model);
-            is_open(self.state, job, &(node, model), self.now_ms)
-                && start_estimate(self.state, job, (node, model), self.now_ms, planned()).is_some()
-        })
-    }
-
-    /// The reservation of an earlier pass, if the node can still run the job.
-    fn kept(&self, job: &Job, reservation: &Reservation) -> Option<Reserved> {
-        let node = self.state.nodes.get(&reservation.node).filter(|node| node.boot == reservation.boot)?;
-        let candidate = (&**node, node.model(&job.model)?);
-        if !is_open(self.state, job, &candidate, self.now_ms) {
-            return None;
-        }
-        let planned = self.planned_on(node, &job.model);
-        let start = start_estimate(self.state, job, candidate, self.now_ms, planned)?;
-        let until_ms = reservation.start_ms.min(start.at_ms);
-        Some(Reserved { reservation: reservation.clone(), until_ms })
-    }
-
-    fn planned_on(&self, node: &Node, model: &ModelId) -> Vec<Planned> {
-        self.planned.get(&(node.id.clone(), model.clone())).cloned().unwrap_or_default()
-    }
-
-    /// Requests a load of the job's model if no node has it resident.
-    fn request_load(&mut self, job: &'a Job) {
-        let state = self.state;
-        let able = || {
-            let able = state.live_nodes_with(&job.model, self.now_ms);
-            able.filter(|(node, _)| !job.refused_by.contains_key(&node.id))
-        };
-        let is_resident = able().any(|(node, model)| is_ready(node, model));
-        let on_disk = |model: &ModelState| matches!(model.residency, Residency::Available);
-        let is_load_possible = !is_resident && able().any(|(_, model)| on_disk(model));
-        self.needs_load |= is_load_possible;
-        if self.loads.is_none() {
-            return;
-        }
-        let candidates = Candidates::of(state, job, self.now_ms);
-        if !job.may_be_poison() {
-            self.block_evictions(&candidates);
-        }
-        if !is_load_possible {
-            return;
-        }
-        let loaders = candidates.able.iter().copied();
-        let loaders =
-            loaders.filter(|(n, _)| accepts(state, job, n, self.now_ms) && self.occupancy(&n.id).admits(job)).collect();
-        let request = self
-            .loads
-            .as_mut()
-            .and_then(|loads| request_load(job, &candidates.able, loaders, &state.prefix_index, loads));
-        if let Some(request) = request {
-            self.close_models_to_evict(request);
-        }
-    }
-
-    /// While the job waits for capacity on these nodes, nothing is evicted there for the jobs behind it.
-    fn block_evictions(&mut self, candidates: &Candidates<'a>) {
-        let Some(loads) = &mut self.loads else { return };
-        for (node, _) in &candidates.open {
-            loads.entry(&node.id).or_default().eviction_blocked = true;
-        }
-    }
-
-    /// Stops placements on the models that have to be evicted for a load.
-    fn close_models_to_evict(&mut self, request: LoadRequest<'a>) {
-        let node = request.node;
-        let is_idle = |model: &ModelState| {
-            let is_planned = self.planned.contains_key(&(node.id.clone(), model.model.clone()));
-            !is_planned && self.state.capacity(node, model).concurrent == 0
-        };
-        for model in request.models_to_evict(is_idle) {
-            self.rooms.remove(&node.id, &model.model);
-        }
-        self.closed.insert(node.id.clone());
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn pending_effect(
         true if !state.any_live_node(now_ms) => PendingReason::NoNodeUp,
         true => PendingReason::NoNodeHasModel { model: job.model.clone() },
         false => match (reason_with_able_nodes(job, candidates), reservation) {
-            (PendingReason::Capacity, Some(own)) if own.job == job.id && now_ms >= told_ms(state, own) => {
+            (PendingReason::Capacity, Some(own)) if own.job == job.id && now_ms >= reported_from_ms(state, own) => {
                 PendingReason::ReservedNode { node: own.node.clone() }
             }
             (reason, _) => reason,
@@ -115,13 +115,13 @@ pub(crate) fn next_check_ms(
         explained.at_ms.saturating_add_unsigned(left_ms.min(no_node_write_interval_ms(state)))
     });
     let ceiling = job.first_failure_ms.map(|first| first.saturating_add_unsigned(ceiling_ms));
-    let own = reservation.filter(|reservation| reservation.job == job.id).map(|own| told_ms(state, own));
+    let own = reservation.filter(|reservation| reservation.job == job.id).map(|own| reported_from_ms(state, own));
     let times = job.node_failures.change_times_ms().chain(no_node).chain(ceiling).chain(own);
     times.filter(|at_ms| *at_ms > now_ms).min()
 }
 
 /// Time after which a reservation is shown to users. Most large jobs are placed before.
-fn told_ms(state: &PlannerState, reservation: &Reservation) -> i64 {
+fn reported_from_ms(state: &PlannerState, reservation: &Reservation) -> i64 {
     reservation.since_ms.saturating_add_unsigned(state.timing.accept_timeout_ms)
 }
 

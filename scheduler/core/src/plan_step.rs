@@ -32,8 +32,9 @@ pub struct Step {
     pub is_cut: bool,
 }
 
-/// Returns the next effects, at most `max_effects` of each kind (acceptances, placements, records). They are the same as those of [`plan()`](crate::plan()). The
-/// caller feeds back the rows that result; an effect that changes nothing is proposed again in the next step.
+/// Returns the next effects, at most `max_effects` of each kind (acceptances, placements, records). They are the same as
+/// those of [`plan()`](crate::plan()). The caller feeds back the rows that result; an effect that changes nothing is
+/// proposed again in the next step.
 pub fn plan_step(state: &mut PlannerState, now_ms: i64, max_effects: usize) -> Step {
     state.look_at_due(now_ms);
     let mut effects = overdue_acceptances(state, now_ms, max_effects);
@@ -72,7 +73,7 @@ fn overdue_acceptances(state: &mut PlannerState, now_ms: i64, max_effects: usize
 /// Compares the queued jobs of the models that have changed, or of all models, with the nodes.
 fn run_pass(state: &mut PlannerState, now_ms: i64, max_effects: usize) -> PassResult {
     let models = std::mem::take(&mut state.changes.models);
-    if !state.changes.is_coupled && !state.queue.has_alone() {
+    if !state.changes.is_coupled && !state.queue.has_isolated() {
         let rooms = std::mem::take(&mut state.rooms);
         let pass = Pass::incremental(state, rooms, now_ms).run(models.iter(), max_effects);
         if !pass.needs_load {
@@ -83,7 +84,7 @@ fn run_pass(state: &mut PlannerState, now_ms: i64, max_effects: usize) -> PassRe
     }
     let rooms = std::mem::take(&mut state.rooms);
     let pass = Pass::full(state, rooms, now_ms).run(state.queue.models(), max_effects);
-    state.changes.is_coupled = pass.needs_load || state.queue.has_alone();
+    state.changes.is_coupled = pass.needs_load || state.queue.has_isolated();
     pass
 }
 

@@ -15,7 +15,7 @@ use crate::request_class::RequestClass;
 pub(crate) struct Queue {
     models: BTreeMap<ModelId, BTreeMap<RequestClass, ClassQueue>>,
     /// Number of queued jobs that may be poison.
-    alone: usize,
+    isolated: usize,
 }
 
 /// The queued jobs of one request class. It is never empty.
@@ -48,9 +48,9 @@ impl Queue {
     /// Adds a job, or stores that its row has changed.
     pub fn insert(&mut self, job: &Job) {
         let class = RequestClass::of(job);
-        let is_alone = class.is_alone();
+        let is_isolated = class.is_isolated();
         let queue = self.models.entry(job.model.clone()).or_default().entry(class).or_default();
-        self.alone += usize::from(queue.jobs.insert(order_key(job)) && is_alone);
+        self.isolated += usize::from(queue.jobs.insert(order_key(job)) && is_isolated);
         queue.blocked.take_if(|blocked| blocked.head == job.id);
     }
 
@@ -59,7 +59,7 @@ impl Queue {
         let Some(classes) = self.models.get_mut(&job.model) else { return };
         let class = RequestClass::of(job);
         let Some(queue) = classes.get_mut(&class) else { return };
-        self.alone -= usize::from(queue.jobs.remove(&order_key(job)) && class.is_alone());
+        self.isolated -= usize::from(queue.jobs.remove(&order_key(job)) && class.is_isolated());
         if queue.jobs.is_empty() {
             classes.remove(&class);
             if classes.is_empty() {
@@ -69,8 +69,8 @@ impl Queue {
     }
 
     /// Whether a job that may be poison is queued.
-    pub fn has_alone(&self) -> bool {
-        self.alone > 0
+    pub fn has_isolated(&self) -> bool {
+        self.isolated > 0
     }
 
     pub fn contains_model(&self, model: &ModelId) -> bool {

@@ -18,7 +18,7 @@ pub(crate) struct RequestClass {
     /// Nodes that can never run the jobs.
     refused_by: BTreeSet<NodeId>,
     /// Whether the jobs may be poison, so that each needs a node of its own.
-    alone: bool,
+    isolated: bool,
     /// The job itself if an attempt of it failed, because each such job has its own backoff.
     failed: Option<JobId>,
 }
@@ -29,13 +29,13 @@ impl RequestClass {
         Self {
             size: job.counted_tokens.unwrap_or_else(estimate).max(1).ilog2(),
             refused_by: job.refused_by.keys().cloned().collect(),
-            alone: job.may_be_poison(),
+            isolated: job.may_be_poison(),
             failed: (!job.node_failures.0.is_empty()).then_some(job.id),
         }
     }
 
     /// Whether the jobs of the class may be poison.
-    pub fn is_alone(&self) -> bool {
-        self.alone
+    pub fn is_isolated(&self) -> bool {
+        self.isolated
     }
 }

@@ -1,4 +1,4 @@
-//! Locks in a mirror's folder: whoever waits for one gives up after a time and says so.
+//! Locks on files in a mirror's folder. A wait for a lock has a time limit, and the error names the lock.
 
 use std::fs::{File, TryLockError};
 use std::time::Duration;

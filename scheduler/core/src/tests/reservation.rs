@@ -128,5 +128,5 @@ fn pending_reason_names_the_reserved_node() {
     let [Effect::Explain { job, pending, .. }] = effects.as_slice() else { panic!("{effects:?}") };
     assert_eq!((*job, pending), (large.id, &PendingReason::ReservedNode { node: NodeId::new("a").unwrap() }));
     assert!(pending.to_string().starts_with("waits for room on a, which is reserved for it"), "{pending}");
-    assert_eq!(step(&mut s, 3_002), [], "told once");
+    assert_eq!(step(&mut s, 3_002), [], "recorded once");
 }

@@ -289,7 +289,7 @@ fn event_frame(id: String, event: &cfq_proto::event::Event) -> Option<Frame> {
     }
 }
 
-/// A frame without an id: a client that reconnects before the next event is told again.
+/// A `reset` frame. It has no id, so a client that reconnects before the next event receives it again.
 fn reset_frame(reason: FeedResetReason) -> Option<Frame> {
     let message = match reason {
         FeedResetReason::Restored => {

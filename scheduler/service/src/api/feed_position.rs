@@ -1,4 +1,5 @@
-//! Position of a reader in an event feed, and whether the reader must be told that it missed events. Without I/O.
+//! Position of a reader in an event feed, and whether the reader needs a `reset` frame because it missed events. Without
+//! I/O.
 
 use cfq_proto::http::FeedResetReason;
 
@@ -99,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn reader_of_another_epoch_starts_again_and_is_told_once() {
+    fn reader_of_another_epoch_starts_again_after_one_reset() {
         for old in ["40-7-first", "40-7", "500-7-second"] {
             let mut reader = reader(old);
             assert_eq!(reader.check(&page("second", (50, 9), 100)), Some(FeedResetReason::Restored), "{old}");
             assert_eq!(reader.cursor(), FeedCursor::default());
-            assert_eq!(reader.check(&page("second", (50, 9), 100)), None, "told once");
+            assert_eq!(reader.check(&page("second", (50, 9), 100)), None, "one reset only");
             assert_eq!(reader.advance(FeedCursor { xid: 60, id: 10 }).to_string(), "60-10-second");
         }
         for same in ["40-7-first", "40-7"] {
@@ -113,11 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn reader_behind_a_deleted_event_is_told_and_continues() {
+    fn reader_behind_a_deleted_event_gets_a_reset_and_continues() {
         let mut behind = reader("40-7-first");
         assert_eq!(behind.check(&page("first", (50, 9), 100)), Some(FeedResetReason::Deleted));
         assert_eq!(behind.cursor(), FeedCursor { xid: 40, id: 7 }, "the kept events are still sent");
-        assert_eq!(behind.check(&page("first", (50, 9), 100)), None, "told once");
+        assert_eq!(behind.check(&page("first", (50, 9), 100)), None, "one reset only");
         assert_eq!(behind.check(&page("first", (60, 9), 100)), Some(FeedResetReason::Deleted), "more was deleted");
         assert_eq!(reader("50-9-first").check(&page("first", (50, 9), 100)), None, "it has read the deleted event");
         let mut new = GlobalPosition::default();

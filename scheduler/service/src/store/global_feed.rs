@@ -3,7 +3,7 @@
 //! transaction: below it, no further event can appear.
 //!
 //! Positions belong to an *epoch* of the database. After a restore, transactions and ids are assigned again, so the
-//! restored database gets another epoch, and a reader that has a position of an earlier one is told.
+//! restored database gets another epoch, and a reader that has a position of an earlier one gets a `reset` frame.
 
 use cfq_proto::event::{Event, EventBody};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -137,7 +137,7 @@ impl Store {
         .doing("checking the epoch of the event feed")?;
         if restored == Some(true) {
             tracing::warn!(
-                "the database was restored or copied; readers of event feeds are told that positions changed"
+                "the database was restored or copied; positions in event feeds have changed, and readers get a reset"
             );
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Tests of readers of the event feeds whose position is not valid any more.
+//! Tests of readers of the event feeds whose position is no longer valid.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn events(frames: &[(String, String, Value)]) -> Vec<(i64, i64)> {
 }
 
 #[tokio::test]
-async fn reader_that_missed_deleted_events_is_told() {
+async fn reader_that_missed_deleted_events_gets_a_reset() {
     let service = Service::new().await;
     for _ in 0..2 {
         assert_eq!(service.post("/api/v1/tasks", &[], &task()).await.0, StatusCode::CREATED);
@@ -75,9 +75,9 @@ async fn reader_that_missed_deleted_events_is_told() {
     assert_eq!(service.get("/api/v1/tasks/t1").await.0, StatusCode::NOT_FOUND);
     assert_eq!(service.post("/api/v1/gc", &[], &json!({"older_than_days": -1})).await.0, StatusCode::BAD_REQUEST);
 
-    let told = frames(&service, "/api/v1/events", Some(&first.1), 2).await;
-    assert_eq!(reason(&told[0]), FeedResetReason::Deleted);
-    assert_eq!(events(&told[1..]), [(2, 1)], "the kept events follow");
+    let received = frames(&service, "/api/v1/events", Some(&first.1), 2).await;
+    assert_eq!(reason(&received[0]), FeedResetReason::Deleted);
+    assert_eq!(events(&received[1..]), [(2, 1)], "the kept events follow");
     let current = resumed.last().unwrap().1.clone();
     service.post("/api/v1/tasks", &[], &task()).await;
     assert_eq!(events(&frames(&service, "/api/v1/events", Some(&current), 1).await), [(3, 1)], "it missed nothing");
@@ -85,7 +85,7 @@ async fn reader_that_missed_deleted_events_is_told() {
 }
 
 #[tokio::test]
-async fn reader_of_a_restored_database_is_told_and_receives_every_event() {
+async fn reader_of_a_restored_database_gets_a_reset_and_every_event() {
     let env = TestEnv::new().await;
     env.submit().await;
     let (env, restored) = env.copied().await;
@@ -97,17 +97,17 @@ async fn reader_of_a_restored_database_is_told_and_receives_every_event() {
     let last = frames(&old, "/api/v1/events", None, 2).await.remove(1).1;
     let before_epochs = last.rsplit_once('-').unwrap().0.to_owned();
     for position in [last, before_epochs] {
-        let told = frames(&restored, "/api/v1/events", Some(&position), 3).await;
-        assert_eq!(reason(&told[0]), FeedResetReason::Restored, "{position}");
-        assert_eq!(events(&told[1..]), [(1, 1), (2, 1)]);
-        let resumed = frames(&restored, "/api/v1/events", Some(&told[1].1), 1).await;
+        let received = frames(&restored, "/api/v1/events", Some(&position), 3).await;
+        assert_eq!(reason(&received[0]), FeedResetReason::Restored, "{position}");
+        assert_eq!(events(&received[1..]), [(1, 1), (2, 1)]);
+        let resumed = frames(&restored, "/api/v1/events", Some(&received[1].1), 1).await;
         assert_eq!(events(&resumed), [(2, 1)], "the new positions are valid");
     }
     let of_task = frames(&old, "/api/v1/tasks/t1/feed", None, 1).await.remove(0).1;
     assert!(of_task.starts_with("1-"), "{of_task}");
     for position in [&*of_task, "9"] {
-        let told = frames(&restored, "/api/v1/tasks/t1/feed", Some(position), 2).await;
-        assert_eq!(reason(&told[0]), FeedResetReason::Restored, "{position}");
-        assert_eq!(events(&told[1..]), [(1, 1)]);
+        let received = frames(&restored, "/api/v1/tasks/t1/feed", Some(position), 2).await;
+        assert_eq!(reason(&received[0]), FeedResetReason::Restored, "{position}");
+        assert_eq!(events(&received[1..]), [(1, 1)]);
     }
 }

@@ -346,7 +346,10 @@ async fn lease_that_ends_while_the_restarted_machine_waits_is_no_loss() {
         r.env.store.raw(&format!("update {table} set lease_expires = {past}")).await;
     }
     // The node was killed just after a heartbeat that extended its leases: that it was seen is written last.
-    r.env.store.raw("update tasks set lease_request = null; update nodes set last_seen = now() - interval '5.8 s'").await;
+    r.env
+        .store
+        .raw("update tasks set lease_request = null; update nodes set last_seen = now() - interval '5.8 s'")
+        .await;
     assert_eq!(r.env.store.sweep_now(r.leadership).await.unwrap().1, 1);
     let counts = "select (select losses + suspicions from jobs)::bigint + (select losses from tasks)::bigint";
     assert_eq!(r.env.store.count(counts).await, 0);
