@@ -116,3 +116,26 @@ async fn of_conflicting_results_of_two_runners_one_is_merged() {
     assert!(expected.iter().all(|path| files.contains(*path)), "{files:?}");
     cluster.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn path_with_a_link_is_refused_with_the_path_to_submit() {
+    let cluster = Cluster::start().await;
+    let repo = UserRepo::with_uncommitted_changes();
+    let link = cluster.dir.path().join("link");
+    std::os::unix::fs::symlink(repo.path(), &link).unwrap();
+    let mut spec = cluster.spec(&repo);
+    spec.repo = link.to_str().unwrap().to_owned();
+    let task = cluster.submit(&spec).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
+    assert!(
+        detail.reason.contains(&format!("submit the task with the path {}", spec_path(&repo))),
+        "{}",
+        detail.reason
+    );
+    cluster.finish().await;
+}
+
+fn spec_path(repo: &UserRepo) -> String {
+    repo.path().canonicalize().unwrap().to_str().unwrap().to_owned()
+}

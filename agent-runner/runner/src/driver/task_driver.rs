@@ -299,6 +299,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let artifacts: Vec<_> = self.history.iterations.iter().map(|i| i.artifact.clone()).collect();
         let (worktrees, number, attempt) = (self.worktrees.clone(), self.number, self.attempt);
         let opened = tokio::task::spawn_blocking(move || Mirror::open(&data_dir, &source)).await??;
+        opened.check_path()?;
         self.fetch_base(&opened, &base.commit).await?;
         let mirror = tokio::task::spawn_blocking(move || {
             let mirror = opened;

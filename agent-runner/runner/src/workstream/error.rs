@@ -30,6 +30,9 @@ pub enum GitError {
     /// The history is incomplete.
     #[error("{path} is a shallow clone with incomplete history: run `git fetch --unshallow` in it")]
     ShallowClone { path: PathBuf },
+    /// The path contains a symbolic link or `..`. The scheduler knows a repository by its path, so it must have only one.
+    #[error("{path} contains a symbolic link or `..`: submit the task with the path {target}")]
+    PathIsALink { path: PathBuf, target: PathBuf },
     /// The repository does not contain the commit.
     #[error("{path} has no commit {commit}: submit again from a commit that exists there")]
     CommitNotFound { path: PathBuf, commit: String },
@@ -156,6 +159,7 @@ impl GitError {
         match self {
             Self::PathNotFound { .. }
             | Self::NotARepository { .. }
+            | Self::PathIsALink { .. }
             | Self::CommitNotFound { .. }
             | Self::InvalidCommitId { .. }
             | Self::UnsafeGitPath { .. }
@@ -194,6 +198,7 @@ impl GitError {
             | Self::WrongOwner { .. }
             | Self::NoCommits { .. }
             | Self::ShallowClone { .. }
+            | Self::PathIsALink { .. }
             | Self::CommitNotFound { .. }
             | Self::InvalidCommitId { .. }
             | Self::NotReproduced { .. }

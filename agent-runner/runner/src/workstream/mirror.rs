@@ -75,6 +75,17 @@ impl Mirror {
         &self.source
     }
 
+    /// Checks that the path of the user's repository contains no symbolic link and no `..`.
+    ///
+    /// # Errors
+    /// [`GitError::PathIsALink`] if it does.
+    pub fn check_path(&self) -> Result<(), GitError> {
+        if self.canonical == self.source {
+            return Ok(());
+        }
+        Err(GitError::PathIsALink { path: self.source.clone(), target: self.canonical.clone() })
+    }
+
     /// Name of the user's repository in the records of its main branch: its path, without symbolic links.
     pub fn repository_id(&self) -> String {
         match self.canonical.to_str() {

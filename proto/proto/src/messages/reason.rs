@@ -84,6 +84,11 @@ pub enum RefusedReason {
     },
     /// A token id in the journal is larger than 2^31 - 1.
     TokenIdTooLarge,
+    /// The request names a repository other than that of the task.
+    OtherRepository {
+        /// Path of the task's repository.
+        expected: String,
+    },
     /// Reason as free text.
     Other(String),
 }
@@ -108,6 +113,7 @@ impl fmt::Display for RefusedReason {
                 write!(f, "the database contains a {what} that this build cannot read: {text:?}")
             }
             Self::JournalTooLong { limit } => write!(f, "a journal has at most {limit} tokens"),
+            Self::OtherRepository { expected } => write!(f, "the task belongs to the repository {expected}"),
             Self::TokenIdTooLarge => f.write_str("a token id is above 2^31 - 1"),
             Self::Other(text) => f.write_str(text),
         }

@@ -1,9 +1,11 @@
 //! The main branch of a repository, which the mirrors of all runners follow: its commit, and the recorded merges from
 //! which a runner rebuilds it.
 
+use std::path::Path;
+
 use cfq_proto::ids::{RunnerId, TaskId};
 use cfq_proto::loop_step::Step;
-use cfq_proto::messages::{MainGet, MainReply, MainState, RecordedMerge};
+use cfq_proto::messages::{MainGet, MainReply, MainState, RecordedMerge, RefusedReason};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
@@ -24,6 +26,11 @@ impl Store {
         let task = lock_task(&mut tx, request.fence.task).await?;
         if !task.is_some_and(|task| task.is_held_by(runner, &request.fence)) {
             return roll_back(tx, MainReply::Stale).await;
+        }
+        let expected = repository_of(&mut tx, request.fence.task).await?;
+        if !is_same_path(&request.repository, &expected) {
+            let reason = RefusedReason::OtherRepository { expected };
+            return roll_back(tx, MainReply::Refused { reason }).await;
         }
         let repository = pg_text(&request.repository);
         let found = sqlx::query!(
@@ -50,6 +57,20 @@ impl Store {
         tx.commit().await.doing("reading a main branch")?;
         Ok(MainReply::Main { state })
     }
+}
+
+/// Path of the task's repository, as submitted.
+async fn repository_of(connection: &mut PgConnection, task: TaskId) -> Result<String, StoreError> {
+    sqlx::query_scalar!(r#"select spec->>'repo' as "repo!" from tasks where id = $1"#, task.0)
+        .fetch_one(connection)
+        .await
+        .doing("finding a task's repository")
+}
+
+/// Whether a runner names the repository that the user submitted. A runner names it without symbolic links, so a task
+/// has to be submitted with such a path; otherwise a runner could claim that it leads to another repository.
+fn is_same_path(named: &str, submitted: &str) -> bool {
+    Path::new(named) == Path::new(submitted)
 }
 
 /// The merges with a number above `after`, oldest first, at most [`MAX_MERGES_PER_REPLY`].
@@ -106,6 +127,10 @@ pub(super) async fn advance(
     };
     if repository.is_empty() {
         return Ok(Ok(()));
+    }
+    let expected = repository_of(connection, task.id).await?;
+    if !is_same_path(&repository, &expected) {
+        return Ok(Err(StepRejection::OtherRepository { named: repository, expected }));
     }
     if new != commit {
         return Ok(Err(StepRejection::NotTheIntendedMerge { intended: new }));

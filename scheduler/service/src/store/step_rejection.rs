@@ -32,6 +32,9 @@ pub enum StepRejection {
     /// The main branch is not at the old commit of the merge intent.
     #[error("the main branch of {repository} has moved since the merge was planned")]
     MainMoved { repository: String },
+    /// The merge intent names a repository other than that of the task.
+    #[error("the task belongs to the repository {expected}, not to {named}")]
+    OtherRepository { named: String, expected: String },
     #[error("artifact {id} exists already")]
     ArtifactExists { id: ArtifactId },
 }

@@ -22,9 +22,12 @@ async fn approved(env: &TestEnv, boot: BootId) -> TaskFence {
     fence
 }
 
+fn main_get(fence: TaskFence, repository: &str, after: Option<&str>) -> MainGet {
+    MainGet { fence, repository: repository.into(), base: "b0".into(), after: after.map(str::to_owned) }
+}
+
 async fn main_branch(env: &TestEnv, fence: TaskFence, after: Option<&str>) -> Option<MainState> {
-    let (repository, base) = ("/r".to_owned(), "b0".to_owned());
-    let request = MainGet { fence, repository, base, after: after.map(str::to_owned) };
+    let request = main_get(fence, REPOSITORY, after);
     match env.store.main_branch(&runner(), &request).await.unwrap() {
         MainReply::Main { state } => {
             let mut connection = env.store.pool.acquire().await.unwrap();
@@ -51,7 +54,10 @@ async fn merge_planned_on_an_earlier_commit_is_refused_and_may_be_planned_again(
     assert_eq!(step(&env, two, NEXT_SEQ + 1, merged("m2")).await, StepReply::MainMoved);
     committed(&env, two, NEXT_SEQ + 1, merge_intent("m1", "m3")).await;
     committed(&env, two, NEXT_SEQ + 2, merged("m3")).await;
-    assert_eq!(env.store.count("select merges from repositories where path = '/r' and main = 'm3'").await, 2);
+    assert_eq!(
+        env.store.count("select merges from repositories where path = '/home/me/project' and main = 'm3'").await,
+        2
+    );
 }
 
 #[tokio::test]
@@ -82,7 +88,27 @@ async fn recorded_merges_are_read_from_the_commit_that_a_mirror_has() {
     assert!(main_branch(&env, task, Some("m3")).await.unwrap().merges.is_empty());
     let unknown = main_branch(&env, task, Some("x")).await.unwrap();
     assert!(!unknown.knows_after && unknown.merges.is_empty());
-    let stale =
-        MainGet { fence: TaskFence { attempt: 9, ..task }, repository: "/r".into(), base: "b0".into(), after: None };
+    let stale = main_get(TaskFence { attempt: 9, ..task }, REPOSITORY, None);
     assert_eq!(env.store.main_branch(&runner(), &stale).await.unwrap(), MainReply::Stale);
+}
+
+#[tokio::test]
+async fn runner_reads_and_moves_only_the_main_branch_of_its_tasks_repository() {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
+    let other = approved(&env, boot).await;
+    sqlx::query("insert into repositories (path, main, merges) values ('/other', 'm1', 1)")
+        .execute(&env.store.pool)
+        .await
+        .unwrap();
+    for path in ["/other", "/home/me/project/..", "home/me/project", ""] {
+        let reply = env.store.main_branch(&runner(), &main_get(other, path, None)).await.unwrap();
+        assert!(matches!(reply, MainReply::Refused { .. }), "{path}: {reply:?}");
+    }
+    let Step::MergeIntent { old, new, commit_time, message, .. } = merge_intent("m1", "m2") else { unreachable!() };
+    let intent = Step::MergeIntent { old, new, commit_time, repository: "/other".into(), message };
+    committed(&env, other, NEXT_SEQ, intent).await;
+    let moved = step(&env, other, NEXT_SEQ + 1, Step::Merged { commit: "m2".into() }).await;
+    assert!(matches!(moved, StepReply::Illegal { .. }), "{moved:?}");
+    assert_eq!(env.store.count("select merges from repositories where path = '/other' and main = 'm1'").await, 1);
 }

@@ -208,8 +208,11 @@ fn artifact(iteration: u32) -> Artifact {
     }
 }
 
+/// Repository of the tasks in these tests.
+const REPOSITORY: &str = "/home/me/project";
+
 fn merge_intent(old: &str, new: &str) -> Step {
-    let (old, new, repository, message) = (old.into(), new.into(), "/r".into(), format!("Merge {new}\n"));
+    let (old, new, repository, message) = (old.into(), new.into(), REPOSITORY.into(), format!("Merge {new}\n"));
     Step::MergeIntent { old, new, commit_time: 1, repository, message }
 }
 
