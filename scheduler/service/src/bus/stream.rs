@@ -11,7 +11,9 @@ use std::time::Duration;
 use async_nats::jetstream::{
     self,
     consumer::{AckPolicy, push},
-    context::{CreateStreamError, DeleteStreamError, GetStreamError, PublishError, PublishErrorKind},
+    context::{
+        CreateStreamError, DeleteStreamError, GetStreamError, PublishError, PublishErrorKind, UpdateStreamError,
+    },
     stream::{Config, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType},
 };
 use cfq_link::Session;
@@ -26,6 +28,9 @@ const MAX_ORDER_AGE: Duration = Duration::from_secs(60);
 /// Maximum number of work orders in the stream; when it is full, new orders are refused. The planner places only jobs
 /// that a node can admit now, so the stream fills up only if something is faulty.
 const MAX_WORK_ORDERS: i64 = 10_000;
+/// Maximum number of work orders for one boot of a node in the stream, so that a node that takes no orders leaves room for
+/// those of the others. A refused order is published again later.
+const MAX_WORK_ORDERS_PER_NODE: i64 = 64;
 /// Time after which JetStream deletes the consumer of a boot that is not connected. The consumer of a former boot is also
 /// deleted when the next boot registers.
 const UNUSED_CONSUMER_TTL: Duration = Duration::from_secs(3600);
@@ -48,6 +53,11 @@ pub enum StreamError {
     Create {
         #[source]
         source: CreateStreamError,
+    },
+    #[error("cannot change the limits of the JetStream stream of work orders")]
+    Update {
+        #[source]
+        source: UpdateStreamError,
     },
     #[error("cannot create the consumer of node {node}")]
     Consumer {
@@ -83,6 +93,8 @@ fn config() -> Config {
         storage: StorageType::File,
         max_age: MAX_ORDER_AGE,
         max_messages: MAX_WORK_ORDERS,
+        max_messages_per_subject: MAX_WORK_ORDERS_PER_NODE,
+        discard_new_per_subject: true,
         max_bytes: MAX_WORK_STREAM_BYTES,
         max_message_size: 1024 * 1024,
         num_replicas: 1,
@@ -97,7 +109,12 @@ fn config() -> Config {
 pub async fn ensure(session: &Session) -> Result<bool, StreamError> {
     let context = jetstream::new(session.client().clone());
     match context.get_stream(subject::WORK_STREAM).await {
-        Ok(stream) if stream.cached_info().config.retention == RetentionPolicy::Interest => return Ok(false),
+        Ok(stream) if stream.cached_info().config.retention == RetentionPolicy::Interest => {
+            if stream.cached_info().config.max_messages_per_subject != MAX_WORK_ORDERS_PER_NODE {
+                context.update_stream(config()).await.map_err(|source| StreamError::Update { source })?;
+            }
+            return Ok(false);
+        }
         // JetStream does not change this property of a stream.
         Ok(_) => {
             context.delete_stream(subject::WORK_STREAM).await.map_err(|source| StreamError::DeleteFormer { source })?;

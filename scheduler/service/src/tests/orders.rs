@@ -58,6 +58,34 @@ async fn order_for_a_disconnected_node_is_delivered_when_it_returns() {
     cluster.stop().await;
 }
 
+/// A node that is connected, but takes no orders, or whose key was stolen, must not stop the orders of the others. The
+/// limit is also set on the stream of an earlier build.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_that_takes_no_orders_leaves_room_for_the_orders_of_others() {
+    let mut cluster = TestCluster::start().await;
+    cluster.stop().await;
+    let jetstream = cluster.jetstream().await;
+    let mut earlier = jetstream.get_stream(subject::WORK_STREAM).await.unwrap().cached_info().config.clone();
+    (earlier.max_messages_per_subject, earlier.discard_new_per_subject) = (-1, false);
+    jetstream.update_stream(earlier).await.unwrap();
+    cluster.service = Some(serve(&cluster.config));
+    ready(&cluster.client).await;
+    let elsewhere = subscribe_to_orders(&cluster.node, BootId::fresh()).await;
+    drop(std::mem::replace(&mut *cluster.orders.lock().await, elsewhere));
+    let full = subject::work(&node(), cluster.node_boot);
+    in_time(async { while jetstream.publish(full.clone(), "x".into()).await.unwrap().await.is_ok() {} }).await;
+    let (other, boot) = ("n2".parse().unwrap(), BootId::fresh());
+    let consumer = jetstream::consumer::push::Config {
+        durable_name: Some(subject::consumer(&other, boot)),
+        deliver_subject: subject::order(&other, boot),
+        filter_subject: subject::work(&other, boot),
+        ..Default::default()
+    };
+    jetstream.create_consumer_on_stream(consumer, subject::WORK_STREAM).await.unwrap();
+    jetstream.publish(subject::work(&other, boot), "x".into()).await.unwrap().await.unwrap();
+    cluster.stop().await;
+}
+
 /// The stream stores no order without a consumer, and reports no error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_consumer_is_created_before_the_order_is_published_again() {
