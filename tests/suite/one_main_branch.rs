@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cfq_proto::http::TaskDetail;
+use cfq_proto::http::{GcRequest, TaskDetail};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::{Cluster, Options};
@@ -51,6 +51,26 @@ async fn second_result_conflicts_after_the_mirror_was_removed() {
     let files = files_on_main(&cluster.runner_data("runner"));
     assert!(files.contains("add.py") && files.contains("sub.py"), "{files:?}");
     cluster.run_oracle(TaskKey::Id(third.summary.id), &repo).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn second_result_conflicts_after_the_first_task_and_the_mirror_were_deleted() {
+    let cluster = Cluster::start().await;
+    let repo = UserRepo::with_uncommitted_changes();
+    for path in ["add.py", "mul.py"] {
+        script(&cluster, path, "# first\n");
+        assert_eq!(submit(&cluster, &repo).await.summary.state, TaskState::Merged);
+    }
+    let request = GcRequest { older_than_days: Some(0.0), ..GcRequest::default() };
+    assert_eq!(cluster.client.gc(&request).await.unwrap().tasks, 2);
+    std::fs::remove_dir_all(cluster.runner_data("runner").join("mirrors")).unwrap();
+    script(&cluster, "add.py", "# second\n");
+    assert_conflicts(&submit(&cluster, &repo).await, "add.py");
+    script(&cluster, "sub.py", "# second\n");
+    assert_eq!(submit(&cluster, &repo).await.summary.state, TaskState::Merged);
+    let files = files_on_main(&cluster.runner_data("runner"));
+    assert!(["add.py", "mul.py", "sub.py"].iter().all(|path| files.contains(*path)), "{files:?}");
     cluster.finish().await;
 }
 

@@ -1,16 +1,17 @@
 //! The main branch of a repository, which the mirrors of all runners follow: its commit, and the recorded merges from
 //! which a runner rebuilds it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use cfq_proto::ids::{RunnerId, TaskId};
 use cfq_proto::loop_step::Step;
 use cfq_proto::messages::{MainGet, MainReply, MainState, RecordedMerge, RefusedReason};
 use sqlx::PgConnection;
-use sqlx::types::Json;
+use sqlx::types::{Json, Uuid};
 
 use super::artifacts::artifact_chain;
-use super::columns::pg_text;
+use super::columns::{AsJson, pg_text};
 use super::error::Doing;
 use super::step_rejection::StepRejection;
 use super::tasks::{TaskRow, lock_task};
@@ -35,9 +36,11 @@ impl Store {
         let repository = pg_text(&request.repository);
         let found = sqlx::query!(
             r#"select main,
-                      exists (select from internal_prs where repository = $1 and base = $2) as "has_base!",
-                      (select merge_number from internal_prs where repository = $1 and merge_commit = $3
-                       order by merge_number desc limit 1) as after
+                      exists (select from internal_prs where repository = $1 and base = $2)
+                          or exists (select from recorded_merges where repository = $1 and base = $2) as "has_base!",
+                      greatest((select max(merge_number) from internal_prs where repository = $1 and merge_commit = $3),
+                               (select max(number) from recorded_merges where repository = $1 and merge_commit = $3))
+                          as after
                from repositories where path = $1"#,
             repository,
             pg_text(&request.base),
@@ -73,18 +76,17 @@ fn is_same_path(named: &str, submitted: &str) -> bool {
     Path::new(named) == Path::new(submitted)
 }
 
-/// The merges with a number above `after`, oldest first, at most [`MAX_MERGES_PER_REPLY`].
+/// The merges with a number above `after`, oldest first, at most [`MAX_MERGES_PER_REPLY`]. Those of deleted tasks are
+/// read last, so a task that is deleted meanwhile is found there.
 async fn merges_after(
     connection: &mut PgConnection,
     repository: &str,
     after: i64,
 ) -> Result<Vec<RecordedMerge>, StoreError> {
-    let rows = sqlx::query!(
-        r#"select p.task, a.iteration,
-                  (select step from steps s where s.task = p.task and s.kind = 'merge_intent' order by seq desc limit 1)
-                      as "intent!: Json<Step>"
-           from internal_prs p join artifacts a on a.task = p.task and a.commit = p.head
-           where p.repository = $1 and p.merge_number > $2 order by p.merge_number limit $3"#,
+    let mut merges = BTreeMap::new();
+    let kept = sqlx::query!(
+        r#"select task, merge_number as "number!" from internal_prs where repository = $1 and merge_number > $2
+           order by merge_number limit $3"#,
         repository,
         after,
         MAX_MERGES_PER_REPLY
@@ -92,19 +94,82 @@ async fn merges_after(
     .fetch_all(&mut *connection)
     .await
     .doing("reading merges")?;
-    let mut merges = Vec::new();
-    for row in rows {
-        let Step::MergeIntent { old, new, commit_time, message, .. } = row.intent.0 else { continue };
-        let iteration = u32::try_from(row.iteration).unwrap_or_default();
-        let Some(mut chain) = artifact_chain(&mut *connection, TaskId(row.task), Some(iteration)).await? else {
-            continue;
-        };
-        for artifact in &mut chain.artifacts {
-            artifact.diff.clear();
+    for row in kept {
+        if let Some(merge) = merge_of(&mut *connection, TaskId(row.task)).await? {
+            merges.insert(row.number, merge);
         }
-        merges.push(RecordedMerge { old, new, commit_time, message, base: chain.base, artifacts: chain.artifacts });
     }
-    Ok(merges)
+    let deleted = sqlx::query!(
+        r#"select number, record as "record!: Json<RecordedMerge>" from recorded_merges
+           where repository = $1 and number > $2 and record is not null order by number limit $3"#,
+        repository,
+        after,
+        MAX_MERGES_PER_REPLY
+    )
+    .fetch_all(connection)
+    .await
+    .doing("reading merges")?;
+    merges.extend(deleted.into_iter().map(|row| (row.number, row.record.0)));
+    Ok(merges.into_values().take(MAX_MERGES_PER_REPLY as usize).collect())
+}
+
+/// The merge of a task's pull request; `None` if the steps do not contain it.
+async fn merge_of(connection: &mut PgConnection, task: TaskId) -> Result<Option<RecordedMerge>, StoreError> {
+    let row = sqlx::query!(
+        r#"select a.iteration,
+                  (select step from steps s where s.task = p.task and s.kind = 'merge_intent' order by seq desc limit 1)
+                      as "intent: Json<Step>"
+           from internal_prs p join artifacts a on a.task = p.task and a.commit = p.head
+           where p.task = $1 and p.merge_number is not null"#,
+        task.0
+    )
+    .fetch_optional(&mut *connection)
+    .await
+    .doing("reading a merge")?;
+    let Some(row) = row else { return Ok(None) };
+    let Some(Step::MergeIntent { old, new, commit_time, message, .. }) = row.intent.map(|step| step.0) else {
+        return Ok(None);
+    };
+    let iteration = u32::try_from(row.iteration).unwrap_or_default();
+    let Some(mut chain) = artifact_chain(connection, task, Some(iteration)).await? else { return Ok(None) };
+    for artifact in &mut chain.artifacts {
+        artifact.diff.clear();
+    }
+    Ok(Some(RecordedMerge { old, new, commit_time, message, base: chain.base, artifacts: chain.artifacts }))
+}
+
+/// Records the merges of these tasks apart from the tasks, which may then be deleted. The tasks are locked.
+pub(super) async fn record_merges(connection: &mut PgConnection, tasks: &[Uuid]) -> Result<(), StoreError> {
+    let merged = sqlx::query!(
+        r#"select task, repository as "repository!", merge_number as "number!", merge_commit as "merge_commit!", base
+           from internal_prs where task = any($1) and merge_number is not null"#,
+        tasks
+    )
+    .fetch_all(&mut *connection)
+    .await
+    .doing("finding the merges of expired tasks")?;
+    for row in merged {
+        let merge = match merge_of(&mut *connection, TaskId(row.task)).await {
+            Ok(merge) => merge,
+            Err(error) if error.may_retry() => return Err(error),
+            Err(error) => {
+                tracing::warn!(task = %row.task, %error, "the merge of an expired task cannot be read, so it is not kept");
+                None
+            }
+        };
+        sqlx::query!(
+            "insert into recorded_merges (repository, number, merge_commit, base, record) values ($1, $2, $3, $4, $5)",
+            row.repository,
+            row.number,
+            row.merge_commit,
+            row.base,
+            merge.map(AsJson) as _
+        )
+        .execute(&mut *connection)
+        .await
+        .doing("recording a merge")?;
+    }
+    Ok(())
 }
 
 /// Moves the main branch of the repository in the task's last merge intent to `commit`, or returns why that is

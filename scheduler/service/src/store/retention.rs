@@ -2,12 +2,14 @@
 //!
 //! Tasks are deleted in small batches, each in its own transaction: rows that another transaction has locked are left for
 //! a later batch, and no other request waits for longer than a batch. The tasks are found through an index on the time of
-//! their end. Tasks whose results were merged are kept, because runners rebuild a repository's main branch from them.
+//! their end. Of a task whose result was merged, the merge is kept, because runners rebuild a repository's main branch
+//! from the merges.
 
 use cfq_proto::http::GcReply;
 use sqlx::PgConnection;
 
 use super::error::Doing;
+use super::main_branch::record_merges;
 use super::{Store, StoreError};
 
 /// Maximum number of tasks that one transaction deletes.
@@ -45,7 +47,6 @@ impl Store {
         let row = sqlx::query!(
             r#"with expired as (
                    select id, next_event from tasks where ended_at < to_timestamp($1)
-                     and not exists (select from internal_prs pr where pr.task = tasks.id and pr.merge_number is not null)
                )
                select (select count(*) from expired) as "tasks!",
                       (select coalesce(sum(next_event), 0)::bigint from expired) as "events!",
@@ -87,7 +88,6 @@ impl Store {
         let mut tx = self.begin().await?;
         let tasks = sqlx::query_scalar!(
             r#"select id from tasks where ended_at < to_timestamp($1)
-                 and not exists (select from internal_prs pr where pr.task = tasks.id and pr.merge_number is not null)
                order by ended_at limit $2 for update skip locked"#,
             ended_before,
             MAX_TASKS_PER_BATCH
@@ -98,6 +98,7 @@ impl Store {
         if tasks.is_empty() {
             return super::roll_back(tx, None).await;
         }
+        record_merges(&mut tx, &tasks).await?;
         let events = record_deleted_events(&mut tx, &tasks).await?;
         let blobs = sqlx::query_scalar!("select distinct hash from blob_refs where task = any($1)", &tasks)
             .fetch_all(&mut *tx)

@@ -112,3 +112,29 @@ async fn runner_reads_and_moves_only_the_main_branch_of_its_tasks_repository() {
     assert!(matches!(moved, StepReply::Illegal { .. }), "{moved:?}");
     assert_eq!(env.store.count("select merges from repositories where path = '/other' and main = 'm1'").await, 1);
 }
+
+#[tokio::test]
+async fn merges_of_deleted_tasks_are_read_in_their_order() {
+    let env = TestEnv::new().await;
+    let boot = env.join_runner().await;
+    let mut old = "b0".to_owned();
+    for n in 1..=4 {
+        let task = approved(&env, boot).await;
+        let new = format!("m{n}");
+        committed(&env, task, NEXT_SEQ, merge_intent(&old, &new)).await;
+        committed(&env, task, NEXT_SEQ + 1, Step::Merged { commit: new.clone() }).await;
+        let ended = if n == 2 { "now()" } else { "now() - interval '1 day'" };
+        env.store.raw(&format!("update tasks set ended_at = {ended} where id = '{}'", task.task)).await;
+        old = new;
+    }
+    let task = approved(&env, boot).await;
+    let before = main_branch(&env, task, None).await.unwrap();
+    assert_eq!(before.merges.len(), 4);
+    let (now, hour) = (env.store.clock_ms().await.unwrap() as f64 / 1000.0, 3600.0);
+    assert_eq!(env.store.delete_expired_tasks(now - hour).await.unwrap().unwrap().tasks, 3);
+    assert_eq!(main_branch(&env, task, None).await.unwrap(), before);
+    let rest = main_branch(&env, task, Some("m3")).await.unwrap();
+    assert_eq!((rest.knows_after, rest.merges), (true, before.merges[3..].to_vec()));
+    assert_eq!(env.store.delete_expired_tasks(now + hour).await.unwrap().unwrap().tasks, 1);
+    assert_eq!(main_branch(&env, task, None).await.unwrap(), before, "has_base too");
+}

@@ -71,7 +71,7 @@ async fn filled_older_database_is_migrated() {
         "alter table nodes drop column restart_seen_at",
         "alter table runners drop column restart_seen_at",
         "alter table tasks drop column unreceived",
-        "drop table repositories",
+        "drop table repositories, recorded_merges",
         "alter table internal_prs drop column repository, drop column merge_number",
         "delete from _sqlx_migrations where version > 2",
     ] {
