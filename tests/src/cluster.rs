@@ -66,6 +66,8 @@ pub struct Options {
     pub second_node: bool,
     /// Whether a second runner, `r2`, with a data folder of its own drives tasks. Its service is named `second_runner`.
     pub second_runner: bool,
+    /// Number of tasks that each runner drives at the same time.
+    pub runner_slots: usize,
     /// Whether a second scheduler stands by. Its service is named `second_scheduler`.
     pub second_scheduler: bool,
 }
@@ -95,6 +97,7 @@ impl Default for Options {
             dedicated_postgres: false,
             second_node: false,
             second_runner: false,
+            runner_slots: 2,
             second_scheduler: false,
         }
     }

@@ -28,6 +28,7 @@ mod nats_permissions;
 mod one_main_branch;
 mod out_of_memory;
 mod postgres_faults;
+mod preemption;
 mod requirements;
 mod sandbox;
 mod small_model;

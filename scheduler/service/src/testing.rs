@@ -203,6 +203,7 @@ pub fn runner_registration(boot: BootId) -> RunnerRegistration {
         version: "0.1.0".into(),
         machine_boot: None,
         credentials_lock: Some("8:2".into()),
+        slots: Some(1),
     }
 }
 

@@ -125,6 +125,7 @@ impl TestCluster {
             version: "0.1.0".into(),
             machine_boot: None,
             credentials_lock: None,
+            slots: None,
         };
         let subject = subject::runner(&runner(), "register");
         let reply: RegisterReply = request_reply(&self.runner, subject, registration).await;

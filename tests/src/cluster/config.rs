@@ -64,7 +64,7 @@ impl Cluster {
             runner: runners[0].clone(),
             nats: self.nats.config("runner"),
             data_dir: self.runner_data("runner"),
-            concurrency: 2,
+            concurrency: self.options.runner_slots,
             timing: self.options.timing.clone(),
         };
         let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();

@@ -120,7 +120,7 @@ pub async fn run(config: Config, reader: RepositoryReader, shutdown: impl Future
     }
 
     let _maintenance = Maintenance::start(context.config.data_dir.clone());
-    let mut slots = TaskSlots::new(context.config.concurrency.max(1));
+    let mut slots = TaskSlots::new(slot_count(&context.config));
     let mut workers: JoinSet<usize> = JoinSet::new();
     let mut lease_request: Option<LeaseRequestTask> = None;
     // Kept until a reply arrives: if the reply with a grant is lost, the next request gets the same grant.
@@ -203,6 +203,10 @@ pub async fn run(config: Config, reader: RepositoryReader, shutdown: impl Future
     Ok(())
 }
 
+fn slot_count(config: &Config) -> usize {
+    config.concurrency.max(1)
+}
+
 /// Locks the data folder for this process: two runners in one folder would remove each other's worktrees.
 fn lock_data_dir(config: &Config) -> Result<File, Error> {
     let data_dir = |source| Error::DataDir { path: config.data_dir.clone(), source };
@@ -232,6 +236,7 @@ async fn register(context: &RunnerContext) -> Result<(), Error> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine_boot: cfq_link::clock::machine_boot(),
         credentials_lock: context.credentials_lock.as_ref().map(|lock| lock.id().to_owned()),
+        slots: Some(u32::try_from(slot_count(&context.config)).unwrap_or(u32::MAX)),
     };
     let mut lease_wait = LeaseWait::default();
     loop {

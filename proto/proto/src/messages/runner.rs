@@ -25,6 +25,9 @@ pub struct RunnerRegistration {
     /// hold the same lock, so a later boot with the same lock proves that the process of the earlier boot has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_lock: Option<String>,
+    /// Number of tasks that the runner drives at the same time. Older runners send none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
 }
 
 /// Command of the scheduler to a runner.
@@ -121,6 +124,10 @@ pub enum StepReply {
         /// Number of the pull request; present only for the step `PrOpened`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pr: Option<i64>,
+        /// True if the task was released with this step, because a task of P0 waits for its slot: the runner stops, and
+        /// keeps no state of the task. It need not release the task.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        release: bool,
     },
     /// The step is a merge, and another task was merged since the merge was planned: the runner plans it again.
     MainMoved,

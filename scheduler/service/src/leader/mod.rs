@@ -4,6 +4,7 @@
 mod clock;
 mod grace;
 mod nats_check;
+mod preemption;
 mod publisher;
 mod rereads;
 mod sweeper;

@@ -1,6 +1,7 @@
-//! One term of a leader, from its election until it loses the leader row. Three async tasks share the work, so that
+//! One term of a leader, from its election until it loses the leader row. Four async tasks share the work, so that
 //! none waits for another:
 //! - [`sweeper`](super::sweeper) ends expired leases and needs only Postgres,
+//! - [`preemption`](super::preemption) names the running tasks that tasks of P0 preempt,
 //! - [`work_stream`](super::work_stream) keeps the JetStream stream and the nodes' consumers in place,
 //! - this module owns the planner's cache: it reads the rows named in hints, asks the planner for the next effects, and
 //!   applies them one compare-and-set at a time. It also reads again, at intervals, the rows that changed since it last read them, so a
@@ -25,6 +26,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Leader;
 use super::nats_check::NatsCheck;
+use super::preemption;
 use super::publisher::Publisher;
 use super::rereads::Rereads;
 use super::sweeper::{Observed, Sweeper};
@@ -74,6 +76,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
     // Dropping the set at the end of the term ends its tasks.
     let mut helpers = JoinSet::new();
     helpers.spawn(Sweeper::new(leader.clone(), leadership, observer, confirmed, nats).run());
+    helpers.spawn(preemption::run(leader.clone(), leadership));
     helpers.spawn(work_stream.clone().run(leader.clone()));
     let mut hints = subscribe::<LeaderHint>(leader, subject::HINT_LEADER).await;
     let mut prefill_hints = subscribe::<PrefillHint>(leader, subject::PREFILL_HINTS_ALL).await;

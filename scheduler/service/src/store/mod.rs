@@ -31,6 +31,7 @@ mod open_tasks;
 mod payload;
 mod place;
 mod pools;
+mod preemption;
 mod project;
 mod reclaim;
 mod resolve;

@@ -27,18 +27,20 @@ impl Store {
 
     /// Writes the runner's row, and how the boot before ended.
     async fn write_runner(&self, registration: &RunnerRegistration) -> Result<Result<(), IdInUse>, StoreError> {
-        let RunnerRegistration { runner, boot, version, machine_boot, credentials_lock } = registration;
+        let RunnerRegistration { runner, boot, version, machine_boot, credentials_lock, slots } = registration;
+        let slots = slots.map(|slots| i32::try_from(slots).unwrap_or(i32::MAX));
         let machine_boot = machine_boot.as_deref().map(pg_text);
         let credentials_lock = credentials_lock.as_deref().map(pg_text);
         let mut tx = self.begin().await?;
         let inserted = sqlx::query!(
-            r#"insert into runners (id, boot, version, machine_boot, credentials_lock) values ($1, $2, $3, $4, $5)
-               on conflict (id) do nothing"#,
+            r#"insert into runners (id, boot, version, machine_boot, credentials_lock, slots)
+               values ($1, $2, $3, $4, $5, $6) on conflict (id) do nothing"#,
             runner.as_str(),
             boot.0,
             pg_text(version),
             machine_boot,
-            credentials_lock
+            credentials_lock,
+            slots
         )
         .execute(&mut *tx)
         .await
@@ -92,7 +94,7 @@ impl Store {
         }
         sqlx::query!(
             r#"update runners set boot = $2, version = $3, machine_boot = $4, credentials_lock = $5, last_seen = now(),
-                      restart_seen_at = null,
+                      restart_seen_at = null, slots = $7,
                       earlier_boot = case when boot = $2 then earlier_boot else boot end,
                       earlier_boot_end = case when boot = $2 then earlier_boot_end else $6 end
                where id = $1"#,
@@ -101,7 +103,8 @@ impl Store {
             pg_text(version),
             machine_boot,
             credentials_lock,
-            before.end(new).as_str()
+            before.end(new).as_str(),
+            slots
         )
         .execute(&mut *tx)
         .await

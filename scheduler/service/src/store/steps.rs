@@ -17,6 +17,7 @@ use super::error::Doing;
 use super::events::append;
 use super::hints::Hint;
 use super::jobs::cancel_jobs;
+use super::preemption::release_if_preempted;
 use super::step_rejection::StepRejection;
 use super::tasks::{TaskRow, lock_task, move_task};
 use super::{Store, StoreError, blobs, effects, project, roll_back};
@@ -29,6 +30,7 @@ pub(super) struct WrittenStep {
     pub pr: Option<i64>,
     /// The task's state after the step.
     pub to: TaskState,
+    pub loop_state: LoopState,
     pub hints: Vec<Hint>,
 }
 
@@ -60,22 +62,29 @@ impl Store {
             let reason = UnavailableReason::MissingBlob { hash: blob.hash.clone() };
             return roll_back(tx, (StepReply::Unavailable { reason }, vec![])).await;
         }
-        let written = match write(&mut tx, &task, Some(request.fence.lease), &request.step, request.active_ms).await? {
-            Ok(written) => written,
-            Err(StepRejection::MainMoved { repository }) => {
-                tracing::info!(task = %task.number, repository, "another task was merged first");
-                return roll_back(tx, (StepReply::MainMoved, vec![])).await;
-            }
-            Err(rejection) => {
-                let (seq, step) = (request.seq, request.step.kind());
-                tracing::warn!(task = %task.number, seq, step, %rejection, "step refused");
-                return roll_back(tx, (StepReply::Illegal { reason: rejection.to_string() }, vec![])).await;
-            }
-        };
+        let mut written =
+            match write(&mut tx, &task, Some(request.fence.lease), &request.step, request.active_ms).await? {
+                Ok(written) => written,
+                Err(StepRejection::MainMoved { repository }) => {
+                    tracing::info!(task = %task.number, repository, "another task was merged first");
+                    return roll_back(tx, (StepReply::MainMoved, vec![])).await;
+                }
+                Err(rejection) => {
+                    let (seq, step) = (request.seq, request.step.kind());
+                    tracing::warn!(task = %task.number, seq, step, %rejection, "step refused");
+                    return roll_back(tx, (StepReply::Illegal { reason: rejection.to_string() }, vec![])).await;
+                }
+            };
+        let release = written.to == TaskState::Running
+            && cfq_scheduler_core::may_be_preempted(written.loop_state)
+            && release_if_preempted(&mut tx, &task, request.seq).await?;
+        if release {
+            written.hints.push(Hint::TaskReady);
+        }
         cfq_link::failpoint::hit("scheduler.step.before_commit");
         tx.commit().await.doing("committing a step")?;
         cfq_link::failpoint::hit("scheduler.step.after_commit");
-        Ok((StepReply::Committed { at: written.at, pr: written.pr }, written.hints))
+        Ok((StepReply::Committed { at: written.at, pr: written.pr, release }, written.hints))
     }
 }
 
@@ -83,7 +92,7 @@ impl Store {
 /// attempt (so the first reply was lost), else `Stale`.
 async fn reply_to_repeat(connection: &mut PgConnection, request: &StepRequest) -> Result<StepReply, StoreError> {
     let row = sqlx::query!(
-        r#"select step as "step: Json<Step>", pr, extract(epoch from at)::bigint as "at!" from steps
+        r#"select step as "step: Json<Step>", pr, released, extract(epoch from at)::bigint as "at!" from steps
            where task = $1 and seq = $2 and attempt = $3 and lease = $4"#,
         request.fence.task.0,
         request.seq,
@@ -94,7 +103,9 @@ async fn reply_to_repeat(connection: &mut PgConnection, request: &StepRequest) -
     .await
     .doing("finding a step")?;
     Ok(match row {
-        Some(row) if row.step.0 == request.step => StepReply::Committed { at: row.at, pr: row.pr },
+        Some(row) if row.step.0 == request.step => {
+            StepReply::Committed { at: row.at, pr: row.pr, release: row.released }
+        }
         Some(_) | None => StepReply::Stale,
     })
 }
@@ -160,7 +171,7 @@ pub(super) async fn write(
             hints.push(Hint::TaskReady);
         }
     }
-    Ok(Ok(WrittenStep { at, pr: projection.pr, to, hints }))
+    Ok(Ok(WrittenStep { at, pr: projection.pr, to, loop_state, hints }))
 }
 
 /// Collects the [`Facts`] about the committed steps without reading any artifact.

@@ -83,7 +83,7 @@ impl Store {
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
-                      reason = '', waits_for = null, stalled = false, lease_request = $7,
+                      reason = '', waits_for = null, stalled = false, preempted_by = null, lease_request = $7,
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,

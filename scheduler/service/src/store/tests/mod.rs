@@ -12,6 +12,7 @@ mod loops;
 mod lost_attempts;
 mod main_branch;
 mod migrations;
+mod preemption;
 mod reclaim;
 mod retention;
 mod rows_read;

@@ -1,0 +1,133 @@
+//! Preemption of tasks: the leader names a victim in its row, and the victim's next step releases it. The core decides
+//! (`cfq_scheduler_core::preemptions`).
+
+use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::task::{Priority, TaskState};
+use cfq_scheduler_core::{Preemption, ReadyTask, RunningTask, TaskOrder};
+use sqlx::PgConnection;
+
+use super::columns::parse;
+use super::error::Doing;
+use super::leader::{Leadership, lock_leader_row};
+use super::tasks::{TaskRow, move_task};
+use super::{Store, StoreError};
+
+/// Maximum number of waiting tasks that name a victim at the same time.
+const MAX_PREEMPTING_TASKS: i64 = 64;
+
+/// The tasks that the decision compares.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskQueue {
+    /// Number of free slots of the live runners. A runner of an earlier version, which does not report its slots, counts
+    /// as full.
+    pub free_slots: usize,
+    /// The first ready tasks, in the order in which they are granted.
+    pub ready: Vec<ReadyTask>,
+    pub running: Vec<RunningTask>,
+}
+
+impl Store {
+    /// Reads what the decision about preemptions needs. The rows may change at once: each name is a compare-and-set.
+    pub async fn task_queue(&self) -> Result<TaskQueue, StoreError> {
+        let free_slots = sqlx::query_scalar!(
+            r#"select coalesce(sum(greatest(0, coalesce(slots, 0)
+                      - (select count(*) from tasks where tasks.runner = runners.id and lease is not null))), 0)::bigint as "free!"
+               from runners where last_seen > now() - $1::float8 * interval '1 millisecond'"#,
+            self.lease_ttl_ms()
+        )
+        .fetch_one(&self.pool)
+        .await
+        .doing("counting free slots")?;
+        let ready = sqlx::query!(
+            r#"select id, number, priority, (extract(epoch from order_key) * 1000000)::bigint as "key_us!"
+               from tasks where state = 'ready' and waits_for is null and id <> all($1)
+               order by order_key, number limit $2"#,
+            &self.row_backoff.rows(),
+            free_slots.saturating_add(MAX_PREEMPTING_TASKS)
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("finding the first ready tasks")?;
+        let running = sqlx::query!(
+            r#"select id, number, priority, loop_state, preempted_by,
+                      (extract(epoch from order_key) * 1000000)::bigint as "key_us!"
+               from tasks where state = 'running' and id <> all($1)"#,
+            &self.row_backoff.rows()
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("finding the running tasks")?;
+        let ready = ready.into_iter().map(|r| {
+            Ok(ReadyTask { id: TaskId(r.id), priority: priority(r.priority)?, order: order(r.key_us, r.number) })
+        });
+        let running = running.into_iter().map(|r| {
+            Ok(RunningTask {
+                id: TaskId(r.id),
+                priority: priority(r.priority)?,
+                order: order(r.key_us, r.number),
+                loop_state: parse("loop state", &r.loop_state)?,
+                preempted_by: r.preempted_by.map(TaskId),
+            })
+        });
+        Ok(TaskQueue {
+            free_slots: usize::try_from(free_slots).unwrap_or(0),
+            ready: ready.collect::<Result<_, StoreError>>()?,
+            running: running.collect::<Result<_, StoreError>>()?,
+        })
+    }
+
+    /// Names a victim, or withdraws its name. False if the victim or the waiting task has changed since they were read.
+    pub async fn set_preemption(&self, leadership: Leadership, change: &Preemption) -> Result<bool, StoreError> {
+        let mut tx = self.begin().await?;
+        lock_leader_row(&mut tx, leadership).await?;
+        let done = sqlx::query!(
+            r#"update tasks set preempted_by = $2
+               where id = $1 and state = 'running' and preempted_by is not distinct from $3
+                 and ($2::uuid is null
+                      or exists (select from tasks by where by.id = $2 and by.state = 'ready' and by.waits_for is null))"#,
+            change.victim.0,
+            change.by.map(|task| task.0),
+            change.before.map(|task| task.0)
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("naming a task to preempt")?;
+        tx.commit().await.doing("naming a task to preempt")?;
+        Ok(done.rows_affected() == 1)
+    }
+}
+
+/// Releases a running, locked task with the step that was just written, if a ready task has named it as its victim. This
+/// counts as no loss, and the task keeps its place in the order.
+pub(super) async fn release_if_preempted(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    seq: i32,
+) -> Result<bool, StoreError> {
+    let by = sqlx::query_scalar!(
+        r#"select by.number from tasks victim join tasks by on by.id = victim.preempted_by
+           where victim.id = $1 and by.state = 'ready' and by.waits_for is null"#,
+        task.id.0
+    )
+    .fetch_optional(&mut *connection)
+    .await
+    .doing("finding the task that preempts another")?;
+    let Some(by) = by.map(TaskNumber) else { return Ok(false) };
+    let reason = format!("preempted by {by} (P0), continues when a runner slot is free");
+    if !move_task(connection, task, TaskState::Ready, &reason).await? {
+        return Ok(false);
+    }
+    sqlx::query!("update steps set released = true where task = $1 and seq = $2", task.id.0, seq)
+        .execute(connection)
+        .await
+        .doing("releasing a task with its step")?;
+    Ok(true)
+}
+
+fn order(key_us: i64, number: i64) -> TaskOrder {
+    TaskOrder { key_us, number: TaskNumber(number) }
+}
+
+fn priority(stored: i16) -> Result<Priority, StoreError> {
+    Priority::try_from(stored).map_err(|_| StoreError::Unreadable { what: "priority", text: stored.to_string() })
+}
