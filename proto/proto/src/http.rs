@@ -1,5 +1,7 @@
 //! Types of the HTTP API under `/api/v1`. The paths are in the scheduler's router and in [`crate::client`].
 
+mod explain;
+mod jobs;
 mod retention;
 
 use schemars::JsonSchema;
@@ -16,6 +18,11 @@ use crate::pr::PrState;
 use crate::review::{Finding, Quarantine, ReviewFeedback};
 use crate::task::{Agent, TaskSpec, TaskState};
 
+pub use explain::{
+    AttemptView, CostTerms, Explanation, JobEstimate, JobExplanation, JobPlan, NodePlan, NodeVerdict, QueuePosition,
+    ReservationView, TaskExplanation, TaskWait,
+};
+pub use jobs::{JobFilter, JobList, JobListItem};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 
 /// Body of `POST /tasks`, with an optional `Idempotency-Key` header.

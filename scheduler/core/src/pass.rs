@@ -10,11 +10,12 @@ use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
 
 use crate::candidates::{Candidates, accepts};
-use crate::cost::{PlacementCost, block_ms, placement_cost, slowest_end_ms};
+use crate::cost::{PlacementCost, placement_cost, slowest_end_ms};
 use crate::effect::Effect;
 use crate::job::Job;
 use crate::model_loading::{NodeLoads, node_loads};
 use crate::node::Node;
+use crate::node_cost::node_cost;
 use crate::occupancy::NodeOccupancy;
 use crate::pending_reason::join_by_node;
 use crate::placement_reason::placement_reason;
@@ -22,8 +23,8 @@ use crate::priority::OrderKey;
 use crate::queue::{Blocked, ClassQueue};
 use crate::request_class::RequestClass;
 use crate::reservation::Reservation;
+use crate::room_timeline::{Planned, expected_end_ms};
 use crate::rooms::{Room, Rooms};
-use crate::start_estimate::{Planned, expected_end_ms};
 use crate::state::PlannerState;
 
 /// The pass, and what remains on the nodes after the placements planned so far.
@@ -250,12 +251,10 @@ impl<'a> Pass<'a> {
 
     /// Cost of the job on a node with room.
     fn cost(&self, job: &Job, room: &Room) -> PlacementCost {
-        let (node, model) = (&*room.node, room.model());
-        let prompt = self.state.prefix_index.estimate(node, model, &job.prefix, block_ms(model), self.now_ms);
+        let node = &*room.node;
         let planned = self.planned.get(&(node.id.clone(), job.model.clone())).into_iter().flatten();
-        let wait_ms = prompt.wait_ms + planned.map(|planned| planned.prefill_ms).sum::<f64>();
-        let cost = placement_cost(job, model, room.capacity.concurrent, prompt.cached_blocks);
-        PlacementCost { wait_ms, eviction_ms: prompt.eviction_ms, ..cost }
+        let cost = node_cost(self.state, job, node, room.model(), room.capacity.concurrent, self.now_ms);
+        PlacementCost { wait_ms: cost.wait_ms + planned.map(|planned| planned.prefill_ms).sum::<f64>(), ..cost }
     }
 
     /// Records that the job is placed on the node.

@@ -98,6 +98,25 @@ impl Queue {
         self.models.values_mut().flat_map(BTreeMap::values_mut).for_each(|queue| queue.blocked = None);
     }
 
+    /// The queued jobs of a model in their order.
+    pub fn in_order(&self, model: &ModelId) -> impl Iterator<Item = OrderKey> + '_ {
+        let classes = self.models.get(model).into_iter().flat_map(BTreeMap::values);
+        let mut heads: BTreeMap<OrderKey, &ClassQueue> =
+            classes.filter_map(|queue| Some((queue.first()?, queue))).collect();
+        std::iter::from_fn(move || {
+            let (key, queue) = heads.pop_first()?;
+            heads.extend(queue.next_after(key).map(|next| (next, queue)));
+            Some(key)
+        })
+    }
+
+    /// Number of queued jobs of the job's model that come before it, and of all of them.
+    pub fn position(&self, job: &Job) -> (usize, usize) {
+        let own = order_key(job);
+        let classes = || self.models.get(&job.model).into_iter().flat_map(BTreeMap::values);
+        (classes().map(|queue| queue.jobs.range(..own).count()).sum(), classes().map(|queue| queue.jobs.len()).sum())
+    }
+
     /// The queued jobs of a model by class, from the one after `cursor`.
     pub fn jobs_after<'a>(
         &'a self,

@@ -8,7 +8,8 @@ use crate::job::Job;
 use crate::node::Node;
 use crate::occupancy::NodeOccupancy;
 use crate::reservation::Reservation;
-use crate::start_estimate::{Planned, reserve_node, start_estimate};
+use crate::room_timeline::Planned;
+use crate::start_estimate::{reserve_node, start_estimate};
 
 impl Pass<'_> {
     /// Reserves the whole node with the fewest jobs for a job that may be poison.

@@ -1,6 +1,7 @@
 //! Builders of rows and states, and the planner's tests by topic.
 
 mod acceptance;
+mod explain;
 mod incremental;
 mod occupancy;
 mod placement;

@@ -6,11 +6,11 @@ use proptest::prelude::*;
 
 use super::{carry_out, job, model, node, placements, state};
 use crate::cost::{kv_reservation, prompt_tokens};
-use crate::start_estimate::expected_end_ms;
+use crate::room_timeline::expected_end_ms;
 use crate::{Job, MAX_OVERTAKING_MS, Node, order_key, plan};
 
 prop_compose! {
-    fn any_job()(
+    pub(super) fn any_job()(
         priority in 0i16..4,
         created_ms in 0i64..100_000,
         prompt_bytes in 0u64..20_000,
@@ -22,7 +22,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn any_node(name: &'static str)(
+    pub(super) fn any_node(name: &'static str)(
         free in 0u64..20_000,
         slots in 0u32..5,
         running in 0u32..5,
