@@ -1,5 +1,6 @@
 //! Definition of the command line. The parser, the help texts and the shell completions are derived from it.
 
+mod jobs;
 mod subcommands;
 
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Maximum of an option in days: a century.
 const MAX_DAYS: f64 = 36_525.0;
 
+pub use jobs::JobsArgs;
 pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand};
 
 #[derive(Debug, Parser)]
@@ -63,6 +65,14 @@ pub enum CliCommand {
     Show {
         /// Task number such as t42, or task id
         task: TaskKey,
+    },
+    /// List model calls, newest first
+    Jobs(JobsArgs),
+    /// Explain why a task or a model call waits, or where it runs
+    Explain {
+        /// Task number such as t42, task id, or job id as printed by `cfq jobs`
+        #[arg(value_name = "TASK|JOB")]
+        key: TaskKey,
     },
     /// Follow a task's events and generated text until the task finishes or waits for a human
     Watch {

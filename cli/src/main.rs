@@ -136,6 +136,8 @@ async fn run_client_command(
     match command {
         CliCommand::Submit(args) => commands::submit::run(client, out, args).await,
         CliCommand::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
+        CliCommand::Jobs(args) => commands::jobs::run(client, out, &args.into()).await,
+        CliCommand::Explain { key } => commands::explain::run(client, out, key).await,
         CliCommand::Show { task } => commands::show::run(client, out, task).await,
         CliCommand::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
         CliCommand::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,

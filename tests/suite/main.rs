@@ -10,6 +10,7 @@ mod command_line;
 mod default_model;
 mod duplicate_ids;
 mod durable_requests;
+mod explain;
 mod fault_injection;
 mod full_disk;
 mod gpu_yield;

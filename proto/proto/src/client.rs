@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use crate::event::Event;
 use crate::http::{
-    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, GcReply, GcRequest, ModelAnswer,
-    ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList,
-    TokensData,
+    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, Explanation, GcReply, GcRequest,
+    JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply,
+    SubmitRequest, TaskDetail, TaskList, TokensData,
 };
 use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
@@ -184,6 +184,30 @@ impl Client {
     /// See [`ClientError`].
     pub async fn pr(&self, number: i64) -> Result<PrView, ClientError> {
         self.get(&format!("/prs/{number}")).await
+    }
+
+    /// Lists jobs, newest first.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn jobs(&self, filter: &JobFilter) -> Result<JobList, ClientError> {
+        let mut query = vec![("limit", filter.limit.to_string())];
+        query.extend(filter.task.map(|task| ("task", task.to_string())));
+        query.extend(filter.state.map(|state| ("state", state.to_string())));
+        query.extend(filter.node.as_ref().map(|node| ("node", node.to_string())));
+        query.extend(filter.model.as_ref().map(|model| ("model", model.to_string())));
+        query.extend(filter.after.map(|job| ("after", job.to_string())));
+        let mut request = self.request(Method::GET, "/jobs").build().map_err(|source| self.unreachable(source))?;
+        request.url_mut().query_pairs_mut().extend_pairs(query);
+        self.send(RequestBuilder::from_parts(self.http.clone(), request)).await
+    }
+
+    /// Explains why a task or a job waits, or where it runs. `key` is a task's number, or the id of a task or job.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn explain(&self, key: TaskKey) -> Result<Explanation, ClientError> {
+        self.get(&format!("/explain/{key}")).await
     }
 
     /// Lists all nodes.

@@ -16,6 +16,8 @@ pub const HINT_LEADER: &str = "cfq.v1.hint.leader";
 pub const HINT_EVENTS: &str = "cfq.v1.hint.events";
 /// Subject on which the leader announces itself to the other schedulers.
 pub const LEADER_ANNOUNCEMENTS: &str = "cfq.v1.leader";
+/// Subject of the requests of schedulers to the leader for its plan of a job.
+pub const LEADER_EXPLAIN: &str = "cfq.v1.leader.explain";
 /// Subject filter for the prefill hints of all runners; the leader subscribes to it.
 pub const PREFILL_HINTS_ALL: &str = "cfq.v1.runner.*.prefill_hint";
 

@@ -7,3 +7,8 @@ alter table steps add column released boolean not null default false;
 
 -- Number of tasks that the runner drives at the same time; null if its version does not report it.
 alter table runners add column slots integer;
+
+-- The list of jobs is read newest first, by page; ids are ordered by the time of creation.
+create index jobs_by_state on jobs (state, id);
+create index jobs_by_node_and_id on jobs (node, id) where node is not null;
+create index jobs_by_model on jobs (model, id);

@@ -2,8 +2,8 @@
 
 use cfq_proto::node::{Device, DeviceKind, ModelState, Residency};
 use prometheus::{
-    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry, TextEncoder,
 };
 
 use crate::store::Gauges;
@@ -17,6 +17,7 @@ pub struct Metrics {
     nats_requests: IntCounterVec,
     nats_seconds: HistogramVec,
     pub placements: IntCounter,
+    pub wait_estimate_ratio: Histogram,
     pub work_orders_resent: IntCounter,
     pub job_leases_expired: IntCounter,
     pub task_leases_expired: IntCounter,
@@ -158,6 +159,14 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
+        let wait_estimate_ratio = Histogram::with_opts(
+            HistogramOpts::new(
+                "cfq_job_wait_estimate_ratio",
+                "Actual wait of a placed job, divided by the wait that was estimated last.",
+            )
+            .buckets(vec![0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0]),
+        )?;
+        registry.register(Box::new(wait_estimate_ratio.clone()))?;
         let build = gauges("cfq_build_info", "Always 1; the label is the version of this build.", "version")?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         Ok(Self {
@@ -178,6 +187,7 @@ impl Metrics {
             )?,
             nats_seconds: histogram("cfq_nats_request_duration_seconds", "Time until the reply is ready.", &["verb"])?,
             placements: counter("cfq_placements_total", "Attempts that were placed on a node.")?,
+            wait_estimate_ratio,
             work_orders_resent: counter(
                 "cfq_work_orders_resent_total",
                 "Work orders that were sent again because no node accepted them in time.",
@@ -286,6 +296,8 @@ mod tests {
         cfq_http_request_duration_seconds_count{method="GET",path="/api/v1/tasks"}
         cfq_http_requests_total{method="GET",path="/api/v1/tasks",status="200"}
         cfq_job_leases_expired_total
+        cfq_job_wait_estimate_ratio_count
+        cfq_job_wait_estimate_ratio_sum
         cfq_jobs_dead_tuples
         cfq_jobs{state="queued"}
         cfq_leader

@@ -4,11 +4,13 @@
 
 mod error;
 mod events;
+mod explain;
 mod feed;
 mod feed_position;
 mod gc;
 mod guard;
 mod health;
+mod jobs;
 mod models;
 mod nodes;
 mod open_tasks;
@@ -102,6 +104,8 @@ impl Api {
             .route("/api/v1/tasks/{key}/resolve", post(tasks::resolve))
             .route("/api/v1/tasks/{key}/events", get(events::list))
             .route("/api/v1/tasks/{key}/artifacts/{which}", get(tasks::artifacts))
+            .route("/api/v1/jobs", get(jobs::list))
+            .route("/api/v1/explain/{key}", get(explain::explain))
             .route("/api/v1/prs", get(prs::list))
             .route("/api/v1/prs/{number}", get(prs::show))
             .route("/api/v1/nodes", get(nodes::list))

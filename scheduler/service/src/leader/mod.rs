@@ -2,6 +2,7 @@
 //! expires.
 
 mod clock;
+mod explain;
 mod grace;
 mod nats_check;
 mod preemption;
@@ -9,6 +10,7 @@ mod publisher;
 mod rereads;
 mod sweeper;
 mod term;
+mod wait_estimates;
 mod work_stream;
 
 use std::time::{Duration, Instant};
@@ -19,6 +21,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
+pub use explain::ask_leader;
 use nats_check::NatsCheck;
 
 use crate::bus::presence;

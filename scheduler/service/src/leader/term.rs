@@ -9,27 +9,31 @@
 //!
 //! An error that concerns one row skips only that row; the rest of the plan continues.
 
+mod requests;
+
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use cfq_link::session::Incoming;
 use cfq_proto::ids::{JobId, LeaseId, NodeId};
 use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint};
 use cfq_proto::subject;
 use cfq_scheduler_core::{
-    Effect, JobPhase, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan_step, prefill_node,
+    Effect, JobPhase, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan_step,
 };
-use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
+use requests::subscribe;
+
 use super::Leader;
+use super::explain::ExplainRequest;
 use super::nats_check::NatsCheck;
 use super::preemption;
 use super::publisher::Publisher;
 use super::rereads::Rereads;
 use super::sweeper::{Observed, Sweeper};
+use super::wait_estimates::WaitEstimates;
 use super::work_stream::WorkStream;
 use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError, limited};
 
@@ -61,6 +65,7 @@ struct Term<'a> {
     /// What the last sweep found; `None` until the first sweep.
     observed: watch::Receiver<Option<Observed>>,
     publisher: Publisher,
+    waits: WaitEstimates,
 }
 
 /// Runs the term: places jobs and ends expired leases until another scheduler leads or the subscription to hints ends.
@@ -80,6 +85,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
     helpers.spawn(work_stream.clone().run(leader.clone()));
     let mut hints = subscribe::<LeaderHint>(leader, subject::HINT_LEADER).await;
     let mut prefill_hints = subscribe::<PrefillHint>(leader, subject::PREFILL_HINTS_ALL).await;
+    let mut explains = subscribe::<ExplainRequest>(leader, subject::LEADER_EXPLAIN).await;
     let mut term = Term {
         leader,
         leadership,
@@ -89,6 +95,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
         looked_at_all: Instant::now(),
         observed,
         publisher: Publisher::new(leader.session.clone(), work_stream),
+        waits: WaitEstimates::new(),
     };
     let mut rereads = Rereads::new(timing.sweep());
     // Each tick runs the planner, which checks whether a backoff has ended, or a node has not accepted a job in time.
@@ -123,6 +130,10 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
                     Ok(hint) => term.forward_prefill_hint(hint).await,
                     Err(error) => tracing::debug!(%error, "unreadable prefill hint ignored"),
                 }
+                continue;
+            }
+            Some(request) = explains.next() => {
+                term.answer_explain(request).await;
                 continue;
             }
             hint = hints.next() => {
@@ -160,17 +171,6 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
                 tokio::time::sleep(timing.sweep()).await;
             }
         }
-    }
-}
-
-/// Subscribes, and repeats that until it succeeds.
-async fn subscribe<T: DeserializeOwned>(leader: &Leader, subject: &str) -> Incoming<T> {
-    loop {
-        match leader.session.subscribe::<T>(subject).await {
-            Ok(incoming) => return incoming,
-            Err(error) => tracing::warn!(%error, "cannot subscribe to hints, retrying"),
-        }
-        tokio::time::sleep(leader.store.timing().sweep()).await;
     }
 }
 
@@ -228,6 +228,7 @@ impl Term<'_> {
 
     fn on_job_ended(&mut self, job: JobId, ended_ms: i64) {
         self.versions.remove(&job);
+        self.waits.on_ended(job);
         self.state.on_job_ended(job, ended_ms);
     }
 
@@ -294,6 +295,9 @@ impl Term<'_> {
                 self.on_job_error(job, error)?;
             }
         }
+        if !step.is_cut {
+            self.waits.update(&self.state, now_ms);
+        }
         Ok(step.is_cut)
     }
 
@@ -310,6 +314,9 @@ impl Term<'_> {
                 self.refresh_job(job).await?;
                 if let Some(work) = placed {
                     self.leader.metrics.placements.inc();
+                    if let Some(ratio) = self.waits.on_placed(job, now_ms) {
+                        self.leader.metrics.wait_estimate_ratio.observe(ratio);
+                    }
                     tracing::info!(%job, attempt, node = %order.node, reason = order.reason, "placed");
                     self.publisher.publish(order.node, boot, work);
                 }
@@ -386,18 +393,6 @@ impl Term<'_> {
         match reason {
             UnplaceReason::NodeLost => UnreportedEnd::NodeLost,
             UnplaceReason::NodeUnresponsive => UnreportedEnd::NotAccepted,
-        }
-    }
-
-    /// Forwards a prefill hint to the node on which its job would be placed now. The hint is not stored, because losing
-    /// it costs only time.
-    async fn forward_prefill_hint(&mut self, hint: PrefillHint) {
-        let Some(now_ms) = self.now_ms() else { return };
-        let Some(node) = prefill_node(&self.state, &hint, now_ms) else { return };
-        self.state.on_prefill_hint_sent(&node, &hint);
-        let command = NodeCommand::Prefill { hint };
-        if let Err(error) = self.leader.session.publish(&subject::node_command(&node), &command).await {
-            tracing::debug!(%node, %error, "prefill hint not sent");
         }
     }
 }

@@ -73,6 +73,10 @@ async fn filled_older_database_is_migrated() {
         "alter table tasks drop column unreceived",
         "drop table repositories, recorded_merges",
         "alter table internal_prs drop column repository, drop column merge_number",
+        "alter table tasks drop column preempted_by",
+        "alter table steps drop column released",
+        "alter table runners drop column slots",
+        "drop index jobs_by_state, jobs_by_node_and_id, jobs_by_model",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

@@ -5,6 +5,7 @@ mod deadlines;
 mod election;
 mod failures;
 mod feed;
+mod job_list;
 mod jobs;
 mod journal;
 mod leases;

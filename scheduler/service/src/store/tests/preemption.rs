@@ -4,6 +4,7 @@ use cfq_proto::review::ReviewFeedback;
 use cfq_proto::task::{Priority, TaskState};
 use cfq_scheduler_core::{Preemption, preemptions};
 
+use super::rows_read::{add_tasks, rows_read, single_connection};
 use super::*;
 use crate::testing::new_task;
 
@@ -99,6 +100,18 @@ async fn free_slot_makes_preemption_unnecessary() {
     assert_eq!(decide(&env, leadership).await, []);
     env.store.raw("update runners set slots = null").await;
     assert_eq!(decide(&env, leadership).await.len(), 1, "the slots of an earlier version are unknown");
+}
+
+#[tokio::test]
+async fn decision_reads_few_rows_beside_many_ready_tasks() {
+    let Full { env, .. } = full().await;
+    add_tasks(&env, 20_000, "(array['ready', 'merged'])[1 + n % 2]").await;
+    env.store.raw("analyze").await;
+    let store = single_connection(&env);
+    store.raw("select 1 from tasks limit 1").await;
+    let (read, tasks) = rows_read(&store, store.task_queue()).await;
+    assert_eq!(tasks.unwrap().running.len(), 1);
+    assert!(read <= 1_000, "{read} rows read");
 }
 
 /// The task is named while it is reviewed; the decision that ends its loop begins the hand-off, which is not interrupted.
