@@ -42,12 +42,16 @@ fn main() -> ExitCode {
         }
     };
     let json = cli.json;
-    // Before anything else, because the sandbox may have neither threads nor open files.
-    if let CliCommand::Serve { process: ServeCommand::Sandbox } = cli.command {
-        return match cfq_inference_node::sandbox::serve() {
-            Ok(()) => Code::Done.into(),
-            Err(_) => Code::Failed.into(),
-        };
+    // Before anything else, because these two may have neither threads nor open files.
+    match cli.command {
+        CliCommand::Serve { process: ServeCommand::Sandbox } => {
+            return match cfq_inference_node::sandbox::serve() {
+                Ok(()) => Code::Done.into(),
+                Err(_) => Code::Failed.into(),
+            };
+        }
+        CliCommand::Serve { process: ServeCommand::RepositoryAccess } => return serve_repository_access(),
+        _ => {}
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -66,6 +70,17 @@ fn main() -> ExitCode {
     // At this point all work has been released; blocking threads, such as a model's, need not be awaited.
     runtime.shutdown_background();
     code.into()
+}
+
+fn serve_repository_access() -> ExitCode {
+    start_logging("warn");
+    match cfq_agent_runner::workstream::serve_repository_access() {
+        Ok(()) => Code::Done.into(),
+        Err(error) => {
+            output::print_stderr(&format!("cfq: cannot open a repository for another process: {error}"));
+            Code::Failed.into()
+        }
+    }
 }
 
 fn report(error: &anyhow::Error, json: bool) {

@@ -9,6 +9,7 @@ pub mod cfq_up;
 pub mod chaos;
 pub mod cluster;
 pub mod fake_gpus;
+pub mod file_lease;
 pub mod foreign_process;
 pub mod gguf;
 pub mod hub;

@@ -4,6 +4,7 @@
 mod api;
 mod api_token;
 mod architecture;
+mod blocked_repository;
 mod broken_environment;
 mod canaries;
 mod command_line;

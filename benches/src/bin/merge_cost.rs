@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use cfq_agent_runner::driver::{Assignment, TaskDriver};
-use cfq_agent_runner::workstream::{MaintenanceLimits, RepositoryReader, maintain_mirrors};
+use cfq_agent_runner::workstream::{MaintenanceLimits, RepositoryAccess, maintain_mirrors};
 use cfq_benches::merge_port::{MemoryPort, Records};
 use cfq_convergence::{History, LoopLimits};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -158,9 +158,9 @@ async fn run_task(user: &Path, data: &Path, base: &str, n: usize, records: Arc<R
     let limits = LoopLimits::default();
     let (spec, history) = (Arc::new(spec), History::default());
     let assignment = Assignment { task, number, attempt: 1, spec, limits, history, worker: n % 16 + 1 };
-    // The product reads repositories in a process of its own; it is left out of this measurement.
-    let reader = RepositoryReader::in_process();
-    let history = TaskDriver::new(port, assignment, data.to_owned(), reader, Timing::default()).run().await?;
+    // The product opens repositories in a process of its own; it is left out of this measurement.
+    let repositories = RepositoryAccess::in_process();
+    let history = TaskDriver::new(port, assignment, data.to_owned(), repositories, Timing::default()).run().await?;
     ensure!(history.state == LoopState::Idle && history.hand_off.merged.is_some(), "task {n} is not merged");
     Ok(())
 }

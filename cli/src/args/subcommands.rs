@@ -120,8 +120,8 @@ pub enum ServeCommand {
     Runner {
         config: PathBuf,
     },
-    /// A child of the runner that reads a user's repository
-    RepositoryReader,
+    /// A child of the runner or of a command that opens a user's repository
+    RepositoryAccess,
     /// A child of the node that parses untrusted model files
     Sandbox,
 }

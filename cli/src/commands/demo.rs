@@ -120,7 +120,7 @@ async fn find_unfinished(client: &Client, args: &DemoArgs) -> anyhow::Result<Opt
 
 fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskSpec> {
     let sample = create_sample_repository(&paths.data)?;
-    let start = repo::resolve(&sample, None).context("the sample repository is damaged")?;
+    let start = repo::resolve(&sample, None, &[]).context("the sample repository is damaged")?;
     let bound = config.agents();
     // Limits a small model that does not stop by itself: the demo should take about a minute.
     let seeded = |binding: &AgentBinding| AgentBinding {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cfq_agent_runner::workstream::{self, DeliveredBranch};
+use cfq_agent_runner::workstream::{self, DeliveredBranch, DeliveryRequest, StopCondition};
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
@@ -30,7 +30,7 @@ pub async fn run(
 ) -> anyhow::Result<Code> {
     let detail = client.task(task).await?;
     let repo = match repo {
-        Some(dir) => repo::resolve(&dir, None)?.root,
+        Some(dir) => repo::resolve(&dir, None, &[])?.root,
         None => PathBuf::from(&detail.spec.repo),
     };
     let delivered = create_branch(client, &detail, &repo, iteration).await?;
@@ -72,7 +72,9 @@ pub async fn create_branch(
         )));
     }
     let branch = workstream::branch_name(chain.number, &detail.spec.description);
-    let into = repo.to_path_buf();
-    let deliver = move || workstream::deliver(&into, &branch, &chain.base, &chain.artifacts);
+    let repository = repo.to_path_buf();
+    let request = DeliveryRequest { repository, branch, base: chain.base, artifacts: chain.artifacts };
+    let (access, (stop, _cancel)) = (repo::access()?, StopCondition::after(repo::MAX_ACCESS));
+    let deliver = move || access.deliver(request, None, &stop);
     tokio::task::spawn_blocking(deliver).await?.map_err(|error| exit::usage(error.to_string()))
 }

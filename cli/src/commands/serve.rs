@@ -1,22 +1,18 @@
 //! `cfq serve scheduler|node|runner CONFIG`: runs one process of cfq. `cfq up` starts each of the three in this way,
-//! with a configuration file that it has written. The runner starts `cfq serve repository-reader` to read a repository;
-//! the node starts `cfq serve sandbox` to parse model files, see `main.rs`.
+//! with a configuration file that it has written. The runner starts `cfq serve repository-access` to open a repository;
+//! the node starts `cfq serve sandbox` to parse model files, see `main.rs` for both.
 
 use std::path::Path;
 
 use anyhow::Context;
-use cfq_agent_runner::workstream::{ReaderProgram, RepositoryReader, answer_read_request};
 use cfq_inference_node::sandbox::Sandbox;
 use serde::de::DeserializeOwned;
 
 use crate::args::ServeCommand;
 use crate::exit::{self, Code};
+use crate::repo;
 
 pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
-    if matches!(process, ServeCommand::RepositoryReader) {
-        answer_read_request().context("cannot answer the runner")?;
-        return Ok(Code::Done);
-    }
     let stop = cfq_link::stop::signalled();
     match process {
         ServeCommand::Scheduler { config } => {
@@ -30,13 +26,10 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
             ended.map_err(|error| stopped("node", error.is_refusal(), error))?;
         }
         ServeCommand::Runner { config } => {
-            let program = std::env::current_exe().context("cannot find the program of this process")?;
-            let args = ["serve", "repository-reader"].map(str::to_owned).to_vec();
-            let reader = RepositoryReader::new(ReaderProgram { path: program, args });
-            let ended = cfq_agent_runner::run(read(&config)?, reader, stop).await;
+            let ended = cfq_agent_runner::run(read(&config)?, repo::access()?, stop).await;
             ended.map_err(|error| stopped("runner", error.is_refusal(), error))?;
         }
-        ServeCommand::RepositoryReader => {}
+        ServeCommand::RepositoryAccess => return Err(exit::usage("this process is started by the runner")),
         ServeCommand::Sandbox => return Err(exit::usage("the sandbox is started by the node")),
     }
     Ok(Code::Done)

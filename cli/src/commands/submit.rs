@@ -60,8 +60,7 @@ fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
              in a task file",
         ));
     }
-    let start = repo::resolve(Path::new(&spec.repo), spec.base.as_deref())?;
-    start.check_context(&spec.context_files)?;
+    let start = repo::resolve(Path::new(&spec.repo), spec.base.as_deref(), &spec.context_files)?;
     spec.repo = start.root.to_string_lossy().into_owned();
     spec.base = Some(start.base);
     Ok(spec)

@@ -15,7 +15,9 @@ use cfq_proto::loop_step::Step;
 use super::artifact::artifact_chain;
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{DeliveredBranch, DeliveryRecordFile, GitError, branch_name, deliver_recorded};
+use crate::workstream::{
+    DeliveredBranch, DeliveryRecordFile, DeliveryRequest, FailureKind, GitError, StopCondition, branch_name,
+};
 
 /// Maximum number of tries to create a branch whose lock another program holds. The waits between the tries add up to 7
 /// seconds; a git command holds the lock of a ref for milliseconds, so a lock that stays longer was left by a crash.
@@ -44,21 +46,18 @@ impl<P: TaskPort> TaskDriver<P> {
         let base = self.base()?.commit;
         let artifacts = artifact_chain(&self.history, result.artifact.iteration);
         let branch = branch_name(self.number, &self.spec.description);
-        let repository = PathBuf::from(&self.spec.repo);
+        let request = DeliveryRequest { repository: PathBuf::from(&self.spec.repo), branch, base, artifacts };
         // If a human has accepted the result as it is, delivery is tried once more, without retries.
         let ceiling = if self.history.facts.accepted_as_is { Duration::ZERO } else { self.timing.retry_ceiling() };
         let record = DeliveryRecordFile::new(&self.data_dir, self.task);
         let mut waited = Duration::ZERO;
         for tries in 1.. {
-            let (repository, branch, base, artifacts) =
-                (repository.clone(), branch.clone(), base.clone(), artifacts.clone());
-            let recorded = record.clone();
+            let (repositories, request, recorded) = (self.repositories.clone(), request.clone(), record.clone());
             self.port.wait_for_lease().await?;
             failpoint::hit("runner.before_deliver");
-            let delivered = tokio::task::spawn_blocking(move || {
-                deliver_recorded(&recorded, &repository, &branch, &base, &artifacts)
-            })
-            .await?;
+            let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
+            let deliver = move || repositories.deliver(request, Some(&recorded), &stop);
+            let delivered = tokio::task::spawn_blocking(deliver).await?;
             failpoint::hit("runner.after_deliver");
             match delivered {
                 Ok(DeliveredBranch { branch, commit }) => {
@@ -120,7 +119,9 @@ impl<P: TaskPort> TaskDriver<P> {
 /// Whether a failed delivery is tried again. `below_ceiling` is whether the retry ceiling is not reached.
 fn may_deliver_later(error: &GitError, tries: u32, below_ceiling: bool) -> bool {
     match error {
-        GitError::BranchLocked { .. } => tries < MAX_LOCKED_BRANCH_TRIES,
+        GitError::BranchLocked { .. } | GitError::AccessFailed { kind: FailureKind::BranchLocked, .. } => {
+            tries < MAX_LOCKED_BRANCH_TRIES
+        }
         _ => error.is_transient() && below_ceiling,
     }
 }

@@ -10,7 +10,7 @@ use cfq_proto::pr::PrState;
 
 use super::port::{MainQuery, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror};
+use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror, StopCondition};
 
 /// Maximum number of unrecorded commits on the mirror's `main` that are followed back to a recorded one. Without a
 /// crash there is none, and a crash during a merge leaves one merge.
@@ -55,7 +55,12 @@ impl<P: TaskPort> TaskDriver<P> {
                     return Ok((stand_in, false));
                 }
                 last => {
-                    let replay = move || blocking.replay(last, &state.merges, &base);
+                    let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
+                    let (repositories, data_dir) = (self.repositories.clone(), self.data_dir.clone());
+                    let replay = move || {
+                        let fetch = |commit: &str| repositories.fetch(&blocking, &data_dir, commit, &stop);
+                        blocking.replay(last, &state.merges, &base, &fetch)
+                    };
                     let replayed = tokio::task::spawn_blocking(replay).await??;
                     main = Some(replayed);
                     self.port.record_progress();

@@ -16,7 +16,7 @@ use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
 use crate::pipeline::PromptError;
-use crate::workstream::{GitError, Mirror, RepositoryReader, StopCondition, Worktrees, rebuild};
+use crate::workstream::{GitError, Mirror, RepositoryAccess, StopCondition, Worktrees, rebuild};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
 const MAX_ACTION_TRIES: u32 = 3;
@@ -89,7 +89,7 @@ pub struct TaskDriver<P> {
     worker: usize,
     pub(super) data_dir: PathBuf,
     worktrees: Worktrees,
-    reader: RepositoryReader,
+    pub(super) repositories: RepositoryAccess,
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
@@ -105,7 +105,13 @@ impl<P> std::fmt::Debug for TaskDriver<P> {
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Prepares a driver. `data_dir` holds the mirrors and worktrees.
-    pub fn new(port: P, assignment: Assignment, data_dir: PathBuf, reader: RepositoryReader, timing: Timing) -> Self {
+    pub fn new(
+        port: P,
+        assignment: Assignment,
+        data_dir: PathBuf,
+        repositories: RepositoryAccess,
+        timing: Timing,
+    ) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
         let worktrees = Worktrees::new(&data_dir);
         let (prepared, merge_turn) = (None, None);
@@ -120,7 +126,7 @@ impl<P: TaskPort> TaskDriver<P> {
             worker,
             data_dir,
             worktrees,
-            reader,
+            repositories,
             timing,
             prepared,
             merge_turn,
@@ -269,9 +275,9 @@ impl<P: TaskPort> TaskDriver<P> {
         let found = match &self.spec.base {
             Some(base) => Ok(base.clone()),
             None => {
-                let (repo, reader) = (PathBuf::from(&self.spec.repo), self.reader.clone());
+                let (repo, repositories) = (PathBuf::from(&self.spec.repo), self.repositories.clone());
                 let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
-                tokio::task::spawn_blocking(move || reader.head(&repo, &stop)).await?
+                tokio::task::spawn_blocking(move || repositories.head(&repo, &stop)).await?
             }
         };
         match found {
@@ -322,10 +328,10 @@ impl<P: TaskPort> TaskDriver<P> {
         let Some(lock) = lock else { return Ok(()) };
         self.port.record_progress();
         let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
-        let (reader, data_dir) = (self.reader.clone(), self.data_dir.clone());
+        let (repositories, data_dir) = (self.repositories.clone(), self.data_dir.clone());
         let (mirror, commit) = (mirror.clone(), commit.to_owned());
         let copied = tokio::task::spawn_blocking(move || {
-            let copied = reader.copy(&mirror, &data_dir, &commit, &stop);
+            let copied = repositories.copy(&mirror, &data_dir, &commit, &stop);
             drop(lock);
             copied
         });
@@ -336,7 +342,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Maximum time of one operation on the user's repository: an operation that takes longer loses the lease before its
     /// task has a reason.
-    fn repository_time_limit(&self) -> Duration {
+    pub(super) fn repository_time_limit(&self) -> Duration {
         self.timing.task_step_timeout() * 4 / 5
     }
 

@@ -27,7 +27,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant as Wake;
 
 use crate::Config;
-use crate::workstream::{DeliveryRecordFile, GitError, RepositoryReader, Worktrees, remove_mirror_locks};
+use crate::workstream::{DeliveryRecordFile, GitError, RepositoryAccess, Worktrees, remove_mirror_locks};
 use maintenance::Maintenance;
 use slots::TaskSlots;
 use work::{GrantedTask, Worker};
@@ -77,15 +77,19 @@ pub(crate) struct RunnerContext {
     pub credentials_lock: Option<CredentialsLock>,
     pub session: Session,
     pub declaration: Declaration,
-    pub reader: RepositoryReader,
+    pub repositories: RepositoryAccess,
 }
 
-/// Runs the runner until `shutdown` resolves, then releases its tasks and returns. Users' repositories are read with
-/// `reader`.
+/// Runs the runner until `shutdown` resolves, then releases its tasks and returns. Users' repositories are opened through
+/// `repositories`.
 ///
 /// # Errors
 /// An [`Error`] if the data folder is unusable or in use, NATS cannot be used, or the scheduler refuses the runner.
-pub async fn run(config: Config, reader: RepositoryReader, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+pub async fn run(
+    config: Config,
+    repositories: RepositoryAccess,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let credentials_lock = CredentialsLock::acquire(&config.nats)?;
     let _lock = lock_data_dir(&config)?;
     let worktrees = Worktrees::new(&config.data_dir);
@@ -113,7 +117,7 @@ pub async fn run(config: Config, reader: RepositoryReader, shutdown: impl Future
         HeartbeatExtras::default,
     )?;
     let mut registration_requests = keeper.registration_requests();
-    let context = Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration, reader });
+    let context = Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration, repositories });
     tokio::select! {
         registered = register(&context) => registered?,
         () = &mut shutdown => return Ok(()),

@@ -115,7 +115,7 @@ async fn drive(
     let assignment =
         Assignment { task: fence.task, number, attempt: fence.attempt, spec: Arc::new(spec), limits, history, worker };
     let config = &context.config;
-    TaskDriver::new(port, assignment, config.data_dir.clone(), context.reader.clone(), config.timing.clone())
+    TaskDriver::new(port, assignment, config.data_dir.clone(), context.repositories.clone(), config.timing.clone())
         .run()
         .await
 }

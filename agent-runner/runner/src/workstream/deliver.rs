@@ -2,7 +2,8 @@
 //!
 //! A runner first writes the commits' objects, then records the delivery in its data folder ([`DeliveryRecordFile`]),
 //! then creates the branch under git's lock; each of the three is on disk before the next begins. After a crash, the
-//! record shows which lock or branch is cfq's own, even if the user has moved the branch since.
+//! record shows which lock or branch is cfq's own, even if the user has moved the branch since. The process that opens
+//! the repository may be a child of the runner, which then writes the record for it ([`DeliveryRecorder`]).
 
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use cfq_link::child::ProcessIdentity;
 use cfq_link::failpoint;
 use cfq_proto::loop_step::Artifact;
 use git2::{ErrorCode, Repository, Signature};
+use serde::{Deserialize, Serialize};
 
 use super::commit::{AUTHOR_EMAIL, AUTHOR_NAME, rebuild};
 use super::delivery_record::{DeliveryRecord, DeliveryRecordFile, EarlierDelivery};
@@ -17,10 +19,51 @@ use super::durable::sync_ref;
 use super::error::{GitError, git_context, parse_oid};
 use super::git_links::{check_branch_paths, check_object_paths};
 use super::ref_lock::remove_own_lock;
-use super::source::open_source_repository;
+use super::size_limits::{SizeLimits, StopCondition};
+use super::source::open_source_within;
 
 /// Number of names tried if the branch name is taken: the name itself, then with the suffixes `-2`, `-3`, ...
 const MAX_BRANCH_NAMES: u32 = 50;
+/// Failpoint that is reached while the branch is locked and not yet created.
+pub(super) const BRANCH_LOCKED: &str = "runner.branch_locked";
+
+/// A branch to create in the user's repository.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeliveryRequest {
+    pub repository: PathBuf,
+    /// Short branch name, without `refs/heads/`.
+    pub branch: String,
+    /// Id of the commit that the first artifact is based on.
+    pub base: String,
+    /// Oldest first.
+    pub artifacts: Vec<Artifact>,
+}
+
+/// Durable record of a delivery that may have been begun by an earlier process.
+pub(super) trait DeliveryRecorder {
+    /// The recorded delivery; `None` if there is none.
+    fn earlier(&self) -> Result<Option<EarlierDelivery>, GitError>;
+    /// Records a delivery of this process; it is on disk when this returns.
+    fn record(&self, git_dir: String, branch: String, commit: String, created: bool) -> Result<(), GitError>;
+    /// Called while the branch is locked and not yet created.
+    fn locked(&self) -> Result<(), GitError>;
+}
+
+impl DeliveryRecorder for DeliveryRecordFile {
+    fn earlier(&self) -> Result<Option<EarlierDelivery>, GitError> {
+        self.read()
+    }
+
+    fn record(&self, git_dir: String, branch: String, commit: String, created: bool) -> Result<(), GitError> {
+        let process = ProcessIdentity::of(std::process::id());
+        self.write(&DeliveryRecord { git_dir, branch, commit, process, created })
+    }
+
+    fn locked(&self) -> Result<(), GitError> {
+        failpoint::hit(BRANCH_LOCKED);
+        Ok(())
+    }
+}
 
 /// A branch that was created in the user's repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +88,7 @@ pub fn deliver(
     base: &str,
     artifacts: &[Artifact],
 ) -> Result<DeliveredBranch, GitError> {
-    Delivery::open(repository, base, artifacts, None)?.run(branch)
+    deliver_within(&request(repository, branch, base, artifacts), None, &StopCondition::default())
 }
 
 /// Like [`deliver`], for a runner that may have delivered the same result before it was killed: a branch that it
@@ -60,7 +103,25 @@ pub fn deliver_recorded(
     base: &str,
     artifacts: &[Artifact],
 ) -> Result<DeliveredBranch, GitError> {
-    Delivery::open(repository, base, artifacts, Some(record))?.run(branch)
+    deliver_within(&request(repository, branch, base, artifacts), Some(record), &StopCondition::default())
+}
+
+fn request(repository: &Path, branch: &str, base: &str, artifacts: &[Artifact]) -> DeliveryRequest {
+    let (repository, branch, base) = (repository.to_owned(), branch.to_owned(), base.to_owned());
+    DeliveryRequest { repository, branch, base, artifacts: artifacts.to_vec() }
+}
+
+/// Like [`deliver`], or with a recorder like [`deliver_recorded`], with a stop condition for the check of the
+/// repository.
+///
+/// # Errors
+/// As [`deliver`], and the errors of `stop` and of the recorder.
+pub(super) fn deliver_within(
+    request: &DeliveryRequest,
+    recorder: Option<&dyn DeliveryRecorder>,
+    stop: &StopCondition,
+) -> Result<DeliveredBranch, GitError> {
+    Delivery::open(request, recorder, stop)?.run(&request.branch)
 }
 
 /// State of a branch name in the user's repository.
@@ -78,22 +139,22 @@ struct Delivery<'a> {
     artifacts: &'a [Artifact],
     /// Recorded id of the commit to deliver.
     recorded: Option<String>,
-    record: Option<&'a DeliveryRecordFile>,
+    recorder: Option<&'a dyn DeliveryRecorder>,
     /// Delivery of the same commit to the same repository that an earlier call began.
     earlier: Option<EarlierDelivery>,
 }
 
 impl<'a> Delivery<'a> {
     fn open(
-        path: &'a Path,
-        base: &'a str,
-        artifacts: &'a [Artifact],
-        record: Option<&'a DeliveryRecordFile>,
+        request: &'a DeliveryRequest,
+        recorder: Option<&'a dyn DeliveryRecorder>,
+        stop: &StopCondition,
     ) -> Result<Self, GitError> {
-        let repository = open_source_repository(path)?;
+        let DeliveryRequest { repository: path, base, artifacts, .. } = request;
+        let repository = open_source_within(path, &SizeLimits::default(), stop)?;
         let recorded = artifacts.last().and_then(|a| a.commit.clone());
-        let mut delivery = Self { path, repository, base, artifacts, recorded, record, earlier: None };
-        if let Some(found) = record.map(DeliveryRecordFile::read).transpose()?.flatten() {
+        let mut delivery = Self { path, repository, base, artifacts, recorded, recorder, earlier: None };
+        if let Some(found) = recorder.map(DeliveryRecorder::earlier).transpose()?.flatten() {
             let is_same =
                 found.record.git_dir == delivery.git_dir() && Some(&found.record.commit) == delivery.recorded.as_ref();
             delivery.earlier = Some(found).filter(|_| is_same);
@@ -150,7 +211,8 @@ impl<'a> Delivery<'a> {
             return Ok(if is_head { NameState::Taken } else { NameState::Free });
         };
         let Some(recorded) = &self.recorded else { return Ok(NameState::Taken) };
-        let is_delivered = tip == *recorded || (self.record.is_some() && self.was_delivered(branch, &tip, recorded)?);
+        let is_delivered =
+            tip == *recorded || (self.recorder.is_some() && self.was_delivered(branch, &tip, recorded)?);
         Ok(if is_delivered { NameState::Delivered } else { NameState::Taken })
     }
 
@@ -189,10 +251,10 @@ impl<'a> Delivery<'a> {
                 _ => GitError::Git { operation: operation(), source },
             });
         }
-        failpoint::hit("runner.branch_locked");
+        self.recorder.map_or(Ok(()), DeliveryRecorder::locked)?;
         if let Some(tip) = branch_tip(&self.repository, branch)? {
             // Another runner may have delivered it since the first look, and the user may have moved it since.
-            return Ok(tip == commit || (self.record.is_some() && self.was_delivered(branch, &tip, commit)?));
+            return Ok(tip == commit || (self.recorder.is_some() && self.was_delivered(branch, &tip, commit)?));
         }
         // The identity is fixed: libgit2 would take it from the repository's configuration, which is not trusted.
         let signature = git_context(operation(), Signature::now(AUTHOR_NAME, AUTHOR_EMAIL))?;
@@ -205,14 +267,8 @@ impl<'a> Delivery<'a> {
     }
 
     fn write_record(&self, branch: &str, commit: &str, created: bool) -> Result<(), GitError> {
-        let Some(file) = self.record else { return Ok(()) };
-        file.write(&DeliveryRecord {
-            git_dir: self.git_dir(),
-            branch: branch.to_owned(),
-            commit: commit.to_owned(),
-            process: ProcessIdentity::of(std::process::id()),
-            created,
-        })
+        let Some(recorder) = self.recorder else { return Ok(()) };
+        recorder.record(self.git_dir(), branch.to_owned(), commit.to_owned(), created)
     }
 
     /// Git stores a ref as a file, so the branches `a` and `a/b` cannot both exist.

@@ -31,9 +31,11 @@ pub(super) struct DeliveryRecord {
 }
 
 /// A record of an earlier call, found on disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EarlierDelivery {
     pub record: DeliveryRecord,
+    /// True if the process is known to have ended.
+    pub process_is_dead: bool,
     /// Time at which the record was written, on the clock of its file system.
     pub written_at: SystemTime,
 }
@@ -62,7 +64,11 @@ impl DeliveryRecordFile {
         let metadata = io_context(operation(), std::fs::metadata(&self.path))?;
         let written_at = io_context(operation(), metadata.modified())?;
         match serde_json::from_slice(&bytes) {
-            Ok(record) => Ok(Some(EarlierDelivery { record, written_at })),
+            Ok(record) => {
+                let record: DeliveryRecord = record;
+                let process_is_dead = record.process.as_ref().is_some_and(|process| !process.is_alive());
+                Ok(Some(EarlierDelivery { record, process_is_dead, written_at }))
+            }
             Err(error) => {
                 tracing::warn!(path = %self.path.display(), %error, "unreadable delivery record ignored");
                 Ok(None)

@@ -3,6 +3,8 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
+use super::repository_access::FailureKind;
+
 /// Failure of a repository operation.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
@@ -64,15 +66,21 @@ pub enum GitError {
          restart cfq"
     )]
     MirrorLocked { lock: PathBuf, seconds: u64 },
-    /// The process that reads the repository reported this error.
+    /// The process that opens the repository reported this error.
     #[error("{reason}")]
-    ReaderFailed { reason: String, is_invalid_request: bool, is_transient: bool },
-    /// The process that reads the repository ended without a reply.
+    AccessFailed { reason: String, kind: FailureKind, is_invalid_request: bool, is_transient: bool },
+    /// The process that opens the repository ended without a reply.
     #[error(
-        "the process that reads {path} ended with {ended}: the repository needs too much memory or is damaged; check it \
+        "the process that opens {path} ended with {ended}: the repository needs too much memory or is damaged; check it \
          with `git fsck`"
     )]
-    ReaderEnded { path: PathBuf, ended: String },
+    AccessEnded { path: PathBuf, ended: String },
+    /// The process that opens the repository was stopped at its time limit.
+    #[error(
+        "the process that opens {path} was stopped after {seconds} s: check with `git fsck` that its files can be read, \
+         and that no other program blocks them, then try again"
+    )]
+    AccessTimeLimit { path: PathBuf, seconds: u64 },
     /// A path in the `.git` folder could redirect a read or write to a place outside, or block its reader.
     #[error("{path} {reason}, so cfq does not use it: replace it with a plain file or folder")]
     UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
@@ -88,6 +96,21 @@ pub enum GitError {
          runs as root does not read it: give the folder to the repository's owner with `chown`, or run cfq as that user"
     )]
     ForeignOwner { path: PathBuf, found: u32, expected: u32 },
+    /// The configuration names another folder as the working tree.
+    #[error(
+        "{config} sets core.worktree to {worktree}, so it is not clear which files belong to it: remove the setting, or \
+         name the other folder with --repo"
+    )]
+    WorktreeElsewhere { config: PathBuf, worktree: PathBuf },
+    /// The name of the base is not that of a commit.
+    #[error("--base {name} is not a commit in {path}: {reason}")]
+    BaseNotFound { name: String, path: PathBuf, reason: String },
+    /// The base commit lacks a file that the task names.
+    #[error(
+        "the context file {file} is not in {path} at commit {commit}: name it relative to the repository's root, and \
+         commit it first"
+    )]
+    ContextFileNotFound { file: String, path: PathBuf, commit: String },
     /// The repository exceeds a limit.
     #[error("{path} has {limit}, which cfq does not accept: submit a smaller repository")]
     TooLarge { path: PathBuf, limit: SizeLimit },
@@ -167,7 +190,10 @@ impl GitError {
             | Self::ForeignOwner { .. }
             | Self::TooLarge { .. }
             | Self::TimeLimit { .. }
-            | Self::ReaderFailed { is_invalid_request: true, .. } => true,
+            | Self::AccessFailed { is_invalid_request: true, .. }
+            | Self::WorktreeElsewhere { .. }
+            | Self::BaseNotFound { .. }
+            | Self::ContextFileNotFound { .. } => true,
             Self::Unreadable { .. }
             | Self::WrongOwner { .. }
             | Self::NoCommits { .. }
@@ -177,8 +203,9 @@ impl GitError {
             | Self::BranchConflict { .. }
             | Self::BranchLocked { .. }
             | Self::MirrorLocked { .. }
-            | Self::ReaderFailed { is_invalid_request: false, .. }
-            | Self::ReaderEnded { .. }
+            | Self::AccessFailed { is_invalid_request: false, .. }
+            | Self::AccessEnded { .. }
+            | Self::AccessTimeLimit { .. }
             | Self::Cancelled { .. }
             | Self::Git { .. }
             | Self::Io { .. } => false,
@@ -190,8 +217,8 @@ impl GitError {
         match self {
             Self::Git { source, .. } => !os_error_kind(source).is_some_and(is_permission_error),
             Self::Io { source, .. } => !is_permission_error(source.kind()),
-            Self::BranchLocked { .. } | Self::MirrorLocked { .. } | Self::ReaderEnded { .. } => true,
-            Self::ReaderFailed { is_transient, .. } => *is_transient,
+            Self::BranchLocked { .. } | Self::MirrorLocked { .. } | Self::AccessEnded { .. } => true,
+            Self::AccessFailed { is_transient, .. } => *is_transient,
             Self::PathNotFound { .. }
             | Self::Unreadable { .. }
             | Self::NotARepository { .. }
@@ -209,6 +236,10 @@ impl GitError {
             | Self::ForeignOwner { .. }
             | Self::TooLarge { .. }
             | Self::TimeLimit { .. }
+            | Self::AccessTimeLimit { .. }
+            | Self::WorktreeElsewhere { .. }
+            | Self::BaseNotFound { .. }
+            | Self::ContextFileNotFound { .. }
             | Self::Cancelled { .. } => false,
         }
     }

@@ -12,6 +12,7 @@ use super::durable::sync_ref;
 use super::error::{GitError, git_context, parse_oid};
 use super::merge::{MainBranch, MergeOutcome, MergeRequest};
 use super::mirror::Mirror;
+use super::repository_access::FailureKind;
 
 const MAIN_REF: &str = "refs/heads/main";
 /// Prefix of the ref of a stand-in; the rest of its name is the recorded commit.
@@ -72,15 +73,17 @@ impl Mirror {
     }
 
     /// Applies recorded merges, oldest first, to `main`, and returns the new `main`. Without a `main`, the first merge
-    /// is applied to the commit that it was planned on, or to `base` if that is unknown.
+    /// is applied to the commit that it was planned on, or to `base` if that is unknown. `fetch` copies a commit from the
+    /// user's repository into this mirror.
     ///
     /// # Errors
-    /// A [`GitError`] if libgit2 fails. A merge that cannot be rebuilt is skipped.
+    /// A [`GitError`] if libgit2 or `fetch` fails. A merge that cannot be rebuilt is skipped.
     pub fn replay(
         &self,
         main: Option<MainBranch>,
         merges: &[RecordedMerge],
         base: &str,
+        fetch: &dyn Fn(&str) -> Result<(), GitError>,
     ) -> Result<MainBranch, GitError> {
         let repository = self.repository()?;
         let has = |commit: &str| parse_oid(commit).is_ok_and(|id| repository.find_commit(id).is_ok());
@@ -89,7 +92,7 @@ impl Mirror {
         for merge in merges {
             recorded.clone_from(&merge.new);
             if !has(&merge.new) {
-                match self.apply(&repository, at.as_deref(), merge) {
+                match self.apply(&repository, at.as_deref(), merge, fetch) {
                     Ok(commit) => at = Some(commit),
                     Err(error) if is_lost(&error) => {
                         let error = error.with_causes();
@@ -107,8 +110,14 @@ impl Mirror {
     }
 
     /// Creates the commits of one recorded merge on top of `main`, and returns the merge's commit.
-    fn apply(&self, repository: &Repository, main: Option<&str>, merge: &RecordedMerge) -> Result<String, GitError> {
-        self.fetch_base(&merge.base)?;
+    fn apply(
+        &self,
+        repository: &Repository,
+        main: Option<&str>,
+        merge: &RecordedMerge,
+        fetch: &dyn Fn(&str) -> Result<(), GitError>,
+    ) -> Result<String, GitError> {
+        fetch(&merge.base)?;
         let head = rebuild(repository, &merge.base, &merge.artifacts)?;
         let known = parse_oid(&merge.old).is_ok_and(|old| repository.find_commit(old).is_ok());
         let start = main.unwrap_or(if known { &merge.old } else { &merge.base });
@@ -132,7 +141,11 @@ impl Mirror {
 
 /// True if the records and the user's repository no longer have what a merge consists of.
 fn is_lost(error: &GitError) -> bool {
-    matches!(error, GitError::CommitNotFound { .. } | GitError::InvalidCommitId { .. } | GitError::NotReproduced { .. })
+    match error {
+        GitError::CommitNotFound { .. } | GitError::InvalidCommitId { .. } | GitError::NotReproduced { .. } => true,
+        GitError::AccessFailed { kind, .. } => *kind == FailureKind::CommitNotFound,
+        _ => false,
+    }
 }
 
 /// Recorded commit and target of every stand-in.
@@ -185,9 +198,10 @@ mod tests {
         std::fs::remove_dir_all(data.path().join("mirrors")).unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         assert_eq!(mirror.main().unwrap(), None);
-        let half = mirror.replay(None, &merges[..2], &user.base).unwrap();
+        let fetch = |commit: &str| mirror.fetch_base(commit);
+        let half = mirror.replay(None, &merges[..2], &user.base, &fetch).unwrap();
         assert_eq!(half, MainBranch::at(&merges[1].new));
-        let main = mirror.replay(Some(half.clone()), &merges[2..], &user.base).unwrap();
+        let main = mirror.replay(Some(half.clone()), &merges[2..], &user.base, &fetch).unwrap();
         assert_eq!(main, MainBranch::at(&merges[2].new));
         assert_eq!(mirror.main().unwrap(), Some(main.clone()));
         assert_eq!(mirror.main_before(&main).unwrap(), Some(half));
@@ -201,7 +215,7 @@ mod tests {
         merges[0].base = "12".repeat(20);
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         mirror.fetch_base(&user.base).unwrap();
-        let main = mirror.replay(None, &merges, &user.base).unwrap();
+        let main = mirror.replay(None, &merges, &user.base, &|commit| mirror.fetch_base(commit)).unwrap();
         assert!(main.recorded == merges[1].new && main.commit != main.recorded, "{main:?}");
         assert_eq!(mirror.main().unwrap(), Some(main.clone()));
         let repository = mirror.repository().unwrap();

@@ -26,10 +26,11 @@ mod mirror;
 mod object_reads;
 mod pack_index;
 mod path;
-mod reader;
 mod ref_lock;
+mod repository_access;
 mod size_limits;
 mod source;
+mod start_point;
 mod tree;
 mod tree_diff;
 mod tree_merge;
@@ -37,7 +38,7 @@ mod worktree;
 
 pub use branch_name::branch_name;
 pub use commit::{CommitPlan, rebuild};
-pub use deliver::{DeliveredBranch, deliver, deliver_recorded};
+pub use deliver::{DeliveredBranch, DeliveryRequest, deliver, deliver_recorded};
 pub use delivery_record::DeliveryRecordFile;
 pub use diff::unified;
 pub use error::{GitError, ObjectLimit, SizeLimit, UnsafeGitPathReason};
@@ -45,10 +46,11 @@ pub use maintenance::{Maintained, MaintenanceLimits, maintain, maintain_mirrors}
 pub use merge::{MainBranch, MergeOutcome, MergePlan, MergeRequest};
 pub use mirror::Mirror;
 pub use path::{InvalidPathReason, PathProblem, repo_path};
-pub use reader::{ReaderProgram, RepositoryReader, answer_read_request};
 pub use ref_lock::remove_mirror_locks;
+pub use repository_access::{FailureKind, RepositoryAccess, RepositoryProgram, serve_repository_access};
 pub use size_limits::{CancelGuard, SizeLimits, StopCondition};
 pub use source::{find_source_repository, head_commit, open_source_repository};
+pub use start_point::{StartPoint, StartPointRequest};
 pub use tree::{FileProblem, NotWritableReason, Snapshot, content_hash};
 pub use worktree::Worktrees;
 

@@ -19,7 +19,7 @@ pub(super) fn remove_own_lock(lock: &Path, earlier: &EarlierDelivery) -> Result<
         return Ok(());
     }
     let pid = earlier.record.process.as_ref().map(|process| process.pid);
-    tracing::info!(lock = %lock.display(), pid, "removing the lock of a dead runner process");
+    tracing::warn!(lock = %lock.display(), pid, "removing the lock of a dead runner process");
     match std::fs::remove_file(lock) {
         Err(source) if source.kind() != ErrorKind::NotFound => {
             Err(GitError::Io { operation: format!("remove {}", lock.display()), source })
@@ -32,9 +32,8 @@ pub(super) fn remove_own_lock(lock: &Path, earlier: &EarlierDelivery) -> Result<
 /// that the process may have written.
 fn left_lock(earlier: &EarlierDelivery, lock: &Path, metadata: &Metadata) -> bool {
     let record = &earlier.record;
-    let is_dead = record.process.as_ref().is_some_and(|process| !process.is_alive());
     let is_later = metadata.modified().is_ok_and(|modified| modified >= earlier.written_at);
-    if !is_dead || !is_later || !metadata.is_file() {
+    if !earlier.process_is_dead || !is_later || !metadata.is_file() {
         return false;
     }
     // The lock is empty until libgit2 writes the branch's new commit into it, in one write.

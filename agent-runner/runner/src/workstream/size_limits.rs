@@ -71,9 +71,9 @@ impl StopCondition {
         (condition, CancelGuard(cancelled))
     }
 
-    /// Time after which it stops, counted from its creation; zero for a condition that never stops.
-    pub(super) fn limit(&self) -> Duration {
-        self.limit
+    /// Time after which it stops, counted from its creation; `None` for a condition that never stops.
+    pub(super) fn limit(&self) -> Option<Duration> {
+        self.deadline.map(|_| self.limit)
     }
 
     /// Checks whether `operation` may continue.

@@ -12,7 +12,7 @@ use cfq_proto::timing::Timing;
 use super::port::{FakePort, Reply};
 use crate::driver::{Assignment, Stopped, TaskDriver};
 use crate::workstream::testing::UserRepo;
-use crate::workstream::{RepositoryReader, branch_name};
+use crate::workstream::{RepositoryAccess, branch_name};
 
 pub(super) struct Fixture {
     pub(super) user: UserRepo,
@@ -80,8 +80,8 @@ impl Fixture {
             history: History::of(&steps).unwrap(),
             worker: 1,
         };
-        let reader = RepositoryReader::in_process();
-        TaskDriver::new(self.port.clone(), assignment, self.data.path().to_owned(), reader, timing).run().await
+        let repositories = RepositoryAccess::in_process();
+        TaskDriver::new(self.port.clone(), assignment, self.data.path().to_owned(), repositories, timing).run().await
     }
 
     pub(super) fn steps(&self) -> Vec<StepRecord> {
