@@ -118,6 +118,21 @@ pub enum CliCommand {
         #[arg(long, default_value = "")]
         reason: String,
     },
+    /// Pause a task: no model is called and no step is executed for it until `cfq resume`
+    Pause {
+        /// Task number such as t42, or task id; several are possible
+        #[arg(required = true)]
+        tasks: Vec<TaskKey>,
+        /// Reason to record with the task
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// Resume a paused task
+    Resume {
+        /// Task number such as t42, or task id; several are possible
+        #[arg(required = true)]
+        tasks: Vec<TaskKey>,
+    },
     /// Answer a task that needs a human: decide how it continues or ends
     Resolve(ResolveArgs),
     /// List and show cfq's internal pull requests, which exist only in cfq and not on a site such as GitHub

@@ -159,6 +159,8 @@ async fn run_client_command(
         CliCommand::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
         CliCommand::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,
         CliCommand::Cancel { task, reason } => commands::cancel::run(client, out, task, &reason).await,
+        CliCommand::Pause { tasks, reason } => commands::pause::pause(client, out, &tasks, &reason).await,
+        CliCommand::Resume { tasks } => commands::pause::resume(client, out, &tasks).await,
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,

@@ -8,6 +8,7 @@ mod blocked_repository;
 mod broken_environment;
 mod canaries;
 mod command_line;
+mod control;
 mod default_model;
 mod duplicate_ids;
 mod durable_requests;

@@ -141,7 +141,7 @@ async fn feed(State(api): State<Arc<FakeApi>>, headers: HeaderMap) -> Response {
 }
 
 async fn resolve(State(api): State<Arc<FakeApi>>) -> Json<StateReply> {
-    Json(StateReply { id: api.id, number: TaskNumber(1), state: Ready })
+    Json(StateReply { id: api.id, number: TaskNumber(1), state: Ready, note: String::new() })
 }
 
 /// Runs `cfq ARGS` against the fake API until it exits. Returns its exit code and its output.

@@ -14,6 +14,7 @@ pub mod logs;
 pub mod ls;
 pub mod models;
 pub mod nodes;
+pub mod pause;
 pub mod pr;
 pub mod pull;
 pub mod resolve;

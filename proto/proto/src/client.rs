@@ -14,8 +14,8 @@ use std::time::Duration;
 use crate::event::Event;
 use crate::http::{
     ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, Explanation, GcReply, GcRequest,
-    JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply,
-    SubmitRequest, TaskDetail, TaskList, TokensData,
+    JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PauseRequest, PrView, ResolveRequest, StateReply,
+    SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
 };
 use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
@@ -143,6 +143,22 @@ impl Client {
     /// See [`ClientError`].
     pub async fn cancel(&self, key: TaskKey, reason: &str) -> Result<StateReply, ClientError> {
         self.post(&format!("/tasks/{key}/cancel"), &CancelRequest { reason: reason.to_owned() }).await
+    }
+
+    /// Pauses a task, at once or after the running step.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn pause(&self, key: TaskKey, reason: &str) -> Result<StateReply, ClientError> {
+        self.post(&format!("/tasks/{key}/pause"), &PauseRequest { reason: reason.to_owned() }).await
+    }
+
+    /// Resumes a paused task.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn resume(&self, key: TaskKey) -> Result<StateReply, ClientError> {
+        self.send(self.request(Method::POST, &format!("/tasks/{key}/resume"))).await
     }
 
     /// Answers the open question of a task with `action`.

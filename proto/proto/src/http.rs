@@ -205,6 +205,14 @@ pub struct CancelRequest {
     pub reason: String,
 }
 
+/// Body of `POST /tasks/{key}/pause`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct PauseRequest {
+    /// Reason for the pause, as text; may be empty.
+    #[serde(default)]
+    pub reason: String,
+}
+
 /// Body of `POST /tasks/{key}/resolve`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResolveRequest {
@@ -212,7 +220,7 @@ pub struct ResolveRequest {
     pub action: EscalationAction,
 }
 
-/// Reply to `POST /tasks/{key}/cancel` and `POST /tasks/{key}/resolve`.
+/// Reply to `POST /tasks/{key}/cancel`, `pause`, `resume` and `resolve`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StateReply {
     /// Id of the task.
@@ -221,6 +229,9 @@ pub struct StateReply {
     pub number: TaskNumber,
     /// State after the request.
     pub state: TaskState,
+    /// What will still happen because of the request, as text; empty if it has taken effect.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
 }
 
 /// Reply to `GET /tasks/{key}/artifacts/{iteration}`: the artifact and the earlier artifacts it is based on.

@@ -21,9 +21,9 @@ pub enum Stopped {
     /// another task.
     #[error("job {job} is waiting for placement")]
     WaitingForPlacement { job: JobId },
-    /// The scheduler committed the step, and released the task with it: a task of P0 gets the slot.
+    /// The scheduler committed the step, and released the task with it: a user paused it, or a task of P0 gets the slot.
     #[error("the task was released after its step")]
-    Preempted,
+    Released,
     /// The task is abandoned with this reason. That counts as a failure of the task, so that it is not retried forever.
     #[error("the task cannot be driven: {0}")]
     CannotDrive(DriveError),

@@ -122,7 +122,7 @@ impl TaskPort for NatsTaskPort {
     async fn commit_step(&self, seq: i32, step: Step, active_ms: u64) -> Result<i64, Stopped> {
         let request = StepRequest { fence: self.fence, seq, step, active_ms };
         self.request("step", &request, |reply| match reply {
-            StepReply::Committed { release: true, .. } => Err(Stopped::Preempted),
+            StepReply::Committed { release: true, .. } => Err(Stopped::Released),
             StepReply::Committed { at, .. } => Ok(ReplyOutcome::Done(at)),
             StepReply::Stale => Ok(ReplyOutcome::Stale),
             StepReply::MainMoved => Err(refused_by_scheduler("the step is not a merge".to_owned())),
@@ -135,7 +135,7 @@ impl TaskPort for NatsTaskPort {
     async fn commit_merge(&self, seq: i32, step: Step, active_ms: u64) -> Result<Option<i64>, Stopped> {
         let request = StepRequest { fence: self.fence, seq, step, active_ms };
         self.request("step", &request, |reply| match reply {
-            StepReply::Committed { release: true, .. } => Err(Stopped::Preempted),
+            StepReply::Committed { release: true, .. } => Err(Stopped::Released),
             StepReply::Committed { at, .. } => Ok(ReplyOutcome::Done(Some(at))),
             StepReply::MainMoved => Ok(ReplyOutcome::Done(None)),
             StepReply::Stale => Ok(ReplyOutcome::Stale),

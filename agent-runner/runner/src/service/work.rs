@@ -66,7 +66,7 @@ impl Worker {
                 Err(Stopped::WaitingForPlacement { job }) => {
                     release(&context, &lease, Release { fence, waits_for: Some(job) }).await
                 }
-                Err(Stopped::Preempted) => tracing::info!(%task, "task released after its step, a task of P0 waits"),
+                Err(Stopped::Released) => tracing::info!(%task, "task paused or preempted after its step"),
                 Err(Stopped::CannotDrive(reason)) => {
                     tracing::error!(%task, %reason, "cannot drive the task, abandoning it");
                     abandon(&context, &lease, Abandon { fence, reason: reason.to_string() }).await;

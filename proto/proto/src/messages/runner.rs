@@ -124,8 +124,8 @@ pub enum StepReply {
         /// Number of the pull request; present only for the step `PrOpened`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pr: Option<i64>,
-        /// True if the task was released with this step, because a task of P0 waits for its slot: the runner stops, and
-        /// keeps no state of the task. It need not release the task.
+        /// True if the task was released with this step, because it was paused, or because a task of P0 waits for its
+        /// slot: the runner stops, and keeps no state of the task. It need not release the task.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         release: bool,
     },

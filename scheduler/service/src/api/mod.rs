@@ -2,6 +2,7 @@
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
+mod control;
 mod error;
 mod events;
 mod explain;
@@ -101,6 +102,8 @@ impl Api {
             .route("/api/v1/tasks", post(submit::submit).get(tasks::list))
             .route("/api/v1/tasks/{key}", get(tasks::show))
             .route("/api/v1/tasks/{key}/cancel", post(tasks::cancel))
+            .route("/api/v1/tasks/{key}/pause", post(control::pause))
+            .route("/api/v1/tasks/{key}/resume", post(control::resume))
             .route("/api/v1/tasks/{key}/resolve", post(tasks::resolve))
             .route("/api/v1/tasks/{key}/events", get(events::list))
             .route("/api/v1/tasks/{key}/artifacts/{which}", get(tasks::artifacts))

@@ -19,7 +19,7 @@ use crate::store::{Cancelled, Resolution, TooLateReason};
 
 /// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
 /// so all clients share this author.
-const API_ACTOR: &str = "a client";
+pub const API_ACTOR: &str = "a client";
 
 #[derive(Debug, Deserialize)]
 pub struct ListQuery {
@@ -52,13 +52,14 @@ pub async fn cancel(
     let bytes = read_body(&api, bytes)?;
     let request =
         if bytes.is_empty() { CancelRequest { reason: String::new() } } else { parse_body::<CancelRequest>(&bytes)? };
-    let by = if request.reason.is_empty() { API_ACTOR.to_owned() } else { format!("{API_ACTOR}: {}", request.reason) };
-    match api.store.cancel(task, &by).await? {
+    match api.store.cancel(task, &author(&request.reason)).await? {
         Cancelled::Done { number, hints } => {
             api.link.send_hints(hints).await;
-            Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled }))
+            Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled, note: String::new() }))
         }
-        Cancelled::Already { number } => Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled })),
+        Cancelled::Already { number } => {
+            Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled, note: String::new() }))
+        }
         Cancelled::TooLate { number, reason } => Err(ApiError::conflict(match reason {
             TooLateReason::Ended(state) => format!("too late to cancel the task: {number} is already {state}"),
             TooLateReason::Rejected(rejection) => format!("too late to cancel the task: {rejection}"),
@@ -83,7 +84,10 @@ pub async fn resolve(
     match api.store.resolve(task, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
-            Ok(Json(StateReply { id: task, number, state }))
+            Ok(Json(StateReply { id: task, number, state, note: String::new() }))
+        }
+        Resolution::NotWaiting { number, state: TaskState::Paused } => {
+            Err(ApiError::conflict(format!("{number} is paused: resume it with `cfq resume {number}` first")))
         }
         Resolution::NotWaiting { number, state } => Err(ApiError::conflict(format!(
             "{number} is {state}: only a task that is escalated or waits for a human can be resolved"
@@ -127,6 +131,11 @@ pub async fn find(api: &Api, key: &str) -> Result<TaskId, ApiError> {
     api.store.find_task(parsed).await?.ok_or_else(|| unknown(key))
 }
 
-fn unknown(key: &str) -> ApiError {
+/// The author of a change, with the reason that the request gives; shown to users.
+pub fn author(reason: &str) -> String {
+    if reason.is_empty() { API_ACTOR.to_owned() } else { format!("{API_ACTOR}: {reason}") }
+}
+
+pub fn unknown(key: &str) -> ApiError {
     ApiError::not_found(format!("there is no task {key}: `cfq ls` lists all tasks"))
 }

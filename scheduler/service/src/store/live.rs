@@ -25,7 +25,8 @@ macro_rules! live_rows {
                 failure as "failure: _", attempt, state, node, node_boot, lease,
                 (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
                 (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!", xmin::text as "version!"
+                (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!", xmin::text as "version!",
+                exists (select from tasks where tasks.id = jobs.task and tasks.state = 'paused') as "is_paused!"
             from jobs where "# + $which,
             $($argument),*
         )
@@ -40,7 +41,7 @@ pub struct RowVersion(String);
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveJob {
     pub id: JobId,
-    /// The job; `None` if it has ended.
+    /// The job; `None` if it has ended, or if its task is paused.
     pub job: Option<core::Job>,
     /// Time of the last change, in ms since 1970.
     pub changed_ms: i64,
@@ -48,11 +49,13 @@ pub struct LiveJob {
 }
 
 impl Store {
-    /// Versions of the rows of all jobs that have not ended, without the rows that are skipped for now.
+    /// Versions of the rows of all jobs that have not ended, without those of paused tasks and the rows that are skipped
+    /// for now.
     pub async fn live_job_versions(&self) -> Result<HashMap<JobId, RowVersion>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, xmin::text as "version!" from jobs
-               where state in ('queued', 'placed', 'running') and id <> all($1)"#,
+               where state in ('queued', 'placed', 'running') and id <> all($1)
+                 and task not in (select id from tasks where state = 'paused')"#,
             &self.row_backoff.rows()
         )
         .fetch_all(&self.pool)
@@ -125,6 +128,7 @@ struct LiveRow {
     accepted_ms: Option<i64>,
     changed_ms: i64,
     version: String,
+    is_paused: bool,
 }
 
 impl LiveRow {
@@ -133,8 +137,11 @@ impl LiveRow {
         Ok(LiveJob { id, job: self.into_core()?, changed_ms, version: RowVersion(version) })
     }
 
-    /// The job as the planner's type; `None` if the job has ended.
+    /// The job as the planner's type; `None` if the job has ended or its task is paused.
     fn into_core(self) -> Result<Option<core::Job>, StoreError> {
+        if self.is_paused {
+            return Ok(None);
+        }
         let state: JobState = parse("job state", &self.state)?;
         let unreadable = || StoreError::Unreadable { what: "placed job", text: self.id.to_string() };
         let holder = || match (&self.node, self.node_boot, self.lease) {

@@ -5,6 +5,7 @@ use cfq_proto::blob::Payload;
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::{JobFailure, Prompt};
 use cfq_proto::messages::{JobFence, WorkOrder};
+use cfq_proto::task::TaskState;
 use cfq_scheduler_core::{PendingReason, UnreportedEnd};
 use sqlx::types::Json;
 
@@ -29,13 +30,16 @@ pub struct PlaceOrder {
 }
 
 impl Store {
-    /// Moves a job from queued to placed. `None` if the job or the node's boot changed since the plan was made. Resets
+    /// Moves a job from queued to placed. `None` if the job or the node's boot changed since the plan was made, or
+    /// if the task is paused. Resets
     /// the times counted while no node could serve the job, but not the backoff after failed attempts.
     pub async fn place(&self, leadership: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
-        lock_task(&mut tx, task).await?;
+        if lock_task(&mut tx, task).await?.is_none_or(|task| task.state == TaskState::Paused) {
+            return roll_back(tx, None).await;
+        }
         let lease = LeaseId::fresh();
         let reason = pg_text(&order.reason);
         let placed = sqlx::query!(
@@ -152,7 +156,8 @@ impl Store {
         let Some(task) = self.task_of(job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
-        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, None).await };
+        let task = lock_task(&mut tx, task).await?.filter(|task| task.state != TaskState::Paused);
+        let Some(task) = task else { return roll_back(tx, None).await };
         let done = sqlx::query!(
             r#"update jobs set state = 'failed', failure = $3, updated_at = now()
                where id = $1 and attempt = $2 and state = 'queued'"#,

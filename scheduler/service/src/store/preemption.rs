@@ -99,11 +99,7 @@ impl Store {
 
 /// Releases a running, locked task with the step that was just written, if a ready task has named it as its victim. This
 /// counts as no loss, and the task keeps its place in the order.
-pub(super) async fn release_if_preempted(
-    connection: &mut PgConnection,
-    task: &TaskRow,
-    seq: i32,
-) -> Result<bool, StoreError> {
+pub(super) async fn release_if_preempted(connection: &mut PgConnection, task: &TaskRow) -> Result<bool, StoreError> {
     let by = sqlx::query_scalar!(
         r#"select by.number from tasks victim join tasks by on by.id = victim.preempted_by
            where victim.id = $1 and by.state = 'ready' and by.waits_for is null"#,
@@ -114,14 +110,7 @@ pub(super) async fn release_if_preempted(
     .doing("finding the task that preempts another")?;
     let Some(by) = by.map(TaskNumber) else { return Ok(false) };
     let reason = format!("preempted by {by} (P0), continues when a runner slot is free");
-    if !move_task(connection, task, TaskState::Ready, &reason).await? {
-        return Ok(false);
-    }
-    sqlx::query!("update steps set released = true where task = $1 and seq = $2", task.id.0, seq)
-        .execute(connection)
-        .await
-        .doing("releasing a task with its step")?;
-    Ok(true)
+    move_task(connection, task, TaskState::Ready, &reason).await
 }
 
 fn order(key_us: i64, number: i64) -> TaskOrder {

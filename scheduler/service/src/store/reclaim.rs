@@ -16,7 +16,7 @@ use super::events::append;
 use super::hints::{Hint, for_cancelled_task};
 use super::jobs::cancel_jobs;
 use super::tasks::{TaskRow, move_task};
-use super::{StoreError, effects, payload, steps};
+use super::{StoreError, effects, pause, payload, steps};
 
 /// Number of losses that one stall counts as. A runner that stalls (for example on a mount that hangs) will most likely
 /// stall again, and each try costs a whole `task_step_timeout_ms`.
@@ -57,8 +57,8 @@ impl std::fmt::Display for RunnerLoss {
     }
 }
 
-/// Counts the loss of a locked task's runner, unless the task cannot be its cause, and makes the task ready again. Ends
-/// the task instead if the count exceeds `max_losses`, or after too many grants that no runner received.
+/// Counts the loss of a locked task's runner, unless the task cannot be its cause, and makes the task ready again, or
+/// pauses it if that was requested. Ends the task instead if the count exceeds `max_losses`, or after too many grants that no runner received.
 pub(super) async fn reclaim(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -96,8 +96,7 @@ pub(super) async fn reclaim(
         );
         hints.extend(end_task(connection, task, &reason).await?);
     } else {
-        move_task(connection, task, TaskState::Ready, &format!("{runner} {loss}")).await?;
-        hints.push(Hint::TaskReady);
+        hints.extend(pause::make_ready(connection, task, &format!("{runner} {loss}")).await?);
     }
     hints.extend(for_cancelled_task(task));
     Ok(hints)

@@ -9,18 +9,19 @@ use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
 use cfq_proto::loop_step::{LoopState, Step, StepRecord};
 use cfq_proto::messages::{StepReply, StepRequest, UnavailableReason};
 use cfq_proto::task::TaskState;
+use cfq_scheduler_core::{may_be_preempted, pauses_after_step};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::columns::AsJson;
 use super::error::Doing;
 use super::events::append;
-use super::hints::Hint;
+use super::hints::{Hint, for_cancelled_task};
 use super::jobs::cancel_jobs;
 use super::preemption::release_if_preempted;
 use super::step_rejection::StepRejection;
 use super::tasks::{TaskRow, lock_task, move_task};
-use super::{Store, StoreError, blobs, effects, project, roll_back};
+use super::{Store, StoreError, blobs, effects, pause, project, roll_back};
 
 /// A step that is written but not committed yet.
 pub(super) struct WrittenStep {
@@ -75,17 +76,39 @@ impl Store {
                     return roll_back(tx, (StepReply::Illegal { reason: rejection.to_string() }, vec![])).await;
                 }
             };
-        let release = written.to == TaskState::Running
-            && cfq_scheduler_core::may_be_preempted(written.loop_state)
-            && release_if_preempted(&mut tx, &task, request.seq).await?;
+        let release = match &task.pause_requested {
+            Some(reason) if pauses_after_step(written.to) => {
+                written.hints.extend(pause::pause_task(&mut tx, &task, reason).await?);
+                written.hints.extend(for_cancelled_task(&task));
+                true
+            }
+            Some(_) | None => {
+                let is_preempted = written.to == TaskState::Running
+                    && may_be_preempted(written.loop_state)
+                    && release_if_preempted(&mut tx, &task).await?;
+                if is_preempted {
+                    written.hints.push(Hint::TaskReady);
+                }
+                is_preempted
+            }
+        };
         if release {
-            written.hints.push(Hint::TaskReady);
+            mark_released(&mut tx, request).await?;
         }
         cfq_link::failpoint::hit("scheduler.step.before_commit");
         tx.commit().await.doing("committing a step")?;
         cfq_link::failpoint::hit("scheduler.step.after_commit");
         Ok((StepReply::Committed { at: written.at, pr: written.pr, release }, written.hints))
     }
+}
+
+/// Notes that the task was released with the step of this request, for repeats of the request.
+async fn mark_released(connection: &mut PgConnection, request: &StepRequest) -> Result<(), StoreError> {
+    sqlx::query!("update steps set released = true where task = $1 and seq = $2", request.fence.task.0, request.seq)
+        .execute(connection)
+        .await
+        .doing("releasing a task with its step")?;
+    Ok(())
 }
 
 /// The reply to a step whose number is already committed: `Committed` if the committed step is the same and of the same

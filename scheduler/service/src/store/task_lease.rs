@@ -17,8 +17,8 @@ use super::events::append;
 use super::hints::Hint;
 use super::reclaim::{RunnerLoss, reclaim};
 use super::steps::committed_steps;
-use super::tasks::{lock_task, move_task};
-use super::{Store, StoreError, payload, roll_back};
+use super::tasks::lock_task;
+use super::{Store, StoreError, pause, payload, roll_back};
 
 /// Maximum length of the stored reason for abandoning a task, in characters. It is limited because the text comes from
 /// another machine.
@@ -138,7 +138,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves a running task back to ready when its runner releases it. This does not count as a loss. A repeated
+    /// Moves a running task back to ready when its runner releases it, or to paused if that was requested. This does not count as a loss. A repeated
     /// request gets the same reply until the task is granted again.
     pub async fn release(&self, runner: &RunnerId, request: &Release) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
@@ -146,7 +146,7 @@ impl Store {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
         if !task.is_held_by(runner, &request.fence) {
-            let is_repeat = task.state == TaskState::Ready
+            let is_repeat = matches!(task.state, TaskState::Ready | TaskState::Paused)
                 && task.attempt == request.fence.attempt
                 && task.runner.as_ref() == Some(runner);
             return roll_back(tx, (if is_repeat { FenceReply::Committed } else { FenceReply::Stale }, vec![])).await;
@@ -156,11 +156,9 @@ impl Store {
             None => None,
         };
         let reason = pending.unwrap_or_else(|| format!("released by {runner}"));
-        if !move_task(&mut tx, &task, TaskState::Ready, &reason).await? {
-            return roll_back(tx, (FenceReply::Stale, vec![])).await;
-        }
+        let hints = pause::make_ready(&mut tx, &task, &reason).await?;
         tx.commit().await.doing("releasing a task")?;
-        Ok((FenceReply::Committed, vec![Hint::TaskReady]))
+        Ok((FenceReply::Committed, hints))
     }
 
     /// Takes a task back from a runner that cannot continue it, because the runner cannot read a step or a step is

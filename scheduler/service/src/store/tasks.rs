@@ -31,6 +31,8 @@ pub(super) struct TaskRow {
     pub pr: Option<i64>,
     pub active_ms: i64,
     pub threshold: f64,
+    /// Author and reason of a pause that takes effect after the running step.
+    pub pause_requested: Option<String>,
 }
 
 impl TaskRow {
@@ -52,7 +54,7 @@ impl TaskRow {
 pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
     let row = sqlx::query!(
         r#"select number, state, loop_state, title, attempt, lease, runner, runner_boot, losses, next_seq, pr, active_ms,
-                  threshold
+                  threshold, pause_requested
            from tasks where id = $1 for update"#,
         task.0
     )
@@ -76,11 +78,12 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
         pr: r.pr,
         active_ms: r.active_ms,
         threshold: r.threshold,
+        pause_requested: r.pause_requested,
     }))
 }
 
-/// Changes the state of a locked task and clears its lease; false if the transition is illegal. The time of the end is
-/// stored with a terminal state.
+/// Changes the state of a locked task, and clears its lease and the request to pause it; false if the transition is
+/// illegal. The time of the end is stored with a terminal state.
 pub(super) async fn move_task(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -93,8 +96,8 @@ pub(super) async fn move_task(
     }
     let reason = pg_text(reason);
     sqlx::query!(
-        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, updated_at = now(),
-                  ended_at = case when $4 then now() end
+        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, pause_requested = null,
+                  updated_at = now(), ended_at = case when $4 then now() end
            where id = $1"#,
         task.id.0,
         to.as_str(),

@@ -90,7 +90,7 @@ impl Store {
             // row.
             r#"select spec as "spec: Json<TaskSpec>",
                       coalesce((select case placement when '' then 'waits for free capacity on a node' else placement end
-                                from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued'), reason) as "reason!",
+                                from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued' and tasks.state = 'ready'), reason) as "reason!",
                       best_iteration, pr, delivered_branch, delivered_commit, runner, lease is not null as "held!",
                       attempt, active_ms
                from tasks where id = $1"#,

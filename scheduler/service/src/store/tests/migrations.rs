@@ -77,6 +77,9 @@ async fn filled_older_database_is_migrated() {
         "alter table steps drop column released",
         "alter table runners drop column slots",
         "drop index jobs_by_state, jobs_by_node_and_id, jobs_by_model",
+        "drop index tasks_by_state",
+        "alter table tasks drop column pause_requested",
+        "alter table jobs drop column requeued_after",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

@@ -13,6 +13,7 @@ mod loops;
 mod lost_attempts;
 mod main_branch;
 mod migrations;
+mod pause;
 mod preemption;
 mod reclaim;
 mod retention;

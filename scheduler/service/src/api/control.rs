@@ -1,0 +1,65 @@
+//! Control of tasks by users: pause and resume.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use cfq_proto::http::{PauseRequest, StateReply};
+use cfq_proto::task::TaskState;
+
+use super::Api;
+use super::error::ApiError;
+use super::submit::read_body;
+use super::tasks::{API_ACTOR, author, find, unknown};
+use super::validate::parse_body;
+use crate::store::{PauseOutcome, ResumeOutcome};
+
+/// Note of a reply about a task that is paused after the running step.
+const AFTER_STEP: &str = "it will be paused after the running step";
+
+pub async fn pause(
+    State(api): State<Api>,
+    Path(key): Path<String>,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<Json<StateReply>, ApiError> {
+    let task = find(&api, &key).await?;
+    let bytes = read_body(&api, bytes)?;
+    let request = if bytes.is_empty() { PauseRequest::default() } else { parse_body::<PauseRequest>(&bytes)? };
+    let reply = |number, state, note: &str| Ok(Json(StateReply { id: task, number, state, note: note.to_owned() }));
+    match api.store.pause(task, &author(&request.reason)).await? {
+        PauseOutcome::Done { number, hints } => {
+            api.link.send_hints(hints).await;
+            reply(number, TaskState::Paused, "")
+        }
+        PauseOutcome::AfterStep { number } => reply(number, TaskState::Running, AFTER_STEP),
+        PauseOutcome::Already { number, state: TaskState::Paused } => reply(number, TaskState::Paused, ""),
+        PauseOutcome::Already { number, state } => reply(number, state, AFTER_STEP),
+        PauseOutcome::Refused { number, state } => Err(ApiError::conflict(not_pausable(number, state))),
+        PauseOutcome::Unknown => Err(unknown(&key)),
+    }
+}
+
+pub async fn resume(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<StateReply>, ApiError> {
+    let task = find(&api, &key).await?;
+    match api.store.resume(task, API_ACTOR).await? {
+        ResumeOutcome::Done { number, state, hints } => {
+            api.link.send_hints(hints).await;
+            Ok(Json(StateReply { id: task, number, state, note: String::new() }))
+        }
+        ResumeOutcome::NotPaused { number, state } => {
+            Err(ApiError::conflict(format!("{number} is {state}: only a paused task can be resumed")))
+        }
+        ResumeOutcome::Unknown => Err(unknown(&key)),
+    }
+}
+
+/// Why a task in this state cannot be paused, with the next step.
+pub fn not_pausable(number: cfq_proto::ids::TaskNumber, state: TaskState) -> String {
+    match state.is_terminal() {
+        true => format!("too late to pause the task: {number} is already {state}"),
+        false => format!(
+            "{number} is {state}: it does nothing until it is answered with `cfq resolve {number}`, or ended with \
+             `cfq cancel {number}`"
+        ),
+    }
+}
