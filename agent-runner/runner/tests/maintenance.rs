@@ -13,11 +13,17 @@ use cfq_agent_runner::workstream::{
 };
 use cfq_proto::loop_step::ArtifactFile;
 use git2::{Oid, Repository, Signature};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Variable with the mirror's path, in the process that is killed.
 const MIRROR: &str = "CFQ_TEST_MIRROR";
+/// The same in the process with a memory limit.
+const LIMITED_MIRROR: &str = "CFQ_TEST_LIMITED_MIRROR";
 const LIMITS: MaintenanceLimits =
     MaintenanceLimits { loose_objects: 10, small_packs: 2, branch_age: Duration::from_secs(3600) };
+
+/// Memory limit of the process that packs large files, in bytes.
+const MAX_MEMORY_BYTES: u64 = 160 << 20;
 
 struct Fixture {
     _folder: tempfile::TempDir,
@@ -166,6 +172,39 @@ fn killed_maintenance_loses_nothing_and_the_next_one_completes() {
         assert!(loose < 10 && packs <= 3 && other == 0, "{failpoint}: {loose} {packs} {other}");
         f.assert_intact(&main, 9);
     }
+}
+
+/// Not a test: the process that [`maintenance_of_large_compressible_files_needs_little_memory`] starts.
+#[test]
+fn limited_process() {
+    if let Some(mirror) = std::env::var_os(LIMITED_MIRROR) {
+        let limit = Rlimit { current: Some(MAX_MEMORY_BYTES), maximum: Some(MAX_MEMORY_BYTES) };
+        setrlimit(Resource::Data, limit).unwrap();
+        maintain(Path::new(&mirror), &MaintenanceLimits { loose_objects: 1, ..LIMITS }).unwrap();
+    }
+}
+
+#[test]
+fn maintenance_of_large_compressible_files_needs_little_memory() {
+    let f = fixture();
+    let repository = f.mirror.repository().unwrap();
+    let write = |mib: usize, first: u8| {
+        let mut content = vec![b'x'; mib << 20];
+        content[0] = first;
+        repository.blob(&content).unwrap()
+    };
+    let large = [0, 1, 2, 3].map(|n| write(40, n));
+    let packed = [0, 1, 2, 3, 4, 5, 6, 7].map(|n| write(15, n));
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "limited_process"])
+        .env(LIMITED_MIRROR, f.path())
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    assert_eq!(f.counts().0, large.len(), "only the large files stay loose");
+    let objects = repository.odb().unwrap();
+    assert!(large.iter().all(|id| objects.read_header(*id).unwrap().0 == 40 << 20));
+    assert!(packed.iter().all(|id| objects.read(*id).unwrap().len() == 15 << 20));
 }
 
 #[test]

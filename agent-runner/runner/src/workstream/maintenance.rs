@@ -26,6 +26,9 @@ const MAX_SMALL_PACKS: usize = 20;
 const SMALL_PACK_BYTES: u64 = 64 << 20;
 /// Size from which a loose object stays loose, in bytes: packing compares it with others, in memory.
 const MAX_PACKED_OBJECT_BYTES: u64 = 16 << 20;
+/// Settings of the mirror that bound the memory of packing, in bytes: the objects that are compared with each other at a
+/// time, and the cached differences. libgit2 also takes the second as the size from which an object is not compared.
+const PACK_SETTINGS: [(&str, i64); 2] = [("pack.windowMemory", 32 << 20), ("pack.deltaCacheSize", 16 << 20)];
 /// Age from which a task's branch is removed. If the task goes on, its branch is created again from the records.
 const BRANCH_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Folder in which a new pack is written before it gets its final name.
@@ -99,7 +102,11 @@ pub fn maintain(mirror: &Path, limits: &MaintenanceLimits) -> Result<Maintained,
 
 /// Packs all loose objects if there are at least `minimum`, and returns their number.
 fn pack_loose_objects(mirror: &Path, minimum: usize) -> Result<usize, GitError> {
-    let loose = loose_objects(mirror)?;
+    let mut loose = loose_objects(mirror)?;
+    if loose.len() < minimum.max(1) {
+        return Ok(0);
+    }
+    keep_small(mirror, &mut loose)?;
     if loose.len() < minimum.max(1) {
         return Ok(0);
     }
@@ -149,6 +156,12 @@ fn merge_lock(mirror: &Path) -> Result<File, GitError> {
 fn write_pack(mirror: &Path, objects: impl Iterator<Item = Oid>) -> Result<PathBuf, GitError> {
     let operation = || format!("pack objects of {}", mirror.display());
     let repository = git_context(operation(), Repository::open_bare(mirror))?;
+    let mut config = git_context(operation(), repository.config())?;
+    for (name, bytes) in PACK_SETTINGS {
+        if config.get_i64(name).ok() != Some(bytes) {
+            git_context(operation(), config.set_i64(name, bytes))?;
+        }
+    }
     let mut pack = git_context(operation(), repository.packbuilder())?;
     pack.set_threads(1);
     for id in objects {
@@ -177,7 +190,17 @@ fn write_pack(mirror: &Path, objects: impl Iterator<Item = Oid>) -> Result<PathB
     Ok(written)
 }
 
-/// Ids and paths of the loose objects, except very large ones.
+/// Removes very large objects from the list. A file of a few kilobytes can contain one, because it is compressed.
+fn keep_small(mirror: &Path, loose: &mut Vec<(Oid, PathBuf)>) -> Result<(), GitError> {
+    let operation = || format!("read the objects of {}", mirror.display());
+    let repository = git_context(operation(), Repository::open_bare(mirror))?;
+    let objects = git_context(operation(), repository.odb())?;
+    // An object that cannot be read is reported when it is packed.
+    loose.retain(|(id, _)| objects.read_header(*id).map_or(0, |(bytes, _)| bytes as u64) < MAX_PACKED_OBJECT_BYTES);
+    Ok(())
+}
+
+/// Ids and paths of the loose objects, except those in very large files.
 fn loose_objects(mirror: &Path) -> Result<Vec<(Oid, PathBuf)>, GitError> {
     let objects = mirror.join("objects");
     let operation = || format!("read {}", objects.display());
