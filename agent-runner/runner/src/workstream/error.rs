@@ -82,7 +82,7 @@ pub enum GitError {
     )]
     AccessTimeLimit { path: PathBuf, seconds: u64 },
     /// A path in the `.git` folder could redirect a read or write to a place outside, or block its reader.
-    #[error("{path} {reason}, so cfq does not use it: replace it with a plain file or folder")]
+    #[error("{path} {reason}, so cfq does not use it: {}", .reason.next_step())]
     UnsafeGitPath { path: PathBuf, reason: UnsafeGitPathReason },
     /// A pointer leads to a git folder that does not name this working tree as its own.
     #[error(
@@ -147,6 +147,31 @@ pub enum UnsafeGitPathReason {
     SpecialFile,
     #[error("is larger than {} KiB", .0 >> 10)]
     LargeFile(u64),
+    #[error("includes another file in a form that git does not write")]
+    UnclearInclude,
+    #[error("includes more than {0} files")]
+    TooManyIncludes(usize),
+    #[error("names more than {0} alternates")]
+    TooManyAlternates(usize),
+    #[error("contains a path with a NUL or with bytes that are not UTF-8")]
+    InvalidAlternate,
+}
+
+impl UnsafeGitPathReason {
+    /// What the user can do about it.
+    fn next_step(&self) -> &'static str {
+        match self {
+            Self::SymbolicLink | Self::HardLink | Self::SpecialFile | Self::LargeFile(_) => {
+                "replace it with a plain file or folder"
+            }
+            Self::UnclearInclude | Self::TooManyIncludes(_) => {
+                "remove its includes, or add them again with `git config --add include.path PATH`"
+            }
+            Self::TooManyAlternates(_) | Self::InvalidAlternate => {
+                "copy the shared objects with `git repack -a -d`, then remove the file"
+            }
+        }
+    }
 }
 
 /// Limit that a repository exceeds.

@@ -14,6 +14,7 @@ use super::size_limits::{SizeLimits, StopCondition};
 
 mod git_files;
 mod git_folders;
+mod includes;
 mod owners;
 
 /// Opens exactly `path` (a working tree's top folder, its `.git`, or a bare repository), not a repository in a
@@ -92,6 +93,9 @@ fn checked_git_dir(path: &Path, limits: &SizeLimits, stop: &StopCondition) -> Re
     }
     if !folders.are_complete() {
         return Err(GitError::NotARepository { path: path.to_path_buf() });
+    }
+    for file in folders.included_files()? {
+        check.check_included(&file)?;
     }
     for objects in folders.object_folders()? {
         check.check_objects(&objects)?;

@@ -74,6 +74,17 @@ impl FileCheck<'_> {
         self.check(git_dir.join("refs"), rules)
     }
 
+    /// Checks a file that a configuration includes; it may be in any folder of an allowed owner.
+    ///
+    /// # Errors
+    /// As [`Self::check_git_folder`].
+    pub(super) fn check_included(&mut self, path: &Path) -> Result<(), GitError> {
+        if if_reachable(path, std::fs::metadata(path))?.is_some() {
+            self.owners.check(path)?;
+        }
+        self.check(path.to_owned(), Rules { max_bytes: Some(MAX_SETTINGS_BYTES), may_leave: true, depth: 0 })
+    }
+
     /// Checks the files in a folder of objects.
     ///
     /// # Errors
@@ -146,7 +157,7 @@ impl FileCheck<'_> {
     }
 }
 
-fn unsafe_path(path: &Path, reason: UnsafeGitPathReason) -> GitError {
+pub(super) fn unsafe_path(path: &Path, reason: UnsafeGitPathReason) -> GitError {
     GitError::UnsafeGitPath { path: path.to_owned(), reason }
 }
 

@@ -4,10 +4,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::git_files::{read_pointer, read_settings};
-use crate::workstream::error::GitError;
+use super::git_files::{read_pointer, read_settings, unsafe_path};
+use super::includes::included_files;
+use crate::workstream::error::{GitError, UnsafeGitPathReason};
 
-/// Maximum number of alternates of one repository, as a bound of the walk. Git nests them at most five levels deep.
+/// Maximum number of alternates of one repository. Git nests them at most five levels deep.
 const MAX_ALTERNATES: usize = 64;
 
 /// Folders of a repository, canonical.
@@ -40,22 +41,43 @@ impl GitFolders {
         has_head && ["objects", "refs"].iter().all(|name| self.common_dir.join(name).is_dir())
     }
 
+    /// Files that the configuration includes, as [`included_files`].
+    ///
+    /// # Errors
+    /// As [`included_files`].
+    pub(super) fn included_files(&self) -> Result<Vec<PathBuf>, GitError> {
+        let mut files = Vec::new();
+        for config in [self.common_dir.join("config"), self.git_dir.join("config.worktree")] {
+            files.extend(included_files(&config)?);
+        }
+        Ok(files)
+    }
+
     /// All existing folders of objects: the repository's own, then the alternates, which share objects with it.
     ///
     /// # Errors
-    /// The errors of reading the lists of alternates.
+    /// [`GitError::UnsafeGitPath`] if there are too many or a path contains bytes that are no text, and the errors of
+    /// reading the lists of alternates.
     pub(super) fn object_folders(&self) -> Result<Vec<PathBuf>, GitError> {
         let mut folders = vec![self.common_dir.join("objects")];
         let mut next = 0;
-        while let Some(folder) = folders.get(next).filter(|_| next <= MAX_ALTERNATES).cloned() {
+        while let Some(folder) = folders.get(next).cloned() {
             next += 1;
-            let list = read_settings(&folder.join("info/alternates"))?.unwrap_or_default();
+            let path = folder.join("info/alternates");
+            let list = read_settings(&path)?.unwrap_or_default();
+            // libgit2 reads such a path differently.
+            if list.contains(['\0', char::REPLACEMENT_CHARACTER]) {
+                return Err(unsafe_path(&path, UnsafeGitPathReason::InvalidAlternate));
+            }
             for line in list.split(['\r', '\n']).filter(|line| !line.is_empty() && !line.starts_with('#')) {
                 // libgit2 resolves only paths that begin with a dot against the folder of objects.
                 let alternate = if line.starts_with('.') { folder.join(line) } else { PathBuf::from(line) };
                 let Ok(alternate) = alternate.canonicalize() else { continue };
-                if !folders.contains(&alternate) && folders.len() <= MAX_ALTERNATES {
+                if !folders.contains(&alternate) {
                     folders.push(alternate);
+                }
+                if folders.len() > MAX_ALTERNATES + 1 {
+                    return Err(unsafe_path(&path, UnsafeGitPathReason::TooManyAlternates(MAX_ALTERNATES)));
                 }
             }
         }
@@ -133,7 +155,7 @@ fn core_worktree(config: &str) -> Option<String> {
 }
 
 /// Removes the quotes, escapes and comment of a value in a git configuration.
-fn unquote(value: &str) -> String {
+pub(super) fn unquote(value: &str) -> String {
     let mut text = String::new();
     let mut quoted = false;
     let mut chars = value.chars();

@@ -291,6 +291,79 @@ fn alternates_are_used_and_checked() {
 }
 
 #[test]
+fn alternates_that_cannot_be_checked_are_refused() {
+    let user = UserRepo::new(&[("a.py", "x = 1\n")]);
+    let objects = user.path().join(".git/objects");
+    let sharing = sharing_repository(&user, objects.to_str().unwrap());
+    let list = sharing.join(".git/objects/info/alternates");
+    let refused = |content: &[u8]| {
+        std::fs::write(&list, content).unwrap();
+        let sharing = sharing.clone();
+        let error = bounded(move || head_commit(&sharing)).unwrap_err();
+        assert!(error.is_invalid_request() && error.to_string().contains("git repack -a -d"), "{error}");
+        match error {
+            GitError::UnsafeGitPath { path, reason } if path.canonicalize().unwrap() == list => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    // libgit2 reads the path up to the NUL, and the file at its end would block it.
+    let blocked = user.folder.path().join("blocked");
+    make_fifo(&blocked.join("info/alternates"));
+    let line = |end: &[u8]| [blocked.as_os_str().as_encoded_bytes(), end].concat();
+    assert_eq!(refused(&line(b"\0x\n")), UnsafeGitPathReason::InvalidAlternate);
+    assert_eq!(refused(&line(b"/\xff\n")), UnsafeGitPathReason::InvalidAlternate);
+    let mut lines = Vec::new();
+    for n in 0..65 {
+        let folder = user.folder.path().join(format!("alternate{n}"));
+        std::fs::create_dir(&folder).unwrap();
+        lines.extend([folder.as_os_str().as_encoded_bytes(), b"\n"].concat());
+    }
+    std::fs::write(&list, [&lines[..], &line(b"\n")].concat()).unwrap();
+    assert_eq!(refused(&lines), UnsafeGitPathReason::TooManyAlternates(64));
+    std::fs::write(&list, format!("{}\n", objects.display())).unwrap();
+    assert_eq!(head_commit(&sharing).unwrap(), user.base);
+}
+
+#[test]
+fn files_that_the_configuration_includes_are_checked() {
+    let user = UserRepo::new(&[("a.py", "x = 1\n")]);
+    let config = user.path().join(".git/config");
+    let original = std::fs::read_to_string(&config).unwrap();
+    let target = user.path().join("included");
+    let open = || {
+        let path = user.path();
+        bounded(move || head_commit(&path))
+    };
+    let refused = || match open().unwrap_err() {
+        GitError::UnsafeGitPath { path, reason } => (path.file_name().unwrap().to_owned(), reason),
+        other => panic!("{other:?}"),
+    };
+    for section in ["include", "includeIf \"gitdir:/**\""] {
+        std::fs::write(&config, format!("{original}[{section}]\n\tpath = ../included\n")).unwrap();
+        std::fs::write(&target, "[user]\n\tname = me\n").unwrap();
+        assert_eq!(open().unwrap(), user.base);
+        make_fifo(&target);
+        assert_eq!(refused(), ("included".into(), UnsafeGitPathReason::SpecialFile));
+        // The same in a file that the included file includes.
+        std::fs::remove_file(&target).unwrap();
+        make_fifo(&user.path().join("nested"));
+        std::fs::write(&target, "[include]\n\tpath = nested\n").unwrap();
+        assert_eq!(refused(), ("nested".into(), UnsafeGitPathReason::SpecialFile));
+        std::fs::remove_file(&target).unwrap();
+        symlink("/dev/zero", &target).unwrap();
+        assert_eq!(refused(), ("included".into(), UnsafeGitPathReason::SpecialFile));
+        std::fs::remove_file(&target).unwrap();
+        std::fs::File::create(&target).unwrap().set_len(1 << 40).unwrap();
+        assert!(matches!(refused().1, UnsafeGitPathReason::LargeFile(_)));
+        std::fs::remove_file(&target).unwrap();
+        assert_eq!(open().unwrap(), user.base, "a file that does not exist is ignored");
+    }
+    make_fifo(&target);
+    std::fs::write(&config, format!("{original}[include] path = ../included\n")).unwrap();
+    assert_eq!(refused(), ("config".into(), UnsafeGitPathReason::UnclearInclude));
+}
+
+#[test]
 fn root_reads_only_folders_of_the_repositorys_owner() {
     let uid = std::fs::metadata("/proc/self").unwrap().uid();
     let user = UserRepo::new(&[("a.py", "x = 1\n")]);
