@@ -32,6 +32,7 @@ mod one_main_branch;
 mod out_of_memory;
 mod postgres_faults;
 mod preemption;
+mod repository_sandbox;
 mod requirements;
 mod sandbox;
 mod small_model;

@@ -23,6 +23,7 @@ use super::start_point::{StartPoint, StartPointRequest};
 
 mod client;
 mod messages;
+mod sandbox;
 mod serve;
 
 pub use messages::FailureKind;

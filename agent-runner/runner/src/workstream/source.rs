@@ -6,6 +6,7 @@ use git2::{ErrorCode, Oid, Repository, RepositoryOpenFlags};
 
 use self::git_files::FileCheck;
 use self::git_folders::GitFolders;
+use self::includes::included_files;
 use self::owners::Owners;
 use super::durable::enable_fsync;
 use super::error::GitError;
@@ -75,6 +76,79 @@ pub fn find_source_repository(dir: &Path) -> Result<Repository, GitError> {
         }
     }
     Err(GitError::NotARepository { path: dir.to_path_buf() })
+}
+
+/// Paths that libgit2 opens in a repository; canonical, except of files that a configuration names.
+pub(super) struct SourcePaths {
+    pub top: PathBuf,
+    /// The folder of refs and objects.
+    pub common_dir: PathBuf,
+    /// Files and folders that are read.
+    pub read: Vec<PathBuf>,
+    /// True if git recognizes the folders as a repository.
+    is_complete: bool,
+}
+
+/// Finds the paths of the repository at `path`. Files below them are not checked.
+///
+/// # Errors
+/// [`GitError::PathNotFound`], [`GitError::NotARepository`], and other errors of finding the folders.
+pub(super) fn source_paths(path: &Path) -> Result<SourcePaths, GitError> {
+    let top = path.canonicalize().map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => GitError::PathNotFound { path: path.to_owned() },
+        _ => GitError::Unreadable { path: path.to_owned(), source },
+    })?;
+    if let Err(source) = std::fs::read_dir(path) {
+        return Err(GitError::Unreadable { path: path.to_owned(), source });
+    }
+    let folders = GitFolders::find(&top)?;
+    let is_complete = folders.are_complete();
+    let mut read = folders.included_files()?;
+    for objects in folders.object_folders()? {
+        read.extend(linked_paths(&objects));
+        read.push(objects);
+    }
+    // The pointer of a linked worktree or submodule; a `.git` folder is the git folder itself.
+    read.push(top.join(".git"));
+    read.extend([folders.git_dir, folders.common_dir.clone()]);
+    Ok(SourcePaths { top, common_dir: folders.common_dir, read, is_complete })
+}
+
+/// Finds the paths of the repository that contains `dir`, as [`find_source_repository`] does.
+///
+/// # Errors
+/// As [`source_paths`].
+pub(super) fn find_source_paths(dir: &Path) -> Result<SourcePaths, GitError> {
+    for folder in dir.ancestors() {
+        match source_paths(folder) {
+            Err(GitError::NotARepository { .. } | GitError::Unreadable { .. }) => {}
+            Ok(SourcePaths { is_complete: false, .. }) => {}
+            found => return found,
+        }
+    }
+    Err(GitError::NotARepository { path: dir.to_path_buf() })
+}
+
+/// Targets of the links in a folder of objects and in its folders of packs; other programs share packs in this way.
+fn linked_paths(objects: &Path) -> Vec<PathBuf> {
+    let entries = [objects.to_owned(), objects.join("pack"), objects.join("info")].map(std::fs::read_dir);
+    let entries = entries.into_iter().flatten().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_symlink()).collect()
+}
+
+/// Files of git's configuration outside of repositories, with the files that they include.
+pub(super) fn git_settings_files() -> Vec<PathBuf> {
+    let home = std::env::home_dir();
+    let user_settings = std::env::var_os("XDG_CONFIG_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let user_settings = user_settings.or_else(|| home.as_ref().map(|home| home.join(".config")));
+    let files = [
+        Some(PathBuf::from("/etc/gitconfig")),
+        user_settings.map(|folder| folder.join("git/config")),
+        home.map(|home| home.join(".gitconfig")),
+    ];
+    // A file that libgit2 cannot read is reported when a repository is opened.
+    let with_included = |file: PathBuf| included_files(&file).unwrap_or_default().into_iter().chain([file]);
+    files.into_iter().flatten().flat_map(with_included).collect()
 }
 
 /// Returns the git folder of a repository, after a check of all files that libgit2 will open.

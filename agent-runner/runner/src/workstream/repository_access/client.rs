@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Once;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,18 @@ use super::messages::{CONTINUE, Message, Order, Request};
 use crate::workstream::error::{GitError, io_context};
 use crate::workstream::size_limits::StopCondition;
 
+/// Variables of the process. libgit2 reads the git configuration below the first two, and opens repositories of the user
+/// in the third; the others are needed to start a program that is linked to libraries in other folders, and for logs.
+const ENVIRONMENT: [&str; 8] = [
+    "HOME",
+    "XDG_CONFIG_HOME",
+    "SUDO_UID",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "LLVM_PROFILE_FILE",
+    "CFQ_LOG",
+];
 /// Interval at which the runner checks whether a running process must stop.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Time in which the process ends by itself after its standard input was closed, before it is killed.
@@ -37,7 +50,13 @@ pub(super) fn run(
     let operation = || format!("start a process that opens {}", path.display());
     let mut child = io_context(
         operation(),
-        Command::new(&program.path).args(&program.args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn(),
+        Command::new(&program.path)
+            .args(&program.args)
+            .env_clear()
+            .envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn(),
     )?;
     let opened = send(&mut child, request, stop).and_then(|input| Ok((input, receive(&mut child)?)));
     let (input, messages) = match opened {
@@ -62,6 +81,10 @@ pub(super) fn run(
                 return Err(GitError::AccessEnded { path: path.to_owned(), ended });
             }
         };
+        if let Message::Started { has_landlock, has_seccomp } = message {
+            warn_about_missing_limits(has_landlock, has_seccomp);
+            continue;
+        }
         if !message.is_step() {
             end(&mut child, STOP_GRACE);
             return reply(message);
@@ -76,6 +99,21 @@ pub(super) fn run(
     drop(input);
     end(&mut child, stop.limit().map_or(STOP_GRACE, |limit| STOP_GRACE.min(limit / GRACE_DIVISOR)));
     Err(stopped)
+}
+
+/// Logs once which limits the kernel does not offer.
+fn warn_about_missing_limits(has_landlock: bool, has_seccomp: bool) {
+    static WARNED: Once = Once::new();
+    let missing: Vec<_> = [("Landlock", has_landlock), ("seccomp", has_seccomp)]
+        .into_iter()
+        .filter_map(|(name, exists)| (!exists).then_some(name))
+        .collect();
+    if cfg!(target_os = "linux") && !missing.is_empty() {
+        let missing = missing.join(" and ");
+        WARNED.call_once(|| {
+            tracing::warn!(missing, "this kernel does not offer all limits of processes that open repositories");
+        });
+    }
 }
 
 /// Writes the request, then what is sent to the returned channel. The process's standard input stays open as long as the

@@ -55,10 +55,16 @@ impl Request {
     }
 }
 
-/// Message of the process. The first two ask the runner to act and to let the process continue; the others are replies.
+/// Message of the process. [`Message::Record`] and [`Message::Locked`] ask the runner to act and to let the process
+/// continue; those after them are replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Message {
+    /// The process has set its limits; the runner does not reply.
+    Started {
+        has_landlock: bool,
+        has_seccomp: bool,
+    },
     /// A delivery to record, see [`crate::workstream::delivery_record`].
     Record {
         git_dir: String,

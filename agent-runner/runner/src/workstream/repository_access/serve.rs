@@ -4,10 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::client::STOP_GRACE;
 use super::messages::{Message, Order, Request};
+use super::sandbox::{forbid_system_calls, limit_resources, restrict_files};
 use crate::workstream::deliver::{DeliveryRecorder, deliver_within};
 use crate::workstream::delivery_record::EarlierDelivery;
 use crate::workstream::error::{GitError, io_context};
@@ -15,24 +14,21 @@ use crate::workstream::mirror::Mirror;
 use crate::workstream::size_limits::{SizeLimits, StopCondition};
 use crate::workstream::source::head_commit;
 
-/// Maximum memory of the process, in bytes: enough for the object ids of the largest public repositories.
-const MAX_MEMORY_BYTES: u64 = 8 << 30;
-
 /// Answers the request on standard input: the whole work of the process that
 /// [`RepositoryAccess`](super::RepositoryAccess) starts. Must be called before any thread is started.
 ///
 /// # Errors
 /// An I/O error if the request cannot be read, the limits cannot be set, or the reply cannot be written.
 pub fn serve_repository_access() -> std::io::Result<()> {
-    limit(Resource::Data, MAX_MEMORY_BYTES)?;
-    limit(Resource::Core, 0)?;
-    // A process of a dead runner must not create a branch, or hold its lock, while another runner delivers.
-    #[cfg(target_os = "linux")]
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    limit_resources()?;
     let mut input = BufReader::new(std::io::stdin());
     let mut line = String::new();
     input.read_line(&mut line)?;
     let Order { within_ms, request } = serde_json::from_str(&line)?;
+    let has_landlock = match restrict_files(&request) {
+        Ok(restricted) => restricted,
+        Err(error) => return send(&error.into()),
+    };
     let (stop, guard) = StopCondition::after(within_ms.map_or(Duration::MAX, Duration::from_millis));
     let (sender, confirmations) = sync_channel(1);
     std::thread::Builder::new().name("stop".into()).spawn(move || {
@@ -46,14 +42,10 @@ pub fn serve_repository_access() -> std::io::Result<()> {
         std::thread::sleep(STOP_GRACE);
         std::process::exit(1);
     })?;
+    let has_seccomp = forbid_system_calls()?;
+    send(&Message::Started { has_landlock, has_seccomp })?;
     let reply = answer(request, confirmations, &stop).unwrap_or_else(Message::from);
     send(&reply)
-}
-
-/// Sets a resource limit, or keeps a lower one.
-fn limit(resource: Resource, most: u64) -> std::io::Result<()> {
-    let most = getrlimit(resource).maximum.map_or(most, |maximum| maximum.min(most));
-    Ok(setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?)
 }
 
 fn send(message: &Message) -> std::io::Result<()> {
