@@ -77,7 +77,7 @@ async fn alternate_that_is_added_after_the_check_is_not_read() {
         repository.commit(None, &author, &author, "secret", &head.tree().unwrap(), &[&head]).unwrap().to_string()
     };
     let lease = FileLease::take(&repo.path().join(".git/config"));
-    let submit = start_submit(&cluster, repo.path(), &secret);
+    let submit = start_submit(&cluster, &repo.path(), &secret);
     lease.wait_until_blocking(WAIT_LIMIT).await;
     let alternate = private.path().join(".git/objects");
     let list = repo.path().join(".git/objects/info/alternates");
@@ -88,7 +88,7 @@ async fn alternate_that_is_added_after_the_check_is_not_read() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && text.contains("is not a commit"), "{text}");
     // With the alternate from the start, it belongs to the repository.
-    let submit = start_submit(&cluster, repo.path(), &secret);
+    let submit = start_submit(&cluster, &repo.path(), &secret);
     let output = tokio::task::block_in_place(|| submit.wait_with_output().unwrap());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     cluster.finish().await;

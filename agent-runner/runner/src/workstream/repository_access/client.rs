@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Once;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::RepositoryProgram;
@@ -34,6 +34,8 @@ const GRACE_DIVISOR: u32 = 16;
 const KILL_WAIT: Duration = Duration::from_secs(2);
 /// Maximum size of all messages of a process, in bytes.
 const MAX_REPLY_BYTES: u64 = 1 << 20;
+/// Number of lines that the runner sends to a process: the request, and the message to continue.
+const MAX_LINES: usize = 2;
 
 /// Runs the program and returns its reply. `on_step` acts on the messages after which the process waits.
 ///
@@ -118,11 +120,11 @@ fn warn_about_missing_limits(has_landlock: bool, has_seccomp: bool) {
 
 /// Writes the request, then what is sent to the returned channel. The process's standard input stays open as long as the
 /// channel does.
-fn send(child: &mut Child, request: &Request, stop: &StopCondition) -> std::io::Result<Sender<Vec<u8>>> {
+fn send(child: &mut Child, request: &Request, stop: &StopCondition) -> std::io::Result<SyncSender<Vec<u8>>> {
     let within_ms = stop.limit().map(|limit| limit.as_millis().try_into().unwrap_or(u64::MAX));
     let mut line = serde_json::to_vec(&Order { within_ms, request: request.clone() })?;
     line.push(b'\n');
-    let (sender, lines) = channel::<Vec<u8>>();
+    let (sender, lines) = sync_channel::<Vec<u8>>(MAX_LINES);
     drop(sender.send(line));
     let input = child.stdin.take();
     // A thread, because a process that does not read must not block the runner.
