@@ -50,8 +50,10 @@ pub fn queue_estimates(state: &PlannerState, model: &ModelId, now_ms: i64) -> BT
         let Some((is_uncertain, start_ms, timeline, cost)) = first else { continue };
         let duration_ms = cost.total_ms() as i64;
         timeline.room.add(&cost, duration_ms);
+        // A job that may be poison needs a whole node, which the timelines do not show.
+        let is_certain = !is_uncertain && !job.may_be_poison();
         let (node, end_ms) = (timeline.candidate.0.id.clone(), start_ms.saturating_add(duration_ms));
-        estimates.insert(job.id, QueueEstimate { node, start_ms, end_ms, is_certain: !is_uncertain });
+        estimates.insert(job.id, QueueEstimate { node, start_ms, end_ms, is_certain });
     }
     estimates
 }
