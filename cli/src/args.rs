@@ -1,6 +1,7 @@
 //! Definition of the command line. The parser, the help texts and the shell completions are derived from it.
 
 mod jobs;
+mod select;
 mod subcommands;
 
 use std::net::SocketAddr;
@@ -8,13 +9,14 @@ use std::path::PathBuf;
 
 use cfq_proto::ids::TaskKey;
 use cfq_proto::model::ModelId;
-use cfq_proto::task::{Agent, Priority, TaskState};
+use cfq_proto::task::{Agent, Priority};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Maximum of an option in days: a century.
 const MAX_DAYS: f64 = 36_525.0;
 
 pub use jobs::JobsArgs;
+pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand};
 
 #[derive(Debug, Parser)]
@@ -53,14 +55,7 @@ pub enum CliCommand {
     /// Submit a task
     Submit(SubmitArgs),
     /// List tasks
-    Ls {
-        /// List only tasks in this state, for example running, escalated or merged
-        #[arg(long)]
-        state: Option<TaskState>,
-        /// Maximum number of tasks
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
-        limit: u32,
-    },
+    Ls(LsArgs),
     /// Show a task with its iterations, reviews and decisions
     Show {
         /// Task number such as t42, or task id
@@ -110,28 +105,38 @@ pub enum CliCommand {
         #[arg(long)]
         iteration: Option<u32>,
     },
-    /// Cancel a task
+    /// Cancel tasks
     Cancel {
-        /// Task number such as t42, or task id
-        task: TaskKey,
-        /// Reason to record with the task
+        #[command(flatten)]
+        select: SelectArgs,
+        /// Reason to record with the tasks
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Pause a task: no model is called and no step is executed for it until `cfq resume`
+    /// Pause tasks: no model is called and no step is executed for them until `cfq resume`
     Pause {
-        /// Task number such as t42, or task id; several are possible
-        #[arg(required = true)]
-        tasks: Vec<TaskKey>,
-        /// Reason to record with the task
+        #[command(flatten)]
+        select: SelectArgs,
+        /// Reason to record with the tasks
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Resume a paused task
+    /// Resume paused tasks
     Resume {
-        /// Task number such as t42, or task id; several are possible
-        #[arg(required = true)]
-        tasks: Vec<TaskKey>,
+        #[command(flatten)]
+        select: SelectArgs,
+    },
+    /// Submit failed or cancelled tasks again, each as a new task
+    Retry {
+        #[command(flatten)]
+        select: SelectArgs,
+    },
+    /// Change the priority of tasks
+    Prioritize {
+        /// New priority, P0 (highest) to P3
+        priority: Priority,
+        #[command(flatten)]
+        select: SelectArgs,
     },
     /// Answer a task that needs a human: decide how it continues or ends
     Resolve(ResolveArgs),

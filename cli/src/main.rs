@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use cfq_deploy::Paths;
 use cfq_proto::client::ClientError;
+use cfq_proto::http::TaskAction;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
@@ -150,7 +151,7 @@ async fn run_client_command(
 ) -> anyhow::Result<Code> {
     match command {
         CliCommand::Submit(args) => commands::submit::run(client, out, args).await,
-        CliCommand::Ls { state, limit } => commands::ls::run(client, out, state, limit).await,
+        CliCommand::Ls(args) => commands::ls::run(client, out, args).await,
         CliCommand::Jobs(args) => commands::jobs::run(client, out, &args.into()).await,
         CliCommand::Explain { key } => commands::explain::run(client, out, key).await,
         CliCommand::Show { task } => commands::show::run(client, out, task).await,
@@ -158,9 +159,17 @@ async fn run_client_command(
         CliCommand::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
         CliCommand::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
         CliCommand::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,
-        CliCommand::Cancel { task, reason } => commands::cancel::run(client, out, task, &reason).await,
-        CliCommand::Pause { tasks, reason } => commands::pause::pause(client, out, &tasks, &reason).await,
-        CliCommand::Resume { tasks } => commands::pause::resume(client, out, &tasks).await,
+        CliCommand::Cancel { select, reason } => {
+            commands::control::run(client, out, TaskAction::Cancel { reason }, select).await
+        }
+        CliCommand::Pause { select, reason } => {
+            commands::control::run(client, out, TaskAction::Pause { reason }, select).await
+        }
+        CliCommand::Resume { select } => commands::control::run(client, out, TaskAction::Resume, select).await,
+        CliCommand::Retry { select } => commands::control::run(client, out, TaskAction::Retry, select).await,
+        CliCommand::Prioritize { priority, select } => {
+            commands::control::run(client, out, TaskAction::SetPriority { priority }, select).await
+        }
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,

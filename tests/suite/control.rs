@@ -9,6 +9,9 @@ use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{End, Gate, Reply, file, review};
 use cfq_tests::wait;
 
+mod bulk;
+mod list;
+
 const ADD: &str = "def add(a, b):\n    return a + b\n";
 
 fn stdout(output: &Output) -> String {
@@ -126,11 +129,16 @@ async fn usage_errors_of_control_commands_name_the_next_step() {
     let cluster = Cluster::start().await;
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| cfq(&cluster, home.path(), args);
-    for command in ["pause", "resume"] {
+    for command in ["cancel", "pause", "resume", "retry"] {
         refused(&run(&[command]), 2, &["Usage:", "--help"]);
         refused(&run(&[command, "nonsense"]), 2, &["nonsense", "t42"]);
+        refused(&run(&[command, "t1", "--all"]), 2, &["--all", "--help"]);
+        refused(&run(&[command, "--state", "running", "--all"]), 2, &["--all", "--help"]);
+        refused(&run(&[command, "--state", "runing"]), 2, &["runing", "waiting_on_human"]);
         let help = stdout(&run(&[command, "--help"]));
-        assert!(help.contains("TASKS"), "{help}");
+        assert!(help.contains("[TASK]...") && help.contains("--dry-run"), "{help}");
     }
+    refused(&run(&["prioritize", "t1", "P0"]), 2, &["t1", "P0, P1, P2 or P3"]);
+    refused(&run(&["prioritize", "P0"]), 2, &["Usage:", "--help"]);
     cluster.finish().await;
 }

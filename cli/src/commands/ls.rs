@@ -1,24 +1,51 @@
 //! `cfq ls`
 
 use cfq_proto::client::Client;
-use cfq_proto::http::{TaskList, TaskSummary};
-use cfq_proto::task::TaskState;
+use cfq_proto::http::{TaskList, TaskQuery, TaskSort, TaskSummary};
 
+use crate::args::LsArgs;
 use crate::exit::Code;
 use crate::output::{self, Output};
 
-pub async fn run(client: &Client, out: Output, state: Option<TaskState>, limit: u32) -> anyhow::Result<Code> {
-    let list = client.tasks(state, limit).await?;
-    out.print(&list, render)?;
+/// Number up to which the server counts the tasks after a page.
+const MAX_COUNTED_TASKS: u32 = 100;
+
+pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<Code> {
+    let LsArgs { state, priority, sort, limit, after } = args;
+    let query = TaskQuery { states: state, priorities: priority, sort, after, limit };
+    let list = client.list_tasks(&query).await?;
+    out.print(&list, |list| render(list, &query))?;
+    if let Some(next) = next_page(&list, &query) {
+        out.status(&next);
+    }
     Ok(Code::Done)
 }
 
-fn render(list: &TaskList) -> String {
+fn render(list: &TaskList, query: &TaskQuery) -> String {
     if list.tasks.is_empty() {
-        return "no tasks; submit one with `cfq submit \"...\"`".to_owned();
+        let is_whole = query.states.is_empty() && query.priorities.is_empty() && query.after.is_none();
+        let text = if is_whole { "no tasks; submit one with `cfq submit \"...\"`" } else { "no such tasks" };
+        return text.to_owned();
     }
     let rows: Vec<Vec<String>> = list.tasks.iter().map(row).collect();
     output::table(&["TASK", "STATE", "LOOP", "ITER", "BEST", "PRIO", "TITLE"], &rows)
+}
+
+/// Text with the number of tasks that are left and the command that lists them; `None` if none is left.
+fn next_page(list: &TaskList, query: &TaskQuery) -> Option<String> {
+    let next = list.next.as_ref()?;
+    let mut command = "cfq ls".to_owned();
+    for state in &query.states {
+        command += &format!(" --state {state}");
+    }
+    for priority in &query.priorities {
+        command += &format!(" --priority {priority}");
+    }
+    if query.sort != TaskSort::default() {
+        command += &format!(" --sort {}", query.sort);
+    }
+    let more = if list.more >= MAX_COUNTED_TASKS { format!("at least {}", list.more) } else { list.more.to_string() };
+    Some(format!("{more} more, next: {command} --limit {} --after {next}", query.limit))
 }
 
 fn row(task: &TaskSummary) -> Vec<String> {
@@ -31,4 +58,26 @@ fn row(task: &TaskSummary) -> Vec<String> {
         task.priority.to_string(),
         output::sanitize(&task.title).replace('\n', " "),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::task::{Priority, TaskState};
+
+    use super::*;
+
+    #[test]
+    fn next_command_keeps_the_filters() {
+        let states = vec![TaskState::Ready];
+        let mut query = TaskQuery { states, priorities: vec![Priority::P0], limit: 2, ..TaskQuery::default() };
+        let mut list = TaskList { tasks: vec![], next: Some("P0.t4".into()), more: 3 };
+        let next = "3 more, next: cfq ls --state ready --priority P0 --limit 2 --after P0.t4";
+        assert_eq!(next_page(&list, &query).unwrap(), next);
+        query.sort = TaskSort::Priority;
+        list.more = 100;
+        let text = next_page(&list, &query).unwrap();
+        assert!(text.starts_with("at least 100 more") && text.contains("--sort priority"), "{text}");
+        list.next = None;
+        assert_eq!(next_page(&list, &query), None);
+    }
 }

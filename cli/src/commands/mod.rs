@@ -1,7 +1,7 @@
 //! The commands, one file each.
 
-pub mod cancel;
 pub mod completions;
+pub mod control;
 pub mod demo;
 pub mod diff;
 pub mod doctor;
@@ -14,7 +14,6 @@ pub mod logs;
 pub mod ls;
 pub mod models;
 pub mod nodes;
-pub mod pause;
 pub mod pr;
 pub mod pull;
 pub mod resolve;

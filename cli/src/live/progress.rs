@@ -95,6 +95,7 @@ impl TaskProgress {
                 });
             }
             EventBody::TaskStateChanged { .. }
+            | EventBody::PriorityChanged { .. }
             | EventBody::QuestionOpened { .. }
             | EventBody::QuestionAnswered { .. } => {}
         }

@@ -1,5 +1,6 @@
 //! Rust client of the HTTP API, for the command line and the tests.
 
+mod control;
 mod sse;
 mod token;
 
@@ -14,8 +15,8 @@ use std::time::Duration;
 use crate::event::Event;
 use crate::http::{
     ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, Explanation, GcReply, GcRequest,
-    JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PauseRequest, PrView, ResolveRequest, StateReply,
-    SubmitReply, SubmitRequest, TaskDetail, TaskList, TokensData,
+    JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply,
+    SubmitRequest, TaskDetail, TaskList, TaskQuery, TokensData,
 };
 use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
@@ -129,6 +130,14 @@ impl Client {
         self.get(&format!("/tasks?limit={limit}{state}")).await
     }
 
+    /// Lists tasks.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn list_tasks(&self, query: &TaskQuery) -> Result<TaskList, ClientError> {
+        self.get(&format!("/tasks?{query}")).await
+    }
+
     /// Gets all details of a task.
     ///
     /// # Errors
@@ -143,22 +152,6 @@ impl Client {
     /// See [`ClientError`].
     pub async fn cancel(&self, key: TaskKey, reason: &str) -> Result<StateReply, ClientError> {
         self.post(&format!("/tasks/{key}/cancel"), &CancelRequest { reason: reason.to_owned() }).await
-    }
-
-    /// Pauses a task, at once or after the running step.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub async fn pause(&self, key: TaskKey, reason: &str) -> Result<StateReply, ClientError> {
-        self.post(&format!("/tasks/{key}/pause"), &PauseRequest { reason: reason.to_owned() }).await
-    }
-
-    /// Resumes a paused task.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub async fn resume(&self, key: TaskKey) -> Result<StateReply, ClientError> {
-        self.send(self.request(Method::POST, &format!("/tasks/{key}/resume"))).await
     }
 
     /// Answers the open question of a task with `action`.

@@ -10,7 +10,7 @@ use crate::ids::{JobId, NodeId, QuestionId, TaskId, TaskNumber};
 use crate::job::{JobFailure, JobState, Usage};
 use crate::loop_step::{LoopState, Step};
 use crate::model::ModelId;
-use crate::task::{Agent, TaskState};
+use crate::task::{Agent, Priority, TaskState};
 
 /// Type and data of an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -60,6 +60,15 @@ pub enum EventBody {
         /// Token counts and times of the attempt, if it is done.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         usage: Option<Usage>,
+    },
+    /// A user changed the task's priority.
+    PriorityChanged {
+        /// Priority before.
+        from: Priority,
+        /// Priority after.
+        to: Priority,
+        /// The client that changed it.
+        by: String,
     },
     /// The task needs an answer from a human.
     QuestionOpened {

@@ -1,7 +1,9 @@
 //! Types of the HTTP API under `/api/v1`. The paths are in the scheduler's router and in [`crate::client`].
 
+mod control;
 mod explain;
 mod jobs;
+mod list;
 mod retention;
 
 use schemars::JsonSchema;
@@ -18,11 +20,16 @@ use crate::pr::PrState;
 use crate::review::{Finding, Quarantine, ReviewFeedback};
 use crate::task::{Agent, TaskSpec, TaskState};
 
+pub use control::{
+    BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, MAX_TASKS_PER_BULK_REQUEST, PauseRequest,
+    TaskAction, TaskPatch,
+};
 pub use explain::{
     AttemptView, CostTerms, Explanation, JobEstimate, JobExplanation, JobPlan, NodePlan, NodeVerdict, QueuePosition,
     ReservationView, TaskExplanation, TaskWait,
 };
 pub use jobs::{JobFilter, JobList, JobListItem};
+pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 
 /// Body of `POST /tasks`, with an optional `Idempotency-Key` header.
@@ -190,25 +197,10 @@ fn is_zero(count: &i32) -> bool {
     *count == 0
 }
 
-/// Reply to `GET /tasks`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct TaskList {
-    /// Tasks, newest first.
-    pub tasks: Vec<TaskSummary>,
-}
-
 /// Body of `POST /tasks/{key}/cancel`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CancelRequest {
     /// Reason for the cancellation, as text; may be empty.
-    #[serde(default)]
-    pub reason: String,
-}
-
-/// Body of `POST /tasks/{key}/pause`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
-pub struct PauseRequest {
-    /// Reason for the pause, as text; may be empty.
     #[serde(default)]
     pub reason: String,
 }

@@ -1,10 +1,11 @@
-//! Control of tasks by users: pause and resume.
+//! Control of one task by a user: pause, resume, change of the priority.
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
-use cfq_proto::http::{PauseRequest, StateReply};
+use cfq_proto::http::{PauseRequest, StateReply, TaskPatch};
+use cfq_proto::ids::TaskNumber;
 use cfq_proto::task::TaskState;
 
 use super::Api;
@@ -12,10 +13,10 @@ use super::error::ApiError;
 use super::submit::read_body;
 use super::tasks::{API_ACTOR, author, find, unknown};
 use super::validate::parse_body;
-use crate::store::{PauseOutcome, ResumeOutcome};
+use crate::store::{PauseOutcome, PriorityOutcome, ResumeOutcome, Run};
 
 /// Note of a reply about a task that is paused after the running step.
-const AFTER_STEP: &str = "it will be paused after the running step";
+pub const AFTER_STEP: &str = "it will be paused after the running step";
 
 pub async fn pause(
     State(api): State<Api>,
@@ -26,7 +27,7 @@ pub async fn pause(
     let bytes = read_body(&api, bytes)?;
     let request = if bytes.is_empty() { PauseRequest::default() } else { parse_body::<PauseRequest>(&bytes)? };
     let reply = |number, state, note: &str| Ok(Json(StateReply { id: task, number, state, note: note.to_owned() }));
-    match api.store.pause(task, &author(&request.reason)).await? {
+    match api.store.pause(task, &author(&request.reason), Run::Commit).await? {
         PauseOutcome::Done { number, hints } => {
             api.link.send_hints(hints).await;
             reply(number, TaskState::Paused, "")
@@ -41,7 +42,7 @@ pub async fn pause(
 
 pub async fn resume(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
-    match api.store.resume(task, API_ACTOR).await? {
+    match api.store.resume(task, API_ACTOR, Run::Commit).await? {
         ResumeOutcome::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state, note: String::new() }))
@@ -53,8 +54,32 @@ pub async fn resume(State(api): State<Api>, Path(key): Path<String>) -> Result<J
     }
 }
 
+pub async fn change(
+    State(api): State<Api>,
+    Path(key): Path<String>,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<Json<StateReply>, ApiError> {
+    let task = find(&api, &key).await?;
+    let TaskPatch { priority } = parse_body(&read_body(&api, bytes)?)?;
+    let reply = |number, state| Ok(Json(StateReply { id: task, number, state, note: String::new() }));
+    match api.store.set_priority(task, priority, API_ACTOR, Run::Commit).await? {
+        PriorityOutcome::Done { number, state, hints, .. } => {
+            api.link.send_hints(hints).await;
+            reply(number, state)
+        }
+        PriorityOutcome::Already { number, state } => reply(number, state),
+        PriorityOutcome::Ended { number, state } => Err(ApiError::conflict(ended(number, state))),
+        PriorityOutcome::Unknown => Err(unknown(&key)),
+    }
+}
+
+/// Why the priority of an ended task is not changed.
+pub fn ended(number: TaskNumber, state: TaskState) -> String {
+    format!("{number} is {state}: only a task that has not ended has a priority to change")
+}
+
 /// Why a task in this state cannot be paused, with the next step.
-pub fn not_pausable(number: cfq_proto::ids::TaskNumber, state: TaskState) -> String {
+pub fn not_pausable(number: TaskNumber, state: TaskState) -> String {
     match state.is_terminal() {
         true => format!("too late to pause the task: {number} is already {state}"),
         false => format!(

@@ -23,6 +23,11 @@ impl ApiError {
         Self { status, body: ErrorBody { code, message: message.into(), field: None, retry_after: None } }
     }
 
+    /// The message for the user.
+    pub fn message(&self) -> &str {
+        &self.body.message
+    }
+
     /// 400: `field` has an unusable value.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::BAD_REQUEST, ErrorCode::Invalid, message);

@@ -2,6 +2,7 @@
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
+mod bulk;
 mod control;
 mod error;
 mod events;
@@ -38,7 +39,7 @@ use crate::config::{Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
 use crate::feed_wakeup::FeedWakeup;
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::store::Store;
+use crate::store::{Hint, Run, Store};
 
 use open_tasks::OpenTaskLimit;
 use servable::SharedNodes;
@@ -94,13 +95,22 @@ impl Api {
         }
     }
 
+    /// Sends the hints of a change, unless it was only tried.
+    async fn send_hints(&self, hints: Vec<Hint>, run: Run) {
+        match run {
+            Run::Commit => self.link.send_hints(hints).await,
+            Run::Dry => {}
+        }
+    }
+
     pub fn router(self) -> Router {
         let requests = Router::new()
             .route("/healthz", get(health::healthz))
             .route("/readyz", get(health::readyz))
             .route("/metrics", get(health::metrics))
             .route("/api/v1/tasks", post(submit::submit).get(tasks::list))
-            .route("/api/v1/tasks/{key}", get(tasks::show))
+            .route("/api/v1/tasks/{key}", get(tasks::show).patch(control::change))
+            .route("/api/v1/tasks/actions", post(bulk::act))
             .route("/api/v1/tasks/{key}/cancel", post(tasks::cancel))
             .route("/api/v1/tasks/{key}/pause", post(control::pause))
             .route("/api/v1/tasks/{key}/resume", post(control::resume))

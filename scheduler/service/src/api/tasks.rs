@@ -1,11 +1,15 @@
 //! `/tasks`: listing, showing, cancelling and resolving tasks, and their artifacts.
 
+use std::str::FromStr;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use cfq_proto::http::{ArtifactChain, CancelRequest, ResolveRequest, StateReply, TaskDetail, TaskList};
-use cfq_proto::ids::{TaskId, TaskKey};
+use cfq_proto::http::{
+    ArtifactChain, CancelRequest, ListPosition, ResolveRequest, StateReply, TaskDetail, TaskList, TaskSort,
+};
+use cfq_proto::ids::{IdError, TaskId, TaskKey, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction};
 use cfq_proto::task::TaskState;
 use serde::Deserialize;
@@ -15,15 +19,21 @@ use super::error::ApiError;
 use super::servable;
 use super::submit::read_body;
 use super::validate::{check_supported_model, parse_body};
-use crate::store::{Cancelled, Resolution, TooLateReason};
+use crate::store::{Cancelled, Resolution, Run, TaskFilter, TooLateReason};
 
 /// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
 /// so all clients share this author.
 pub const API_ACTOR: &str = "a client";
 
+/// Maximum number up to which the tasks after a page are counted.
+const MAX_COUNTED_TASKS: i64 = 100;
+
 #[derive(Debug, Deserialize)]
 pub struct ListQuery {
     state: Option<String>,
+    priority: Option<String>,
+    sort: Option<String>,
+    after: Option<String>,
     limit: Option<u32>,
 }
 
@@ -32,10 +42,27 @@ pub async fn list(
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<TaskList>, ApiError> {
     let Query(query) = query.map_err(|e| ApiError::invalid("limit", format!("limit: {}", e.body_text())))?;
-    let state = query.state.as_deref().map(str::parse::<TaskState>).transpose();
-    let state = state.map_err(|e| ApiError::invalid("state", format!("state: {e}")))?;
+    let filter = TaskFilter {
+        states: parse_list("state", query.state.as_deref())?,
+        priorities: parse_list("priority", query.priority.as_deref())?,
+    };
+    let sort = parse_list::<TaskSort>("sort", query.sort.as_deref())?.first().copied().unwrap_or_default();
+    let after = parse_list::<ListPosition>("after", query.after.as_deref())?.first().copied();
     let limit = query.limit.unwrap_or(50).clamp(1, 1000);
-    Ok(Json(TaskList { tasks: api.store.list_tasks(state, i64::from(limit)).await? }))
+    let tasks = api.store.list_tasks(&filter, sort, after, i64::from(limit)).await?;
+    let last = tasks.last().map(|last| ListPosition { priority: last.priority, number: last.number });
+    let more = match last.filter(|_| tasks.len() == limit as usize) {
+        Some(_) => api.store.find_tasks(&filter, sort, last, MAX_COUNTED_TASKS).await?.len(),
+        None => 0,
+    };
+    let next = last.filter(|_| more > 0).map(|last| last.to_string());
+    Ok(Json(TaskList { tasks, next, more: more as u32 }))
+}
+
+/// The values of a query parameter, which are separated by commas.
+fn parse_list<T: FromStr<Err = IdError>>(field: &'static str, text: Option<&str>) -> Result<Vec<T>, ApiError> {
+    let values = text.into_iter().flat_map(|text| text.split(',')).map(str::parse::<T>);
+    values.collect::<Result<_, _>>().map_err(|e| ApiError::invalid(field, format!("{field}: {e}")))
 }
 
 pub async fn show(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<TaskDetail>, ApiError> {
@@ -52,7 +79,7 @@ pub async fn cancel(
     let bytes = read_body(&api, bytes)?;
     let request =
         if bytes.is_empty() { CancelRequest { reason: String::new() } } else { parse_body::<CancelRequest>(&bytes)? };
-    match api.store.cancel(task, &author(&request.reason)).await? {
+    match api.store.cancel(task, &author(&request.reason), Run::Commit).await? {
         Cancelled::Done { number, hints } => {
             api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled, note: String::new() }))
@@ -60,10 +87,7 @@ pub async fn cancel(
         Cancelled::Already { number } => {
             Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled, note: String::new() }))
         }
-        Cancelled::TooLate { number, reason } => Err(ApiError::conflict(match reason {
-            TooLateReason::Ended(state) => format!("too late to cancel the task: {number} is already {state}"),
-            TooLateReason::Rejected(rejection) => format!("too late to cancel the task: {rejection}"),
-        })),
+        Cancelled::TooLate { number, reason, .. } => Err(ApiError::conflict(too_late_to_cancel(number, &reason))),
         Cancelled::Unknown => Err(unknown(&key)),
     }
 }
@@ -136,6 +160,18 @@ pub fn author(reason: &str) -> String {
     if reason.is_empty() { API_ACTOR.to_owned() } else { format!("{API_ACTOR}: {reason}") }
 }
 
+/// Why a task cannot be cancelled any more.
+pub fn too_late_to_cancel(number: TaskNumber, reason: &TooLateReason) -> String {
+    match reason {
+        TooLateReason::Ended(state) => format!("too late to cancel the task: {number} is already {state}"),
+        TooLateReason::Rejected(rejection) => format!("too late to cancel {number}: {rejection}"),
+    }
+}
+
 pub fn unknown(key: &str) -> ApiError {
-    ApiError::not_found(format!("there is no task {key}: `cfq ls` lists all tasks"))
+    ApiError::not_found(unknown_message(key))
+}
+
+pub fn unknown_message(key: &str) -> String {
+    format!("there is no task {key}: `cfq ls` lists all tasks")
 }

@@ -6,11 +6,11 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::Step;
 use cfq_proto::task::TaskState;
 
-use super::error::Doing;
 use super::hints::{Hint, for_cancelled_task};
 use super::jobs::cancel_jobs;
 use super::step_rejection::StepRejection;
 use super::tasks::{lock_task, move_task};
+use super::transaction::Run;
 use super::{Store, StoreError, roll_back, steps};
 
 /// Result of a cancel.
@@ -27,6 +27,7 @@ pub enum Cancelled {
     /// The task cannot be cancelled any more.
     TooLate {
         number: TaskNumber,
+        state: TaskState,
         reason: TooLateReason,
     },
     /// There is no such task.
@@ -44,15 +45,15 @@ pub enum TooLateReason {
 
 impl Store {
     /// Cancels a task. `by` names the author and the reason; it is shown to users.
-    pub async fn cancel(&self, task: TaskId, by: &str) -> Result<Cancelled, StoreError> {
+    pub async fn cancel(&self, task: TaskId, by: &str, run: Run) -> Result<Cancelled, StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, Cancelled::Unknown).await };
-        let number = task.number;
-        match task.state {
+        let (number, state) = (task.number, task.state);
+        match state {
             TaskState::Cancelled => return roll_back(tx, Cancelled::Already { number }).await,
             TaskState::Merged | TaskState::Accepted | TaskState::Failed => {
-                let reason = TooLateReason::Ended(task.state);
-                return roll_back(tx, Cancelled::TooLate { number, reason }).await;
+                let reason = TooLateReason::Ended(state);
+                return roll_back(tx, Cancelled::TooLate { number, state, reason }).await;
             }
             TaskState::Queued
             | TaskState::Blocked
@@ -69,7 +70,7 @@ impl Store {
                 Ok(written) => hints.extend(written.hints),
                 Err(rejection) => {
                     let reason = TooLateReason::Rejected(rejection);
-                    return roll_back(tx, Cancelled::TooLate { number, reason }).await;
+                    return roll_back(tx, Cancelled::TooLate { number, state, reason }).await;
                 }
             }
         } else {
@@ -77,7 +78,7 @@ impl Store {
             hints.extend(cancel_jobs(&mut tx, task.id, "cancelled").await?);
         }
         cfq_link::failpoint::hit("scheduler.cancel.before_commit");
-        tx.commit().await.doing("cancelling a task")?;
+        tx.finish(run, "cancelling a task").await?;
         cfq_link::failpoint::hit("scheduler.cancel.after_commit");
         hints.extend(for_cancelled_task(&task));
         Ok(Cancelled::Done { number, hints })

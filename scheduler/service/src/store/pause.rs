@@ -14,6 +14,7 @@ use super::error::Doing;
 use super::hints::{Hint, LeaderHint, for_cancelled_job, for_cancelled_task};
 use super::jobs::{append_job_changed, leave_node};
 use super::tasks::{TaskRow, lock_task, move_task};
+use super::transaction::Run;
 use super::{Store, StoreError, roll_back};
 
 /// What a paused task's jobs wait for, shown to users.
@@ -57,7 +58,7 @@ pub enum ResumeOutcome {
 
 impl Store {
     /// Pauses a task, at once or after the running step. `by` names the author and the reason; it is shown to users.
-    pub async fn pause(&self, task: TaskId, by: &str) -> Result<PauseOutcome, StoreError> {
+    pub async fn pause(&self, task: TaskId, by: &str, run: Run) -> Result<PauseOutcome, StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, PauseOutcome::Unknown).await };
         let waits_for_job = sqlx::query_scalar!(
@@ -84,13 +85,13 @@ impl Store {
             PauseDecision::Refused => return roll_back(tx, PauseOutcome::Refused { number, state }).await,
         };
         cfq_link::failpoint::hit("scheduler.pause.before_commit");
-        tx.commit().await.doing("pausing a task")?;
+        tx.finish(run, "pausing a task").await?;
         cfq_link::failpoint::hit("scheduler.pause.after_commit");
         Ok(outcome)
     }
 
     /// Resumes a paused task, or withdraws a pause that has not taken effect. `by` names the author, for users.
-    pub async fn resume(&self, task: TaskId, by: &str) -> Result<ResumeOutcome, StoreError> {
+    pub async fn resume(&self, task: TaskId, by: &str, run: Run) -> Result<ResumeOutcome, StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, ResumeOutcome::Unknown).await };
         let (number, state) = (task.number, task.state);
@@ -110,7 +111,7 @@ impl Store {
             ResumeDecision::NotPaused => return roll_back(tx, ResumeOutcome::NotPaused { number, state }).await,
         };
         cfq_link::failpoint::hit("scheduler.resume.before_commit");
-        tx.commit().await.doing("resuming a task")?;
+        tx.finish(run, "resuming a task").await?;
         cfq_link::failpoint::hit("scheduler.resume.after_commit");
         Ok(ResumeOutcome::Done { number, state, hints })
     }

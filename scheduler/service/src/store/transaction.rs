@@ -7,6 +7,9 @@ use cfq_proto::ids::TaskId;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::broadcast;
 
+use super::StoreError;
+use super::error::Doing;
+
 /// Capacity of the channel, in tasks.
 const CHANNEL_TASKS: usize = 4_096;
 
@@ -29,6 +32,13 @@ impl CommittedTasks {
         // `send` fails if there is no subscriber, which is not an error.
         drop(self.0.send(task));
     }
+}
+
+/// Whether the change of a transaction is committed, or only tried: everything is checked, and nothing changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Run {
+    Commit,
+    Dry,
 }
 
 /// A transaction on one connection of the pool. It is rolled back if it is dropped.
@@ -55,6 +65,14 @@ impl Tx {
         self.transaction.commit().await?;
         self.tasks.into_iter().for_each(|task| self.committed.send(task));
         Ok(())
+    }
+
+    /// Ends the transaction. `doing` names the change in errors.
+    pub async fn finish(self, run: Run, doing: &'static str) -> Result<(), StoreError> {
+        match run {
+            Run::Commit => self.commit().await.doing(doing),
+            Run::Dry => self.rollback().await.doing(doing),
+        }
     }
 
     pub async fn rollback(self) -> Result<(), sqlx::Error> {

@@ -1,15 +1,16 @@
 //! Views of tasks for the API: the list, and one task with all its rows.
 
-use cfq_proto::http::{EscalationView, IterationView, JobSummary, TaskDetail, TaskSummary};
+use cfq_proto::http::{EscalationView, IterationView, JobSummary, ListPosition, TaskDetail, TaskSort, TaskSummary};
 use cfq_proto::ids::{ArtifactId, JobId, QuestionId, TaskId, TaskNumber};
 use cfq_proto::job::{JobFailure, Usage};
 use cfq_proto::loop_step::{ActionKind, Decided, EscalationReason};
 use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
-use cfq_proto::task::{Priority, TaskSpec, TaskState};
+use cfq_proto::task::{Priority, TaskSpec};
 use sqlx::types::Json;
 
 use super::columns::parse;
 use super::error::Doing;
+use super::list::TaskFilter;
 use super::{Store, StoreError};
 
 struct SummaryRow {
@@ -54,16 +55,23 @@ fn unsigned(n: i32) -> u32 {
 }
 
 impl Store {
-    /// Tasks in the given state (`None`: in any state), newest first.
-    pub async fn list_tasks(&self, state: Option<TaskState>, limit: i64) -> Result<Vec<TaskSummary>, StoreError> {
+    /// Summaries of the first `limit` tasks after `after`, in this order.
+    pub async fn list_tasks(
+        &self,
+        filter: &TaskFilter,
+        sort: TaskSort,
+        after: Option<ListPosition>,
+        limit: i64,
+    ) -> Result<Vec<TaskSummary>, StoreError> {
+        let found: Vec<uuid::Uuid> =
+            self.find_tasks(filter, sort, after, limit).await?.into_iter().map(|(task, _)| task.0).collect();
         let rows = sqlx::query_as!(
             SummaryRow,
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of
-               from tasks where $1::text is null or state = $1 order by number desc limit $2"#,
-            state.map(|s| s.as_str()),
-            limit
+               from tasks where id = any($1) order by array_position($1, id)"#,
+            &found
         )
         .fetch_all(&self.pool)
         .await
@@ -99,11 +107,14 @@ impl Store {
         .fetch_one(&self.pool)
         .await
         .doing("reading a task")?;
+        let summary = summary.summary()?;
+        // The priority may have been changed since the task was submitted.
+        let spec = TaskSpec { priority: summary.priority, ..row.spec.0 };
         let iterations = self.iterations(task).await?;
         let critique = iterations.iter().rev().find_map(|i| i.review.clone());
         Ok(Some(TaskDetail {
-            summary: summary.summary()?,
-            spec: row.spec.0,
+            summary,
+            spec,
             reason: row.reason,
             escalation: self.escalation(task, critique).await?,
             iterations,

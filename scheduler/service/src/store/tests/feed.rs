@@ -99,6 +99,6 @@ async fn commit_with_events_reports_its_task() {
     let stale = TaskFence { attempt: fence.attempt + 1, ..fence };
     assert_eq!(step(&env, stale, 0, started()).await, StepReply::Stale);
     assert!(reported.try_recv().is_err(), "nothing was committed");
-    env.store.cancel(task, "a test").await.unwrap();
+    env.store.cancel(task, "a test", Run::Commit).await.unwrap();
     assert_eq!(reported.try_recv(), Ok(task), "cancel");
 }

@@ -75,7 +75,7 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
         committed(&env, fence, seq, Step::PrMoved { to, reason: "fine".into() }).await;
     }
     committed(&env, fence, 13, merge_intent("b0", "m1")).await;
-    let late = env.store.cancel(fence.task, "me").await.unwrap();
+    let late = env.store.cancel(fence.task, "me", Run::Commit).await.unwrap();
     assert!(matches!(late, Cancelled::TooLate { .. }), "{late:?}");
     committed(&env, fence, 14, Step::Merged { commit: "m1".into() }).await;
     committed(&env, fence, 15, Step::Delivered { branch: "cfq/t1-x".into(), commit: "m1".into() }).await;
@@ -95,7 +95,7 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
     assert_eq!(chain.artifacts.iter().map(|a| a.iteration).collect::<Vec<_>>(), vec![1, 2]);
     assert_eq!(chain.artifacts[0].commit_message, "m\0");
     assert!(env.store.artifact_chain(fence.task, Some(3)).await.unwrap().is_none());
-    assert!(matches!(env.store.cancel(fence.task, "me").await.unwrap(), Cancelled::TooLate { .. }));
+    assert!(matches!(env.store.cancel(fence.task, "me", Run::Commit).await.unwrap(), Cancelled::TooLate { .. }));
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
     let (env, boot, fence) = reviewed(None).await;
     let pr = approved(&env, fence).await;
     committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, reason: "same lines of a.py".into() }).await;
-    let late = env.store.cancel(fence.task, "me").await.unwrap();
+    let late = env.store.cancel(fence.task, "me", Run::Commit).await.unwrap();
     assert!(matches!(late, Cancelled::TooLate { .. }), "the delivery has begun: {late:?}");
     committed(&env, fence, 10, Step::Delivered { branch: "cfq/t1".into(), commit: "c1".into() }).await;
     let early = step(&env, fence, 11, handed_off()).await;
@@ -211,7 +211,7 @@ async fn unmerged_held_hand_off_can_be_cancelled() {
     committed(&env, fence, 9, Step::PrMoved { to: PrState::Closed, reason: "conflict".into() }).await;
     let actions = vec![ActionKind::AcceptBestEffort, ActionKind::Abort];
     committed(&env, fence, 10, Step::HandOffHeld { reason: "conflict".into(), available_actions: actions }).await;
-    assert!(matches!(env.store.cancel(fence.task, "me").await.unwrap(), Cancelled::Done { .. }));
+    assert!(matches!(env.store.cancel(fence.task, "me", Run::Commit).await.unwrap(), Cancelled::Done { .. }));
     let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Cancelled, LoopState::Idle));
     assert!(task.escalation.is_none());
@@ -237,10 +237,12 @@ async fn abort_and_fail_end_an_escalated_task() {
 async fn cancel_ends_the_loop_its_jobs_and_its_lease_once() {
     let r = running().await;
     committed(&r.env, r.task, 0, started()).await;
-    let Cancelled::Done { hints, .. } = r.env.store.cancel(r.task.task, "me").await.unwrap() else { panic!() };
+    let Cancelled::Done { hints, .. } = r.env.store.cancel(r.task.task, "me", Run::Commit).await.unwrap() else {
+        panic!()
+    };
     assert!(hints.contains(&crate::store::Hint::CancelJob { node: node(), fence: r.job }), "{hints:?}");
     assert!(hints.contains(&crate::store::Hint::CancelTask { runner: runner(), fence: r.task }), "{hints:?}");
-    assert!(matches!(r.env.store.cancel(r.task.task, "me").await.unwrap(), Cancelled::Already { .. }));
+    assert!(matches!(r.env.store.cancel(r.task.task, "me", Run::Commit).await.unwrap(), Cancelled::Already { .. }));
     assert_eq!(report(&r.env, r.job, r.node, done("late")).await, FenceReply::Stale);
     assert_eq!(step(&r.env, r.task, 2, generated(artifact(1))).await, StepReply::Stale);
     let task = detail(&r.env, r.task.task).await;
@@ -257,7 +259,7 @@ async fn cancel_racing_with_completion_leaves_one_end_state() {
         let fence = reviewed_in(&env, boot, None).await;
         let failed = Decision::Fail { reason: "endpoint down".into() };
         let finish = step(&env, fence, 4, decided(1, failed, Some(1)));
-        let (finished, cancelled) = tokio::join!(finish, env.store.cancel(fence.task, "me"));
+        let (finished, cancelled) = tokio::join!(finish, env.store.cancel(fence.task, "me", Run::Commit));
         let state = detail(&env, fence.task).await.summary.state;
         match (finished, cancelled.unwrap()) {
             (StepReply::Committed { .. }, Cancelled::TooLate { .. }) => assert_eq!(state, TaskState::Failed),

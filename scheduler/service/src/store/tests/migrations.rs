@@ -115,7 +115,7 @@ async fn database_of_0_1_is_migrated_and_read() {
         jobs.iter().flat_map(|job| job.node_failures.0.values()).map(|backoff| backoff.failures).collect();
     assert_eq!(failures, [1]);
 
-    let tasks = env.store.list_tasks(None, 100).await.unwrap();
+    let tasks = env.store.list_tasks(&Default::default(), Default::default(), None, 100).await.unwrap();
     assert_eq!(tasks.len(), 5);
     for task in &tasks {
         let detail = env.store.task_detail(task.id).await.unwrap().unwrap();

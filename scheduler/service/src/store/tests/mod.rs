@@ -1,6 +1,7 @@
 //! Tests of the store's guarantees against a real Postgres.
 
 mod blobs;
+mod control;
 mod deadlines;
 mod election;
 mod failures;
@@ -34,7 +35,7 @@ use cfq_proto::messages::{
 };
 use cfq_proto::task::Agent;
 
-use super::{Leadership, PlaceOrder, Store};
+use super::{Leadership, PlaceOrder, Run, Store};
 use crate::testing::{MODEL, TestEnv, node, runner};
 
 impl Store {

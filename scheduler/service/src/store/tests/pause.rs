@@ -10,12 +10,12 @@ use super::loops::reviewed;
 use super::*;
 
 async fn pause(env: &TestEnv, task: TaskId) -> PauseOutcome {
-    env.store.pause(task, "me").await.unwrap()
+    env.store.pause(task, "me", Run::Commit).await.unwrap()
 }
 
 /// Resumes the task and returns its new state.
 async fn resume(env: &TestEnv, task: TaskId) -> TaskState {
-    match env.store.resume(task, "me").await.unwrap() {
+    match env.store.resume(task, "me", Run::Commit).await.unwrap() {
         ResumeOutcome::Done { state, .. } => state,
         other => panic!("{other:?}"),
     }
@@ -146,7 +146,7 @@ async fn resume_withdraws_a_pause_that_has_not_taken_effect() {
     let StepReply::Committed { release, .. } = step(&env, fence, 0, started()).await else { panic!("committed") };
     assert!(!release);
     assert_eq!(state(&env, task).await, TaskState::Running);
-    let again = env.store.resume(task, "me").await.unwrap();
+    let again = env.store.resume(task, "me", Run::Commit).await.unwrap();
     assert!(matches!(again, ResumeOutcome::NotPaused { .. }), "{again:?}");
 }
 
@@ -175,7 +175,7 @@ async fn ended_and_escalated_tasks_cannot_be_paused_and_a_paused_one_can_be_canc
     }
     env.store.raw("update tasks set state = 'ready'").await;
     pause(&env, task).await;
-    assert!(matches!(env.store.cancel(task, "me").await.unwrap(), Cancelled::Done { .. }));
-    let late = env.store.resume(task, "me").await.unwrap();
+    assert!(matches!(env.store.cancel(task, "me", Run::Commit).await.unwrap(), Cancelled::Done { .. }));
+    let late = env.store.resume(task, "me", Run::Commit).await.unwrap();
     assert!(matches!(late, ResumeOutcome::NotPaused { state: TaskState::Cancelled, .. }), "{late:?}");
 }

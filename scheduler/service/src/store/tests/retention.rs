@@ -43,7 +43,7 @@ async fn expired_task_is_deleted_with_everything_that_belongs_to_it() {
     let question = "insert into questions (id, task, state, text, reason, actions, recommendation)
                     values (gen_random_uuid(), $task, 'closed', '', '{}', '[]', '')";
     env.store.raw(&question.replace("$task", &format!("'{expired}'"))).await;
-    env.store.cancel(expired, "a test").await.unwrap();
+    env.store.cancel(expired, "a test", Run::Commit).await.unwrap();
     let now = now_s(env).await;
     let expiry = |days: f64| super::super::Expiry {
         tasks_ended_before: Some(now - days * DAY_S),
@@ -73,22 +73,31 @@ async fn expired_task_is_deleted_with_everything_that_belongs_to_it() {
 async fn locked_and_open_tasks_are_left_and_block_nothing() {
     let env = TestEnv::new().await;
     let ids = [env.submit().await.0, env.submit().await.0, env.submit().await.0];
-    env.store.cancel(ids[0], "a test").await.unwrap();
-    env.store.cancel(ids[1], "a test").await.unwrap();
+    env.store.cancel(ids[0], "a test", Run::Commit).await.unwrap();
+    env.store.cancel(ids[1], "a test", Run::Commit).await.unwrap();
     let later = now_s(&env).await + DAY_S;
     let locked = env.store.hold("select 1 from tasks where number = 1 for update").await;
     assert_eq!(env.store.delete_expired_tasks(later).await.unwrap().unwrap().tasks, 1);
     assert!(env.store.delete_expired_tasks(later).await.unwrap().is_none(), "locked");
     locked.rollback().await.unwrap();
     assert_eq!(env.store.delete_expired_tasks(later).await.unwrap().unwrap().tasks, 1);
-    assert_eq!(env.store.list_tasks(None, 10).await.unwrap().into_iter().map(|t| t.id).collect::<Vec<_>>(), [ids[2]]);
+    assert_eq!(
+        env.store
+            .list_tasks(&Default::default(), Default::default(), None, 10)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|t| t.id)
+            .collect::<Vec<_>>(),
+        [ids[2]]
+    );
 }
 
 #[tokio::test]
 async fn deletion_reads_few_rows_beside_many_kept_tasks() {
     let env = TestEnv::new().await;
     let (expired, _) = env.submit().await;
-    env.store.cancel(expired, "a test").await.unwrap();
+    env.store.cancel(expired, "a test", Run::Commit).await.unwrap();
     let before = now_s(&env).await + 1.0;
     add_tasks(&env, 25_000, "'merged'").await;
     env.store
@@ -117,7 +126,7 @@ async fn nodes_and_runners_without_heartbeats_are_deleted_unless_they_hold_work(
     let before = now_s(&r.env).await - 30.0 * DAY_S;
     let deleted = r.env.store.delete_lost_nodes(before).await.unwrap();
     assert_eq!((deleted.nodes, deleted.runners), (0, 0));
-    r.env.store.cancel(r.task.task, "a test").await.unwrap();
+    r.env.store.cancel(r.task.task, "a test", Run::Commit).await.unwrap();
     let deleted = r.env.store.delete_lost_nodes(before).await.unwrap();
     assert_eq!((deleted.nodes, deleted.runners), (1, 1));
 }

@@ -4,6 +4,11 @@ use cfq_proto::task::TaskState;
 use super::super::Submitted;
 use crate::testing::{TestEnv, new_task};
 
+async fn list(env: &TestEnv, state: TaskState) -> Result<Vec<cfq_proto::http::TaskSummary>, super::super::StoreError> {
+    let filter = super::super::TaskFilter { states: vec![state], priorities: vec![] };
+    env.store.list_tasks(&filter, Default::default(), None, 10).await
+}
+
 #[tokio::test]
 async fn idempotency_key_creates_one_task_under_concurrent_submits() {
     let env = TestEnv::new().await;
@@ -37,9 +42,9 @@ async fn task_is_found_by_number_and_id_and_listed() {
     let (id, number) = env.submit().await;
     assert_eq!(env.store.find_task(TaskKey::Id(id)).await.unwrap(), Some(id));
     assert_eq!(env.store.find_task(TaskKey::Number(number)).await.unwrap(), Some(id));
-    let listed = env.store.list_tasks(Some(TaskState::Ready), 10).await.unwrap();
+    let listed = list(&env, TaskState::Ready).await.unwrap();
     assert_eq!(listed.iter().map(|t| t.id).collect::<Vec<_>>(), vec![id]);
-    assert!(env.store.list_tasks(Some(TaskState::Failed), 10).await.unwrap().is_empty());
+    assert!(list(&env, TaskState::Failed).await.unwrap().is_empty());
     let detail = env.store.task_detail(id).await.unwrap().unwrap();
     assert_eq!(detail.spec, crate::testing::spec());
 }

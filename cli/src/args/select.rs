@@ -1,0 +1,43 @@
+//! Arguments that select tasks.
+
+use cfq_proto::http::{ListPosition, TaskSort};
+use cfq_proto::ids::TaskKey;
+use cfq_proto::task::{Priority, TaskState};
+use clap::Args;
+
+/// Arguments of `cfq ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// List only tasks in this state, for example running, escalated or merged; several are separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub state: Vec<TaskState>,
+    /// List only tasks of this priority, P0 to P3; several are separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub priority: Vec<Priority>,
+    /// Order of the list: newest, oldest, or priority (the oldest of each priority first)
+    #[arg(long, default_value_t)]
+    pub sort: TaskSort,
+    /// Maximum number of tasks
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub limit: u32,
+    /// Continue a list after this position, which the list before names
+    #[arg(long, value_name = "POSITION")]
+    pub after: Option<ListPosition>,
+}
+
+/// Tasks that a command changes.
+#[derive(Debug, Args)]
+pub struct SelectArgs {
+    /// Task numbers such as t42, or task ids
+    #[arg(value_name = "TASK", required_unless_present_any = ["state", "all"], conflicts_with_all = ["state", "all"])]
+    pub tasks: Vec<TaskKey>,
+    /// Select the tasks in this state, for example ready, paused or failed
+    #[arg(long, conflicts_with = "all")]
+    pub state: Option<TaskState>,
+    /// Select all tasks to which the command applies
+    #[arg(long)]
+    pub all: bool,
+    /// Print what would be changed, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}

@@ -1,0 +1,247 @@
+//! `POST /tasks/actions`: one action on many tasks. Each task is changed in a transaction of its own, so a task that
+//! cannot be changed stops no other. A request processes a bounded number of tasks; the client repeats it for the rest.
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use cfq_proto::http::{
+    BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, ListPosition, MAX_TASKS_PER_BULK_REQUEST,
+    TaskAction, TaskSort,
+};
+use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
+use cfq_proto::task::{Priority, TaskState};
+
+use super::Api;
+use super::control::{AFTER_STEP, ended, not_pausable};
+use super::error::ApiError;
+use super::submit::read_body;
+use super::tasks::{API_ACTOR, author, too_late_to_cancel, unknown_message};
+use super::validate::parse_body;
+use crate::store::{
+    Cancelled, PauseOutcome, PriorityOutcome, ResumeOutcome, RetryOutcome, Run, StoreError, TaskFilter,
+};
+
+/// Time after which a request processes no further task; well below the time limit of requests.
+const MAX_TIME: Duration = Duration::from_secs(3);
+
+pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -> Result<Json<BulkReply>, ApiError> {
+    let request: BulkRequest = parse_body(&read_body(&api, bytes)?)?;
+    let began = Instant::now();
+    let mut reply = BulkReply { results: Vec::new(), next: None };
+    match (request.tasks.is_empty(), request.state, request.all) {
+        (false, None, false) => {
+            if request.tasks.len() > MAX_TASKS_PER_BULK_REQUEST {
+                let message =
+                    format!("tasks: at most {MAX_TASKS_PER_BULK_REQUEST} per request; send the rest separately");
+                return Err(ApiError::invalid("tasks", message));
+            }
+            let keys: Result<Vec<TaskKey>, _> = request.tasks.iter().map(|key| key.parse::<TaskKey>()).collect();
+            let keys = keys.map_err(|e| ApiError::invalid("tasks", format!("tasks: {e}")))?;
+            for key in keys {
+                if began.elapsed() > MAX_TIME {
+                    break;
+                }
+                reply.results.push(act_on_named(&api, key, &request).await);
+            }
+        }
+        (true, Some(_), false) | (true, None, true) => {
+            let states = request.state.map_or_else(|| request.action.states(), |state| vec![state]);
+            act_on_selected(&api, &request, states, began, &mut reply).await?;
+        }
+        _ => {
+            let message = "tasks: name tasks, or select them with either `state` or `all`";
+            return Err(ApiError::invalid("tasks", message));
+        }
+    }
+    Ok(Json(reply))
+}
+
+async fn act_on_named(api: &Api, key: TaskKey, request: &BulkRequest) -> BulkResult {
+    match api.store.find_task(key).await {
+        Ok(Some(task)) => act_on(api, task, None, request).await,
+        Ok(None) => unknown(&key.to_string()),
+        Err(error) => failed(None, None, error),
+    }
+}
+
+async fn act_on_selected(
+    api: &Api,
+    request: &BulkRequest,
+    states: Vec<TaskState>,
+    began: Instant,
+    reply: &mut BulkReply,
+) -> Result<(), ApiError> {
+    let position = match request.after {
+        Some(position) => position,
+        None => BulkPosition { task: TaskNumber(0), until: api.store.last_task_number().await? },
+    };
+    let filter = TaskFilter { states, priorities: Vec::new() };
+    let after = ListPosition { priority: Priority::P0, number: position.task };
+    let limit = MAX_TASKS_PER_BULK_REQUEST;
+    let found = api.store.find_tasks(&filter, TaskSort::Oldest, Some(after), limit as i64 + 1).await?;
+    let selected: Vec<_> = found.into_iter().filter(|(_, number)| *number <= position.until).collect();
+    for (processed, (task, number)) in selected.iter().enumerate() {
+        if processed == limit || processed > 0 && began.elapsed() > MAX_TIME {
+            let last = reply.results.last().and_then(|result| result.number).unwrap_or(position.task);
+            reply.next = Some(BulkPosition { task: last, until: position.until });
+            break;
+        }
+        reply.results.push(act_on(api, *task, Some(*number), request).await);
+    }
+    Ok(())
+}
+
+/// Carries out the action on one task.
+async fn act_on(api: &Api, task: TaskId, number: Option<TaskNumber>, request: &BulkRequest) -> BulkResult {
+    let run = if request.dry_run { Run::Dry } else { Run::Commit };
+    let done = match &request.action {
+        TaskAction::Cancel { reason } => cancel(api, task, reason, run).await,
+        TaskAction::Pause { reason } => pause(api, task, reason, run).await,
+        TaskAction::Resume => resume(api, task, run).await,
+        TaskAction::Retry => retry(api, task, run).await,
+        TaskAction::SetPriority { priority } => set_priority(api, task, *priority, run).await,
+    };
+    done.unwrap_or_else(|error| failed(Some(task), number, error))
+}
+
+fn unknown(key: &str) -> BulkResult {
+    let message = unknown_message(key);
+    BulkResult { id: None, number: None, state: None, outcome: BulkOutcome::Refused, message }
+}
+
+fn failed(id: Option<TaskId>, number: Option<TaskNumber>, error: StoreError) -> BulkResult {
+    tracing::warn!(%error, cause = ?std::error::Error::source(&error), "an action on a task failed");
+    let name = number.map_or_else(|| "the task".to_owned(), |number| number.to_string());
+    let message = match error.may_retry() {
+        true => format!("{name} could not be changed now: retry in a moment"),
+        false => format!("{name} could not be changed: the cause is in the scheduler's log"),
+    };
+    BulkResult { id, number, state: None, outcome: BulkOutcome::Failed, message }
+}
+
+/// The result for a task that exists.
+fn result(task: TaskId, number: TaskNumber, state: TaskState, outcome: BulkOutcome, message: String) -> BulkResult {
+    BulkResult { id: Some(task), number: Some(number), state: Some(state), outcome, message }
+}
+
+/// "is", or what it would be after a dry run.
+fn becomes(run: Run) -> &'static str {
+    match run {
+        Run::Commit => "is",
+        Run::Dry => "would be",
+    }
+}
+
+async fn cancel(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkResult, StoreError> {
+    let state = TaskState::Cancelled;
+    Ok(match api.store.cancel(task, &author(reason), run).await? {
+        Cancelled::Done { number, hints } => {
+            api.send_hints(hints, run).await;
+            result(task, number, state, BulkOutcome::Done, format!("{number} {} cancelled", becomes(run)))
+        }
+        Cancelled::Already { number } => {
+            result(task, number, state, BulkOutcome::Unchanged, format!("{number} is cancelled already"))
+        }
+        Cancelled::TooLate { number, state, reason } => {
+            result(task, number, state, BulkOutcome::Refused, too_late_to_cancel(number, &reason))
+        }
+        Cancelled::Unknown => unknown(&task.to_string()),
+    })
+}
+
+async fn pause(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkResult, StoreError> {
+    Ok(match api.store.pause(task, &author(reason), run).await? {
+        PauseOutcome::Done { number, hints } => {
+            api.send_hints(hints, run).await;
+            let message = format!("{number} {} paused", becomes(run));
+            result(task, number, TaskState::Paused, BulkOutcome::Done, message)
+        }
+        PauseOutcome::AfterStep { number } => {
+            let state = TaskState::Running;
+            let message = match run {
+                Run::Commit => format!("{number} is {state}: {AFTER_STEP}"),
+                Run::Dry => format!("{number} would be paused after the running step"),
+            };
+            result(task, number, state, BulkOutcome::Done, message)
+        }
+        PauseOutcome::Already { number, state: state @ TaskState::Paused } => {
+            result(task, number, state, BulkOutcome::Unchanged, format!("{number} is paused already"))
+        }
+        PauseOutcome::Already { number, state } => {
+            result(task, number, state, BulkOutcome::Unchanged, format!("{number} is {state}: {AFTER_STEP}"))
+        }
+        PauseOutcome::Refused { number, state } => {
+            result(task, number, state, BulkOutcome::Refused, not_pausable(number, state))
+        }
+        PauseOutcome::Unknown => unknown(&task.to_string()),
+    })
+}
+
+async fn resume(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
+    Ok(match api.store.resume(task, API_ACTOR, run).await? {
+        ResumeOutcome::Done { number, state, hints } => {
+            api.send_hints(hints, run).await;
+            result(task, number, state, BulkOutcome::Done, format!("{number} {} {state}", becomes(run)))
+        }
+        ResumeOutcome::NotPaused { number, state } => {
+            let message = format!("{number} is {state}: only a paused task can be resumed");
+            result(task, number, state, BulkOutcome::Refused, message)
+        }
+        ResumeOutcome::Unknown => unknown(&task.to_string()),
+    })
+}
+
+async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
+    if let Some(refusal) = api.open_tasks.refusal(&api.store).await? {
+        let message = refusal.message().to_owned();
+        return Ok(BulkResult { id: Some(task), number: None, state: None, outcome: BulkOutcome::Refused, message });
+    }
+    Ok(match api.store.retry(task, run).await? {
+        RetryOutcome::Done { number, state, new } => {
+            let message = match new {
+                Some((_, new)) => {
+                    api.open_tasks.on_created().await;
+                    api.link.on_new_task();
+                    format!("{number} is retried by {new}")
+                }
+                None => format!("{number} would be retried"),
+            };
+            result(task, number, state, BulkOutcome::Done, message)
+        }
+        RetryOutcome::Already { number, state, by } => {
+            let message = format!("{number} is retried by {by} already");
+            result(task, number, state, BulkOutcome::Unchanged, message)
+        }
+        RetryOutcome::Refused { number, state } => {
+            let message = match state {
+                TaskState::Merged => format!("{number} is {state}: submit a new task instead"),
+                _ => format!("{number} is {state}: only a task that has ended can be retried"),
+            };
+            result(task, number, state, BulkOutcome::Refused, message)
+        }
+        RetryOutcome::Unknown => unknown(&task.to_string()),
+    })
+}
+
+async fn set_priority(api: &Api, task: TaskId, priority: Priority, run: Run) -> Result<BulkResult, StoreError> {
+    Ok(match api.store.set_priority(task, priority, API_ACTOR, run).await? {
+        PriorityOutcome::Done { number, state, from, hints } => {
+            api.send_hints(hints, run).await;
+            let message = match run {
+                Run::Commit => format!("{number} has priority {priority} now, before {from}"),
+                Run::Dry => format!("{number} would have priority {priority}, has {from}"),
+            };
+            result(task, number, state, BulkOutcome::Done, message)
+        }
+        PriorityOutcome::Already { number, state } => {
+            result(task, number, state, BulkOutcome::Unchanged, format!("{number} has priority {priority} already"))
+        }
+        PriorityOutcome::Ended { number, state } => {
+            result(task, number, state, BulkOutcome::Refused, ended(number, state))
+        }
+        PriorityOutcome::Unknown => unknown(&task.to_string()),
+    })
+}
