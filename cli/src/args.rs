@@ -17,7 +17,9 @@ const MAX_DAYS: f64 = 36_525.0;
 
 pub use jobs::JobsArgs;
 pub use select::{LsArgs, SelectArgs};
-pub use subcommands::{CliEngineCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand};
+pub use subcommands::{
+    CliEngineCommand, DeadCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand,
+};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -137,6 +139,12 @@ pub enum CliCommand {
         priority: Priority,
         #[command(flatten)]
         select: SelectArgs,
+    },
+    /// List, show and requeue dead letters: model calls that are not retried any more
+    #[command(arg_required_else_help = true)]
+    Dead {
+        #[command(subcommand)]
+        command: DeadCommand,
     },
     /// Answer a task that needs a human: decide how it continues or ends
     Resolve(ResolveArgs),

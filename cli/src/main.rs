@@ -170,6 +170,7 @@ async fn run_client_command(
         CliCommand::Prioritize { priority, select } => {
             commands::control::run(client, out, TaskAction::SetPriority { priority }, select).await
         }
+        CliCommand::Dead { command } => commands::dead::run(client, out, command).await,
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,

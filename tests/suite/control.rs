@@ -10,6 +10,7 @@ use cfq_tests::scripted::{End, Gate, Reply, file, review};
 use cfq_tests::wait;
 
 mod bulk;
+mod dead_letters;
 mod list;
 
 const ADD: &str = "def add(a, b):\n    return a + b\n";

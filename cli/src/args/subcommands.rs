@@ -1,9 +1,9 @@
-//! Subcommands of `cfq pr`, `cfq models`, `cfq engine`, `cfq services`, `cfq token` and `cfq serve`.
+//! Subcommands of `cfq pr`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token` and `cfq serve`.
 
 use std::path::PathBuf;
 
 use cfq_inference_node::gpu::DeviceChoice;
-use cfq_proto::ids::NodeId;
+use cfq_proto::ids::{JobId, NodeId, TaskKey};
 use cfq_proto::model::ModelId;
 use clap::Subcommand;
 
@@ -16,6 +16,31 @@ pub enum PrCommand {
         /// Number of the pull request
         #[arg(value_parser = pr_number)]
         number: i64,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DeadCommand {
+    /// List the dead letters of tasks that have not ended
+    Ls {
+        /// Maximum number of dead letters
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+        /// Continue a list after this job
+        #[arg(long, value_name = "JOB")]
+        after: Option<JobId>,
+    },
+    /// Show a dead letter, and what happened in each of its attempts
+    Show {
+        /// Task number such as t42, task id, or job id
+        #[arg(value_name = "TASK|JOB")]
+        key: TaskKey,
+    },
+    /// Queue dead letters again, so that their tasks continue with the same model
+    Requeue {
+        /// Task numbers such as t42, task ids, or job ids
+        #[arg(value_name = "TASK|JOB", required = true)]
+        keys: Vec<TaskKey>,
     },
 }
 

@@ -2,6 +2,7 @@
 
 pub mod completions;
 pub mod control;
+pub mod dead;
 pub mod demo;
 pub mod diff;
 pub mod doctor;

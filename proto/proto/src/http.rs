@@ -1,6 +1,7 @@
 //! Types of the HTTP API under `/api/v1`. The paths are in the scheduler's router and in [`crate::client`].
 
 mod control;
+mod dead_letters;
 mod explain;
 mod jobs;
 mod list;
@@ -24,11 +25,12 @@ pub use control::{
     BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, MAX_TASKS_PER_BULK_REQUEST, PauseRequest,
     TaskAction, TaskPatch,
 };
+pub use dead_letters::{DeadLetter, DeadLetterDetail, DeadLetterList, RequeueReply};
 pub use explain::{
-    AttemptView, CostTerms, Explanation, JobEstimate, JobExplanation, JobPlan, NodePlan, NodeVerdict, QueuePosition,
+    CostTerms, Explanation, JobEstimate, JobExplanation, JobPlan, NodePlan, NodeVerdict, QueuePosition,
     ReservationView, TaskExplanation, TaskWait,
 };
-pub use jobs::{JobFilter, JobList, JobListItem};
+pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 

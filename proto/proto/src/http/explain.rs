@@ -5,6 +5,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::AttemptView;
 use crate::ids::{JobId, NodeId, QuestionId, TaskId, TaskNumber};
 use crate::job::{JobFailure, JobState};
 use crate::model::ModelId;
@@ -99,6 +100,10 @@ pub struct JobExplanation {
     /// All attempts, oldest first.
     pub attempts: Vec<AttemptView>,
     /// What the leader plans for the job. `None` if the job has ended, or if the leader did not answer.
+    pub plan: Option<JobPlan>,
+}
+
+/// What the leader plans for the job. `None` if the job has ended, or if the leader did not answer.
     pub plan: Option<JobPlan>,
 }
 

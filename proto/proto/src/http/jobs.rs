@@ -73,3 +73,28 @@ pub struct JobListItem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<JobFailure>,
 }
+
+/// One attempt of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AttemptView {
+    /// Number of the attempt, from 1.
+    pub attempt: i32,
+    /// Node of the attempt.
+    pub node: NodeId,
+    /// Why the job was placed there.
+    pub placement: String,
+    /// How it ended: `done`, `failed`, `released`, `refused`, `unplaced`, `lost` or `cancelled`; `None` if it has not.
+    pub outcome: Option<String>,
+    /// Why it ended, as text.
+    pub detail: String,
+    /// Why the job may have caused the end: `node_lost`, `stalled` or `not_accepted`; `None` if it is not suspected.
+    pub suspicion: Option<String>,
+    /// Whether the attempt generated text.
+    pub has_first_token: bool,
+    /// Time at which the job was placed on the node, in seconds since 1970.
+    pub placed_at: f64,
+    /// Time at which the node accepted it, in seconds since 1970.
+    pub accepted_at: Option<f64>,
+    /// Time of the end, in seconds since 1970.
+    pub ended_at: Option<f64>,
+}

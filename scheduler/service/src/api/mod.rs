@@ -4,6 +4,7 @@
 
 mod bulk;
 mod control;
+mod dead_letters;
 mod error;
 mod events;
 mod explain;
@@ -121,6 +122,9 @@ impl Api {
             .route("/api/v1/explain/{key}", get(explain::explain))
             .route("/api/v1/prs", get(prs::list))
             .route("/api/v1/prs/{number}", get(prs::show))
+            .route("/api/v1/dead-letters", get(dead_letters::list))
+            .route("/api/v1/dead-letters/{key}", get(dead_letters::show))
+            .route("/api/v1/dead-letters/{key}/requeue", post(dead_letters::requeue))
             .route("/api/v1/nodes", get(nodes::list))
             .route("/api/v1/models/load", post(models::load))
             .route("/api/v1/models/unload", post(models::unload))

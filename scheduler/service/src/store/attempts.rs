@@ -1,13 +1,51 @@
 //! The `attempts` table: one row per attempt of a job. A repeated or late report of an outcome is checked against the
 //! row of its attempt. When a job becomes a dead letter, its failure lists the outcomes in these rows.
 
+use cfq_proto::http::AttemptView;
 use cfq_proto::ids::{IdError, JobId};
 use cfq_proto::messages::JobFence;
 use sqlx::PgConnection;
 
-use super::StoreError;
 use super::columns::{parse, pg_text};
 use super::error::Doing;
+use super::{Store, StoreError};
+
+/// Maximum number of attempts that a view of a job lists: the newest.
+const MAX_LISTED_ATTEMPTS: i64 = 50;
+
+impl Store {
+    /// The newest attempts at a job, oldest first.
+    pub(super) async fn attempt_views(&self, job: JobId) -> Result<Vec<AttemptView>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select attempt, node, placement, outcome, detail, suspicion,
+                      first_token_at is not null as "has_first_token!",
+                      extract(epoch from placed_at)::float8 as "placed_at!",
+                      extract(epoch from accepted_at)::float8 as accepted_at,
+                      extract(epoch from ended_at)::float8 as ended_at
+               from attempts where job = $1 order by attempt desc limit $2"#,
+            job.0,
+            MAX_LISTED_ATTEMPTS
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading a job's attempts")?;
+        let views = rows.into_iter().rev().map(|row| {
+            Ok(AttemptView {
+                attempt: row.attempt,
+                node: parse("node", &row.node)?,
+                placement: row.placement,
+                outcome: row.outcome,
+                detail: row.detail,
+                suspicion: row.suspicion,
+                has_first_token: row.has_first_token,
+                placed_at: row.placed_at,
+                accepted_at: row.accepted_at,
+                ended_at: row.ended_at,
+            })
+        });
+        views.collect()
+    }
+}
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What the database knows about why a task or a job waits.
 
-use cfq_proto::http::{AttemptView, Explanation, JobExplanation, TaskExplanation, TaskWait};
+use cfq_proto::http::{Explanation, JobExplanation, TaskExplanation, TaskWait};
 use cfq_proto::ids::{JobId, QuestionId, TaskId, TaskNumber};
 use cfq_proto::job::JobFailure;
 use cfq_proto::task::{Priority, TaskState};
@@ -12,8 +12,6 @@ use super::{Store, StoreError};
 
 /// Maximum number of ready tasks that are counted before a task.
 const MAX_COUNTED_TASKS: i64 = 100_000;
-/// Maximum number of attempts that are listed for a job: the latest.
-const MAX_LISTED_ATTEMPTS: i64 = 50;
 /// Maximum number of jobs that are listed for a task.
 const MAX_LISTED_JOBS: i64 = 16;
 
@@ -132,38 +130,11 @@ impl Store {
                 node: row.node.as_deref().map(|node| parse("node", node)).transpose()?,
                 placement: row.placement,
                 failure: row.failure.map(|failure| failure.0),
-                attempts: self.attempts(id).await?,
+                attempts: self.attempt_views(id).await?,
                 plan: None,
             });
         }
         Ok(jobs)
-    }
-
-    async fn attempts(&self, job: JobId) -> Result<Vec<AttemptView>, StoreError> {
-        let rows = sqlx::query!(
-            r#"select attempt, node, placement, outcome, detail, extract(epoch from placed_at)::float8 as "placed_at!",
-                      extract(epoch from accepted_at)::float8 as accepted_at,
-                      extract(epoch from ended_at)::float8 as ended_at
-               from attempts where job = $1 order by attempt desc limit $2"#,
-            job.0,
-            MAX_LISTED_ATTEMPTS
-        )
-        .fetch_all(&self.pool)
-        .await
-        .doing("reading a job's attempts")?;
-        let views = rows.into_iter().rev().map(|row| {
-            Ok(AttemptView {
-                attempt: row.attempt,
-                node: parse("node", &row.node)?,
-                placement: row.placement,
-                placed_at: row.placed_at,
-                accepted_at: row.accepted_at,
-                ended_at: row.ended_at,
-                outcome: row.outcome,
-                detail: row.detail,
-            })
-        });
-        views.collect()
     }
 }
 

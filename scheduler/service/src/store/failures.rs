@@ -4,7 +4,7 @@
 //! resets this time and the backoff. Time spent waiting for capacity between two tries is not counted. Because of the
 //! reset, a job that always fails in the middle of its answer would be retried without end. Attempts that failed after
 //! their first token are therefore counted, and above the limit (`max_interruptions`) the job becomes a dead letter,
-//! whose failure lists the attempts.
+//! whose failure lists the attempts. After a user requeued it, only later attempts count.
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::{JobFailure, JobState};
@@ -37,7 +37,8 @@ impl Store {
                       (select (extract(epoch from max(ended_at)) * 1000)::bigint from attempts
                        where job = jobs.id and outcome = 'failed' and attempt < jobs.attempt) as failed_before_ms,
                       (select count(*) from attempts
-                       where job = jobs.id and outcome = 'failed' and first_token_at is not null) as "failed_after_first_token!"
+                       where job = jobs.id and outcome = 'failed' and first_token_at is not null
+                         and attempt > jobs.requeued_after) as "failed_after_first_token!"
                from jobs where id = $1"#,
             job.0
         )

@@ -8,6 +8,7 @@ mod attempts;
 mod blobs;
 mod cancel;
 mod columns;
+mod dead_letters;
 mod deadlines;
 mod earlier_boot;
 mod effects;
@@ -64,6 +65,7 @@ use sqlx::{PgConnection, PgPool};
 
 pub use blobs::PutOutcome;
 pub use cancel::{Cancelled, TooLateReason};
+pub use dead_letters::Requeued;
 pub use earlier_boot::IdInUse;
 pub use error::StoreError;
 pub use gauges::Gauges;

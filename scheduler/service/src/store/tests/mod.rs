@@ -2,6 +2,7 @@
 
 mod blobs;
 mod control;
+mod dead_letters;
 mod deadlines;
 mod election;
 mod failures;

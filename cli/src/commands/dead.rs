@@ -1,0 +1,88 @@
+//! `cfq dead ls`, `cfq dead show KEY` and `cfq dead requeue KEY...`
+
+use cfq_proto::client::Client;
+use cfq_proto::http::{AttemptView, DeadLetterDetail, DeadLetterList};
+
+use crate::args::DeadCommand;
+use crate::exit::Code;
+use crate::output::{self, Output};
+
+pub async fn run(client: &Client, out: Output, command: DeadCommand) -> anyhow::Result<Code> {
+    match command {
+        DeadCommand::Ls { limit, after } => {
+            let list = client.dead_letters(after, limit).await?;
+            out.print(&list, render_list)?;
+            if let Some(next) = list.next {
+                out.status(&format!("more dead letters: cfq dead ls --after {next}"));
+            }
+        }
+        DeadCommand::Show { key } => {
+            let detail = client.dead_letter(key).await?;
+            out.print(&detail, render)?;
+        }
+        DeadCommand::Requeue { keys } => {
+            for key in keys {
+                let reply = client.requeue_dead_letter(key).await?;
+                out.print(&reply, |r| format!("job {} is queued, {} is {}", r.job, r.number, r.state))?;
+            }
+        }
+    }
+    Ok(Code::Done)
+}
+
+fn render_list(list: &DeadLetterList) -> String {
+    if list.dead_letters.is_empty() {
+        return "no dead letters".to_owned();
+    }
+    let row = |dead: &cfq_proto::http::DeadLetter| {
+        vec![
+            dead.number.to_string(),
+            dead.task_state.to_string(),
+            dead.role.to_string(),
+            dead.model.to_string(),
+            dead.attempts.to_string(),
+            dead.losses.to_string(),
+            dead.unaccepted.to_string(),
+            dead.failures.to_string(),
+            dead.job.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = list.dead_letters.iter().map(row).collect();
+    output::table(&["TASK", "STATE", "ROLE", "MODEL", "ATTEMPTS", "LOST", "UNACCEPTED", "FAILED", "JOB"], &rows)
+}
+
+fn render(detail: &DeadLetterDetail) -> String {
+    let dead = &detail.summary;
+    let mut lines = vec![
+        format!("job {}", dead.job),
+        format!("  task        {}, {}", dead.number, dead.task_state),
+        format!("  call        {} on {}", dead.role, dead.model),
+        format!(
+            "  attempts    {}: {} lost, {} not accepted, {} failed",
+            dead.attempts, dead.losses, dead.unaccepted, dead.failures
+        ),
+    ];
+    lines.extend(detail.attempts.iter().map(|attempt| output::indent_rest(&attempt_line(attempt))));
+    lines.push(format!("  requeue it  cfq dead requeue {}", dead.number));
+    lines.join("\n")
+}
+
+fn attempt_line(attempt: &AttemptView) -> String {
+    let mut line = format!("  attempt {} on {}", attempt.attempt, attempt.node);
+    let start = attempt.accepted_at.map_or(", not accepted", |_| match attempt.has_first_token {
+        true => ", generated text",
+        false => ", accepted",
+    });
+    line += start;
+    if let Some(ended) = attempt.ended_at {
+        let after = output::duration(((ended - attempt.placed_at).max(0.0) * 1000.0) as u64);
+        line += &format!(", {} after {after}", attempt.outcome.as_deref().unwrap_or("ended"));
+    }
+    if !attempt.detail.is_empty() {
+        line += &format!(": {}", output::sanitize(&attempt.detail));
+    }
+    if let Some(suspicion) = &attempt.suspicion {
+        line += &format!(" (the job is suspected: {suspicion})");
+    }
+    line
+}
