@@ -103,31 +103,6 @@ pub struct JobExplanation {
     pub plan: Option<JobPlan>,
 }
 
-/// What the leader plans for the job. `None` if the job has ended, or if the leader did not answer.
-    pub plan: Option<JobPlan>,
-}
-
-/// One attempt at a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct AttemptView {
-    /// Number of the attempt, from 1.
-    pub attempt: i32,
-    /// Node of the attempt.
-    pub node: NodeId,
-    /// Why the job was placed there.
-    pub placement: String,
-    /// Time of the placement, in seconds since 1970.
-    pub placed_at: f64,
-    /// Time at which the node accepted it, in seconds since 1970.
-    pub accepted_at: Option<f64>,
-    /// Time of its end, in seconds since 1970.
-    pub ended_at: Option<f64>,
-    /// How it ended: done, failed, released, refused, unplaced, lost or cancelled. `None` while it has not ended.
-    pub outcome: Option<String>,
-    /// What ended it, as text.
-    pub detail: String,
-}
-
 /// What the leader plans for a job that has not ended, computed with the functions that place jobs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobPlan {

@@ -11,7 +11,7 @@ use super::error::Doing;
 use super::{Store, StoreError};
 
 /// Maximum number of attempts that a view of a job lists: the newest.
-const MAX_LISTED_ATTEMPTS: i64 = 50;
+const MAX_ATTEMPTS_IN_VIEW: i64 = 50;
 
 impl Store {
     /// The newest attempts at a job, oldest first.
@@ -24,7 +24,7 @@ impl Store {
                       extract(epoch from ended_at)::float8 as ended_at
                from attempts where job = $1 order by attempt desc limit $2"#,
             job.0,
-            MAX_LISTED_ATTEMPTS
+            MAX_ATTEMPTS_IN_VIEW
         )
         .fetch_all(&self.pool)
         .await
