@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use super::repository_access::FailureKind;
+use serde::{Deserialize, Serialize};
 
 /// Failure of a repository operation.
 #[derive(Debug, thiserror::Error)]
@@ -198,6 +198,29 @@ pub struct ObjectLimit {
     pub kind: git2::ObjectType,
     pub id: git2::Oid,
     pub max_bytes: u64,
+}
+
+/// Kind of an error that callers distinguish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    NotARepository,
+    CommitNotFound,
+    BranchLocked,
+    #[default]
+    Other,
+}
+
+impl FailureKind {
+    pub(super) fn of(error: &GitError) -> Self {
+        match error {
+            GitError::NotARepository { .. } => Self::NotARepository,
+            GitError::CommitNotFound { .. } | GitError::InvalidCommitId { .. } => Self::CommitNotFound,
+            GitError::BranchLocked { .. } => Self::BranchLocked,
+            GitError::AccessFailed { kind, .. } => *kind,
+            _ => Self::Other,
+        }
+    }
 }
 
 impl GitError {

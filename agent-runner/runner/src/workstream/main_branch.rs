@@ -9,10 +9,9 @@ use git2::{ErrorCode, Oid, Repository};
 
 use super::commit::rebuild;
 use super::durable::sync_ref;
-use super::error::{GitError, git_context, parse_oid};
+use super::error::{FailureKind, GitError, git_context, parse_oid};
 use super::merge::{MainBranch, MergeOutcome, MergeRequest};
 use super::mirror::Mirror;
-use super::repository_access::FailureKind;
 
 const MAIN_REF: &str = "refs/heads/main";
 /// Prefix of the ref of a stand-in; the rest of its name is the recorded commit.

@@ -26,7 +26,6 @@ mod messages;
 mod sandbox;
 mod serve;
 
-pub use messages::FailureKind;
 pub use serve::serve_repository_access;
 
 /// Program that answers one request with [`serve_repository_access`].

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::workstream::deliver::{DeliveredBranch, DeliveryRequest};
 use crate::workstream::delivery_record::EarlierDelivery;
-use crate::workstream::error::GitError;
+use crate::workstream::error::{FailureKind, GitError};
 use crate::workstream::start_point::{StartPoint, StartPointRequest};
 
 /// Line with which the runner lets the process continue after [`Message::Record`] or [`Message::Locked`].
@@ -88,29 +88,6 @@ pub(super) enum Message {
         is_invalid_request: bool,
         is_transient: bool,
     },
-}
-
-/// Kind of an error that callers distinguish.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FailureKind {
-    NotARepository,
-    CommitNotFound,
-    BranchLocked,
-    #[default]
-    Other,
-}
-
-impl FailureKind {
-    fn of(error: &GitError) -> Self {
-        match error {
-            GitError::NotARepository { .. } => Self::NotARepository,
-            GitError::CommitNotFound { .. } | GitError::InvalidCommitId { .. } => Self::CommitNotFound,
-            GitError::BranchLocked { .. } => Self::BranchLocked,
-            GitError::AccessFailed { kind, .. } => *kind,
-            _ => Self::Other,
-        }
-    }
 }
 
 impl Message {

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use super::git_files::{read_pointer, read_settings, unsafe_path};
-use super::includes::included_files;
+use super::includes::{included_files, unquote};
 use crate::workstream::error::{GitError, UnsafeGitPathReason};
 
 /// Maximum number of alternates of one repository. Git nests them at most five levels deep.
@@ -152,22 +152,6 @@ fn core_worktree(config: &str) -> Option<String> {
         }
     }
     found
-}
-
-/// Removes the quotes, escapes and comment of a value in a git configuration.
-pub(super) fn unquote(value: &str) -> String {
-    let mut text = String::new();
-    let mut quoted = false;
-    let mut chars = value.chars();
-    while let Some(char) = chars.next() {
-        match char {
-            '"' => quoted = !quoted,
-            '\\' => text.extend(chars.next()),
-            '#' | ';' if !quoted => break,
-            char => text.push(char),
-        }
-    }
-    text.trim_end().to_owned()
 }
 
 #[cfg(test)]

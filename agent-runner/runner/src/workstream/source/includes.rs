@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use super::git_files::{read_settings, unsafe_path};
-use super::git_folders::unquote;
 use crate::workstream::error::{GitError, UnsafeGitPathReason};
 
 /// Maximum number of files that a configuration may include. libgit2 nests them at most ten levels deep.
@@ -71,6 +70,22 @@ fn included_paths(text: &str) -> Option<Vec<String>> {
         }
     }
     Some(paths)
+}
+
+/// Removes the quotes, escapes and comment of a value in a git configuration.
+pub(super) fn unquote(value: &str) -> String {
+    let mut text = String::new();
+    let mut quoted = false;
+    let mut chars = value.chars();
+    while let Some(char) = chars.next() {
+        match char {
+            '"' => quoted = !quoted,
+            '\\' => text.extend(chars.next()),
+            '#' | ';' if !quoted => break,
+            char => text.push(char),
+        }
+    }
+    text.trim_end().to_owned()
 }
 
 #[cfg(test)]

@@ -318,7 +318,6 @@ fn alternates_that_cannot_be_checked_are_refused() {
         std::fs::create_dir(&folder).unwrap();
         lines.extend([folder.as_os_str().as_encoded_bytes(), b"\n"].concat());
     }
-    std::fs::write(&list, [&lines[..], &line(b"\n")].concat()).unwrap();
     assert_eq!(refused(&lines), UnsafeGitPathReason::TooManyAlternates(64));
     std::fs::write(&list, format!("{}\n", objects.display())).unwrap();
     assert_eq!(head_commit(&sharing).unwrap(), user.base);
