@@ -274,7 +274,7 @@ pub struct DemoArgs {
 pub struct SubmitArgs {
     /// Description of the task; read from standard input if absent or `-`
     pub text: Option<String>,
-    /// Task file in YAML; flags override its fields, --context and --constraint add to them
+    /// Task file in YAML; flags override its fields, --context, --constraint and --after add to them
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub file: Option<PathBuf>,
     /// Git repository to work on [default: the one that contains the current folder]
@@ -310,6 +310,9 @@ pub struct SubmitArgs {
     /// Priority, P0 (highest) to P3
     #[arg(long)]
     pub priority: Option<Priority>,
+    /// Task that must be merged or accepted before this one starts: a number such as t42, or an id; can be repeated
+    #[arg(long = "after", value_name = "TASK")]
+    pub after: Vec<TaskKey>,
     /// Sampling seed of both agents
     #[arg(long)]
     pub seed: Option<u64>,

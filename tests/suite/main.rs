@@ -10,6 +10,7 @@ mod canaries;
 mod command_line;
 mod control;
 mod default_model;
+mod dependencies;
 mod duplicate_ids;
 mod durable_requests;
 mod explain;

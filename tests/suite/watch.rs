@@ -101,6 +101,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
             created_at: 0.0,
             updated_at: 0.0,
             retry_of: None,
+            waiting_reason: None,
         },
         spec: serde_json::from_value(serde_json::json!({ "description": "add", "repo": "/r" })).unwrap(),
         reason: String::new(),
@@ -114,6 +115,8 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
         runner: None,
         attempt: 1,
         active_ms: 0,
+        predecessors: vec![],
+        dependents: vec![],
     })
 }
 

@@ -142,6 +142,9 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
         timeout_minutes: Some(5.0),
         priority: cfq_proto::task::Priority::default(),
         deadline: None,
+        after: Vec::new(),
+        retry_of: None,
+        name: None,
     })
 }
 

@@ -28,7 +28,11 @@ fn render(list: &TaskList, query: &TaskQuery) -> String {
         return text.to_owned();
     }
     let rows: Vec<Vec<String>> = list.tasks.iter().map(row).collect();
-    output::table(&["TASK", "STATE", "LOOP", "ITER", "BEST", "PRIO", "TITLE"], &rows)
+    let mut header = vec!["TASK", "STATE", "LOOP", "ITER", "BEST", "PRIO", "TITLE"];
+    if list.tasks.iter().any(|task| task.waiting_reason.is_some()) {
+        header.push("WAITING");
+    }
+    output::table(&header, &rows)
 }
 
 /// Text with the number of tasks that are left and the command that lists them; `None` if none is left.
@@ -49,7 +53,7 @@ fn next_page(list: &TaskList, query: &TaskQuery) -> Option<String> {
 }
 
 fn row(task: &TaskSummary) -> Vec<String> {
-    vec![
+    let mut row = vec![
         task.number.to_string(),
         task.state.to_string(),
         task.loop_state.to_string(),
@@ -57,7 +61,9 @@ fn row(task: &TaskSummary) -> Vec<String> {
         task.best_score.map_or_else(|| "-".to_owned(), |s| format!("{s:.0}/{:.0}", task.threshold)),
         task.priority.to_string(),
         output::sanitize(&task.title).replace('\n', " "),
-    ]
+    ];
+    row.extend(task.waiting_reason.as_ref().map(|reason| output::sanitize(reason).replace('\n', " ")));
+    row
 }
 
 #[cfg(test)]

@@ -41,6 +41,15 @@ pub fn render(detail: &TaskDetail) -> String {
     if !detail.reason.is_empty() {
         push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }
+    if let Some(retried) = s.retry_of {
+        push(format!("  retry of    {retried}"));
+    }
+    for (label, tasks) in [("after", &detail.predecessors), ("blocks", &detail.dependents)] {
+        if !tasks.is_empty() {
+            let tasks: Vec<String> = tasks.iter().map(|task| format!("{} ({})", task.number, task.state)).collect();
+            push(format!("  {label:11} {}", tasks.join(", ")));
+        }
+    }
     if let Some(branch) = &detail.delivered_branch {
         push(format!("  delivered   branch {branch} ({})", detail.delivered_commit.as_deref().unwrap_or("?")));
     }

@@ -1,12 +1,14 @@
-//! `cfq submit`
+//! `cfq submit`: one task, or the tasks of a task file with a `tasks` list.
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cfq_proto::client::Client;
+use cfq_proto::http::{BatchRequest, SubmitReply};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskSpec;
+use cfq_proto::task_ref::TaskRef;
 
 use crate::args::SubmitArgs;
 use crate::commands::watch;
@@ -14,18 +16,26 @@ use crate::exit::{self, Code};
 use crate::output::{self, Output};
 use crate::repo;
 
+type Fields = serde_json::Map<String, serde_json::Value>;
+
 pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
-    let spec = spec(&args)?;
     // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
-    let reply = client.submit(&spec, Some(&key)).await?;
-    out.print(&reply, |r| {
-        let note = if r.created { "" } else { " (already submitted with this key)" };
-        format!("{} accepted{note}", r.number)
-    })?;
-    for warning in &reply.warnings {
-        out.status(&format!("warning: {}", output::sanitize(warning)));
+    let mut fields = match &args.file {
+        Some(path) => read_task_file(path)?,
+        None => {
+            let mut fields = Fields::new();
+            fields.insert("description".into(), description(&args)?.into());
+            fields
+        }
+    };
+    if let Some(tasks) = fields.remove("tasks") {
+        return submit_batch(client, out, &args, &key, &fields, &tasks).await;
     }
+    let spec = spec(&args, fields, &what(&args))?;
+    let reply = client.submit(&spec, Some(&key)).await?;
+    out.print(&reply, accepted)?;
+    print_warnings(out, &reply);
     if args.watch {
         return watch::run(client, out, TaskKey::Number(reply.number), 0, true).await;
     }
@@ -33,15 +43,64 @@ pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Resu
     Ok(Code::Done)
 }
 
-fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
-    let mut fields = match &args.file {
-        Some(path) => read_task_file(path)?,
-        None => {
-            let mut fields = serde_json::Map::new();
-            fields.insert("description".into(), description(args)?.into());
-            fields
-        }
+/// Submits the entries of `tasks`. The other fields of the file are those of every task that does not have them.
+async fn submit_batch(
+    client: &Client,
+    out: Output,
+    args: &SubmitArgs,
+    key: &str,
+    shared: &Fields,
+    tasks: &serde_json::Value,
+) -> anyhow::Result<Code> {
+    let what = what(args);
+    if args.watch {
+        return Err(exit::usage("--watch follows one task: submit the file without it, then use `cfq watch TASK`"));
+    }
+    let Some(tasks) = tasks.as_array().filter(|tasks| !tasks.is_empty()) else {
+        return Err(exit::usage(format!("{what}: tasks: must be a list with at least one task")));
     };
+    let mut specs = Vec::with_capacity(tasks.len());
+    for (n, task) in tasks.iter().enumerate() {
+        let what = format!("{what}: tasks[{n}]");
+        let Some(own) = task.as_object() else {
+            return Err(exit::usage(format!("{what}: must be a mapping with at least `description`")));
+        };
+        let mut fields = shared.clone();
+        fields.extend(own.clone());
+        specs.push(spec(args, fields, &what)?);
+    }
+    let names: Vec<String> =
+        specs.iter().map(|spec| spec.name.as_ref().map(ToString::to_string).unwrap_or_default()).collect();
+    let reply = client.submit_batch(&BatchRequest { tasks: specs }, Some(key)).await?;
+    out.print(&reply, |reply| {
+        let lines = reply.tasks.iter().zip(&names).map(|(task, name)| match name.as_str() {
+            "" => accepted(task),
+            name => format!("{} ({name})", accepted(task)),
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    })?;
+    reply.tasks.iter().for_each(|task| print_warnings(out, task));
+    out.status("list them: cfq ls");
+    Ok(Code::Done)
+}
+
+/// What an error concerns: the task file, or the only task.
+fn what(args: &SubmitArgs) -> String {
+    args.file.as_ref().map_or_else(|| "the task".to_owned(), |path| path.display().to_string())
+}
+
+pub(super) fn accepted(reply: &SubmitReply) -> String {
+    let note = if reply.created { "" } else { " (already submitted with this key)" };
+    format!("{} accepted{note}", reply.number)
+}
+
+pub(super) fn print_warnings(out: Output, reply: &SubmitReply) {
+    for warning in &reply.warnings {
+        out.status(&format!("warning: {}", output::sanitize(warning)));
+    }
+}
+
+fn spec(args: &SubmitArgs, mut fields: Fields, what: &str) -> anyhow::Result<TaskSpec> {
     // If neither the flags nor the task file name a repository, the task uses the one that contains the current folder.
     let repo = match (&args.repo, fields.get("repo").and_then(|r| r.as_str())) {
         (Some(dir), _) => dir.clone(),
@@ -49,7 +108,6 @@ fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
         (None, None) => std::env::current_dir().context("cannot determine the current folder; use --repo DIR")?,
     };
     fields.insert("repo".into(), repo.to_string_lossy().into());
-    let what = args.file.as_ref().map_or_else(|| "the task".to_owned(), |p| p.display().to_string());
     let fields = serde_json::Value::from(fields);
     let mut spec: TaskSpec =
         serde_path_to_error::deserialize(fields).map_err(|error| exit::usage(format!("{what}: {error}")))?;
@@ -66,14 +124,17 @@ fn spec(args: &SubmitArgs) -> anyhow::Result<TaskSpec> {
     Ok(spec)
 }
 
-fn read_task_file(path: &Path) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+fn read_task_file(path: &Path) -> anyhow::Result<Fields> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| exit::usage(format!("cannot read the task file {}: {error}", path.display())))?;
     let value: serde_json::Value =
         serde_saphyr::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
     match value {
         serde_json::Value::Object(fields) => Ok(fields),
-        _ => Err(exit::usage(format!("{}: a task file must be a mapping with at least `description`", path.display()))),
+        _ => Err(exit::usage(format!(
+            "{}: a task file must be a mapping with at least `description`, or a `tasks` list",
+            path.display()
+        ))),
     }
 }
 
@@ -106,6 +167,7 @@ fn override_with_flags(spec: &mut TaskSpec, args: &SubmitArgs) {
     }
     spec.context_files.extend(args.context.iter().cloned());
     spec.constraints.extend(args.constraint.iter().cloned());
+    spec.after.extend(args.after.iter().map(|task| TaskRef::Key(*task)));
     if args.alpha.is_some() {
         spec.agents.alpha.model.clone_from(&args.alpha);
     }

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use crate::event::Event;
 use crate::http::{
-    ArtifactChain, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, Explanation, GcReply, GcRequest,
-    JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply,
-    SubmitRequest, TaskDetail, TaskList, TaskQuery, TokensData,
+    ArtifactChain, BatchReply, BatchRequest, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, Explanation,
+    GcReply, GcRequest, JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply,
+    SubmitReply, SubmitRequest, TaskDetail, TaskList, TaskQuery, TokensData,
 };
 use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
@@ -115,6 +115,23 @@ impl Client {
         idempotency_key: Option<&str>,
     ) -> Result<SubmitReply, ClientError> {
         let mut request = self.request(Method::POST, "/tasks").json(spec);
+        if let Some(key) = idempotency_key {
+            request = request.header("Idempotency-Key", key);
+        }
+        self.send(request).await
+    }
+
+    /// Submits several tasks, of which all or none are created. A repeated request with the same idempotency key and
+    /// body returns the same tasks.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn submit_batch(
+        &self,
+        batch: &BatchRequest,
+        idempotency_key: Option<&str>,
+    ) -> Result<BatchReply, ClientError> {
+        let mut request = self.request(Method::POST, "/tasks:batch").json(batch);
         if let Some(key) = idempotency_key {
             request = request.header("Idempotency-Key", key);
         }

@@ -53,6 +53,30 @@ pub struct SubmitReply {
     pub warnings: Vec<String>,
 }
 
+/// Body of `POST /tasks:batch`, with an optional `Idempotency-Key` header: all tasks are created, or none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BatchRequest {
+    /// The tasks. `after` may contain the names of other tasks of the batch.
+    pub tasks: Vec<TaskSpec>,
+}
+
+/// Reply to `POST /tasks:batch`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BatchReply {
+    /// One reply for each task, in the order of the request.
+    pub tasks: Vec<SubmitReply>,
+}
+
+/// A task that another one depends on, or that depends on another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkedTask {
+    /// Number of the task.
+    pub number: TaskNumber,
+    /// State of the task.
+    pub state: TaskState,
+}
+
 /// Summary of a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskSummary {
@@ -82,6 +106,9 @@ pub struct TaskSummary {
     pub updated_at: f64,
     /// Earlier task that this task retries.
     pub retry_of: Option<TaskId>,
+    /// Why the task may not start yet, as text; `None` unless it is queued or blocked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_reason: Option<String>,
 }
 
 /// One iteration of a task.
@@ -163,6 +190,12 @@ pub struct TaskDetail {
     pub attempt: i32,
     /// Working time of the task, in milliseconds, without waits for placement or a human.
     pub active_ms: u64,
+    /// Tasks that must end well before this one starts, in the order of their numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub predecessors: Vec<LinkedTask>,
+    /// Tasks that wait for this one directly and have not ended, in the order of their numbers; at most 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dependents: Vec<LinkedTask>,
 }
 
 /// Summary of a job.

@@ -28,5 +28,6 @@ pub mod prefix;
 pub mod review;
 pub mod subject;
 pub mod task;
+pub mod task_ref;
 pub mod timing;
 pub mod visible_text;

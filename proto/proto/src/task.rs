@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::finite;
 use crate::ids::IdError;
 use crate::model::ModelId;
+use crate::task_ref::{TaskName, TaskRef};
 
 /// Priority of a task. P0 is scheduled first; a waiting task of lower priority rises with its age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
@@ -208,6 +209,15 @@ pub struct TaskSpec {
     /// result so far, or fails if no runner has started it. A later answer by a human removes the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<i64>,
+    /// Predecessors: the task starts after all of them have ended as merged or accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<TaskRef>,
+    /// Failed or cancelled task that this task retries. The tasks that wait for that one then wait for this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_of: Option<TaskRef>,
+    /// Name by which other tasks of the same batch refer to this task; refused outside a batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<TaskName>,
 }
 
 /// State of a task. The last four are terminal and never change.

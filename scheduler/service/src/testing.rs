@@ -131,7 +131,7 @@ impl TestEnv {
 
     pub async fn submit(&self) -> (TaskId, TaskNumber) {
         match self.store.submit(&new_task(None)).await.unwrap() {
-            Submitted::Created { id, number } => (id, number),
+            Submitted::Created { id, number, .. } => (id, number),
             other => panic!("{other:?}"),
         }
     }

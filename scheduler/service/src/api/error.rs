@@ -35,6 +35,13 @@ impl ApiError {
         error
     }
 
+    /// The error of the task with this index in a batch.
+    pub fn in_task(mut self, index: usize) -> Self {
+        self.body.message = format!("tasks[{index}].{}", self.body.message);
+        self.body.field = self.body.field.map(|field| format!("tasks[{index}].{field}"));
+        self
+    }
+
     /// 400: the request as a whole cannot be read.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, ErrorCode::Invalid, message)

@@ -2,6 +2,7 @@
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
+mod batch;
 mod bulk;
 mod control;
 mod dead_letters;
@@ -110,6 +111,7 @@ impl Api {
             .route("/readyz", get(health::readyz))
             .route("/metrics", get(health::metrics))
             .route("/api/v1/tasks", post(submit::submit).get(tasks::list))
+            .route("/api/v1/tasks:batch", post(batch::submit))
             .route("/api/v1/tasks/{key}", get(tasks::show).patch(control::change))
             .route("/api/v1/tasks/actions", post(bulk::act))
             .route("/api/v1/tasks/{key}/cancel", post(tasks::cancel))

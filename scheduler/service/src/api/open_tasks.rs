@@ -24,8 +24,8 @@ impl OpenTaskLimit {
         Self { limit, counted: Mutex::new(None) }
     }
 
-    /// `Some` if no further task may be created now. Concurrent requests may exceed the limit by their number.
-    pub async fn refusal(&self, store: &Store) -> Result<Option<ApiError>, StoreError> {
+    /// `Some` if `more` further tasks may not be created now. Concurrent requests may exceed the limit by their number.
+    pub async fn refusal(&self, store: &Store, more: usize) -> Result<Option<ApiError>, StoreError> {
         let mut counted = self.counted.lock().await;
         let open = match *counted {
             Some((at, open)) if at.elapsed() < COUNT_LIFETIME => open,
@@ -35,7 +35,7 @@ impl OpenTaskLimit {
                 open
             }
         };
-        if open < i64::from(self.limit) {
+        if open.saturating_add(i64::try_from(more).unwrap_or(i64::MAX)) <= i64::from(self.limit) {
             return Ok(None);
         }
         let message = format!(

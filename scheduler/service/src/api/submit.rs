@@ -24,32 +24,52 @@ pub async fn submit(State(api): State<Api>, headers: HeaderMap, bytes: Result<By
     let request: SubmitRequest = validate::parse_body(&read_body(&api, bytes)?)?;
     // The request is hashed before the defaults are filled in, because the defaults may change between two tries.
     let canonical = serde_json::to_vec(&request).map_err(|e| ApiError::malformed(e.to_string()))?;
+    validate::check_references(&request)?;
+    let new = new_task(&api, request, key, BlobHash::of(&canonical).to_string())?;
+    let warnings = match admit(&api, &new).await? {
+        Ok(warnings) => warnings,
+        Err(refusal) => return repeat_or_refuse(&api, &new, refusal).await,
+    };
+    let submitted = api.store.submit(&new).await?;
+    on_submitted(&api, &submitted).await;
+    let is_new = matches!(submitted, Submitted::Created { .. });
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(reply(submitted, warnings)?)))
+}
+
+/// A validated task, with every default filled in.
+pub(super) fn new_task(
+    api: &Api,
+    request: SubmitRequest,
+    key: Option<String>,
+    body_hash: String,
+) -> Result<NewTask, ApiError> {
     let spec = validate::with_defaults(request, &api.defaults)?;
-    let new = NewTask {
+    Ok(NewTask {
         id: TaskId::fresh(),
         title: validate::title(&spec.description),
         threshold: spec.threshold.unwrap_or(api.defaults.threshold),
         max_iterations: spec.max_iterations.unwrap_or(api.defaults.max_iterations),
         spec,
         key,
-        body_hash: BlobHash::of(&canonical).to_string(),
-    };
-    let warnings = match admit(&api, &new).await? {
-        Ok(warnings) => warnings,
-        Err(refusal) => return repeat_or_refuse(&api, &new, refusal).await,
-    };
-    let submitted = api.store.submit(&new).await?;
-    if let Submitted::Created { id, number } = submitted {
+        body_hash,
+    })
+}
+
+/// Counts and announces a task that was just created.
+pub(super) async fn on_submitted(api: &Api, submitted: &Submitted) {
+    if let Submitted::Created { id, number, state, .. } = submitted {
         api.open_tasks.on_created().await;
-        api.link.on_new_task();
-        tracing::info!(task = %number, %id, "task accepted");
+        if *state == TaskState::Ready {
+            api.link.on_new_task();
+        }
+        tracing::info!(task = %number, %id, %state, "task accepted");
     }
-    reply(submitted, warnings)
 }
 
 /// Whether a new task may be created now: its warnings, or the reason to refuse it.
 async fn admit(api: &Api, new: &NewTask) -> Result<Result<Vec<String>, ApiError>, ApiError> {
-    if let Some(refusal) = api.open_tasks.refusal(&api.store).await? {
+    if let Some(refusal) = api.open_tasks.refusal(&api.store, 1).await? {
         return Ok(Err(refusal));
     }
     Ok(api.nodes.check_models(&api.store, &new.spec.agents, &api.defaults.agents).await?)
@@ -63,27 +83,41 @@ async fn repeat_or_refuse(api: &Api, new: &NewTask, refusal: ApiError) -> Submit
     }
     match api.store.find_by_key(new).await? {
         Submitted::TooLate => Err(refusal),
-        found => reply(found, Vec::new()),
+        found => Ok((StatusCode::OK, Json(reply(found, Vec::new())?))),
     }
 }
 
-fn reply(submitted: Submitted, warnings: Vec<String>) -> SubmitResult {
+/// The reply to a submission, or why it was refused.
+pub(super) fn reply(submitted: Submitted, mut warnings: Vec<String>) -> Result<SubmitReply, ApiError> {
     match submitted {
-        Submitted::Created { id, number } => {
-            let reply = SubmitReply { id, number, state: TaskState::Ready, created: true, warnings };
-            Ok((StatusCode::CREATED, Json(reply)))
+        Submitted::Created { id, number, state, warning } => {
+            warnings.extend(warning);
+            Ok(SubmitReply { id, number, state, created: true, warnings })
         }
         Submitted::Existing { id, number, state } => {
-            Ok((StatusCode::OK, Json(SubmitReply { id, number, state, created: false, warnings: Vec::new() })))
+            Ok(SubmitReply { id, number, state, created: false, warnings: Vec::new() })
         }
         Submitted::TooLate => Err(ApiError::invalid("deadline", "deadline: is in the past; set a later one")),
         Submitted::KeyReused { number } => Err(ApiError::key_reused(format!(
             "the idempotency key was already used for {number} with another request: use a new key for a new task"
         ))),
+        Submitted::UnknownTask { field, key } => {
+            Err(ApiError::invalid(field, format!("{field}: there is no task {key}: `cfq ls` lists all tasks")))
+        }
+        Submitted::NotRetriable { number, state } => Err(ApiError::invalid(
+            "retry_of",
+            format!("retry_of: {number} is {state}: only a failed or cancelled task can be retried"),
+        )),
+        Submitted::RetryCycle { number } => Err(ApiError::invalid(
+            "after",
+            format!(
+                "after: {number} waits for the task that is retried, so the retry cannot wait for it: leave it out"
+            ),
+        )),
     }
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     match value.to_str() {
         Ok(key) if (1..=200).contains(&key.len()) => Ok(Some(key.to_owned())),

@@ -3,6 +3,7 @@
 
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
+use cfq_proto::task_ref::TaskRef;
 use serde::de::DeserializeOwned;
 
 use super::error::ApiError;
@@ -60,6 +61,32 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
     Ok(spec)
 }
 
+/// Refuses references that have a meaning only in a batch.
+pub fn check_references(spec: &TaskSpec) -> Result<(), ApiError> {
+    if spec.name.is_some() {
+        return Err(ApiError::invalid("name", "name: only tasks of a batch have names; leave it out"));
+    }
+    check_retry_of(spec)?;
+    match spec.after.iter().find(|task| matches!(task, TaskRef::Name(_))) {
+        None => Ok(()),
+        Some(task) => Err(ApiError::invalid(
+            "after",
+            format!("after: there is no task {task}: use a number as in t42 or a task id; `cfq ls` lists all tasks"),
+        )),
+    }
+}
+
+/// Refuses to retry a task of the same batch.
+pub fn check_retry_of(spec: &TaskSpec) -> Result<(), ApiError> {
+    match &spec.retry_of {
+        None | Some(TaskRef::Key(_)) => Ok(()),
+        Some(TaskRef::Name(name)) => Err(ApiError::invalid(
+            "retry_of",
+            format!("retry_of: there is no task {name}: use the number or id of a failed or cancelled task"),
+        )),
+    }
+}
+
 fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     let bad = |field: &str, reason: &str| Err(ApiError::invalid(field, format!("{field}: {reason}")));
     if spec.description.trim().is_empty() {
@@ -90,6 +117,7 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         ("context_files", spec.context_files.len()),
         ("constraints", spec.constraints.len()),
         ("examples", spec.examples.len()),
+        ("after", spec.after.len()),
     ] {
         if length > MAX_LIST_ENTRIES {
             return bad(field, "has more than 200 entries; remove some");

@@ -3,7 +3,7 @@
 //! Tasks are deleted in small batches, each in its own transaction: rows that another transaction has locked are left for
 //! a later batch, and no other request waits for longer than a batch. The tasks are found through an index on the time of
 //! their end. Of a task whose result was merged, the merge is kept, because runners rebuild a repository's main branch
-//! from the merges.
+//! from the merges. Predecessors of tasks that have not ended are kept.
 
 use cfq_proto::http::GcReply;
 use sqlx::PgConnection;
@@ -16,7 +16,11 @@ use super::{Store, StoreError};
 const MAX_TASKS_PER_BATCH: i64 = 50;
 
 /// Rows of ended tasks, in an order in which no deleted row is referred to. `$1` are the tasks.
-const DELETIONS: [&str; 13] = [
+const DELETIONS: [&str; 15] = [
+    "delete from task_dependencies where task = any($1)",
+    // An edge of an open task stays: it was added after the tasks were chosen, and the foreign key refuses the deletion.
+    "delete from task_dependencies d using tasks t
+     where d.predecessor = any($1) and t.id = d.task and t.ended_at is not null",
     "delete from artifacts where task = any($1)",
     "delete from reviews where task = any($1)",
     "delete from iterations where task = any($1)",
@@ -47,6 +51,8 @@ impl Store {
         let row = sqlx::query!(
             r#"with expired as (
                    select id, next_event from tasks where ended_at < to_timestamp($1)
+                     and not exists (select from task_dependencies d join tasks t on t.id = d.task
+                                     where d.predecessor = tasks.id and t.ended_at is null)
                )
                select (select count(*) from expired) as "tasks!",
                       (select coalesce(sum(next_event), 0)::bigint from expired) as "events!",
@@ -88,6 +94,8 @@ impl Store {
         let mut tx = self.begin().await?;
         let tasks = sqlx::query_scalar!(
             r#"select id from tasks where ended_at < to_timestamp($1)
+                 and not exists (select from task_dependencies d join tasks t on t.id = d.task
+                                 where d.predecessor = tasks.id and t.ended_at is null)
                order by ended_at limit $2 for update skip locked"#,
             ended_before,
             MAX_TASKS_PER_BATCH

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_proto::event::EventBody;
-use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
 use cfq_proto::task::{TaskSpec, TaskState};
 use tokio::sync::oneshot;
 
@@ -27,25 +27,39 @@ pub struct NewTask {
     pub body_hash: String,
 }
 
+impl NewTask {
+    /// Whether the task refers to other tasks, which have to be locked while it is written.
+    fn refers_to_tasks(&self) -> bool {
+        !self.spec.after.is_empty() || self.spec.retry_of.is_some()
+    }
+}
+
 /// Result of a submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Submitted {
     Created {
         id: TaskId,
         number: TaskNumber,
+        state: TaskState,
+        /// Why the task cannot start without a user, if a predecessor has failed.
+        warning: Option<String>,
     },
     /// An earlier submission with the same idempotency key created this task.
-    Existing {
-        id: TaskId,
-        number: TaskNumber,
-        state: TaskState,
-    },
+    Existing { id: TaskId, number: TaskNumber, state: TaskState },
     /// An earlier submission with the same idempotency key had another request body.
-    KeyReused {
-        number: TaskNumber,
-    },
+    KeyReused { number: TaskNumber },
     /// The deadline of the new task has passed already; nothing was written.
     TooLate,
+    /// The task refers to a task that does not exist; nothing was written.
+    UnknownTask {
+        /// The field that refers to it.
+        field: &'static str,
+        key: TaskKey,
+    },
+    /// The task retries a task for which its predecessor `number` waits; nothing was written.
+    RetryCycle { number: TaskNumber },
+    /// The task retries a task that has neither failed nor been cancelled; nothing was written.
+    NotRetriable { number: TaskNumber, state: TaskState },
 }
 
 /// Maximum number of submissions that one statement writes.
@@ -104,6 +118,11 @@ impl Store {
     /// Creates a task, or finds the task that an earlier submission with the same idempotency key created. The task is
     /// written even if the caller stops waiting.
     pub async fn submit(&self, new: &NewTask) -> Result<Submitted, StoreError> {
+        if new.refers_to_tasks() {
+            // The result of a batch is never empty.
+            let results = self.submit_batch(std::slice::from_ref(new)).await?;
+            return results.into_iter().next().ok_or(StoreError::TooSlow { doing: "writing a task" });
+        }
         let (reply, result) = oneshot::channel();
         if self.submits.push((new.clone(), reply)) {
             tokio::spawn(self.clone().write_submits());
@@ -133,7 +152,12 @@ impl Store {
             Ok(created) => {
                 for task in tasks {
                     results.push(match created.get(&task.id) {
-                        Some(number) => Ok(Submitted::Created { id: task.id, number: *number }),
+                        Some(number) => Ok(Submitted::Created {
+                            id: task.id,
+                            number: *number,
+                            state: TaskState::Ready,
+                            warning: None,
+                        }),
                         None => limited("finding the task of an idempotency key", self.find_by_key(task)).await,
                     });
                 }

@@ -9,6 +9,7 @@ use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 
 use super::columns::{parse, pg_text};
+use super::dependencies::mark_dependents;
 use super::error::Doing;
 use super::events::append;
 use super::transaction::Tx;
@@ -107,6 +108,9 @@ pub(super) async fn move_task(
     .execute(&mut *connection)
     .await
     .doing("changing a task's state")?;
+    if to.is_terminal() {
+        mark_dependents(connection, task.id).await?;
+    }
     append(connection, task.id, &EventBody::TaskStateChanged { from: task.state, to, reason }).await?;
     Ok(true)
 }

@@ -27,6 +27,7 @@ struct SummaryRow {
     created_at: f64,
     updated_at: f64,
     retry_of: Option<uuid::Uuid>,
+    waiting_reason: Option<String>,
 }
 
 impl SummaryRow {
@@ -46,6 +47,7 @@ impl SummaryRow {
             created_at: self.created_at,
             updated_at: self.updated_at,
             retry_of: self.retry_of.map(TaskId),
+            waiting_reason: self.waiting_reason,
         })
     }
 }
@@ -69,7 +71,8 @@ impl Store {
             SummaryRow,
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
-                      extract(epoch from updated_at)::float8 as "updated_at!", retry_of
+                      extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
+                      case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason
                from tasks where id = any($1) order by array_position($1, id)"#,
             &found
         )
@@ -85,7 +88,8 @@ impl Store {
             SummaryRow,
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
-                      extract(epoch from updated_at)::float8 as "updated_at!", retry_of
+                      extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
+                      case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason
                from tasks where id = $1"#,
             task.0
         )
@@ -110,6 +114,7 @@ impl Store {
         let summary = summary.summary()?;
         // The priority may have been changed since the task was submitted.
         let spec = TaskSpec { priority: summary.priority, ..row.spec.0 };
+        let (predecessors, dependents) = self.linked_tasks(task).await?;
         let iterations = self.iterations(task).await?;
         let critique = iterations.iter().rev().find_map(|i| i.review.clone());
         Ok(Some(TaskDetail {
@@ -126,6 +131,8 @@ impl Store {
             runner: row.runner.filter(|_| row.held).as_deref().map(|r| parse("runner", r)).transpose()?,
             attempt: row.attempt,
             active_ms: row.active_ms.max(0) as u64,
+            predecessors,
+            dependents,
         }))
     }
 

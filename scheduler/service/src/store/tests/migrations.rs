@@ -80,6 +80,8 @@ async fn filled_older_database_is_migrated() {
         "drop index tasks_by_state",
         "alter table tasks drop column pause_requested",
         "alter table jobs drop column requeued_after",
+        "drop table task_dependencies",
+        "alter table tasks drop column is_bottleneck, drop column run_at",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

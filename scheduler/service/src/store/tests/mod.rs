@@ -4,6 +4,7 @@ mod blobs;
 mod control;
 mod dead_letters;
 mod deadlines;
+mod dependencies;
 mod election;
 mod failures;
 mod feed;

@@ -1,0 +1,174 @@
+//! Tests of tasks that wait for others.
+
+use cfq_proto::ids::{TaskId, TaskKey};
+use cfq_proto::task::TaskState;
+use cfq_proto::task_ref::TaskRef;
+
+use super::super::{Hint, NewTask, Submitted};
+use super::*;
+use crate::testing::new_task;
+
+fn after(predecessors: &[TaskId]) -> NewTask {
+    let mut task = new_task(None);
+    task.spec.after = predecessors.iter().map(|id| TaskRef::Key(TaskKey::Id(*id))).collect();
+    task
+}
+
+async fn submit_after(env: &TestEnv, predecessors: &[TaskId]) -> TaskId {
+    match env.store.submit(&after(predecessors)).await.unwrap() {
+        Submitted::Created { id, .. } => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn state(env: &TestEnv, task: TaskId) -> (TaskState, String) {
+    let detail = env.store.task_detail(task).await.unwrap().unwrap();
+    (detail.summary.state, detail.reason)
+}
+
+/// Ends a task as its last step would.
+async fn end(env: &TestEnv, task: TaskId, to: TaskState) {
+    let mut tx = env.store.begin().await.unwrap();
+    let row = super::super::tasks::lock_task(&mut tx, task).await.unwrap().unwrap();
+    let from = TaskState::Running;
+    let row = super::super::tasks::TaskRow { state: from, ..row };
+    assert!(super::super::tasks::move_task(&mut tx, &row, to, "a test").await.unwrap());
+    tx.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn task_is_ready_after_its_last_predecessor_ends_well() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let (first, second) = (env.submit().await.0, env.submit().await.0);
+    let task = submit_after(&env, &[second, first, second]).await;
+    assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t1, t2".into()));
+    end(&env, first, TaskState::Merged).await;
+    assert_eq!(env.store.sweep_starts(leadership).await.unwrap(), vec![]);
+    assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t2".into()));
+    end(&env, second, TaskState::Accepted).await;
+    assert_eq!(env.store.sweep_starts(leadership).await.unwrap(), vec![Hint::TaskReady]);
+    assert_eq!(state(&env, task).await.0, TaskState::Ready);
+    assert_eq!(env.store.count("select count(*) from task_dependencies where due").await, 0);
+    assert_eq!(state(&env, submit_after(&env, &[first, second]).await).await.0, TaskState::Ready, "both have ended");
+}
+
+#[tokio::test]
+async fn failed_predecessor_blocks_until_its_retry_ends_well() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    let (task, ended) = (submit_after(&env, &[first]).await, submit_after(&env, &[first]).await);
+    env.store.cancel(ended, "a test").await.unwrap();
+    env.store.cancel(first, "a test").await.unwrap();
+    env.store.sweep_starts(leadership).await.unwrap();
+    let (blocked, reason) = state(&env, task).await;
+    assert!(blocked == TaskState::Blocked && reason.contains("t1 is cancelled: run `cfq retry t1`"), "{reason}");
+    let late = env.store.submit(&after(&[first])).await.unwrap();
+    assert!(matches!(&late, Submitted::Created { warning: Some(text), .. } if text.contains("t1 is cancelled")));
+
+    let retry_of = |id: TaskId| Some(TaskRef::Key(TaskKey::Id(id)));
+    let mut cyclic = after(&[task]);
+    cyclic.spec.retry_of = retry_of(first);
+    let refused = env.store.submit(&cyclic).await.unwrap();
+    assert!(matches!(refused, Submitted::RetryCycle { number } if number.0 == 2), "{refused:?}");
+    let mut retry = new_task(None);
+    retry.spec.retry_of = retry_of(task);
+    let refused = env.store.submit(&retry).await.unwrap();
+    assert!(matches!(refused, Submitted::NotRetriable { state: TaskState::Blocked, .. }), "{refused:?}");
+    retry.spec.retry_of = retry_of(first);
+    let Submitted::Created { id: retry, number, .. } = env.store.submit(&retry).await.unwrap() else { panic!() };
+    env.store.sweep_starts(leadership).await.unwrap();
+    assert_eq!(state(&env, task).await, (TaskState::Blocked, format!("waits for {number}")));
+    end(&env, retry, TaskState::Merged).await;
+    env.store.sweep_starts(leadership).await.unwrap();
+    assert_eq!(state(&env, task).await.0, TaskState::Ready);
+    let edges = format!("select count(*) from task_dependencies where predecessor = '{first}'");
+    assert_eq!(env.store.count(&edges).await, 1, "the edge of the ended dependent is not moved");
+    assert_eq!(env.store.task_detail(retry).await.unwrap().unwrap().summary.retry_of, Some(first));
+}
+
+#[tokio::test]
+async fn predecessor_that_ends_during_the_submit_is_not_missed() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    for _ in 0..20 {
+        let first = env.submit().await.0;
+        let predecessors = [first];
+        let (task, ()) = tokio::join!(submit_after(&env, &predecessors), end(&env, first, TaskState::Merged));
+        env.store.sweep_starts(leadership).await.unwrap();
+        assert_eq!(state(&env, task).await.0, TaskState::Ready);
+    }
+}
+
+#[tokio::test]
+async fn submit_waits_for_the_end_of_its_predecessor_to_commit() {
+    let env = TestEnv::new().await;
+    let first = env.submit().await.0;
+    let sql = "update tasks set state = 'merged', ended_at = now()";
+    let ending = env.store.hold(sql).await;
+    let submit = tokio::spawn({
+        let (store, task) = (env.store.clone(), after(&[first]));
+        async move { store.submit(&task).await.unwrap() }
+    });
+    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%for share%'";
+    let mut tries = 0;
+    while env.store.count(waiting).await == 0 {
+        tries += 1;
+        assert!(tries < 200, "the submit does not wait for the lock");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    ending.commit().await.unwrap();
+    let submitted = submit.await.unwrap();
+    assert!(matches!(submitted, Submitted::Created { state: TaskState::Ready, .. }), "{submitted:?}");
+}
+
+#[tokio::test]
+async fn unknown_predecessor_is_refused_and_a_batch_is_written_as_a_whole() {
+    let env = TestEnv::new().await;
+    let unknown = TaskId::fresh();
+    let first = new_task(Some("k#0"));
+    let (mut second, mut third) = (after(&[first.id]), after(&[unknown]));
+    (second.key, third.key) = (Some("k#1".into()), Some("k#2".into()));
+    let refused = env.store.submit_batch(&[first.clone(), second.clone(), third]).await.unwrap();
+    let [Submitted::UnknownTask { field: "after", key: TaskKey::Id(id) }] = refused[..] else { panic!("{refused:?}") };
+    assert_eq!((id, env.store.count("select count(*) from tasks").await), (unknown, 0));
+    let batch = [first, second];
+    let (one, two) = tokio::join!(env.store.submit_batch(&batch), env.store.submit_batch(&batch));
+    let is_created = |result: &Vec<Submitted>| result.iter().all(|task| matches!(task, Submitted::Created { .. }));
+    assert_eq!([one.unwrap(), two.unwrap()].iter().filter(|result| is_created(result)).count(), 1);
+    assert_eq!(env.store.count("select count(*) from tasks").await, 2);
+    assert_eq!(state(&env, batch[1].id).await.0, TaskState::Blocked);
+}
+
+#[tokio::test]
+async fn leader_repairs_a_task_that_is_blocked_with_nothing_open() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    let (task, blocked) = (submit_after(&env, &[first]).await, env.submit().await.0);
+    let waiting = submit_after(&env, &[blocked]).await;
+    env.store.sweep_starts(leadership).await.unwrap();
+    env.store.raw(&format!("update tasks set state = 'merged', ended_at = now() where id = '{first}'")).await;
+    assert_eq!(env.store.sweep_starts(leadership).await.unwrap(), vec![], "no edge is marked");
+    assert_eq!(env.store.repair_blocked_tasks(leadership).await.unwrap(), vec![Hint::TaskReady]);
+    assert_eq!(state(&env, task).await.0, TaskState::Ready);
+    assert_eq!(state(&env, waiting).await.0, TaskState::Blocked);
+}
+
+#[tokio::test]
+async fn predecessor_of_an_open_task_is_not_deleted() {
+    let env = TestEnv::new().await;
+    let first = env.submit().await.0;
+    let task = submit_after(&env, &[first]).await;
+    env.store.cancel(first, "a test").await.unwrap();
+    env.store.raw("update tasks set ended_at = now() - interval '91 days' where ended_at is not null").await;
+    let now_s = env.store.clock_ms().await.unwrap() as f64 / 1000.0;
+    let expiry = super::super::Expiry { tasks_ended_before: Some(now_s - 1.0), nodes_seen_before: None };
+    assert_eq!(env.store.count_expired(&expiry).await.unwrap().tasks, 0);
+    assert!(env.store.delete_expired_tasks(now_s - 1.0).await.unwrap().is_none());
+    env.store.cancel(task, "a test").await.unwrap();
+    env.store.raw("update tasks set ended_at = now() - interval '91 days' where ended_at is not null").await;
+    assert_eq!(env.store.delete_expired_tasks(now_s - 1.0).await.unwrap().unwrap().tasks, 2);
+    assert_eq!(env.store.count("select count(*) from task_dependencies").await, 0);
+}
