@@ -313,6 +313,10 @@ pub struct SubmitArgs {
     /// Task that must be merged or accepted before this one starts: a number such as t42, or an id; can be repeated
     #[arg(long = "after", value_name = "TASK")]
     pub after: Vec<TaskKey>,
+    /// Earliest start, for example 2026-12-01T06:30:00Z, "2026-12-01 06:30" (local time) or "2026-12-01 06:30
+    /// Europe/Berlin"
+    #[arg(long = "at", value_name = "TIME", value_parser = crate::local_time::parse)]
+    pub run_at: Option<jiff::Timestamp>,
     /// Sampling seed of both agents
     #[arg(long)]
     pub seed: Option<u64>,

@@ -8,6 +8,7 @@ mod connect;
 mod environment;
 mod exit;
 mod live;
+mod local_time;
 mod machine;
 mod output;
 mod repo;

@@ -109,6 +109,30 @@ async fn retry_of_a_cancelled_predecessor_takes_over_its_dependents() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn task_with_a_time_is_queued_until_then() {
+    let client = Client::start().await;
+    client.cluster.models.script("alpha", vec![Reply::Text(python("a.py"))]);
+    let (code, text) = client.run(&["submit", "x", "--at", "tomorrow"]);
+    assert!(code == Some(2) && text.contains("\"tomorrow\" is not a time: use 2026-"), "{text}");
+    let date = std::process::Command::new("date").args(["-u", "-d", "+5 seconds", "+%Y-%m-%d %H:%M:%S UTC"]).output();
+    let at = String::from_utf8(date.unwrap().stdout).unwrap();
+    client.submit("a.py", &["--at", at.trim()]);
+    let queued = client.cluster.client.task(TaskKey::Number(TaskNumber(1))).await.unwrap();
+    assert_eq!(queued.summary.state, TaskState::Queued);
+    let run_at = queued.spec.run_at.unwrap();
+    let list = client.succeed(&["ls"]);
+    assert!(list.contains("queued") && list.contains("starts at 20"), "{list}");
+    assert!(client.succeed(&["show", "t1"]).contains("run at      20"));
+    let merged = client.wait_for(1, TaskState::Merged).await;
+    let events = client.cluster.client.events(client.cluster.key(&merged), 0).await.unwrap().events;
+    let started = events
+        .iter()
+        .find(|event| matches!(event.body, cfq_proto::event::EventBody::TaskStateChanged { to: TaskState::Ready, .. }));
+    assert!(started.unwrap().at >= run_at as f64, "{started:?}");
+    client.cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn batch_is_accepted_as_a_whole_and_a_cycle_is_named() {
     let client = Client::start().await;
     let scripted = ["a.py", "b.py", "c.py"].map(|name| Reply::Text(python(name)));

@@ -102,6 +102,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
             updated_at: 0.0,
             retry_of: None,
             waiting_reason: None,
+            is_bottleneck: false,
         },
         spec: serde_json::from_value(serde_json::json!({ "description": "add", "repo": "/r" })).unwrap(),
         reason: String::new(),

@@ -143,6 +143,7 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
         priority: cfq_proto::task::Priority::default(),
         deadline: None,
         after: Vec::new(),
+        run_at: None,
         retry_of: None,
         name: None,
     })

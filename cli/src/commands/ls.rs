@@ -29,8 +29,8 @@ fn render(list: &TaskList, query: &TaskQuery) -> String {
     }
     let rows: Vec<Vec<String>> = list.tasks.iter().map(row).collect();
     let mut header = vec!["TASK", "STATE", "LOOP", "ITER", "BEST", "PRIO", "TITLE"];
-    if list.tasks.iter().any(|task| task.waiting_reason.is_some()) {
-        header.push("WAITING");
+    if list.tasks.iter().any(|task| note(task).is_some()) {
+        header.push("NOTE");
     }
     output::table(&header, &rows)
 }
@@ -62,8 +62,18 @@ fn row(task: &TaskSummary) -> Vec<String> {
         task.priority.to_string(),
         output::sanitize(&task.title).replace('\n', " "),
     ];
-    row.extend(task.waiting_reason.as_ref().map(|reason| output::sanitize(reason).replace('\n', " ")));
+    row.extend(note(task));
     row
+}
+
+/// Why the task may not start yet, or that others wait for it.
+fn note(task: &TaskSummary) -> Option<String> {
+    let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
+    let reason = task.waiting_reason.as_ref().map(|reason| output::sanitize(reason).replace('\n', " "));
+    match (bottleneck, reason) {
+        (Some(bottleneck), Some(reason)) => Some(format!("{bottleneck}; {reason}")),
+        (bottleneck, reason) => bottleneck.or(reason),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{ActionKind, Decision};
 
 use crate::exit::Code;
+use crate::local_time;
 use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, task: TaskKey) -> anyhow::Result<Code> {
@@ -44,11 +45,17 @@ pub fn render(detail: &TaskDetail) -> String {
     if let Some(retried) = s.retry_of {
         push(format!("  retry of    {retried}"));
     }
+    if let Some(run_at) = detail.spec.run_at {
+        push(format!("  run at      {}", local_time::describe(run_at)));
+    }
     for (label, tasks) in [("after", &detail.predecessors), ("blocks", &detail.dependents)] {
         if !tasks.is_empty() {
             let tasks: Vec<String> = tasks.iter().map(|task| format!("{} ({})", task.number, task.state)).collect();
             push(format!("  {label:11} {}", tasks.join(", ")));
         }
+    }
+    if s.is_bottleneck {
+        push(format!("  bottleneck  three or more tasks wait for it, so its priority was raised to {}", s.priority));
     }
     if let Some(branch) = &detail.delivered_branch {
         push(format!("  delivered   branch {branch} ({})", detail.delivered_commit.as_deref().unwrap_or("?")));

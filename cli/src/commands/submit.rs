@@ -13,6 +13,7 @@ use cfq_proto::task_ref::TaskRef;
 use crate::args::SubmitArgs;
 use crate::commands::watch;
 use crate::exit::{self, Code};
+use crate::local_time;
 use crate::output::{self, Output};
 use crate::repo;
 
@@ -108,6 +109,10 @@ fn spec(args: &SubmitArgs, mut fields: Fields, what: &str) -> anyhow::Result<Tas
         (None, None) => std::env::current_dir().context("cannot determine the current folder; use --repo DIR")?,
     };
     fields.insert("repo".into(), repo.to_string_lossy().into());
+    if let Some(serde_json::Value::String(text)) = fields.get("run_at") {
+        let at = local_time::parse(text).map_err(|error| exit::usage(format!("{what}: run_at: {error}")))?;
+        fields.insert("run_at".into(), at.as_second().into());
+    }
     let fields = serde_json::Value::from(fields);
     let mut spec: TaskSpec =
         serde_path_to_error::deserialize(fields).map_err(|error| exit::usage(format!("{what}: {error}")))?;
@@ -168,6 +173,7 @@ fn override_with_flags(spec: &mut TaskSpec, args: &SubmitArgs) {
     spec.context_files.extend(args.context.iter().cloned());
     spec.constraints.extend(args.constraint.iter().cloned());
     spec.after.extend(args.after.iter().map(|task| TaskRef::Key(*task)));
+    spec.run_at = args.run_at.map(jiff::Timestamp::as_second).or(spec.run_at);
     if args.alpha.is_some() {
         spec.agents.alpha.model.clone_from(&args.alpha);
     }

@@ -86,6 +86,15 @@ pub enum EventBody {
         /// The client that answered.
         by: String,
     },
+    /// The task's priority changed.
+    PriorityChanged {
+        /// Priority before.
+        from: Priority,
+        /// Priority after; the same for a bottleneck that already had the highest one.
+        to: Priority,
+        /// Reason for the change, as text.
+        reason: String,
+    },
     /// A runner was granted the task or lost it.
     RunnerChanged {
         /// Name of the runner.

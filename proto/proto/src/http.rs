@@ -6,6 +6,7 @@ mod explain;
 mod jobs;
 mod list;
 mod retention;
+mod submission;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,49 +34,7 @@ pub use explain::{
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
-
-/// Body of `POST /tasks`, with an optional `Idempotency-Key` header.
-pub type SubmitRequest = TaskSpec;
-
-/// Reply to `POST /tasks`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct SubmitReply {
-    /// Id of the task.
-    pub id: TaskId,
-    /// Number of the task.
-    pub number: TaskNumber,
-    /// State of the task.
-    pub state: TaskState,
-    /// False if a request with the same idempotency key already created this task.
-    pub created: bool,
-    /// Reasons why the task may wait although it was accepted, for the user.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub warnings: Vec<String>,
-}
-
-/// Body of `POST /tasks:batch`, with an optional `Idempotency-Key` header: all tasks are created, or none.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct BatchRequest {
-    /// The tasks. `after` may contain the names of other tasks of the batch.
-    pub tasks: Vec<TaskSpec>,
-}
-
-/// Reply to `POST /tasks:batch`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct BatchReply {
-    /// One reply for each task, in the order of the request.
-    pub tasks: Vec<SubmitReply>,
-}
-
-/// A task that another one depends on, or that depends on another one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct LinkedTask {
-    /// Number of the task.
-    pub number: TaskNumber,
-    /// State of the task.
-    pub state: TaskState,
-}
+pub use submission::{BatchReply, BatchRequest, LinkedTask, SubmitReply, SubmitRequest};
 
 /// Summary of a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -109,6 +68,10 @@ pub struct TaskSummary {
     /// Why the task may not start yet, as text; `None` unless it is queued or blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
+    /// True if the task was raised by one priority class because three or more tasks wait for it, directly or
+    /// indirectly, and it has not ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_bottleneck: bool,
 }
 
 /// One iteration of a task.

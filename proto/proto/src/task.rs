@@ -212,6 +212,9 @@ pub struct TaskSpec {
     /// Predecessors: the task starts after all of them have ended as merged or accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<TaskRef>,
+    /// Earliest start, in seconds since 1970: the task is queued until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_at: Option<i64>,
     /// Failed or cancelled task that this task retries. The tasks that wait for that one then wait for this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_of: Option<TaskRef>,

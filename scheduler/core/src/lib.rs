@@ -12,10 +12,12 @@
 
 mod acceptance;
 mod backoff;
+mod bottleneck;
 mod candidates;
 mod capacity;
 mod changes;
 mod cost;
+mod cron;
 mod dependency_order;
 mod effect;
 mod events;
@@ -54,6 +56,8 @@ mod timers;
 mod tests;
 
 pub use backoff::{BackoffPolicy, NodeBackoff, NodeFailures};
+pub use bottleneck::{BOTTLENECK_DEPENDENTS, bottleneck_priority};
+pub use cron::{CronError, CronExpression};
 pub use dependency_order::{Cycle, dependency_order};
 pub use effect::{Effect, UnplaceReason};
 pub use explain::explain_job;

@@ -19,6 +19,8 @@ pub struct Predecessor {
 /// State in which a task waits, with the reason for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StartState {
+    /// The time of the task has not come.
+    Queued,
     /// Predecessors have not ended, or have failed.
     Blocked {
         /// Names the predecessors.
@@ -34,22 +36,27 @@ impl StartState {
     /// The task's state.
     pub fn state(&self) -> TaskState {
         match self {
+            Self::Queued => TaskState::Queued,
             Self::Blocked { .. } => TaskState::Blocked,
             Self::Ready => TaskState::Ready,
         }
     }
 
-    /// Why the task may not start; empty if it may.
+    /// The predecessors because of which the task may not start; empty if there are none.
     pub fn reason(&self) -> &str {
         match self {
             Self::Blocked { reason, .. } => reason,
-            Self::Ready => "",
+            Self::Queued | Self::Ready => "",
         }
     }
 }
 
-/// Computes the state in which a task waits: it is ready once all predecessors have ended as merged or accepted.
-pub fn start_state(predecessors: &[Predecessor]) -> StartState {
+/// Computes the state in which a task waits: it is queued until its time has come (`may_run`), then blocked until all
+/// predecessors have ended as merged or accepted, and then ready.
+pub fn start_state(predecessors: &[Predecessor], may_run: bool) -> StartState {
+    if !may_run {
+        return StartState::Queued;
+    }
     let mut failed: Vec<Predecessor> = Vec::new();
     let mut open: Vec<Predecessor> = Vec::new();
     for predecessor in predecessors {
@@ -102,27 +109,29 @@ mod tests {
     #[test]
     fn task_waits_for_open_predecessors_and_names_failed_ones_first() {
         use TaskState::{Accepted, Cancelled, Failed, Merged, Ready, Running};
-        assert_eq!(start_state(&[]), StartState::Ready);
-        assert_eq!(start_state(&tasks(&[Merged, Accepted])), StartState::Ready);
-        assert_eq!(start_state(&tasks(&[Merged, Running, Ready])).reason(), "waits for t2, t3");
-        let failed = start_state(&tasks(&[Running, Failed, Cancelled]));
+        assert_eq!(start_state(&[], true), StartState::Ready);
+        assert_eq!(start_state(&tasks(&[Merged, Accepted]), true), StartState::Ready);
+        assert_eq!(start_state(&tasks(&[Merged, Running, Ready]), true).reason(), "waits for t2, t3");
+        let failed = start_state(&tasks(&[Running, Failed, Cancelled]), true);
         assert_eq!(
             failed.reason(),
             "blocked because t2 is failed, t3 is cancelled: run `cfq retry t2`, or cancel this task"
         );
         assert!(matches!(failed, StartState::Blocked { needs_user: true, .. }));
-        assert_eq!(start_state(&tasks(&[Ready; 7])).reason(), "waits for t1, t2, t3, t4, t5 and 2 more");
+        assert_eq!(start_state(&tasks(&[Ready; 7]), true).reason(), "waits for t1, t2, t3, t4, t5 and 2 more");
     }
 
     proptest! {
         #[test]
         fn task_is_ready_only_if_all_predecessors_ended_well(
-            states in proptest::collection::vec(proptest::sample::select(TaskState::ALL.to_vec()), 0..6)
+            states in proptest::collection::vec(proptest::sample::select(TaskState::ALL.to_vec()), 0..6),
+            may_run in any::<bool>(),
         ) {
             let all_done = states.iter().all(|state| matches!(state, TaskState::Merged | TaskState::Accepted));
-            let start = start_state(&tasks(&states));
-            prop_assert_eq!(start.state() == TaskState::Ready, all_done);
-            prop_assert_eq!(start.reason().is_empty(), all_done);
+            let start = start_state(&tasks(&states), may_run);
+            prop_assert_eq!(start.state() == TaskState::Ready, all_done && may_run);
+            prop_assert_eq!(start.state() == TaskState::Queued, !may_run);
+            prop_assert_eq!(start.reason().is_empty(), all_done || !may_run);
         }
     }
 }

@@ -135,6 +135,12 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     if spec.deadline.is_some_and(|d| !(0..=253_402_300_799).contains(&d)) {
         return bad("deadline", "must be a Unix time in seconds");
     }
+    if spec.run_at.is_some_and(|at| !(0..=253_402_300_799).contains(&at)) {
+        return bad("run_at", "must be a Unix time in seconds");
+    }
+    if spec.deadline.zip(spec.run_at).is_some_and(|(deadline, run_at)| deadline <= run_at) {
+        return bad("deadline", "must be after run_at");
+    }
     for agent in [Agent::Alpha, Agent::Beta] {
         let binding = spec.agents.of(agent);
         let field = format!("agents.{agent}.model");

@@ -1,5 +1,5 @@
-//! Submission of tasks that refer to other tasks: one transaction writes all tasks of the batch with their edges, or
-//! none. A single task with predecessors is a batch of one.
+//! Submission of tasks that refer to other tasks or start later: one transaction writes all tasks of the batch with their
+//! edges, or none. A single task with predecessors is a batch of one.
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
@@ -71,8 +71,8 @@ impl Store {
             {
                 return roll_back(tx, Some(vec![Submitted::RetryCycle { number }])).await;
             }
-            let start = start_state(&states);
-            if is_past(&mut tx, task.spec.deadline).await? {
+            let start = start_state(&states, is_past_or_absent(&mut tx, task.spec.run_at).await?);
+            if task.spec.deadline.is_some() && is_past_or_absent(&mut tx, task.spec.deadline).await? {
                 return roll_back(tx, Some(vec![Submitted::TooLate])).await;
             }
             let Some(number) = insert_task(&mut tx, task, &start, retried).await? else {
@@ -86,7 +86,7 @@ impl Store {
             tx.report(task.id);
             let warning = match &start {
                 StartState::Blocked { reason, needs_user: true } => Some(format!("{number} is {reason}")),
-                StartState::Blocked { .. } | StartState::Ready => None,
+                StartState::Blocked { .. } | StartState::Queued | StartState::Ready => None,
             };
             results.push(Submitted::Created { id: task.id, number, state: start.state(), warning });
         }
@@ -132,12 +132,21 @@ async fn lock_retried(connection: &mut PgConnection, key: TaskKey) -> Result<Res
     })
 }
 
-async fn is_past(connection: &mut PgConnection, deadline_s: Option<i64>) -> Result<bool, StoreError> {
-    let Some(deadline_s) = deadline_s else { return Ok(false) };
-    sqlx::query_scalar!(r#"select to_timestamp($1::float8) <= now() as "past!""#, deadline_s as f64)
+async fn is_past_or_absent(connection: &mut PgConnection, time_s: Option<i64>) -> Result<bool, StoreError> {
+    let Some(time_s) = time_s else { return Ok(true) };
+    sqlx::query_scalar!(r#"select to_timestamp($1::float8) <= now() as "past!""#, time_s as f64)
         .fetch_one(connection)
         .await
-        .doing("comparing a deadline with the clock")
+        .doing("comparing a time with the clock")
+}
+
+/// Why a task may not start, for users; empty if it may.
+pub(super) fn waiting_reason(start: &StartState, run_at_s: Option<i64>) -> String {
+    match (start, run_at_s.map(jiff::Timestamp::from_second)) {
+        (StartState::Queued, Some(Ok(run_at))) => format!("starts at {run_at}"),
+        (StartState::Queued, _) => "starts later".to_owned(),
+        (StartState::Blocked { .. } | StartState::Ready, _) => start.reason().to_owned(),
+    }
 }
 
 /// Inserts a task and its first event. `None` if the idempotency key has a task.
@@ -149,12 +158,13 @@ async fn insert_task(
 ) -> Result<Option<TaskNumber>, StoreError> {
     let number = sqlx::query_scalar!(
         r#"with new as (
-               select to_timestamp($7::float8) as deadline, now() + $6::smallint * interval '10 minutes' as key
+               select to_timestamp($7::float8) as deadline, to_timestamp($13::float8) as run_at,
+                      greatest(now(), to_timestamp($13::float8)) + $6::smallint * interval '10 minutes' as key
            )
            insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
-                              max_iterations, next_event, order_key, reason, retry_of)
+                              max_iterations, next_event, order_key, reason, retry_of, run_at)
            select $1, $2, $3, $4, $5, $6, deadline, $8, $9, $10, 1,
-                  greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12
+                  greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12, run_at
            from new on conflict (idempotency_key) do nothing returning number"#,
         task.id.0,
         task.key.as_deref(),
@@ -166,8 +176,9 @@ async fn insert_task(
         start.state().as_str(),
         task.threshold,
         i32::try_from(task.max_iterations).unwrap_or(i32::MAX),
-        pg_text(start.reason()),
-        retry_of.map(|id| id.0)
+        pg_text(&waiting_reason(start, task.spec.run_at)),
+        retry_of.map(|id| id.0),
+        task.spec.run_at.map(|s| s as f64)
     )
     .fetch_optional(&mut *connection)
     .await

@@ -19,7 +19,7 @@ macro_rules! live_rows {
             LiveRow,
             r#"select id, task, role, model, priority,
                 (extract(epoch from deadline) * 1000)::bigint as deadline_ms,
-                (select (extract(epoch from tasks.created_at) * 1000)::bigint from tasks where tasks.id = jobs.task) as "created_ms!", prompt_bytes, prefix as "prefix: _", max_tokens,
+                (select (extract(epoch from greatest(tasks.created_at, tasks.run_at)) * 1000)::bigint from tasks where tasks.id = jobs.task) as "created_ms!", prompt_bytes, prefix as "prefix: _", max_tokens,
                 counted_tokens, refused_by as "refused_by: _", node_failures as "node_failures: _",
                 (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms, losses, unaccepted, suspicions,
                 failure as "failure: _", attempt, state, node, node_boot, lease,

@@ -7,6 +7,7 @@ mod artifacts;
 mod attempts;
 mod batch;
 mod blobs;
+mod bottlenecks;
 mod cancel;
 mod columns;
 mod dead_letters;

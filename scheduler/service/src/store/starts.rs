@@ -1,5 +1,5 @@
-//! Start of tasks that waited for their predecessors. The sweep reads the edges that were marked since the last one, so
-//! its cost does not depend on the number of blocked tasks. Each task is processed in its own leader transaction, which
+//! Start of tasks that waited for their predecessors or for their time. The sweep reads the edges that were marked since
+//! the last one, and the queued tasks whose time has come, so its cost does not depend on the number of waiting tasks. Each task is processed in its own leader transaction, which
 //! computes the task's state again under the lock on its row.
 
 use cfq_proto::ids::TaskId;
@@ -7,6 +7,7 @@ use cfq_proto::task::TaskState;
 use cfq_scheduler_core::start_state;
 use sqlx::PgConnection;
 
+use super::batch::waiting_reason;
 use super::columns::pg_text;
 use super::dependencies::predecessors;
 use super::error::Doing;
@@ -20,17 +21,26 @@ use super::{Store, StoreError, roll_back};
 const MAX_TASKS_PER_SWEEP: i64 = 200;
 
 impl Store {
-    /// Computes the states of tasks of which a predecessor has ended or was replaced.
+    /// Computes the states of tasks of which a predecessor has ended or was replaced, or whose time has come, after
+    /// raising the tasks for which many new ones wait.
     pub async fn sweep_starts(&self, leadership: Leadership) -> Result<Vec<Hint>, StoreError> {
         let found = sqlx::query_scalar!(
-            r#"select distinct task from task_dependencies where due and task <> all($1) order by task limit $2"#,
+            r#"select id as "id!" from (
+                   (select distinct task as id from task_dependencies where due and task <> all($1)
+                    order by task limit $2)
+                   union
+                   (select id from tasks where state = 'queued' and run_at <= now() and id <> all($1)
+                    order by run_at limit $2)
+               ) as due order by id"#,
             &self.row_backoff.rows(),
             MAX_TASKS_PER_SWEEP
         )
         .fetch_all(&self.pool);
         let due = limited("finding tasks that may start", async { found.await.doing("finding tasks that may start") })
             .await?;
-        self.compute_starts(leadership, due).await
+        let mut hints = self.raise_bottlenecks(leadership, &due).await?;
+        hints.extend(self.compute_starts(leadership, due).await?);
+        Ok(hints)
     }
 
     /// Computes the states of blocked tasks that wait for nothing. There are none, unless the database was changed by an
@@ -89,18 +99,27 @@ impl Store {
 
 /// Gives a locked task that waits the state that follows from its predecessors.
 async fn apply_start(connection: &mut PgConnection, task: &TaskRow) -> Result<Vec<Hint>, StoreError> {
-    let start = start_state(&predecessors(connection, task.id).await?);
+    let run_at = sqlx::query!(
+        r#"select extract(epoch from run_at)::bigint as run_at_s, coalesce(run_at <= now(), true) as "is_past!"
+           from tasks where id = $1"#,
+        task.id.0
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("starting a task")?;
+    let start = start_state(&predecessors(connection, task.id).await?, run_at.is_past);
+    let reason = waiting_reason(&start, run_at.run_at_s);
     if start.state() == task.state {
         sqlx::query!(
             "update tasks set reason = $2, updated_at = now() where id = $1 and reason <> $2",
             task.id.0,
-            pg_text(start.reason())
+            pg_text(&reason)
         )
         .execute(connection)
         .await
         .doing("recording why a task waits")?;
         return Ok(vec![]);
     }
-    let moved = move_task(connection, task, start.state(), start.reason()).await?;
+    let moved = move_task(connection, task, start.state(), &reason).await?;
     Ok(if moved && start.state() == TaskState::Ready { vec![Hint::TaskReady] } else { vec![] })
 }

@@ -28,9 +28,9 @@ pub struct NewTask {
 }
 
 impl NewTask {
-    /// Whether the task refers to other tasks, which have to be locked while it is written.
-    fn refers_to_tasks(&self) -> bool {
-        !self.spec.after.is_empty() || self.spec.retry_of.is_some()
+    /// Whether the task may have to wait before it is ready. Such a task is written by a transaction of its own.
+    fn may_wait(&self) -> bool {
+        !self.spec.after.is_empty() || self.spec.retry_of.is_some() || self.spec.run_at.is_some()
     }
 }
 
@@ -118,7 +118,7 @@ impl Store {
     /// Creates a task, or finds the task that an earlier submission with the same idempotency key created. The task is
     /// written even if the caller stops waiting.
     pub async fn submit(&self, new: &NewTask) -> Result<Submitted, StoreError> {
-        if new.refers_to_tasks() {
+        if new.may_wait() {
             // The result of a batch is never empty.
             let results = self.submit_batch(std::slice::from_ref(new)).await?;
             return results.into_iter().next().ok_or(StoreError::TooSlow { doing: "writing a task" });

@@ -28,6 +28,7 @@ struct SummaryRow {
     updated_at: f64,
     retry_of: Option<uuid::Uuid>,
     waiting_reason: Option<String>,
+    is_bottleneck: bool,
 }
 
 impl SummaryRow {
@@ -48,6 +49,7 @@ impl SummaryRow {
             updated_at: self.updated_at,
             retry_of: self.retry_of.map(TaskId),
             waiting_reason: self.waiting_reason,
+            is_bottleneck: self.is_bottleneck,
         })
     }
 }
@@ -72,7 +74,8 @@ impl Store {
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
-                      case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason
+                      case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
+                      is_bottleneck and ended_at is null as "is_bottleneck!"
                from tasks where id = any($1) order by array_position($1, id)"#,
             &found
         )
@@ -89,7 +92,8 @@ impl Store {
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
-                      case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason
+                      case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
+                      is_bottleneck and ended_at is null as "is_bottleneck!"
                from tasks where id = $1"#,
             task.0
         )

@@ -124,6 +124,89 @@ async fn submit_waits_for_the_end_of_its_predecessor_to_commit() {
 }
 
 #[tokio::test]
+async fn task_for_which_three_others_wait_is_raised_once() {
+    use cfq_proto::task::Priority;
+    let r = running().await;
+    let (env, first) = (&r.env, r.task.task);
+    let priority = async |task| env.store.task_detail(task).await.unwrap().unwrap().summary;
+    let key = format!(
+        "select round(extract(epoch from order_key - created_at) / 60)::bigint from tasks where id = '{first}'"
+    );
+    let second = submit_after(env, &[first]).await;
+    submit_after(env, &[second]).await;
+    env.store.sweep_starts(r.leadership).await.unwrap();
+    assert!(!priority(first).await.is_bottleneck, "two tasks wait for it");
+    env.store.raw("update jobs set state = 'queued', lease = null, lease_expires = null").await;
+    let last = submit_after(env, &[first]).await;
+    let hints = env.store.sweep_starts(r.leadership).await.unwrap();
+    assert!(hints.contains(&Hint::Leader(super::super::LeaderHint::Job(r.job.job))), "{hints:?}");
+    let raised = priority(first).await;
+    assert_eq!((raised.priority, raised.is_bottleneck, env.store.count(&key).await), (Priority::P1, true, 10));
+    assert!(!priority(second).await.is_bottleneck);
+    assert_eq!(env.store.live_jobs().await[0].priority, Priority::P1);
+    submit_after(env, &[second, last]).await;
+    env.store.sweep_starts(r.leadership).await.unwrap();
+    assert_eq!(priority(first).await.priority, Priority::P1, "raised once");
+    let events = env.store.task_events(first, 0).await.unwrap();
+    let changes =
+        events.iter().filter(|event| matches!(event.body, cfq_proto::event::EventBody::PriorityChanged { .. }));
+    assert_eq!(changes.count(), 1);
+    // The walk passes unraised tasks: the chain makes the second task a bottleneck through its last one.
+    let deep = submit_after(env, &[last]).await;
+    submit_after(env, &[deep]).await;
+    env.store.sweep_starts(r.leadership).await.unwrap();
+    assert!(priority(last).await.is_bottleneck && !priority(second).await.is_bottleneck);
+}
+
+#[tokio::test]
+async fn task_is_queued_until_its_time_and_then_waits_for_predecessors() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    let now_s = env.store.clock_ms().await.unwrap() / 1000;
+    let (mut later, mut blocked) = (new_task(None), after(&[first]));
+    (later.spec.run_at, blocked.spec.run_at) = (Some(now_s + 3600), Some(now_s + 3600));
+    for task in [&later, &blocked] {
+        env.store.submit(task).await.unwrap();
+    }
+    env.store.sweep_starts(leadership).await.unwrap();
+    let (queued, reason) = state(&env, later.id).await;
+    assert_eq!(queued, TaskState::Queued);
+    assert!(reason.starts_with("starts at 20") && reason.ends_with('Z'), "{reason}");
+    assert_eq!(state(&env, blocked.id).await.0, TaskState::Queued);
+    let key = "select round(extract(epoch from order_key - created_at) / 60)::bigint from tasks where id = ";
+    assert_eq!(env.store.count(&format!("{key}'{}'", later.id)).await, 60 + 20, "it ages from its time on");
+    env.store.raw("update tasks set run_at = now() where run_at is not null").await;
+    assert_eq!(env.store.sweep_starts(leadership).await.unwrap(), vec![Hint::TaskReady]);
+    assert_eq!(state(&env, later.id).await.0, TaskState::Ready);
+    assert_eq!(state(&env, blocked.id).await, (TaskState::Blocked, "waits for t1".into()));
+    let mut past = new_task(None);
+    past.spec.run_at = Some(now_s - 5);
+    let submitted = env.store.submit(&past).await.unwrap();
+    assert!(matches!(submitted, Submitted::Created { state: TaskState::Ready, .. }), "{submitted:?}");
+}
+
+#[tokio::test]
+async fn sweep_reads_few_rows_beside_many_waiting_tasks() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    rows_read::add_tasks(&env, 20_000, "case when n % 2 = 0 then 'queued' else 'blocked' end").await;
+    env.store
+        .raw(
+            "update tasks set run_at = now() + interval '1 day' where state = 'queued';
+             insert into task_dependencies (task, predecessor, due)
+             select b.id, q.id, false from tasks b join tasks q on q.number = b.number + 1 where b.state = 'blocked';
+             analyze",
+        )
+        .await;
+    let store = rows_read::single_connection(&env);
+    store.raw("select 1 from tasks limit 1").await;
+    let (read, swept) = rows_read::rows_read(&store, store.sweep_starts(leadership)).await;
+    assert_eq!(swept.unwrap(), vec![]);
+    assert!(read <= 500, "{read} rows read");
+}
+
+#[tokio::test]
 async fn unknown_predecessor_is_refused_and_a_batch_is_written_as_a_whole() {
     let env = TestEnv::new().await;
     let unknown = TaskId::fresh();

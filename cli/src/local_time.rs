@@ -1,0 +1,88 @@
+//! Points in time as users type and read them: with an offset, with the name of a time zone, or in the system's zone.
+
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ZonedDateTime};
+
+const EXPECTED: &str =
+    "use 2026-12-01T06:30:00Z, \"2026-12-01 06:30\" for local time, or \"2026-12-01 06:30 Europe/Berlin\"";
+
+/// Parses a point in time. A local time that does not exist or occurs twice, because the clock changes, is refused.
+pub fn parse(text: &str) -> Result<Timestamp, String> {
+    let text = text.trim();
+    if let Ok(timestamp) = text.parse::<Timestamp>() {
+        return Ok(timestamp);
+    }
+    if let Ok(zoned) = text.parse::<ZonedDateTime>() {
+        return Ok(zoned.timestamp());
+    }
+    let (local, zone) = match text.rsplit_once(char::is_whitespace) {
+        Some((local, zone)) if !zone.starts_with(|first: char| first.is_ascii_digit()) => (local.trim(), Some(zone)),
+        _ => (text, None),
+    };
+    let local: DateTime = local.parse().map_err(|_| format!("{text:?} is not a time: {EXPECTED}"))?;
+    let zone = match zone {
+        Some(name) => zone_named(name)?,
+        None => system_zone()?,
+    };
+    zone.to_ambiguous_timestamp(local).unambiguous().map_err(|_| {
+        format!(
+            "{text:?} is not one point in time, because the clock changes then: add the offset from UTC, as in \
+             2026-12-01T06:30:00+01:00"
+        )
+    })
+}
+
+/// The time zone with this IANA name.
+pub fn zone_named(name: &str) -> Result<TimeZone, String> {
+    TimeZone::get(name).map_err(|_| format!("{name:?} is not a time zone: use a name such as Europe/Berlin or UTC"))
+}
+
+fn system_zone() -> Result<TimeZone, String> {
+    let unknown =
+        |error| format!("the time zone of this machine is unknown ({error}): add one, as in \"... Europe/Berlin\"");
+    TimeZone::try_system().map_err(unknown)
+}
+
+/// A time in seconds since 1970, in the system's zone, or in UTC if that is unknown.
+pub fn describe(at_s: i64) -> String {
+    let zone = TimeZone::try_system().unwrap_or(TimeZone::UTC);
+    match Timestamp::from_second(at_s) {
+        Ok(at) => format!("{} (UTC{})", zone.to_datetime(at).strftime("%Y-%m-%d %H:%M:%S"), zone.to_offset(at)),
+        Err(_) => format!("{at_s} seconds since 1970"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_has_an_offset_or_the_name_of_a_zone() {
+        for text in [
+            "2026-12-01T05:30:00Z",
+            "2026-12-01T06:30:00+01:00",
+            "2026-12-01T06:30[Europe/Berlin]",
+            "2026-12-01 06:30 Europe/Berlin",
+            "2026-12-01T06:30  Europe/Berlin",
+            "2026-12-01 05:30 UTC",
+        ] {
+            assert_eq!(parse(text).map(Timestamp::as_second), Ok(1_796_103_000), "{text}");
+        }
+    }
+
+    #[test]
+    fn unusable_time_is_refused_with_the_accepted_form() {
+        for (text, words) in [
+            ("tomorrow", "is not a time: use"),
+            ("", "is not a time: use"),
+            ("2026-12-01 06:30 Europe/Berln", "\"Europe/Berln\" is not a time zone"),
+            ("2026-03-29 02:30 Europe/Berlin", "the clock changes"),
+            ("2026-10-25 02:30 Europe/Berlin", "the clock changes"),
+            ("2026-13-01 02:30 UTC", "is not a time"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+}
