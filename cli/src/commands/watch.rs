@@ -265,7 +265,9 @@ pub fn describe(body: &EventBody) -> Option<String> {
                 Some(format!("{role} {state}: {reason}"))
             }
         },
-        EventBody::PriorityChanged { from, to, reason } => Some(format!("priority changed from {from} to {to}: {reason}")),
+        EventBody::PriorityChanged { from, to, reason } => {
+            Some(format!("priority changed from {from} to {to}: {reason}"))
+        }
         EventBody::QuestionOpened { text, .. } => Some(format!("question: {text}")),
         EventBody::QuestionAnswered { answer, by, .. } => Some(format!("answered by {by}: {answer}")),
         EventBody::RunnerChanged { runner, change, .. } => Some(format!("{change} ({runner})")),

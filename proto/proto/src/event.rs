@@ -61,15 +61,6 @@ pub enum EventBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         usage: Option<Usage>,
     },
-    /// A user changed the task's priority.
-    PriorityChanged {
-        /// Priority before.
-        from: Priority,
-        /// Priority after.
-        to: Priority,
-        /// The client that changed it.
-        by: String,
-    },
     /// The task needs an answer from a human.
     QuestionOpened {
         /// Id of the question.

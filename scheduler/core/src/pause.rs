@@ -70,8 +70,8 @@ pub struct ResumeFacts {
     pub is_requested: bool,
     /// Whether the task has a question that a human has not answered.
     pub has_open_question: bool,
-    /// Number of predecessors that are not done.
-    pub open_predecessors: u32,
+    /// Whether a predecessor has not ended as merged or accepted.
+    pub has_open_predecessors: bool,
     /// Whether the time at which the task may start is in the future.
     pub is_before_start: bool,
 }
@@ -92,10 +92,10 @@ pub fn resume(facts: ResumeFacts) -> ResumeDecision {
     match facts.state {
         TaskState::Paused => ResumeDecision::To(if facts.has_open_question {
             TaskState::WaitingOnHuman
-        } else if facts.open_predecessors > 0 {
-            TaskState::Blocked
         } else if facts.is_before_start {
             TaskState::Queued
+        } else if facts.has_open_predecessors {
+            TaskState::Blocked
         } else {
             TaskState::Ready
         }),
@@ -124,7 +124,7 @@ mod tests {
                 state,
                 is_requested: bits & 1 != 0,
                 has_open_question: bits & 2 != 0,
-                open_predecessors: u32::from(bits & 4 != 0),
+                has_open_predecessors: bits & 4 != 0,
                 is_before_start: bits & 8 != 0,
             })
         })
@@ -168,15 +168,15 @@ mod tests {
             state: TaskState::Paused,
             is_requested: false,
             has_open_question: false,
-            open_predecessors: 0,
+            has_open_predecessors: false,
             is_before_start: false,
         };
         assert_eq!(resume(facts), ResumeDecision::To(TaskState::Ready));
-        let before_start = ResumeFacts { is_before_start: true, ..facts };
-        assert_eq!(resume(before_start), ResumeDecision::To(TaskState::Queued));
-        let blocked = ResumeFacts { open_predecessors: 2, ..before_start };
+        let blocked = ResumeFacts { has_open_predecessors: true, ..facts };
         assert_eq!(resume(blocked), ResumeDecision::To(TaskState::Blocked));
-        let asked = ResumeFacts { has_open_question: true, ..blocked };
+        let before_start = ResumeFacts { is_before_start: true, ..blocked };
+        assert_eq!(resume(before_start), ResumeDecision::To(TaskState::Queued));
+        let asked = ResumeFacts { has_open_question: true, ..before_start };
         assert_eq!(resume(asked), ResumeDecision::To(TaskState::WaitingOnHuman));
     }
 }

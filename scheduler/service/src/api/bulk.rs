@@ -195,7 +195,7 @@ async fn resume(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreEr
 }
 
 async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
-    if let Some(refusal) = api.open_tasks.refusal(&api.store).await? {
+    if let Some(refusal) = api.open_tasks.refusal(&api.store, 1).await? {
         let message = refusal.message().to_owned();
         return Ok(BulkResult { id: Some(task), number: None, state: None, outcome: BulkOutcome::Refused, message });
     }

@@ -150,7 +150,7 @@ pub(super) fn waiting_reason(start: &StartState, run_at_s: Option<i64>) -> Strin
 }
 
 /// Inserts a task and its first event. `None` if the idempotency key has a task.
-async fn insert_task(
+pub(super) async fn insert_task(
     connection: &mut PgConnection,
     task: &NewTask,
     start: &StartState,

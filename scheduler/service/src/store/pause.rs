@@ -5,7 +5,7 @@
 use cfq_proto::ids::{JobId, TaskId, TaskNumber};
 use cfq_proto::job::JobState;
 use cfq_proto::task::TaskState;
-use cfq_scheduler_core::{PauseDecision, PauseFacts, ResumeDecision, ResumeFacts};
+use cfq_scheduler_core::{PauseDecision, PauseFacts, ResumeDecision, ResumeFacts, StartState};
 use sqlx::PgConnection;
 
 use super::attempts::{self, AttemptOutcome};
@@ -13,6 +13,7 @@ use super::columns::{parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint, for_cancelled_job, for_cancelled_task};
 use super::jobs::{append_job_changed, leave_node};
+use super::starts::start_of;
 use super::tasks::{TaskRow, lock_task, move_task};
 use super::transaction::Run;
 use super::{Store, StoreError, roll_back};
@@ -95,9 +96,15 @@ impl Store {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, ResumeOutcome::Unknown).await };
         let (number, state) = (task.number, task.state);
-        let (state, hints) = match cfq_scheduler_core::resume(resume_facts(&mut tx, &task).await?) {
+        let (start, waiting_reason) = start_of(&mut tx, task.id).await?;
+        let (state, hints) = match cfq_scheduler_core::resume(resume_facts(&mut tx, &task, &start).await?) {
             ResumeDecision::To(to) => {
-                move_task(&mut tx, &task, to, &format!("resumed by {by}")).await?;
+                let reason = if to == start.state() && to != TaskState::Ready {
+                    waiting_reason
+                } else {
+                    format!("resumed by {by}")
+                };
+                move_task(&mut tx, &task, to, &reason).await?;
                 let mut hints = resume_jobs(&mut tx, task.id).await?;
                 if to == TaskState::Ready {
                     hints.push(Hint::TaskReady);
@@ -183,7 +190,11 @@ async fn request_pause(connection: &mut PgConnection, task: &TaskRow, request: O
     Ok(())
 }
 
-async fn resume_facts(connection: &mut PgConnection, task: &TaskRow) -> Result<ResumeFacts, StoreError> {
+async fn resume_facts(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    start: &StartState,
+) -> Result<ResumeFacts, StoreError> {
     let has_open_question = sqlx::query_scalar!(
         r#"select exists (select from questions where task = $1 and state = 'open') as "open!""#,
         task.id.0
@@ -195,9 +206,8 @@ async fn resume_facts(connection: &mut PgConnection, task: &TaskRow) -> Result<R
         state: task.state,
         is_requested: task.pause_requested.is_some(),
         has_open_question,
-        // Tasks have neither predecessors nor a time of their start yet.
-        open_predecessors: 0,
-        is_before_start: false,
+        has_open_predecessors: matches!(start, StartState::Blocked { .. }),
+        is_before_start: *start == StartState::Queued,
     })
 }
 

@@ -63,7 +63,7 @@ impl Store {
         sqlx::query!(
             r#"update tasks set priority = $2, order_key = greatest(key - interval '10 minutes',
                                                                     least(key, deadline - interval '10 minutes'))
-               from (select created_at + $2::smallint * interval '10 minutes' as key from tasks where id = $1) as keys
+               from (select greatest(created_at, run_at) + $2::smallint * interval '10 minutes' as key from tasks where id = $1) as keys
                where id = $1"#,
             task.id.0,
             priority.as_i16()
@@ -80,7 +80,8 @@ impl Store {
         .fetch_all(&mut *tx)
         .await
         .doing("changing the priority of a task's jobs")?;
-        append(&mut tx, task.id, &EventBody::PriorityChanged { from, to: priority, by: by.to_owned() }).await?;
+        let reason = format!("changed by {by}");
+        append(&mut tx, task.id, &EventBody::PriorityChanged { from, to: priority, reason }).await?;
         tx.finish(run, "changing a task's priority").await?;
         let hints = jobs.into_iter().map(|job| Hint::Leader(LeaderHint::Job(JobId(job)))).collect();
         Ok(PriorityOutcome::Done { number, state, from, hints })

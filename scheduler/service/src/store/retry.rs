@@ -1,15 +1,18 @@
 //! Retries of ended tasks. A terminal state never changes, so a retry creates a new task with the same specification and
 //! `retry_of`. A task is retried once: a repeated request, whose first reply may have been lost, finds the new task.
 
-use cfq_proto::event::EventBody;
-use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
 use cfq_proto::task::{Priority, TaskSpec, TaskState};
+use cfq_proto::task_ref::TaskRef;
+use cfq_scheduler_core::start_state;
+use sqlx::PgConnection;
 use sqlx::types::Json;
 
-use super::columns::AsJson;
+use super::batch::insert_task;
+use super::dependencies::{insert_edges, lock_predecessors, take_over_edges};
 use super::error::Doing;
-use super::events::append;
-use super::tasks::lock_task;
+use super::submit::NewTask;
+use super::tasks::{TaskRow, lock_task};
 use super::transaction::Run;
 use super::{Store, StoreError, now_ms, roll_back};
 
@@ -54,38 +57,65 @@ impl Store {
         if run == Run::Dry {
             return roll_back(tx, RetryOutcome::Done { number, state, new: None }).await;
         }
-        let old =
-            sqlx::query!(r#"select spec as "spec: Json<TaskSpec>", priority from tasks where id = $1"#, task.id.0)
-                .fetch_one(&mut *tx)
-                .await
-                .doing("reading a task")?;
-        let mut spec = old.spec.0;
-        spec.priority = Priority::try_from(old.priority)
-            .map_err(|_| StoreError::Unreadable { what: "priority", text: old.priority.to_string() })?;
-        let now_s = now_ms(&mut tx).await? / 1000;
-        spec.deadline = spec.deadline.filter(|deadline| *deadline > now_s);
-        let id = TaskId::fresh();
-        let new = sqlx::query_scalar!(
-            r#"insert into tasks (id, body_hash, spec, title, priority, deadline, state, threshold, max_iterations, order_key,
-                                  retry_of)
-               select $2, body_hash, $3, title, priority, due, 'ready', threshold, max_iterations,
-                      greatest(key - interval '10 minutes', least(key, due - interval '10 minutes')), id
-               from (select *, now() + priority * interval '10 minutes' as key, to_timestamp($4::bigint::float8) as due
-                     from tasks) as old
-               where id = $1 returning number"#,
-            task.id.0,
-            id.0,
-            AsJson(&spec) as _,
-            spec.deadline
-        )
-        .fetch_one(&mut *tx)
-        .await
-        .doing("writing a task")?;
-        append(&mut tx, id, &EventBody::TaskSubmitted).await?;
-        tx.report(id);
+        let new = new_task(&mut tx, &task).await?;
+        let before = unfinished_predecessors(&mut tx, task.id).await?;
+        let known = lock_predecessors(&mut tx, &before).await?;
+        let (ids, states): (Vec<_>, Vec<_>) = before.iter().filter_map(|key| known.find(*key)).unzip();
+        let start = start_state(&states, true);
+        let Some(new_number) = insert_task(&mut tx, &new, &start, Some(task.id)).await? else {
+            return roll_back(tx, RetryOutcome::Unknown).await;
+        };
+        insert_edges(&mut tx, new.id, &ids).await?;
+        // Tasks that waited for an accepted result have it.
+        if state != TaskState::Accepted {
+            take_over_edges(&mut tx, task.id, new.id).await?;
+        }
+        tx.report(new.id);
         cfq_link::failpoint::hit("scheduler.retry.before_commit");
         tx.finish(run, "retrying a task").await?;
         cfq_link::failpoint::hit("scheduler.retry.after_commit");
-        Ok(RetryOutcome::Done { number, state, new: Some((id, TaskNumber(new))) })
+        Ok(RetryOutcome::Done { number, state, new: Some((new.id, new_number)) })
     }
+}
+
+/// A task with the specification and priority of an ended one. A deadline that has passed does not apply to it, and
+/// neither does the earliest start.
+async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTask, StoreError> {
+    let old = sqlx::query!(
+        r#"select spec as "spec: Json<TaskSpec>", priority, body_hash, max_iterations from tasks where id = $1"#,
+        task.id.0
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("reading a task")?;
+    let mut spec = old.spec.0;
+    spec.priority = Priority::try_from(old.priority)
+        .map_err(|_| StoreError::Unreadable { what: "priority", text: old.priority.to_string() })?;
+    let now_s = now_ms(connection).await? / 1000;
+    spec.deadline = spec.deadline.filter(|deadline| *deadline > now_s);
+    (spec.run_at, spec.name, spec.retry_of) = (None, None, Some(TaskRef::Key(TaskKey::Id(task.id))));
+    spec.after.clear();
+    Ok(NewTask {
+        id: TaskId::fresh(),
+        title: task.title.clone(),
+        threshold: task.threshold,
+        max_iterations: u32::try_from(old.max_iterations).unwrap_or(u32::MAX),
+        spec,
+        key: None,
+        body_hash: old.body_hash,
+    })
+}
+
+/// Predecessors that have not ended as merged or accepted. The retry takes the place of the task, so that it waits for
+/// them too.
+async fn unfinished_predecessors(connection: &mut PgConnection, task: TaskId) -> Result<Vec<TaskKey>, StoreError> {
+    let ids = sqlx::query_scalar!(
+        r#"select p.id from task_dependencies d join tasks p on p.id = d.predecessor
+           where d.task = $1 and p.state not in ('merged', 'accepted') order by p.number"#,
+        task.0
+    )
+    .fetch_all(connection)
+    .await
+    .doing("reading the predecessors of a task")?;
+    Ok(ids.into_iter().map(|id| TaskKey::Id(TaskId(id))).collect())
 }

@@ -1,10 +1,10 @@
 //! Start of tasks that waited for their predecessors or for their time. The sweep reads the edges that were marked since
-//! the last one, and the queued tasks whose time has come, so its cost does not depend on the number of waiting tasks. Each task is processed in its own leader transaction, which
-//! computes the task's state again under the lock on its row.
+//! the last one, and the queued tasks whose time has come, so its cost does not depend on the number of waiting tasks.
+//! Each task is processed in its own leader transaction, which computes the task's state again under the lock on its row.
 
 use cfq_proto::ids::TaskId;
 use cfq_proto::task::TaskState;
-use cfq_scheduler_core::start_state;
+use cfq_scheduler_core::{StartState, start_state};
 use sqlx::PgConnection;
 
 use super::batch::waiting_reason;
@@ -97,18 +97,24 @@ impl Store {
     }
 }
 
-/// Gives a locked task that waits the state that follows from its predecessors.
-async fn apply_start(connection: &mut PgConnection, task: &TaskRow) -> Result<Vec<Hint>, StoreError> {
+/// The state in which a locked task waits, and the reason for users.
+pub(super) async fn start_of(connection: &mut PgConnection, task: TaskId) -> Result<(StartState, String), StoreError> {
     let run_at = sqlx::query!(
         r#"select extract(epoch from run_at)::bigint as run_at_s, coalesce(run_at <= now(), true) as "is_past!"
            from tasks where id = $1"#,
-        task.id.0
+        task.0
     )
     .fetch_one(&mut *connection)
     .await
     .doing("starting a task")?;
-    let start = start_state(&predecessors(connection, task.id).await?, run_at.is_past);
+    let start = start_state(&predecessors(connection, task).await?, run_at.is_past);
     let reason = waiting_reason(&start, run_at.run_at_s);
+    Ok((start, reason))
+}
+
+/// Gives a locked task that waits the state that follows from its predecessors.
+async fn apply_start(connection: &mut PgConnection, task: &TaskRow) -> Result<Vec<Hint>, StoreError> {
+    let (start, reason) = start_of(&mut *connection, task.id).await?;
     if start.state() == task.state {
         sqlx::query!(
             "update tasks set reason = $2, updated_at = now() where id = $1 and reason <> $2",
